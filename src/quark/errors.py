@@ -1,0 +1,44 @@
+"""The errors a user can meet, and the sentence they share.
+
+Every message names the thing (field, file, tensor, node), the value that was given, what is allowed, and the nearest
+match when there is one. All of them are ``ValueError`` so that code written for another tool keeps catching them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class QuarkError(ValueError):
+    """Base of every error that a user's input can cause."""
+
+
+class ConfigError(QuarkError):
+    """A configuration, preset or option that cannot work."""
+
+
+class ModelError(QuarkError):
+    """A model that cannot be read, lifted, quantized or written."""
+
+
+class ModelNotFoundError(ModelError, FileNotFoundError):
+    """The model file does not exist."""
+
+
+class DataError(QuarkError):
+    """Calibration or evaluation data that does not fit the model."""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """``" Did you mean 'X'?"`` for the closest allowed name, or an empty string when nothing is close."""
+    lowered = {str(candidate).lower(): str(candidate) for candidate in allowed}
+    close = difflib.get_close_matches(str(name).lower(), list(lowered), n=1, cutoff=0.6)
+    return f" Did you mean {lowered[close[0]]!r}?" if close else ""
+
+
+def unknown(kind: str, value: object, allowed: Iterable[str]) -> str:
+    """The message for a value outside a closed set: what, which value, the nearest match, what is allowed."""
+    names = [str(name) for name in allowed]
+    shown = ", ".join(names[:24]) + (f", … ({len(names)} in all)" if len(names) > 24 else "")
+    return f"unknown {kind} {value!r}.{nearest(str(value), names)} Allowed: {shown}"
