@@ -1,0 +1,3 @@
+"""The command line ``quark``."""
+
+from __future__ import annotations

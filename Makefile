@@ -1,0 +1,39 @@
+# make demo   quantize a real model and print what it cost and what it won (installs into .venv; no torch)
+# make test   ruff, mypy and the test suite (installs everything into .venv)
+# make slow   the tests that take longer       make lint   ruff and mypy only       make docs   run the code of the docs
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test slow lint docs clean
+
+demo: $(VENV)/.onnx
+	$(BIN)/python -m quark.demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/test_docs.py
+
+clean:
+	rm -rf $(VENV) build dist demo_output
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.onnx: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[onnx]'
+	touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[all,dev]'
+	touch $@ $(VENV)/.onnx
