@@ -1,0 +1,178 @@
+"""docs/architecture.md, enforced: layer order, no cycles, light imports, sizes, and who may print.
+
+Imports are read from the syntax tree, so those inside functions count, and so do module names written as strings
+(the tables of lazily loaded names).
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+LAYERS = {  # a module imports from lower numbers only, and from its own package
+    "errors": -1,
+    "numerics": 0,
+    "observers": 1,
+    "operators": 1,
+    "config": 2,
+    "algorithms": 3,
+    "report": 3,
+    "onnx": 4,
+    "torch": 4,
+    "cli": 5,
+    "demo": 5,
+}
+LONGEST_FILE, LONGEST_FUNCTION = 500, 60
+PRINTERS = ("quark.cli", "quark.demo", "quark.report", "quark.onnx.tools", "quark.torch.tools")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    paths = sorted((SOURCE / "quark").rglob("*.py"))
+    return {module_name(path): ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in paths}
+
+
+def path_of(module: str) -> Path:
+    stem = SOURCE.joinpath(*module.split("."))
+    return stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
+
+
+def owner(name: str) -> str | None:
+    """The module of this project that ``name`` (a module or a name inside one) lives in."""
+    while name and name not in modules():
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    """Dotted names that ``tree`` imports, at any depth, and string constants that are module names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in modules():
+            yield node.value
+
+
+@cache
+def edges(module: str) -> frozenset[str]:
+    """Modules of this project that ``module`` imports."""
+    found = (owner(name) for name in imported_names(modules()[module]) if name.split(".")[0] == "quark")
+    return frozenset(name for name in found if name and name not in ("quark", module))
+
+
+def package(module: str) -> str:
+    return module.split(".")[1]
+
+
+def layer_faults() -> list[str]:
+    return [
+        f"{module} imports {target}"
+        for module in modules()
+        if module != "quark"
+        for target in edges(module)
+        if package(target) != package(module) and LAYERS[package(target)] >= LAYERS[package(module)]
+    ]
+
+
+def find_cycle(graph: dict[str, frozenset[str]]) -> list[str] | None:
+    """One cycle of ``graph`` as the list of its nodes, or None: depth-first search with three colours."""
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str] | None:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return None
+        for target in sorted(graph[node]):
+            if cycle := visit(target, [*path, node]):
+                return cycle
+        done.add(node)
+        return None
+
+    return next((cycle for node in graph if (cycle := visit(node, []))), None)
+
+
+def modules_loaded_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(' '.join(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in run.stdout.split()}
+
+
+def test_every_package_has_a_layer() -> None:
+    assert {package(name) for name in modules() if name != "quark"} <= set(LAYERS)
+
+
+def test_imports_follow_the_layers() -> None:
+    assert not layer_faults()
+
+
+def test_no_import_cycles() -> None:
+    assert find_cycle({name: edges(name) for name in modules()}) is None
+
+
+def test_cycle_search_finds_a_cycle() -> None:
+    graph = {"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("b"), "d": frozenset()}
+    assert find_cycle(graph) == ["b", "c", "b"]
+
+
+def test_imports_inside_functions_and_lazy_tables_count() -> None:
+    tree = ast.parse("LAZY = {'x': 'quark.errors'}\ndef f():\n    from quark.config import TensorSpec\n")
+    assert set(imported_names(tree)) == {"quark.errors", "quark.config.TensorSpec"}
+
+
+def test_import_quark_is_instant() -> None:
+    assert not modules_loaded_by("import quark") & {"numpy", "onnx", "onnx_ir", "onnxruntime", "pydantic", "torch"}
+
+
+def test_import_quark_onnx_is_light() -> None:
+    assert not modules_loaded_by("import quark.onnx") & {"onnx_ir", "onnxruntime", "onnxscript", "onnxslim", "torch"}
+
+
+def test_command_line_help_is_light() -> None:
+    heavy = {"onnx", "onnx_ir", "onnxruntime", "plotly", "torch"}
+    assert not modules_loaded_by("import quark.cli") & heavy
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if name != "quark"])
+def test_house_style(module: str) -> None:
+    tree = modules()[module]
+    lines = len(path_of(module).read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGEST_FILE, f"{module} has {lines} lines"
+    assert ast.get_docstring(tree), f"{module} has no docstring"
+    assert not module.endswith(".utils"), f"{module}: name the thing, not 'utils'"
+    assert long_functions(tree) == []
+    assert open_keywords(tree) == []
+    if not module.startswith(PRINTERS):
+        assert prints(tree) == [], f"{module} prints: use logging"
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def long_functions(tree: ast.Module) -> list[str]:
+    lengths = ((node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions(tree))
+    return [f"{name}: {length} lines" for name, length in lengths if length > LONGEST_FUNCTION]
+
+
+def open_keywords(tree: ast.Module) -> list[str]:
+    return [node.name for node in functions(tree) if node.args.kwarg and not node.name.startswith("_")]
+
+
+def prints(tree: ast.Module) -> list[int]:
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
