@@ -1,0 +1,147 @@
+"""The table of ``extra_options``: one typed, documented, defaulted field per option, validated in one place.
+
+A misspelt name is an error that shows the nearest name; a value of the wrong type is an error that names the option. An
+option whose default depends on the rest of the configuration has the default ``None`` and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+
+from quark.errors import ConfigError, unknown
+
+#: Options of the interface that this version does not implement yet: refused by name, never ignored.
+NOT_YET = frozenset(
+    """ActivationScaled AdjustBiasScale AdjustHardSigmoid AdjustShiftBias AdjustShiftCut AdjustShiftRead AdjustShiftSwish
+    AdjustShiftWrite AlignEltwiseQuantType BF16QDQToCast BF16WithClip CalibOptimizeDisk CalibOptimizeMem
+    CalibPassthroughOpTypes CalibWorkerNum ConvertAvgPoolToDPUVersion ConvertBNToConv ConvertClipToDPUVersion
+    ConvertClipToRelu ConvertFP16ToFP32 ConvertHardSigmoidToDPUVersion ConvertLeakyReluToDPUVersion ConvertNCHWToNHWC
+    ConvertReduceMeanToDPUVersion ConvertReduceMeanToGlobalAvgPool ConvertSigmoidToHardSigmoid
+    ConvertSoftmaxToDPUVersion ConvertSplitToSlice CryptoMode EnableDualQuantNodePairs EnableSubgraph
+    EnableVaimlBF16 EncryptionAlgorithm FillAllValueInfo FixShapes FoldRelu FuseGelu FuseInstanceNorm FuseL2Norm
+    FuseLayerNorm Int16Bias MatMulNBitsParams MaxLoopNum MinMSEModeFloatScale MinMSEModePof2Scale NPULimitationCheck
+    NumBins PreprocessYAML QuantizeFP16 RefineBlockAxis RemoveFusedQDQ RemoveInputInit ReplaceClip6Relu SaveAndRestore
+    SaveTensorHistFig SimulateDPU SplitLargeKernelPool TensorQuantOverrides TmpDir UseFP32Scale UseMatMulNBits
+    WeightScaled""".split()
+)
+
+
+def _option(default: Any, group: int, doc: str) -> Any:
+    return Field(default, description=doc, json_schema_extra={"group": group})
+
+
+Percent = Annotated[float, Field(gt=0, le=100)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Options(BaseModel):
+    """The validated ``extra_options``. Groups follow the published list of the interface (1 preprocessing, 2 target
+    selection, 3 Q/DQ nodes, 4 calibration, 5 bias, 6 scale and numeric type, 7 NPU, 10 runtime, 11 reporting)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+    # 1 ---------------------------------------------------------------------------------------------------------------
+    SkipPreprocess: bool = _option(False, 1, "Leave out every optional graph optimization; lifting old models stays.")
+    OptimizeModel: bool = _option(True, 1, "Fold constants, remove identities and dead nodes before quantization.")
+    SimplifyModel: bool = _option(True, 1, "Run onnxslim where a cheap look at the graph says it can gain something.")
+    SimplifyModelOptions: dict[str, Any] = _option({}, 1, "Keyword arguments handed to onnxslim; given ones make it run.")
+    ConvertOpsetVersion: Positive | None = _option(None, 1, "Lift the model to this opset; never lowers it.")
+    FoldBatchNorm: bool | None = _option(None, 1, "Fold BatchNormalization into the layer before it (as OptimizeModel).")
+    CopySharedInit: list[str] | None = _option(
+        None, 1, "Copy initializers shared by nodes of these types, [] for all types; None leaves them shared."
+    )
+    CopyBiasInit: list[str] | None = _option(
+        ["Conv", "ConvTranspose", "Gemm"], 1, "The same for biases (third input) of these types."
+    )
+    # 2 ---------------------------------------------------------------------------------------------------------------
+    OpTypesToQuantize: list[str] = _option([], 2, "Quantize only these operator types; [] means all that are known.")
+    ExtraOpTypesToQuantize: list[str] = _option([], 2, "Operator types quantized besides the chosen ones.")
+    QuantizeAllOpTypes: bool = _option(False, 2, "Quantize every operator type found in the model.")
+    NodesToQuantize: list[str] = _option([], 2, "Quantize only the nodes of these names; [] means all.")
+    MatMulConstBOnly: bool = _option(False, 2, "Leave MatMul nodes without a constant second input in float.")
+    WeightsOnly: bool = _option(False, 2, "Quantize constants only; activations stay float and need no data.")
+    ForceQuantizeNoInputCheck: bool = _option(
+        False, 2, "Quantize layout operators (Reshape, MaxPool, …) even if nothing before them is quantized."
+    )
+    # 3 ---------------------------------------------------------------------------------------------------------------
+    AddQDQPairToWeight: bool = _option(False, 3, "Keep float weights behind Q and DQ instead of storing the codes.")
+    OpTypesToExcludeOutputQuantization: list[str] = _option([], 3, "Outputs of these operator types stay float.")
+    NodesToExcludeOutputQuantization: list[str] = _option([], 3, "Outputs of the nodes of these names stay float.")
+    DedicatedQDQPair: bool = _option(False, 3, "One Q/DQ pair per consumer instead of one shared pair.")
+    QDQOpTypePerChannelSupportToAxis: dict[str, int] = _option({}, 3, "Channel axis of weights per operator type.")
+    RemoveQDQConvClip: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a Clip that follows.")
+    RemoveQDQConvRelu: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a Relu that follows.")
+    RemoveQDQConvLeakyRelu: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a LeakyRelu that follows.")
+    RemoveQDQConvPRelu: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a PRelu that follows.")
+    RemoveQDQConvGelu: bool = _option(False, 3, "No Q/DQ between Conv, Add, Gemm, … and a Gelu that follows.")
+    RemoveQDQInstanceNorm: bool = _option(False, 3, "No Q/DQ between InstanceNormalization and its activation.")
+    RemoveQDQMulAdd: bool = _option(False, 3, "No Q/DQ between a Mul and the Add that alone reads it.")
+    RemoveQDQBetweenOps: Annotated[list[tuple[str, str]], Strict(False)] = _option(
+        [], 3, "No Q/DQ between these pairs of operator types."
+    )
+    # 4 ---------------------------------------------------------------------------------------------------------------
+    CalibTensorRangeSymmetric: bool | None = _option(
+        None, 4, "Make calibrated ranges symmetric around 0. Default: True for Percentile, LayerwisePercentile and "
+        "power-of-two scales, False for the others; symmetric data types are symmetric either way."
+    )
+    CalibMovingAverage: bool = _option(False, 4, "MinMax: exponential moving average of per-sample extremes.")
+    CalibMovingAverageConstant: Fraction = _option(0.01, 4, "Weight of the newest sample in the moving average.")
+    Percentile: Percent = _option(99.999, 4, "Percentage of values that the Percentile method keeps unclipped.")
+    LWPMetric: Literal["mae", "mse"] = _option("mae", 4, "Error that LayerwisePercentile compares candidates by.")
+    PercentileCandidates: list[Percent] = _option([99.99, 99.999, 99.99999], 4, "Candidates of LayerwisePercentile.")
+    WeightCalibrateMethod: Any = _option(None, 4, "Range search of float-scale weights: None (MinMax), MinMax, MinMSE.")
+    UseRandomData: bool = _option(False, 4, "Calibrate on generated data when no reader is given.")
+    RandomDataReaderInputShape: dict[str, list[int]] = _option({}, 4, "Shape of generated data per input name.")
+    RandomDataReaderInputDataRange: dict[str, list[float]] | None = _option(
+        None, 4, "[min, max] of generated data per input name; None means [0, 1)."
+    )
+    CalibDataSize: Positive | None = _option(None, 4, "Read only this many samples; None means all.")
+    # 5 ---------------------------------------------------------------------------------------------------------------
+    QuantizeBias: bool = _option(True, 5, "Quantize the biases of quantized Conv, ConvTranspose and Gemm nodes.")
+    Int32Bias: bool | None = _option(
+        None, 5, "Biases as int32 with scale input x weight. Default: False when both activations and weights have "
+        "power-of-two scales (the NPU flow: biases have the weight's type and a scale of their own), else True."
+    )
+    # 6 ---------------------------------------------------------------------------------------------------------------
+    UseUnsignedReLU: bool = _option(False, 6, "Outputs of Relu, and of Clip from 0, use unsigned asymmetric codes.")
+    Int16Scale: bool = _option(False, 6, "Replace float scales by the nearest M / 2^N that fits 16-bit integers.")
+    # 7 ---------------------------------------------------------------------------------------------------------------
+    AlignConcat: bool | None = _option(None, 7, "One scale for the inputs and the output of Concat (power of two: yes).")
+    AlignPool: bool | None = _option(None, 7, "One scale for input and output of pooling (power of two: yes).")
+    AlignPad: bool | None = _option(None, 7, "One scale for input and output of Pad (power of two: yes).")
+    AlignSlice: bool | None = _option(None, 7, "One scale for input and output of Slice (power of two: yes).")
+    AlignTranspose: bool = _option(False, 7, "One scale for input and output of Transpose (shared in any case).")
+    AlignReshape: bool = _option(False, 7, "One scale for input and output of Reshape (shared in any case).")
+    # 10 --------------------------------------------------------------------------------------------------------------
+    ExecutionProviders: list[str] = _option(["CPUExecutionProvider"], 10, "ONNX Runtime providers for calibration.")
+    UserCustomOpLibPath: str | list[str] | None = _option(None, 10, "Libraries with the model's custom operators.")
+    # 11 --------------------------------------------------------------------------------------------------------------
+    DebugMode: bool = _option(False, 11, "Log every decision of the plan.")
+    PrintSummary: bool = _option(True, 11, "Print what was quantized when the work is done.")
+    IgnoreWarnings: bool = _option(True, 11, "Hide warnings that this package raises while it works.")
+    EvalMetrics: bool = _option(False, 11, "Measure cosine similarity and L2 distance to the float model.")
+    EvalDataReader: Any = _option(None, 11, "Data for EvalMetrics; the calibration data when None.")
+
+
+def parse_options(given: Mapping[str, Any] | None) -> Options:
+    """Validate ``extra_options``.
+
+    Raises:
+        ConfigError: an unknown name (the nearest one is shown), an option that this version lacks, or a bad value.
+    """
+    given = dict(given or {})
+    for name in given:
+        if name in NOT_YET:
+            raise ConfigError(f"the option {name!r} of extra_options is not implemented in this version")
+        if name not in Options.model_fields:
+            raise ConfigError(unknown("option", name, Options.model_fields) + " (field extra_options)")
+    try:
+        return Options(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"the option {place} cannot be {first['input']!r}: {first['msg']}") from error

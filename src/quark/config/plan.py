@@ -1,0 +1,150 @@
+"""The Plan: which tensor is quantized how, and why. The heart of the ONNX flow.
+
+Placement writes it, calibration fills the ranges, the parameter step turns ranges into scales, emission reads it and
+writes the graph once. It is plain data: it serializes to JSON and answers ``explain(tensor)``.
+
+Tensors that must share a scale (a Reshape's input and output, the branches of an aligned Concat) form a *group*; a group
+has one range and one set of parameters, kept on every member so that readers need no second lookup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError, unknown
+from quark.numerics import granularity as granularities
+
+Role = Literal["activation", "weight", "bias"]
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """One tensor's decision.
+
+    Attributes:
+        name: tensor name in the prepared float model.
+        role: activation (Q and DQ at run time), weight or bias (stored codes and DQ).
+        spec: how it is quantized.
+        reason: the rule that decided, in words.
+        group: name of the tensor whose range this one shares (its own name when it shares with nobody).
+        readers: nodes that read the quantized values; ``None`` means every reader.
+        fixed_range: a range known without data (Softmax gives 0..1).
+        bias_of: for biases, (input tensor, weight tensor) whose scales multiply.
+        range: (lo, hi) found by calibration, scalars or one per channel or group.
+        scale, zero_point: the parameters; shaped by the spec's granularity.
+    """
+
+    name: str
+    role: Role
+    spec: TensorSpec
+    reason: str
+    group: str = ""
+    readers: frozenset[str] | None = None
+    fixed_range: tuple[float, float] | None = None
+    bias_of: tuple[str, str] | None = None
+    range: tuple[Any, Any] | None = None
+    scale: np.ndarray | None = None
+    zero_point: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """What happens to a node: quantized or left in float, and the reason in words."""
+
+    name: str
+    op_type: str
+    quantized: bool
+    reason: str
+
+
+@dataclass
+class Plan:
+    """Every decision about a model. ``tensors`` and ``nodes`` are keyed by name, in graph order."""
+
+    tensors: dict[str, TensorPlan] = field(default_factory=dict)
+    nodes: dict[str, NodePlan] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[TensorPlan]:
+        return iter(self.tensors.values())
+
+    def update(self, name: str, **changes: Any) -> None:
+        """Replace fields of one tensor's decision."""
+        self.tensors[name] = replace(self.tensors[name], **changes)
+
+    def of_role(self, *roles: Role) -> list[TensorPlan]:
+        """The decisions of these roles, in graph order."""
+        return [tensor for tensor in self if tensor.role in roles]
+
+    def groups(self) -> dict[str, list[TensorPlan]]:
+        """The members of every group of activations that share one range."""
+        found: dict[str, list[TensorPlan]] = {}
+        for tensor in self.of_role("activation"):
+            found.setdefault(tensor.group, []).append(tensor)
+        return found
+
+    def explain(self, name: str) -> str:
+        """Why a tensor or node is what it is, in one line.
+
+        Raises:
+            ConfigError: neither a tensor nor a node of the plan has this name.
+        """
+        if name in self.tensors:
+            tensor = self.tensors[name]
+            shared = f"; shares the range of {tensor.group!r}" if tensor.group not in ("", name) else ""
+            return f"{tensor.role} {name!r}: {tensor.spec.describe()}, because {tensor.reason}{shared}"
+        if name in self.nodes:
+            node = self.nodes[name]
+            return f"{node.op_type} {name!r}: {'quantized' if node.quantized else 'float'}, because {node.reason}"
+        raise ConfigError(unknown("tensor or node", name, [*self.tensors, *self.nodes]))
+
+    def to_json(self) -> str:
+        """The whole plan as JSON; floats round-trip exactly."""
+        return json.dumps(
+            {"tensors": [_tensor_to_dict(t) for t in self], "nodes": [asdict(n) for n in self.nodes.values()]}, indent=1
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that ``to_json`` wrote."""
+        data = json.loads(text)
+        tensors = [_tensor_from_dict(entry) for entry in data["tensors"]]
+        nodes = [NodePlan(**entry) for entry in data["nodes"]]
+        return cls({t.name: t for t in tensors}, {n.name: n for n in nodes})
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _tensor_to_dict(tensor: TensorPlan) -> dict[str, Any]:
+    entry = {key: getattr(tensor, key) for key in tensor.__dataclass_fields__}
+    spec = dict(vars(tensor.spec))
+    spec["granularity"] = {"kind": type(tensor.spec.granularity).__name__, **vars(tensor.spec.granularity)}
+    entry["spec"] = spec
+    entry["readers"] = None if tensor.readers is None else sorted(tensor.readers)
+    entry["range"] = None if tensor.range is None else [_listed(side) for side in tensor.range]
+    for key in ("scale", "zero_point"):
+        entry[key] = _listed(entry[key])
+    return entry
+
+
+def _tensor_from_dict(entry: dict[str, Any]) -> TensorPlan:
+    spec = dict(entry["spec"])
+    kind = dict(spec["granularity"])
+    spec["granularity"] = getattr(granularities, kind.pop("kind"))(**kind)
+    spec["settings"] = tuple((name, value) for name, value in spec["settings"])
+    changed: dict[str, Any] = {
+        "spec": TensorSpec(**spec),
+        "readers": None if entry["readers"] is None else frozenset(entry["readers"]),
+        "scale": None if entry["scale"] is None else np.asarray(entry["scale"], np.float32),
+        "zero_point": None if entry["zero_point"] is None else np.asarray(entry["zero_point"], np.int32),
+    }
+    for key in ("fixed_range", "bias_of", "range"):
+        changed[key] = None if entry[key] is None else tuple(entry[key])
+    return TensorPlan(**{**entry, **changed})
