@@ -1,0 +1,39 @@
+"""Quantize one model with whatever package named `quark` this interpreter holds: ours or the peer's.
+
+Both have the same interface, so one program drives both and neither is favoured.
+
+    {"model", "output", "feeds", "inputs": {"spec": "Int8Spec", "calibration_method": "MinMax"}, "weight": {...},
+     "options": {}}
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from benchmarks.peers.job import FileReader, main, timed, version
+
+ENUMS = {"calibration_method": "CalibMethod", "scale_type": "ScaleType", "quant_granularity": "QuantGranularity"}
+
+
+def make_spec(package: Any, row: dict[str, Any]) -> Any:
+    """`{"spec": class, field: value}` as that class's object; values of ENUMS are given by name."""
+    fields = {key: value for key, value in row.items() if key != "spec"}
+    values = {key: getattr(getattr(package, ENUMS[key]), value) if key in ENUMS else value for key, value in fields.items()}
+    return getattr(package, row["spec"])(**values)
+
+
+def quantize(job: dict[str, Any]) -> dict[str, Any]:
+    """Import, then quantize; both are timed."""
+    import_seconds, package = timed(lambda: importlib.import_module("quark.onnx"))
+    layer = package.QLayerConfig(
+        input_tensors=make_spec(package, job["inputs"]), weight=make_spec(package, job["weight"])
+    )
+    quantizer = package.ModelQuantizer(package.QConfig(global_config=layer, extra_options=job.get("options", {})))
+    reader = FileReader(job["feeds"])
+    seconds, _ = timed(lambda: quantizer.quantize_model(job["model"], job["output"], reader))
+    return {"seconds": seconds, "import_seconds": import_seconds, "version": version("openquark", "amd-quark")}
+
+
+if __name__ == "__main__":
+    main(quantize)
