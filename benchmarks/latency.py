@@ -50,7 +50,9 @@ def latency_report(arguments: argparse.Namespace, folder: Path) -> dict[str, Any
     for k, (name, values) in enumerate(VARIANTS.items()):
         output = folder / f"variant{k}.onnx"
         print(f"quantizing: {name}", file=sys.stderr)
-        outcome = measure.run_job("quark_job", {"model": str(model), "output": str(output), "feeds": str(feeds), **values})
+        outcome = measure.run_job(
+            "quark_job", {"model": str(model), "output": str(output), "feeds": str(feeds), **values}
+        )
         if outcome.ok:
             paths[name] = output
         else:

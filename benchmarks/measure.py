@@ -103,7 +103,9 @@ def run_job(module: str, job: dict[str, Any], python: str = sys.executable, time
 def last_line(text: str) -> str:
     """The last line that says something, without colours; where a traceback ends, its exception."""
     lines = [ANSI.sub("", line).strip() for line in text.splitlines()]
-    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Fail|Exit|Interrupt|NotImplemented)\b.*", line)]
+    named = [
+        line for line in lines if re.match(r"[\w.]*(Error|Exception|Fail|Exit|Interrupt|NotImplemented)\b.*", line)
+    ]
     return ([line for line in named or lines if line] or [""])[-1][:300]
 
 
@@ -172,7 +174,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table whose columns line up."""
     body = [list(headers), *[list(row) for row in rows]]
     widths = [max(len(row[k]) for row in body) for k in range(len(headers))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in body]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in body
+    ]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
 

@@ -85,7 +85,11 @@ class NetworkBuilder:
 
 
 def resnet(
-    stages: tuple[tuple[int, int, int], ...] = STAGES, stem: int = 64, image: int = 224, classes: int = 1000, seed: int = 0
+    stages: tuple[tuple[int, int, int], ...] = STAGES,
+    stem: int = 64,
+    image: int = 224,
+    classes: int = 1000,
+    seed: int = 0,
 ) -> onnx.ModelProto:
     """A residual network of bottlenecks; the defaults are ResNet-50 (25.6 M parameters, 122 nodes).
 

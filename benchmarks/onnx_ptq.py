@@ -155,7 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = (latency_report if arguments.latency else time_report)(arguments, Path(folder))
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": machine, **report}, indent=1))
-    missed = [line for line in report["lines"] if line["tool"] == OURS and line["verdict"].startswith(("FAIL", "fails"))]
+    missed = [
+        line for line in report["lines"] if line["tool"] == OURS and line["verdict"].startswith(("FAIL", "fails"))
+    ]
     return 1 if missed else 0
 
 

@@ -1,6 +1,6 @@
 """Time bare inference: models side by side in one process, one sample of each in turn, default sessions.
 
-    {"models": {"float": path, ...}, "feeds", "rounds": 3}
+{"models": {"float": path, ...}, "feeds", "rounds": 3}
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Quantize one model with `onnxruntime.quantization.quantize_static`.
 
-    {"model", "output", "feeds", "method": "MinMax", "activation": "QInt8", "weight": "QInt8", "per_channel": false,
-     "symmetric": true, "preprocess": false}
+{"model", "output", "feeds", "method": "MinMax", "activation": "QInt8", "weight": "QInt8", "per_channel": false,
+ "symmetric": true, "preprocess": false}
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ ENUMS = {"calibration_method": "CalibMethod", "scale_type": "ScaleType", "quant_
 def make_spec(package: Any, row: dict[str, Any]) -> Any:
     """`{"spec": class, field: value}` as that class's object; values of ENUMS are given by name."""
     fields = {key: value for key, value in row.items() if key != "spec"}
-    values = {key: getattr(getattr(package, ENUMS[key]), value) if key in ENUMS else value for key, value in fields.items()}
+    values = {
+        key: getattr(getattr(package, ENUMS[key]), value) if key in ENUMS else value for key, value in fields.items()
+    }
     return getattr(package, row["spec"])(**values)
 
 
