@@ -39,6 +39,7 @@ class Residual(nn.Module):
         self.norm = nn.BatchNorm2d(channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` and the result: ``[N, channels, H, W]``."""
         return F.relu(x + self.norm(self.second(self.first(x))))
 
 
@@ -58,6 +59,7 @@ class Digits(nn.Module):
         self.head = nn.Linear(128, 10)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Logits of a batch of images."""
         return self.head(self.body(image).mean((2, 3)))
 
 
@@ -103,6 +105,7 @@ def export(network: Digits, path: Path) -> None:
 
 
 def main() -> None:
+    """Train, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)

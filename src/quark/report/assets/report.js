@@ -1,0 +1,104 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const quiet = { displayModeBar: false, responsive: true };
+const font = { family: "system-ui, Segoe UI, Roboto, Arial, sans-serif", size: 12, color: "#1d2733" };
+const grid = "#e8edf2";
+
+function shorten(name, length) {
+  return name.length <= length ? name : "…" + name.slice(name.length - length + 1);
+}
+
+function drawLayers(layers) {
+  if (!layers.length) return document.getElementById("layers").remove();
+  const finite = layers.map(l => Number(l.sqnr)).filter(Number.isFinite);
+  const longest = Math.max(1, ...finite);
+  const value = l => (Number.isFinite(Number(l.sqnr)) ? Number(l.sqnr) : longest * 1.05);
+  const worst = [...finite].sort((a, b) => a - b)[Math.min(9, finite.length - 1)];
+  const trace = {
+    type: "bar", orientation: "h",
+    y: layers.map((_, i) => i), x: layers.map(value),
+    marker: { color: layers.map(l => (finite.length > 12 && value(l) <= worst ? "#2166ac" : "#92c5de")) },
+    text: layers.map(l => (l.sqnr === "inf" || l.sqnr === Infinity ? "equal" : Number(l.sqnr).toFixed(1))),
+    textposition: "outside", cliponaxis: false,
+    customdata: layers.map(l => [l.name, l.op, l.tensor, l.cosine]),
+    hovertemplate: "%{customdata[0]}<br>%{customdata[1]} → %{customdata[2]}<br>SQNR %{text} dB, cosine %{customdata[3]}<extra></extra>",
+  };
+  const layout = {
+    font, height: 70 + 22 * layers.length, bargap: 0.25,
+    margin: { l: 10, r: 50, t: 6, b: 44 },
+    yaxis: {
+      autorange: "reversed", automargin: true, showgrid: false, ticks: "outside", ticklen: 6, tickcolor: "rgba(0,0,0,0)",
+      tickvals: layers.map((_, i) => i), ticktext: layers.map(l => l.op + "  " + shorten(l.name, 40)),
+    },
+    xaxis: { title: { text: "SQNR, dB" }, gridcolor: grid, zerolinecolor: "#b8c4d0" },
+  };
+  Plotly.newPlot("sqnr", [trace], layout, quiet);
+}
+
+function drawTensor(target, tensor) {
+  const middle = tensor.counts.map((_, i) => (tensor.edges[i] + tensor.edges[i + 1]) / 2);
+  const width = tensor.counts.map((_, i) => tensor.edges[i + 1] - tensor.edges[i]);
+  const low = Number(tensor.low), high = Number(tensor.high);
+  const outside = middle.map(x => x < low || x > high);
+  const trace = {
+    type: "bar", x: middle, y: tensor.counts, width,
+    marker: { color: outside.map(o => (o ? "#d95f02" : "#4393c3")), line: { width: 0 } },
+    hovertemplate: "%{x:.4g}: %{y}<extra></extra>",
+  };
+  const band = {
+    type: "rect", xref: "x", yref: "paper", x0: low, x1: high, y0: 0, y1: 1,
+    fillcolor: "rgba(67,147,195,0.12)", line: { width: 0 }, layer: "below",
+  };
+  const border = x => ({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line: { color: "#2166ac", width: 1.2 } });
+  const from = Math.min(tensor.edges[0], low), to = Math.max(tensor.edges[tensor.edges.length - 1], high);
+  const room = (to - from || 1) * 0.03;
+  const layout = {
+    font: { ...font, size: 11 }, bargap: 0, showlegend: false,
+    margin: { l: 44, r: 8, t: 8, b: 24 },
+    shapes: [band, border(low), border(high)],
+    xaxis: { range: [from - room, to + room], gridcolor: grid, zeroline: false, nticks: 7 },
+    yaxis: { type: "log", gridcolor: grid, exponentformat: "power", dtick: 2, rangemode: "tozero" },
+  };
+  Plotly.newPlot(target, [trace], layout, quiet);
+}
+
+function card(tensor) {
+  const box = document.createElement("div");
+  box.className = "card";
+  box.dataset.name = tensor.name.toLowerCase();
+  const name = document.createElement("h3");
+  const words = document.createElement("bdi");
+  words.textContent = name.title = tensor.name;
+  name.append(words);
+  const about = document.createElement("p");
+  const share = tensor.clipped ? (100 * tensor.clipped).toPrecision(2) + " % clipped" : "nothing clipped";
+  about.textContent = tensor.format + ", " + Number(tensor.low).toPrecision(4) + " … " + Number(tensor.high).toPrecision(4) + ", " + share;
+  const plot = document.createElement("div");
+  plot.className = "plot";
+  box.append(name, about, plot);
+  return box;
+}
+
+function drawTensors(tensors) {
+  if (!tensors.length) return document.getElementById("tensors").remove();
+  const place = document.getElementById("grid");
+  const seen = new IntersectionObserver(entries => {
+    for (const entry of entries.filter(e => e.isIntersecting)) {
+      seen.unobserve(entry.target);
+      drawTensor(entry.target.querySelector(".plot"), entry.target.tensor);
+    }
+  }, { rootMargin: "600px" });
+  for (const tensor of tensors) {
+    const box = card(tensor);
+    box.tensor = tensor;
+    place.append(box);
+    seen.observe(box);
+  }
+  document.getElementById("filter").addEventListener("input", event => {
+    const wanted = event.target.value.toLowerCase();
+    for (const box of place.children) box.style.display = box.dataset.name.includes(wanted) ? "" : "none";
+  });
+}
+
+drawLayers(data.layers);
+drawTensors(data.tensors);

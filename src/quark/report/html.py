@@ -1,0 +1,87 @@
+"""A report as one HTML file that needs nothing else: plotly.js, the data and the styles are inside it."""
+
+from __future__ import annotations
+
+import html
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from quark.report.tables import is_numeric, plain
+from quark.report.values import Layer, Report, Table, TensorView
+
+
+def write_html(report: Report, path: str | Path) -> Path:
+    """Write ``report`` to ``path`` (folders are made) and return the path.
+
+    The file is about 5 MB: it carries plotly.js so that it opens without a network.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(report), encoding="utf-8")
+    return path
+
+
+def render(report: Report) -> str:
+    """The page as text."""
+    parts = {
+        "TITLE": html.escape(report.title),
+        "STYLE": _asset("report.css"),
+        "FACTS": "".join(_fact(label, value) for label, value in report.facts),
+        "TABLES": "".join(_table(table) for table in report.tables),
+        "DATA": _embed({"layers": [_layer(x) for x in report.layers], "tensors": [_tensor(x) for x in report.tensors]}),
+        "SCRIPT": _asset("report.js"),
+        "PLOTLY": get_plotlyjs(),
+    }
+    before, *pieces = _asset("report.html").split("{{")
+    return before + "".join(parts[name] + rest for name, rest in (piece.split("}}", 1) for piece in pieces))
+
+
+def _asset(name: str) -> str:
+    return resources.files("quark.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _embed(data: Any) -> str:
+    """JSON that may stand inside a script element: no ``</`` can end the element early."""
+    return json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+
+
+def _fact(label: str, value: str) -> str:
+    return f"<div class='fact'><b>{html.escape(value)}</b><span>{html.escape(label)}</span></div>"
+
+
+def _table(table: Table) -> str:
+    side = ["number" if is_numeric(table, index) else "words" for index in range(len(table.columns))]
+    head = "".join(f"<th class='{kind}'>{html.escape(name)}</th>" for kind, name in zip(side, table.columns, strict=True))
+    rows = "".join(
+        "<tr>" + "".join(f"<td class='{k}'>{html.escape(c)}</td>" for k, c in zip(side, row, strict=True)) + "</tr>"
+        for row in table.rows
+    )
+    note = f"<p class='note'>{html.escape(table.note)}</p>" if table.note else ""
+    title = html.escape(table.title)
+    return f"<section><h2>{title}</h2><div class='scroll'><table><tr>{head}</tr>{rows}</table></div>{note}</section>"
+
+
+def _layer(layer: Layer) -> dict[str, Any]:
+    return {
+        "name": layer.name or layer.tensor,
+        "op": layer.op_type,
+        "tensor": layer.tensor,
+        "sqnr": plain(round(layer.sqnr, 2)),
+        "cosine": plain(round(layer.cosine, 6)),
+    }
+
+
+def _tensor(tensor: TensorView) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "format": tensor.format,
+        "low": plain(float(tensor.low)),
+        "high": plain(float(tensor.high)),
+        "clipped": tensor.clipped,
+        "counts": [int(count) for count in tensor.counts],
+        "edges": [float(f"{edge:.6g}") for edge in tensor.edges],
+    }

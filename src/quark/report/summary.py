@@ -1,0 +1,53 @@
+"""What a Plan did to a model, as tables: operators, formats, and what stayed in float and why."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from rich.console import Console
+
+from quark.config.plan import Plan
+from quark.report.tables import print_table
+from quark.report.values import Table
+
+
+def operator_table(plan: Plan) -> Table:
+    """Nodes per operator type: how many there are, how many compute on quantized values."""
+    total = Counter(node.op_type for node in plan.nodes.values())
+    quantized = Counter(node.op_type for node in plan.nodes.values() if node.quantized)
+    rows = tuple((op_type, str(count), str(quantized[op_type])) for op_type, count in total.most_common())
+    sums = ("all", str(total.total()), str(quantized.total()))
+    return Table("Operators", ("operator", "nodes", "quantized"), (*rows, sums))
+
+
+def format_table(plan: Plan) -> Table:
+    """Quantized tensors per role and data type."""
+    kinds = Counter((tensor.role, tensor.spec.describe()) for tensor in plan)
+    rows = tuple((role, description, str(count)) for (role, description), count in sorted(kinds.items()))
+    return Table("Quantized tensors", ("role", "data type", "tensors"), rows)
+
+
+def float_table(plan: Plan) -> Table:
+    """Nodes that stayed in float, by reason."""
+    reasons: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for node in plan.nodes.values():
+        if not node.quantized:
+            reasons[node.reason][node.op_type] += 1
+    rows = tuple((reason, _counted(types)) for reason, types in reasons.items())
+    return Table("Left in float", ("because", "operators"), rows)
+
+
+def _counted(types: Counter[str]) -> str:
+    return ", ".join(f"{op_type} {count}" if count > 1 else op_type for op_type, count in types.most_common())
+
+
+def summary_tables(plan: Plan) -> tuple[Table, ...]:
+    """The tables of a Plan; those without a row are left out."""
+    tables = (operator_table(plan), format_table(plan), float_table(plan))
+    return tuple(table for table in tables if table.rows)
+
+
+def print_summary(plan: Plan, console: Console | None = None) -> None:
+    """Write what was quantized, how, and what was not, to ``console`` or to standard output."""
+    for table in summary_tables(plan):
+        print_table(table, console)

@@ -1,0 +1,62 @@
+"""Numbers as people read them, and tables on a terminal."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from quark.report.values import Table
+
+NUMBER = re.compile(r"^[-+]?(\d[\d,.]*|inf|nan)\s?(%|dB|ms|s|kB|MB|GB|×)?(\s*\(.*\))?$")
+
+
+def decibels(value: float) -> str:
+    """``31.4 dB``; an exact copy is ``inf dB``."""
+    return f"{value:.1f} dB"
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration below a second, as ``0.32 ms``."""
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def file_size(count: int | float) -> str:
+    """A size in powers of 1,000: ``412 kB``, ``25.6 MB``, ``2.1 GB``."""
+    for limit, unit in ((1e6, "kB"), (1e9, "MB")):
+        if count < limit:
+            figure = count / (limit / 1e3)
+            return f"{figure:.0f} {unit}" if figure >= 100 else f"{figure:.1f} {unit}"
+    return f"{count / 1e9:.1f} GB"
+
+
+def plain(value: float) -> float | str:
+    """A float as JSON can hold it: what is not finite becomes ``"inf"``, ``"-inf"`` or ``"nan"``."""
+    return value if math.isfinite(value) else str(value)
+
+
+def is_numeric(table: Table, column: int) -> bool:
+    """Whether every filled cell of a column is a number, perhaps with a unit."""
+    cells = [row[column] for row in table.rows if row[column] not in ("", "–")]
+    return bool(cells) and all(NUMBER.match(cell) for cell in cells)
+
+
+def to_rich(table: Table) -> RichTable:
+    """The table for a terminal; columns of numbers are right-aligned."""
+    shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown.caption, shown.caption_justify = table.note or None, "left"
+    for index, heading in enumerate(table.columns):
+        numeric = is_numeric(table, index)
+        shown.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    return shown
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Write the table to ``console``, or to standard output."""
+    (console or Console()).print(to_rich(table))

@@ -1,0 +1,76 @@
+"""The plain values that a report is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells that are already words: shown on a terminal or on a page.
+
+    Attributes:
+        title: what the table tells.
+        columns: the headings.
+        rows: as many cells a row as there are headings.
+        note: a line below, for what a reader must know to read it right.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How far one node's output is from the float model's.
+
+    Attributes:
+        name: node name in the float model.
+        op_type: its operator.
+        tensor: the output that was compared.
+        sqnr: signal to quantization noise, dB; infinite when equal.
+        cosine: cosine similarity.
+    """
+
+    name: str
+    op_type: str
+    tensor: str
+    sqnr: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """The values that one tensor took and the range that its codes can hold.
+
+    Attributes:
+        name: tensor name.
+        format: data type of the codes.
+        low, high: smallest and largest value that the codes can express.
+        counts: values per bin ``[n]``.
+        edges: borders of the bins ``[n + 1]``.
+        clipped: share of the values that lie outside ``low..high``.
+    """
+
+    name: str
+    format: str
+    low: float
+    high: float
+    counts: np.ndarray
+    edges: np.ndarray
+    clipped: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything on one page. ``facts`` are the headline figures: (label, value)."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...] = ()
+    tables: tuple[Table, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    tensors: tuple[TensorView, ...] = field(default=())
