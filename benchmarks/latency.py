@@ -25,7 +25,8 @@ CHANNEL = {**INT8, "quant_granularity": "Channel"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "A8W8: int8 activations, int8 weights": {"inputs": INT8, "weight": INT8},
     "uint8 activations, int8 weights per channel": {"inputs": UINT8, "weight": CHANNEL},
-    "A8W8 for target cpu": {"inputs": INT8, "weight": INT8, "options": {"Target": "cpu"}},
+    "int8 as shifted uint8: target cpu": {"inputs": INT8, "weight": INT8, "target": "cpu"},
+    "preset A8W8_CPU": {"preset": "A8W8_CPU"},
 }
 
 

@@ -3,7 +3,8 @@
 Both have the same interface, so one program drives both and neither is favoured.
 
     {"model", "output", "feeds", "inputs": {"spec": "Int8Spec", "calibration_method": "MinMax"}, "weight": {...},
-     "options": {}}
+     "options": {}, "target": "cpu"}
+    {"model", "output", "feeds", "preset": "A8W8_CPU"}
 """
 
 from __future__ import annotations
@@ -25,14 +26,21 @@ def make_spec(package: Any, row: dict[str, Any]) -> Any:
     return getattr(package, row["spec"])(**values)
 
 
-def quantize(job: dict[str, Any]) -> dict[str, Any]:
-    """Import, then quantize; both are timed."""
-    import_seconds, package = timed(lambda: importlib.import_module("quark.onnx"))
+def make_config(package: Any, job: dict[str, Any]) -> Any:
+    """The configuration that a job spells out, or the preset that it names; `target` is ours alone."""
+    if "preset" in job:
+        return package.QConfig.get_default_config(job["preset"])
     layer = package.QLayerConfig(
         input_tensors=make_spec(package, job["inputs"]), weight=make_spec(package, job["weight"])
     )
-    quantizer = package.ModelQuantizer(package.QConfig(global_config=layer, extra_options=job.get("options", {})))
-    reader = FileReader(job["feeds"])
+    target = {"target": job["target"]} if "target" in job else {}
+    return package.QConfig(global_config=layer, extra_options=job.get("options", {}), **target)
+
+
+def quantize(job: dict[str, Any]) -> dict[str, Any]:
+    """Import, then quantize; both are timed."""
+    import_seconds, package = timed(lambda: importlib.import_module("quark.onnx"))
+    quantizer, reader = package.ModelQuantizer(make_config(package, job)), FileReader(job["feeds"])
     seconds, _ = timed(lambda: quantizer.quantize_model(job["model"], job["output"], reader))
     return {"seconds": seconds, "import_seconds": import_seconds, "version": version("openquark", "amd-quark")}
 

@@ -1,0 +1,152 @@
+"""The benchmarks run, on a toy network, and what they compute is right; their figures are no test."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
+
+from benchmarks import fidelity, measure, models, onnx_ptq
+from benchmarks.fidelity import Score
+from benchmarks.measure import Outcome
+from benchmarks.peers.job import FileReader, read_feeds, write_feeds
+
+ROOT = measure.ROOT
+
+
+def run_benchmark(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def test_time_report_of_a_toy_network(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    done = run_benchmark(
+        "onnx_ptq", "--toy", "--methods", "minmax", "--repeats", "1", "--samples", "2", "--json", str(file)
+    )
+    assert file.exists(), done.stderr
+    report = json.loads(file.read_text())
+    by_tool = {line["tool"]: line for line in report["lines"]}
+    assert set(by_tool) == {"bare inference", "ours", "onnxruntime"}
+    for tool in ("ours", "onnxruntime"):
+        assert by_tool[tool]["error"] is None
+        assert 0 < by_tool[tool]["seconds"] < by_tool[tool]["process_seconds"]
+        assert 0.02 < by_tool[tool]["peak_gb"] < 4
+    assert by_tool["ours"]["verdict"].startswith(("pass", "FAIL"))
+    assert report["machine"]["cores"] >= 1
+    assert "| minmax" in done.stdout
+
+
+def test_fidelity_report_of_a_toy_network(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    done = run_benchmark("fidelity", "--models", "toy", "--configs", "int8-minmax", "--json", str(file))
+    assert file.exists(), done.stderr
+    (line,) = json.loads(file.read_text())["lines"]
+    for tool in ("ours", "onnxruntime"):
+        assert line[tool]["error"] is None
+        (ratio,) = line[tool]["sqnr"].values()
+        assert 20 < ratio < 60
+    assert line["verdict"].startswith("never worse"), line
+
+
+def test_latency_report_names_the_kernels(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    arguments = ("--toy", "--latency", "--repeats", "1", "--samples", "2", "--json", str(file))
+    done = run_benchmark("onnx_ptq", *arguments)
+    assert file.exists(), done.stderr
+    lines = {line["variant"]: line for line in json.loads(file.read_text())["lines"]}
+    assert "QLinearConv" not in lines["float"]["kernels"]
+    for name, line in lines.items():
+        assert line["milliseconds"] > 0
+        assert name == "float" or line["kernels"]["QLinearConv"] >= 5
+
+
+def test_the_network_is_a_resnet_50() -> None:
+    network = models.resnet(image=32)
+    kinds = [node.op_type for node in network.graph.node]
+    parameters = sum(math.prod(tensor.dims) for tensor in network.graph.initializer)
+    assert (kinds.count("Conv"), kinds.count("Gemm"), kinds.count("Add"), len(kinds)) == (53, 1, 16, 122)
+    assert 25.4e6 < parameters < 25.7e6
+
+
+def test_the_network_is_the_same_each_time() -> None:
+    assert models.toy().SerializeToString() == models.toy().SerializeToString()
+
+
+def test_feeds_survive_the_file(tmp_path: Path) -> None:
+    feeds = [{"a/b:0": np.full((2, 1), k, np.float32), "sr": np.array(k, np.int64)} for k in range(11)]
+    write_feeds(tmp_path / "feeds.npz", feeds)
+    found = list(read_feeds(tmp_path / "feeds.npz"))
+    assert [int(feed["sr"]) for feed in found] == list(range(11))
+    assert found[10]["a/b:0"].shape == (2, 1)
+    reader = FileReader(tmp_path / "feeds.npz")
+    assert len(reader) == 11
+    while reader.get_next() is not None:
+        pass
+    reader.rewind()
+    first = reader.get_next()
+    assert first is not None and first["sr"] == 0
+
+
+def test_sqnr_is_taken_over_all_samples() -> None:
+    signal = [[np.array([10.0, 0.0], np.float32)], [np.array([0.0, 10.0], np.float32)]]
+    other = [[np.array([9.0, 0.0], np.float32)], [np.array([0.0, 9.0], np.float32)]]
+    assert fidelity.sqnr_by_output(["y"], signal, other)["y"] == pytest.approx(20.0)
+    assert fidelity.sqnr_by_output(["y"], signal, signal)["y"] == fidelity.CEILING_DB
+    broken = [[np.array([np.nan, 0.0], np.float32)], signal[1]]
+    assert fidelity.sqnr_by_output(["y"], signal, broken)["y"] == -fidelity.CEILING_DB
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"),
+    [({"a": 30.0, "b": 30.0}, "WORSE (-1.00 dB)"), ({"a": 29.95, "b": 31.0}, "never worse (-0.05 dB)")],
+)
+def test_verdict_looks_at_every_output_and_the_better_peer(ours: dict[str, float], expected: str) -> None:
+    peers = [Score(sqnr={"a": 30.0, "b": 10.0}), Score(sqnr={"a": 5.0, "b": 31.0}), Score(error="fails")]
+    assert fidelity.verdict(Score(sqnr=ours), peers) == expected
+
+
+def test_verdict_without_a_rival_or_without_ours() -> None:
+    assert fidelity.verdict(Score(sqnr={"a": 1.0}), [Score(error="crash")]) == "no rival"
+    assert fidelity.verdict(Score(error="crash"), [Score(sqnr={"a": 1.0})]) == "fails"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "gigabytes", "expected"), [(3.9, 0.59, "pass"), (4.1, 0.3, "FAIL"), (1.0, 0.61, "FAIL")]
+)
+def test_limits_hold_time_and_memory(seconds: float, gigabytes: float, expected: str) -> None:
+    job = onnx_ptq.Job(onnx_ptq.OURS, "minmax", "quark_job", {})
+    found = onnx_ptq.verdict(job, Outcome(seconds=seconds, peak_gb=gigabytes), bare_seconds=2.0)
+    assert found.startswith(f"{expected} (limit 4.00 s")
+
+
+def test_a_failing_job_gives_its_reason(tmp_path: Path) -> None:
+    job = {"models": {"float": str(tmp_path / "absent.onnx")}, "feeds": str(tmp_path / "absent.npz")}
+    outcome = measure.run_job("float_job", job)
+    assert not outcome.ok
+    assert "FileNotFoundError" in (outcome.error or "")
+
+
+def test_a_jobs_peak_memory_is_its_own(tmp_path: Path) -> None:
+    network = models.toy()
+    (tmp_path / "model.onnx").write_bytes(network.SerializeToString())
+    write_feeds(tmp_path / "feeds.npz", models.random_images(network, 1, seed=0))
+    ballast = np.ones(100_000_000)
+    job = {"models": {"float": str(tmp_path / "model.onnx")}, "feeds": str(tmp_path / "feeds.npz")}
+    outcome = measure.run_job("float_job", job)
+    assert outcome.ok, outcome.error
+    assert outcome.peak_gb < ballast.nbytes / 1e9
+
+
+def test_repeats_become_their_median_and_largest_peak() -> None:
+    outcomes = [Outcome(s, s, s, peak, {}) for s, peak in ((1.0, 0.3), (5.0, 0.2), (2.0, 0.1))]
+    merged = measure.middle(outcomes)
+    assert (merged.seconds, merged.peak_gb) == (2.0, 0.3)
+    assert measure.middle([*outcomes, Outcome(error="boom")]).error == "boom"
