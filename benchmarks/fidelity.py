@@ -169,7 +169,7 @@ def attempts(bench: Bench, config: Config, tool: str) -> dict[str, tuple[str, di
     if config.onnxruntime is None:
         return {}
     lifted = str(list(bench.models().values())[-1])
-    plain = {name: {"model": str(path)} for name, path in bench.models().items()}
+    plain: dict[str, dict[str, Any]] = {name: {"model": str(path)} for name, path in bench.models().items()}
     chances = {**plain, "prepared": {"model": lifted, "preprocess": True}}
     return {name: ("onnxruntime_job", {**config.onnxruntime, **chance}) for name, chance in chances.items()}
 

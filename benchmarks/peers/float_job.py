@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def interleave(sessions: dict[str, onnxruntime.InferenceSession], feeds: list[Fe
         session.run(None, feeds[0])
     for feed in feeds * rounds:
         for name, session in sessions.items():
-            runs[name].append(timed(lambda session=session, feed=feed: session.run(None, feed))[0])
+            runs[name].append(timed(partial(session.run, None, feed))[0])
     return runs
 
 

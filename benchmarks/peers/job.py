@@ -19,7 +19,10 @@ SEPARATOR = "|"
 
 def write_feeds(path: Path, feeds: list[Feeds]) -> None:
     """Store samples (input name -> array) as one archive, sample k under `k|name`."""
-    np.savez(path, **{f"{k}{SEPARATOR}{name}": value for k, feed in enumerate(feeds) for name, value in feed.items()})
+    arrays: dict[str, Any] = {
+        f"{k}{SEPARATOR}{name}": value for k, feed in enumerate(feeds) for name, value in feed.items()
+    }
+    np.savez(path, **arrays)
 
 
 def read_feeds(path: str | Path) -> Iterator[Feeds]:
