@@ -33,6 +33,7 @@ class TensorPlan:
         spec: how it is quantized.
         reason: the rule that decided, in words.
         group: name of the tensor whose range this one shares (its own name when it shares with nobody).
+        observed: whether its own range counts; a layout operator's output takes its group's.
         readers: nodes that read the quantized values; ``None`` means every reader.
         fixed_range: a range known without data (Softmax gives 0..1).
         bias_of: for biases, (input tensor, weight tensor) whose scales multiply.
@@ -45,6 +46,7 @@ class TensorPlan:
     spec: TensorSpec
     reason: str
     group: str = ""
+    observed: bool = True
     readers: frozenset[str] | None = None
     fixed_range: tuple[float, float] | None = None
     bias_of: tuple[str, str] | None = None

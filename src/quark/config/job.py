@@ -1,0 +1,69 @@
+"""A whole quantization job: what every dialect compiles to and the engine reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from quark.config.options import Options
+from quark.config.rules import Rules
+from quark.config.tensor import LayerSpec, TensorSpec
+from quark.errors import ConfigError, unknown
+
+#: any: the layout that the configuration asks for. cpu: ONNX Runtime's integer kernels on x86 and Arm.
+Target = Literal["any", "cpu"]
+TARGETS: tuple[Target, ...] = ("any", "cpu")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rules, options and the target of one quantization.
+
+    Attributes:
+        npu: the NPU flow (power-of-two scales for activations and weights): biases and alignments follow the device.
+    """
+
+    rules: Rules
+    options: Options = field(default_factory=Options)
+    target: Target = "any"
+    external_data: bool = False
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise ConfigError(unknown("target", self.target, TARGETS))
+
+    @property
+    def npu(self) -> bool:
+        """Whether both activations and weights have power-of-two scales."""
+        layer = self.rules.default
+        return all(spec is not None and spec.scale_rule == "power_of_two" for spec in (layer.inputs, layer.weight))
+
+
+def for_target(job: Job) -> Job:
+    """The job as its target wants it.
+
+    ``cpu``: ONNX Runtime's x86 kernels run uint8 activations several times faster than int8 ones, so symmetric int8
+    activations become uint8 with zero point 128 (the same grid, shifted), results of Relu use the whole unsigned range
+    (which also lets the runtime drop the Relu), and Q/DQ pairs stand where its fusions look for them.
+    """
+    if job.target == "any":
+        return job
+    rules = replace(
+        job.rules,
+        default=_unsigned_activations(job.rules.default),
+        rules=tuple(
+            rule if rule.layer is None else replace(rule, layer=_unsigned_activations(rule.layer))
+            for rule in job.rules.rules
+        ),
+    )
+    kept = {"RemoveQDQConvLeakyRelu": False, "RemoveQDQConvPRelu": False, "RemoveQDQConvGelu": False}
+    options = job.options.model_copy(update={"UseUnsignedReLU": True, **kept})
+    return replace(job, rules=rules, options=options)
+
+
+def _unsigned_activations(layer: LayerSpec) -> LayerSpec:
+    return replace(layer, inputs=_unsigned(layer.inputs), outputs=_unsigned(layer.outputs))
+
+
+def _unsigned(spec: TensorSpec | None) -> TensorSpec | None:
+    return replace(spec, format="uint8") if spec is not None and spec.symmetric and spec.format == "int8" else spec

@@ -1,0 +1,85 @@
+"""The presets: one row per name. A row is plain data; the dialects turn it into their own configuration objects.
+
+Every name is accepted as it stands and with ``_CONFIG`` or ``_QCONFIG`` behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from quark.config.job import Target
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError, unknown
+from quark.numerics.granularity import Channel
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One named configuration: specs of activations and weights, options, target, and a line that says what it is for."""
+
+    doc: str
+    activation: TensorSpec
+    weight: TensorSpec
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    target: Target = "any"
+
+
+def _act(format: str, symmetric: bool, method: str, scale_rule: str = "float32") -> TensorSpec:
+    return TensorSpec(format, symmetric, method=method, scale_rule=scale_rule)
+
+
+_S8 = TensorSpec("int8")
+_S8_CHANNEL = TensorSpec("int8", granularity=Channel(-1))
+_S16 = TensorSpec("int16")
+_U8 = TensorSpec("uint8", symmetric=False)
+_POW2 = TensorSpec("int8", scale_rule="power_of_two", method="mse")
+_FORCE = MappingProxyType({"ForceQuantizeNoInputCheck": True})
+_TAIL = MappingProxyType({"ForceQuantizeNoInputCheck": True, "Percentile": 99.9999})
+_NPU = MappingProxyType({"ForceQuantizeNoInputCheck": True, "AlignSlice": False, "AlignConcat": True})
+_AVERAGE = MappingProxyType({"OpTypesToQuantize": ["Gemm", "MatMul"], "CalibMovingAverage": True, "MatMulConstBOnly": True})
+
+PRESETS: dict[str, Preset] = {
+    "A8W8": Preset("int8 activations and weights, for NPU compilers", _act("int8", True, "minmax"), _S8, _NPU),
+    "A16W8": Preset("int16 activations, int8 weights, for NPU compilers", _act("int16", True, "minmax"), _S8, _NPU),
+    "XINT8": Preset(
+        "int8 with power-of-two scales, for the Ryzen AI NPU",
+        _act("uint8", True, "mse", "power_of_two"),
+        _POW2,
+        _FORCE,
+    ),
+    "A8W8_CPU": Preset(
+        "uint8 activations, int8 weights per channel: fast on ONNX Runtime's CPU provider",
+        _act("uint8", False, "minmax"),
+        _S8_CHANNEL,
+        _FORCE,
+        "cpu",
+    ),
+    "S8S8_AAWS": Preset("asymmetric int8 activations, int8 weights", _act("int8", False, "percentile"), _S8, _TAIL),
+    "U8S8_AAWS": Preset("asymmetric uint8 activations, int8 weights", _act("uint8", False, "percentile"), _S8, _FORCE),
+    "U8U8_AAWA": Preset("asymmetric uint8 activations and weights", _act("uint8", False, "percentile"), _U8, _FORCE),
+    "S16S8_ASWS": Preset("int16 activations, int8 weights", _act("int16", True, "percentile"), _S8, _FORCE),
+    "U16S8_AAWS": Preset("asymmetric uint16 activations, int8 weights", _act("uint16", False, "percentile"), _S8, _FORCE),
+    "INT8_CNN_DEFAULT": Preset("uint8 activations, int8 weights, CNNs", _act("uint8", False, "minmax"), _S8, _FORCE),
+    "INT16_CNN_DEFAULT": Preset("uint16 activations, int16 weights, CNNs", _act("uint16", False, "minmax"), _S16, _FORCE),
+    "INT8_TRANSFORMER_DEFAULT": Preset(
+        "uint8 activations, int8 weights of MatMul and Gemm", _act("uint8", False, "minmax"), _S8, _AVERAGE
+    ),
+    "INT16_TRANSFORMER_DEFAULT": Preset(
+        "uint16 activations, int16 weights of MatMul and Gemm", _act("uint16", False, "minmax"), _S16, _AVERAGE
+    ),
+}
+
+
+def get_preset(name: str) -> Preset:
+    """The row of a preset name, with or without ``_CONFIG`` or ``_QCONFIG``.
+
+    Raises:
+        ConfigError: no such preset; the nearest name is shown.
+    """
+    for suffix in ("_QCONFIG", "_CONFIG", ""):
+        if isinstance(name, str) and name.endswith(suffix) and name.removesuffix(suffix) in PRESETS:
+            return PRESETS[name.removesuffix(suffix)]
+    raise ConfigError(unknown("preset", name, PRESETS))

@@ -1,0 +1,67 @@
+"""Tensors that stay float because the target runs the operators on both sides as one kernel.
+
+``Conv -> Relu`` is one kernel on an NPU, and on ONNX Runtime when the codes of the Relu's output cannot be negative: a
+Q/DQ pair between the two would only add an error. The options ``RemoveQDQ*`` say which pairs.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from quark.config.job import Job
+from quark.config.options import Options
+from quark.config.plan import Plan
+from quark.onnx.qdq import slots
+from quark.onnx.qdq.op_rules import FUSED_PRODUCERS
+
+#: activation function -> the option that allows it to follow its producer without Q/DQ between.
+_SWITCH = {
+    "Relu": "RemoveQDQConvRelu",
+    "Clip": "RemoveQDQConvClip",
+    "LeakyRelu": "RemoveQDQConvLeakyRelu",
+    "PRelu": "RemoveQDQConvPRelu",
+    "Gelu": "RemoveQDQConvGelu",
+}
+_NPU_CLIPS = ((0.0, 6.0), (0.0, 1.0))
+
+
+def drop_fused(model: ir.Model, plan: Plan, job: Job) -> None:
+    """Take the tensors between fused operators out of the plan."""
+    pairs = {*map(tuple, job.options.RemoveQDQBetweenOps)}
+    if job.options.RemoveQDQMulAdd:
+        pairs.add(("Mul", "Add"))
+    for node in model.graph:
+        for value in node.inputs:
+            if value is None or value.name not in plan.tensors or value.is_graph_output():
+                continue
+            producer = value.producer()
+            if producer is None or len(value.uses()) != 1:
+                continue
+            listed = (producer.op_type, node.op_type) in pairs
+            if listed or (value is node.inputs[0] and _is_fused(producer, node, plan, job)):
+                del plan.tensors[value.name or ""]
+
+
+def _is_fused(producer: ir.Node, node: ir.Node, plan: Plan, job: Job) -> bool:
+    if node.op_type not in _SWITCH or not getattr(job.options, _SWITCH[node.op_type]):
+        return False
+    if producer.op_type not in _producers(job.options) and job.target != "cpu":
+        return False
+    if job.target == "cpu":
+        return _codes_do_the_clipping(node, plan)
+    if node.op_type == "Clip":
+        return slots.clip_bounds(node) in _NPU_CLIPS
+    return True
+
+
+def _producers(options: Options) -> frozenset[str]:
+    return FUSED_PRODUCERS | {"InstanceNormalization"} if options.RemoveQDQInstanceNorm else FUSED_PRODUCERS
+
+
+def _codes_do_the_clipping(node: ir.Node, plan: Plan) -> bool:
+    """Whether the runtime may drop a Relu or Clip because quantizing its output clips just the same."""
+    output = plan.tensors.get(node.outputs[0].name or "")
+    if output is None or node.op_type not in ("Relu", "Clip"):
+        return False
+    starts_at_zero = node.op_type == "Relu" or (slots.clip_bounds(node) or (None,))[0] == 0.0
+    return starts_at_zero and not output.spec.symmetric

@@ -1,0 +1,108 @@
+"""Ranges become scales and zero points, in the Plan.
+
+Activations take the union of the ranges of their group. Weights are searched here, on their own values. A bias has
+scale input x weight; where its value would not fit 32 bits the weight's scale grows until it does, because a bias that
+saturates is a wrong number that nobody notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.plan import Plan, TensorPlan
+from quark.config.tensor import TensorSpec
+from quark.errors import ModelError
+from quark.numerics.granularity import Tensor
+from quark.observers.mse import search_rows
+
+_INT32_MAX = 2.0**31 - 1
+#: Headroom for the float32 rounding of the scales' product.
+_FIT = 1 + 2.0**-20
+
+
+def set_parameters(model: ir.Model, plan: Plan, ranges: Mapping[str, tuple[Any, Any]]) -> None:
+    """Fill ``range``, ``scale`` and ``zero_point`` of every tensor of the plan.
+
+    Args:
+        ranges: (lo, hi) of every observed activation.
+    """
+    for members in plan.groups().values():
+        _set_group(plan, members, ranges)
+    initializers = model.graph.initializers
+    for tensor in plan.of_role("weight"):
+        _set_weight(plan, tensor, constant(initializers[tensor.name]))
+    for tensor in plan.of_role("bias"):
+        _set_bias(plan, tensor, constant(initializers[tensor.name]))
+
+
+def constant(value: ir.Value) -> np.ndarray:
+    """The values of an initializer."""
+    if value.const_value is None:
+        raise ModelError(f"the initializer {value.name!r} has no values")
+    return value.const_value.numpy()
+
+
+def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple[Any, Any]]) -> None:
+    found = [ranges[m.name] if m.fixed_range is None else m.fixed_range for m in members if m.observed]
+    lo, hi = min(side[0] for side in found), max(side[1] for side in found)
+    scale, zero_point = members[0].spec.grid.parameters(lo, hi)
+    for member in members:
+        plan.update(member.name, range=(float(lo), float(hi)), scale=np.asarray(scale), zero_point=np.asarray(zero_point))
+
+
+def _set_weight(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
+    lo, hi = weight_range(values, tensor.spec, tensor.name)
+    scale, zero_point = tensor.spec.grid.parameters(lo, hi)
+    plan.update(tensor.name, range=(lo, hi), scale=np.asarray(scale), zero_point=np.asarray(zero_point))
+
+
+def weight_range(values: np.ndarray, spec: TensorSpec, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """(lo, hi) of a constant, one per parameter of its granularity.
+
+    Raises:
+        ModelError: the constant holds NaN or infinity.
+    """
+    tiled = values.reshape(1, -1) if isinstance(spec.granularity, Tensor) else spec.granularity.tile(values)
+    if tiled.shape[-1] == 0:
+        return np.zeros(tiled.shape[:-1]), np.zeros(tiled.shape[:-1])
+    lo, hi = tiled.min(-1), tiled.max(-1)
+    if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
+        raise ModelError(f"the constant {name!r} holds NaN or infinity; such a weight cannot be quantized")
+    if spec.method == "mse":
+        lo, hi = search_rows(tiled, spec.grid)
+    shape = () if isinstance(spec.granularity, Tensor) else lo.shape
+    return np.asarray(lo).reshape(shape), np.asarray(hi).reshape(shape)
+
+
+def _set_bias(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
+    data, weight = (plan.tensors[name] for name in tensor.bias_of or ("", ""))
+    if data.scale is None or weight.scale is None:
+        raise ModelError(f"the bias {tensor.name!r} has an input or a weight without a scale")
+    per_channel = _per_channel(weight.scale, values)
+    needed = np.abs(values.astype(np.float64)) * _FIT / (float(data.scale) * _INT32_MAX)
+    if (needed > per_channel).any() and weight.role == "weight":
+        plan.update(weight.name, scale=_grown(weight.scale, needed))
+        per_channel = _per_channel(plan.tensors[weight.name].scale, values)
+    scale = data.scale * per_channel
+    plan.update(tensor.name, scale=scale.astype(np.float32), zero_point=np.zeros(scale.shape, np.int32))
+
+
+def _per_channel(scale: Any, bias: np.ndarray) -> np.ndarray:
+    """The weight's scale for every element of the bias (grouped ConvTranspose: the same channels in every group)."""
+    flat = np.asarray(scale, np.float32).reshape(-1)
+    return flat[0] if flat.size == 1 else np.tile(flat, bias.size // flat.size)
+
+
+def _grown(scale: np.ndarray, needed: np.ndarray) -> np.ndarray:
+    """The weight scale, no smaller than what its channels' biases need."""
+    floor = needed.max() if scale.size == 1 else needed.reshape(-1, scale.size).max(0).reshape(scale.shape)
+    return np.maximum(scale, floor).astype(np.float32)
+
+
+def observed(plan: Plan) -> Iterable[TensorPlan]:
+    """The activations whose range must come from data."""
+    return [tensor for tensor in plan.of_role("activation") if tensor.observed and tensor.fixed_range is None]

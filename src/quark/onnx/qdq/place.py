@@ -1,0 +1,303 @@
+"""Placement: decide which tensors are quantized, with which spec, by which rule, and write it into a Plan.
+
+Nothing in the graph changes here. Nodes are looked at in three rounds: operators that compute (their inputs, weights,
+outputs), then layout operators in topological order (they take part when their input does, and share its parameters),
+then the tensors that must stay float between fused operators are taken out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import onnx_ir as ir
+
+from quark.config.job import Job
+from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.config.rules import Decision, NodeInfo
+from quark.config.tensor import LayerSpec, TensorSpec
+from quark.numerics.granularity import Channel, Granularity, Group, Tensor
+from quark.onnx.qdq import align, fuse, slots
+from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
+
+
+@dataclass
+class Placement:
+    """The state of one placement: the model, the job, the decision per node, and the Plan that grows."""
+
+    model: ir.Model
+    job: Job
+    decisions: Mapping[str, Decision]
+    plan: Plan = field(default_factory=Plan)
+    masked: set[ir.Value] = field(default_factory=set)
+
+
+def place(model: ir.Model, job: Job) -> Plan:
+    """The Plan of a prepared model: every decision but the ranges.
+
+    Raises:
+        ConfigError: a name or pattern of the configuration matches nothing.
+    """
+    nodes = list(model.graph)
+    placement = Placement(model, job, job.rules.bind([_info(node) for node in nodes]))
+    chosen = {node: _consider(node, placement) for node in nodes}
+    for node, (rule, layer) in _with_rules(chosen):
+        if rule.output != "same":
+            _quantize_node(node, rule, layer, placement)
+    for node, (rule, layer) in _with_rules(chosen):
+        if rule.output == "same":
+            _pass_through(node, rule, layer, placement)
+    _leave_outputs(placement)
+    fuse.drop_fused(model, placement.plan, job)
+    align.align(model, placement.plan, job)
+    return placement.plan
+
+
+def _with_rules(chosen: Mapping[ir.Node, tuple[OpRule, LayerSpec] | None]) -> list[tuple[ir.Node, tuple[OpRule, LayerSpec]]]:
+    return [(node, entry) for node, entry in chosen.items() if entry is not None]
+
+
+def _info(node: ir.Node) -> NodeInfo:
+    producers = [value.producer() for value in node.inputs if value is not None]
+    reads = any(value is not None and value.is_graph_input() and not value.is_initializer() for value in node.inputs)
+    return NodeInfo(node.name or "", node.op_type, tuple(p.name or "" for p in producers if p is not None), reads)
+
+
+def _consider(node: ir.Node, placement: Placement) -> tuple[OpRule, LayerSpec] | None:
+    """The rule and the specs of a node that is to be quantized; ``None``, with the reason noted, for one that is not."""
+    reason = _why_float(node, placement)
+    decision = placement.decisions[node.name or ""]
+    if reason is not None or decision.layer is None:
+        placement.plan.nodes[node.name or ""] = NodePlan(node.name or "", node.op_type, False, reason or decision.reason)
+        return None
+    placement.plan.nodes[node.name or ""] = NodePlan(node.name or "", node.op_type, True, decision.reason)
+    return OP_RULES.get(node.op_type, GENERIC), decision.layer
+
+
+def _why_float(node: ir.Node, placement: Placement) -> str | None:
+    """The reason why a node stays float, or ``None``."""
+    options = placement.job.options
+    if placement.decisions[node.name or ""].layer is None:
+        return placement.decisions[node.name or ""].reason
+    if node.domain not in ("", "ai.onnx") or any(a.type in _GRAPHS for a in node.attributes.values()):
+        return f"no rule for the operator {node.domain or 'ai.onnx'}::{node.op_type}"
+    if options.NodesToQuantize and node.name not in options.NodesToQuantize:
+        return "NodesToQuantize does not name it"
+    if not _in_op_set(node.op_type, placement.job):
+        return f"{node.op_type} is not among the operator types to quantize"
+    rule = OP_RULES.get(node.op_type, GENERIC)
+    if node.op_type == "MatMul" and options.MatMulConstBOnly and slots.weight_input(node, rule) is None:
+        return "MatMulConstBOnly: its second input is not constant"
+    if slots.reads_mask(node) or any(v in placement.masked for v in node.inputs):
+        if node.op_type != "Softmax":
+            placement.masked.update(node.outputs)
+        return "it carries an attention mask: a scale that covers the mask would leave the scores no resolution"
+    if not slots.data_inputs(node, rule) and slots.weight_input(node, rule) is None:
+        return "it reads no float tensor"
+    return None
+
+
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def _in_op_set(op_type: str, job: Job) -> bool:
+    options, rule = job.options, OP_RULES.get(op_type)
+    if options.QuantizeAllOpTypes or op_type in options.ExtraOpTypesToQuantize:
+        return True
+    if options.OpTypesToQuantize:
+        return op_type in options.OpTypesToQuantize
+    if rule is None:
+        return False
+    extended = job.npu or not {_format_of(job, "inputs"), _format_of(job, "weight")} <= {"int8", "uint8"}
+    return rule.op_set == "base" or (rule.op_set == "extended" and extended)
+
+
+def _format_of(job: Job, slot: str) -> str:
+    spec: TensorSpec | None = getattr(job.rules.default, slot)
+    return spec.format if spec is not None else "int8"
+
+
+# ---- one node ------------------------------------------------------------------------------------------------------------
+
+
+def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Placement) -> None:
+    reason = f"{placement.plan.nodes[node.name or ''].reason}: {node.op_type} {node.name!r}"
+    weight = slots.weight_input(node, rule)
+    if weight is not None and layer.weight is not None:
+        _add_constant(node, weight, _for_weight(layer.weight, node, rule, weight), reason, placement)
+    for position in rule.parameters:
+        value = node.inputs[position] if position < len(node.inputs) else None
+        if slots.is_constant(value) and slots.is_float(value) and layer.weight is not None and value is not None:
+            _add_constant(node, value, replace(layer.weight, granularity=Tensor()), reason, placement)
+    if layer.inputs is None or placement.job.options.WeightsOnly:
+        return
+    for value in slots.data_inputs(node, rule):
+        if slots.is_constant(value):
+            _add_constant(node, value, _for_operand(layer, placement.job), reason, placement)
+        else:
+            _add_activation(value, layer.inputs, reason, placement, reader=node)
+    for value in node.outputs:
+        if rule.output == "own" and slots.is_float(value) and layer.outputs is not None and value not in placement.masked:
+            _add_activation(value, _for_output(layer.outputs, node, placement.job), reason, placement, fixed=rule.fixed_range)
+    _add_bias(node, rule, layer, reason, placement)
+
+
+def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value) -> TensorSpec:
+    """The weight's spec with the axes that this operator has; a tensor of rank 1 has no channels."""
+    rank = len(weight.shape or ())
+    channel, reduce = slots.weight_axes(node, rule)
+    if rank < 2 or isinstance(spec.granularity, Tensor):
+        return replace(spec, granularity=Tensor())
+    granularity: Granularity = spec.granularity
+    if isinstance(granularity, Channel):
+        granularity = Channel(channel % rank)
+    elif isinstance(granularity, Group):
+        granularity = Group(reduce % rank, granularity.size)
+    return replace(spec, granularity=granularity)
+
+
+def _for_operand(layer: LayerSpec, job: Job) -> TensorSpec:
+    """The spec of a constant operand of Add, Mul, …: the weight's, or the activation's where kernels want one type."""
+    if job.target == "cpu" or layer.weight is None:
+        return replace(layer.inputs or TensorSpec(), method="minmax")
+    return replace(layer.weight, granularity=Tensor())
+
+
+def _for_output(spec: TensorSpec, node: ir.Node, job: Job) -> TensorSpec:
+    """The output's spec; results that are never negative take the whole unsigned range where that is asked for."""
+    clipped = node.op_type == "Relu" or (node.op_type == "Clip" and (slots.clip_bounds(node) or (None,))[0] == 0.0)
+    positive = clipped or (job.target == "cpu" and node.op_type in NON_NEGATIVE)
+    if positive and job.options.UseUnsignedReLU and spec.symmetric and spec.format in UNSIGNED_TWIN:
+        return replace(spec, format=UNSIGNED_TWIN[spec.format], symmetric=False)
+    return spec
+
+
+def _add_activation(
+    value: ir.Value,
+    spec: TensorSpec,
+    reason: str,
+    placement: Placement,
+    reader: ir.Node | None = None,
+    fixed: tuple[float, float] | None = None,
+) -> None:
+    """Record a tensor as quantized; a second request adds a reader, a request by its producer makes every reader read it."""
+    name, plan = value.name or "", placement.plan
+    readers = frozenset([reader.name or ""]) if reader is not None else None
+    known = plan.tensors.get(name)
+    if known is None:
+        plan.tensors[name] = TensorPlan(
+            name, "activation", spec, reason, name, readers=readers, fixed_range=fixed
+        )
+        return
+    merged = None if readers is None or known.readers is None else known.readers | readers
+    later = _priority(reason, placement) > _priority(known.reason, placement)
+    plan.tensors[name] = replace(
+        known,
+        readers=merged,
+        fixed_range=known.fixed_range if fixed is None else fixed,
+        spec=spec if later else known.spec,
+        reason=reason if later else known.reason,
+    )
+
+
+def _priority(reason: str, placement: Placement) -> int:
+    """The order of the sources of a decision: rules of the user's own win over the global one."""
+    return 0 if reason.startswith("global_config") else 1
+
+
+def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str, placement: Placement) -> None:
+    """Record a constant; one that another node already uses with another spec gets a copy of its own."""
+    plan, name = placement.plan, value.name or ""
+    known = plan.tensors.get(name)
+    if known is not None and known.spec != spec:
+        name = _own_copy(node, value, placement.model)
+        known = None
+    if known is None:
+        plan.tensors[name] = TensorPlan(
+            name, "weight", spec, reason, name, readers=frozenset([node.name or ""])
+        )
+    else:
+        plan.update(name, readers=(known.readers or frozenset()) | {node.name or ""})
+
+
+def _own_copy(node: ir.Node, value: ir.Value, model: ir.Model) -> str:
+    name = f"{value.name}_{node.name}"
+    copy = ir.Value(name=name, shape=value.shape, type=value.type, const_value=value.const_value)
+    model.graph.register_initializer(copy)
+    for position, operand in enumerate(node.inputs):
+        if operand is value:
+            node.replace_input_with(position, copy)
+    return name
+
+
+def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placement: Placement) -> None:
+    bias, weight, options = slots.bias_input(node, rule), slots.weight_input(node, rule), placement.job.options
+    data = node.inputs[0]
+    if bias is None or data is None or not options.QuantizeBias or layer.weight is None:
+        return
+    if layer.bias is not None:
+        _add_constant(node, bias, replace(layer.bias, granularity=Tensor()), reason, placement)
+        return
+    if options.Int32Bias is False or (options.Int32Bias is None and placement.job.npu):
+        _add_constant(node, bias, replace(layer.weight, granularity=Tensor()), reason, placement)
+        return
+    scale_tensor = node.inputs[rule.weight if weight is not None and rule.weight is not None else 1]
+    if scale_tensor is None or (scale_tensor.name or "") not in placement.plan.tensors:
+        return
+    if isinstance(placement.plan.tensors[scale_tensor.name or ""].spec.granularity, Group):
+        return  # a sum over groups has no single scale for the bias to share
+    if (bias.name or "") in placement.plan.tensors:
+        bias_name = _own_copy(node, bias, placement.model)
+    else:
+        bias_name = bias.name or ""
+    spec = TensorSpec(format="int32", granularity=placement.plan.tensors[scale_tensor.name or ""].spec.granularity)
+    placement.plan.tensors[bias_name] = TensorPlan(
+        bias_name,
+        "bias",
+        spec,
+        reason,
+        bias_name,
+        readers=frozenset([node.name or ""]),
+        bias_of=(data.name or "", scale_tensor.name or ""),
+    )
+
+
+# ---- layout operators and outputs ----------------------------------------------------------------------------------------
+
+
+def _pass_through(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Placement) -> None:
+    """A layout operator takes part when its input does (or when forced), and its outputs share the input's parameters."""
+    plan, name = placement.plan, node.name or ""
+    source = node.inputs[0]
+    if source is None or layer.inputs is None or placement.job.options.WeightsOnly:
+        plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="weights only")
+        return
+    own_range = node.op_type == "Pad" and not slots.pads_with_zero(node)
+    reason = f"{plan.nodes[name].reason}: {node.op_type} {name!r}"
+    known = plan.tensors.get(source.name or "")
+    if known is None and not placement.job.options.ForceQuantizeNoInputCheck:
+        plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="its input is not quantized")
+        return
+    if slots.is_constant(source):
+        plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="its input is constant")
+        return
+    if own_range:
+        plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="it pads with a value other than 0")
+        return
+    _add_activation(source, layer.inputs, reason, placement, reader=node)
+    members = plan.tensors[source.name or ""]
+    for value in node.outputs:
+        if not slots.is_float(value) or value in placement.masked:
+            continue
+        _add_activation(value, members.spec, f"{reason} moves the values of {source.name!r}", placement)
+        plan.update(value.name or "", group=members.group, spec=members.spec, observed=False)
+
+
+def _leave_outputs(placement: Placement) -> None:
+    """Take out the outputs that the user excludes: they stay float for every reader."""
+    options = placement.job.options
+    for node in placement.model.graph:
+        listed = node.op_type in options.OpTypesToExcludeOutputQuantization
+        if listed or node.name in options.NodesToExcludeOutputQuantization:
+            for value in node.outputs:
+                placement.plan.tensors.pop(value.name or "", None)

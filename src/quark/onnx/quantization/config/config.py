@@ -1,0 +1,203 @@
+"""The configurations of the ONNX dialect: ``QConfig``, and the older ``Config(global_quant_config=…)``.
+
+Both compile to a ``Job``. Compiling reads them and never changes them, so one object serves any number of models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quark.config.job import Job, Target, for_target
+from quark.config.options import Options, parse_options
+from quark.config.presets import Preset, get_preset
+from quark.config.rules import Rule, Rules, Selector, Subgraph
+from quark.config.tensor import LayerSpec
+from quark.errors import ConfigError
+from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
+
+Excluded = str | tuple[list[str], list[str]]
+
+
+class QConfig:
+    """The configuration of one quantization.
+
+    Args:
+        global_config: specs of every layer that no other field names; ``Int8Spec()`` for both sides when omitted.
+        specific_layer_config: layers by node name, ``^regular expression`` or subgraph ``(start names, end names)``.
+            Later entries win.
+        layer_type_config: layers by operator type; the key ``None`` keeps its types in float.
+        exclude: nodes kept in float, by name, ``^regular expression`` or subgraph.
+        algo_config: algorithms; none is implemented in this version.
+        use_external_data_format: write the weights beside the model file (done by itself above 2 GB).
+        extra_options: see ``quark.config.options.Options``.
+        target: "any", or "cpu" for a model that is fast on ONNX Runtime's CPU provider.
+    """
+
+    def __init__(
+        self,
+        global_config: QLayerConfig | None = None,
+        specific_layer_config: dict[QLayerConfig, list[Excluded]] | None = None,
+        layer_type_config: dict[QLayerConfig | None, list[str]] | None = None,
+        exclude: list[Excluded] | None = None,
+        algo_config: list[Any] | None = None,
+        use_external_data_format: bool = False,
+        extra_options: dict[str, Any] | None = None,
+        target: Target = "any",
+    ) -> None:
+        self.global_config = global_config or QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
+        self.specific_layer_config = specific_layer_config or {}
+        self.layer_type_config = layer_type_config or {}
+        self.exclude = exclude or []
+        self.algo_config = algo_config or []
+        self.use_external_data_format = use_external_data_format
+        self.extra_options = extra_options or {}
+        self.target = target
+        self.compile()  # a configuration that cannot work is refused here, not at the end of a long calibration
+
+    def compile(self) -> Job:
+        """The job that this configuration stands for.
+
+        Raises:
+            ConfigError: a field that cannot work, named with its value and what is allowed.
+        """
+        if self.algo_config:
+            raise ConfigError(f"algo_config: {self.algo_config[0]!r} is not implemented in this version")
+        if self.global_config.weight is None:
+            raise ConfigError("global_config: the field weight is required")
+        options = parse_options(self.extra_options)
+        default = _with_options(self.global_config.to_layer(), options)
+        if default.inputs is None and not options.WeightsOnly:
+            raise ConfigError("global_config: the field input_tensors is required (or set the option WeightsOnly)")
+        rules = Rules(default, (*self._type_rules(default, options), *self._layer_rules(default, options), *self._excluded()))
+        return for_target(Job(rules, options, self.target, self.use_external_data_format))
+
+    def _type_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
+        return [
+            Rule(tuple(types), _merged(layer, default, options), "layer_type_config", by_type=True)
+            for layer, types in self.layer_type_config.items()
+        ]
+
+    def _layer_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
+        return [
+            Rule(_selectors(names), _merged(layer, default, options), "specific_layer_config")
+            for layer, names in self.specific_layer_config.items()
+        ]
+
+    def _excluded(self) -> list[Rule]:
+        return [Rule(_selectors(self.exclude), None, "exclude")] if self.exclude else []
+
+    @staticmethod
+    def get_default_config(name: str) -> Config:
+        """The preset ``name`` as a configuration object of its own."""
+        return Config(global_quant_config=get_default_config(name))
+
+
+def _selectors(names: list[Excluded]) -> tuple[Selector, ...]:
+    return tuple(name if isinstance(name, str) else Subgraph(tuple(name[0]), tuple(name[1])) for name in names)
+
+
+def _merged(config: QLayerConfig | None, default: LayerSpec, options: Options) -> LayerSpec | None:
+    """A layer's specs, with the global ones in the slots that it leaves open; ``None`` stays: float."""
+    if config is None:
+        return None
+    layer = _with_options(config.to_layer(), options)
+    return LayerSpec(
+        layer.inputs or default.inputs,
+        layer.weight or default.weight,
+        layer.bias or default.bias,
+        layer.outputs or default.outputs,
+    )
+
+
+_WEIGHT_METHODS = {"MinMax": "minmax", "MinMSE": "mse"}
+
+
+def _with_options(layer: LayerSpec, options: Options) -> LayerSpec:
+    """Options that refine the specs: settings of the calibration methods, the search of float-scale weights."""
+    from_name = getattr(options.WeightCalibrateMethod, "name", options.WeightCalibrateMethod)
+    if from_name is not None and from_name not in _WEIGHT_METHODS:
+        raise ConfigError(f"WeightCalibrateMethod cannot be {from_name!r}; allowed: None, MinMax, MinMSE")
+    weight = layer.weight
+    if weight is not None and weight.scale_rule == "float32":
+        own = "mse" if weight.method == "mse" else "minmax"
+        weight = replace(weight, method=_WEIGHT_METHODS.get(from_name, own))
+    if options.Int16Scale:
+        layer = replace(layer, inputs=_int16(layer.inputs), outputs=_int16(layer.outputs))
+        weight = _int16(weight)
+    return replace(layer, weight=weight)
+
+
+def _int16(spec: Any) -> Any:
+    return spec and replace(spec, scale_rule="int16")
+
+
+@dataclass
+class QuantizationConfig:
+    """The older form of a global configuration, as ``get_default_config`` returns it.
+
+    Attributes:
+        layer: specs of activations and weights.
+        extra_options: see ``quark.config.options.Options``.
+        exclude: as in ``QConfig``; ``nodes_to_exclude`` and ``subgraphs_to_exclude`` are its older spellings.
+    """
+
+    layer: LayerSpec
+    extra_options: dict[str, Any] = field(default_factory=dict)
+    op_types_to_quantize: list[str] = field(default_factory=list)
+    extra_op_types_to_quantize: list[str] = field(default_factory=list)
+    nodes_to_quantize: list[str] = field(default_factory=list)
+    nodes_to_exclude: list[str] = field(default_factory=list)
+    subgraphs_to_exclude: list[tuple[list[str], list[str]]] = field(default_factory=list)
+    execution_providers: list[str] = field(default_factory=lambda: ["CPUExecutionProvider"])
+    optimize_model: bool = True
+    use_external_data_format: bool = False
+    print_summary: bool = True
+    target: Target = "any"
+
+    @classmethod
+    def from_preset(cls, preset: Preset) -> QuantizationConfig:
+        """A fresh, independent configuration with the preset's values."""
+        layer = LayerSpec(preset.activation, preset.weight, None, preset.activation)
+        return cls(layer=layer, extra_options=dict(preset.options), target=preset.target)
+
+
+class Config:
+    """The older wrapper: ``Config(global_quant_config=get_default_config("XINT8"))``."""
+
+    def __init__(self, global_quant_config: QuantizationConfig) -> None:
+        if not isinstance(global_quant_config, QuantizationConfig):
+            raise ConfigError(
+                f"Config: global_quant_config must come from get_default_config(name), not {global_quant_config!r}"
+            )
+        self.global_quant_config = global_quant_config
+        self.compile()
+
+    def compile(self) -> Job:
+        """The job that this configuration stands for."""
+        legacy = self.global_quant_config
+        lists = {
+            "OpTypesToQuantize": legacy.op_types_to_quantize,
+            "ExtraOpTypesToQuantize": legacy.extra_op_types_to_quantize,
+            "NodesToQuantize": legacy.nodes_to_quantize,
+        }
+        given = {
+            "ExecutionProviders": legacy.execution_providers,
+            "OptimizeModel": legacy.optimize_model,
+            "PrintSummary": legacy.print_summary,
+            **{name: value for name, value in lists.items() if value},
+            **legacy.extra_options,
+        }
+        options = parse_options(given)
+        excluded = _selectors([*legacy.nodes_to_exclude, *legacy.subgraphs_to_exclude])
+        rules = Rules(legacy.layer, (Rule(excluded, None, "nodes_to_exclude"),) if excluded else ())
+        return for_target(Job(rules, options, legacy.target, legacy.use_external_data_format))
+
+
+def get_default_config(name: str) -> QuantizationConfig:
+    """The preset of this name as a fresh configuration that the caller may change.
+
+    Raises:
+        ConfigError: no such preset; the nearest name is shown.
+    """
+    return QuantizationConfig.from_preset(get_preset(name))

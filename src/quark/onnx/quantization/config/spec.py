@@ -1,0 +1,227 @@
+"""Tensor and layer specifications of the ONNX dialect, and their translation into the one language.
+
+``QTensorConfig`` is open: a user may subclass it with an ``__init__`` of their own. Nothing here is changed when it is
+used; ``to_spec`` makes a fresh frozen ``TensorSpec``.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from quark.config.tensor import LayerSpec, TensorSpec
+from quark.errors import ConfigError, unknown
+from quark.numerics.granularity import Channel, Granularity, Group, Tensor
+from quark.onnx.quantization.config.data_type import (
+    BaseDataType,
+    Int4,
+    Int8,
+    Int16,
+    Int32,
+    UInt4,
+    UInt8,
+    UInt16,
+    UInt32,
+)
+
+
+class CalibMethod(enum.Enum):
+    """How the range of a tensor is found."""
+
+    MinMax = 0
+    MinMSE = 1
+    Percentile = 2
+    Entropy = 3
+    LayerwisePercentile = 4
+    Distribution = 5
+
+
+class ScaleType(enum.Enum):
+    """How the scale is represented."""
+
+    Float32 = 0
+    PowerOf2 = 1
+    Int16 = 2
+
+
+class QuantGranularity(enum.Enum):
+    """Which elements share a scale."""
+
+    Tensor = 0
+    Channel = 1
+    Group = 2
+
+
+METHODS = {
+    CalibMethod.MinMax: "minmax",
+    CalibMethod.MinMSE: "mse",
+    CalibMethod.Percentile: "percentile",
+    CalibMethod.Entropy: "entropy",
+    CalibMethod.LayerwisePercentile: "layerwise_percentile",
+    CalibMethod.Distribution: "distribution",
+}
+SCALES = {ScaleType.Float32: "float32", ScaleType.PowerOf2: "power_of_two", ScaleType.Int16: "int16"}
+
+#: Axis -1 of Channel and Group stands for "the operator's own": placement puts the axis of the weight's operator there.
+GRANULARITIES: dict[QuantGranularity, Any] = {
+    QuantGranularity.Tensor: lambda size: Tensor(),
+    QuantGranularity.Channel: lambda size: Channel(-1),
+    QuantGranularity.Group: lambda size: Group(-1, size),
+}
+
+
+def _member(field: str, value: Any, allowed: type[enum.Enum]) -> Any:
+    if not isinstance(value, allowed):
+        raise ConfigError(unknown(f"{allowed.__name__} in the field {field}", value, [str(m) for m in allowed]))
+    return value
+
+
+class QTensorConfig:
+    """How one tensor is quantized.
+
+    Args:
+        symmetric: zero point in the middle of the codes.
+        scale_type: how the scale is represented.
+        calibration_method: how the range is found.
+        quant_granularity: which elements share a scale.
+        data_type: a data type class such as ``Int8``.
+        group_size: elements per scale along the reduction axis, for ``QuantGranularity.Group``.
+    """
+
+    def __init__(
+        self,
+        symmetric: bool = True,
+        scale_type: ScaleType = ScaleType.Float32,
+        calibration_method: CalibMethod = CalibMethod.MinMax,
+        quant_granularity: QuantGranularity = QuantGranularity.Tensor,
+        data_type: type[BaseDataType] = Int8,
+        group_size: int = 128,
+    ) -> None:
+        self.set_symmetric(symmetric)
+        self.set_scale_type(scale_type)
+        self.set_calibration_method(calibration_method)
+        self.set_quant_granularity(quant_granularity)
+        self.set_data_type(data_type)
+        self.group_size = group_size
+
+    def set_symmetric(self, symmetric: bool) -> None:
+        """Set the field ``symmetric``."""
+        if not isinstance(symmetric, bool):
+            raise ConfigError(f"the field symmetric must be True or False, not {symmetric!r}")
+        self.symmetric = symmetric
+
+    def set_scale_type(self, scale_type: ScaleType) -> None:
+        """Set the field ``scale_type``."""
+        self.scale_type: ScaleType = _member("scale_type", scale_type, ScaleType)
+
+    def set_calibration_method(self, calibration_method: CalibMethod) -> None:
+        """Set the field ``calibration_method``."""
+        self.calibration_method: CalibMethod = _member("calibration_method", calibration_method, CalibMethod)
+
+    def set_quant_granularity(self, quant_granularity: QuantGranularity) -> None:
+        """Set the field ``quant_granularity``."""
+        self.quant_granularity: QuantGranularity = _member("quant_granularity", quant_granularity, QuantGranularity)
+
+    def set_data_type(self, data_type: type[BaseDataType]) -> None:
+        """Set the field ``data_type``."""
+        if not (isinstance(data_type, type) and issubclass(data_type, BaseDataType)):
+            raise ConfigError(f"the field data_type must be a data type class such as Int8, not {data_type!r}")
+        self.data_type = data_type
+
+    def to_spec(self) -> TensorSpec:
+        """The frozen value of the one language that this configuration stands for."""
+        granularity: Granularity = GRANULARITIES[self.quant_granularity](self.group_size)
+        return TensorSpec(
+            format=self.data_type.format,
+            symmetric=self.symmetric,
+            granularity=granularity,
+            scale_rule=SCALES[self.scale_type],
+            method=METHODS[self.calibration_method],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Field names to values; enums as ``Class.Member``, the data type by name."""
+        return {
+            "symmetric": self.symmetric,
+            "scale_type": str(self.scale_type),
+            "calibration_method": str(self.calibration_method),
+            "quant_granularity": str(self.quant_granularity),
+            "data_type": self.data_type.__name__,
+        }
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value}" for name, value in self.to_dict().items())
+        return f"{type(self).__name__}({fields})"
+
+
+def _spec_class(
+    name: str, data_type: type[BaseDataType], symmetric: bool, scale_type: ScaleType, method: CalibMethod
+) -> type[QTensorConfig]:
+    """A spec class that differs from its base only in its defaults."""
+
+    def __init__(  # noqa: N807 - it becomes the class's own
+        self: QTensorConfig,
+        symmetric: bool = symmetric,
+        scale_type: ScaleType = scale_type,
+        calibration_method: CalibMethod = method,
+        quant_granularity: QuantGranularity = QuantGranularity.Tensor,
+        data_type: type[BaseDataType] = data_type,
+        group_size: int = 128,
+    ) -> None:
+        QTensorConfig.__init__(
+            self, symmetric, scale_type, calibration_method, quant_granularity, data_type, group_size
+        )
+
+    doc = f"``QTensorConfig`` with the defaults of {data_type.__name__}."
+    return type(name, (QTensorConfig,), {"__init__": __init__, "__doc__": doc, "__module__": __name__})
+
+
+_F32, _POW2 = ScaleType.Float32, ScaleType.PowerOf2
+_PERCENTILE, _MSE = CalibMethod.Percentile, CalibMethod.MinMSE
+Int4Spec = _spec_class("Int4Spec", Int4, True, _F32, _PERCENTILE)
+UInt4Spec = _spec_class("UInt4Spec", UInt4, False, _F32, _PERCENTILE)
+Int8Spec = _spec_class("Int8Spec", Int8, True, _F32, _PERCENTILE)
+UInt8Spec = _spec_class("UInt8Spec", UInt8, False, _F32, _PERCENTILE)
+XInt8Spec = _spec_class("XInt8Spec", Int8, True, _POW2, _MSE)
+Int16Spec = _spec_class("Int16Spec", Int16, True, _F32, _PERCENTILE)
+UInt16Spec = _spec_class("UInt16Spec", UInt16, False, _F32, _PERCENTILE)
+Int32Spec = _spec_class("Int32Spec", Int32, True, _F32, _PERCENTILE)
+UInt32Spec = _spec_class("UInt32Spec", UInt32, False, _F32, _PERCENTILE)
+
+
+class QLayerConfig:
+    """The specs of one layer's tensors. Compared by identity, so that equal ones can be keys of one dictionary.
+
+    Args:
+        input_tensors: activations read by the layer.
+        weight: constant weights.
+        bias: biases; ``None`` means the rule of the flow (int32 with scale input x weight).
+        output_tensors: activations written by the layer; ``None`` means as ``input_tensors``.
+        activation: older name of ``input_tensors``.
+    """
+
+    def __init__(
+        self,
+        input_tensors: QTensorConfig | None = None,
+        weight: QTensorConfig | None = None,
+        bias: QTensorConfig | None = None,
+        output_tensors: QTensorConfig | None = None,
+        activation: QTensorConfig | None = None,
+    ) -> None:
+        if activation is not None and input_tensors is not None:
+            raise ConfigError("QLayerConfig: activation is an older name of input_tensors; give only one of them")
+        self.input_tensors = input_tensors if activation is None else activation
+        self.weight = weight
+        self.bias = bias
+        self.output_tensors = output_tensors
+        for field, value in vars(self).items():
+            if value is not None and not isinstance(value, QTensorConfig):
+                raise ConfigError(f"QLayerConfig: the field {field} must be a spec such as Int8Spec(), not {value!r}")
+
+    def to_layer(self) -> LayerSpec:
+        """The frozen value of the one language that this configuration stands for."""
+        inputs, weight, bias, outputs = (
+            None if config is None else config.to_spec()
+            for config in (self.input_tensors, self.weight, self.bias, self.output_tensors)
+        )
+        return LayerSpec(inputs, weight, bias, outputs or inputs)
