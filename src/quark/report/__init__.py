@@ -1,12 +1,11 @@
 """Reports: tables for a terminal and a self-contained page for a browser, made from plain values.
 
-This package formats what it is handed; it measures nothing and knows no model type. ``quark.report.html`` writes
-the page; it is not imported here because plotly is heavy.
+This package formats what it is handed; it measures nothing and knows no model type. ``quark.report.summary`` tells
+what a Plan did, ``quark.report.html`` writes the page.
 """
 
 from __future__ import annotations
 
-from quark.report.summary import print_summary, summary_tables
 from quark.report.tables import decibels, file_size, milliseconds, print_table, to_rich
 from quark.report.values import Layer, Report, Table, TensorView
 
@@ -18,8 +17,6 @@ __all__ = [
     "decibels",
     "file_size",
     "milliseconds",
-    "print_summary",
     "print_table",
-    "summary_tables",
     "to_rich",
 ]

@@ -55,14 +55,15 @@ def _fact(label: str, value: str) -> str:
 
 def _table(table: Table) -> str:
     side = ["number" if is_numeric(table, index) else "words" for index in range(len(table.columns))]
-    head = "".join(f"<th class='{kind}'>{html.escape(name)}</th>" for kind, name in zip(side, table.columns, strict=True))
-    rows = "".join(
-        "<tr>" + "".join(f"<td class='{k}'>{html.escape(c)}</td>" for k, c in zip(side, row, strict=True)) + "</tr>"
-        for row in table.rows
-    )
+    rows = "".join(_row(row, side, "td") for row in table.rows)
     note = f"<p class='note'>{html.escape(table.note)}</p>" if table.note else ""
-    title = html.escape(table.title)
-    return f"<section><h2>{title}</h2><div class='scroll'><table><tr>{head}</tr>{rows}</table></div>{note}</section>"
+    filled = f"<table>{_row(table.columns, side, 'th')}{rows}</table>"
+    return f"<section><h2>{html.escape(table.title)}</h2><div class='scroll'>{filled}</div>{note}</section>"
+
+
+def _row(cells: tuple[str, ...], side: list[str], tag: str) -> str:
+    filled = (f"<{tag} class='{kind}'>{html.escape(cell)}</{tag}>" for kind, cell in zip(side, cells, strict=True))
+    return f"<tr>{''.join(filled)}</tr>"
 
 
 def _layer(layer: Layer) -> dict[str, Any]:

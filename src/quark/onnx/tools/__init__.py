@@ -1,0 +1,1 @@
+"""Small command-line tools: ``python -m quark.onnx.tools.<name>``."""
