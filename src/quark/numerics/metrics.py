@@ -1,0 +1,75 @@
+"""Distances between a reference tensor and its quantized twin, in float64.
+
+mse = mean((x - y)^2)        l2 = |x - y|           cosine = <x, y> / (|x| |y|)
+sqnr = 10 log10(sum(x^2) / sum((x - y)^2))  [dB]    psnr = 10 log10(peak^2 / mse)  [dB], peak = max|x|
+kl = sum(p log(p / q))       of two histograms, each normalized to 1
+
+Equal arrays have sqnr = psnr = inf. Arrays of unlike shape are an error.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from quark.errors import DataError
+
+
+def pair(reference: ArrayLike, other: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Both arrays as flat float64, after a check that they have one shape and at least one element."""
+    x, y = np.asarray(reference), np.asarray(other)
+    if x.shape != y.shape or x.size == 0:
+        raise DataError(f"a metric needs two arrays of one shape with elements, not {x.shape} and {y.shape}")
+    return x.astype(np.float64).ravel(), y.astype(np.float64).ravel()
+
+
+def mse(reference: ArrayLike, other: ArrayLike) -> float:
+    """Mean of the squared differences."""
+    x, y = pair(reference, other)
+    return float(np.mean(np.square(x - y)))
+
+
+def l2(reference: ArrayLike, other: ArrayLike) -> float:
+    """Euclidean length of the difference."""
+    x, y = pair(reference, other)
+    return float(np.linalg.norm(x - y))
+
+
+def cosine(reference: ArrayLike, other: ArrayLike) -> float:
+    """Cosine of the angle between the two, -1..1; two zero vectors agree (1), a zero and another do not (0)."""
+    x, y = pair(reference, other)
+    lengths = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
+    if lengths == 0:
+        return float(not (x.any() or y.any()))
+    return float(np.clip(np.dot(x, y) / lengths, -1, 1))
+
+
+def sqnr(reference: ArrayLike, other: ArrayLike) -> float:
+    """Signal-to-quantization-noise ratio in dB."""
+    x, y = pair(reference, other)
+    return decibel(float(np.sum(np.square(x))), float(np.sum(np.square(x - y))))
+
+
+def psnr(reference: ArrayLike, other: ArrayLike) -> float:
+    """Peak signal-to-noise ratio in dB; the peak is the largest magnitude of the reference."""
+    x, y = pair(reference, other)
+    return decibel(float(np.max(np.abs(x)) ** 2), float(np.mean(np.square(x - y))))
+
+
+def kl(reference: ArrayLike, other: ArrayLike) -> float:
+    """Kullback-Leibler divergence in nats of two histograms of non-negative counts; inf where only the other is 0."""
+    p, q = pair(reference, other)
+    if p.min() < 0 or q.min() < 0 or p.sum() <= 0 or q.sum() <= 0:
+        raise DataError("a histogram needs non-negative counts with a positive sum")
+    p, q = p / p.sum(), q / q.sum()
+    seen = p > 0
+    if (q[seen] == 0).any():
+        return float("inf")
+    return float(np.sum(p[seen] * np.log(p[seen] / q[seen])))
+
+
+def decibel(signal: float, noise: float) -> float:
+    """10 log10(signal / noise); inf without noise, -inf without signal."""
+    if noise == 0:
+        return float("inf")
+    return float("-inf") if signal == 0 else 10 * float(np.log10(signal / noise))
