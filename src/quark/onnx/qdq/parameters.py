@@ -18,6 +18,7 @@ from quark.config.tensor import TensorSpec
 from quark.errors import ModelError
 from quark.numerics.granularity import Tensor
 from quark.observers.mse import search_rows
+from quark.onnx.graph.surgery import constant_array
 
 _INT32_MAX = 2.0**31 - 1
 #: Headroom for the float32 rounding of the scales' product.
@@ -41,9 +42,10 @@ def set_parameters(model: ir.Model, plan: Plan, ranges: Mapping[str, tuple[Any, 
 
 def constant(value: ir.Value) -> np.ndarray:
     """The values of an initializer."""
-    if value.const_value is None:
+    array = constant_array(value)
+    if array is None:
         raise ModelError(f"the initializer {value.name!r} has no values")
-    return value.const_value.numpy()
+    return array
 
 
 def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple[Any, Any]]) -> None:
@@ -85,7 +87,7 @@ def _set_bias(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
     per_channel = _per_channel(weight.scale, values)
     needed = np.abs(values.astype(np.float64)) * _FIT / (float(data.scale) * _INT32_MAX)
     if (needed > per_channel).any() and weight.role == "weight":
-        plan.update(weight.name, scale=_grown(weight.scale, needed))
+        plan.update(weight.name, scale=_grown(weight, needed))
         per_channel = _per_channel(plan.tensors[weight.name].scale, values)
     scale = data.scale * per_channel
     plan.update(tensor.name, scale=scale.astype(np.float32), zero_point=np.zeros(scale.shape, np.int32))
@@ -97,10 +99,15 @@ def _per_channel(scale: Any, bias: np.ndarray) -> np.ndarray:
     return flat[0] if flat.size == 1 else np.tile(flat, bias.size // flat.size)
 
 
-def _grown(scale: np.ndarray, needed: np.ndarray) -> np.ndarray:
-    """The weight scale, no smaller than what its channels' biases need."""
+def _grown(weight: TensorPlan, needed: np.ndarray) -> np.ndarray:
+    """The weight's scale, no smaller than what its channels' biases need; doubled where only some scales exist."""
+    scale = np.asarray(weight.scale, np.float32)
     floor = needed.max() if scale.size == 1 else needed.reshape(-1, scale.size).max(0).reshape(scale.shape)
-    return np.maximum(scale, floor).astype(np.float32)
+    if weight.spec.scale_rule == "float32":
+        return np.maximum(scale, floor).astype(np.float32)
+    while (scale < floor).any():
+        scale = np.where(scale < floor, scale * 2, scale)
+    return scale
 
 
 def observed(plan: Plan) -> Iterable[TensorPlan]:

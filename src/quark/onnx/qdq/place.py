@@ -17,6 +17,7 @@ from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import Decision, NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
+from quark.onnx.graph.surgery import is_constant
 from quark.onnx.qdq import align, fuse, slots
 from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
 
@@ -127,12 +128,12 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
         _add_constant(node, weight, _for_weight(layer.weight, node, rule, weight), reason, placement)
     for position in rule.parameters:
         value = node.inputs[position] if position < len(node.inputs) else None
-        if slots.is_constant(value) and slots.is_float(value) and layer.weight is not None and value is not None:
+        if is_constant(value) and slots.is_float(value) and layer.weight is not None and value is not None:
             _add_constant(node, value, replace(layer.weight, granularity=Tensor()), reason, placement)
     if layer.inputs is None or placement.job.options.WeightsOnly:
         return
     for value in slots.data_inputs(node, rule):
-        if slots.is_constant(value):
+        if is_constant(value):
             _add_constant(node, value, _for_operand(layer, placement.job), reason, placement)
         else:
             _add_activation(value, layer.inputs, reason, placement, reader=node)
@@ -278,7 +279,7 @@ def _pass_through(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Plac
     if known is None and not placement.job.options.ForceQuantizeNoInputCheck:
         plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="its input is not quantized")
         return
-    if slots.is_constant(source):
+    if is_constant(source):
         plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="its input is constant")
         return
     if own_range:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
+from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, is_constant
 from quark.onnx.qdq.op_rules import MOVES_VALUES, OpRule
 
 #: A constant operand at or below this, beside which everything else is 0, is an attention mask and no data.
@@ -18,11 +19,6 @@ _FLOAT = ir.DataType.FLOAT
 def is_float(value: ir.Value | None) -> bool:
     """Whether a value is a float32 tensor."""
     return value is not None and value.dtype == _FLOAT
-
-
-def is_constant(value: ir.Value | None) -> bool:
-    """Whether a value is an initializer that no caller can replace."""
-    return value is not None and value.const_value is not None and not value.is_graph_input()
 
 
 def data_inputs(node: ir.Node, rule: OpRule) -> list[ir.Value]:
@@ -37,23 +33,19 @@ def data_inputs(node: ir.Node, rule: OpRule) -> list[ir.Value]:
 
 def weight_input(node: ir.Node, rule: OpRule) -> ir.Value | None:
     """The constant weight of a node, if it has one."""
-    if rule.weight is None or rule.weight >= len(node.inputs):
-        return None
-    value = node.inputs[rule.weight]
+    value = None if rule.weight is None else input_at(node, rule.weight)
     return value if is_float(value) and is_constant(value) else None
 
 
 def bias_input(node: ir.Node, rule: OpRule) -> ir.Value | None:
     """The constant bias of a node, if it has one."""
-    if rule.bias is None or rule.bias >= len(node.inputs):
-        return None
-    value = node.inputs[rule.bias]
+    value = None if rule.bias is None else input_at(node, rule.bias)
     return value if is_float(value) and is_constant(value) else None
 
 
 def weight_axes(node: ir.Node, rule: OpRule) -> tuple[int, int]:
     """(channel axis, reduction axis) of the node's weight."""
-    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0):
+    if node.op_type == "Gemm" and int_attribute(node, "transB", 0):
         return rule.reduce_axis, rule.channel_axis
     return rule.channel_axis, rule.reduce_axis
 
@@ -64,15 +56,13 @@ def reads_mask(node: ir.Node) -> bool:
 
 
 def _is_mask(value: ir.Value | None) -> bool:
-    while value is not None and value.const_value is None:
+    while value is not None and not is_constant(value):
         producer = value.producer()
         if producer is None or producer.op_type not in MOVES_VALUES or not producer.inputs:
             return False
         value = producer.inputs[0]
-    if value is None or not is_float(value) or value.const_value is None or value.const_value.size > _MASK_SIZE_LIMIT:
-        return False
-    numbers = value.const_value.numpy()
-    if numbers.size == 0:
+    numbers = constant_array(value)
+    if numbers is None or not is_float(value) or not 0 < numbers.size <= _MASK_SIZE_LIMIT:
         return False
     low, high = numbers.min(), numbers.max()
     return bool(low <= MASK_VALUE and high <= 0 and np.isin(numbers, (low, 0.0)).all()) or bool(np.isinf(numbers).any())
@@ -82,20 +72,18 @@ def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
     """(min, max) of a Clip whose bounds are constant; an absent bound is infinite."""
     bounds = []
     for position, absent in ((1, -np.inf), (2, np.inf)):
-        value = node.inputs[position] if position < len(node.inputs) else None
-        if value is None:
-            bounds.append(absent)
-        elif value.const_value is None:
+        value = input_at(node, position)
+        array = constant_array(value)
+        if value is not None and array is None:
             return None
-        else:
-            bounds.append(float(value.const_value.numpy().reshape(-1)[0]))
+        bounds.append(absent if array is None else float(array.reshape(-1)[0]))
     return bounds[0], bounds[1]
 
 
 def pads_with_zero(node: ir.Node) -> bool:
     """Whether a Pad adds nothing but zeros or values that its input already has."""
-    mode = node.attributes.get_string("mode", "constant")
-    value = node.inputs[2] if len(node.inputs) > 2 else None
-    if mode != "constant" or value is None:
+    value = input_at(node, 2)
+    if node.attributes.get_string("mode", "constant") != "constant" or value is None:
         return True
-    return value.const_value is not None and not np.any(value.const_value.numpy())
+    array = constant_array(value)
+    return array is not None and not np.any(array)

@@ -1,0 +1,131 @@
+"""One quantization, read aloud: load, prepare, place, calibrate, parameters, emit, save, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from quark.config.job import Job
+from quark.config.plan import Plan
+from quark.errors import DataError, ModelError
+from quark.onnx import data
+from quark.onnx.calibration import Request, calibrate
+from quark.onnx.graph import model as files
+from quark.onnx.graph.report import PassReport
+from quark.onnx.pipeline import prepare
+from quark.onnx.qdq.emit import emit
+from quark.onnx.qdq.parameters import observed, set_parameters
+from quark.onnx.qdq.place import place
+from quark.onnx.qdq.settings import request_of
+from quark.report.progress import bars
+from quark.report.summary import print_summary
+
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass
+class Result:
+    """What a quantization made and learnt.
+
+    Attributes:
+        plan: every decision, with ranges and scales.
+        passes: what the graph passes did and refused to do.
+        seconds: time of each stage.
+        proto: the quantized model, when no output path was given.
+    """
+
+    plan: Plan
+    passes: list[PassReport]
+    seconds: dict[str, float] = field(default_factory=dict)
+    proto: onnx.ModelProto | None = None
+
+
+def quantize(
+    job: Job,
+    model_input: str | Path | onnx.ModelProto,
+    model_output: str | Path | None,
+    reader: Any,
+    progress: Progress | None = None,
+) -> Result:
+    """Run one job on one model; see ``ModelQuantizer.quantize_model``."""
+    seconds: dict[str, float] = {}
+    if model_output is not None:
+        files.check_writable(Path(model_output))
+    with bars() if progress is None else _given(progress) as update:
+        with _timed(seconds, "load"):
+            source = files.load(model_input)
+        with _timed(seconds, "prepare"):
+            model, passes = prepare(source, job)
+            plan = place(model, job)
+            _refuse_nothing(plan)
+        with _timed(seconds, "calibrate"):
+            ranges = _ranges(model, plan, job, reader, update)
+        with _timed(seconds, "parameters"):
+            set_parameters(model, plan, ranges)
+        with _timed(seconds, "write"):
+            emit(model, plan, job.options)
+            proto = _write(model, model_output, job)
+    if job.options.PrintSummary:
+        print_summary(plan)
+    return Result(plan, passes, seconds, proto)
+
+
+def _ranges(model: ir.Model, plan: Plan, job: Job, reader: Any, update: Progress) -> dict[str, Any]:
+    """Calibrated ranges of the observed activations; no data is read when none is needed."""
+    requests: dict[str, Request] = {tensor.name: request_of(tensor.spec, job.options) for tensor in observed(plan)}
+    if not requests:
+        return {}
+    samples = _samples(model, job, reader)
+    return calibrate(
+        model,
+        requests,
+        samples,
+        providers=job.options.ExecutionProviders,
+        libraries=job.options.UserCustomOpLibPath,
+        progress=lambda done, total: update("calibrate", done, total),
+    )
+
+
+def _samples(model: ir.Model, job: Job, reader: Any) -> Any:
+    options = job.options
+    if reader is not None:
+        return data.samples_of(reader, options.CalibDataSize)
+    if not options.UseRandomData:
+        raise DataError(
+            "calibration data is needed: give calibration_data_reader, or set the option UseRandomData for a trial run"
+        )
+    shapes, ranges = options.RandomDataReaderInputShape, options.RandomDataReaderInputDataRange
+    return data.RandomDataReader(model, shapes, ranges, options.CalibDataSize or 1)
+
+
+def _refuse_nothing(plan: Plan) -> None:
+    if not plan.tensors:
+        kinds = sorted({node.op_type for node in plan.nodes.values()})
+        raise ModelError(f"nothing in the model can be quantized under this configuration; its operators are {kinds}")
+
+
+def _write(model: ir.Model, model_output: str | Path | None, job: Job) -> onnx.ModelProto | None:
+    model.producer_name, model.producer_version = "openquark", "0.13.0"
+    if model_output is None:
+        return files.to_proto(model)
+    files.save(model, Path(model_output), job.external_data)
+    return None
+
+
+@contextmanager
+def _given(progress: Progress) -> Iterator[Progress]:
+    yield progress
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[stage] = time.perf_counter() - start

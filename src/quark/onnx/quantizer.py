@@ -1,0 +1,66 @@
+"""``ModelQuantizer``: the public verb of the ONNX flow. The engine behind it is imported when it is first used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quark.errors import ConfigError
+from quark.onnx.quantization.config import Config, QConfig
+
+if TYPE_CHECKING:
+    import onnx
+
+    from quark.onnx.flow import Progress, Result
+
+
+class ModelQuantizer:
+    """Quantizes models by one configuration. The configuration is read, never changed, and serves any number of models.
+
+    Args:
+        config: a ``QConfig``, or the older ``Config``.
+
+    Raises:
+        ConfigError: the configuration cannot work; the message names the field.
+    """
+
+    def __init__(self, config: QConfig | Config) -> None:
+        if not isinstance(config, (QConfig, Config)):
+            raise ConfigError(f"ModelQuantizer needs a QConfig or a Config, not {config!r}")
+        self.config = config
+
+    def quantize_model(
+        self,
+        model_input: str | Path | onnx.ModelProto,
+        model_output: str | Path | None = None,
+        calibration_data_reader: Any = None,
+    ) -> onnx.ModelProto | None:
+        """Quantize one model.
+
+        Args:
+            model_input: path of the float model, or the model itself; it stays as it is.
+            model_output: path of the quantized model; the model is returned instead when this is ``None``.
+            calibration_data_reader: an object with ``get_next()`` that gives one dictionary of arrays per sample, or an
+                iterable of such dictionaries. Not needed with the options ``UseRandomData`` or ``WeightsOnly``.
+
+        Returns:
+            The quantized model when ``model_output`` is ``None``, otherwise ``None``.
+
+        Raises:
+            ModelError: the model cannot be read, quantized or written.
+            DataError: the calibration data does not fit the model.
+            ConfigError: the configuration names something that the model does not have.
+        """
+        return self.run(model_input, model_output, calibration_data_reader).proto
+
+    def run(
+        self,
+        model_input: str | Path | onnx.ModelProto,
+        model_output: str | Path | None = None,
+        calibration_data_reader: Any = None,
+        progress: Progress | None = None,
+    ) -> Result:
+        """``quantize_model`` with everything it learnt: the plan, the pass reports, the seconds of each stage."""
+        from quark.onnx.flow import quantize
+
+        return quantize(self.config.compile(), model_input, model_output, calibration_data_reader, progress)
