@@ -1,0 +1,51 @@
+"""extra_options: typed, unknown names refused with the nearest one, every published name known."""
+
+from pathlib import Path
+
+import pytest
+
+from quark.config.options import NOT_YET, Options, parse_options
+from quark.errors import ConfigError
+
+NAMES = Path(__file__).parents[1] / "golden" / "option_names.txt"
+NBITS = {"Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel"}
+
+
+def published() -> set[str]:
+    return {line for line in NAMES.read_text().split("\n") if line and not line.startswith("#")} - NBITS
+
+
+def test_every_published_option_is_implemented_or_refused_by_name() -> None:
+    assert published() == set(Options.model_fields) | NOT_YET
+    assert not set(Options.model_fields) & NOT_YET
+
+
+@pytest.mark.parametrize("name", sorted(NOT_YET))
+def test_an_option_that_is_missing_says_so(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}.*not implemented"):
+        parse_options({name: True})
+
+
+def test_a_misspelt_option_shows_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="unknown option 'CalibMovingAvrage'. Did you mean 'CalibMovingAverage'"):
+        parse_options({"CalibMovingAvrage": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("Percentile", 101.0), ("Percentile", "99"), ("CalibDataSize", 0), ("WeightsOnly", 1), ("LWPMetric", "mea")],
+)
+def test_a_bad_value_names_the_option_and_the_value(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"the option {name} cannot be {value!r}"):
+        parse_options({name: value})
+
+
+def test_every_option_has_a_line_of_documentation_and_a_group() -> None:
+    for name, field in Options.model_fields.items():
+        assert field.description and len(field.description) > 20, name
+        assert isinstance(field.json_schema_extra, dict) and field.json_schema_extra["group"] in range(1, 12), name
+
+
+def test_options_do_not_change() -> None:
+    with pytest.raises(ValueError):
+        parse_options({}).WeightsOnly = True  # type: ignore[misc]
