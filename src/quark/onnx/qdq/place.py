@@ -290,8 +290,9 @@ def _pass_through(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Plac
     for value in node.outputs:
         if not slots.is_float(value) or value in placement.masked:
             continue
-        _add_activation(value, members.spec, f"{reason} moves the values of {source.name!r}", placement)
-        plan.update(value.name or "", group=members.group, spec=members.spec, observed=False)
+        moved = f"{reason} moves the values of {source.name!r}"
+        _add_activation(value, members.spec, moved, placement)
+        plan.update(value.name or "", group=members.group, spec=members.spec, observed=False, reason=moved)
 
 
 def _leave_outputs(placement: Placement) -> None:
