@@ -1,0 +1,341 @@
+"""Read, write and hand out ONNX models: the only place where raw protobuf is parsed or written.
+
+Reading copies every weight once, out of the protobuf, so that a pass that replaces a weight frees the old one (a
+protobuf frees nothing before all of it goes). External data stays memory-mapped. Writing goes to a temporary folder
+beside the destination, is checked with ``onnx.checker`` there, and is moved into place last.
+
+Not handled: sparse initializers (an error says so).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+
+from quark.errors import ModelError, ModelNotFoundError
+from quark.onnx.graph.surgery import all_nodes, opset, tensor_alias, tensor_bytes
+from quark.onnx.graph.weightless import swapped
+
+ModelInput: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
+
+INLINE_LIMIT = 2**31 - 2**26
+"""Bytes of weights that fit into one protobuf (its limit is 2 GiB) beside 64 MiB of nodes."""
+EXTERNAL_THRESHOLD = 1024
+"""Initializers of at most so many bytes stay in the model file when the others go to external data."""
+COMMON_IR = 10
+"""Newest IR version that every supported ONNX Runtime loads; a newer one is written only where the model needs it."""
+_NEEDED_IR = {
+    ir.DataType.FLOAT8E4M3FN: 9,
+    ir.DataType.FLOAT8E4M3FNUZ: 9,
+    ir.DataType.FLOAT8E5M2: 9,
+    ir.DataType.FLOAT8E5M2FNUZ: 9,
+    ir.DataType.INT4: 10,
+    ir.DataType.UINT4: 10,
+    ir.DataType.FLOAT4E2M1: 11,
+    ir.DataType.FLOAT8E8M0: 12,
+    ir.DataType.INT2: 13,
+    ir.DataType.UINT2: 13,
+}
+"""IR version in which a tensor type appeared (onnx.proto, history of ``IRVersion``)."""
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def load(model: ModelInput) -> ir.Model:
+    """A model of our own to edit: whatever is done to it, the caller's model and file stay as they are.
+
+    Args:
+        model: Path of an ``.onnx`` file (weights inside it or in external data beside it), a protobuf, or a model that
+            is already in this form.
+
+    Raises:
+        ModelNotFoundError: There is no such file.
+        ModelError: The file is empty, corrupt or not ONNX, its external data is missing or too short, or a node reads
+            a tensor that nothing makes. The message names the file and the reason.
+    """
+    if isinstance(model, ir.Model):
+        return _detached(model.clone())
+    if isinstance(model, onnx.ModelProto):
+        return _from_proto(model, "the given ModelProto", Path())
+    if not isinstance(model, (str, os.PathLike)):
+        raise ModelError(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
+    path = Path(model)
+    return _detached(_from_proto(_read(path), f"{str(path)!r}", path.parent))
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    """The protobuf of a file, without its external data."""
+    if not path.exists():
+        raise ModelNotFoundError(f"the model file {str(path)!r} does not exist (current folder: {str(Path.cwd())!r})")
+    if path.is_dir():
+        raise ModelError(f"{str(path)!r} is a folder: give the path of an .onnx file")
+    if path.stat().st_size == 0:
+        raise ModelError(f"the model file {str(path)!r} is empty")
+    try:
+        return onnx.load(path, format="protobuf", load_external_data=False)
+    except OSError as error:
+        raise ModelError(f"the model file {str(path)!r} cannot be read: {error.strerror}") from error
+    except (DecodeError, ValueError) as error:
+        raise ModelError(f"{str(path)!r} is not an ONNX model or is damaged: {error}") from error
+
+
+def _from_proto(proto: onnx.ModelProto, source: str, folder: Path) -> ir.Model:
+    _check_proto(proto, source)
+    try:
+        model = ir.from_proto(proto)
+    except (ir.serde.SerdeError, ValueError) as error:
+        raise ModelError(f"{source} is not a valid ONNX model: {_innermost(error)}") from error
+    for value in _initializers(model):
+        if value.const_value is not None:
+            value.const_value = _own_tensor(value.const_value, str(value.name), source, folder)
+    for attr_owner, attr in _tensor_attributes(model):
+        tensor = _own_tensor(attr.value, attr.value.name or "", source, folder)
+        attr_owner.attributes[attr.name] = ir.AttrTensor(attr.name, tensor)
+    return model
+
+
+def _check_proto(proto: onnx.ModelProto, source: str) -> None:
+    """What the protobuf parser lets through and the graph library does not report."""
+    if not proto.HasField("graph") or not proto.ir_version:
+        raise ModelError(f"{source} is not an ONNX model: it holds no graph")
+    if proto.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            f"{source} has IR version {proto.ir_version}; the installed onnx {onnx.__version__} reads up to "
+            f"{onnx.IR_VERSION}. Upgrade onnx, or export the model with an older version"
+        )
+    if proto.graph.sparse_initializer:
+        name = proto.graph.sparse_initializer[0].values.name
+        raise ModelError(f"{source} holds the sparse initializer {name!r}: store it as a dense tensor")
+    _check_wiring(proto.graph, set(), source)
+
+
+def _check_wiring(graph: onnx.GraphProto, outer: set[str], source: str) -> None:
+    """Every tensor that is read must be a graph input, an initializer or the output of a node (in any order)."""
+    known = outer | {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer} | {""}
+    for node in graph.node:
+        known.update(node.output)
+    for node in graph.node:
+        missing = next((name for name in node.input if name not in known), None)
+        if missing is not None:
+            raise ModelError(f"{source}: node {node.name!r} ({node.op_type}) reads {missing!r}, which nothing makes")
+        for attr in node.attribute:
+            if attr.type == onnx.AttributeProto.GRAPH:
+                _check_wiring(attr.g, known, source)
+    missing = next((value.name for value in graph.output if value.name not in known), None)
+    if missing is not None:
+        raise ModelError(f"{source}: the graph output {missing!r} is made by no node")
+
+
+def _innermost(error: BaseException) -> str:
+    """The reason at the bottom of a chain of errors, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())
+
+
+def _initializers(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in model.graphs():
+        yield from graph.initializers.values()
+
+
+def _tensor_attributes(model: ir.Model) -> list[tuple[ir.Node, ir.Attr]]:
+    """Attributes that hold one tensor, with the nodes they sit on."""
+    return [
+        (node, attr)
+        for node in all_nodes(model)
+        for attr in node.attributes.values()
+        if attr.type == ir.AttributeType.TENSOR and not attr.is_ref()
+    ]
+
+
+def _own_tensor(tensor: ir.TensorProtocol, name: str, source: str, folder: Path) -> ir.TensorProtocol:
+    """A tensor object that does not write into the protobuf it came from, with external data located and checked."""
+    if isinstance(tensor, ir.ExternalTensor):
+        return _located(tensor, name, source, folder)
+    return tensor_alias(tensor, name)
+
+
+def _located(tensor: ir.ExternalTensor, name: str, source: str, folder: Path) -> ir.ExternalTensor:
+    """External data with its full path. Links are followed: model hubs keep the files elsewhere and link to them."""
+    location = Path(tensor.location)
+    if location.is_absolute() or ".." in location.parts:
+        raise ModelError(f"{source}: external data of {name!r} lies outside the model's folder ({str(location)!r})")
+    file = (folder / location).resolve()
+    if not file.is_file():
+        raise ModelError(f"{source}: the external data file {str(folder / location)!r} (weights of {name!r}) is missing")
+    end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+    if end > file.stat().st_size:
+        raise ModelError(
+            f"{source}: the external data file {str(file)!r} is too short: {file.stat().st_size} bytes, "
+            f"but the weights of {name!r} end at {end}"
+        )
+    shape = ir.Shape(tensor.shape)
+    return ir.ExternalTensor(file, tensor.offset, tensor.length, tensor.dtype, shape=shape, name=name)
+
+
+def _detached(model: ir.Model) -> ir.Model:
+    """Take the weights out of protobufs (and out of tensor objects that another model holds too)."""
+    for value in _initializers(model):
+        if value.const_value is not None:
+            value.const_value = _in_memory(value.const_value)
+    for node, attr in _tensor_attributes(model):
+        node.attributes[attr.name] = ir.AttrTensor(attr.name, _in_memory(attr.value))
+    return model
+
+
+def _in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    name = tensor.name or ""
+    if isinstance(tensor, ir.LazyTensor):
+        return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=ir.Shape(tensor.shape), name=name)
+    return tensor_alias(tensor, name)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """The protobuf of ``model`` with all weights inside, nodes in topological order.
+
+    Raises:
+        ModelError: The weights exceed the 2 GiB that a protobuf holds.
+    """
+    size = tensor_bytes(model)
+    if size > INLINE_LIMIT:
+        raise ModelError(
+            f"the model holds {size / 2**30:.1f} GiB of weights and a ModelProto at most 2: give an output path, "
+            "so that the weights are written to external data"
+        )
+    _settle(model)
+    mapped = [value for value in _initializers(model) if isinstance(value.const_value, ir.ExternalTensor)]
+    with swapped({value: _read_whole(value.const_value) for value in mapped if value.const_value is not None}):
+        return ir.to_proto(model)
+
+
+def _read_whole(tensor: ir.TensorProtocol) -> ir.Tensor:
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=ir.Shape(tensor.shape), name=tensor.name)
+
+
+def _settle(model: ir.Model) -> None:
+    """What every form we hand out has: nodes in topological order and an IR version that runtimes load."""
+    model.graph.sort()
+    for function in model.functions.values():
+        function.sort()
+    model.ir_version = suitable_ir_version(model)
+
+
+def suitable_ir_version(model: ir.Model) -> int:
+    """The IR version to write: the model's own, within what its contents need and what runtimes load."""
+    needed = max(4, _opset_ir_version(opset(model)), 8 if model.functions else 0)
+    for value in _initializers(model):
+        if value.const_value is not None:
+            needed = max(needed, _NEEDED_IR.get(value.const_value.dtype, 0))
+    return max(needed, min(model.ir_version, COMMON_IR))
+
+
+def _opset_ir_version(version: int) -> int:
+    """The IR version that the onnx release with this opset had."""
+    try:
+        return int(onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", version)]))
+    except ValueError:
+        return int(onnx.IR_VERSION)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse an output path before any work is done.
+
+    Raises:
+        ModelError: The path is a folder, or its folder does not exist or takes no files; the message has the remedy.
+    """
+    path = Path(path)
+    folder = path.parent
+    if path.is_dir():
+        raise ModelError(f"the output path {str(path)!r} is a folder: add a file name, as in {str(path / 'model.onnx')!r}")
+    if not folder.is_dir():
+        raise ModelError(f"the output folder {str(folder)!r} does not exist: create it, or give another path")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        raise ModelError(
+            f"the output folder {str(folder)!r} is not writable ({error.strerror}): "
+            "change its permissions, or give another path"
+        ) from error
+
+
+def save(model: ir.Model, path: str | os.PathLike[str], external_data: bool = False) -> None:
+    """Write ``model`` to ``path``. Whatever goes wrong, nothing half-written stays and an older file keeps its content.
+
+    Args:
+        model: Its nodes are sorted and its IR version is set to what is written; nothing else changes.
+        path: The file. Its folder must exist.
+        external_data: Put the weights into ``<path>.data``. Models with more than 2 GiB of weights do that by themselves.
+
+    Raises:
+        ModelError: The path cannot be written, the disk is full, or the model does not pass ``onnx.checker``.
+    """
+    path = Path(path)
+    check_writable(path)
+    _settle(model)
+    external = external_data or tensor_bytes(model) > INLINE_LIMIT
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            draft = Path(folder) / path.name
+            _write(model, draft, external)
+            _check(draft, path)
+            _map_weights(model, _data_file(path))
+            _publish(draft, path)
+    except OSError as error:
+        raise ModelError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
+
+
+def _data_file(path: Path) -> Path:
+    return path.with_name(path.name + ".data")
+
+
+def _write(model: ir.Model, draft: Path, external: bool) -> None:
+    if external:
+        ir.save(model, draft, external_data=_data_file(draft).name, size_threshold_bytes=EXTERNAL_THRESHOLD)
+        return
+    try:
+        draft.write_bytes(to_proto(model).SerializeToString())
+    except EncodeError as error:
+        raise ModelError(f"the model does not fit into one file ({error}): save it with external data") from error
+
+
+def _check(draft: Path, path: Path) -> None:
+    try:
+        onnx.checker.check_model(os.fspath(draft))
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"{str(path)!r} is not written: the model fails onnx.checker: {_innermost(error)}") from error
+
+
+def _map_weights(model: ir.Model, file: Path) -> None:
+    """Hold on to weights that ``model`` reads from a file that is about to be replaced."""
+    for value in _initializers(model):
+        if isinstance(value.const_value, ir.ExternalTensor) and Path(value.const_value.path) == file.resolve():
+            value.const_value.numpy()
+
+
+def _publish(draft: Path, path: Path) -> None:
+    """Move the finished files into place: external data first, and back out of it if the model cannot follow."""
+    data, final_data = _data_file(draft), _data_file(path)
+    backup = data.with_name("previous.data")
+    had_data = data.exists() and final_data.exists()
+    if had_data:
+        os.replace(final_data, backup)
+    try:
+        if data.exists():
+            os.replace(data, final_data)
+        os.replace(draft, path)
+    except OSError:
+        if had_data:
+            os.replace(backup, final_data)
+        raise

@@ -1,0 +1,24 @@
+"""What one graph pass did: how often it fired, and why it did not where it might have.
+
+Every pass is a function ``run(model, …) -> PassReport`` that edits the model it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """Result of one pass.
+
+    Attributes:
+        name: The pass.
+        fired: Number of places it changed.
+        refused: One sentence for each place that looked like a match and was left alone, with the reason.
+    """
+
+    name: str
+    fired: int = 0
+    refused: Sequence[str] = field(default_factory=tuple)

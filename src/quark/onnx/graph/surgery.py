@@ -1,0 +1,199 @@
+"""Small verbs on an ``onnx_ir`` graph: read constants, add and replace initializers, take nodes out.
+
+Every verb costs time proportional to what it touches, never to the graph, so that passes stay linear. A *constant* is
+an initializer that the caller of the model cannot override (one that is also a graph input can be overridden).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+
+def opset(model: ir.Model) -> int:
+    """Version of the default operator set; 1 where the model names none (files of IR version 1 and 2)."""
+    return model.graph.opset_imports.get("", 1)
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """True for an initializer with data that is not a graph input."""
+    return value is not None and value.is_initializer() and value.const_value is not None and not value.is_graph_input()
+
+
+def constant_array(value: ir.Value | None) -> np.ndarray | None:
+    """The array of a constant (read only: it may be memory-mapped or shared), None for anything else."""
+    if value is None or not is_constant(value) or value.const_value is None:
+        return None
+    return value.const_value.numpy()
+
+
+def input_at(node: ir.Node, position: int) -> ir.Value | None:
+    """Input number ``position``, None where it is left out."""
+    return node.inputs[position] if position < len(node.inputs) else None
+
+
+def set_input(node: ir.Node, position: int, value: ir.Value | None) -> None:
+    """Make ``value`` input number ``position``; inputs between the last one and it are left out."""
+    if position >= len(node.inputs):
+        node.resize_inputs(position + 1)
+    node.replace_input_with(position, value)
+
+
+def attribute(node: ir.Node, name: str, default: object = None) -> object:
+    """Value of an attribute, ``default`` where it is absent or refers to a parameter of a function."""
+    found = node.attributes.get(name)
+    return default if found is None or found.is_ref() else found.value
+
+
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute."""
+    value = attribute(node, name, default)
+    return value if isinstance(value, int) else default
+
+
+def float_attribute(node: ir.Node, name: str, default: float) -> float:
+    """A float attribute."""
+    value = attribute(node, name, default)
+    return float(value) if isinstance(value, (int, float)) else default
+
+
+def label(node: ir.Node) -> str:
+    """How messages name a node: its name and operator, or its first output where it has no name."""
+    name = node.name or next((value.name for value in node.outputs if value.name), "without a name")
+    return f"{name!r} ({node.domain + '.' if node.domain else ''}{node.op_type})"
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Every node, those of subgraphs and model-local functions included."""
+    yield from ir.traversal.RecursiveGraphIterator(model.graph)
+    for function in model.functions.values():
+        yield from ir.traversal.RecursiveGraphIterator(function)
+
+
+class Names:
+    """The value names in use, so that a new one is found in constant time.
+
+    Names of subgraphs count, because a subgraph sees the names of the graphs around it.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._used: set[str] = set()
+        for graph in model.graphs():
+            self._used.update(value.name for value in graph.inputs if value.name)
+            self._used.update(graph.initializers)
+        for node in all_nodes(model):
+            self._used.update(value.name for value in node.outputs if value.name)
+
+    def fresh(self, base: str) -> str:
+        """``base``, or ``base_1``, ``base_2``, … where that is taken; the name counts as used from now on."""
+        name, number = base, 0
+        while name in self._used:
+            number += 1
+            name = f"{base}_{number}"
+        self._used.add(name)
+        return name
+
+
+def tensor_alias(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+    """The same data under its own tensor object and name: nothing is copied, nothing is read from disk.
+
+    Tensor objects carry the name that serialization writes, so two initializers (or two models) never share one.
+    """
+    if isinstance(tensor, ir.ExternalTensor):
+        return ir.ExternalTensor(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=tensor.shape,
+            name=name,
+            base_dir=tensor.base_dir,
+        )
+    if isinstance(tensor, ir.StringTensor):
+        return ir.StringTensor(tensor.string_data(), shape=tensor.shape, name=name)
+    if isinstance(tensor, ir.Tensor):
+        return ir.Tensor(tensor.raw, dtype=tensor.dtype, shape=tensor.shape, name=name)
+    return ir.LazyTensor(lambda: tensor, dtype=tensor.dtype, shape=ir.Shape(tensor.shape), name=name)
+
+
+def add_initializer(graph: ir.Graph, tensor: np.ndarray | ir.TensorProtocol, name: str) -> ir.Value:
+    """A new initializer; ``name`` must be free (see :class:`Names`). An array is kept, not copied."""
+    data = ir.Tensor(tensor, name=name) if isinstance(tensor, np.ndarray) else tensor
+    shape = ir.Shape(data.shape)
+    value = ir.Value(name=name, type=ir.TensorType(data.dtype), shape=shape, const_value=data)
+    graph.register_initializer(value)
+    return value
+
+
+def set_constant(value: ir.Value, array: np.ndarray) -> None:
+    """Give an initializer new contents (and with them shape and type) under its old name. The array is not copied."""
+    value.const_value = ir.Tensor(array, name=value.name)
+    value.shape = ir.Shape(array.shape)
+    value.type = ir.TensorType(value.const_value.dtype)
+
+
+def sole_consumer(value: ir.Value) -> ir.Node | None:
+    """The one node that reads ``value`` (once), None where others read it or it is a graph output."""
+    uses = tuple(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def take_over(kept: ir.Value, dropped: ir.Value) -> None:
+    """``kept`` takes the readers, the place among the graph outputs and the name of ``dropped``.
+
+    ``dropped`` is the only output of a node, which is removed from its graph.
+    """
+    node, name = dropped.producer(), dropped.name
+    dropped.replace_all_uses_with(kept, replace_graph_outputs=True)
+    if node is not None and node.graph is not None:
+        node.graph.remove(node, safe=True)
+    kept.name = name
+
+
+def bypass(node: ir.Node, source: ir.Value) -> str | None:
+    """Take out a node whose first output equals ``source``. Names of graph outputs stay.
+
+    Returns:
+        None when done, otherwise the reason why the node has to stay.
+    """
+    output = node.outputs[0]
+    if any(extra.uses() or extra.is_graph_output() for extra in node.outputs[1:]):
+        return "another of its outputs is used"
+    if not output.is_graph_output():
+        output.replace_all_uses_with(source)
+        _remove(node)
+        return None
+    if source.is_graph_input() or source.is_initializer() or source.is_graph_output():
+        return "it joins a graph output to a graph input, an initializer or another output"
+    if source.graph is not output.graph:
+        return "it hands a value of an outer graph out of a subgraph"
+    take_over(source, output)
+    return None
+
+
+def _remove(node: ir.Node) -> None:
+    if node.graph is not None:
+        node.graph.remove(node, safe=True)
+
+
+def remove_unused_initializers(graph: ir.Graph) -> int:
+    """Drop initializers that nothing reads (graph inputs and outputs stay). Returns how many went."""
+    unused = [
+        name
+        for name, value in graph.initializers.items()
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input())
+    ]
+    for name in unused:
+        del graph.initializers[name]
+    return len(unused)
+
+
+def tensor_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers, those of subgraphs included."""
+    return sum(_bytes_of(graph.initializers.values()) for graph in model.graphs())
+
+
+def _bytes_of(values: Iterable[ir.Value]) -> int:
+    return sum(value.const_value.nbytes for value in values if value.const_value is not None)
