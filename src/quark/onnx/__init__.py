@@ -6,6 +6,7 @@ Importing this module is cheap: the engine (onnx, onnx_ir, ONNX Runtime) is impo
 from __future__ import annotations
 
 from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.custom_config import A8W8_QCONFIG, A16W8_QCONFIG, XINT8_QCONFIG
 from quark.onnx.quantization.config.data_type import (
     BaseDataType,
     DataType,
@@ -37,6 +38,9 @@ from quark.onnx.quantization.config.spec import (
 from quark.onnx.quantizer import ModelQuantizer
 
 __all__ = [
+    "A16W8_QCONFIG",
+    "A8W8_QCONFIG",
+    "XINT8_QCONFIG",
     "BaseDataType",
     "CalibMethod",
     "Config",
