@@ -1,0 +1,164 @@
+"""The commands, their options and their help. The work is imported when a command runs, so that help is instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Quantize trained models: smaller files, faster inference, and a table that says what it cost.",
+    epilog="Start with: `quark onnx quantize model.onnx -o quantized.onnx --preset A8W8_CPU --data samples/`",
+)
+onnx_app = typer.Typer(no_args_is_help=True, help="Quantize, inspect and compare ONNX models.")
+app.add_typer(onnx_app, name="onnx")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Samples: a .npz (one array per input, axis 0 counts samples), a .npy, or a folder of .npy, .npz, .png or "
+        ".jpg files (one file a sample).",
+    ),
+]
+Random = Annotated[bool, typer.Option("--random", help="Use generated data: to try things out, not for real results.")]
+Count = Annotated[int | None, typer.Option("--samples", min=1, help="Use only the first N samples.")]
+Mean = Annotated[str, typer.Option(help="Images: subtracted after scaling pixels to 0..1; one number, or one per channel.")]
+Std = Annotated[str, typer.Option(help="Images: then divided by this, one number or one per channel.")]
+ReportPath = Annotated[
+    Path | None,
+    typer.Option("--report", help="Also write an HTML page: SQNR per layer, histogram and clipping range per tensor."),
+]
+Preset = Annotated[str, typer.Option("--preset", "-p", help="A configuration by name; `quark presets` lists them.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="OPTION=VALUE", help="Set one option (`quark options` lists them); may be repeated."),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(help="`cpu`: lay the model out for ONNX Runtime's CPU kernels. `any`: exactly as configured."),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NODE", help="Keep a node in float: its name or a `^regular expression`; may be repeated."),
+]
+PlanPath = Annotated[
+    Path | None, typer.Option(help="Write every decision (tensor, format, range, scale, why) as JSON.")
+]
+
+
+@onnx_app.command(
+    epilog="""**Examples**
+
+`quark onnx quantize model.onnx -o q.onnx --preset A8W8_CPU --data calibration/`
+
+`quark onnx quantize model.onnx -o q.onnx --preset XINT8 --data images/ --mean 0.485,0.456,0.406 --std 0.23,0.22,0.23`
+
+`quark onnx quantize model.onnx -o q.onnx --random --set Percentile=99.9 --set "OpTypesToQuantize=[Conv, Gemm]"`
+
+About 32 to 256 samples that look like the real inputs are enough. Exit codes: 0 done, 1 error, 2 wrong usage."""
+)
+def quantize(
+    model: Annotated[Path, typer.Argument(help="The float model, an .onnx file. It is not changed.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the quantized model.")],
+    preset: Preset = "A8W8_CPU",
+    data: Data = None,
+    random: Random = False,
+    samples: Count = None,
+    mean: Mean = "0",
+    std: Std = "1",
+    settings: Settings = None,
+    target: Target = None,
+    exclude: Exclude = None,
+    report: ReportPath = None,
+    plan: PlanPath = None,
+    check: Annotated[bool, typer.Option(help="Afterwards run both models: SQNR, cosine, latency.")] = True,
+    json: Json = False,
+) -> None:
+    """Quantize an ONNX model.
+
+    Writes a model that stock ONNX Runtime runs, and tells what was quantized, what it cost in accuracy and what it won
+    in size and time.
+    """
+    from quark.cli import quantization
+    from quark.cli.sources import Source
+
+    source = Source(data, random, samples, mean, std)
+    request = quantization.Request(model, output, preset, source, tuple(settings or ()), target, tuple(exclude or ()))
+    quantization.run(request, report, plan, check, json)
+
+
+@onnx_app.command(epilog="**Example**: `quark onnx inspect model.onnx`")
+def inspect(
+    model: Annotated[Path, typer.Argument(help="An .onnx file, float or quantized.")],
+    json: Json = False,
+) -> None:
+    """Show what a model is made of: inputs, outputs, operators, weights, and how it is quantized."""
+    from quark.cli import inspection
+
+    inspection.run(model, json)
+
+
+@onnx_app.command(
+    epilog="""**Example**
+
+`quark onnx compare model.onnx q.onnx --data samples.npz --report report.html`"""
+)
+def compare(
+    model: Annotated[Path, typer.Argument(metavar="FLOAT_MODEL", help="The float model.")],
+    quantized: Annotated[Path, typer.Argument(metavar="QUANTIZED_MODEL", help="The model made from it.")],
+    data: Data = None,
+    random: Random = False,
+    samples: Count = None,
+    mean: Mean = "0",
+    std: Std = "1",
+    report: ReportPath = None,
+    json: Json = False,
+) -> None:
+    """Run a float model and its quantized form on the same samples and show how far apart they are.
+
+    End to end (every output), and layer by layer (every tensor that both models have).
+    """
+    from quark.cli import comparison
+    from quark.cli.sources import Source
+
+    comparison.run(comparison.Request(model, quantized, Source(data, random, samples, mean, std)), report, json)
+
+
+@app.command()
+def presets(json: Json = False) -> None:
+    """List the ready-made configurations."""
+    from quark.cli import listing
+
+    listing.run_presets(json)
+
+
+@app.command()
+def options(json: Json = False) -> None:
+    """List the options that `--set` and `extra_options` know, with their defaults."""
+    from quark.cli import listing
+
+    listing.run_options(json)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from quark import __version__
+
+        print(f"quark {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")]
+
+
+@app.callback()
+def top(version: Version = False) -> None:
+    """Quantize trained models."""

@@ -1,0 +1,70 @@
+"""``quark onnx compare``: a float model and its quantized form on the same samples."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from quark.cli.output import print_json, say, show, write_page
+from quark.cli.sources import Source, feeds
+from quark.onnx.compare import Comparison, compare
+from quark.report import Layer, Report, Table, decibels
+from quark.report.progress import bars
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was typed."""
+
+    model: Path
+    quantized: Path
+    source: Source
+
+
+def run(request: Request, report: Path | None, json: bool) -> None:
+    """Compare, and tell on standard output."""
+    samples = feeds(request.model, request.source)
+    with bars() as update:
+        found = compare(
+            request.model, request.quantized, samples, progress=lambda done: update("compare", done, len(samples))
+        )
+    if report:
+        write_page(page(request, found), report)
+        say(f"Report: {report}")
+    if json:
+        print_json(facts(found))
+        return
+    show(output_table(found))
+    show(layer_table(found.layers))
+
+
+def output_table(found: Comparison) -> Table:
+    """End to end, one row an output."""
+    outputs = found.outputs.items()
+    rows = tuple((name, decibels(d.sqnr), f"{d.cosine:.6f}", f"{d.l2:.4g}", decibels(d.psnr)) for name, d in outputs)
+    note = f"Over {found.samples} samples."
+    return Table("End to end", ("output", "SQNR", "cosine", "L2", "PSNR"), rows, note)
+
+
+def layer_table(layers: tuple[Layer, ...]) -> Table:
+    """Layer by layer, the worst first."""
+    ranked = sorted(layers, key=lambda layer: layer.sqnr)
+    rows = tuple((one.name or one.tensor, one.op_type, decibels(one.sqnr), f"{one.cosine:.6f}") for one in ranked)
+    return Table("Layer by layer, worst first", ("node", "operator", "SQNR", "cosine"), rows)
+
+
+def facts(found: Comparison) -> dict[str, object]:
+    """The same as data, for ``--json``; layers in the order of the graph."""
+    outputs = {
+        name: {"sqnr": d.sqnr, "cosine": d.cosine, "l2": d.l2, "psnr": d.psnr} for name, d in found.outputs.items()
+    }
+    clipped = {tensor.name: tensor.clipped for tensor in found.tensors}
+    layers = [{**asdict(layer), "clipped": clipped.get(layer.tensor)} for layer in found.layers]
+    return {"samples": found.samples, "outputs": outputs, "layers": layers}
+
+
+def page(request: Request, found: Comparison) -> Report:
+    """The HTML page of one comparison."""
+    headline = tuple((f"SQNR of {name}", decibels(distance.sqnr)) for name, distance in list(found.outputs.items())[:4])
+    title = f"{request.quantized.name} against {request.model.name}"
+    return Report(title, headline, (output_table(found),), found.layers, found.tensors)

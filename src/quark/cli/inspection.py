@@ -1,0 +1,58 @@
+"""``quark onnx inspect``: what a model is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from quark.cli.output import print_json, show
+from quark.onnx.describe import Description, Port, describe
+from quark.report import Table, file_size
+
+
+def run(path: Path, json: bool) -> None:
+    """Describe a model file on standard output."""
+    description = describe(path)
+    if json:
+        print_json(asdict(description))
+        return
+    for table in tables(description):
+        show(table)
+
+
+def tables(description: Description) -> Iterator[Table]:
+    """The description as tables."""
+    yield Table(Path(description.path).name, ("fact", "value"), _facts(description))
+    yield Table("Inputs and outputs", ("side", "name", "type", "shape"), tuple(_ports(description)))
+    yield Table("Operators", ("operator", "nodes", "on quantized values"), tuple(_operators(description)))
+    weights = ((name, str(count), f"{size:,}") for name, (count, size) in sorted(description.weights.items()))
+    yield Table("Constants", ("type", "tensors", "elements"), tuple(weights))
+
+
+def _facts(description: Description) -> tuple[tuple[str, str], ...]:
+    codes = ", ".join(f"{count} × {name}" for name, count in description.activations.most_common())
+    return (
+        ("size", file_size(description.bytes)),
+        ("opset", f"{description.opset} (IR version {description.ir_version})"),
+        ("made by", description.producer or "unknown"),
+        ("quantized activations", codes or "none: this is a float model"),
+    )
+
+
+def _ports(description: Description) -> Iterator[tuple[str, str, str, str]]:
+    for side, ports in (("input", description.inputs), ("output", description.outputs)):
+        for port in ports:
+            yield side, port.name, port.dtype, _shape(port)
+
+
+def _shape(port: Port) -> str:
+    if port.shape is None:
+        return "unknown"
+    return "[" + ", ".join("?" if size is None else str(size) for size in port.shape) + "]"
+
+
+def _operators(description: Description) -> Iterator[tuple[str, str, str]]:
+    for name, count in description.operators.most_common():
+        yield name, str(count), str(description.quantized[name])
+    yield "all", str(description.operators.total()), str(description.quantized.total())

@@ -1,0 +1,150 @@
+"""``quark onnx quantize``: configure, quantize, check, tell."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from quark.cli.output import print_json, say, show, write_page, write_text
+from quark.cli.settings import parse_settings
+from quark.cli.sources import Feed, Source, feeds
+from quark.errors import ConfigError, unknown
+from quark.onnx import Config, ModelQuantizer, get_default_config
+from quark.onnx.compare import Comparison, compare
+from quark.onnx.describe import file_bytes
+from quark.onnx.flow import Result
+from quark.onnx.latency import median_seconds
+from quark.report import Report, Table, decibels, file_size, milliseconds
+from quark.report.progress import bars
+from quark.report.summary import summary_tables
+
+CHECKED = 16
+"""Samples that the check after the quantization runs on."""
+TARGETS = ("any", "cpu")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was typed."""
+
+    model: Path
+    output: Path
+    preset: str
+    source: Source
+    settings: tuple[str, ...]
+    target: str | None
+    exclude: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What running both models showed; seconds are per inference of one sample."""
+
+    comparison: Comparison
+    seconds: Mapping[str, float]
+
+
+def run(request: Request, report: Path | None, plan: Path | None, check: bool, json: bool) -> None:
+    """Quantize, and tell about it on standard output."""
+    settings = parse_settings(request.settings)
+    config = configure(request, settings)
+    weights_only = settings.get("WeightsOnly") is True
+    samples = None if weights_only and request.source.data is None and not request.source.random else _feeds(request)
+    start = time.perf_counter()
+    result = ModelQuantizer(config).run(request.model, request.output, samples)
+    seconds = time.perf_counter() - start
+    done = _check(request, samples, report is not None) if samples is not None and (check or report) else None
+    if plan:
+        write_text(result.plan.to_json(), plan)
+    if report and done:
+        write_page(page(request, result, done), report)
+    if json:
+        print_json(facts(request, result, seconds, done))
+        return
+    if settings.get("PrintSummary", True):
+        for table in summary_tables(result.plan):
+            show(table)
+    show(outcome(request, done))
+    say(f"Wrote {request.output} in {seconds:.1f} s." + (f" Report: {report}" if report and done else ""))
+
+
+def configure(request: Request, settings: dict[str, Any]) -> Config:
+    """The preset with the options of the command line."""
+    config = get_default_config(request.preset)
+    if request.target is not None:
+        if request.target not in TARGETS:
+            raise ConfigError(unknown("target", request.target, TARGETS))
+        config.target = "cpu" if request.target == "cpu" else "any"
+    config.extra_options.update({**settings, "PrintSummary": False})
+    config.nodes_to_exclude = [*config.nodes_to_exclude, *request.exclude]
+    return Config(global_quant_config=config)
+
+
+def _feeds(request: Request) -> Any:
+    if request.source.random:
+        logging.getLogger(__name__).warning("calibrating on generated data: the result is for trying things out only")
+    return feeds(request.model, request.source)
+
+
+def _check(request: Request, samples: Any, layers: bool) -> Check:
+    """Run both models on the first samples."""
+    chosen: list[Feed] = list(islice(samples, CHECKED))
+    with bars() as update:
+        comparison = compare(
+            request.model, request.output, chosen, layers, lambda done: update("compare", done, len(chosen))
+        )
+    return Check(comparison, median_seconds({"float": request.model, "quantized": request.output}, chosen[0]))
+
+
+def outcome(request: Request, check: Check | None) -> Table:
+    """The table that says what it cost and what it won."""
+    before, after = file_bytes(request.model), file_bytes(request.output)
+    rows = [("size", file_size(before), file_size(after), f"{before / after:.1f}×")]
+    note = ""
+    if check is not None:
+        first, second = check.seconds["float"], check.seconds["quantized"]
+        rows.append(("latency", milliseconds(first), milliseconds(second), f"{first / second:.1f}×"))
+        for name, distance in check.comparison.outputs.items():
+            rows.append((f"SQNR of {name}", "", decibels(distance.sqnr), ""))
+            rows.append((f"cosine of {name}", "", f"{distance.cosine:.6f}", ""))
+        note = f"On the first {check.comparison.samples} samples, ONNX Runtime on this CPU, one sample at a time."
+    return Table("Outcome", ("", "float", "quantized", "gain"), tuple(rows), note)
+
+
+def facts(request: Request, result: Result, seconds: float, check: Check | None) -> dict[str, Any]:
+    """The same as data, for ``--json``."""
+    nodes = result.plan.nodes.values()
+    found: dict[str, Any] = {
+        "model": request.model,
+        "output": request.output,
+        "preset": request.preset,
+        "nodes": {"total": len(nodes), "quantized": sum(node.quantized for node in nodes)},
+        "bytes": {"float": file_bytes(request.model), "quantized": file_bytes(request.output)},
+        "seconds": {"total": seconds, **result.seconds},
+    }
+    if check is not None:
+        outputs = check.comparison.outputs.items()
+        found["outputs"] = {name: {"sqnr": d.sqnr, "cosine": d.cosine, "l2": d.l2} for name, d in outputs}
+        found["latency_seconds"] = dict(check.seconds)
+        found["checked_samples"] = check.comparison.samples
+    return found
+
+
+def page(request: Request, result: Result, check: Check) -> Report:
+    """The HTML page of one quantization."""
+    before, after = file_bytes(request.model), file_bytes(request.output)
+    worst = min(check.comparison.outputs.values(), key=lambda distance: distance.sqnr)
+    headline = (
+        ("SQNR of the output" if len(check.comparison.outputs) == 1 else "SQNR, worst output", decibels(worst.sqnr)),
+        ("size", f"{file_size(before)} → {file_size(after)}"),
+        ("latency", f"{milliseconds(check.seconds['float'])} → {milliseconds(check.seconds['quantized'])}"),
+        ("preset", request.preset),
+    )
+    tables = (outcome(request, check), *summary_tables(result.plan))
+    title = f"{request.model.name} → {request.output.name}"
+    return Report(title, headline, tables, check.comparison.layers, check.comparison.tensors)

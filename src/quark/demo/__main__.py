@@ -1,0 +1,137 @@
+"""``python -m quark.demo``: quantize a trained network three ways and say what each cost and won."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from quark.demo import data
+from quark.errors import QuarkError
+from quark.onnx import Config, ModelQuantizer, get_default_config
+from quark.onnx.compare import Comparison, compare
+from quark.onnx.describe import file_bytes
+from quark.onnx.latency import median_seconds
+from quark.report import Report, Table, decibels, file_size, milliseconds, print_table
+from quark.report.html import write_html
+
+PRESETS = {
+    "A8W8": "int8 × int8, float scales",
+    "XINT8": "int8 × int8, power-of-two scales",
+    "A8W8_CPU": "uint8 × int8 per channel, for CPUs",
+}
+CALIBRATION = 128
+BATCH = 50
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one quantization made and how good it is."""
+
+    preset: str
+    path: Path
+    seconds: float
+    top1: float
+    comparison: Comparison
+
+
+def quantize(preset: str, calibration: np.ndarray, folder: Path) -> tuple[Path, float]:
+    """Write the quantized model into ``folder``; returns its path and the seconds it took."""
+    path = folder / f"digits_{preset}.onnx"
+    config = get_default_config(preset)
+    config.print_summary = False
+    start = time.perf_counter()
+    quantizer = ModelQuantizer(Config(global_quant_config=config))
+    quantizer.quantize_model(data.model_path(), path, data.Reader(calibration))
+    return path, time.perf_counter() - start
+
+
+def top1(path: Path, inputs: np.ndarray, labels: np.ndarray) -> float:
+    """Share of the images whose largest logit is the right digit."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    logits = np.concatenate([session.run(None, feed)[0] for feed in batches(inputs)])
+    return float((logits.argmax(axis=1) == labels).mean())
+
+
+def batches(inputs: np.ndarray) -> list[dict[str, np.ndarray]]:
+    """The inputs as feeds."""
+    return [{data.INPUT: inputs[start : start + BATCH]} for start in range(0, len(inputs), BATCH)]
+
+
+def measure(preset: str, folder: Path) -> Outcome:
+    """Quantize with one preset; measure on the held-out images."""
+    (train, _), (inputs, labels) = data.split()
+    path, seconds = quantize(preset, train[:CALIBRATION], folder)
+    return Outcome(preset, path, seconds, top1(path, inputs, labels), compare(data.model_path(), path, batches(inputs)))
+
+
+def table(outcomes: Sequence[Outcome], seconds: dict[str, float], accuracy: float) -> Table:
+    """One row a model."""
+    float_row = ("float", percent(accuracy), file_size(file_bytes(data.model_path())), milliseconds(seconds["float"]))
+    rows = [
+        (
+            one.preset,
+            percent(one.top1),
+            file_size(file_bytes(one.path)),
+            milliseconds(seconds[one.preset]),
+            f"{seconds['float'] / seconds[one.preset]:.1f}×",
+            decibels(one.comparison.outputs["logits"].sqnr),
+            f"{one.seconds:.2f} s",
+        )
+        for one in outcomes
+    ]
+    columns = ("model", "top-1", "size", "latency", "speed", "SQNR", "quantized in")
+    note = (
+        f"{data.HELD_OUT} held-out images; latency: median of interleaved single inferences, ONNX Runtime "
+        f"{onnxruntime.__version__} on {platform.machine()}, default session."
+    )
+    return Table("Digits, 0.4 M parameters, quantized three ways", columns, ((*float_row, "1.0×", "–", "–"), *rows), note)
+
+
+def percent(share: float) -> str:
+    """``98.2 %``."""
+    return f"{100 * share:.1f} %"
+
+
+def page(outcome: Outcome, overview: Table) -> Report:
+    """The HTML page: the overview, and one model layer by layer and tensor by tensor."""
+    first, last = overview.rows[0], next(row for row in overview.rows if row[0] == outcome.preset)
+    facts = tuple((name, f"{a} → {b}") for name, a, b in zip(overview.columns[1:4], first[1:4], last[1:4], strict=True))
+    title = f"Digits quantized with {outcome.preset}: {PRESETS[outcome.preset]}"
+    headline = (*facts, ("SQNR of the logits", last[5]))
+    return Report(title, headline, (overview,), outcome.comparison.layers, outcome.comparison.tensors)
+
+
+def run(folder: Path) -> None:
+    """The whole demo; files go into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outcomes = [measure(preset, folder) for preset in PRESETS]
+    _, (inputs, labels) = data.split()
+    models = {"float": data.model_path(), **{one.preset: one.path for one in outcomes}}
+    overview = table(outcomes, median_seconds(models, {data.INPUT: inputs[:1]}), top1(data.model_path(), inputs, labels))
+    print_table(overview)
+    report = write_html(page(outcomes[-1], overview), folder / "report.html")
+    print(f"\nModels and {report} are in {folder}. Open the report in a browser: SQNR per layer, clipping per tensor.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, run, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m quark.demo", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder for the results")
+    try:
+        run(parser.parse_args(arguments).output)
+    except QuarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

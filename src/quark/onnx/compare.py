@@ -1,0 +1,303 @@
+"""How far a quantized model is from its float model: end to end, and layer by layer.
+
+Over all samples, with float values ``x`` and quantized values ``y`` of one tensor:
+
+    SQNR   10 log10(Σ x² / Σ (x − y)²), dB        cosine   Σ xy / √(Σ x² Σ y²)
+    L2     √Σ (x − y)²                            PSNR     10 log10(max|x|² / mean (x − y)²), dB
+
+End to end, both models run as they ship. Layer by layer, both run with their intermediate tensors as outputs; tensors
+are matched by name, and where the quantized model has a Q/DQ pair on a tensor, the value behind the pair is compared.
+One sample is in memory at a time. Not handled: tensors inside subgraphs, and tensors that a graph pass renamed or rescaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from quark.errors import DataError
+from quark.numerics import metrics
+from quark.numerics.elements import Int
+from quark.numerics.formats import FORMATS
+from quark.observers import Histogram
+from quark.onnx.graph.model import load
+from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
+from quark.onnx.graph.surgery import constant_array
+from quark.report.values import Layer, TensorView
+
+Feed = Mapping[str, np.ndarray]
+Model = str | Path | onnx.ModelProto
+BINS = 128
+QUANTIZERS = ("QuantizeLinear", "QuantizeDequantize")  # endings: other domains count, DequantizeLinear does not
+
+
+@dataclass
+class Distance:
+    """The measures above, as running sums over samples."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    product: float = 0.0
+    other: float = 0.0
+    peak: float = 0.0
+    count: int = 0
+
+    def update(self, reference: np.ndarray, value: np.ndarray) -> None:
+        """Add one sample's values of a tensor."""
+        x, y = reference.astype(np.float64).ravel(), value.astype(np.float64).ravel()
+        if not x.size:
+            return
+        self.signal += float(x @ x)
+        self.noise += float(np.sum(np.square(x - y)))
+        self.product += float(x @ y)
+        self.other += float(y @ y)
+        self.peak = max(self.peak, float(np.max(np.abs(x))))
+        self.count += x.size
+
+    @property
+    def sqnr(self) -> float:
+        """Signal to quantization noise, dB."""
+        return metrics.decibel(self.signal, self.noise)
+
+    @property
+    def cosine(self) -> float:
+        """Cosine similarity, -1..1; two zero tensors agree."""
+        lengths = float(np.sqrt(self.signal * self.other))
+        return float(np.clip(self.product / lengths, -1, 1)) if lengths else float(self.signal == self.other)
+
+    @property
+    def l2(self) -> float:
+        """Euclidean distance."""
+        return float(np.sqrt(self.noise))
+
+    @property
+    def psnr(self) -> float:
+        """Peak signal to noise, dB."""
+        return metrics.decibel(self.peak**2, self.noise / max(self.count, 1))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor of the float model and where its quantized twin is.
+
+    Attributes:
+        name: tensor of the float model.
+        twin: tensor of the quantized model that holds the same quantity.
+        node, op_type: what computes it ("" and "input" for graph inputs).
+        quantizer: the node that quantizes it, or None.
+    """
+
+    name: str
+    twin: str
+    node: str
+    op_type: str
+    quantizer: ir.Node | None = None
+
+
+@dataclass
+class CodeRange:
+    """What the codes of a tensor can express, and the values that came."""
+
+    format: str
+    low: float
+    high: float
+    step: float
+    histogram: Histogram = field(default_factory=Histogram)
+    outside: int = 0
+    count: int = 0
+
+    def update(self, values: np.ndarray) -> None:
+        """Add one sample. A value within half a step of the range rounds to its end: that is not clipping."""
+        self.histogram.update(values)
+        half = self.step / 2
+        self.outside += int(np.count_nonzero((values < self.low - half) | (values > self.high + half)))
+        self.count += values.size
+
+    def view(self, name: str) -> TensorView:
+        """The histogram with its clipping range."""
+        counts, edges = _rebinned(self.histogram)
+        share = self.outside / max(self.count, 1)
+        return TensorView(name, self.format, self.low, self.high, counts, edges, share)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The distances of all outputs, and of all layers and tensors that could be matched."""
+
+    outputs: dict[str, Distance]
+    layers: tuple[Layer, ...]
+    tensors: tuple[TensorView, ...]
+    samples: int
+
+
+def compare(
+    float_model: Model,
+    quantized_model: Model,
+    samples: Iterable[Feed],
+    layers: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> Comparison:
+    """Run both models on the same samples and measure how far apart they are.
+
+    Args:
+        float_model: path or model.
+        quantized_model: path or model with the same inputs and outputs.
+        samples: feeds ``{input name: array}``.
+        layers: also compare intermediate tensors (both models then run twice per sample).
+        progress: called with the number of samples done.
+
+    Raises:
+        ModelError: a model cannot be read or run.
+        DataError: no samples, samples that do not fit, or models whose inputs or outputs differ.
+    """
+    first, second = load(float_model), load(quantized_model)
+    names = _common_outputs(first, second)
+    end_to_end = _Runner(first, second, names, names)
+    pairs = tuple(_pairs(first, second)) if layers else ()
+    inner = _Runner(first, second, [p.name for p in pairs], [p.twin for p in pairs]) if pairs else None
+    outputs = {name: Distance() for name in names}
+    distances = [Distance() for _ in pairs]
+    ranges = [_code_range(pair) for pair in pairs]
+    done = 0
+    for feed in samples:
+        for distance, (x, y) in zip(outputs.values(), end_to_end.run(feed), strict=True):
+            distance.update(x, y)
+        for distance, codes, (x, y) in zip(distances, ranges, inner.run(feed) if inner else (), strict=False):
+            _observe(distance, codes, x, y)
+        done += 1
+        if progress:
+            progress(done)
+    if not done:
+        raise DataError("there is no sample to compare the models on")
+    return Comparison(outputs, _layers(pairs, distances), _views(pairs, ranges), done)
+
+
+def _observe(distance: Distance, codes: CodeRange | None, x: np.ndarray, y: np.ndarray) -> None:
+    if x.dtype.kind != "f" or x.shape != y.shape:
+        return
+    distance.update(x, y)
+    if codes is not None:
+        codes.update(x.astype(np.float32))
+
+
+def _layers(pairs: Iterable[Pair], distances: Iterable[Distance]) -> tuple[Layer, ...]:
+    measured = ((pair, distance) for pair, distance in zip(pairs, distances, strict=True) if distance.count)
+    return tuple(Layer(p.node, p.op_type, p.name, d.sqnr, d.cosine) for p, d in measured if p.op_type != "input")
+
+
+def _views(pairs: Iterable[Pair], ranges: Iterable[CodeRange | None]) -> tuple[TensorView, ...]:
+    found = zip(pairs, ranges, strict=True)
+    return tuple(codes.view(pair.name) for pair, codes in found if codes is not None and codes.count)
+
+
+class _Runner:
+    """Both models, opened so that they give the wanted tensors."""
+
+    def __init__(self, first: ir.Model, second: ir.Model, names: list[str], twins: list[str]) -> None:
+        self._names, self._twins = names, twins
+        self._first, self._second = _exposed(first, names), _exposed(second, twins)
+
+    def run(self, feed: Feed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The wanted tensors of both models, in the order they were named."""
+        x, y = _values(self._first, feed), _values(self._second, feed)
+        return ((x[name], y[twin]) for name, twin in zip(self._names, self._twins, strict=True))
+
+
+def _exposed(model: ir.Model, names: Iterable[str]) -> onnxruntime.InferenceSession:
+    """A session of ``model`` whose outputs are the named tensors (graph inputs are taken from the feed instead)."""
+    opened = model.clone()
+    values = _by_name(opened)
+    inputs = {value.name for value in opened.graph.inputs}
+    opened.graph.outputs[:] = [values[name] for name in dict.fromkeys(names) if name not in inputs]
+    return open_session(opened)
+
+
+def _by_name(model: ir.Model) -> dict[str, ir.Value]:
+    values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
+    return {value.name: value for value in values if value.name}
+
+
+def _values(session: onnxruntime.InferenceSession, feed: Feed) -> dict[str, np.ndarray]:
+    names = [output.name for output in session.get_outputs()]
+    return {**feed, **dict(zip(names, _run(session, feed), strict=True))}
+
+
+def _run(session: onnxruntime.InferenceSession, feed: Feed) -> list[np.ndarray]:
+    try:
+        return list(session.run(None, dict(feed)))
+    except RUNTIME_ERRORS as error:
+        given = {name: f"{array.dtype} {list(array.shape)}" for name, array in feed.items()}
+        raise DataError(f"the model cannot run on the sample {given}: {error}") from error
+
+
+def _common_outputs(first: ir.Model, second: ir.Model) -> list[str]:
+    """The outputs of both models, or an error that says how they differ."""
+    for what, ours, theirs in (
+        ("inputs", first.graph.inputs, second.graph.inputs),
+        ("outputs", first.graph.outputs, second.graph.outputs),
+    ):
+        a = [str(value.name) for value in ours if not value.is_initializer()]
+        b = [str(value.name) for value in theirs if not value.is_initializer()]
+        if set(a) != set(b):
+            raise DataError(f"the models have different {what}: {a} and {b}; compare a model with its quantized form")
+    return a
+
+
+def _pairs(first: ir.Model, second: ir.Model) -> Iterator[Pair]:
+    """Every tensor that both models have, graph inputs first, then in the order of the float graph."""
+    twins = _by_name(second)
+    sources = [("", "input", value) for value in first.graph.inputs]
+    sources += [(node.name or "", node.op_type, value) for node in first.graph for value in node.outputs]
+    for node, op_type, value in sources:
+        twin = twins.get(value.name or "")
+        if twin is not None and op_type != "Constant":
+            quantizer = _quantizer(twin)
+            behind = _behind(quantizer) if quantizer else twin
+            yield Pair(str(value.name), str(behind.name), node, op_type, quantizer)
+
+
+def _quantizer(value: ir.Value) -> ir.Node | None:
+    """The node that turns ``value`` into codes: it reads it, or (at a graph output) its DequantizeLinear made it."""
+    maker = value.producer()
+    if maker is not None and maker.op_type.endswith("DequantizeLinear"):
+        value = maker.inputs[0] or value
+        return value.producer()
+    readers = (use.node for use in value.uses() if use.idx == 0)
+    return next((node for node in readers if node.op_type.endswith(QUANTIZERS)), None)
+
+
+def _behind(quantizer: ir.Node) -> ir.Value:
+    """The float tensor behind a quantizer and its DequantizeLinear."""
+    codes = quantizer.outputs[0]
+    if quantizer.op_type.endswith("QuantizeDequantize"):
+        return codes
+    readers = (use.node for use in codes.uses() if use.node.op_type.endswith("DequantizeLinear"))
+    return next((node.outputs[0] for node in readers), quantizer.inputs[0] or codes)
+
+
+def _code_range(pair: Pair) -> CodeRange | None:
+    """The range of a tensor's codes, where scale and zero point are stored numbers."""
+    if pair.quantizer is None or len(pair.quantizer.inputs) < 2:
+        return None
+    scale = constant_array(pair.quantizer.inputs[1])
+    if scale is None or not scale.size:
+        return None
+    zero = pair.quantizer.inputs[2] if len(pair.quantizer.inputs) > 2 else None
+    offset = constant_array(zero)
+    kind = zero.type.dtype.name if zero is not None and zero.type is not None else "UINT8"
+    row = next((row for row in FORMATS.values() if row.onnx_type == kind), None)
+    if row is None:
+        return None
+    shift = np.zeros(1) if offset is None else offset.astype(np.float64)
+    low, high = (float(edge) for edge in _edges(scale.astype(np.float64), shift, row.min, row.max))
+    return CodeRange(row.name, low, high, float(scale.max()) if isinstance(row, Int) else 0.0)
+
+
+def _edges(scale: np.ndarray, shift: np.ndarray, least: float, most: float) -> tuple[np.ndarray, np.ndarray]:
+    return np.min((least - shift) * scale), np.max((most - shift) * scale)

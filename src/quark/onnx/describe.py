@@ -1,0 +1,135 @@
+"""What a model is made of, read from its graph: inputs, operators, weights, and where its quantized values are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx_ir as ir
+
+from quark.onnx.graph.model import load
+from quark.onnx.graph.surgery import all_nodes, is_constant, opset
+
+SPELLED = {"FLOAT": "float32", "DOUBLE": "float64"}
+QUANTIZERS = ("QuantizeLinear", "QuantizeDequantize")
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output; free sizes are None or a name, an unknown shape is None."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True)
+class Description:
+    """The facts about one model file.
+
+    Attributes:
+        path: the file.
+        bytes: its size with its external data.
+        opset, ir_version, producer: as the file says.
+        inputs, outputs: without initializers that are also listed as inputs.
+        operators: nodes per operator, Q and DQ nodes left out, those of subgraphs counted.
+        quantized: of these, nodes that read at least one dequantized value.
+        weights: (tensors, elements) of stored constants per data type.
+        activations: quantizing nodes per data type of their codes.
+    """
+
+    path: str
+    bytes: int
+    opset: int
+    ir_version: int
+    producer: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    operators: Counter[str] = field(default_factory=Counter)
+    quantized: Counter[str] = field(default_factory=Counter)
+    weights: dict[str, tuple[int, int]] = field(default_factory=dict)
+    activations: Counter[str] = field(default_factory=Counter)
+
+
+def describe(path: str | Path) -> Description:
+    """Read a model file and describe it.
+
+    Raises:
+        ModelError: the file is missing or is not a model.
+    """
+    model = load(path)
+    nodes = [node for node in all_nodes(model) if not _is_carrier(node)]
+    return Description(
+        path=str(path),
+        bytes=file_bytes(path),
+        opset=opset(model),
+        ir_version=model.ir_version,
+        producer=" ".join(filter(None, (model.producer_name, model.producer_version))),
+        inputs=tuple(_port(value) for value in model.graph.inputs if not value.is_initializer()),
+        outputs=tuple(_port(value) for value in model.graph.outputs),
+        operators=Counter(_kind(node) for node in nodes),
+        quantized=Counter(_kind(node) for node in nodes if any(_is_dequantized(value) for value in node.inputs)),
+        weights=_weights(model),
+        activations=Counter(_codes(node) for node in all_nodes(model) if _quantizes_activation(node)),
+    )
+
+
+def file_bytes(path: str | Path) -> int:
+    """Size of a model file together with the external data that it names."""
+    path = Path(path)
+    tensors = (value.const_value for graph in load(path).graphs() for value in graph.initializers.values())
+    files = {Path(tensor.path).resolve() for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+    return path.stat().st_size + sum(file.stat().st_size for file in files)
+
+
+def dtype_name(dtype: ir.DataType | None) -> str:
+    """The name of a data type in NumPy's words; ``?`` where it is unknown."""
+    return "?" if dtype is None else SPELLED.get(dtype.name, dtype.name.lower())
+
+
+def _kind(node: ir.Node) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def _is_carrier(node: ir.Node) -> bool:
+    return node.op_type.endswith((*QUANTIZERS, "DequantizeLinear"))
+
+
+def _is_dequantized(value: ir.Value | None) -> bool:
+    maker = value.producer() if value is not None else None
+    return maker is not None and maker.op_type.endswith(("DequantizeLinear", "QuantizeDequantize"))
+
+
+def _quantizes_activation(node: ir.Node) -> bool:
+    return node.op_type.endswith(QUANTIZERS) and bool(node.inputs) and not is_constant(node.inputs[0])
+
+
+def _codes(node: ir.Node) -> str:
+    """Data type of the codes: that of the output, or of the zero point where the output has none yet."""
+    zero = node.inputs[2] if len(node.inputs) > 2 else None
+    types = (value.type for value in (node.outputs[0], zero) if value is not None)
+    known = next((found for found in types if found is not None), None)
+    if node.op_type.endswith("QuantizeDequantize"):
+        return node.op_type.removesuffix("QuantizeDequantize").lower()
+    return dtype_name(known.dtype) if known is not None else "uint8"
+
+
+def _weights(model: ir.Model) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                name = dtype_name(value.const_value.dtype)
+                tensors, elements = found.get(name, (0, 0))
+                found[name] = (tensors + 1, elements + value.const_value.size)
+    return found
+
+
+def _port(value: ir.Value) -> Port:
+    shape = None if value.shape is None else tuple(_size(size) for size in value.shape)
+    return Port(str(value.name), dtype_name(value.dtype), shape)
+
+
+def _size(size: int | ir.SymbolicDim) -> int | str | None:
+    return size if isinstance(size, int) else size.value
