@@ -184,6 +184,13 @@ def test_outputs_can_be_left_float_by_type_and_name() -> None:
     assert "d" not in plan_of(extra_options={"NodesToExcludeOutputQuantization": ["c2"]}).tensors
 
 
+def test_leaving_an_output_float_frees_what_hung_on_it() -> None:
+    plan = plan_of(extra_options={"OpTypesToExcludeOutputQuantization": ["GlobalAveragePool"]})
+    assert "g" not in plan.tensors and plan.tensors["f"].observed and plan.tensors["f"].group == "f"
+    plan = plan_of(extra_options={"RemoveQDQBetweenOps": [("Reshape", "Gemm")]})
+    assert "f" not in plan.tensors and "b3" not in plan.tensors, "a bias needs its input's scale"
+
+
 def test_aligned_concat_gives_one_group() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     agraph (float[1,4] x, float[1,4] z) => (float[1,8] y)

@@ -51,6 +51,7 @@ def place(model: ir.Model, job: Job) -> Plan:
     _leave_outputs(placement)
     fuse.drop_fused(model, placement.plan, job)
     align.align(model, placement.plan, job)
+    _settle(placement.plan)
     return placement.plan
 
 
@@ -303,3 +304,16 @@ def _leave_outputs(placement: Placement) -> None:
         if listed or node.name in options.NodesToExcludeOutputQuantization:
             for value in node.outputs:
                 placement.plan.tensors.pop(value.name or "", None)
+
+
+def _settle(plan: Plan) -> None:
+    """What leaving tensors out has cut loose: groups without a range of their own, biases without scales to multiply."""
+    for name, members in plan.groups().items():
+        if not any(member.observed for member in members):
+            plan.update(members[0].name, observed=True)
+        if name not in plan.tensors:
+            for member in members:
+                plan.update(member.name, group=members[0].name)
+    for bias in plan.of_role("bias"):
+        if not set(bias.bias_of or ()) <= plan.tensors.keys():
+            del plan.tensors[bias.name]
