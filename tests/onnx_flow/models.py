@@ -295,13 +295,13 @@ def real_feeds(name: str, proto: onnx.ModelProto) -> dict[str, np.ndarray]:
     made = feeds(proto, high=400)
     if name.startswith("silero"):
         made["sr"] = np.array(16000, np.int64)
-        made["input"] = made["input"][:, :1].repeat(576, axis=1) * models_wave(576)
-    if name.startswith("yolox") or name.startswith("squeezenet"):
+        made["input"] = made["input"][:, :1].repeat(576, axis=1) * _tone(576)
+    if name.startswith(("yolox", "squeezenet")):
         made = {key: np.abs(value) * 60 for key, value in made.items()}
     return made
 
 
-def models_wave(length: int) -> np.ndarray:
+def _tone(length: int) -> np.ndarray:
     """A decaying tone."""
     time = np.arange(length, dtype=np.float32)
     return (np.sin(time * 0.2) * np.exp(-time / length)).astype(np.float32)

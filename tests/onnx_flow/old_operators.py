@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-
 from tests.onnx_flow import models
 
 IMAGE = "float[1, 2, 4, 6] x"
@@ -116,7 +115,7 @@ _row(
 _unary("squeeze", range(7, 13), "Squeeze <axes = [0]> (x)", out="float[b, c, d]")
 _unary("squeeze_all", range(7, 13), "Squeeze (x)", out="float[b, c, d]")
 _unary("unsqueeze", range(7, 13), "Unsqueeze <axes = [0, 3]> (x)", out="float[e, a, b, f, c, d]")
-for _name in ("L1", "L2", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"):
+for _name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"):
     _until = 13 if _name == "Sum" else 18
     _unary(f"reduce_{_name}", range(7, _until), f"Reduce{_name} <axes = [1, 3], keepdims = 0> (x)", out="float[a, c]")
 _unary("reduce_everything", range(7, 18), "ReduceMean (x)")
@@ -189,7 +188,12 @@ _row(
 )
 _unary("max_pool", range(7, 20), "MaxPool <kernel_shape = [2, 3], strides = [2, 2], pads = [0, 1, 0, 1]> (x)")
 _unary("average_pool_ceil", range(10, 19), "AveragePool <ceil_mode = 1, kernel_shape = [3, 3], strides = [2, 2]> (x)")
-_unary("conv_auto_pad", range(7, 20), 'Conv <auto_pad = "SAME_UPPER", strides = [2, 2]> (x, w)', w=models.normal(3, 2, 3, 3))
+_unary(
+    "conv_auto_pad",
+    range(7, 20),
+    'Conv <auto_pad = "SAME_UPPER", strides = [2, 2]> (x, w)',
+    w=models.normal(3, 2, 3, 3),
+)
 _unary(
     "conv_transpose",
     range(7, 20),
@@ -225,7 +229,9 @@ _row(
     "(float[1, 2, 3] x, bool flag) => (float[a, b] y)",
     """y = If (flag) <
         then_branch = then () => (float[a, b] t) { s = Squeeze <axes = [0]> (x) t = Softmax <axis = 0> (s) },
-        else_branch = other () => (float[a, b] o) { r = ReduceSum <axes = [0], keepdims = 0> (x) o = Clip <min = 0.0> (r) }
+        else_branch = other () => (float[a, b] o) {
+            r = ReduceSum <axes = [0], keepdims = 0> (x) o = Clip <min = 0.0> (r)
+        }
     >""",
 )
 _row(

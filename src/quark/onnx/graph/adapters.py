@@ -105,6 +105,31 @@ def _moved_ints(*attributes: tuple[str, int]) -> Adapter:
     return adapt
 
 
+def _broadcast_axis(node: ir.Node, site: Site) -> None:
+    """Opset 7 broadcasts as NumPy does; before, ``axis`` said where the second input starts."""
+    axis, broadcast = _take(node, "axis"), _take(node, "broadcast")
+    if broadcast and isinstance(axis, int):
+        _align(node, 1, axis, site)
+
+
+def _slope_axis(node: ir.Node, site: Site) -> None:
+    """PRelu-7: the slope broadcasts as NumPy does; before, a vector belonged to the channels."""
+    slope = _dimensions(node.inputs[1])
+    if slope is None or (len(slope) == 1 and slope[0] != 1):
+        _align(node, 1, 1, site)
+
+
+def _align(node: ir.Node, position: int, axis: int, site: Site) -> None:
+    """Append axes of size 1 to an input so that its first axis meets ``axis`` of the first input."""
+    left, right = _dimensions(node.inputs[0]), _dimensions(node.inputs[position])
+    if left is None or right is None:
+        raise Refused("it broadcasts along an axis, and the ranks of its inputs are unknown")
+    missing = len(left) - axis % len(left) - len(right)
+    if missing > 0:
+        shape = site.constant(node, _ints([0] * len(right) + [1] * missing), "aligned_shape")
+        node.replace_input_with(position, site.insert(node, "Reshape", [node.inputs[position], shape], "aligned"))
+
+
 def _moved_bound(node: ir.Node, site: Site) -> None:
     """Clip-11: min and max became inputs of the type of the data."""
     for position, name in enumerate(("min", "max"), start=1):
@@ -270,7 +295,7 @@ def _scale_per_channel(node: ir.Node, site: Site) -> None:
         array = constant_array(value)
         if array is not None:
             repeated = np.repeat(array, shape[1] // groups)
-            node.replace_input_with(position, site.constant(node, repeated, f"{value.name}_per_channel"))
+            node.replace_input_with(position, site.constant(node, repeated, "per_channel"))
         else:
             node.replace_input_with(position, _repeat(node, value, shape[1] // groups, site))
 
@@ -290,24 +315,30 @@ def _refuse(reason: str) -> Adapter:
 
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
+_BROADCASTING = ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor")
 _axes_input = _moved_ints(("axes", 1))
 
 ADAPTERS: dict[str, list[tuple[int, Adapter]]] = {
+    **{name: [(7, _broadcast_axis)] for name in _BROADCASTING},
     "BatchNormalization": [
+        (7, _drop("is_test")),
         (9, _batch_statistics),
         (14, _only_first_output("it is in training form (its statistics are read), which changed in opset 14")),
     ],
     "Clip": [(11, _moved_bound)],
     "DFT": [(20, _dft_axis)],
     "Dropout": [
+        (7, _drop("is_test")),
         (10, _only_first_output("its mask is read, and changed its type in opset 10")),
         (12, _drop("ratio")),
     ],
+    "Gemm": [(7, _drop("broadcast"))],
     "GridSample": [(20, _grid_mode)],
     "GroupNormalization": [(21, _scale_per_channel)],
     "Hardmax": [(13, _softmax_axis)],
     "LogSoftmax": [(13, _softmax_axis)],
     "Pad": [(11, _moved_padding)],
+    "PRelu": [(7, _slope_axis)],
     **{f"Reduce{name}": [(18, _axes_input)] for name in _REDUCTIONS},
     "ReduceSum": [(13, _axes_input)],
     "Resize": [(11, _resize_modes)],
@@ -325,4 +356,4 @@ ADAPTERS: dict[str, list[tuple[int, Adapter]]] = {
 """Changes by operator, oldest first."""
 
 TYPED = frozenset({"Clip", "GroupNormalization", "Hardmax", "LogSoftmax", "Pad", "Softmax"})
-"""Operators whose adapters read the type or shape of the input."""
+"""Operators whose adapters read the type or shape of the input (below opset 7: all)."""

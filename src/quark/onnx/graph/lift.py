@@ -3,7 +3,7 @@
 Each node whose operator changed between the two opsets goes through the adapters of
 :mod:`quark.onnx.graph.adapters`; after that, every node is held against the operator schema of the new opset.
 Subgraphs and model-local functions are lifted with the graph; nodes of other domains are not touched; weights are
-never read. Models below opset 7 are first brought to 7 by ``onnx.version_converter``.
+never read. Models below opset 6 are first brought to 6 by ``onnx.version_converter``.
 
 Why not ``onnx.version_converter`` throughout: it does not enter subgraphs, it copies all weights (1.1 s and three
 copies on ResNet-50 shapes, where this takes 10 ms and none), and it gets several operators wrong (see the tests).
@@ -25,8 +25,8 @@ from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.graph.surgery import Names, all_nodes, input_at, label, opset
 from quark.onnx.graph.weightless import through_proto
 
-OLDEST = 7
-"""The first opset that ONNX Runtime supports and our adapters read."""
+OLDEST = 6
+"""The first opset that the adapters read. (ONNX Runtime itself runs 7 and up.)"""
 
 
 def lift(model: ir.Model, version: int) -> ir.Model:
@@ -55,7 +55,7 @@ def lift(model: ir.Model, version: int) -> ir.Model:
 
 
 def _to_oldest(model: ir.Model) -> ir.Model:
-    """Opset 7, where broadcasting became what it is now."""
+    """Opset 6, in which attributes got the names that they have since."""
     try:
         return through_proto(model, lambda proto: onnx.version_converter.convert_version(proto, OLDEST))
     except (RuntimeError, ValueError) as error:
@@ -63,7 +63,7 @@ def _to_oldest(model: ir.Model) -> ir.Model:
 
 
 def _lift_nodes(model: ir.Model, version: int) -> None:
-    if any(_type_is_missing(node) for node in all_nodes(model)):
+    if opset(model) < 7 or any(_type_is_missing(node) for node in all_nodes(model)):
         infer_shapes(model)
     site = Site(model.graph, Names(model))
     for body, start in _bodies(model):

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from quark.errors import ModelError, ModelNotFoundError
-from quark.onnx.graph.surgery import all_nodes, opset, tensor_alias, tensor_bytes
+from quark.onnx.graph.surgery import all_nodes, opset, shape_of, tensor_alias, tensor_bytes
 from quark.onnx.graph.weightless import swapped
 
 ModelInput: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
@@ -170,14 +170,16 @@ def _located(tensor: ir.ExternalTensor, name: str, source: str, folder: Path) ->
         raise ModelError(f"{source}: external data of {name!r} lies outside the model's folder ({str(location)!r})")
     file = (folder / location).resolve()
     if not file.is_file():
-        raise ModelError(f"{source}: the external data file {str(folder / location)!r} (weights of {name!r}) is missing")
+        raise ModelError(
+            f"{source}: the external data file {str(folder / location)!r} (weights of {name!r}) is missing"
+        )
     end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
     if end > file.stat().st_size:
         raise ModelError(
             f"{source}: the external data file {str(file)!r} is too short: {file.stat().st_size} bytes, "
             f"but the weights of {name!r} end at {end}"
         )
-    shape = ir.Shape(tensor.shape)
+    shape = shape_of(tensor)
     return ir.ExternalTensor(file, tensor.offset, tensor.length, tensor.dtype, shape=shape, name=name)
 
 
@@ -194,7 +196,7 @@ def _detached(model: ir.Model) -> ir.Model:
 def _in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     name = tensor.name or ""
     if isinstance(tensor, ir.LazyTensor):
-        return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=ir.Shape(tensor.shape), name=name)
+        return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=shape_of(tensor), name=name)
     return tensor_alias(tensor, name)
 
 
@@ -220,7 +222,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def _read_whole(tensor: ir.TensorProtocol) -> ir.Tensor:
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=ir.Shape(tensor.shape), name=tensor.name)
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=shape_of(tensor), name=tensor.name)
 
 
 def _settle(model: ir.Model) -> None:
@@ -257,7 +259,9 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     path = Path(path)
     folder = path.parent
     if path.is_dir():
-        raise ModelError(f"the output path {str(path)!r} is a folder: add a file name, as in {str(path / 'model.onnx')!r}")
+        raise ModelError(
+            f"the output path {str(path)!r} is a folder: add a file name, as in {str(path / 'model.onnx')!r}"
+        )
     if not folder.is_dir():
         raise ModelError(f"the output folder {str(folder)!r} does not exist: create it, or give another path")
     try:
@@ -276,7 +280,7 @@ def save(model: ir.Model, path: str | os.PathLike[str], external_data: bool = Fa
     Args:
         model: Its nodes are sorted and its IR version is set to what is written; nothing else changes.
         path: The file. Its folder must exist.
-        external_data: Put the weights into ``<path>.data``. Models with more than 2 GiB of weights do that by themselves.
+        external_data: Put the weights into ``<path>.data``. Above 2 GiB of weights that happens by itself.
 
     Raises:
         ModelError: The path cannot be written, the disk is full, or the model does not pass ``onnx.checker``.

@@ -23,10 +23,17 @@ def is_constant(value: ir.Value | None) -> bool:
 
 
 def constant_array(value: ir.Value | None) -> np.ndarray | None:
-    """The array of a constant (read only: it may be memory-mapped or shared), None for anything else."""
-    if value is None or not is_constant(value) or value.const_value is None:
+    """The array of a constant or of a Constant node's tensor, None for anything else.
+
+    Read only: it may be memory-mapped, or shared with the model of the caller.
+    """
+    if value is None:
         return None
-    return value.const_value.numpy()
+    if is_constant(value) and value.const_value is not None:
+        return value.const_value.numpy()
+    maker = value.producer()
+    tensor = attribute(maker, "value") if maker is not None and maker.op_type == "Constant" else None
+    return tensor.numpy() if isinstance(tensor, ir.TensorProtocol) else None
 
 
 def input_at(node: ir.Node, position: int) -> ir.Value | None:
@@ -96,6 +103,11 @@ class Names:
         return name
 
 
+def shape_of(tensor: ir.TensorProtocol) -> ir.Shape:
+    """The shape of a tensor as a value of its own."""
+    return ir.Shape(tensor.shape.numpy())
+
+
 def tensor_alias(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
     """The same data under its own tensor object and name: nothing is copied, nothing is read from disk.
 
@@ -107,21 +119,21 @@ def tensor_alias(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
             tensor.offset,
             tensor.length,
             tensor.dtype,
-            shape=tensor.shape,
+            shape=shape_of(tensor),
             name=name,
             base_dir=tensor.base_dir,
         )
     if isinstance(tensor, ir.StringTensor):
-        return ir.StringTensor(tensor.string_data(), shape=tensor.shape, name=name)
+        return ir.StringTensor(tensor.string_data(), shape=shape_of(tensor), name=name)
     if isinstance(tensor, ir.Tensor):
-        return ir.Tensor(tensor.raw, dtype=tensor.dtype, shape=tensor.shape, name=name)
-    return ir.LazyTensor(lambda: tensor, dtype=tensor.dtype, shape=ir.Shape(tensor.shape), name=name)
+        return ir.Tensor(tensor.raw, dtype=tensor.dtype, shape=shape_of(tensor), name=name)
+    return ir.LazyTensor(lambda: tensor, dtype=tensor.dtype, shape=shape_of(tensor), name=name)
 
 
 def add_initializer(graph: ir.Graph, tensor: np.ndarray | ir.TensorProtocol, name: str) -> ir.Value:
     """A new initializer; ``name`` must be free (see :class:`Names`). An array is kept, not copied."""
     data = ir.Tensor(tensor, name=name) if isinstance(tensor, np.ndarray) else tensor
-    shape = ir.Shape(data.shape)
+    shape = shape_of(data)
     value = ir.Value(name=name, type=ir.TensorType(data.dtype), shape=shape, const_value=data)
     graph.register_initializer(value)
     return value

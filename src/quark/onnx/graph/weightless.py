@@ -19,6 +19,8 @@ from typing import TypeGuard
 import onnx
 import onnx_ir as ir
 
+from quark.onnx.graph.surgery import shape_of
+
 LARGE = 1024
 """Bytes above which an initializer is left out. Shapes, axes and scalars stay visible: inference needs them."""
 
@@ -70,12 +72,10 @@ def _describe(value: ir.Value) -> None:
     tensor = value.const_value
     if tensor is not None:
         value.type = value.type or ir.TensorType(tensor.dtype)
-        value.shape = value.shape or ir.Shape(tensor.shape)
+        value.shape = value.shape or shape_of(tensor)
 
 
-def through_proto(
-    model: ir.Model, edit: Callable[[onnx.ModelProto], onnx.ModelProto], limit: int = LARGE
-) -> ir.Model:
+def through_proto(model: ir.Model, edit: Callable[[onnx.ModelProto], onnx.ModelProto], limit: int = LARGE) -> ir.Model:
     """``edit`` applied to the protobuf form of ``model`` with the large weights left out, as a new model.
 
     Args:
@@ -118,4 +118,4 @@ def _whole_bytes(tensor: ir.TensorProtocol | None) -> TypeGuard[ir.TensorProtoco
 
 
 def _absent(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    return ir.ExternalTensor("held-in-memory", 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name)
+    return ir.ExternalTensor("held-in-memory", 0, tensor.nbytes, tensor.dtype, shape=shape_of(tensor), name=name)
