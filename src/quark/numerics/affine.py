@@ -9,26 +9,16 @@ quotient beyond every code, becomes the highest or the lowest code. float64 inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from quark.errors import DataError
-from quark.numerics.array import (
-    Array,
-    as_array,
-    as_parameter,
-    cast,
-    cast_like,
-    chunks,
-    empty,
-    float32,
-    namespace,
-    take,
-)
+from quark.numerics.array import Array, as_array, as_parameter, cast, float32, namespace
+from quark.numerics.chunks import blockwise, like_input
 from quark.numerics.formats import Format
-from quark.numerics.granularity import Granularity, Piece, Tensor
+from quark.numerics.granularity import Granularity, Tensor
+from quark.numerics.rounding import Rounding, Rule
 from quark.numerics.scales import SCALE_RULES
 
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
@@ -65,20 +55,21 @@ class Grid:
         """
         lo, hi = bounds(lo, hi)
         widest = np.maximum(-lo, hi)
-        steps = self.steps()
-        exact = widest / steps if self.symmetric else (hi - lo) / steps
-        exact = np.where(exact < SMALLEST_NORMAL, 1.0, exact)
+        exact = (widest if self.symmetric else hi - lo) / self.format.divisor(self.symmetric, self.narrow)
+        exact = np.where((exact < SMALLEST_NORMAL) | self.format.unit_scale, 1.0, exact)
         if self.symmetric:
-            zero_point = np.full(exact.shape, self.format.middle())
+            zero_point = np.full(exact.shape, self.format.middle)
         else:
             zero_point = np.clip(np.rint(self.format.min - lo / exact), self.format.min, self.format.max)
-        return SCALE_RULES[self.scale_rule].snap(exact.astype(np.float32)), zero_point.astype(self.format.zero_dtype)
+        return self.snap(widest, exact.astype(np.float32)), zero_point.astype(self.format.zero_dtype)
 
-    def steps(self) -> float:
-        """The number of codes that the range (symmetric: its half) is divided by."""
-        if not self.symmetric:
-            return self.format.max - self.format.min
-        return (1 << self.format.bits - 1) - 1 if self.narrow else (self.format.max - self.format.min) / 2
+    def snap(self, amax: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """``scale`` under the scale rule; a shared exponent is read from ``amax`` itself."""
+        rule = SCALE_RULES[self.scale_rule]
+        if self.symmetric and rule.bump is not None:
+            largest = self.format.divisor(self.symmetric, self.narrow)
+            return rule.of(amax.astype(np.float32), largest, self.format.rounding_bits)
+        return rule.snap(scale)
 
 
 def bounds(lo: Array, hi: Array) -> tuple[np.ndarray, np.ndarray]:
@@ -102,7 +93,7 @@ def quantize(
     zero_point: Array,
     format: Format,
     granularity: Granularity = Tensor(),  # noqa: B008 (a frozen value)
-    rounding: str = "half_even",
+    rounding: Rounding = "half_even",
     narrow: bool = False,
 ) -> Array:
     """The codes of ``x``.
@@ -122,14 +113,14 @@ def quantize(
         DataError: ``x`` has a NaN and the format has no code for it.
     """
 
-    def codes(part: Array, scale: Array, zero_point: Array) -> Array:
-        placed = format.place(float32(part) / scale, zero_point, rounding, narrow)
-        if bool(namespace(placed).isnan(placed).any()):
+    def codes(part: Array, scale: Array, zero_point: Array, rule: Rule) -> Array:
+        values = format.snap(float32(part) / scale, zero_point, rule, narrow)
+        if not format.has_nan and bool(namespace(values).isnan(values).any()):
             raise DataError(f"a NaN has no code in {format.name}")
-        return format.encode(placed)
+        return format.encode(values, zero_point)
 
     x = as_array(x)
-    return blockwise(codes, x, scale, zero_point, format, granularity, format.code_dtype)
+    return blockwise(codes, x, operands(x, scale, zero_point, format), granularity, rounding, format.code_dtype)
 
 
 def dequantize(
@@ -146,10 +137,11 @@ def dequantize(
         scale, zero_point, format, granularity: as given to ``quantize``.
     """
 
-    def values(part: Array, scale: Array, zero_point: Array) -> Array:
-        return float32(format.decode(part) - zero_point) * scale
+    def values(part: Array, scale: Array, zero_point: Array, rule: Rule) -> Array:
+        return float32(format.decode(part, zero_point)) * scale
 
-    return blockwise(values, as_array(codes), scale, zero_point, format, granularity, "float32")
+    codes = as_array(codes)
+    return blockwise(values, codes, operands(codes, scale, zero_point, format), granularity, "half_even", "float32")
 
 
 def fake_quantize(
@@ -158,51 +150,20 @@ def fake_quantize(
     zero_point: Array,
     format: Format,
     granularity: Granularity = Tensor(),  # noqa: B008 (a frozen value)
-    rounding: str = "half_even",
+    rounding: Rounding = "half_even",
     narrow: bool = False,
 ) -> Array:
     """``dequantize(quantize(x))`` without the codes, in the type of ``x``; NaN stays NaN. Arguments of ``quantize``."""
 
-    def values(part: Array, scale: Array, zero_point: Array) -> Array:
-        placed = format.place(float32(part) / scale, zero_point, rounding, narrow)
-        placed -= zero_point
-        placed = float32(placed)
-        placed *= scale
-        return placed
+    def values(part: Array, scale: Array, zero_point: Array, rule: Rule) -> Array:
+        snapped = float32(format.snap(float32(part) / scale, zero_point, rule, narrow))
+        snapped *= scale
+        return snapped
 
     x = as_array(x)
-    return cast_like(blockwise(values, x, scale, zero_point, format, granularity, "float32"), x)
+    return like_input(blockwise(values, x, operands(x, scale, zero_point, format), granularity, rounding, "float32"), x)
 
 
-def blockwise(
-    function: Callable[[Array, Array, Array], Array],
-    x: Array,
-    scale: Array,
-    zero_point: Array,
-    format: Format,
-    granularity: Granularity,
-    dtype: str,
-) -> Array:
-    """``function(x, scale, zero_point)`` over cache-sized chunks of ``x``, with each chunk's own parameters."""
-    shape = tuple(x.shape)
-    grid = granularity.grid(shape)
-    scale = cast(as_parameter(scale, x), "float32").reshape(grid)
-    zero_point = cast(as_parameter(zero_point, x), format.work_dtype).reshape(grid)
-    out = empty(shape, dtype, x)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-        for piece in granularity.pieces(shape):
-            parts = [view(array, piece) for array in (x, out)]
-            parameters = [view_parameter(array, piece) for array in (scale, zero_point)]
-            for index in chunks(piece.shape):
-                parts[1][index] = function(parts[0][index], *(take(p, index) for p in parameters))
-    return out
-
-
-def view(array: Array, piece: Piece) -> Array:
-    """The part of ``array`` that ``piece`` names, in its split shape, sharing memory."""
-    return (array[piece.part] if piece.part else array).reshape(piece.shape)
-
-
-def view_parameter(array: Array, piece: Piece) -> Array:
-    """The parameters of ``piece``, in the shape that broadcasts against it."""
-    return (array[piece.parameter_part] if piece.parameter_part else array).reshape(piece.parameter_shape)
+def operands(x: Array, scale: Array, zero_point: Array, format: Format) -> tuple[Array, Array]:
+    """Scale and zero point beside ``x``, in the types of the arithmetic."""
+    return cast(as_parameter(scale, x), "float32"), cast(as_parameter(zero_point, x), format.work_dtype)

@@ -2,7 +2,7 @@
 
 A tensor brings its own namespace: torch is looked up in ``sys.modules`` (a torch tensor cannot exist before torch was
 imported), never imported. Arithmetic is float32 on every device; exponents are read from the bits of the float32, so
-nothing here depends on a logarithm. Work goes through arrays in chunks whose temporaries stay in the cache.
+nothing here depends on a logarithm.
 
 Not handled: complex and string arrays, tensors on the meta device.
 """
@@ -10,16 +10,17 @@ Not handled: complex and string arrays, tensors on the meta device.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-Array = Any  # numpy.ndarray or torch.Tensor: one source, so one name
+Array: TypeAlias = Any  # numpy.ndarray or torch.Tensor: one source, so one name
 
-CHUNK = 1 << 16  # elements whose float32 temporaries stay in a core's cache
+CHUNK = 1 << 15  # elements: float32 temporaries stay in a core's cache, and torch runs an operation in one thread
 
-Index = tuple[slice, ...]
+SIGN = -0x80000000  # the sign bit of a float32, as int32
+INFINITY = 0x7F800000  # the exponent field of a float32, all ones: the bits of +inf
+MAGNITUDE = 0x7FFFFFFF  # everything but the sign
 
 
 def is_torch(x: Any) -> bool:
@@ -70,6 +71,13 @@ def empty(shape: tuple[int, ...], dtype: str, like: Array) -> Array:
     return np.empty(shape, dtype)
 
 
+def arange(start: int, stop: int, like: Array) -> Array:
+    """int64 start..stop-1 in the library and on the device of ``like``."""
+    if is_torch(like):
+        return sys.modules["torch"].arange(start, stop, device=like.device)
+    return np.arange(start, stop, dtype=np.int64)
+
+
 def to_bits(x: Array) -> Array:
     """The bits of float32 ``x`` as int32, sharing its memory."""
     return x.view(namespace(x).int32)
@@ -80,6 +88,43 @@ def from_bits(bits: Array) -> Array:
     return bits.view(namespace(bits).float32)
 
 
+def pow2(exponent: Array) -> Array:
+    """2.0**exponent as float32, exactly, for int32 exponents -149..128 (below: 0; 128: infinity)."""
+    xp = namespace(exponent)
+    normal = (xp.clip(exponent, -126, 128) + 127) << 23
+    subnormal = xp.ones_like(exponent) << xp.clip(exponent + 149, 0, 23)
+    subnormal *= cast(exponent >= -149, "int32")
+    return from_bits(xp.where(exponent >= -126, normal, subnormal))
+
+
+def on_gpu(x: Array) -> bool:
+    """Whether ``x`` lives on another device than the CPU."""
+    return is_torch(x) and x.device.type != "cpu"
+
+
+def maybe(mask: Array) -> bool:
+    """Whether any element of ``mask`` is set; on a GPU, where asking would wait for the device, always true."""
+    return on_gpu(mask) or bool(mask.any())
+
+
+def block_max(x: Array, axis: int) -> Array:
+    """The maximum along ``axis``, which stays with length 1."""
+    if is_torch(x):
+        return x.amax(dim=axis, keepdim=True)
+    if axis not in (-1, x.ndim - 1):
+        return x.max(axis=axis, keepdims=True)
+    while x.shape[-1] > 1 and x.shape[-1] % 2 == 0:  # halves are vectorised, NumPy's reduction of short rows is not
+        x = np.maximum(x[..., 0::2], x[..., 1::2])
+    return x.max(axis=-1, keepdims=True)
+
+
+def spread(parameter: Array, shape: tuple[int, ...]) -> Array:
+    """``parameter``, which broadcasts to ``shape``, written out along a short last axis (NumPy loops over those)."""
+    if is_torch(parameter) or parameter.shape[-1] != 1 or not 1 < shape[-1] <= 64 or parameter.size == 1:
+        return parameter
+    return np.repeat(parameter, shape[-1], axis=-1)
+
+
 def repeat(x: Array, count: int, axis: int) -> Array:
     """Every element of ``x`` ``count`` times in a row along ``axis``."""
     return x.repeat_interleave(count, dim=axis) if is_torch(x) else np.repeat(x, count, axis=axis)
@@ -88,23 +133,3 @@ def repeat(x: Array, count: int, axis: int) -> Array:
 def permute(x: Array, order: tuple[int, ...]) -> Array:
     """``x`` with its axes in ``order``, as a view."""
     return x.permute(order) if is_torch(x) else x.transpose(order)
-
-
-def chunks(shape: tuple[int, ...], size: int = CHUNK) -> Iterator[Index]:
-    """Indices that cut an array of ``shape`` into pieces of about ``size`` elements, leading axes first."""
-    count = int(np.prod(shape, dtype=np.int64))
-    axis = next((k for k, n in enumerate(shape) if n > 1), None)
-    if axis is None or count <= size:
-        yield (slice(None),) * len(shape)
-        return
-    row = count // shape[axis]
-    step = max(1, size // row)
-    for start in range(0, shape[axis], step):
-        head = (*[slice(None)] * axis, slice(start, start + step))
-        for tail in chunks(shape[axis + 1 :], size) if step == 1 else [(slice(None),) * (len(shape) - axis - 1)]:
-            yield head + tail
-
-
-def take(x: Array, index: Index) -> Array:
-    """``x[index]``, where axes of length 1 (which broadcast) are kept whole."""
-    return x[tuple(slice(None) if n == 1 else part for n, part in zip(x.shape, index, strict=True))]

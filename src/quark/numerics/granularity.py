@@ -13,12 +13,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from quark.errors import ConfigError
-from quark.numerics.array import Array, Index, namespace, permute, repeat
+from quark.numerics.array import Array, namespace, permute, repeat
 
-Shape = tuple[int, ...]
+Shape: TypeAlias = tuple[int, ...]
+Index: TypeAlias = tuple[slice, ...]
 
 
 class Piece(NamedTuple):

@@ -1,0 +1,123 @@
+"""Work in pieces whose temporaries stay in the cache.
+
+``elementwise`` and ``blockwise`` call a function on chunks of about ``CHUNK`` elements, each with its own parameters
+and its own rounding rule, and write the results into one new array. On a GPU, where a chunk would be a kernel launch,
+the whole tensor is one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from quark.numerics.array import CHUNK, Array, as_array, cast_like, empty, on_gpu, spread
+from quark.numerics.granularity import Granularity, Piece, Tensor
+from quark.numerics.rounding import Rounding, noise_of, rule_of
+
+Index: TypeAlias = tuple[slice, ...]
+
+
+def chunks(shape: tuple[int, ...], size: int = CHUNK, whole: int | None = None) -> Iterator[Index]:
+    """Indices that cut an array of ``shape`` into pieces of about ``size`` elements, leading axes first.
+
+    Axis ``whole`` is never cut.
+    """
+    count = int(np.prod(shape, dtype=np.int64))
+    axis = next((k for k, n in enumerate(shape) if n > 1 and k != whole), None)
+    if axis is None or count <= size:
+        yield (slice(None),) * len(shape)
+        return
+    step = max(1, size // (count // shape[axis]))
+    rest = tuple(1 if k <= axis and k != whole else n for k, n in enumerate(shape))
+    inner = list(chunks(rest, size, whole)) if step == 1 else [(slice(None),) * len(shape)]
+    for start in range(0, shape[axis], step):
+        for index in inner:
+            yield (*index[:axis], slice(start, start + step), *index[axis + 1 :])
+
+
+def chunk_size(x: Array) -> int:
+    """Elements per chunk on the device of ``x``."""
+    return max(x.numel(), 1) if on_gpu(x) else CHUNK
+
+
+def take(x: Array, index: Index) -> Array:
+    """``x[index]``, where axes of length 1 (which broadcast) are kept whole."""
+    return x[tuple(slice(None) if n == 1 else part for n, part in zip(x.shape, index, strict=True))]
+
+
+def quiet() -> Any:
+    """Silence for the overflows and NaNs that the arithmetic is built to carry."""
+    return np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore")
+
+
+def blockwise(
+    function: Callable[..., Array],
+    x: Array,
+    parameters: tuple[Array, ...],
+    granularity: Granularity,
+    rounding: Rounding,
+    dtype: str,
+) -> Array:
+    """``function(part of x, its parameters.., rule)`` over chunks of ``x``.
+
+    Args:
+        function: returns an array of the shape of its first argument; it must not change its arguments.
+        x: any shape.
+        parameters: arrays of ``granularity.parameter_shape(x.shape)`` each, or with that many elements.
+        granularity: which elements of ``x`` share a parameter.
+        rounding: gives each chunk its rule.
+        dtype: of the result.
+    """
+    shape = tuple(x.shape)
+    out = empty(shape, dtype, x)
+    noise = noise_of(rounding, shape, x)
+    grids = [parameter.reshape(granularity.grid(shape)) for parameter in parameters]
+    with quiet():
+        pieces = list(granularity.pieces(shape))
+        for piece in map(merge, pieces) if len(pieces) == 1 else pieces:
+            source, target = view(x, piece), view(out, piece)
+            dither = None if noise is None else view(noise, piece)
+            shared = [view_parameter(grid, piece) for grid in grids]
+            for index in chunks(piece.shape, chunk_size(x)):
+                rule = rule_of(rounding, None if dither is None else dither[index])
+                part = source[index]
+                target[index] = function(part, *(spread(take(p, index), part.shape) for p in shared), rule)
+    return out
+
+
+def elementwise(function: Callable[..., Array], x: Array, rounding: Rounding, dtype: str = "float32") -> Array:
+    """``function(part of x, rule)`` over chunks of ``x``."""
+    x = as_array(x)
+    flat = x.reshape(-1)
+    return blockwise(function, flat, (), Tensor(), rounding, dtype).reshape(tuple(x.shape))
+
+
+def like_input(y: Array, x: Array) -> Array:
+    """``y`` in the floating type of ``x``; a NumPy scalar stays an array."""
+    return cast_like(y, as_array(x))
+
+
+def merge(piece: Piece) -> Piece:
+    """``piece`` of a whole tensor with neighbouring axes joined where both share, or both own, their parameters."""
+    sizes: list[int] = []
+    shares: list[int] = []
+    for size, share in zip(piece.shape, piece.parameter_shape, strict=True):
+        if sizes and size == 1:
+            continue
+        if sizes and (sizes[-1] == 1 or (share == 1) == (shares[-1] == 1)):
+            sizes[-1], shares[-1] = sizes[-1] * size, shares[-1] * share
+        else:
+            sizes, shares = [*sizes, size], [*shares, share]
+    return piece._replace(shape=tuple(sizes), parameter_shape=tuple(shares))
+
+
+def view(array: Array, piece: Piece) -> Array:
+    """The part of ``array`` that ``piece`` names, in its split shape, sharing memory."""
+    return (array[piece.part] if piece.part else array).reshape(piece.shape)
+
+
+def view_parameter(array: Array, piece: Piece) -> Array:
+    """The parameters of ``piece``, in the shape that broadcasts against it."""
+    return (array[piece.parameter_part] if piece.parameter_part else array).reshape(piece.parameter_shape)
