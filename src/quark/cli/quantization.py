@@ -12,7 +12,8 @@ from typing import Any
 
 from quark.cli.output import print_json, say, show, write_page, write_text
 from quark.cli.settings import parse_settings
-from quark.cli.sources import Feed, Source, feeds
+from quark.cli.samples import Feed
+from quark.cli.sources import Source, feeds
 from quark.errors import ConfigError, unknown
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import Comparison, compare

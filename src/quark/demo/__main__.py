@@ -92,7 +92,8 @@ def table(outcomes: Sequence[Outcome], seconds: dict[str, float], accuracy: floa
         f"{data.HELD_OUT} held-out images; latency: median of interleaved single inferences, ONNX Runtime "
         f"{onnxruntime.__version__} on {platform.machine()}, default session."
     )
-    return Table("Digits, 0.4 M parameters, quantized three ways", columns, ((*float_row, "1.0×", "–", "–"), *rows), note)
+    title = "A network for digits, 0.4 M parameters, quantized three ways"
+    return Table(title, columns, ((*float_row, "1.0×", "–", "–"), *rows), note)
 
 
 def percent(share: float) -> str:
@@ -115,7 +116,8 @@ def run(folder: Path) -> None:
     outcomes = [measure(preset, folder) for preset in PRESETS]
     _, (inputs, labels) = data.split()
     models = {"float": data.model_path(), **{one.preset: one.path for one in outcomes}}
-    overview = table(outcomes, median_seconds(models, {data.INPUT: inputs[:1]}), top1(data.model_path(), inputs, labels))
+    seconds = median_seconds(models, {data.INPUT: inputs[:1]})
+    overview = table(outcomes, seconds, top1(data.model_path(), inputs, labels))
     print_table(overview)
     report = write_html(page(outcomes[-1], overview), folder / "report.html")
     print(f"\nModels and {report} are in {folder}. Open the report in a browser: SQNR per layer, clipping per tensor.")

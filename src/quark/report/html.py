@@ -41,7 +41,7 @@ def render(report: Report) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files("quark.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return resources.files("quark.report").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
 
 
 def _embed(data: Any) -> str:

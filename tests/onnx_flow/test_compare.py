@@ -1,0 +1,154 @@
+"""The comparison of two models against distances computed by hand, on a Q/DQ model written by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from quark.errors import DataError
+from quark.onnx.compare import Distance, compare
+
+RNG = np.random.default_rng(0)
+WEIGHT = RNG.standard_normal((6, 5)).astype(np.float32)
+SAMPLES = [{"x": RNG.standard_normal((3, 6)).astype(np.float32)} for _ in range(4)]
+SCALE, ZERO = 0.02, 10  # of the tensor "h": uint8 codes 0..255 hold -0.2..4.9
+
+
+def model(quantized: bool) -> onnx.ModelProto:
+    """``y = relu(x @ WEIGHT) * 2``; the quantized form has a Q/DQ pair on ``h``, the output of the Relu."""
+    grid = {"s": np.array(SCALE, np.float32), "z": np.array(ZERO, np.uint8)}
+    constants = {"w": WEIGHT, "two": np.array(2, np.float32), **grid}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"], "matmul"), helper.make_node("Relu", ["m"], ["h"], "relu")]
+    if quantized:
+        nodes += [
+            helper.make_node("QuantizeLinear", ["h", "s", "z"], ["h_q"]),
+            helper.make_node("DequantizeLinear", ["h_q", "s", "z"], ["h_dq"]),
+        ]
+    nodes.append(helper.make_node("Mul", ["h_dq" if quantized else "h", "two"], ["y"], "double"))
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def hidden() -> tuple[np.ndarray, np.ndarray]:
+    """Float and dequantized values of ``h`` over all samples."""
+    x = np.maximum(np.concatenate([feed["x"] for feed in SAMPLES]) @ WEIGHT, 0).astype(np.float64)
+    codes = np.clip(np.rint(x / SCALE) + ZERO, 0, 255)
+    return x, (codes - ZERO) * SCALE
+
+
+def test_end_to_end() -> None:
+    found = compare(model(False), model(True), SAMPLES)
+    x, y = hidden()
+    output = found.outputs["y"]
+    assert found.samples == 4
+    assert output.sqnr == pytest.approx(10 * math.log10(np.sum(x**2) / np.sum((x - y) ** 2)), abs=1e-3)
+    assert output.cosine == pytest.approx(np.sum(x * y) / math.sqrt(np.sum(x**2) * np.sum(y**2)), abs=1e-7)
+    assert output.l2 == pytest.approx(2 * math.sqrt(np.sum((x - y) ** 2)), rel=1e-4)
+    assert output.psnr == pytest.approx(10 * math.log10(np.max(x) ** 2 / np.mean((x - y) ** 2)), abs=1e-3)
+
+
+def test_layers_are_compared_behind_the_pair() -> None:
+    layers = {layer.name: layer for layer in compare(model(False), model(True), SAMPLES).layers}
+    x, y = hidden()
+    assert list(layers) == ["matmul", "relu", "double"]
+    assert layers["matmul"].sqnr == math.inf
+    assert layers["relu"].sqnr == pytest.approx(10 * math.log10(np.sum(x**2) / np.sum((x - y) ** 2)), abs=1e-3)
+    assert layers["relu"].op_type == "Relu" and layers["relu"].tensor == "h"
+
+
+def test_clipping_range_and_share() -> None:
+    (view,) = compare(model(False), model(True), SAMPLES).tensors
+    x, _ = hidden()
+    top = (255 - ZERO) * SCALE
+    assert (view.name, view.format) == ("h", "uint8")
+    assert (view.low, view.high) == pytest.approx((-ZERO * SCALE, top))
+    assert view.clipped == pytest.approx(np.mean(x > top + SCALE / 2), abs=1e-9)
+    assert view.clipped > 0
+    assert view.counts.sum() == x.size and len(view.edges) == len(view.counts) + 1
+    assert view.edges[0] <= x.min() and view.edges[-1] >= x.max()
+
+
+def test_pair_at_a_graph_output() -> None:
+    """There the node's own output has another name and the dequantized tensor keeps the output's."""
+    float_model, quantized = model(False), model(True)
+    for one, name in ((float_model, "h"), (quantized, "h_dq")):
+        del one.graph.node[-1]
+        one.graph.output[0].name = name
+    quantized.graph.node[1].output[0] = quantized.graph.node[2].input[0] = "h_raw"
+    quantized.graph.node[-1].output[0] = quantized.graph.output[0].name = "h"
+    onnx.checker.check_model(quantized)
+    found = compare(float_model, quantized, SAMPLES)
+    x, y = hidden()
+    assert found.outputs["h"].l2 == pytest.approx(math.sqrt(np.sum((x - y) ** 2)), rel=1e-4)
+    assert [view.name for view in found.tensors] == ["h"]
+
+
+def test_quantized_graph_input_is_a_tensor_but_no_layer() -> None:
+    quantized = model(False)
+    quantized.graph.initializer.append(numpy_helper.from_array(np.array(ZERO, np.int8), "z8"))
+    pair = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z8"], ["x_q"]),
+        helper.make_node("DequantizeLinear", ["x_q", "s", "z8"], ["x_dq"]),
+    ]
+    quantized.graph.node[0].input[0] = "x_dq"
+    for node in reversed(pair):
+        quantized.graph.node.insert(0, node)
+    found = compare(model(False), quantized, SAMPLES)
+    assert [(view.name, view.format) for view in found.tensors] == [("x", "int8")]
+    assert [layer.name for layer in found.layers] == ["matmul", "relu", "double"]
+
+
+def test_without_layers() -> None:
+    found = compare(model(False), model(True), SAMPLES, layers=False)
+    assert (found.layers, found.tensors) == ((), ())
+    assert found.outputs["y"].sqnr > 20
+
+
+def test_results_are_those_of_the_file() -> None:
+    """End to end, the quantized model runs with its fusions: bit for bit what a session of the file gives."""
+    session = onnxruntime.InferenceSession(model(True).SerializeToString())
+    reference = onnxruntime.InferenceSession(model(False).SerializeToString())
+    distance = Distance()
+    for feed in SAMPLES:
+        distance.update(reference.run(None, feed)[0], session.run(None, feed)[0])
+    assert compare(model(False), model(True), SAMPLES).outputs["y"] == distance
+
+
+def test_progress_counts_samples() -> None:
+    seen: list[int] = []
+    compare(model(False), model(True), SAMPLES, progress=seen.append)
+    assert seen == [1, 2, 3, 4]
+
+
+def test_no_samples() -> None:
+    with pytest.raises(DataError, match="no sample"):
+        compare(model(False), model(True), [])
+
+
+def test_sample_that_does_not_fit() -> None:
+    with pytest.raises(DataError, match=r"float32 \[3, 7\]"):
+        compare(model(False), model(True), [{"x": np.zeros((3, 7), np.float32)}])
+
+
+def test_models_with_other_inputs() -> None:
+    other = model(True)
+    other.graph.input[0].name = other.graph.node[0].input[0] = "image"
+    with pytest.raises(DataError, match=r"different inputs: \['x'\] and \['image'\]"):
+        compare(model(False), other, SAMPLES)
+
+
+def test_zero_tensors_agree() -> None:
+    distance = Distance()
+    distance.update(np.zeros(3, np.float32), np.zeros(3, np.float32))
+    assert (distance.cosine, distance.sqnr) == (1.0, math.inf)

@@ -1,0 +1,285 @@
+"""The command line: what a newcomer types, what a program reads, and every mistake in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from quark import __version__
+from quark.cli import main
+from quark.cli.settings import parse_settings
+from quark.config.plan import Plan
+from quark.demo import data
+from quark.errors import ConfigError
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A float model, eight samples, and the model quantized with A8W8."""
+    folder = tmp_path_factory.mktemp("cli")
+    shutil.copy(data.model_path(), folder / "model.onnx")
+    np.savez(folder / "samples.npz", image=data.split()[0][0][:8])
+    command = ["onnx", "quantize", f"{folder}/model.onnx", "-o", f"{folder}/q.onnx", "-p", "A8W8", "--no-check"]
+    assert main([*command, "--data", f"{folder}/samples.npz"]) == 0
+    return folder
+
+
+def quantize(folder: Path, *extra: str, output: str = "other.onnx") -> int:
+    paths = [str(folder / "model.onnx"), "-o", str(folder / output)]
+    return main(["onnx", "quantize", *paths, *extra])
+
+
+def object_on(capture: Capture) -> dict[str, Any]:
+    """The JSON object on standard output; Infinity and NaN are not JSON."""
+    return json.loads(capture.readouterr().out, parse_constant=pytest.fail)
+
+
+def sentence(capture: Capture) -> str:
+    """The one line of the error."""
+    printed = capture.readouterr()
+    assert printed.out == "" and "Traceback" not in printed.err
+    errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    return errors[0]
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("False", False),
+        ("None", None),
+        ("null", None),
+        ("3", 3),
+        ("99.9", 99.9),
+        ("1e-3", 0.001),
+        ("mae", "mae"),
+        ("[Conv, Gemm]", ["Conv", "Gemm"]),
+        ('["Conv"]', ["Conv"]),
+        ("{input: [1, 3, 8, 8]}", {"input": [1, 3, 8, 8]}),
+        ("a=b", "a=b"),
+    ],
+)
+def test_values_of_set(text: str, value: object) -> None:
+    assert parse_settings([f"Name={text}"]) == {"Name": value}
+
+
+@pytest.mark.parametrize("text", ["Percentile", "=3", "A=[1", "A={"])
+def test_settings_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ConfigError, match="--set"):
+        parse_settings([text])
+
+
+def test_a_setting_given_twice() -> None:
+    with pytest.raises(ConfigError, match="--set A is given twice"):
+        parse_settings(["A=1", "A=2"])
+
+
+# ---- help and usage --------------------------------------------------------------------------------------------------
+
+
+def test_version(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"quark {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [["onnx", "quantize"], ["onnx", "inspect"], ["onnx", "compare"]])
+def test_help_has_an_example(command: list[str], capsys: Capture) -> None:
+    assert main([*command, "--help"]) == 0
+    assert f"quark {' '.join(command)} model.onnx" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["onnx", "quantize", "m.onnx"], ["nonsense"], ["onnx", "quantize", "--nonsense"]])
+def test_wrong_usage_is_2(command: list[str], capsys: Capture) -> None:
+    assert main(command) == 2
+    assert "Usage: quark" in capsys.readouterr().err
+
+
+# ---- quantize --------------------------------------------------------------------------------------------------------
+
+
+def test_quantized_model_runs_and_is_small(folder: Path) -> None:
+    session = onnxruntime.InferenceSession(folder / "q.onnx")
+    (inputs, labels) = data.split()[1]
+    logits = session.run(None, {"image": inputs})[0]
+    assert (logits.argmax(axis=1) == labels).mean() > 0.97
+    assert (folder / "q.onnx").stat().st_size < 0.35 * (folder / "model.onnx").stat().st_size
+
+
+def test_tables_of_quantize(folder: Path, capsys: Capture) -> None:
+    assert quantize(folder, "--data", str(folder / "samples.npz")) == 0
+    printed = capsys.readouterr()
+    for words in ("Operators", "Conv", "Outcome", "size", "latency", "SQNR of logits", "cosine of logits"):
+        assert words in printed.out
+    assert "Wrote" in printed.err and "other.onnx" in printed.err
+
+
+def test_json_of_quantize(folder: Path, capsys: Capture) -> None:
+    assert quantize(folder, "--data", str(folder / "samples.npz"), "--samples", "3", "--json") == 0
+    found = object_on(capsys)
+    assert found["outputs"]["logits"]["sqnr"] > 15
+    assert found["checked_samples"] == 3
+    assert found["bytes"]["quantized"] == (folder / "other.onnx").stat().st_size
+    assert 0 < found["nodes"]["quantized"] <= found["nodes"]["total"]
+    assert found["latency_seconds"]["float"] > 0
+
+
+def test_presets_settings_and_exclusions_reach_the_plan(folder: Path) -> None:
+    chosen = ["--preset", "XINT8", "--set", "OpTypesToQuantize=[Conv]", "--exclude", "^/body/body.0/.*", "--no-check"]
+    assert quantize(folder, "--data", str(folder / "samples.npz"), *chosen, "--plan", f"{folder}/p.json") == 0
+    plan = Plan.from_json((folder / "p.json").read_text())
+    assert {node.op_type for node in plan.nodes.values() if node.quantized and node.op_type != "Relu"} == {"Conv"}
+    first = next(node for node in plan.nodes.values() if node.name.startswith("/body/body.0/"))
+    assert not first.quantized
+    assert {tensor.spec.scale_rule for tensor in plan} == {"power_of_two"}
+
+
+def test_target_cpu_makes_activations_unsigned(folder: Path, capsys: Capture) -> None:
+    common = ["--data", str(folder / "samples.npz"), "--preset", "A8W8", "--no-check"]
+    kinds = []
+    for target in ("any", "cpu"):
+        assert quantize(folder, *common, "--target", target) == 0
+        capsys.readouterr()
+        assert main(["onnx", "inspect", str(folder / "other.onnx"), "--json"]) == 0
+        kinds.append(set(object_on(capsys)["activations"]))
+    assert kinds == [{"int8"}, {"uint8"}]
+
+
+def test_random_data_warns(folder: Path, capsys: Capture, caplog: pytest.LogCaptureFixture) -> None:
+    assert quantize(folder, "--random", "--json") == 0
+    assert object_on(capsys)["checked_samples"] == 1
+    assert "generated data" in caplog.text
+
+
+def test_weights_only_needs_no_data(folder: Path, capsys: Capture) -> None:
+    assert quantize(folder, "--set", "WeightsOnly=true", "--json") == 0
+    assert "outputs" not in object_on(capsys)
+    assert "QuantizeLinear" not in {node.op_type for node in onnx.load(folder / "other.onnx").graph.node}
+
+
+def test_report_of_quantize(folder: Path) -> None:
+    page = folder / "pages" / "report.html"
+    assert quantize(folder, "--data", str(folder / "samples.npz"), "--report", str(page)) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "model.onnx → other.onnx" in text and "/body/body.2/first/first.0/Conv" in text
+
+
+# ---- inspect, compare, lists -----------------------------------------------------------------------------------------
+
+
+def test_inspect_float_and_quantized(folder: Path, capsys: Capture) -> None:
+    assert main(["onnx", "inspect", str(folder / "model.onnx"), "--json"]) == 0
+    found = object_on(capsys)
+    assert found["inputs"] == [{"name": "image", "dtype": "float32", "shape": ["N", 1, 32, 32]}]
+    assert found["operators"]["Conv"] == 8 and found["quantized"] == {} and found["opset"] == 17
+    assert main(["onnx", "inspect", str(folder / "q.onnx"), "--json"]) == 0
+    found = object_on(capsys)
+    assert found["quantized"]["Conv"] == 8 and set(found["activations"]) == {"int8"}
+    assert found["weights"]["int8"][1] > 350_000
+
+
+def test_inspect_for_people(folder: Path, capsys: Capture) -> None:
+    assert main(["onnx", "inspect", str(folder / "model.onnx")]) == 0
+    printed = capsys.readouterr().out
+    assert "[N, 1, 32, 32]" in printed and "1.6 MB" in printed and "this is a float model" in printed
+
+
+def test_compare(folder: Path, capsys: Capture) -> None:
+    common = [str(folder / "model.onnx"), str(folder / "q.onnx"), "--data", str(folder / "samples.npz")]
+    assert main(["onnx", "compare", *common]) == 0
+    printed = capsys.readouterr().out
+    assert "End to end" in printed and "Layer by layer, worst first" in printed
+    assert main(["onnx", "compare", *common, "--json", "--report", str(folder / "c.html")]) == 0
+    found = object_on(capsys)
+    assert found["samples"] == 8 and len(found["layers"]) >= 10
+    assert {"Conv", "Relu", "Add", "Gemm"} <= {layer["op_type"] for layer in found["layers"]}
+    assert "q.onnx against model.onnx" in (folder / "c.html").read_text(encoding="utf-8")
+
+
+def test_a_model_against_itself_is_equal(folder: Path, capsys: Capture) -> None:
+    model = str(folder / "model.onnx")
+    assert main(["onnx", "compare", model, model, "--data", str(folder / "samples.npz"), "--json"]) == 0
+    found = object_on(capsys)
+    assert found["outputs"]["logits"]["sqnr"] == "inf"
+    assert {layer["sqnr"] for layer in found["layers"]} == {"inf"}
+
+
+def test_lists(capsys: Capture) -> None:
+    assert main(["presets", "--json"]) == 0
+    assert {"A8W8", "XINT8", "A8W8_CPU"} <= set(object_on(capsys))
+    assert main(["options", "--json"]) == 0
+    assert object_on(capsys)["Percentile"]["default"] == 99.999
+    assert main(["presets"]) == 0 and main(["options"]) == 0
+    assert "A8W8_CPU" in capsys.readouterr().out
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--random", "--preset", "A8W9"], ["A8W9", "Did you mean 'A8W8'"]),
+        (["--random", "--set", "Percentil=9"], ["Percentil", "Did you mean 'Percentile'"]),
+        (["--random", "--set", "Percentile=high"], ["Percentile", "'high'"]),
+        (["--random", "--set", "Percentile"], ["Option=value"]),
+        (["--random", "--target", "gpu"], ["target", "gpu", "cpu"]),
+        ([], ["--data", "--random"]),
+        (["--random", "--data", "x"], ["--data", "--random"]),
+        (["--data", "nowhere.npz"], ["nowhere.npz", "does not exist"]),
+    ],
+)
+def test_mistakes_are_one_sentence(folder: Path, extra: list[str], words: list[str], capsys: Capture) -> None:
+    assert quantize(folder, *extra, output="never.onnx") == 1
+    said = sentence(capsys)
+    assert all(word in said for word in words), said
+    assert not (folder / "never.onnx").exists()
+
+
+def test_model_that_is_missing_or_corrupt(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"not a model")
+    for name, words in (("missing.onnx", "does not exist"), ("bad.onnx", "bad.onnx")):
+        assert main(["onnx", "quantize", str(tmp_path / name), "-o", str(tmp_path / "o.onnx"), "--random"]) == 1
+        assert words in sentence(capsys)
+        assert main(["onnx", "inspect", str(tmp_path / name)]) == 1
+        assert words in sentence(capsys)
+
+
+def test_output_folder_that_is_missing(folder: Path, capsys: Capture) -> None:
+    assert quantize(folder, "--random", output="no/where.onnx") == 1
+    assert "does not exist" in sentence(capsys)
+
+
+def test_samples_that_do_not_fit(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    np.savez(tmp_path / "wrong.npz", image=np.zeros((2, 1, 16, 16), np.float32))
+    assert quantize(folder, "--data", str(tmp_path / "wrong.npz"), output="never.onnx") == 1
+    assert "image" in sentence(capsys)
+    common = [str(folder / "model.onnx"), str(folder / "q.onnx")]
+    assert main(["onnx", "compare", *common, "--data", str(tmp_path / "wrong.npz")]) == 1
+    assert "image" in sentence(capsys)
+
+
+def test_models_that_are_no_pair(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    model = onnx.load(folder / "model.onnx")
+    model.graph.output[0].name = model.graph.node[-1].output[0] = "scores"
+    onnx.save(model, tmp_path / "other.onnx")
+    common = [str(folder / "model.onnx"), str(tmp_path / "other.onnx"), "--data", str(folder / "samples.npz")]
+    assert main(["onnx", "compare", *common]) == 1
+    assert "different outputs" in sentence(capsys)
+
+
+def test_report_that_cannot_be_written(folder: Path, capsys: Capture) -> None:
+    assert quantize(folder, "--random", "--report", str(folder)) == 1
+    assert "cannot be written" in capsys.readouterr().err
