@@ -10,13 +10,16 @@ from quark.errors import ModelError
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.passes import constants, fold_batch_norm, simplify, unshare
+from quark.onnx.passes import constants, fold_batch_norm, input_initializers, simplify, unshare
 from quark.onnx.qdq.carriers import opset_of
 
 _QUANTIZED_OPS = frozenset(
     """QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger
     ExtendedQuantizeLinear ExtendedDequantizeLinear BFPQuantizeDequantize MXQuantizeDequantize MatMulNBits""".split()
 )
+
+#: Operators that an earlier opset had in a form that it called deprecated at once, which ``onnx.checker`` refuses.
+_VALID_FROM = {"GroupNormalization": 21}
 
 
 def prepare(model: ir.Model, job: Job) -> tuple[ir.Model, list[PassReport]]:
@@ -26,10 +29,10 @@ def prepare(model: ir.Model, job: Job) -> tuple[ir.Model, list[PassReport]]:
         ModelError: the model is already quantized, is float16, or cannot be lifted.
     """
     refuse_quantized(model)
-    model = lift(model, opset_of(job))
-    reports = []
+    model = lift(model, max([opset_of(job), *(_VALID_FROM.get(node.op_type, 0) for node in model.graph)]))
+    reports = [input_initializers.run(model)]
     if not job.options.SkipPreprocess:
-        reports = _optimize(model, job.options)
+        reports += _optimize(model, job.options)
     infer_shapes(model)
     _refuse_float16(model)
     return model, reports
@@ -46,7 +49,7 @@ def _optimize(model: ir.Model, options: Options) -> list[PassReport]:
     if options.CopySharedInit is not None:
         reports.append(unshare.run(model, options.CopySharedInit))
     if options.CopyBiasInit is not None:
-        reports.append(unshare.run(model, options.CopyBiasInit, position=2))
+        reports.append(unshare.run(model, options.CopyBiasInit, positions=(2,)))
     return reports
 
 

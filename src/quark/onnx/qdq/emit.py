@@ -19,7 +19,8 @@ from quark.errors import ModelError
 from quark.numerics.affine import quantize
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Group
-from quark.onnx.graph.surgery import add_initializer, remove_unused_initializers
+from quark.onnx.graph.surgery import add_initializer
+from quark.onnx.passes.constants import remove_unused
 from quark.onnx.qdq.carriers import onnx_type
 
 
@@ -38,7 +39,7 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> None:
             _activation(model.graph, values[tensor.name], tensor, shared, options)
         else:
             _constant(model.graph, values[tensor.name], tensor, shared, options)
-    remove_unused_initializers(model.graph)
+    remove_unused(model)
 
 
 def _all_values(model: ir.Model) -> Iterable[ir.Value]:

@@ -30,6 +30,7 @@ class Placement:
     job: Job
     decisions: Mapping[str, Decision]
     plan: Plan = field(default_factory=Plan)
+    shaping: set[ir.Node] = field(default_factory=set)
     masked: set[ir.Value] = field(default_factory=set)
 
 
@@ -40,7 +41,8 @@ def place(model: ir.Model, job: Job) -> Plan:
         ConfigError: a name or pattern of the configuration matches nothing.
     """
     nodes = list(model.graph)
-    placement = Placement(model, job, job.rules.bind([_info(node) for node in nodes]))
+    decisions = job.rules.bind([_info(node) for node in nodes])
+    placement = Placement(model, job, decisions, shaping=slots.computes_shapes(model))
     chosen = {node: _consider(node, placement) for node in nodes}
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output != "same":
@@ -87,6 +89,8 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
         return "NodesToQuantize does not name it"
     if not _in_op_set(node.op_type, placement.job):
         return f"{node.op_type} is not among the operator types to quantize"
+    if node in placement.shaping:
+        return "it computes a shape or an index"
     rule = OP_RULES.get(node.op_type, GENERIC)
     if node.op_type == "MatMul" and options.MatMulConstBOnly and slots.weight_input(node, rule) is None:
         return "MatMulConstBOnly: its second input is not constant"

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, is_constant
-from quark.onnx.qdq.op_rules import MOVES_VALUES, OpRule
+from quark.onnx.qdq.op_rules import MOVES_VALUES, SHAPE_INPUTS_FROM, OpRule
 
 #: A constant operand at or below this, beside which everything else is 0, is an attention mask and no data.
 MASK_VALUE = -1e3
@@ -87,3 +87,24 @@ def pads_with_zero(node: ir.Node) -> bool:
         return True
     array = constant_array(value)
     return array is not None and not np.any(array)
+
+
+def computes_shapes(model: ir.Model) -> set[ir.Node]:
+    """Nodes whose results end in a shape, a size or an index: a rounded one would change what the model does.
+
+    Found by walking back from the inputs that take shapes; the walk ends where a tensor becomes its shape.
+    """
+    found: set[ir.Node] = set()
+    pending = [
+        value.producer()
+        for node in model.graph.all_nodes()
+        for value in node.inputs[SHAPE_INPUTS_FROM.get(node.op_type, len(node.inputs)) :]
+        if value is not None
+    ]
+    while pending:
+        node = pending.pop()
+        if node is None or node in found or node.op_type in ("Shape", "Size", "NonZero"):
+            continue
+        found.add(node)
+        pending += [value.producer() for value in node.inputs if value is not None]
+    return found
