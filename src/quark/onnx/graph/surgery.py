@@ -190,16 +190,14 @@ def _remove(node: ir.Node) -> None:
         node.graph.remove(node, safe=True)
 
 
-def remove_unused_initializers(graph: ir.Graph) -> int:
-    """Drop initializers that nothing reads (graph inputs and outputs stay). Returns how many went."""
-    unused = [
-        name
-        for name, value in graph.initializers.items()
-        if not (value.uses() or value.is_graph_output() or value.is_graph_input())
-    ]
-    for name in unused:
-        del graph.initializers[name]
-    return len(unused)
+def drop_if_unused(value: ir.Value | None) -> bool:
+    """Remove an initializer that nothing reads any more (graph inputs and outputs stay)."""
+    if value is None or not value.is_initializer() or value.uses() or value.graph is None:
+        return False
+    if value.is_graph_input() or value.is_graph_output():
+        return False
+    del value.graph.initializers[str(value.name)]
+    return True
 
 
 def tensor_bytes(model: ir.Model) -> int:

@@ -1,0 +1,1 @@
+"""Graph passes: one file each, ``run(model, …) -> PassReport``, in place, outputs unchanged, linear in the graph."""

@@ -1,0 +1,149 @@
+"""Fold BatchNormalization into the Conv, ConvTranspose or Gemm before it.
+
+    s = scale / sqrt(var + epsilon)        W' = W · s (along the output channels)        b' = (b - mean) · s + bias
+
+Source: Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference", section 3.2. The output channels are axis 0 of a Conv weight; axis 1 of a ConvTranspose weight
+[C_in, C_out / group, …], group by group; axis 0 (transB) or 1 of a Gemm weight, where alpha stays outside and beta is
+absorbed into b.
+
+Weights and biases that another node reads are copied, never changed. The folded node's output takes the name of the
+BatchNormalization's.
+
+Not handled: BatchNormalization in training form, statistics that are not constants, a result before the
+BatchNormalization that others read, operators other than these three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import (
+    Names,
+    add_initializer,
+    constant_array,
+    drop_if_unused,
+    float_attribute,
+    input_at,
+    int_attribute,
+    label,
+    set_constant,
+    set_input,
+    sole_consumer,
+    take_over,
+)
+
+
+def _scale_conv(node: ir.Node, weight: np.ndarray, s: np.ndarray) -> np.ndarray:
+    return weight * s.reshape(-1, *[1] * (weight.ndim - 1))
+
+
+def _scale_conv_transpose(node: ir.Node, weight: np.ndarray, s: np.ndarray) -> np.ndarray:
+    groups = int_attribute(node, "group", 1)
+    by_group = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+    return (by_group * s.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))).reshape(weight.shape)
+
+
+def _scale_gemm(node: ir.Node, weight: np.ndarray, s: np.ndarray) -> np.ndarray:
+    return weight * (s[:, None] if int_attribute(node, "transB", 0) else s)
+
+
+SCALERS: dict[str, Callable[[ir.Node, np.ndarray, np.ndarray], np.ndarray]] = {
+    "Conv": _scale_conv,
+    "ConvTranspose": _scale_conv_transpose,
+    "Gemm": _scale_gemm,
+}
+
+
+@dataclass(frozen=True)
+class Match:
+    """A BatchNormalization y = x · s + shift (float64) that can go into ``node``."""
+
+    norm: ir.Node
+    node: ir.Node
+    weight: ir.Value
+    bias: ir.Value | None
+    s: np.ndarray
+    shift: np.ndarray
+
+
+def run(model: ir.Model) -> PassReport:
+    """Fold every BatchNormalization of the main graph that can be, in place."""
+    fired, refused = 0, []
+    names: Names | None = None
+    for norm in [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == ""]:
+        found = match(norm)
+        if isinstance(found, Match):
+            names = names or Names(model)
+            _fold(found, model.graph, names)
+            fired += 1
+        else:
+            refused.append(f"{label(norm)} stays: {found}")
+    return PassReport("fold_batch_norm", fired, tuple(refused))
+
+
+def match(norm: ir.Node) -> Match | str:
+    """What a BatchNormalization can be folded into, or the reason why it cannot."""
+    if int_attribute(norm, "training_mode", 0) or any(_is_read(value) for value in norm.outputs[1:]):
+        return "it is in training form"
+    data = norm.inputs[0]
+    node = data.producer() if data is not None else None
+    if data is None or node is None or node.op_type not in SCALERS or node.domain != "":
+        return f"it follows {'no node' if node is None else node.op_type}, not one of {', '.join(SCALERS)}"
+    if sole_consumer(data) is not norm or node.graph is not norm.graph:
+        return f"the result of {label(node)} is read by others too"
+    weight, bias = input_at(node, 1), input_at(node, 2)
+    if weight is None or constant_array(weight) is None or (bias is not None and constant_array(bias) is None):
+        return f"the weight or bias of {label(node)} is not a constant"
+    parameters = [constant_array(value) for value in norm.inputs[1:5]]
+    arrays = [np.asarray(array, np.float64) for array in parameters if array is not None]
+    if len(arrays) < 4:
+        return "its parameters are not constants"
+    s, shift = _affine(arrays, float_attribute(norm, "epsilon", 1e-5))
+    if not (np.isfinite(s).all() and np.isfinite(shift).all()):
+        return "its parameters give a scale or shift that is not finite"
+    return Match(norm, node, weight, bias, s, shift)
+
+
+def _is_read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def _affine(parameters: Sequence[np.ndarray], epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and shift of a BatchNormalization with the parameters scale, bias, mean, var."""
+    scale, bias, mean, var = parameters
+    with np.errstate(invalid="ignore", divide="ignore"):
+        s = scale / np.sqrt(var + epsilon)
+    return s, bias - mean * s
+
+
+def _fold(found: Match, graph: ir.Graph, names: Names) -> None:
+    node, array = found.node, np.asarray(constant_array(found.weight))
+    weight = SCALERS[node.op_type](node, array, found.s.astype(array.dtype))
+    bias = _bias(node, found.bias) * found.s + found.shift
+    _replace(node, 1, weight, graph, names.fresh(f"{found.weight.name}_folded"))
+    _replace(node, 2, bias.astype(array.dtype), graph, names.fresh(f"{found.weight.name}_bias"))
+    take_over(node.outputs[0], found.norm.outputs[0])
+    for value in found.norm.inputs[1:5]:
+        drop_if_unused(value)
+
+
+def _bias(node: ir.Node, bias: ir.Value | None) -> np.ndarray:
+    """The bias that ``node`` adds, in float64; a Gemm's beta is taken into it."""
+    beta = float_attribute(node, "beta", 1.0)
+    node.attributes.pop("beta", None)
+    return np.zeros(1) if bias is None else np.asarray(constant_array(bias), np.float64) * beta
+
+
+def _replace(node: ir.Node, position: int, array: np.ndarray, graph: ir.Graph, name: str) -> None:
+    """A new weight or bias: in place where only ``node`` reads the old one, as the initializer ``name`` otherwise."""
+    old = input_at(node, position)
+    if old is not None and old.is_initializer() and sole_consumer(old) is node:
+        set_constant(old, array)
+    else:
+        set_input(node, position, add_initializer(graph, array, name))
