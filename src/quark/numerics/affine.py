@@ -15,9 +15,11 @@ import numpy as np
 
 from quark.errors import DataError
 from quark.numerics.array import Array, as_array, as_parameter, cast, float32, namespace
+from quark.numerics.blocks import Block
 from quark.numerics.chunks import blockwise, like_input
+from quark.numerics.elements import Element
 from quark.numerics.formats import Format
-from quark.numerics.granularity import Granularity, Tensor
+from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.numerics.rounding import Rounding, Rule
 from quark.numerics.scales import SCALE_RULES
 
@@ -57,7 +59,7 @@ class Grid:
         widest = np.maximum(-lo, hi)
         exact = (widest if self.symmetric else hi - lo) / self.format.divisor(self.symmetric, self.narrow)
         exact = np.where((exact < SMALLEST_NORMAL) | self.format.unit_scale, 1.0, exact)
-        if self.symmetric:
+        if self.symmetric or not self.format.has_zero_point:
             zero_point = np.full(exact.shape, self.format.middle)
         else:
             zero_point = np.clip(np.rint(self.format.min - lo / exact), self.format.min, self.format.max)
@@ -107,17 +109,22 @@ def quantize(
         narrow: leave the lowest integer code unused (-127..127 for int8).
 
     Returns:
-        Codes like ``x``, in ``format.code_dtype``.
+        Codes like ``x``, in ``format.code_dtype``; a block format gives ``Encoded`` and takes its axis from
+        ``granularity`` (the last one where that has none) and its scale, if it has one per tensor, from ``scale``.
 
     Raises:
         DataError: ``x`` has a NaN and the format has no code for it.
     """
 
+    if isinstance(format, Block):
+        return format.encode(x, axis_of(granularity), rounding, scale)
+    element: Element = format
+
     def codes(part: Array, scale: Array, zero_point: Array, rule: Rule) -> Array:
-        values = format.snap(float32(part) / scale, zero_point, rule, narrow)
-        if not format.has_nan and bool(namespace(values).isnan(values).any()):
-            raise DataError(f"a NaN has no code in {format.name}")
-        return format.encode(values, zero_point)
+        values = element.snap(float32(part) / scale, zero_point, rule, narrow)
+        if not element.has_nan and bool(namespace(values).isnan(values).any()):
+            raise DataError(f"a NaN has no code in {element.name}")
+        return element.encode(values, zero_point)
 
     x = as_array(x)
     return blockwise(codes, x, operands(x, scale, zero_point, format), granularity, rounding, format.code_dtype)
@@ -137,8 +144,12 @@ def dequantize(
         scale, zero_point, format, granularity: as given to ``quantize``.
     """
 
+    if isinstance(format, Block):
+        return format.decode(codes, axis_of(granularity), scale if format.tensor_scale else None)
+    element: Element = format
+
     def values(part: Array, scale: Array, zero_point: Array, rule: Rule) -> Array:
-        return float32(format.decode(part, zero_point)) * scale
+        return float32(element.decode(part, zero_point)) * scale
 
     codes = as_array(codes)
     return blockwise(values, codes, operands(codes, scale, zero_point, format), granularity, "half_even", "float32")
@@ -155,13 +166,22 @@ def fake_quantize(
 ) -> Array:
     """``dequantize(quantize(x))`` without the codes, in the type of ``x``; NaN stays NaN. Arguments of ``quantize``."""
 
+    if isinstance(format, Block):
+        return format.round(x, axis_of(granularity), rounding, scale)
+    element: Element = format
+
     def values(part: Array, scale: Array, zero_point: Array, rule: Rule) -> Array:
-        snapped = float32(format.snap(float32(part) / scale, zero_point, rule, narrow))
+        snapped = float32(element.snap(float32(part) / scale, zero_point, rule, narrow))
         snapped *= scale
         return snapped
 
     x = as_array(x)
     return like_input(blockwise(values, x, operands(x, scale, zero_point, format), granularity, rounding, "float32"), x)
+
+
+def axis_of(granularity: Granularity) -> int:
+    """The axis that ``granularity`` names, or the last."""
+    return granularity.axis if isinstance(granularity, Group | Channel) else -1
 
 
 def operands(x: Array, scale: Array, zero_point: Array, format: Format) -> tuple[Array, Array]:

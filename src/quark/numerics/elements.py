@@ -59,6 +59,7 @@ class Int:
     ml_dtype: str | None = None
 
     has_nan = False
+    has_zero_point = True
     unit_scale = False
 
     @property
@@ -159,6 +160,7 @@ class Float:
     ml_dtype: str | None = None
 
     middle = 0
+    has_zero_point = False
     work_dtype = "float32"
     zero_dtype = "int32"
 
@@ -323,6 +325,7 @@ class Power:
     min, max = 2.0**-127, 2.0**127
     signed = False
     middle = 0
+    has_zero_point = False
     has_nan = True
     unit_scale = False
     code_dtype, work_dtype, zero_dtype = "uint8", "float32", "int32"

@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from quark.errors import ConfigError, unknown
+from quark.numerics.blocks import BLOCKS, Block
 from quark.numerics.elements import ELEMENTS, Element, Float, Int, Power
 
-Format: TypeAlias = Element
+Format: TypeAlias = Element | Block
 
-FORMATS: dict[str, Format] = {**ELEMENTS}
+FORMATS: dict[str, Format] = {**ELEMENTS, **BLOCKS}
 
-__all__ = ["FORMATS", "Float", "Format", "Int", "Power", "get_format"]
+__all__ = ["FORMATS", "Block", "Float", "Format", "Int", "Power", "get_format"]
 
 
 def get_format(name: str | Format) -> Format:

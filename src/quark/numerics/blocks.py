@@ -1,0 +1,347 @@
+"""Formats whose scale comes from the data: blocks of elements along one axis that share an exponent or a small scale.
+
+    step  = scale(largest magnitude of the block) * unit        x is stored as the element  e = round(x / step)
+
+    MX          OCP Microscaling v1.0: 32 elements, E8M0 scale; ``unit`` of MXINT8 is 2**-6
+    BFP16       block floating point: 8 elements of 8 bits (codes -127..127) and a shared exponent, unit 2**-6
+    MX4/6/9     two levels (Rouhani et al., "With Shared Microexponents", ISCA 2023): 16 elements share an exponent and
+                each pair one bit that lowers it; m = 2, 4, 7 mantissa bits, unit 2**(1 - m)
+    NVFP4       16 elements FP4, E4M3 scale, under one float32 scale per tensor (largest / (448 * 6))
+    AMD FP4     16 or 32 elements FP4, unsigned E5M3 scale
+
+Infinities and NaN do not count for the scale and are copied (``nonfinite="copy"``, what the block operators do; OCP MX
+leaves it open), or make their block NaN. A short last block is a block. A block of zeros stays zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf, nan
+from typing import NamedTuple
+
+from quark.errors import ConfigError, DataError
+from quark.numerics.array import (
+    INFINITY,
+    MAGNITUDE,
+    Array,
+    as_array,
+    as_parameter,
+    block_max,
+    cast,
+    empty,
+    float32,
+    from_bits,
+    maybe,
+    namespace,
+    pow2,
+    repeat,
+    spread,
+    to_bits,
+)
+from quark.numerics.chunks import Index, chunk_size, chunks, like_input, quiet
+from quark.numerics.elements import ELEMENTS, Element, Int
+from quark.numerics.granularity import Group, normal_axis, pad
+from quark.numerics.rounding import Rounding, Rule, noise_of, rule_of
+from quark.numerics.scales import SCALE_RULES
+
+SMALLEST_NORMAL = 2.0**-126  # of float32
+
+
+class Encoded(NamedTuple):
+    """A tensor in a block format.
+
+    Attributes:
+        codes: element codes, of the shape of the tensor.
+        scale: codes of the block scales (E8M0, E4M3 or E5M3; uint8), the axis divided by the block and rounded up.
+        shift: how far each sub-block lowers the exponent (uint8), or None for one-level formats.
+    """
+
+    codes: Array
+    scale: Array
+    shift: Array | None
+
+
+@dataclass(frozen=True)
+class Block:
+    """A format of blocks along one axis.
+
+    Attributes:
+        name: its name in ``FORMATS``.
+        element: format of the elements.
+        size: elements per block.
+        rule: name of the row of ``SCALE_RULES`` that gives a block's scale.
+        unit: value of the element 1 at scale 1.
+        narrow: the lowest integer code is not used.
+        carry: a block whose largest element rounds beyond the codes doubles its scale instead of clipping.
+        sub_block, shift_bits: elements per sub-block and bits of its own shift (two-level formats).
+        tensor_scale: the format sits under one float32 scale per tensor.
+        nonfinite: "copy" or "nan".
+    """
+
+    name: str
+    element: Element
+    size: int
+    rule: str = "e8m0_floor"
+    unit: float = 1.0
+    narrow: bool = False
+    carry: bool = False
+    sub_block: int = 0
+    shift_bits: int = 0
+    tensor_scale: bool = False
+    nonfinite: str = "copy"
+
+    onnx_type = torch_dtype = ml_dtype = None
+    has_nan = has_zero_point = False
+    middle = 0
+    work_dtype, zero_dtype = "float32", "int32"
+
+    @property
+    def bits(self) -> float:
+        """Bits per value, the shares of scale and shift included."""
+        return self.element.bits + 8 / self.size + (self.shift_bits / self.sub_block if self.sub_block else 0)
+
+    @property
+    def max(self) -> float:
+        """The largest value: that of the element at the largest scale."""
+        storage = SCALE_RULES[self.rule].storage
+        return self.element.max * self.unit * (storage.max if storage is not None else 1.0)
+
+    @property
+    def min(self) -> float:
+        """The lowest value at the largest scale."""
+        return -self.max
+
+    @property
+    def unit_scale(self) -> bool:
+        """Whether the format needs no scale from outside."""
+        return not self.tensor_scale
+
+    @property
+    def code_dtype(self) -> str:
+        """The type of element codes."""
+        return self.element.code_dtype
+
+    @property
+    def rounding_bits(self) -> int:
+        """Those of the element."""
+        return self.element.rounding_bits
+
+    def divisor(self, symmetric: bool, narrow: bool) -> float:
+        """The largest value: amax / divisor is the scale of the tensor."""
+        return self.max
+
+    def round(
+        self, x: Array, axis: int = -1, rounding: Rounding = "half_even", tensor_scale: Array | None = None
+    ) -> Array:
+        """``x`` quantized and dequantized, in the type of ``x``.
+
+        Args:
+            x: any shape; a scalar is a block of one.
+            axis: along which blocks are taken.
+            rounding: of the elements.
+            tensor_scale: the scale above the block scales, for a format that has one; None takes it from ``x``.
+        """
+        array, axis = with_axis(x, axis)
+        above = self.above(array, tensor_scale)
+        out = empty(tuple(array.shape), "float32", array)
+        for piece, index, rule in walk(array, axis, self.size, rounding):
+            part = float32(piece.view(array)[index])
+            levels = self.levels(part, piece.axis, rule, above)
+            piece.view(out)[index] = self.values(part, levels, piece.axis, rule)
+        return like_input(out.reshape(tuple(as_array(x).shape)), x)
+
+    def encode(
+        self, x: Array, axis: int = -1, rounding: Rounding = "half_even", tensor_scale: Array | None = None
+    ) -> Encoded:
+        """``x`` as codes of elements, scales and shifts; arguments as in ``round``.
+
+        Raises:
+            DataError: ``x`` has an infinity or a NaN, which a block cannot store beside numbers.
+        """
+        array, axis = with_axis(x, axis)
+        above = self.above(array, tensor_scale)
+        out = self.empty_codes(array, axis)
+        for piece, index, rule in walk(array, axis, self.size, rounding):
+            part = float32(piece.view(array)[index])
+            levels = self.levels(part, piece.axis, rule, above)
+            if levels.special:
+                raise DataError(f"{self.name} cannot store an infinity or a NaN, and the tensor has one")
+            piece.view(out.codes)[index] = self.element.encode(self.snap(part, levels.step, rule), 0)
+            piece.view(out.scale, self.size)[index] = self.storage.encode(levels.scale, 0)
+            if out.shift is not None:
+                piece.view(out.shift, self.sub_block)[index] = cast(levels.shift, "uint8")
+        return out
+
+    def decode(self, encoded: Encoded, axis: int = -1, tensor_scale: Array | None = None) -> Array:
+        """float32 values of ``encoded``; ``axis`` and ``tensor_scale`` as they were encoded with."""
+        shape = tuple(encoded.codes.shape)
+        with quiet():
+            step = float32(self.storage.decode(encoded.scale, 0)) * self.unit
+            if tensor_scale is not None:
+                step = step * cast(as_parameter(tensor_scale, step), "float32")
+            step = Group(axis, self.size).expand(step, shape)
+            if encoded.shift is not None:
+                step = step * pow2(-Group(axis, self.sub_block).expand(cast(encoded.shift, "int32"), shape))
+            return float32(self.element.decode(encoded.codes, 0)) * step
+
+    @property
+    def storage(self) -> Element:
+        """The format of the block scales."""
+        storage = SCALE_RULES[self.rule].storage
+        if storage is None:
+            raise ConfigError(f"{self.name}: block scales of rule {self.rule!r} have no 8-bit format")
+        return storage
+
+    def above(self, x: Array, tensor_scale: Array | None) -> Array | None:
+        """The scale over all blocks: as given, or largest finite magnitude / ``max``; None for a one-scale format."""
+        if not self.tensor_scale:
+            return None
+        if tensor_scale is not None:
+            return cast(as_parameter(tensor_scale, x), "float32").reshape(())
+        xp = namespace(x)
+        size = xp.abs(float32(x)).reshape(-1)
+        amax = xp.where(size < inf, size, 0 * size).max() if len(size) else xp.zeros_like(x).sum()
+        scale = float32(amax) / as_parameter(self.max, x)
+        return cast(xp.where(scale < SMALLEST_NORMAL, xp.ones_like(scale), scale), "float32")
+
+    def levels(self, x: Array, axis: int, rule: Rule, above: Array | None) -> Levels:
+        """Scales, shifts and steps of the blocks that lie along ``axis`` of float32 ``x``."""
+        sizes = to_bits(x) & MAGNITUDE
+        tops = sub_max(sizes, axis, self.sub_block)
+        raw = amax = block_max(tops, axis)
+        special = maybe(amax >= INFINITY)
+        if special:
+            sizes = namespace(x).where(sizes >= INFINITY, 0 * sizes, sizes)
+            tops = sub_max(sizes, axis, self.sub_block)
+            amax = block_max(tops, axis)
+        scale = self.scale(from_bits(amax), above)
+        step = scale * self.unit if above is None else scale * above
+        if self.carry:
+            finite = namespace(x).where(from_bits(sizes) == abs(x), x, 0 * step) if special else x
+            over = block_max(rule(finite / step), axis) > self.element.max
+            scale, step = scale * (1.0 + over), step * (1.0 + over)
+        if not self.sub_block:
+            return Levels(scale, None, spread(step, tuple(x.shape)), raw, special)
+        shift = namespace(x).clip((amax >> 23) - (tops >> 23), 0, (1 << self.shift_bits) - 1)
+        step = repeat(step * pow2(-shift), self.sub_block, axis)
+        return Levels(scale, shift, first(step, axis, x.shape[axis]), raw, special)
+
+    def scale(self, amax: Array, above: Array | None) -> Array:
+        """The block scales for largest magnitudes ``amax``."""
+        rule, largest = SCALE_RULES[self.rule], self.element.max * self.unit
+        return rule.of(amax, largest if above is None else largest * above, self.element.rounding_bits)
+
+    def snap(self, x: Array, step: Array, rule: Rule) -> Array:
+        """Elements of float32 ``x``."""
+        if self.sub_block:  # below the smallest normal float32 the two-level formats see 0
+            x = namespace(x).where(namespace(x).abs(x) < SMALLEST_NORMAL, 0 * x, x)
+        return self.element.snap(x / step, 0, rule, self.narrow)
+
+    def values(self, x: Array, levels: Levels, axis: int, rule: Rule) -> Array:
+        """float32 ``x`` quantized and dequantized, infinities and NaN by ``nonfinite``."""
+        values = self.snap(x, levels.step, rule)
+        values *= levels.step
+        if not levels.special:
+            return values
+        xp = namespace(x)
+        if self.nonfinite == "nan":
+            return cast(xp.where(levels.raw >= INFINITY, nan, values), "float32")
+        return xp.where(xp.isfinite(x), values, x)
+
+    def empty_codes(self, x: Array, axis: int) -> Encoded:
+        """Arrays for the codes of ``x``."""
+        shape = tuple(x.shape)
+        shift = empty(Group(axis, self.sub_block).grid(shape), "uint8", x) if self.sub_block else None
+        scale = empty(Group(axis, self.size).grid(shape), "uint8", x)
+        return Encoded(empty(shape, self.element.code_dtype, x), scale, shift)
+
+
+class Levels(NamedTuple):
+    """What the blocks of a chunk share."""
+
+    scale: Array  # per block
+    shift: Array | None  # per sub-block
+    step: Array  # broadcasts to the elements
+    raw: Array  # bits of the largest magnitude, infinity and NaN included
+    special: bool  # whether there may be an infinity or a NaN
+
+
+class Blocks(NamedTuple):
+    """Equally long blocks of a tensor: ``number`` of ``length`` elements from ``start`` on, along ``axis - 1``."""
+
+    start: int
+    number: int
+    length: int
+    axis: int  # of the elements of a block, in the view
+
+    def view(self, array: Array, every: int = 1) -> Array:
+        """That part of ``array``, which has one value per ``every`` elements, as [.., number, length / every, ..]."""
+        axis, per_block = self.axis - 1, -(-self.length // every)
+        begin = self.start // every
+        part = array[(slice(None),) * axis + (slice(begin, begin + self.number * per_block),)]
+        return part.reshape((*array.shape[:axis], self.number, per_block, *array.shape[axis + 1 :]))
+
+
+def walk(x: Array, axis: int, size: int, rounding: Rounding) -> Iterator[tuple[Blocks, Index, Rule]]:
+    """Chunks of ``x`` that cut no block, each as blocks, an index into their view, and its rounding rule."""
+    count, rest = divmod(x.shape[axis], size)
+    noise = noise_of(rounding, tuple(x.shape), x)
+    whole, short = Blocks(0, count, size, axis + 1), Blocks(count * size, 1, rest, axis + 1)
+    with quiet():
+        for blocks in (whole,) * (count > 0) + (short,) * (rest > 0):
+            shape = tuple(blocks.view(x).shape)
+            for index in chunks(shape, chunk_size(x), axis + 1):
+                yield blocks, index, rule_of(rounding, None if noise is None else blocks.view(noise)[index])
+
+
+def with_axis(x: Array, axis: int) -> tuple[Array, int]:
+    """``x`` as an array with at least one axis, and ``axis`` counted from the front."""
+    x = as_array(x)
+    x = x if len(x.shape) else x.reshape((1,))
+    return x, normal_axis(axis, tuple(x.shape))
+
+
+def sub_max(sizes: Array, axis: int, length: int) -> Array:
+    """Maxima of runs of ``length`` along ``axis`` (0: ``sizes`` itself); the last run may be short."""
+    if not length:
+        return sizes
+    shape = tuple(sizes.shape)
+    runs = -(-shape[axis] // length)
+    full = pad(sizes, (*shape[:axis], runs * length, *shape[axis + 1 :]))
+    return block_max(full.reshape((*shape[:axis], runs, length, *shape[axis + 1 :])), axis + 1).reshape(
+        (*shape[:axis], runs, *shape[axis + 1 :])
+    )
+
+
+def first(x: Array, axis: int, count: int) -> Array:
+    """The first ``count`` elements of ``x`` along ``axis``."""
+    return x[(slice(None),) * axis + (slice(0, count),)]
+
+
+INT8, INT5, INT3 = ELEMENTS["int8"], Int("int5", 5), Int("int3", 3)
+FP4, E3M2, E2M3 = ELEMENTS["fp4_e2m1"], ELEMENTS["fp6_e3m2"], ELEMENTS["fp6_e2m3"]
+E4M3, E5M2 = ELEMENTS["fp8_e4m3"], ELEMENTS["fp8_e5m2"]
+
+MX = (
+    Block("mxint8", INT8, 32, unit=2.0**-6),
+    Block("mxfp8_e4m3", E4M3, 32),
+    Block("mxfp8_e5m2", E5M2, 32),
+    Block("mxfp6_e3m2", E3M2, 32),
+    Block("mxfp6_e2m3", E2M3, 32),
+    Block("mxfp4", FP4, 32),
+)
+ROWS = (
+    *MX,
+    *(replace(row, name=f"{row.name}_even", rule="e8m0_even") for row in MX),
+    *(replace(row, name=f"{row.name}_ceil", rule="e8m0_ceil") for row in MX),
+    Block("bfp16", INT8, 8, unit=2.0**-6, narrow=True),
+    Block("mx4", INT3, 16, unit=2.0**-1, narrow=True, sub_block=2, shift_bits=1),
+    Block("mx6", INT5, 16, unit=2.0**-3, narrow=True, sub_block=2, shift_bits=1),
+    Block("mx9", INT8, 16, unit=2.0**-6, narrow=True, sub_block=2, shift_bits=1),
+    Block("nvfp4", FP4, 16, "e4m3", tensor_scale=True),
+    Block("amdfp4", FP4, 16, "e5m3"),
+    Block("amdfp4_g32", FP4, 32, "e5m3"),
+)
+
+BLOCKS: dict[str, Block] = {row.name: row for row in ROWS}
