@@ -41,13 +41,13 @@ class Config:
         inputs: spec of activations in the `quark` interface.
         weight: spec of weights there.
         onnxruntime: arguments of its job; None where it cannot express this.
-        options: `extra_options` of the `quark` interface.
+        peer_options: `extra_options` that put the peer on the same ground.
     """
 
     inputs: dict[str, str]
     weight: dict[str, str]
     onnxruntime: dict[str, Any] | None
-    options: dict[str, Any] = field(default_factory=dict)
+    peer_options: dict[str, Any] = field(default_factory=dict)
 
 
 def spec(name: str, method: str, **fields: str) -> dict[str, str]:
@@ -161,10 +161,11 @@ def judge(bench: Bench, path: Path, with_metrics: bool) -> tuple[dict[str, float
 
 def attempts(bench: Bench, config: Config, tool: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """variant -> (job module, job) of a tool; ours has one chance, the model as it is."""
-    layer = {"inputs": config.inputs, "weight": config.weight, "options": config.options}
+    layer: dict[str, Any] = {"inputs": config.inputs, "weight": config.weight}
     if tool == OURS:
         return {"as is": ("quark_job", {"model": str(bench.example.path), **layer})}
     if tool == QUARK:
+        layer = {**layer, "options": config.peer_options}
         return {name: ("quark_job", {"model": str(path), **layer}) for name, path in bench.models().items()}
     if config.onnxruntime is None:
         return {}
