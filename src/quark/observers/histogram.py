@@ -1,0 +1,288 @@
+"""A histogram of fixed size over the upper bits of the float32 pattern: one pass, any order, any number of samples.
+
+A float32 is 1 sign bit, 8 exponent bits, 23 mantissa bits; as an integer its magnitude grows with the value, so
+
+    bin(x) = max(bits(|x|) >> 12  -  base, 0)
+
+has 2048 equal bins in every octave [2^e, 2^(e+1)): a bin is at most 1/2048 of its value wide. The 16 octaves below the
+largest magnitude are kept; smaller values count as zero (bin 0). When a larger value comes, the bins move up by whole
+octaves and the lowest fold into bin 0, so the counts are those of one pass with the final base: merging is exact and
+associative. The 512 largest magnitudes of each sign are kept as they are, so that quantiles far out are exact.
+
+Memory: 256 KiB per sign. ``bincount`` releases the interpreter lock, so counting can overlap the next inference.
+Not handled: float64 beyond the float32 range (an error, as infinity).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from quark.observers.statistics import State, extremes
+
+MANTISSA = 11
+OCTAVES = 16
+PER_OCTAVE = 1 << MANTISSA
+BINS = OCTAVES << MANTISSA
+DROPPED = 23 - MANTISSA
+TAIL = 512
+CHUNK = 1 << 16
+COARSE = 7
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+Bins = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class Histogram:
+    """Counts of the values of one tensor, with exact extremes and exact tails.
+
+    Attributes:
+        lo, hi: smallest and largest value seen.
+        count: values seen.
+    """
+
+    def __init__(self) -> None:
+        self.lo, self.hi = np.inf, -np.inf
+        self.count = 0
+        self._top = 0  # the largest biased exponent seen, plus one
+        self._counts: list[np.ndarray] = []  # of positive, then of negative values (only once there are some)
+        self._tails = [np.empty(0, np.float32), np.empty(0, np.float32)]  # largest magnitudes, descending
+
+    # ---- collecting --------------------------------------------------------------------------------------------------
+
+    def update(self, x: np.ndarray) -> None:
+        """Count the values of one sample (any shape and float type).
+
+        Raises:
+            DataError: the array holds NaN or infinity.
+        """
+        if not x.size:
+            return
+        with np.errstate(over="ignore"):
+            flat = np.ascontiguousarray(x, np.float32).reshape(-1)
+        lo, hi = extremes(flat)
+        self._raise_top(_exponent(max(-lo, hi)) + 1)
+        self._count(flat, negative=lo < 0)
+        self.lo, self.hi, self.count = min(self.lo, lo), max(self.hi, hi), self.count + flat.size
+        self._keep_tail(0, flat, hi)
+        self._keep_tail(1, flat, -lo)
+
+    def _count(self, flat: np.ndarray, negative: bool) -> None:
+        signs = 2 if negative or len(self._counts) == 2 else 1
+        while len(self._counts) < signs:
+            self._counts.append(np.zeros(BINS, np.int64))
+        patterns, places = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.int64)
+        for start in range(0, flat.size, CHUNK):
+            bits = flat[start : start + CHUNK].view(np.int32)
+            found = np.bincount(_places(bits, self._base(), negative, patterns, places), minlength=signs * BINS)
+            for counts, part in zip(self._counts, found.reshape(signs, BINS), strict=True):
+                counts += part
+
+    def _base(self) -> int:
+        return max(self._top - OCTAVES, 0) << MANTISSA
+
+    def _raise_top(self, top: int) -> None:
+        """Make room for magnitudes below 2^(top - 127): move the bins down, fold the lowest into bin 0."""
+        before = self._base()
+        self._top = max(self._top, top)
+        shift = min(self._base() - before, BINS - 1)
+        if shift:
+            for counts in self._counts:
+                lowest = counts[: shift + 1].sum()
+                counts[: BINS - shift] = counts[shift:].copy()
+                counts[BINS - shift :] = 0
+                counts[0] = lowest
+
+    def _keep_tail(self, sign: int, flat: np.ndarray, largest: float) -> None:
+        """Take over what ``flat`` adds to the largest magnitudes of one sign."""
+        tail = self._tails[sign]
+        full = tail.size == TAIL
+        if largest <= (tail[-1] if full else 0):
+            return
+        bound = tail[-1] if full else np.nextafter(self._outer_edge(sign), np.float32(0), dtype=np.float32)
+        found = flat[flat > bound] if sign == 0 else -flat[flat < -bound]
+        self._tails[sign] = _largest(np.concatenate([tail, found]))
+
+    def _outer_edge(self, sign: int) -> np.float32:
+        """A magnitude that at least ``TAIL`` values of this sign reach, or all that are not counted as zero."""
+        outward = np.cumsum(self._counts[sign][::-1])
+        place = BINS - 1 - int(np.searchsorted(outward, TAIL))
+        return np.float32(self._edges()[place]) if place > 0 else np.float32(0)
+
+    def merge(self, other: Histogram) -> None:
+        """Add what ``other`` has seen; ``other`` stays as it is."""
+        if not other.count:
+            return
+        moved = Histogram.from_state(other.state())
+        top = max(self._top, other._top)
+        self._raise_top(top)
+        moved._raise_top(top)
+        for sign, counts in enumerate(moved._counts):
+            if sign < len(self._counts):
+                self._counts[sign] += counts
+            else:
+                self._counts.append(counts)
+        self._tails = [_largest(np.concatenate(pair)) for pair in zip(self._tails, moved._tails, strict=True)]
+        self.lo, self.hi, self.count = min(self.lo, other.lo), max(self.hi, other.hi), self.count + other.count
+
+    def state(self) -> State:
+        """Everything, as arrays; bins that are empty at the end are left out."""
+        return {
+            "extremes": np.array([self.lo, self.hi]),
+            "count": np.array(self.count),
+            "top": np.array(self._top),
+            "signs": np.array(len(self._counts)),
+            "counts": np.concatenate([np.empty(0, np.int64), *self._counts]),
+            "high": self._tails[0].copy(),
+            "low": self._tails[1].copy(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Histogram:
+        """The statistic that ``state()`` described."""
+        new = cls()
+        new.lo, new.hi = (float(value) for value in state["extremes"])
+        new.count, new._top = int(state["count"]), int(state["top"])
+        counts = np.array(state["counts"], np.int64).reshape(int(state["signs"]), BINS)
+        new._counts = [row.copy() for row in counts]
+        new._tails = [np.array(state[side], np.float32) for side in ("high", "low")]
+        return new
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def _edges(self) -> np.ndarray:
+        """Left edges of the bins of one sign and the right edge of the last, as float64 [BINS + 1]; bin 0 starts at 0."""
+        patterns = (self._base() + np.arange(BINS + 1, dtype=np.int64)) << DROPPED
+        edges = np.minimum(patterns, 0x7F7FFFFF).astype(np.int32).view(np.float32).astype(np.float64)
+        edges[0] = 0
+        return edges
+
+    def bins(self) -> Bins:
+        """Left edges, right edges and counts of the bins that are not empty, in ascending order."""
+        edges = self._edges()
+        parts = [(edges[:-1], edges[1:], counts) for counts in self._counts[:1]]
+        for counts in self._counts[1:]:
+            parts.insert(0, (-edges[:0:-1], -edges[-2::-1], counts[::-1]))
+        return _occupied([np.concatenate(column) for column in zip(*parts, strict=True)]) if parts else _occupied([])
+
+    def magnitude_bins(self) -> Bins:
+        """Left edges, right edges and counts of the bins of |x| that are not empty, in ascending order."""
+        edges = self._edges()
+        return _occupied([edges[:-1], edges[1:], sum(self._counts, np.zeros(BINS, np.int64))])
+
+    def quantile(self, share: float) -> float:
+        """The value that ``share`` (0..1) of all values do not exceed: exact in the tails, else to 1/2048 of itself."""
+        rank = _rank(share, self.count)
+        high, low = self._tails
+        if self.count - rank < high.size:
+            return float(high[self.count - rank])
+        if rank <= low.size:
+            return -float(low[rank - 1])
+        return float(np.clip(_at_rank(self.bins(), rank), self.lo, self.hi))
+
+    def magnitude_quantile(self, share: float) -> float:
+        """The same for |x|."""
+        rank = _rank(share, self.count)
+        outer = _largest(np.concatenate(self._tails))
+        if self.count - rank < outer.size:
+            return float(outer[self.count - rank])
+        return float(min(_at_rank(self.magnitude_bins(), rank), max(-self.lo, self.hi)))
+
+    def points(self, focus: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """A few thousand values with weights that stand for all values, for searches that try many ranges.
+
+        Bins are joined the further they lie below the magnitude ``focus`` (the largest one by default), so that their
+        width stays below 1/2048 of it or 1/16 of their own value; above it they are 1/16 of their value wide. A bin
+        stands at golden-section positions within its width, not in its middle: middles are multiples of a power of
+        two, on which a power-of-two scale would seem to have no rounding error.
+
+        Returns:
+            values float32 [n] within [lo, hi], weights float64 [n].
+        """
+        magnitude = max(-self.lo, self.hi) if focus is None else focus
+        at = np.clip(_exponent(magnitude) - max(self._top - OCTAVES, 0), 0, OCTAVES - 1)
+        values, weights = [], []
+        for sign, counts in zip((1, -1), self._counts, strict=False):
+            left, right, joined = self._joined(counts, int(at))
+            place = left + (right - left) * np.modf(GOLDEN * np.arange(left.size))[0]
+            place[left == 0] = 0
+            values.append(sign * place)
+            weights.append(joined)
+        return np.clip(np.concatenate(values), self.lo, self.hi).astype(np.float32), np.concatenate(weights)
+
+    def _joined(self, counts: np.ndarray, focus: int) -> Bins:
+        """Bins of one sign, joined away from the octave ``focus``; empty ones left out."""
+        edges = self._edges()
+        lefts, rights, sums = [], [], []
+        for octave in range(OCTAVES):
+            step = 1 << (min(focus - octave, COARSE) if octave <= focus else COARSE)
+            part = slice(octave << MANTISSA, octave + 1 << MANTISSA)
+            lefts.append(edges[:-1][part][::step])
+            rights.append(edges[1:][part][step - 1 :: step])
+            sums.append(counts[part].reshape(-1, step).sum(1, dtype=np.float64))
+        return _occupied([np.concatenate(column) for column in (lefts, rights, sums)])
+
+    def linear(self, bins: int) -> tuple[np.ndarray, np.ndarray]:
+        """Counts [bins] and edges [bins + 1] of equal bins between lo and hi, for pictures."""
+        if not self.count:
+            return np.zeros(bins, np.int64), np.linspace(0, 1, bins + 1)
+        left, right, counts = self.bins()
+        middle = np.clip((left + right) / 2, self.lo, self.hi)
+        widen = 0.5 * (self.hi == self.lo)
+        found, edges = np.histogram(middle, bins, (self.lo - widen, self.hi + widen), weights=counts)
+        return found.astype(np.int64), edges
+
+
+def _exponent(magnitude: float) -> int:
+    """The biased exponent of a non-negative float32."""
+    return int(np.float32(magnitude).view(np.int32) >> 23)
+
+
+def _places(
+    bits: np.ndarray, base: int, negative: bool, patterns: np.ndarray, places: np.ndarray
+) -> np.ndarray:
+    """The bins of float32 patterns (int32); those of negative values follow the ``BINS`` of the others."""
+    patterns, places = patterns[: bits.size], places[: bits.size]
+    np.right_shift(bits, DROPPED, out=patterns)
+    if negative:
+        patterns &= 0x7FFFFFFF >> DROPPED
+    np.maximum(patterns, base, out=patterns)  # without the mask, a sign bit (of -0) makes a negative number: bin 0
+    np.subtract(patterns, base, out=places)
+    if negative:
+        np.right_shift(bits, 31, out=patterns)
+        patterns &= BINS
+        places += patterns
+    return places
+
+
+def _largest(magnitudes: np.ndarray) -> np.ndarray:
+    """The ``TAIL`` largest, descending."""
+    if magnitudes.size > TAIL:
+        magnitudes = np.partition(magnitudes, magnitudes.size - TAIL)[-TAIL:]
+    return np.sort(magnitudes)[::-1]
+
+
+def _occupied(columns: list[np.ndarray]) -> Bins:
+    """The rows of (left, right, count) with a count."""
+    if not columns:
+        return np.empty(0), np.empty(0), np.empty(0, np.int64)
+    left, right, counts = columns
+    kept = np.flatnonzero(counts)
+    return left[kept], right[kept], counts[kept]
+
+
+def _rank(share: float, count: int) -> int:
+    """How many values, from the smallest on, make ``share`` of ``count``: 1..count."""
+    return min(max(math.ceil(share * count - 1e-6), 1), count)
+
+
+def _at_rank(bins: Bins, rank: int) -> float:
+    """The value of this rank (from 1), on a straight line through its bin."""
+    left, right, counts = bins
+    upto = np.cumsum(counts)
+    place = int(np.searchsorted(upto, rank))
+    within = (rank - (upto[place] - counts[place]) - 0.5) / counts[place]
+    return float(left[place] + (right[place] - left[place]) * within)

@@ -1,0 +1,193 @@
+"""Least squared error: the range whose quantizer changes the values least.
+
+    argmin_{lo, hi}  Σ w (x - Q_{lo,hi}(x))²
+
+Power-of-two scales: with s0 the scale of the full range, the candidates 2 s0, s0, s0/2, s0/4, s0/8 in this order (first
+minimum wins, zero point of the full range), and finer ones as long as the finest is the best. The result is the range
+that the codes can express.
+Other scales: the range is shrunk from the full one, in steps of 1/8 octave and then of 1/64 around the best; both sides
+together, or one after the other where the zero point is free. Going down ends when the error has passed four times the
+least: by then the clipped part alone exceeds the least, and it only grows.
+
+Activations are searched on a histogram, weights on their own values (large tensors with one scale: on a histogram too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from quark.numerics.affine import Grid, fake_quantize
+from quark.numerics.granularity import Channel
+from quark.observers.histogram import Histogram
+
+POWERS = {"mae": 1, "mse": 2}
+COARSE_STEPS = tuple(2.0 ** (-k / 8) for k in range(1, 161))
+FINE_STEPS = tuple(2.0 ** (-k / 64) for k in range(-7, 8) if k)
+CANDIDATES = (2.0, 1.0, 0.5, 0.25, 0.125)
+HOPELESS = 4.0
+LARGE = 1 << 15
+
+Span = tuple[np.ndarray, np.ndarray]
+Sides = tuple[bool, bool]
+BOTH: Sides = (True, True)
+LOWER: Sides = (True, False)
+UPPER: Sides = (False, True)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Values that are quantized row by row, and how the error is measured.
+
+    Attributes:
+        values: float32 [rows, n].
+        grid: the quantizer of every row.
+        weights: float64 [n], how often each value stands; once for None.
+        narrow: leave the lowest code unused, as stored weights do (at run time activations use all codes).
+        power: of the distance that is summed.
+    """
+
+    values: np.ndarray
+    grid: Grid
+    weights: np.ndarray | None = None
+    narrow: bool = False
+    power: int = 2
+
+    def error(self, span: Span) -> np.ndarray:
+        """The error of every row, float64 [rows], under ranges of its own."""
+        return self.error_of(*self.grid.parameters(*span))
+
+    def error_of(self, scale: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
+        """The same under given scales and zero points."""
+        quantized = fake_quantize(
+            self.values, scale, zero_point, self.grid.format, Channel(0), narrow=self.narrow and self.grid.symmetric
+        )
+        off = np.subtract(self.values, quantized, out=quantized)
+        off = np.abs(off, out=off) if self.power == 1 else np.square(off, out=off)
+        return off.sum(-1, dtype=np.float64) if self.weights is None else off @ self.weights
+
+
+def search(statistic: Histogram, grid: Grid, symmetric: bool | None = None) -> tuple[float, float]:
+    """The range of least squared error of everything the histogram counted.
+
+    Args:
+        statistic: histogram of the values.
+        grid: the tensor's quantizer.
+        symmetric: judge both sides by one threshold. Default: for power-of-two scales and symmetric grids; otherwise
+            each side finds its own. Ranges for float scales end where the data end.
+    """
+    lo, hi = _on_points(statistic, grid, symmetric, None)
+    widest = max(-statistic.lo, statistic.hi)
+    if max(-lo, hi) < widest / 4:  # the bins around the result were joined: look again with those kept fine
+        lo, hi = _on_points(statistic, grid, symmetric, 2 * max(-lo, hi))
+    return lo, hi
+
+
+def _on_points(statistic: Histogram, grid: Grid, symmetric: bool | None, focus: float | None) -> tuple[float, float]:
+    values, weights = statistic.points(focus)
+    extremes = np.array([statistic.lo]), np.array([statistic.hi])
+    lo, hi = _search(Rows(values[None], grid, weights), extremes, symmetric)
+    return float(lo[0]), float(hi[0])
+
+
+def search_rows(values: np.ndarray, grid: Grid, symmetric: bool | None = None) -> Span:
+    """The ranges of least squared error of rows that each have their own scale (weights).
+
+    Args:
+        values: [..., n], one row per scale; finite, n > 0.
+        grid: the quantizer of every row.
+        symmetric: as for ``search``.
+
+    Returns:
+        lo and hi, float64 [...].
+    """
+    rows = values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
+    if len(rows) == 1 and rows.size > LARGE:
+        histogram = Histogram()
+        histogram.update(rows)
+        lo, hi = (np.array([bound]) for bound in search(histogram, grid, symmetric))
+    else:
+        extremes = rows.min(-1).astype(np.float64), rows.max(-1).astype(np.float64)
+        lo, hi = _search(Rows(rows, grid, narrow=grid.narrow), extremes, symmetric)
+    return lo.reshape(values.shape[:-1]), hi.reshape(values.shape[:-1])
+
+
+def range_error(statistic: Histogram, grid: Grid, lo: float, hi: float, power: int = 2) -> float:
+    """Σ |x - Q(x)|^power of everything the histogram counted, under the quantizer of the range [lo, hi]."""
+    values, weights = statistic.points()
+    return float(Rows(values[None], grid, weights, power=power).error((np.array([lo]), np.array([hi])))[0])
+
+
+def representable(scale: np.ndarray, zero_point: np.ndarray, grid: Grid) -> Span:
+    """The lowest and the highest value that the codes express, float64."""
+    wide, shift = np.asarray(scale, np.float64), np.asarray(zero_point, np.float64)
+    lo, hi = (grid.format.min - shift) * wide, (grid.format.max - shift) * wide
+    return (np.maximum(lo, -hi) if grid.symmetric and grid.narrow else lo), hi
+
+
+def _search(rows: Rows, extremes: Span, symmetric: bool | None) -> Span:
+    """Ranges [rows] for values with these extremes."""
+    data = np.minimum(extremes[0], 0), np.maximum(extremes[1], 0)
+    grid = rows.grid
+    if grid.scale_rule == "power_of_two":
+        return _powers(rows, data if symmetric is False else _mirrored(data))
+    if grid.symmetric or symmetric:
+        return _one_threshold(rows, data)
+    return _two_thresholds(rows, data)
+
+
+def _mirrored(span: Span) -> Span:
+    widest = np.maximum(-span[0], span[1])
+    return -widest, widest
+
+
+def _within(span: Span, data: Span) -> Span:
+    return np.maximum(span[0], data[0]), np.minimum(span[1], data[1])
+
+
+def _powers(rows: Rows, span: Span) -> Span:
+    """The power-of-two scale of least error, as the range of its codes."""
+    full, zero_point = rows.grid.parameters(*span)
+    best, least = full, np.full(full.shape, np.inf)
+    factor, improved = CANDIDATES[0], True
+    while factor >= CANDIDATES[-1] or improved:
+        scale = (full * np.float32(factor)).astype(np.float32)
+        error = rows.error_of(scale, zero_point)
+        better = error < least
+        best, least = np.where(better, scale, best), np.minimum(error, least)
+        improved = bool(better.any()) and bool((scale > np.finfo(np.float32).tiny).all())
+        factor /= 2
+    return representable(best, zero_point, rows.grid)
+
+
+def _one_threshold(rows: Rows, data: Span) -> Span:
+    """Shrink both sides by one threshold."""
+    best = _shrunk(rows, _mirrored(data), data, BOTH, COARSE_STEPS)
+    return _within(_shrunk(rows, best, data, BOTH, FINE_STEPS), data)
+
+
+def _two_thresholds(rows: Rows, data: Span) -> Span:
+    """Shrink one side, then the other, coarsely and then finely; a side without values stays at 0."""
+    sides = [side for side, bound in ((UPPER, data[1]), (LOWER, data[0])) if bound.any()]
+    best = data
+    for steps in (COARSE_STEPS, FINE_STEPS, FINE_STEPS):
+        for side in sides:
+            best = _shrunk(rows, best, data, side, steps)
+    return _within(best, data)
+
+
+def _shrunk(rows: Rows, span: Span, data: Span, sides: Sides, factors: Iterable[float]) -> Span:
+    """The best of ``span`` and of it with ``sides`` multiplied by each factor, row by row, within the data."""
+    lo, hi = best_lo, best_hi = span
+    least = rows.error(_within(span, data))
+    for factor in factors:
+        low, high = (lo * factor if sides[0] else lo), (hi * factor if sides[1] else hi)
+        found = rows.error(_within((low, high), data))
+        better = found < least
+        best_lo, best_hi = np.where(better, low, best_lo), np.where(better, high, best_hi)
+        least = np.minimum(found, least)
+        if factors is COARSE_STEPS and (found > HOPELESS * least).all():
+            break
+    return best_lo, best_hi

@@ -1,0 +1,31 @@
+"""NonOverflow: the observed range, under a scale that no value overflows.
+
+A power-of-two scale is rounded to the nearest power, so it can come out too small for the range; then the next one up is
+taken: pos = floor(-log2 scale) instead of round(-log2 scale). Other scale rules give the observed range as it is.
+"""
+
+from __future__ import annotations
+
+from quark.numerics.affine import Grid
+from quark.observers import minmax
+from quark.observers.mse import representable
+from quark.observers.statistics import Statistic
+
+
+def search(statistic: Statistic, grid: Grid, symmetric: bool = True) -> tuple[float, float]:
+    """The observed range, or the wider one of the next power-of-two scale where the nearest would overflow.
+
+    Args:
+        statistic: any statistic with ``lo`` and ``hi``.
+        grid: the tensor's quantizer.
+        symmetric: mirror the wider side before anything else.
+    """
+    lo, hi = minmax.search(statistic, grid, symmetric)
+    if grid.scale_rule != "power_of_two":
+        return lo, hi
+    scale, zero_point = grid.parameters(lo, hi)
+    low, high = representable(scale, zero_point, grid)
+    if low <= lo and hi <= high:
+        return lo, hi
+    low, high = representable(2 * scale, zero_point, grid)
+    return float(low), float(high)

@@ -1,0 +1,90 @@
+"""The table of range searches: one row is one calibration method.
+
+A row names the statistic that must be collected and the function ``search(statistic, grid, **settings) -> (lo, hi)``. The
+settings a method takes are the keyword arguments of the two; ``Search.check`` refuses others by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quark.errors import ConfigError, unknown
+from quark.numerics.affine import Grid
+from quark.observers import distribution, entropy, layerwise_percentile, minmax, mse, non_overflow, percentile
+from quark.observers.histogram import Histogram
+from quark.observers.statistics import MinMax, MovingMinMax, Statistic
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Search:
+    """A calibration method.
+
+    Attributes:
+        name: its name in ``SEARCHES``.
+        statistic: what has to be collected; called with the settings it takes.
+        search: turns the statistic into a range.
+    """
+
+    name: str
+    statistic: Callable[..., Statistic]
+    search: Callable[..., Range]
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the extremes of each sample are not enough."""
+        return self.statistic is Histogram
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Names of the settings."""
+        return (*_keywords(self.statistic, 0), *_keywords(self.search, 2))
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Raise ``ConfigError`` for a setting that the method does not have."""
+        for name in settings:
+            if name not in self.settings:
+                raise ConfigError(unknown(f"setting of the calibration method {self.name!r}", name, self.settings))
+
+    def observe(self, settings: Mapping[str, Any]) -> Statistic:
+        """A fresh statistic."""
+        return self.statistic(**_taken(settings, _keywords(self.statistic, 0)))
+
+    def find(self, statistic: Statistic, grid: Grid, settings: Mapping[str, Any]) -> Range:
+        """The range; (0, 0) for a tensor that was empty in every sample.
+
+        Raises:
+            ConfigError: an unknown setting, or a value that it cannot have.
+        """
+        self.check(settings)
+        if not statistic.count:
+            return 0.0, 0.0
+        lo, hi = self.search(statistic, grid, **_taken(settings, _keywords(self.search, 2)))
+        return float(lo), float(hi)
+
+
+def _keywords(function: Callable[..., Any], skip: int) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)[skip:]
+
+
+def _taken(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name in names}
+
+
+ROWS = (
+    Search("minmax", MinMax, minmax.search),
+    Search("moving_minmax", MovingMinMax, minmax.search),
+    Search("non_overflow", MinMax, non_overflow.search),
+    Search("moving_non_overflow", MovingMinMax, non_overflow.search),
+    Search("percentile", Histogram, percentile.search),
+    Search("layerwise_percentile", Histogram, layerwise_percentile.search),
+    Search("mse", Histogram, mse.search),
+    Search("entropy", Histogram, entropy.search),
+    Search("distribution", Histogram, distribution.search),
+)
+
+SEARCHES: dict[str, Search] = {row.name: row for row in ROWS}
