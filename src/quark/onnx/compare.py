@@ -25,7 +25,7 @@ from quark.errors import DataError
 from quark.numerics import metrics
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
-from quark.observers import Histogram
+from quark.observers.histogram import Histogram
 from quark.onnx.graph.model import load
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
 from quark.onnx.graph.surgery import constant_array
@@ -49,13 +49,17 @@ class Distance:
     count: int = 0
 
     def update(self, reference: np.ndarray, value: np.ndarray) -> None:
-        """Add one sample's values of a tensor."""
+        """Add one sample's values of a tensor. Infinities that both have (masks) agree and are left out."""
         x, y = reference.astype(np.float64).ravel(), value.astype(np.float64).ravel()
+        masked = np.isinf(x) & (x == y)
+        if masked.any():
+            x, y = x[~masked], y[~masked]
         if not x.size:
             return
         self.signal += float(x @ x)
         self.noise += float(np.sum(np.square(x - y)))
-        self.product += float(x @ y)
+        with np.errstate(invalid="ignore"):  # an infinity that only one has makes the measures NaN, as it should
+            self.product += float(x @ y)
         self.other += float(y @ y)
         self.peak = max(self.peak, float(np.max(np.abs(x))))
         self.count += x.size
@@ -114,6 +118,7 @@ class CodeRange:
 
     def update(self, values: np.ndarray) -> None:
         """Add one sample. A value within half a step of the range rounds to its end: that is not clipping."""
+        values = values[np.isfinite(values)]
         self.histogram.update(values)
         half = self.step / 2
         self.outside += int(np.count_nonzero((values < self.low - half) | (values > self.high + half)))
@@ -121,7 +126,7 @@ class CodeRange:
 
     def view(self, name: str) -> TensorView:
         """The histogram with its clipping range."""
-        counts, edges = _rebinned(self.histogram)
+        counts, edges = self.histogram.linear(BINS)
         share = self.outside / max(self.count, 1)
         return TensorView(name, self.format, self.low, self.high, counts, edges, share)
 

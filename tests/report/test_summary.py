@@ -1,0 +1,49 @@
+"""What a Plan did, as tables."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.config.tensor import TensorSpec
+from quark.report.summary import print_summary, summary_tables
+
+
+def example() -> Plan:
+    nodes = [
+        NodePlan("a", "Conv", True, "known"),
+        NodePlan("b", "Conv", True, "known"),
+        NodePlan("c", "Softmax", False, "not in the table of operators"),
+        NodePlan("d", "Conv", False, "exclude"),
+    ]
+    int8, int32 = TensorSpec("int8"), TensorSpec("int32")
+    tensors = [
+        TensorPlan("x", "activation", int8, "input"),
+        TensorPlan("y", "activation", int8, "output"),
+        TensorPlan("w", "weight", int8, "weight"),
+        TensorPlan("b", "bias", int32, "bias"),
+    ]
+    return Plan({tensor.name: tensor for tensor in tensors}, {node.name: node for node in nodes})
+
+
+def test_tables_count_nodes_tensors_and_reasons() -> None:
+    operators, formats, floats = summary_tables(example())
+    assert operators.rows == (("Conv", "3", "2"), ("Softmax", "1", "0"), ("all", "4", "2"))
+    assert [(row[0], row[2]) for row in formats.rows] == [("activation", "2"), ("bias", "1"), ("weight", "1")]
+    assert formats.rows[0][1] == TensorSpec("int8").describe()
+    assert floats.rows == (("not in the table of operators", "Softmax"), ("exclude", "Conv"))
+
+
+def test_nothing_left_in_float_is_no_table() -> None:
+    plan = example()
+    for name in ("c", "d"):
+        del plan.nodes[name]
+    assert [table.title for table in summary_tables(plan)] == ["Operators", "Quantized tensors"]
+
+
+def test_print_summary() -> None:
+    stream = io.StringIO()
+    print_summary(example(), Console(file=stream, width=100))
+    assert "Softmax" in stream.getvalue() and "Left in float" in stream.getvalue()
