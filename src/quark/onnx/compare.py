@@ -7,7 +7,7 @@ Over all samples, with float values ``x`` and quantized values ``y`` of one tens
 
 End to end, both models run as they ship. Layer by layer, both run with their intermediate tensors as outputs; tensors
 are matched by name, and where the quantized model has a Q/DQ pair on a tensor, the value behind the pair is compared.
-One sample is in memory at a time. Not handled: tensors inside subgraphs, and tensors that a graph pass renamed or rescaled.
+One sample is in memory at a time. Not handled: tensors inside subgraphs, those that a pass renamed or rescaled.
 """
 
 from __future__ import annotations

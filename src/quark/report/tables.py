@@ -13,6 +13,7 @@ from rich.text import Text
 from quark.report.values import Table
 
 NUMBER = re.compile(r"^[-+]?(\d[\d,.]*|inf|nan)\s?(%|dB|ms|s|kB|MB|GB|×)?(\s*\(.*\))?$")
+SHORT = 28  # names in the first column up to this long are not broken
 
 
 def decibels(value: float) -> str:
@@ -51,7 +52,8 @@ def to_rich(table: Table) -> RichTable:
     shown.caption, shown.caption_justify = table.note or None, "left"
     for index, heading in enumerate(table.columns):
         numeric = is_numeric(table, index)
-        shown.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+        whole = numeric or (index == 0 and all(len(row[0]) <= SHORT for row in table.rows))
+        shown.add_column(heading, justify="right" if numeric else "left", no_wrap=whole, overflow="fold")
     for row in table.rows:
         shown.add_row(*(Text(cell) for cell in row))
     return shown
