@@ -1,0 +1,130 @@
+"""Codes narrower than a byte, packed and unpacked; whole arrays at a time, on NumPy and torch.
+
+Codes run along the last axis and form a stream of bits, cut into bytes:
+
+    first = "low"    code i fills bits i*b .. i*b + b - 1 counted from the lowest bit of the first byte: ONNX INT4, INT2
+                     and FLOAT4E2M1, MXFP4 and MXFP6 files, 3-bit weights (little endian)
+    first = "high"   counted from the highest bit: 2-bit weights of the torch flow
+
+``order`` permutes every run of ``len(order)`` codes: position k of a run takes code ``order[k]``. ``AWQ_ORDER`` is
+the order of AWQ kernels in a 32-bit word, ``halves(n)`` that of GGUF blocks (byte j holds codes j and j + n/2). Missing
+codes at the end of a row are zero; ``unpack`` takes the number of codes that were there.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+
+from quark.errors import ConfigError, unknown
+from quark.numerics.array import Array, as_array, cast, empty
+from quark.numerics.granularity import pad
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def halves(count: int) -> tuple[int, ...]:
+    """The order that puts codes j and j + count/2 next to each other."""
+    return tuple(j // 2 + (count // 2) * (j % 2) for j in range(count))
+
+
+def pack(codes: Array, bits: int, first: str = "low", order: tuple[int, ...] | None = None, word: int = 1) -> Array:
+    """``codes`` [.., n] as bytes [.., ceil(n * bits / 8)], each row filled up to whole words.
+
+    Args:
+        codes: integers; only their lowest ``bits`` count, so signed codes become two's complement.
+        bits: width of a code, 1..8.
+        first: where the first code of a byte lies, "low" or "high".
+        order: permutation within each run of codes, or None.
+        word: bytes that a row is a multiple of (4 for rows that are viewed as int32).
+
+    Returns:
+        uint8 array of the library and device of ``codes``.
+    """
+    codes = as_array(codes)
+    run, size = group(bits, first)
+    count = codes.shape[-1]
+    multiple = lcm(lcm(bits, 8 * word) // bits, len(order or (0,)))
+    whole = -(-count // multiple) * multiple
+    codes = permuted(pad(codes, (*codes.shape[:-1], whole)), order)
+    stream = cast(codes, word_dtype(size)) & ((1 << bits) - 1)
+    stream = stream.reshape((*stream.shape[:-1], whole // run, run))
+    words = stream[..., 0] << position(0, run, bits, first)
+    for k in range(1, run):
+        words |= stream[..., k] << position(k, run, bits, first)
+    out = empty((*words.shape, size), "uint8", words)
+    for k in range(size):
+        out[..., k] = cast((words >> position(k, size, 8, first)) & 0xFF, "uint8")
+    out = out.reshape((*codes.shape[:-1], whole // run * size))
+    kept = -(-count * bits // (8 * word)) * word
+    return out if order is not None else out[..., :kept]
+
+
+def unpack(
+    packed: Array, bits: int, count: int, first: str = "low", order: tuple[int, ...] | None = None, signed: bool = False
+) -> Array:
+    """The ``count`` codes per row that ``pack`` was given, as int8 (``signed``) or uint8.
+
+    Args:
+        packed: uint8 [.., m] as ``pack`` returned it.
+        bits, first, order: as given to ``pack``.
+        count: codes per row.
+        signed: the highest bit of a code is its sign.
+
+    Raises:
+        ConfigError: a row has too few bytes for ``count`` codes.
+    """
+    packed = as_array(packed)
+    run, size = group(bits, first)
+    if packed.shape[-1] * 8 < count * bits:
+        raise ConfigError(f"{packed.shape[-1]} bytes do not hold {count} codes of {bits} bits")
+    words_per_row = -(-packed.shape[-1] // size)
+    packed = cast(pad(packed, (*packed.shape[:-1], words_per_row * size)), word_dtype(size))
+    packed = packed.reshape((*packed.shape[:-1], words_per_row, size))
+    words = packed[..., 0] << position(0, size, 8, first)
+    for k in range(1, size):
+        words |= packed[..., k] << position(k, size, 8, first)
+    codes = empty((*words.shape, run), "uint8", words)
+    for k in range(run):
+        codes[..., k] = cast((words >> position(k, run, bits, first)) & ((1 << bits) - 1), "uint8")
+    codes = codes.reshape((*words.shape[:-1], words_per_row * run))
+    codes = permuted(codes, inverse(order))[..., :count]
+    return sign_extended(codes, bits) if signed else codes
+
+
+def group(bits: int, first: str) -> tuple[int, int]:
+    """The shortest run of codes that fills whole bytes, and how many bytes."""
+    if not 1 <= bits <= 8:
+        raise ConfigError(f"codes of {bits} bits cannot be packed into bytes; 1 to 8 can")
+    if first not in ("low", "high"):
+        raise ConfigError(unknown("place of the first code", first, ("low", "high")))
+    total = lcm(bits, 8)
+    return total // bits, total // 8
+
+
+def word_dtype(size: int) -> str:
+    """An integer type that holds ``size`` bytes."""
+    return "uint8" if size == 1 else "int32" if size < 4 else "int64"
+
+
+def position(k: int, count: int, width: int, first: str) -> int:
+    """The lowest bit of the k-th of ``count`` fields of ``width`` bits in a word."""
+    return width * (k if first == "low" else count - 1 - k)
+
+
+def permuted(codes: Array, order: tuple[int, ...] | None) -> Array:
+    """Every run of ``len(order)`` codes of a row in ``order``."""
+    if order is None:
+        return codes
+    runs = codes.reshape((*codes.shape[:-1], -1, len(order)))
+    return runs[..., list(order)].reshape(codes.shape)
+
+
+def inverse(order: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The permutation that undoes ``order``."""
+    return None if order is None else tuple(order.index(k) for k in range(len(order)))
+
+
+def sign_extended(codes: Array, bits: int) -> Array:
+    """uint8 ``codes`` of ``bits`` bits in two's complement as int8."""
+    half = 1 << bits - 1
+    return cast((cast(codes, "int16") ^ half) - half, "int8")
