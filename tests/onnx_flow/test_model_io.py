@@ -432,7 +432,7 @@ def test_shapes_that_are_computed_are_found() -> None:
         r = Reshape (x, t)
         y = Relu (r)
     }"""
-    weights = {"zero": np.array(0), "first": np.array([0]), "rest": np.array([-1])}
+    weights = {"zero": np.array(0), "first": np.array([0]), "rest": np.array([12])}
     model = load(models.model(graph, weights))
     infer_shapes(model)
     made = {value.name: value for node in model.graph for value in node.outputs}

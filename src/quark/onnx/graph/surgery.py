@@ -153,11 +153,12 @@ def sole_consumer(value: ir.Value) -> ir.Node | None:
 
 
 def take_over(kept: ir.Value, dropped: ir.Value) -> None:
-    """``kept`` takes the readers, the place among the graph outputs and the name of ``dropped``.
+    """``kept`` takes the readers, the place among the graph outputs, the name, type and shape of ``dropped``.
 
     ``dropped`` is the only output of a node, which is removed from its graph.
     """
     node, name = dropped.producer(), dropped.name
+    kept.type, kept.shape = dropped.type or kept.type, dropped.shape or kept.shape
     dropped.replace_all_uses_with(kept, replace_graph_outputs=True)
     if node is not None and node.graph is not None:
         node.graph.remove(node, safe=True)

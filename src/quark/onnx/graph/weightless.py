@@ -104,10 +104,11 @@ def _with_weights(model: ir.Model, large: Mapping[str, ir.Value], inputs: set[st
 def external_proto(model: ir.Model, limit: int = LARGE) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
     """The protobuf with large initializers as external data that is not there, and their tensors by name.
 
-    Types below a byte stay in the protobuf.
+    Types below a byte stay in the protobuf; so does what no node reads, because ONNX Runtime would not find it.
     """
     large = large_initializers(model, limit)
-    kept = {name: value.const_value for name, value in large.items() if _whole_bytes(value.const_value)}
+    read = {name: value for name, value in large.items() if value.uses() or value.is_graph_output()}
+    kept = {name: value.const_value for name, value in read.items() if _whole_bytes(value.const_value)}
     with swapped({large[name]: _absent(name, tensor) for name, tensor in kept.items()}):
         return ir.to_proto(model), kept
 

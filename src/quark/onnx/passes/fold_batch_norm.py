@@ -128,8 +128,9 @@ def _fold(found: Match, graph: ir.Graph, names: Names) -> None:
     bias = _bias(node, found.bias) * found.s + found.shift
     _replace(node, 1, weight, graph, names.fresh(f"{found.weight.name}_folded"))
     _replace(node, 2, bias.astype(array.dtype), graph, names.fresh(f"{found.weight.name}_bias"))
+    parameters = found.norm.inputs[1:5]  # a node that is taken out forgets them
     take_over(node.outputs[0], found.norm.outputs[0])
-    for value in found.norm.inputs[1:5]:
+    for value in parameters:
         drop_if_unused(value)
 
 

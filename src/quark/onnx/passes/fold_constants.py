@@ -84,7 +84,9 @@ def _fold_shapes(graph: ir.Graph, names: Names) -> int:
             continue
         if None not in sizes:
             array = np.array(sizes, np.int64)
-            fired += _become(node.outputs[0], array if node.op_type == "Shape" else np.prod(array), graph, names)
+            fired += _become(
+                node.outputs[0], array if node.op_type == "Shape" else np.array(array.prod()), graph, names
+            )
         else:
             fired += sum(_fold_pick(reader, sizes, graph, names) for reader in _readers(node.outputs[0]))
     return fired
@@ -179,7 +181,9 @@ def _refusal(node: ir.Node) -> str | None:
     if any(size is None for size in sizes):
         return "the shape of its result is unknown"
     largest = max((size for size in sizes if size is not None), default=0)
-    return None if largest <= max(SMALL, made_from) else f"its result ({largest} bytes) is larger than what it is made of"
+    return (
+        None if largest <= max(SMALL, made_from) else f"its result ({largest} bytes) is larger than what it is made of"
+    )
 
 
 def _runtime_type(value: ir.Value) -> bool:
@@ -190,7 +194,7 @@ def _bytes(value: ir.Value | None) -> int | None:
     shape = static_shape(value)
     if value is None or shape is None or value.dtype is None:
         return None
-    return int(np.prod(shape, dtype=np.int64)) * value.dtype.itemsize
+    return int(np.prod(shape, dtype=np.int64) * value.dtype.itemsize)
 
 
 def _evaluate(model: ir.Model, nodes: Sequence[ir.Node], refused: list[str]) -> int:
