@@ -1,5 +1,5 @@
-"""Calibration: statistics that stream (``MinMax``, ``MovingMinMax``, ``Histogram``) and the searches that turn them into
-ranges (``SEARCHES``). Needs NumPy only."""
+"""Calibration: statistics that stream (``MinMax``, ``MovingMinMax``, ``Histogram``), and the searches that turn them
+into ranges (``SEARCHES``). Needs NumPy only."""
 
 from __future__ import annotations
 

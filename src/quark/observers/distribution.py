@@ -3,8 +3,8 @@
     "same":  s = σ(x) / σ(codes)          "p3":  s = (σ(∛x) / σ(∛codes))³
     range = [-s max, s max]   with max the largest value of the format
 
-σ(codes) is over all finite values of the format. A small float format has most of its codes near zero, as the data have,
-so matching spreads uses the codes well; the largest values may be clipped. FP8 only.
+σ(codes) is over all finite values of the format. A small float format has most of its codes near zero, as the data
+have, so matching spreads uses the codes well; the largest values may be clipped. FP8 only.
 """
 
 from __future__ import annotations

@@ -2,14 +2,15 @@
 
     t* = argmin_t  KL(P_t || Q_t),   KL(p || q) = Σ p log(p / q)
 
-over 2048 to 4096 equal bins of |x| (Migacz, "8-bit inference with TensorRT", GTC 2017). P_t is the histogram up to t with
-everything beyond added to its last bin. Q_t is what quantization keeps of the histogram up to t: the count of all bins
-that share a code, spread evenly over those that are not empty. Codes come from the tensor's own quantizer, so 8 bits are
-8 bits. Two corrections to the original: values that count as zero are left out (zero is always exact, and a ReLU makes
-so many that they drown the rest), and what chance alone adds to the divergence is taken off: (filled bins - filled codes)
-/ 2n, the mean of the likelihood-ratio statistic (Wilks 1938; Miller 1955), without which few samples clip half of the
-range. A threshold whose squared error exceeds that of the full range is not taken. Thresholds go from where every bin has a code of its own up to the largest |x|: first in steps of 1/8 octave, then
-bin by bin at most 1/64 octave apart around the best.
+over 2048 to 4096 equal bins of |x| (Migacz, "8-bit inference with TensorRT", GTC 2017). P_t is the histogram up to t
+with everything beyond added to its last bin. Q_t is what quantization keeps of the histogram up to t: the count of
+all bins that share a code, spread evenly over those that are not empty. Codes come from the tensor's own quantizer,
+so 8 bits are 8 bits. Two corrections to the original: values that count as zero are left out (zero is always exact,
+and a ReLU makes so many that they drown the rest), and what chance alone adds to the divergence is taken off: (filled
+bins - filled codes) / 2n, the mean of the likelihood-ratio statistic (Wilks 1938; Miller 1955), without which few
+samples clip half of the range. A threshold whose squared error exceeds that of the full range is not taken.
+Thresholds go from where every bin has a code of its own up to the largest |x|: first in steps of 1/8 octave, then bin
+by bin at most 1/64 octave apart around the best.
 
 Not handled: a threshold for each side.
 """
@@ -54,7 +55,7 @@ def _coarse(levels: int, most: int) -> np.ndarray:
 
 
 def magnitudes(statistic: Histogram) -> tuple[np.ndarray, float]:
-    """Counts of |x| in equal bins from 0 on, and their width: a power of two, so that the histogram's bins nest in them.
+    """Counts of |x| in equal bins from 0 on, and their width: a power of two, in which the histogram's bins nest.
 
     The last bin holds the largest |x|.
     """

@@ -4,10 +4,11 @@ A float32 is 1 sign bit, 8 exponent bits, 23 mantissa bits; as an integer its ma
 
     bin(x) = max(bits(|x|) >> 12  -  base, 0)
 
-has 2048 equal bins in every octave [2^e, 2^(e+1)): a bin is at most 1/2048 of its value wide. The 16 octaves below the
-largest magnitude are kept; smaller values count as zero (bin 0). When a larger value comes, the bins move up by whole
-octaves and the lowest fold into bin 0, so the counts are those of one pass with the final base: merging is exact and
-associative. The 512 largest magnitudes of each sign are kept as they are, so that quantiles far out are exact.
+has 2048 equal bins in every octave [2^e, 2^(e+1)): a bin is at most 1/2048 of its value wide. The 16 octaves below
+the largest magnitude are kept; smaller values count as zero (bin 0). When a larger value comes, the bins move up by
+whole octaves and the lowest fold into bin 0, so the counts are those of one pass with the final base: merging is
+exact and associative. The 512 largest magnitudes of each sign are kept as they are, so that quantiles far out are
+exact.
 
 Memory: 256 KiB per sign. ``bincount`` releases the interpreter lock, so counting can overlap the next inference.
 Not handled: float64 beyond the float32 range (an error, as infinity).
@@ -154,7 +155,7 @@ class Histogram:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def _edges(self) -> np.ndarray:
-        """Left edges of the bins of one sign and the right edge of the last, as float64 [BINS + 1]; bin 0 starts at 0."""
+        """Edges of the bins of one sign, float64 [BINS + 1]; bin 0 starts at 0."""
         patterns = (self._base() + np.arange(BINS + 1, dtype=np.int64)) << DROPPED
         edges = np.minimum(patterns, 0x7F7FFFFF).astype(np.int32).view(np.float32).astype(np.float64)
         edges[0] = 0
@@ -241,9 +242,7 @@ def _exponent(magnitude: float) -> int:
     return int(np.float32(magnitude).view(np.int32) >> 23)
 
 
-def _places(
-    bits: np.ndarray, base: int, negative: bool, patterns: np.ndarray, places: np.ndarray
-) -> np.ndarray:
+def _places(bits: np.ndarray, base: int, negative: bool, patterns: np.ndarray, places: np.ndarray) -> np.ndarray:
     """The bins of float32 patterns (int32); those of negative values follow the ``BINS`` of the others."""
     patterns, places = patterns[: bits.size], places[: bits.size]
     np.right_shift(bits, DROPPED, out=patterns)

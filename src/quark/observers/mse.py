@@ -2,14 +2,15 @@
 
     argmin_{lo, hi}  Σ w (x - Q_{lo,hi}(x))²
 
-Power-of-two scales: with s0 the scale of the full range, the candidates 2 s0, s0, s0/2, s0/4, s0/8 in this order (first
-minimum wins, zero point of the full range), and finer ones as long as the finest is the best. The result is the range
-that the codes can express.
-Other scales: the range is shrunk from the full one, in steps of 1/8 octave and then of 1/64 around the best; both sides
-together, or one after the other where the zero point is free. Going down ends when the error has passed four times the
-least: by then the clipped part alone exceeds the least, and it only grows.
+Power-of-two scales: with s0 the scale of the full range, the candidates 2 s0, s0, s0/2, s0/4, s0/8 in this order
+(first minimum wins, zero point of the full range), and finer ones as long as the finest is the best. The result is
+the range that the codes can express. Other scales: the range is shrunk from the full one, in steps of 1/8 octave and
+then of 1/64 around the best; both sides together, or one after the other where the zero point is free. Going down
+ends when the error has passed four times the least: by then the clipped part alone exceeds the least, and it only
+grows.
 
-Activations are searched on a histogram, weights on their own values (large tensors with one scale: on a histogram too).
+Activations are searched on a histogram, weights on their own values (large tensors with one scale: on a histogram
+too).
 """
 
 from __future__ import annotations

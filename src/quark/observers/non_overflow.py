@@ -1,7 +1,7 @@
 """NonOverflow: the observed range, under a scale that no value overflows.
 
-A power-of-two scale is rounded to the nearest power, so it can come out too small for the range; then the next one up is
-taken: pos = floor(-log2 scale) instead of round(-log2 scale). Other scale rules give the observed range as it is.
+A power-of-two scale is rounded to the nearest power, so it can come out too small for the range; then the next one up
+is taken: pos = floor(-log2 scale) instead of round(-log2 scale). Other scale rules give the observed range as it is.
 """
 
 from __future__ import annotations

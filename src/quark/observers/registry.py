@@ -1,7 +1,7 @@
 """The table of range searches: one row is one calibration method.
 
-A row names the statistic that must be collected and the function ``search(statistic, grid, **settings) -> (lo, hi)``. The
-settings a method takes are the keyword arguments of the two; ``Search.check`` refuses others by name.
+A row names the statistic that must be collected and the function ``search(statistic, grid, **settings) -> (lo, hi)``.
+The settings a method takes are the keyword arguments of the two; ``Search.check`` refuses others by name.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
     x̄_n = Σ_i (1-c)^(n-i) x_i  /  Σ_i (1-c)^(n-i)
 
 The sum of the weights stands below, so the average is unbiased from the first sample on (Kingma and Ba, "Adam", 2015,
-section 3); c = 0 is the plain mean, c = 1 the last sample. ``Histogram`` (in ``quark.observers.histogram``) counts values.
+section 3); c = 0 is the plain mean, c = 1 the last sample. ``Histogram`` (in ``quark.observers.histogram``) counts
+values.
 
 Every statistic has ``update(x)``, ``merge(other)`` (the same as having seen both series, ``other`` last), ``state()``
 (plain arrays, to be stored) and ``from_state``. NaN and infinity are an error: they would spoil every later value.

@@ -1,0 +1,173 @@
+"""Calibration: run the samples through the float model once and find a range for every tensor that needs one.
+
+Only the requested tensors are observed. Where extremes are enough the graph reduces the tensor itself and numbers
+come back; where a histogram is needed the tensor is fetched, and counted in a second thread while the next sample
+runs (the counting releases the interpreter lock). The thread is at most one sample behind and lets go of every tensor
+as soon as it is counted, so memory does not depend on the number of samples, and little on their size.
+
+Not handled: tensors inside the bodies of If and Loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.errors import ConfigError, DataError, unknown
+from quark.numerics.affine import Grid
+from quark.observers import SEARCHES, Search, Statistic
+from quark.onnx.data import Feed, Samples, checked, inputs_of, samples_of
+from quark.onnx.graph.run import Extremes, Libraries, Observation, Runner
+from quark.onnx.graph.session import CPU
+
+Range = tuple[float, float]
+Progress = Callable[[int, int | None], None]
+Statistics = dict[str, Statistic]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What range a tensor needs.
+
+    Attributes:
+        grid: the quantizer the range is for.
+        method: name of a row of ``quark.observers.SEARCHES``.
+        settings: of that method, by name.
+    """
+
+    grid: Grid
+    method: str = "minmax"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.method not in SEARCHES:
+            raise ConfigError(unknown("calibration method", self.method, SEARCHES))
+        self.search.check(self.settings)
+
+    @property
+    def search(self) -> Search:
+        """The row of ``SEARCHES``."""
+        return SEARCHES[self.method]
+
+
+def calibrate(
+    model: ir.Model,
+    requests: Mapping[str, Request],
+    samples: Any,
+    providers: Sequence[str] = CPU,
+    libraries: Libraries = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Range]:
+    """The range of every requested tensor.
+
+    Args:
+        model: the float model; comes back unchanged.
+        requests: tensor name -> what it needs.
+        samples: anything ``quark.onnx.data.samples_of`` takes.
+        providers, libraries, threads: of ``quark.onnx.graph.run.Runner``.
+        progress: called after every sample with the number done and, if it is known, the number there will be.
+
+    Returns:
+        Tensor name -> (lo, hi); (0, 0) for a tensor that was empty in every sample.
+
+    Raises:
+        DataError: samples do not fit the model, there is none, or an activation becomes NaN or infinite.
+        ModelError: a requested tensor does not exist, or ONNX Runtime refuses the model.
+        ConfigError: a setting that a method does not have.
+    """
+    statistics = observe(model, requests, samples, providers, libraries, threads, progress)
+    return find_ranges(requests, statistics)
+
+
+def find_ranges(requests: Mapping[str, Request], statistics: Mapping[str, Statistic]) -> dict[str, Range]:
+    """The range of every requested tensor, from what was observed."""
+    return {
+        name: request.search.find(statistics[name], request.grid, request.settings)
+        for name, request in requests.items()
+    }
+
+
+def observe(
+    model: ir.Model,
+    requests: Mapping[str, Request],
+    samples: Any,
+    providers: Sequence[str] = CPU,
+    libraries: Libraries = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Statistics:
+    """The statistics of every requested tensor over all samples; arguments of ``calibrate``.
+
+    Statistics of several calls over parts of the data can be merged (``Statistic.merge``) before ``find_ranges``.
+    """
+    whole = [name for name, request in requests.items() if request.search.needs_values]
+    reduced = [name for name, request in requests.items() if not request.search.needs_values]
+    statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
+    runner = Runner(model, whole, reduced, providers, libraries, threads)
+    source = samples_of(samples)
+    with ThreadPoolExecutor(1, "calibration") as worker:
+        feeds = _reported(checked(source, inputs_of(model)), source, progress)
+        _stream(runner, feeds, statistics, worker)
+    return statistics
+
+
+def _stream(runner: Runner, feeds: Iterable[Feed], statistics: Statistics, worker: ThreadPoolExecutor) -> None:
+    """Run every sample; count the last one in ``worker`` meanwhile."""
+    counting: Future[None] | None = None
+    for index, feed in enumerate(feeds):
+        observation = _run(runner, feed, index)
+        if counting is not None:
+            counting.result()
+        _add_extremes(statistics, observation.extremes, index)
+        counting = worker.submit(_count, statistics, observation.values, index)
+        del observation
+    if counting is not None:
+        counting.result()
+
+
+def _reported(feeds: Iterable[Feed], source: Samples, progress: Progress | None) -> Iterator[Feed]:
+    """The same feeds; after each is done, ``progress`` hears of it."""
+    for index, feed in enumerate(feeds):
+        yield feed
+        if progress is not None:
+            progress(index + 1, source.total)
+
+
+def _run(runner: Runner, feed: Feed, index: int) -> Observation:
+    try:
+        return runner.run(feed)
+    except DataError as error:
+        raise DataError(f"sample {index}: {error}") from error
+
+
+def _add_extremes(statistics: Statistics, extremes: Mapping[str, Extremes], index: int) -> None:
+    for name, found in extremes.items():
+        if found.has_nan or not np.isfinite([found.lo, found.hi]).all():
+            if found.lo == np.inf and found.hi == -np.inf and not found.has_nan:
+                continue  # the tensor was empty
+            what = "NaN" if found.has_nan else "infinite values"
+            raise _spoilt(name, index, what)
+        statistics[name].update(np.array([found.lo, found.hi]))
+
+
+def _count(statistics: Statistics, values: dict[str, np.ndarray], index: int) -> None:
+    """Add one sample's tensors to their statistics and let go of them one by one."""
+    while values:
+        name, array = values.popitem()
+        try:
+            statistics[name].update(array)
+        except DataError as error:
+            raise _spoilt(name, index, str(error)) from error
+
+
+def _spoilt(name: str, index: int, what: str) -> DataError:
+    return DataError(
+        f"the activation {name!r} becomes not finite on calibration sample {index} ({what}): check how that sample was "
+        "preprocessed, or exclude the node that makes it"
+    )

@@ -1,0 +1,391 @@
+"""Calibration data: readers, and the check that a sample fits the model before anything runs.
+
+A reader is anything that gives samples one at a time: an object with ``get_next()`` (ONNX Runtime's interface: a
+dictionary per sample, None at the end), or an iterable of dictionaries; for a model with one input bare arrays do.
+Samples are read when they are needed and never kept. A reader with ``rewind()`` or ``reset_iter()`` can be read
+again.
+
+Readers of our own: ``CachedDataReader`` (keeps samples in memory), ``RandomDataReader`` (here) and ``PathDataReader``
+(files, in ``quark.onnx.data_files``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.errors import ConfigError, DataError, nearest, unknown
+from quark.onnx.graph.model import ModelInput as Source
+from quark.onnx.graph.model import load
+
+Feed = dict[str, np.ndarray]
+SEED = 42
+REWINDS = ("rewind", "reset_iter")
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """An input of a model.
+
+    Attributes:
+        name: its name.
+        shape: sizes, None where one is free; None altogether where the rank is unknown.
+        dtype: element type; None where it is not a tensor of numbers.
+    """
+
+    name: str
+    shape: tuple[int | None, ...] | None
+    dtype: np.dtype | None
+
+    def __str__(self) -> str:
+        sizes = "any shape" if self.shape is None else [size or "any" for size in self.shape]
+        return f"{self.name!r} ({self.dtype}, {sizes})".replace("'any'", "any")
+
+
+def inputs_of(model: ir.Model) -> list[ModelInput]:
+    """The inputs that a caller must give."""
+    return [_described(value) for value in model.graph.inputs if not value.is_initializer()]
+
+
+def _described(value: ir.Value) -> ModelInput:
+    shape = None if value.shape is None else tuple(size if isinstance(size, int) else None for size in value.shape)
+    dtype = value.dtype
+    numeric = dtype is not None and dtype not in (ir.DataType.STRING, ir.DataType.UNDEFINED)
+    return ModelInput(str(value.name), shape, dtype.numpy() if numeric and dtype is not None else None)
+
+
+# ---- readers ---------------------------------------------------------------------------------------------------------
+
+
+class CalibrationDataReader(ABC):
+    """Base class for readers, with the interface of ONNX Runtime's: subclass it and write ``get_next``."""
+
+    @abstractmethod
+    def get_next(self) -> Mapping[str, np.ndarray] | None:
+        """The next sample, ``{input name: array}``, or None after the last."""
+
+    def __iter__(self) -> Iterator[Mapping[str, np.ndarray]]:
+        """The samples from here to the end."""
+        return _until_none(self.get_next)
+
+
+class CachedDataReader(CalibrationDataReader):
+    """Samples kept in memory, to be read any number of times.
+
+    Args:
+        reader: where they come from; anything ``samples_of`` takes.
+        data_size: read only this many.
+    """
+
+    def __init__(self, reader: Any, data_size: int | None = None) -> None:
+        self._samples = list(samples_of(reader, data_size))
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def get_next(self) -> Mapping[str, np.ndarray] | None:
+        """The next sample, or None after the last."""
+        self._next += 1
+        return self._samples[self._next - 1] if self._next <= len(self._samples) else None
+
+    def reset_iter(self) -> None:
+        """Start again from the first sample."""
+        self._next = 0
+
+    rewind = reset_iter
+
+
+class Samples:
+    """The samples of any reader, at most ``limit`` of them; later ones are not even read.
+
+    Iterating again rewinds a reader that can be rewound; another one simply goes on where it stopped.
+    """
+
+    def __init__(self, reader: Any, limit: int | None = None) -> None:
+        self._reader, self._limit = reader, limit
+
+    @property
+    def total(self) -> int | None:
+        """How many samples there will be, or None where the reader does not say."""
+        try:
+            known = len(self._reader)
+        except (TypeError, NotImplementedError):
+            return None
+        return known if self._limit is None else min(known, self._limit)
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(_stream(self._reader), self._limit)
+
+
+def samples_of(reader: Any, limit: int | None = None) -> Samples:
+    """The samples of a reader, lazily.
+
+    Args:
+        reader: an object with ``get_next()``, an iterable of dictionaries or arrays, or one dictionary.
+        limit: read at most this many (``CalibDataSize``).
+
+    Raises:
+        DataError: it is none of these.
+        ConfigError: the limit is below 1.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"CalibDataSize is {limit}; it must be at least 1")
+    if isinstance(reader, Samples):
+        return Samples(reader, limit)
+    if isinstance(reader, Mapping):
+        return Samples([reader], limit)
+    if isinstance(reader, (str, bytes)) or not (hasattr(reader, "get_next") or isinstance(reader, Iterable)):
+        raise DataError(
+            f"the calibration data reader is {reader!r:.80}; it must have get_next() or be an iterable of dictionaries "
+            "{input name: array}. For a folder or an .npz file use quark.onnx.PathDataReader"
+        )
+    return Samples(reader, limit)
+
+
+def _stream(reader: Any) -> Iterator[Any]:
+    """From the first sample, as far as the reader can be rewound."""
+    if not hasattr(reader, "get_next"):
+        return iter(reader)
+    rewind = next((getattr(reader, name) for name in REWINDS if callable(getattr(reader, name, None))), None)
+    if rewind is not None:
+        rewind()
+    return _until_none(reader.get_next)
+
+
+def _until_none(get_next: Callable[[], Any]) -> Iterator[Any]:
+    while (sample := get_next()) is not None:
+        yield sample
+
+
+# ---- checking --------------------------------------------------------------------------------------------------------
+
+
+def checked(samples: Iterable[Any], inputs: Sequence[ModelInput]) -> Iterator[Feed]:
+    """Every sample as a feed that the model takes.
+
+    An array of another type is converted only if that changes no value (float16 to float32, int64 to int32 within its
+    range); float64 that needs its precision is refused, because the loss should be the caller's decision.
+
+    Args:
+        samples: dictionaries; bare arrays for a model with one input.
+        inputs: the inputs of the model.
+
+    Raises:
+        DataError: a name, shape or type does not fit, a value is NaN or infinite, or there is no sample at all. The
+            message names the input and the number of the sample (from 0).
+    """
+    count = 0
+    for index, sample in enumerate(samples):
+        count += 1
+        yield _feed(sample, inputs, index)
+    if not count:
+        raise DataError(
+            "the calibration data reader gave no sample. Check the folder or list it reads; a reader that was read "
+            "before is used up: create a new one, or give it a rewind() method"
+        )
+
+
+def _feed(sample: Any, inputs: Sequence[ModelInput], index: int) -> Feed:
+    if not isinstance(sample, Mapping):
+        if len(inputs) != 1 or not hasattr(sample, "__array__"):
+            raise DataError(
+                f"sample {index} is {type(sample).__name__}; it must be a dictionary {{input name: array}} with the "
+                f"inputs {_names(inputs)}"
+            )
+        sample = {inputs[0].name: sample}
+    _check_names(sample, inputs, index)
+    return {one.name: _fitted(np.asarray(sample[one.name]), one, index) for one in inputs}
+
+
+def _names(inputs: Sequence[ModelInput]) -> str:
+    return ", ".join(repr(one.name) for one in inputs)
+
+
+def _check_names(sample: Mapping[str, Any], inputs: Sequence[ModelInput], index: int) -> None:
+    wanted = [one.name for one in inputs]
+    for name in sample:
+        if name not in wanted:
+            near = nearest(str(name), wanted)
+            raise DataError(
+                f"sample {index} has {name!r}, which is no input of the model.{near} Inputs: {_names(inputs)}"
+            )
+    for name in wanted:
+        if name not in sample:
+            given = ", ".join(map(repr, sample)) or "nothing"
+            raise DataError(f"sample {index} lacks the input {name!r}; it has {given}")
+
+
+def _fitted(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
+    _check_shape(array, one, index)
+    if one.dtype is None:
+        return array
+    array = _typed(array, one, index)
+    if array.dtype.kind not in "biu" and not np.isfinite(array).all():
+        nans = int(np.isnan(array).sum())
+        infinite = int((~np.isfinite(array)).sum()) - nans
+        raise DataError(
+            f"sample {index}, input {one.name!r}: {nans} NaN and {infinite} infinite values among {array.size}. "
+            "Remove the sample or repair it: such values make every range meaningless"
+        )
+    return array
+
+
+def _check_shape(array: np.ndarray, one: ModelInput, index: int) -> None:
+    if one.shape is None:
+        return
+    same = len(one.shape) == array.ndim and all(
+        size in (None, given) for size, given in zip(one.shape, array.shape, strict=True)
+    )
+    if not same:
+        hint = " (add the batch axis: array[None])" if array.ndim == len(one.shape) - 1 else ""
+        raise DataError(f"sample {index}: the array of shape {list(array.shape)} does not fit the input {one}{hint}")
+
+
+def _typed(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
+    """``array`` in the type of the input, if no value changes."""
+    if array.dtype == one.dtype or one.dtype is None:
+        return array
+    if array.dtype.kind in "OSUmM":
+        raise DataError(f"sample {index}: values of type {array.dtype} do not fit the input {one}")
+    if np.can_cast(array.dtype, one.dtype, "safe"):
+        return array.astype(one.dtype)
+    with np.errstate(all="ignore"):
+        converted = array.astype(one.dtype)
+        same = np.array_equal(converted.astype(array.dtype), array)
+    if not same:
+        raise DataError(
+            f"sample {index}: values of type {array.dtype} do not fit the input {one} without loss; convert them "
+            f"yourself if that is intended: array.astype(numpy.{one.dtype})"
+        )
+    return converted
+
+
+# ---- random data -----------------------------------------------------------------------------------------------------
+
+
+class RandomDataReader(CalibrationDataReader):
+    """Generated samples, for trial runs: the ranges they give mean nothing.
+
+    Floats are uniform in [0, 1). Integers are indices where they index a table of the model (below its length), else 0
+    or 1. Free sizes are 1, except 16 for axis 1 of two axes, and 3, 32, 32 for the last three of four.
+
+    Args:
+        model_input: path or model.
+        input_shape: shape per input name, for inputs with free sizes.
+        input_data_range: [lowest, highest] per input name; integers take both ends.
+        data_size: number of samples.
+        seed: the same seed gives the same samples.
+
+    Raises:
+        DataError: an option names an input that the model does not have, a shape does not fit, or a range is empty.
+    """
+
+    def __init__(
+        self,
+        model_input: Source,
+        input_shape: Mapping[str, Sequence[int]] | None = None,
+        input_data_range: Mapping[str, Sequence[float]] | None = None,
+        data_size: int = 1,
+        seed: int = SEED,
+    ) -> None:
+        model = model_input if isinstance(model_input, ir.Model) else load(model_input)
+        inputs = inputs_of(model)
+        shapes, ranges = dict(input_shape or {}), dict(input_data_range or {})
+        for option, given in (("RandomDataReaderInputShape", shapes), ("RandomDataReaderInputDataRange", ranges)):
+            for name in given:
+                if name not in [one.name for one in inputs]:
+                    raise DataError(unknown(f"input in {option}", name, [one.name for one in inputs]))
+        tables = {str(value.name): _table_length(value) for value in model.graph.inputs}
+        self._makers = [
+            _Maker(one, _random_shape(one, shapes.get(one.name)), _random_range(one, ranges, tables)) for one in inputs
+        ]
+        self._size, self._seed, self._next = data_size, seed, 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def get_next(self) -> Feed | None:
+        """The next sample, or None after ``data_size`` of them."""
+        if self._next >= self._size:
+            return None
+        self._next += 1
+        makers = enumerate(self._makers)
+        return {m.input.name: m.make(np.random.default_rng((self._seed, self._next, i))) for i, m in makers}
+
+    def rewind(self) -> None:
+        """Start again; the same samples come."""
+        self._next = 0
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """How the random values of one input are made."""
+
+    input: ModelInput
+    shape: tuple[int, ...]
+    range: tuple[float, float]
+
+    def make(self, rng: np.random.Generator) -> np.ndarray:
+        dtype = self.input.dtype
+        if dtype is None:
+            raise DataError(f"random data cannot be made for the input {self.input}: give a calibration data reader")
+        lo, hi = self.range
+        if dtype.kind == "b":
+            return rng.integers(0, 2, self.shape).astype(bool)
+        if dtype.kind in "iu":
+            return rng.integers(int(lo), int(hi), self.shape, endpoint=True).astype(dtype)
+        return (lo + (hi - lo) * rng.random(self.shape, np.float32)).astype(dtype)
+
+
+def _random_shape(one: ModelInput, given: Sequence[int] | None) -> tuple[int, ...]:
+    if given is None:
+        if one.shape is None:
+            raise DataError(f"the input {one} has no rank: give its shape in RandomDataReaderInputShape")
+        usual = {2: (1, 16), 4: (1, 3, 32, 32)}.get(len(one.shape), (1,) * len(one.shape))
+        return tuple(size or default for size, default in zip(one.shape, usual, strict=True))
+    sizes = tuple(given)
+    fits = one.shape is None or (
+        len(sizes) == len(one.shape) and all(size in (None, own) for size, own in zip(one.shape, sizes, strict=True))
+    )
+    if not fits or any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise DataError(f"RandomDataReaderInputShape gives {list(sizes)}, which does not fit the input {one}")
+    return sizes
+
+
+def _random_range(
+    one: ModelInput, ranges: Mapping[str, Sequence[float]], tables: Mapping[str, int | None]
+) -> tuple[float, float]:
+    if one.name in ranges:
+        bounds = tuple(ranges[one.name])
+        if len(bounds) != 2 or not bounds[0] <= bounds[1]:
+            raise DataError(
+                f"RandomDataReaderInputDataRange gives {list(bounds)} for the input {one.name!r}; "
+                "it must be [lowest, highest]"
+            )
+        return bounds[0], bounds[1]
+    if one.dtype is not None and one.dtype.kind in "iu":
+        length = tables.get(one.name)
+        return (0, 1) if length is None else (0, length - 1)
+    return 0, 1
+
+
+def _table_length(value: ir.Value) -> int | None:
+    """Length of the shortest constant table that an integer input indexes with Gather, through reshaping; else None."""
+    lengths: list[int | None] = []
+    for node, position in value.uses():
+        if node.op_type == "Gather" and position == 1:
+            table = node.inputs[0]
+            axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+            length = table.shape[axis] if table is not None and table.shape is not None else None
+            lengths.append(length if isinstance(length, int) else None)
+        elif node.op_type in ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten") and position == 0:
+            lengths.append(_table_length(node.outputs[0]))
+    known = [length for length in lengths if length]
+    return min(known) if known else None

@@ -1,0 +1,241 @@
+"""Run a model and look at its inner tensors.
+
+The named tensors become the outputs of a copy of the graph, and nothing else does, so ONNX Runtime does not compute
+what nobody asked for. Weights are shared with the model, not serialized. Where only the extremes of a tensor are
+wanted, the graph itself reduces it (ReduceMin, ReduceMax, and whether there is a NaN, which the two may swallow), and
+three numbers come back instead of the tensor. Graph optimizations stay on: tensors that are outputs keep their names
+and values, up to the fusions that the user's own session has as well.
+
+The memory arena is off: it would keep the largest size that every output ever had. Nothing global of ONNX Runtime is
+touched, logging included.
+
+Not handled: tensors inside subgraphs; extremes of tensors that are not float32, float16, bfloat16 or float64.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from quark.errors import ConfigError, DataError, ModelError, nearest, unknown
+from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, open_session
+from quark.onnx.graph.surgery import Names, label, opset
+
+Feed = Mapping[str, np.ndarray]
+Libraries = str | Sequence[str] | None
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+OWN_DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training"))
+RUNTIME_DOMAINS = frozenset(
+    ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
+)
+IS_NAN_OPSET = 9
+QUIET = 4
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """What the graph says of one tensor and one sample; ``lo`` > ``hi`` where the tensor was empty."""
+
+    lo: float
+    hi: float
+    has_nan: bool
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one run gave: whole tensors, and extremes of others."""
+
+    values: dict[str, np.ndarray]
+    extremes: dict[str, Extremes]
+
+
+class Runner:
+    """A session that gives chosen tensors.
+
+    Args:
+        model: comes back unchanged; its weights must not be written to while the runner lives.
+        values: tensors wanted whole. A graph input is passed through from the feed.
+        extremes: tensors of which only the extremes are wanted; those that cannot be reduced in the graph are fetched
+            and reduced here.
+        providers: execution providers of ONNX Runtime, the preferred one first.
+        libraries: files with custom operators (``UserCustomOpLibPath``).
+        threads: threads within an operator; ONNX Runtime's choice by default.
+
+    Raises:
+        ModelError: there is no such tensor, an operator is unknown, or ONNX Runtime refuses the model.
+        ConfigError: an execution provider that this ONNX Runtime does not have.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        values: Iterable[str] = (),
+        extremes: Iterable[str] = (),
+        providers: Sequence[str] = CPU,
+        libraries: Libraries = None,
+        threads: int | None = None,
+    ) -> None:
+        opened = model.clone()
+        tensors = _tensors(opened)
+        wanted = dict.fromkeys(values)
+        reduced = [name for name in dict.fromkeys(extremes) if name not in wanted]
+        for name in (*wanted, *reduced):
+            _check_known(name, tensors, opened)
+        in_graph = [name for name in reduced if _reducible(tensors[name], opened)]
+        self._fed = frozenset(str(value.name) for value in opened.graph.inputs)
+        self._whole, self._reduced = tuple(wanted), tuple(reduced)
+        fetched = [name for name in (*wanted, *reduced) if name not in in_graph and name not in self._fed]
+        outputs = [tensors[name] for name in fetched]
+        names = Names(opened)
+        for name in in_graph:
+            outputs += _reduce(opened, tensors[name], names)
+        self._fetched, self._in_graph = fetched, in_graph
+        self._session = self._open(opened, outputs, providers, libraries, threads) if outputs else None
+
+    def _open(
+        self,
+        model: ir.Model,
+        outputs: list[ir.Value],
+        providers: Sequence[str],
+        libraries: Libraries,
+        threads: int | None,
+    ) -> onnxruntime.InferenceSession:
+        model.graph.outputs[:] = outputs
+        options = session_options(libraries, threads)
+        _check_providers(providers)
+        try:
+            return open_session(model, options, providers)
+        except ModelError as error:
+            raise _unknown_operator(model, libraries) or _in_one_line(error) from error
+
+    def run(self, feed: Feed) -> Observation:
+        """One inference.
+
+        Args:
+            feed: every input of the model, by name.
+
+        Raises:
+            DataError: the model cannot run on this sample; the message has the shapes and ONNX Runtime's reason.
+        """
+        found = self._infer(feed)
+        whole = dict(zip(self._fetched, found, strict=False))
+        numbers = [float(value) for value in found[len(self._fetched) :]]
+        triples = zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True)
+        extremes = {
+            name: Extremes(lo, hi, nan > 0) for name, (lo, hi, nan) in zip(self._in_graph, triples, strict=True)
+        }
+        whole.update((name, np.asarray(feed[name])) for name in (*self._whole, *self._reduced) if name in self._fed)
+        here = {name: _extremes_of(whole.pop(name)) for name in self._reduced if name in whole}
+        return Observation(whole, {**extremes, **here})
+
+    def _infer(self, feed: Feed) -> list[np.ndarray]:
+        if self._session is None:
+            return []
+        try:
+            return list(self._session.run(None, dict(feed)))
+        except RUNTIME_ERRORS as error:
+            given = ", ".join(f"{name!r} {array.dtype} {list(array.shape)}" for name, array in feed.items())
+            raise DataError(f"the model does not run on this sample ({given}): {_reason(error)}") from error
+
+
+def session_options(libraries: Libraries = None, threads: int | None = None) -> onnxruntime.SessionOptions:
+    """Options of a session of our own: silent, without arena, with the custom operators of ``libraries``.
+
+    Raises:
+        ModelError: a library cannot be loaded.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = QUIET
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    for library in [libraries] if isinstance(libraries, str) else libraries or ():
+        try:
+            options.register_custom_ops_library(str(library))
+        except RUNTIME_ERRORS as error:
+            raise ModelError(f"UserCustomOpLibPath: {str(library)!r} cannot be loaded: {_reason(error)}") from error
+    return options
+
+
+def _tensors(model: ir.Model) -> dict[str, ir.Value]:
+    """Graph inputs and outputs of nodes of the main graph, by name."""
+    values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
+    return {value.name: value for value in values if value.name}
+
+
+def _check_known(name: str, tensors: Mapping[str, ir.Value], model: ir.Model) -> None:
+    if name in tensors:
+        return
+    if name in model.graph.initializers:
+        raise ModelError(f"the tensor {name!r} is a constant; only inputs and outputs of nodes can be observed")
+    raise ModelError(f"the model has no tensor {name!r} in its main graph.{nearest(name, tensors)}")
+
+
+def _check_providers(providers: Sequence[str]) -> None:
+    available = onnxruntime.get_available_providers()
+    for name in providers:
+        if name not in available:
+            raise ConfigError(unknown("execution provider (ExecutionProviders)", name, available))
+
+
+def _reducible(value: ir.Value, model: ir.Model) -> bool:
+    """False for graph inputs, which are at hand, and for what ONNX Runtime's reductions do not take."""
+    return not value.is_graph_input() and value.dtype in FLOATS and opset(model) >= IS_NAN_OPSET
+
+
+def _reduce(model: ir.Model, value: ir.Value, names: Names) -> list[ir.Value]:
+    """Three new scalars in the graph: smallest value, largest value, 1 where there is a NaN."""
+    graph = model.graph
+
+    def add(op_type: str, source: ir.Value, *attributes: ir.Attr) -> ir.Value:
+        output = ir.Value(name=names.fresh(f"{value.name}_{op_type}"))
+        graph.append(ir.Node("", op_type, [source], attributes, outputs=[output]))
+        return output
+
+    whole = ir.AttrInt64("keepdims", 0)
+    to_float = ir.AttrInt64("to", int(ir.DataType.FLOAT))
+    single = value if value.dtype == ir.DataType.FLOAT else add("Cast", value, to_float)
+    nan = add("Cast", add("IsNaN", single), to_float)
+    return [add("ReduceMin", single, whole), add("ReduceMax", single, whole), add("ReduceMax", nan, whole)]
+
+
+def _extremes_of(array: np.ndarray) -> Extremes:
+    if not array.size:
+        return Extremes(np.inf, -np.inf, False)
+    lo, hi = float(array.min()), float(array.max())
+    return Extremes(lo, hi, bool(np.isnan(lo)))
+
+
+def _unknown_operator(model: ir.Model, libraries: Libraries) -> ModelError | None:
+    """The error for the first node of a domain that ONNX Runtime does not have, if there is one."""
+    defined = {(function.domain, function.name) for function in model.functions.values()}
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.domain in OWN_DOMAINS | RUNTIME_DOMAINS or (node.domain, node.op_type) in defined:
+            continue
+        remedy = (
+            "the libraries in UserCustomOpLibPath do not define it"
+            if libraries
+            else ("name the library that defines it in the option UserCustomOpLibPath")
+        )
+        return ModelError(
+            f"the node {label(node)} is of the operator {node.op_type!r} of the domain {node.domain!r}, which ONNX "
+            f"Runtime {onnxruntime.__version__} does not have: {remedy}"
+        )
+    return None
+
+
+def _in_one_line(error: ModelError) -> ModelError:
+    return ModelError(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    """ONNX Runtime's message on one line, without its codes and source positions."""
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
+    text = re.sub(r"\S+\.(cc|h):\d+ \S+( \[with.*?\])? ", "", text)
+    return " ".join(text.split())
