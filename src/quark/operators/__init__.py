@@ -1,0 +1,43 @@
+"""The operators of domains ``com.amd.quark`` and ``org.openquark`` as ONNX functions made of standard operators.
+
+A model whose nodes come from ``node`` (or from another tool) and that went through ``add_functions`` runs on any ONNX
+runtime without a custom-op library; a runtime or compiler with its own kernel for an operator uses that.
+"""
+
+from quark.operators.casts import bfloat16_bounds, cast_pair, clip_bfloat16
+from quark.operators.functions import add_functions, known_values, required_functions, site_of
+from quark.operators.registry import (
+    DOMAIN,
+    OPERATORS,
+    OWN_DOMAIN,
+    VERSION,
+    Operator,
+    function_for,
+    get_operator,
+    node,
+    overload,
+)
+from quark.operators.site import Site
+from quark.operators.storage import Stored, stored
+
+__all__ = [
+    "DOMAIN",
+    "OPERATORS",
+    "OWN_DOMAIN",
+    "VERSION",
+    "Operator",
+    "Site",
+    "Stored",
+    "add_functions",
+    "bfloat16_bounds",
+    "cast_pair",
+    "clip_bfloat16",
+    "function_for",
+    "get_operator",
+    "known_values",
+    "node",
+    "overload",
+    "required_functions",
+    "site_of",
+    "stored",
+]

@@ -1,0 +1,131 @@
+"""``BFPQuantizeDequantize`` (com.amd.quark, version 1): block floating point, with one or two levels of scale.
+
+``to_bfp`` (BFP16): E the exponent of the largest magnitude of a block, m = bit_width - 9,
+
+    step = 2**(E - (m - 1));  y = clip(round(x / step), -(2**m - 1), 2**m - 1) * step
+
+Infinities and NaN do not count for E and are copied. With ``use_compiler_version_cpu_kernel`` codes reach -2**m, and a
+block whose largest value rounds up to 2**m has its step doubled. ``convert_to_bfloat_before_bfp`` rounds x to bfloat16.
+
+``to_bfp_prime`` (MX4, MX6, MX9; "With Shared Microexponents", Rouhani et al., ISCA 2023): sub-blocks lower the exponent
+by D = min(E - their own exponent, 2**sub_block_shift_bits - 1); step = 2**(E - D + 1 - m). Subnormal inputs count as 0;
+an infinity or a NaN makes its whole block NaN.
+
+A sign of zero may differ from the peer's kernel, which for ties and underflow keeps it in some modes and not in others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from quark.errors import ConfigError
+from quark.operators.arithmetic import floor_power, round_integer
+from quark.operators.blockwise import copy_nonfinite, is_finite, shared_power, spread, total
+from quark.operators.body import Body
+from quark.operators.site import Site, View, from_blocks, from_float, to_blocks, to_float, view_of
+
+TWO_LEVELS = ("to_bfp_prime", "to_bfp_prime_shared")
+METHODS = ("to_bfp", *TWO_LEVELS)
+ATTRIBUTES: dict[str, int | str] = {
+    "bfp_method": "to_bfp",
+    "axis": 1,
+    "bit_width": 16,
+    "block_size": 8,
+    "rounding_mode": 0,
+    "sub_block_size": 2,
+    "sub_block_shift_bits": 1,
+    "convert_to_bfloat_before_bfp": 0,
+    "use_compiler_version_cpu_kernel": 0,
+}
+_SIGN_AND_EXPONENT = 9  # bits of a bit_width that are not mantissa
+_SMALLEST_NORMAL = 2.0**-126
+_NO_SUBNORMAL_MATTERS = 2.0**-90  # above it, what is subnormal rounds to zero by itself
+
+
+def variant(attributes: Mapping, site: Site) -> str:
+    """The overload of a node at ``site``.
+
+    Raises:
+        ConfigError: attributes that contradict each other.
+    """
+    size, sub = attributes["block_size"], attributes["sub_block_size"]
+    if attributes["bfp_method"] in TWO_LEVELS and size % sub:
+        raise ConfigError(f"sub_block_size {sub} does not divide block_size {size}")
+    return view_of(site, attributes["axis"], size).label
+
+
+def write(body: Body, attributes: Mapping, label: str) -> str:
+    """The body of ``BFPQuantizeDequantize`` on the input ``x``."""
+    view = View.parse(label)
+    x = to_float(body, "x", view.elem_type)
+    if attributes["convert_to_bfloat_before_bfp"]:
+        x = body.cast(body.cast(x, "BFLOAT16"), "FLOAT")
+    if view.kind != "one":
+        x = (_two_levels if attributes["bfp_method"] in TWO_LEVELS else _one_level)(body, x, attributes, view)
+    return from_float(body, x, view.elem_type)
+
+
+def _one_level(body: Body, x: str, attributes: Mapping, view: View) -> str:
+    size, mode = attributes["block_size"], attributes["rounding_mode"]
+    mantissa = attributes["bit_width"] - _SIGN_AND_EXPONENT
+    carries = attributes["use_compiler_version_cpu_kernel"]
+    largest = 2.0**mantissa - 1
+
+    def quantize(inner: Body, blocks: str, peaks: str) -> str:
+        step = inner.op("Mul", shared_power(inner, peaks), 2.0 ** (1 - mantissa))
+        if carries:
+            step = _doubled_on_carry(inner, blocks, step, mode, largest)
+        return _scaled(inner, blocks, spread(inner, step, view, size), mode, -largest - bool(carries), largest)
+
+    return from_blocks(body, copy_nonfinite(body, to_blocks(body, x, view, size), quantize), x, view, size)
+
+
+def _doubled_on_carry(body: Body, blocks: str, step: str, mode: int, largest: float) -> str:
+    """``step``, doubled where the largest value of the block rounds to more than ``largest`` steps."""
+    top = body.op("Div", body.reduce("ReduceMax", blocks, 1), step)
+    carries = body.op("Greater", round_integer(body, top, mode), largest)
+    return body.op("Where", carries, body.op("Add", step, step), step)
+
+
+def _scaled(body: Body, blocks: str, step: str, mode: int, low: float, high: float) -> str:
+    """clip(round(blocks / step), low, high) * step."""
+    codes = body.op("Clip", body.op("Div", blocks, step), low, high)
+    return body.op("Mul", round_integer(body, codes, mode), step)
+
+
+def _two_levels(body: Body, x: str, attributes: Mapping, view: View) -> str:
+    size, sub, mode = attributes["block_size"], attributes["sub_block_size"], attributes["rounding_mode"]
+    lowest_shift = 2.0 ** -(2 ** attributes["sub_block_shift_bits"] - 1)
+    mantissa = attributes["bit_width"] - _SIGN_AND_EXPONENT
+    largest = 2.0**mantissa - 1
+    blocks = to_blocks(body, x, view, size // sub, sub)
+    magnitude = body.op("Abs", blocks)
+    sub_peaks = body.reduce("ReduceMax", magnitude, 2)
+    peaks = body.reduce("ReduceMax", sub_peaks, 1)
+
+    def quantize(inner: Body, values: str, sub_peaks: str, peaks: str) -> str:
+        own, shared = floor_power(inner, sub_peaks), shared_power(inner, peaks)
+        power = inner.op("Max", own, inner.op("Mul", shared, lowest_shift))
+        step = spread(inner, inner.op("Mul", power, 2.0 ** (1 - mantissa)), view, sub)
+        return _scaled(inner, values, step, mode, -largest, largest)
+
+    def special(inner: Body) -> str:
+        counted = inner.op("Where", is_finite(inner, magnitude), magnitude, float("inf"))
+        tops = inner.reduce("ReduceMax", counted, 2)
+        subnormal = inner.op("Less", magnitude, _SMALLEST_NORMAL)
+        values = inner.op("Where", subnormal, 0.0, blocks)
+        return quantize(inner, values, tops, inner.reduce("ReduceMax", tops, 1))
+
+    ordinary = _finite_and_normal(body, magnitude, peaks)
+    result = body.branch(ordinary, lambda inner: quantize(inner, blocks, sub_peaks, peaks), special)
+    return from_blocks(body, result, x, view, size)
+
+
+def _finite_and_normal(body: Body, magnitude: str, peaks: str) -> str:
+    """A scalar: no infinity, no NaN, and no block so small that its subnormal elements would not round to zero."""
+    nonzero = body.op("Where", body.op("Equal", peaks, np.float32(0)), 1.0, peaks)
+    smallest = body.op("ReduceMin", nonzero, attributes={"keepdims": 0})
+    normal = body.op("Greater", smallest, _NO_SUBNORMAL_MATTERS)
+    return body.op("And", is_finite(body, total(body, magnitude)), normal)

@@ -1,0 +1,148 @@
+"""Where an operator stands: what is known there about its tensors, and the view of a tensor as blocks along one axis.
+
+A body may be cheaper where more is known (whole blocks need no padding, blocks along the last axis no transposition),
+so the function of a node depends on its ``Site``; the differences are part of the function's overload name.
+
+Blocks along axis k of [.., n, inner..] are seen as [-1, size, inner..]: a Reshape, never a Transpose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from quark.errors import ModelError
+from quark.operators.body import Body
+
+Shape = Sequence["int | None"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is known about the tensors of one node; every default means "not known" or "the usual".
+
+    Attributes:
+        shape: of the first input, None for an unknown dimension; None when not even the rank is known.
+        elem_type: ``TensorProto`` type of the first input.
+        per_axis: the scale of an affine operator has one value per index of an axis, not one for the tensor.
+        code_type: ``TensorProto`` type of the zero point of ``ExtendedQuantizeLinear`` and its inverse.
+    """
+
+    shape: tuple[int | None, ...] | None = None
+    elem_type: str = "FLOAT"
+    per_axis: bool = False
+    code_type: str = "UINT8"
+
+
+@dataclass(frozen=True)
+class View:
+    """How a tensor is cut into blocks.
+
+    Attributes:
+        kind: ``one`` (at most one element: passed on as it is), ``whole`` (the axis is a multiple of the block) or
+            ``ragged`` (it may not be: padded with zeros, cut again).
+        axis: counted from the back where the rank is known.
+        elem_type: ``TensorProto`` type of the tensor.
+    """
+
+    kind: str
+    axis: int
+    elem_type: str
+
+    @property
+    def label(self) -> str:
+        """The view as text, for a function's overload name."""
+        return f"{self.kind}{self.axis}.{self.elem_type}"
+
+    @staticmethod
+    def parse(label: str) -> View:
+        """The view that ``label`` names."""
+        found = re.fullmatch(r"(one|whole|ragged)(-?\d+)\.(\w+)", label)
+        if found is None:
+            raise ModelError(f"{label!r} does not name a view: kind, axis and type, as in 'whole-3.FLOAT'")
+        return View(found[1], int(found[2]), found[3])
+
+
+def view_of(site: Site, axis: int, size: int) -> View:
+    """The cheapest view of the tensor at ``site`` as blocks of ``size`` along ``axis``.
+
+    Raises:
+        ModelError: the tensor has no such axis.
+    """
+    if site.shape is None:
+        return View("ragged", axis, site.elem_type)
+    rank = len(site.shape)
+    known = [n for n in site.shape if n is not None]
+    if rank == 0 or 0 in known or (len(known) == rank and prod(known) == 1):
+        return View("one", -1, site.elem_type)
+    if rank == 1:  # whatever its axis says, a vector has one
+        axis = -1
+    if not -rank <= axis < rank:
+        raise ModelError(f"axis {axis} does not exist in a tensor of shape {tuple(site.shape)}")
+    from_back = axis if axis < 0 else axis - rank
+    length = site.shape[from_back]
+    return View("whole" if length is not None and length % size == 0 else "ragged", from_back, site.elem_type)
+
+
+def to_blocks(body: Body, x: str, view: View, *lengths: int) -> str:
+    """``x`` as [-1, *lengths, inner..]; the product of ``lengths`` is the block size."""
+    inner = _inner(body, x, view)
+    if view.kind == "ragged":
+        x, inner = _padded(body, x, view, prod(lengths), inner)
+    return body.op("Reshape", x, _joined(body, body.ints(-1, *lengths), inner))
+
+
+def from_blocks(body: Body, blocks: str, x: str, view: View, size: int) -> str:
+    """``blocks`` in the shape of ``x``: the inverse of ``to_blocks``."""
+    if view.kind == "ragged":
+        length = _length(body, x, view)
+        inner = [_product(body, name) for name in _inner(body, x, view)]
+        padded = body.op("Add", length, _missing(body, length, size))
+        rows = body.op("Reshape", blocks, _joined(body, body.concat(body.ints(-1), padded), inner))
+        blocks = body.op("Slice", rows, body.ints(0), length, body.ints(1))
+    return body.op("Reshape", blocks, body.dimensions(x))
+
+
+def _padded(body: Body, x: str, view: View, size: int, inner: list[str]) -> tuple[str, list[str]]:
+    """``x`` as [-1, n, (inner)] with n a multiple of ``size``, and its inner dimensions (one, or none)."""
+    length = _length(body, x, view)
+    inner = [_product(body, name) for name in inner]
+    rows = body.op("Reshape", x, _joined(body, body.concat(body.ints(-1), length), inner))
+    begins, ends = body.ints(*[0] * (3 + len(inner))), [_missing(body, length, size), *[body.ints(0)] * len(inner)]
+    return body.op("Pad", rows, body.concat(begins, *ends)), inner
+
+
+def _length(body: Body, x: str, view: View) -> str:
+    return body.dimensions(x, view.axis, view.axis + 1 or None)
+
+
+def _inner(body: Body, x: str, view: View) -> list[str]:
+    """The dimensions after the axis, as a list of at most one vector."""
+    return [] if view.axis == -1 else [body.dimensions(x, view.axis + 1)]
+
+
+def _product(body: Body, dimensions: str) -> str:
+    return body.op("ReduceProd", dimensions, attributes={"keepdims": 1})
+
+
+def _missing(body: Body, length: str, size: int) -> str:
+    """How many elements fill the last block: -length mod size."""
+    return body.op("Mod", body.op("Neg", length), np.array([size], np.int64))
+
+
+def _joined(body: Body, first: str, rest: list[str]) -> str:
+    return body.concat(first, *rest) if rest else first
+
+
+def to_float(body: Body, x: str, elem_type: str) -> str:
+    """``x`` as float32."""
+    return x if elem_type == "FLOAT" else body.cast(x, "FLOAT")
+
+
+def from_float(body: Body, values: str, elem_type: str) -> str:
+    """float32 ``values`` as ``elem_type``."""
+    return values if elem_type == "FLOAT" else body.cast(values, elem_type)
