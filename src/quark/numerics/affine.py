@@ -120,11 +120,11 @@ def quantize(
         return format.encode(x, axis_of(granularity), rounding, scale)
     element: Element = format
 
-    def codes(part: Array, scale: Array, zero_point: Array, rule: Rule) -> Array:
+    def codes(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
         values = element.snap(float32(part) / scale, zero_point, rule, narrow)
         if not element.has_nan and bool(namespace(values).isnan(values).any()):
             raise DataError(f"a NaN has no code in {element.name}")
-        return element.encode(values, zero_point)
+        out[...] = element.encode(values, zero_point)
 
     x = as_array(x)
     return blockwise(codes, x, operands(x, scale, zero_point, format), granularity, rounding, format.code_dtype)
@@ -148,8 +148,9 @@ def dequantize(
         return format.decode(codes, axis_of(granularity), scale if format.tensor_scale else None)
     element: Element = format
 
-    def values(part: Array, scale: Array, zero_point: Array, rule: Rule) -> Array:
-        return float32(element.decode(part, zero_point)) * scale
+    def values(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
+        decoded = float32(element.decode(part, zero_point))
+        namespace(decoded).multiply(decoded, scale, out=out)
 
     codes = as_array(codes)
     return blockwise(values, codes, operands(codes, scale, zero_point, format), granularity, "half_even", "float32")
@@ -170,10 +171,9 @@ def fake_quantize(
         return format.round(x, axis_of(granularity), rounding, scale)
     element: Element = format
 
-    def values(part: Array, scale: Array, zero_point: Array, rule: Rule) -> Array:
+    def values(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
         snapped = float32(element.snap(float32(part) / scale, zero_point, rule, narrow))
-        snapped *= scale
-        return snapped
+        namespace(snapped).multiply(snapped, scale, out=out)
 
     x = as_array(x)
     return like_input(blockwise(values, x, operands(x, scale, zero_point, format), granularity, rounding, "float32"), x)

@@ -16,8 +16,6 @@ import numpy as np
 
 Array: TypeAlias = Any  # numpy.ndarray or torch.Tensor: one source, so one name
 
-CHUNK = 1 << 15  # elements: float32 temporaries stay in a core's cache, and torch runs an operation in one thread
-
 SIGN = -0x80000000  # the sign bit of a float32, as int32
 INFINITY = 0x7F800000  # the exponent field of a float32, all ones: the bits of +inf
 MAGNITUDE = 0x7FFFFFFF  # everything but the sign
@@ -88,6 +86,13 @@ def from_bits(bits: Array) -> Array:
     return bits.view(namespace(bits).float32)
 
 
+def chunk_size(x: Array) -> int:
+    """Elements to work on at a time: temporaries stay in the cache, torch stays in one thread, a GPU takes all."""
+    if on_gpu(x):
+        return max(x.numel(), 1)
+    return 1 << 15 if is_torch(x) else 1 << 16
+
+
 def pow2(exponent: Array) -> Array:
     """2.0**exponent as float32, exactly, for int32 exponents -149..128 (below: 0; 128: infinity)."""
     xp = namespace(exponent)
@@ -127,7 +132,14 @@ def spread(parameter: Array, shape: tuple[int, ...]) -> Array:
 
 def repeat(x: Array, count: int, axis: int) -> Array:
     """Every element of ``x`` ``count`` times in a row along ``axis``."""
-    return x.repeat_interleave(count, dim=axis) if is_torch(x) else np.repeat(x, count, axis=axis)
+    if is_torch(x):
+        return x.repeat_interleave(count, dim=axis)
+    if count > 4:
+        return np.repeat(x, count, axis=axis)
+    out = np.empty((*x.shape[: axis + 1], count, *x.shape[axis + 1 :]), x.dtype)
+    for k in range(count):  # a few strided copies are faster than many short runs
+        out[(slice(None),) * (axis + 1) + (k,)] = x
+    return out.reshape((*x.shape[:axis], x.shape[axis] * count, *x.shape[axis + 1 :]))
 
 
 def permute(x: Array, order: tuple[int, ...]) -> Array:

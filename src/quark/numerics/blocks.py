@@ -29,6 +29,7 @@ from quark.numerics.array import (
     as_parameter,
     block_max,
     cast,
+    chunk_size,
     empty,
     float32,
     from_bits,
@@ -39,7 +40,7 @@ from quark.numerics.array import (
     spread,
     to_bits,
 )
-from quark.numerics.chunks import Index, chunk_size, chunks, like_input, quiet
+from quark.numerics.chunks import Index, chunks, like_input, quiet
 from quark.numerics.elements import ELEMENTS, Element, Int
 from quark.numerics.granularity import Group, normal_axis, pad
 from quark.numerics.rounding import Rounding, Rule, noise_of, rule_of
@@ -148,7 +149,7 @@ class Block:
         for piece, index, rule in walk(array, axis, self.size, rounding):
             part = float32(piece.view(array)[index])
             levels = self.levels(part, piece.axis, rule, above)
-            piece.view(out)[index] = self.values(part, levels, piece.axis, rule)
+            self.fill(piece.view(out)[index], part, levels, rule)
         return like_input(out.reshape(tuple(as_array(x).shape)), x)
 
     def encode(
@@ -167,7 +168,7 @@ class Block:
             levels = self.levels(part, piece.axis, rule, above)
             if levels.special:
                 raise DataError(f"{self.name} cannot store an infinity or a NaN, and the tensor has one")
-            piece.view(out.codes)[index] = self.element.encode(self.snap(part, levels.step, rule), 0)
+            piece.view(out.codes)[index] = self.element.encode(self.snap(part, levels, rule), 0)
             piece.view(out.scale, self.size)[index] = self.storage.encode(levels.scale, 0)
             if out.shift is not None:
                 piece.view(out.shift, self.sub_block)[index] = cast(levels.shift, "uint8")
@@ -222,32 +223,39 @@ class Block:
             over = block_max(rule(finite / step), axis) > self.element.max
             scale, step = scale * (1.0 + over), step * (1.0 + over)
         if not self.sub_block:
-            return Levels(scale, None, spread(step, tuple(x.shape)), raw, special)
-        shift = namespace(x).clip((amax >> 23) - (tops >> 23), 0, (1 << self.shift_bits) - 1)
-        step = repeat(step * pow2(-shift), self.sub_block, axis)
-        return Levels(scale, shift, first(step, axis, x.shape[axis]), raw, special)
+            return Levels(scale, None, spread(step, tuple(x.shape)), raw, special, False)
+        shift, step = self.second_level(amax, tops)
+        step = first(repeat(step, self.sub_block, axis), axis, x.shape[axis])
+        return Levels(scale, shift, step, raw, special, maybe((amax > 0) & (amax < 32 << 23)))
+
+    def second_level(self, amax: Array, tops: Array) -> tuple[Array, Array]:
+        """Shifts and steps of the sub-blocks whose largest magnitudes have the bits ``tops``."""
+        xp = namespace(tops)
+        block = amax & INFINITY
+        lowest = xp.clip(block - ((1 << self.shift_bits) - 1 << 23), 1 << 23, INFINITY)
+        own = xp.maximum(tops & INFINITY, spread(lowest, tuple(tops.shape)))
+        return (block - own) >> 23, from_bits(own) * self.unit
 
     def scale(self, amax: Array, above: Array | None) -> Array:
         """The block scales for largest magnitudes ``amax``."""
         rule, largest = SCALE_RULES[self.rule], self.element.max * self.unit
         return rule.of(amax, largest if above is None else largest * above, self.element.rounding_bits)
 
-    def snap(self, x: Array, step: Array, rule: Rule) -> Array:
+    def snap(self, x: Array, levels: Levels, rule: Rule) -> Array:
         """Elements of float32 ``x``."""
-        if self.sub_block:  # below the smallest normal float32 the two-level formats see 0
-            x = namespace(x).where(namespace(x).abs(x) < SMALLEST_NORMAL, 0 * x, x)
-        return self.element.snap(x / step, 0, rule, self.narrow)
+        if levels.tiny:
+            x = namespace(x).where(abs(x) < SMALLEST_NORMAL, 0 * x, x)
+        return self.element.snap(x / levels.step, 0, rule, self.narrow)
 
-    def values(self, x: Array, levels: Levels, axis: int, rule: Rule) -> Array:
-        """float32 ``x`` quantized and dequantized, infinities and NaN by ``nonfinite``."""
-        values = self.snap(x, levels.step, rule)
-        values *= levels.step
-        if not levels.special:
-            return values
+    def fill(self, out: Array, x: Array, levels: Levels, rule: Rule) -> None:
+        """float32 ``x`` quantized and dequantized into ``out``, infinities and NaN by ``nonfinite``."""
         xp = namespace(x)
-        if self.nonfinite == "nan":
-            return cast(xp.where(levels.raw >= INFINITY, nan, values), "float32")
-        return xp.where(xp.isfinite(x), values, x)
+        elements = self.snap(x, levels, rule)
+        xp.multiply(elements, levels.step, out=out)
+        if levels.special and self.nonfinite == "nan":
+            out[...] = xp.where(levels.raw >= INFINITY, nan, out)
+        elif levels.special:
+            out[...] = xp.where(xp.isfinite(x), out, x)
 
     def empty_codes(self, x: Array, axis: int) -> Encoded:
         """Arrays for the codes of ``x``."""
@@ -265,6 +273,7 @@ class Levels(NamedTuple):
     step: Array  # broadcasts to the elements
     raw: Array  # bits of the largest magnitude, infinity and NaN included
     special: bool  # whether there may be an infinity or a NaN
+    tiny: bool  # whether subnormal inputs, which count as 0, could give another code
 
 
 class Blocks(NamedTuple):

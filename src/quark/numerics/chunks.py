@@ -1,8 +1,8 @@
 """Work in pieces whose temporaries stay in the cache.
 
-``elementwise`` and ``blockwise`` call a function on chunks of about ``CHUNK`` elements, each with its own parameters
-and its own rounding rule, and write the results into one new array. On a GPU, where a chunk would be a kernel launch,
-the whole tensor is one chunk.
+``elementwise`` and ``blockwise`` call a function on chunks of some 32 to 64 thousand elements, each with its own
+parameters and its own rounding rule, and collect the results in one new array. On a GPU, where a chunk would be a
+kernel launch, the whole tensor is one chunk.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from quark.numerics.array import CHUNK, Array, as_array, cast_like, empty, on_gpu, spread
+from quark.numerics.array import Array, as_array, cast_like, chunk_size, empty, spread
 from quark.numerics.granularity import Granularity, Piece, Tensor
-from quark.numerics.rounding import Rounding, noise_of, rule_of
+from quark.numerics.rounding import Rounding, Rule, noise_of, rule_of
 
 Index: TypeAlias = tuple[slice, ...]
 
 
-def chunks(shape: tuple[int, ...], size: int = CHUNK, whole: int | None = None) -> Iterator[Index]:
+def chunks(shape: tuple[int, ...], size: int, whole: int | None = None) -> Iterator[Index]:
     """Indices that cut an array of ``shape`` into pieces of about ``size`` elements, leading axes first.
 
     Axis ``whole`` is never cut.
@@ -37,11 +37,6 @@ def chunks(shape: tuple[int, ...], size: int = CHUNK, whole: int | None = None) 
             yield (*index[:axis], slice(start, start + step), *index[axis + 1 :])
 
 
-def chunk_size(x: Array) -> int:
-    """Elements per chunk on the device of ``x``."""
-    return max(x.numel(), 1) if on_gpu(x) else CHUNK
-
-
 def take(x: Array, index: Index) -> Array:
     """``x[index]``, where axes of length 1 (which broadcast) are kept whole."""
     return x[tuple(slice(None) if n == 1 else part for n, part in zip(x.shape, index, strict=True))]
@@ -53,17 +48,17 @@ def quiet() -> Any:
 
 
 def blockwise(
-    function: Callable[..., Array],
+    function: Callable[..., None],
     x: Array,
     parameters: tuple[Array, ...],
     granularity: Granularity,
     rounding: Rounding,
     dtype: str,
 ) -> Array:
-    """``function(part of x, its parameters.., rule)`` over chunks of ``x``.
+    """``function(part of x, its parameters.., rule, out)`` over chunks of ``x``.
 
     Args:
-        function: returns an array of the shape of its first argument; it must not change its arguments.
+        function: fills ``out``, a view of the shape of its first argument; it must not change the others.
         x: any shape.
         parameters: arrays of ``granularity.parameter_shape(x.shape)`` each, or with that many elements.
         granularity: which elements of ``x`` share a parameter.
@@ -83,15 +78,18 @@ def blockwise(
             for index in chunks(piece.shape, chunk_size(x)):
                 rule = rule_of(rounding, None if dither is None else dither[index])
                 part = source[index]
-                target[index] = function(part, *(spread(take(p, index), part.shape) for p in shared), rule)
+                function(part, *(spread(take(p, index), part.shape) for p in shared), rule, target[index])
     return out
 
 
-def elementwise(function: Callable[..., Array], x: Array, rounding: Rounding, dtype: str = "float32") -> Array:
-    """``function(part of x, rule)`` over chunks of ``x``."""
+def elementwise(function: Callable[[Array, Rule], Array], x: Array, rounding: Rounding) -> Array:
+    """``function(part of x, rule)`` over chunks of ``x``, as float32."""
+
+    def fill(part: Array, rule: Rule, out: Array) -> None:
+        out[...] = function(part, rule)
+
     x = as_array(x)
-    flat = x.reshape(-1)
-    return blockwise(function, flat, (), Tensor(), rounding, dtype).reshape(tuple(x.shape))
+    return blockwise(fill, x.reshape(-1), (), Tensor(), rounding, "float32").reshape(tuple(x.shape))
 
 
 def like_input(y: Array, x: Array) -> Array:

@@ -221,7 +221,7 @@ class Float:
         """Half to even: 1.5 * 2**(exponent + 23 - m) added and taken away again. ``x`` is overwritten."""
         bits = to_bits(x)
         magic = bits & INFINITY
-        magic = namespace(x).clip(magic, self.emin + 127 << 23, None, out=magic)
+        magic = namespace(x).clip(magic, self.emin + 127 << 23, INFINITY, out=magic)
         magic += (23 - self.mantissa_bits << 23) + (1 << 22)
         rounded = x + from_bits(magic)
         rounded -= from_bits(magic)

@@ -25,7 +25,7 @@ from typing import TypeAlias
 import numpy as np
 
 from quark.errors import ConfigError, unknown
-from quark.numerics.array import CHUNK, Array, arange, cast, empty, namespace
+from quark.numerics.array import Array, arange, cast, chunk_size, empty, namespace
 
 Rule: TypeAlias = Callable[[Array], Array]  # float values (may be overwritten) -> integers as floats
 
@@ -117,10 +117,11 @@ def uniform(seed: int, shape: tuple[int, ...], like: Array) -> Array:
     count = prod(shape)
     out = empty((count,), "float32", like)
     start = mix(arange(seed, seed + 1, like))
-    for first in range(0, count, CHUNK):
-        index = arange(first + 1, min(first + CHUNK, count) + 1, like)
+    size = chunk_size(like)
+    for first in range(0, count, size):
+        index = arange(first + 1, min(first + size, count) + 1, like)
         hashed = mix(index * signed(0x9E3779B97F4A7C15) + start)
-        out[first : first + CHUNK] = cast(shift_right(hashed, 40), "float32")
+        out[first : first + size] = cast(shift_right(hashed, 40), "float32")
     out *= 2.0**-24
     return out.reshape(shape)
 

@@ -19,16 +19,20 @@ from dataclasses import dataclass
 from math import floor, log2
 
 from quark.numerics.array import (
+    INFINITY,
     Array,
     as_array,
     as_parameter,
     cast,
     float32,
+    from_bits,
     namespace,
     pow2,
     to_bits,
 )
+from quark.numerics.chunks import quiet
 from quark.numerics.elements import ELEMENTS, Element
+from quark.numerics.rounding import half_even
 
 SQRT2_FRACTION = 0x3504F4  # the first float32 fraction field above sqrt(2): 0xB504F3 squared is below 2**47
 
@@ -41,14 +45,14 @@ class ScaleRule:
         name: its name in ``SCALE_RULES``.
         nearest: positive float32 vector -> the allowed values next to it, float32.
         storage: the format that stores such a scale in fewer bits than float32, or None.
-        bump: for a shared exponent: what is added to the bits of amax before its exponent is read, given the mantissa
-            bits of the elements; None for all other rules.
+        bump: for a shared exponent: (bits of amax, mantissa bits of the elements) -> the bits whose exponent is taken;
+            None for all other rules.
     """
 
     name: str
     nearest: Callable[[Array], Array]
     storage: Element | None = None
-    bump: Callable[[int], int] | None = None
+    bump: Callable[[Array, int], Array] | None = None
 
     def snap(self, scale: Array) -> Array:
         """The allowed scales nearest to ``scale`` (positive, any shape; NumPy, torch or a number), as float32."""
@@ -59,15 +63,23 @@ class ScaleRule:
         """Scales of blocks with largest magnitudes ``amax`` (float32, finite, >= 0, any shape), as float32."""
         if self.bump is None:
             return self.snap(amax / as_parameter(largest, amax))
-        return shared_exponent(amax, self.bump(bits), floor(log2(largest)))
+        return shared_exponent(self.bump(to_bits(amax), bits), floor(log2(largest)))
 
 
-def shared_exponent(amax: Array, bump: int, emax: int) -> Array:
-    """2**(exponent of amax after ``bump`` is added to its bits, less ``emax``), clamped to 2**-127..2**127."""
-    xp = namespace(amax)
-    tiny = cast(amax < 2.0**-126, "int32") * 24
-    exponent = (to_bits(amax * pow2(tiny)) + bump >> 23) - 127 - tiny
-    return pow2(xp.clip(exponent - emax, -127, 127))
+def shared_exponent(bits: Array, emax: int = 0) -> Array:
+    """2**(exponent of the float32 ``bits`` - emax), clamped to what E8M0 holds, 2**-127..2**127."""
+    exponents = (bits & INFINITY) - (emax << 23)
+    return from_bits(namespace(bits).clip(exponents, 0x400000, 254 << 23))  # 2**-127 is subnormal: 0x400000
+
+
+def even_bump(bits: Array, mantissa_bits: int) -> Array:
+    """``bits`` after a rounding to ``mantissa_bits`` has carried into their exponent, ties up."""
+    return bits + (1 << 22 - mantissa_bits)
+
+
+def ceil_bump(bits: Array, mantissa_bits: int) -> Array:
+    """``bits`` after anything above a power of two has carried into their exponent."""
+    return bits + 0x3FFFFF + cast(bits >= 0x800000, "int32") * 0x400000
 
 
 def position(scale: Array) -> Array:
@@ -100,20 +112,10 @@ def of_format(name: str) -> Callable[[Array], Array]:
     smallest = float(element.decode(codes, 0)[0])
 
     def nearest(scale: Array) -> Array:
-        bounded = namespace(scale).clip(scale, smallest, element.max)
-        return float32(element.round(bounded))
+        with quiet():
+            return element.snap(namespace(scale).clip(scale, smallest, element.max), 0, half_even)
 
     return nearest
-
-
-def floor_power(scale: Array) -> Array:
-    """The largest power of two at or below ``scale``."""
-    return shared_exponent(scale, 0, 0)
-
-
-def ceil_power(scale: Array) -> Array:
-    """The smallest power of two at or above ``scale``."""
-    return shared_exponent(scale, 0x7FFFFF, 0)
 
 
 E8M0 = ELEMENTS["e8m0"]
@@ -124,9 +126,9 @@ ROWS: tuple[ScaleRule, ...] = (
     ScaleRule("power_of_two", lambda scale: pow2(-position(scale)), E8M0),
     ScaleRule("int16", int16_fraction),
     ScaleRule("e8m0", of_format("e8m0"), E8M0),
-    ScaleRule("e8m0_floor", floor_power, E8M0, lambda bits: 0),
-    ScaleRule("e8m0_even", of_format("e8m0"), E8M0, lambda bits: 1 << 22 - bits),
-    ScaleRule("e8m0_ceil", ceil_power, E8M0, lambda bits: 0x7FFFFF),
+    ScaleRule("e8m0_floor", lambda scale: shared_exponent(to_bits(scale)), E8M0, lambda bits, mantissa_bits: bits),
+    ScaleRule("e8m0_even", of_format("e8m0"), E8M0, even_bump),
+    ScaleRule("e8m0_ceil", lambda scale: shared_exponent(ceil_bump(to_bits(scale), 0)), E8M0, ceil_bump),
     ScaleRule("e4m3", of_format("fp8_e4m3"), ELEMENTS["fp8_e4m3"]),
     ScaleRule("e5m3", of_format("e5m3"), ELEMENTS["e5m3"]),
 )
