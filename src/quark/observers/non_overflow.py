@@ -6,7 +6,10 @@ is taken: pos = floor(-log2 scale) instead of round(-log2 scale). Other scale ru
 
 from __future__ import annotations
 
+import numpy as np
+
 from quark.numerics.affine import Grid
+from quark.numerics.array import Array
 from quark.observers import minmax
 from quark.observers.mse import representable
 from quark.observers.statistics import Statistic
@@ -20,12 +23,17 @@ def search(statistic: Statistic, grid: Grid, symmetric: bool = True) -> tuple[fl
         grid: the tensor's quantizer.
         symmetric: mirror the wider side before anything else.
     """
-    lo, hi = minmax.search(statistic, grid, symmetric)
+    lo, hi = fitted(*minmax.search(statistic, grid, symmetric), grid)
+    return float(lo), float(hi)
+
+
+def fitted(lo: Array, hi: Array, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+    """The ranges [lo, hi] (any shape), widened to those of the next power-of-two scale where the nearest overflows."""
+    lo, hi = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
     if grid.scale_rule != "power_of_two":
         return lo, hi
     scale, zero_point = grid.parameters(lo, hi)
     low, high = representable(scale, zero_point, grid)
-    if low <= lo and hi <= high:
-        return lo, hi
-    low, high = representable(2 * scale, zero_point, grid)
-    return float(low), float(high)
+    fits = (low <= lo) & (hi <= high)
+    wider_low, wider_high = representable(2 * scale, zero_point, grid)
+    return np.where(fits, lo, wider_low), np.where(fits, hi, wider_high)

@@ -18,6 +18,7 @@ from quark.config.tensor import TensorSpec
 from quark.errors import ModelError
 from quark.numerics.granularity import Tensor
 from quark.observers.mse import search_rows
+from quark.observers.non_overflow import fitted
 from quark.onnx.graph.surgery import constant_array
 
 _INT32_MAX = 2.0**31 - 1
@@ -76,6 +77,8 @@ def weight_range(values: np.ndarray, spec: TensorSpec, name: str) -> tuple[np.nd
         raise ModelError(f"the constant {name!r} holds NaN or infinity; such a weight cannot be quantized")
     if spec.method == "mse":
         lo, hi = search_rows(tiled, spec.grid)
+    elif spec.scale_rule == "power_of_two":
+        lo, hi = fitted(lo, hi, spec.grid)
     shape = () if isinstance(spec.granularity, Tensor) else lo.shape
     return np.asarray(lo).reshape(shape), np.asarray(hi).reshape(shape)
 

@@ -8,11 +8,29 @@ from quark.config.options import Options
 from quark.config.tensor import TensorSpec
 from quark.onnx.calibration import Request
 
+#: method of a spec -> what power-of-two scales make of it, what a moving average makes of it.
+_POWER_OF_TWO = {"minmax": "non_overflow"}
+_MOVING = {"minmax": "moving_minmax", "non_overflow": "moving_non_overflow"}
+
 
 def request_of(spec: TensorSpec, options: Options) -> Request:
     """The calibration request of an activation."""
-    return Request(spec.grid, spec.method, _settings(spec, options))
+    method = spec.method
+    if spec.scale_rule == "power_of_two":
+        method = _POWER_OF_TWO.get(method, method)
+    if options.CalibMovingAverage:
+        method = _MOVING.get(method, method)
+    return Request(spec.grid, method, {**_settings(method, options), **dict(spec.settings)})
 
 
-def _settings(spec: TensorSpec, options: Options) -> dict[str, Any]:
-    return {}
+def _settings(method: str, options: Options) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if options.CalibTensorRangeSymmetric is not None:
+        settings["symmetric"] = options.CalibTensorRangeSymmetric
+    if method in _MOVING.values():
+        settings["constant"] = options.CalibMovingAverageConstant
+    if method == "percentile":
+        settings["percentile"] = options.Percentile
+    if method == "layerwise_percentile":
+        settings |= {"metric": options.LWPMetric, "candidates": tuple(options.PercentileCandidates)}
+    return settings

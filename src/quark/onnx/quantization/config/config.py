@@ -12,7 +12,7 @@ from quark.config.job import Job, Target, for_target
 from quark.config.options import Options, parse_options
 from quark.config.presets import Preset, get_preset
 from quark.config.rules import Rule, Rules, Selector, Subgraph
-from quark.config.tensor import LayerSpec
+from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
 
@@ -119,13 +119,19 @@ def _with_options(layer: LayerSpec, options: Options) -> LayerSpec:
     if from_name is not None and from_name not in _WEIGHT_METHODS:
         raise ConfigError(f"WeightCalibrateMethod cannot be {from_name!r}; allowed: None, MinMax, MinMSE")
     weight = layer.weight
-    if weight is not None and weight.scale_rule == "float32":
-        own = "mse" if weight.method == "mse" else "minmax"
-        weight = replace(weight, method=_WEIGHT_METHODS.get(from_name, own))
+    if weight is not None:
+        weight = replace(weight, method=_weight_method(weight, from_name))
     if options.Int16Scale:
         layer = replace(layer, inputs=_int16(layer.inputs), outputs=_int16(layer.outputs))
         weight = _int16(weight)
     return replace(layer, weight=weight)
+
+
+def _weight_method(weight: TensorSpec, from_option: str | None) -> str:
+    """Weights are searched on all their values: by extremes or by least squared error, as the spec's method suggests."""
+    if weight.scale_rule == "power_of_two":
+        return "minmax" if weight.method == "minmax" else "mse"
+    return _WEIGHT_METHODS[from_option] if from_option else "mse" if weight.method == "mse" else "minmax"
 
 
 def _int16(spec: Any) -> Any:

@@ -12,17 +12,8 @@ from typing import Any
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
-from quark.onnx.quantization.config.data_type import (
-    BaseDataType,
-    Int4,
-    Int8,
-    Int16,
-    Int32,
-    UInt4,
-    UInt8,
-    UInt16,
-    UInt32,
-)
+from quark.onnx.quantization.config import data_type as types
+from quark.onnx.quantization.config.data_type import BaseDataType, Int8
 
 
 class CalibMethod(enum.Enum):
@@ -155,7 +146,12 @@ class QTensorConfig:
 
 
 def _spec_class(
-    name: str, data_type: type[BaseDataType], symmetric: bool, scale_type: ScaleType, method: CalibMethod
+    data_type: type[BaseDataType],
+    symmetric: bool,
+    method: CalibMethod = CalibMethod.Percentile,
+    scale_type: ScaleType = ScaleType.Float32,
+    name: str = "",
+    base: type[QTensorConfig] = QTensorConfig,
 ) -> type[QTensorConfig]:
     """A spec class that differs from its base only in its defaults."""
 
@@ -173,20 +169,35 @@ def _spec_class(
         )
 
     doc = f"``QTensorConfig`` with the defaults of {data_type.__name__}."
-    return type(name, (QTensorConfig,), {"__init__": __init__, "__doc__": doc, "__module__": __name__})
+    name = name or f"{data_type.__name__}Spec"
+    return type(name, (base,), {"__init__": __init__, "__doc__": doc, "__module__": __name__})
 
 
-_F32, _POW2 = ScaleType.Float32, ScaleType.PowerOf2
-_PERCENTILE, _MSE = CalibMethod.Percentile, CalibMethod.MinMSE
-Int4Spec = _spec_class("Int4Spec", Int4, True, _F32, _PERCENTILE)
-UInt4Spec = _spec_class("UInt4Spec", UInt4, False, _F32, _PERCENTILE)
-Int8Spec = _spec_class("Int8Spec", Int8, True, _F32, _PERCENTILE)
-UInt8Spec = _spec_class("UInt8Spec", UInt8, False, _F32, _PERCENTILE)
-XInt8Spec = _spec_class("XInt8Spec", Int8, True, _POW2, _MSE)
-Int16Spec = _spec_class("Int16Spec", Int16, True, _F32, _PERCENTILE)
-UInt16Spec = _spec_class("UInt16Spec", UInt16, False, _F32, _PERCENTILE)
-Int32Spec = _spec_class("Int32Spec", Int32, True, _F32, _PERCENTILE)
-UInt32Spec = _spec_class("UInt32Spec", UInt32, False, _F32, _PERCENTILE)
+Int2Spec = _spec_class(types.Int2, True)
+UInt2Spec = _spec_class(types.UInt2, False)
+Int4Spec = _spec_class(types.Int4, True)
+UInt4Spec = _spec_class(types.UInt4, False)
+Int8Spec = _spec_class(types.Int8, True)
+UInt8Spec = _spec_class(types.UInt8, False)
+XInt8Spec = _spec_class(types.Int8, True, CalibMethod.MinMSE, ScaleType.PowerOf2, "XInt8Spec", Int8Spec)
+Int16Spec = _spec_class(types.Int16, True)
+UInt16Spec = _spec_class(types.UInt16, False)
+Int32Spec = _spec_class(types.Int32, True)
+UInt32Spec = _spec_class(types.UInt32, False)
+Float16Spec = _spec_class(types.Float16, True, CalibMethod.MinMax)
+BFloat16Spec = _spec_class(types.BFloat16, True, CalibMethod.MinMax)
+FP8E4M3Spec = _spec_class(types.FP8E4M3, True, CalibMethod.MinMax)
+FP8E5M2Spec = _spec_class(types.FP8E5M2, True, CalibMethod.MinMax)
+BFP16Spec = _spec_class(types.BFP16, True, CalibMethod.MinMax)
+MX4Spec = _spec_class(types.MX4, True, CalibMethod.MinMax)
+MX6Spec = _spec_class(types.MX6, True, CalibMethod.MinMax)
+MX9Spec = _spec_class(types.MX9, True, CalibMethod.MinMax)
+MXFP8E5M2Spec = _spec_class(types.MXFP8E5M2, True, CalibMethod.MinMax)
+MXFP8E4M3Spec = _spec_class(types.MXFP8E4M3, True, CalibMethod.MinMax)
+MXFP6E3M2Spec = _spec_class(types.MXFP6E3M2, True, CalibMethod.MinMax)
+MXFP6E2M3Spec = _spec_class(types.MXFP6E2M3, True, CalibMethod.MinMax)
+MXFP4E2M1Spec = _spec_class(types.MXFP4E2M1, True, CalibMethod.MinMax)
+MXInt8Spec = _spec_class(types.MXInt8, True, CalibMethod.MinMax)
 
 
 class QLayerConfig:
