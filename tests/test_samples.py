@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quark.cli.samples import ModelInput, Samples, Scaling, find_samples
+from quark.cli.samples import Samples, Scaling, find_samples
 from quark.errors import DataError
+from quark.onnx.data import ModelInput
 
 IMAGE = ModelInput("image", (None, 3, 4, 5), np.dtype(np.float32))
 IDS = ModelInput("ids", (2, 7), np.dtype(np.int64))

@@ -109,6 +109,13 @@ def test_quantized_graph_input_is_a_tensor_but_no_layer() -> None:
     assert [layer.name for layer in found.layers] == ["matmul", "relu", "double"]
 
 
+def test_layers_have_the_names_of_the_quantized_model() -> None:
+    """A folded node is gone: what can be excluded is the node that now makes the tensor."""
+    quantized = model(True)
+    quantized.graph.node[1].name = "fused"
+    assert [layer.name for layer in compare(model(False), quantized, SAMPLES).layers] == ["matmul", "fused", "double"]
+
+
 def test_without_layers() -> None:
     found = compare(model(False), model(True), SAMPLES, layers=False)
     assert (found.layers, found.tensors) == ((), ())
@@ -132,12 +139,12 @@ def test_progress_counts_samples() -> None:
 
 
 def test_no_samples() -> None:
-    with pytest.raises(DataError, match="no sample"):
+    with pytest.raises(DataError, match="gave no sample"):
         compare(model(False), model(True), [])
 
 
 def test_sample_that_does_not_fit() -> None:
-    with pytest.raises(DataError, match=r"float32 \[3, 7\]"):
+    with pytest.raises(DataError, match=r"\[3, 7\] does not fit the input 'x'"):
         compare(model(False), model(True), [{"x": np.zeros((3, 7), np.float32)}])
 
 

@@ -30,7 +30,7 @@ Data = Annotated[
 ]
 Random = Annotated[bool, typer.Option("--random", help="Use generated data: to try things out, not for real results.")]
 Count = Annotated[int | None, typer.Option("--samples", min=1, help="Use only the first N samples.")]
-Mean = Annotated[str, typer.Option(help="Images: subtracted after scaling pixels to 0..1; one number, or one per channel.")]
+Mean = Annotated[str, typer.Option(help="Images: subtracted from pixels of 0..1; one number or one per channel.")]
 Std = Annotated[str, typer.Option(help="Images: then divided by this, one number or one per channel.")]
 ReportPath = Annotated[
     Path | None,

@@ -31,7 +31,7 @@ def tables(description: Description) -> Iterator[Table]:
 
 
 def _facts(description: Description) -> tuple[tuple[str, str], ...]:
-    codes = ", ".join(f"{count} × {name}" for name, count in description.activations.most_common())
+    codes = ", ".join(f"{count} × {name}" for name, count in description.activations.items())
     return (
         ("size", file_size(description.bytes)),
         ("opset", f"{description.opset} (IR version {description.ir_version})"),
@@ -53,6 +53,6 @@ def _shape(port: Port) -> str:
 
 
 def _operators(description: Description) -> Iterator[tuple[str, str, str]]:
-    for name, count in description.operators.most_common():
-        yield name, str(count), str(description.quantized[name])
-    yield "all", str(description.operators.total()), str(description.quantized.total())
+    for name, count in description.operators.items():
+        yield name, str(count), str(description.quantized.get(name, 0))
+    yield "all", str(sum(description.operators.values())), str(sum(description.quantized.values()))

@@ -12,11 +12,11 @@ from typing import Any
 
 from quark.cli.output import print_json, say, show, write_page, write_text
 from quark.cli.settings import parse_settings
-from quark.cli.samples import Feed
 from quark.cli.sources import Source, feeds
 from quark.errors import ConfigError, unknown
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import Comparison, compare
+from quark.onnx.data import Feed
 from quark.onnx.describe import file_bytes
 from quark.onnx.flow import Result
 from quark.onnx.latency import median_seconds

@@ -21,18 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from quark.errors import DataError
+from quark.onnx.data import Feed, ModelInput
 
-Feed = dict[str, np.ndarray]
 IMAGES = (".png", ".jpg", ".jpeg")
-
-
-@dataclass(frozen=True)
-class ModelInput:
-    """One input of a model; a size that is free is None."""
-
-    name: str
-    shape: tuple[int | None, ...]
-    dtype: np.dtype
 
 
 @dataclass(frozen=True)
@@ -133,29 +124,34 @@ def _from_folders(path: Path, inputs: Sequence[ModelInput]) -> Samples:
 
 def _from_images(files: Sequence[Path], inputs: Sequence[ModelInput], scaling: Scaling) -> Samples:
     only = _only_input(inputs, "a folder of images")
-    if len(only.shape) != 4 or not {1, 3} & {only.shape[1], only.shape[3]}:
-        raise DataError(f"images fit an input [N, 3, H, W] or [N, H, W, 3]; {only.name} has the shape {only.shape}")
-    return Samples([partial(_image_feed, file, only, scaling) for file in files])
+    shape = only.shape or ()
+    if len(shape) != 4 or not {1, 3} & {shape[1], shape[3]}:
+        raise DataError(f"images fit an input [N, 3, H, W] or [N, H, W, 3], not {only}")
+    return Samples([partial(_image_feed, file, only, shape, scaling) for file in files])
 
 
-def _image_feed(file: Path, one: ModelInput, scaling: Scaling) -> Feed:
+def _image_feed(file: Path, one: ModelInput, shape: tuple[int | None, ...], scaling: Scaling) -> Feed:
+    first = shape[1] in (1, 3)
+    channels, *size = (shape[1], *shape[2:]) if first else (shape[3], *shape[1:3])
+    pixels = _pixels(file, channels == 1, size)
+    if one.dtype != np.uint8:
+        pixels = ((pixels / 255 - np.array(scaling.mean)) / np.array(scaling.std)).astype(one.dtype)
+    return {one.name: np.ascontiguousarray(pixels.transpose(2, 0, 1) if first else pixels)[None]}
+
+
+def _pixels(file: Path, grey: bool, size: Sequence[int | None]) -> np.ndarray:
+    """An image as uint8 ``[height, width, channels]``; a side that ``size`` leaves open stays as it is."""
     try:
         from PIL import Image
     except ImportError as error:
         raise DataError(f"reading {file.name} needs Pillow: pip install pillow") from error
-    first = one.shape[1] in (1, 3)
-    channels, *size = (one.shape[1], *one.shape[2:]) if first else (one.shape[3], *one.shape[1:3])
     try:
         with Image.open(file) as image:
-            shown = image.convert("L" if channels == 1 else "RGB")
+            shown = image.convert("L" if grey else "RGB")
     except OSError as error:
         raise DataError(f"{file} is not a readable image: {error}") from error
     height, width = (side or own for side, own in zip(size, reversed(shown.size), strict=True))
-    pixels = np.asarray(shown.resize((width, height), Image.Resampling.BILINEAR))
-    pixels = pixels.reshape(height, width, -1)
-    if one.dtype != np.uint8:
-        pixels = ((pixels / 255 - np.array(scaling.mean)) / np.array(scaling.std)).astype(one.dtype)
-    return {one.name: np.ascontiguousarray(pixels.transpose(2, 0, 1) if first else pixels)[None]}
+    return np.asarray(shown.resize((width, height), Image.Resampling.BILINEAR)).reshape(height, width, -1)
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:
@@ -187,12 +183,16 @@ def _batch(array: np.ndarray, one: ModelInput) -> int:
     return (one.shape[0] or 1) if one.shape and array.ndim == len(one.shape) else 1
 
 
+def _lacks_batch(array: np.ndarray, one: ModelInput) -> bool:
+    return one.shape is not None and array.ndim == len(one.shape) - 1
+
+
 def _slices(arrays: Mapping[str, np.ndarray], inputs: Sequence[ModelInput], index: int) -> Feed:
     return {one.name: _slice(arrays[one.name], one, index) for one in inputs}
 
 
 def _slice(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
-    if array.ndim != len(one.shape):
+    if one.shape is None or array.ndim != len(one.shape):
         return _fit(array[index], one)
     size = _batch(array, one)
     return _fit(array[index * size : (index + 1) * size], one)
@@ -201,9 +201,9 @@ def _slice(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
 def _fit(array: np.ndarray, one: ModelInput) -> np.ndarray:
     """Add a missing batch axis, and store the same kind of number in the input's width (float64 as float32)."""
     array = np.asarray(array)
-    if array.ndim == len(one.shape) - 1:
-        array = array[None]
-    return array.astype(one.dtype) if np.can_cast(array.dtype, one.dtype, "same_kind") else array
+    array = array[None] if _lacks_batch(array, one) else array
+    fits = one.dtype is not None and np.can_cast(array.dtype, one.dtype, "same_kind")
+    return array.astype(one.dtype) if fits else array
 
 
 def _only_input(inputs: Sequence[ModelInput], what: str) -> ModelInput:

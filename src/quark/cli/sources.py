@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from quark.cli.samples import Feed, ModelInput, Samples, Scaling, find_samples
+from quark.cli.samples import Samples, Scaling, find_samples
 from quark.errors import DataError
+from quark.onnx.data import Feed, RandomDataReader, inputs_of
 from quark.onnx.graph.model import load
 
 
@@ -31,9 +30,10 @@ def feeds(model: Path, source: Source) -> Samples | list[Feed]:
     """
     if (source.data is None) != source.random:
         raise DataError("give the samples with --data PATH, or --random to use generated ones for a trial run")
+    loaded = load(model)
     if source.data is not None:
-        return find_samples(source.data, model_inputs(model), scaling(source)).first(source.samples)
-    return random_feeds(model, source.samples or 1)
+        return find_samples(source.data, inputs_of(loaded), scaling(source)).first(source.samples)
+    return [dict(feed) for feed in RandomDataReader(loaded, data_size=source.samples or 1)]
 
 
 def scaling(source: Source) -> Scaling:
@@ -46,16 +46,3 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
         raise DataError(f"{name} {text!r}: write one number, or one per channel as in 0.485,0.456,0.406") from error
-
-
-def model_inputs(path: Path) -> list[ModelInput]:
-    """The inputs that a model needs."""
-    values = [value for value in load(path).graph.inputs if not value.is_initializer()]
-    return [
-        ModelInput(
-            str(value.name),
-            tuple(size if isinstance(size, int) else None for size in value.shape or ()),
-            np.dtype(value.dtype.numpy() if value.dtype is not None else np.float32),
-        )
-        for value in values
-    ]

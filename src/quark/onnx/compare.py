@@ -26,6 +26,7 @@ from quark.numerics import metrics
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
 from quark.observers.histogram import Histogram
+from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.model import load
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
 from quark.onnx.graph.surgery import constant_array
@@ -93,7 +94,8 @@ class Pair:
     Attributes:
         name: tensor of the float model.
         twin: tensor of the quantized model that holds the same quantity.
-        node, op_type: what computes it ("" and "input" for graph inputs).
+        node, op_type: what computes it in the quantized model ("" and "input" for graph inputs): the names by which a
+            configuration excludes it.
         quantizer: the node that quantizes it, or None.
     """
 
@@ -170,16 +172,13 @@ def compare(
     distances = [Distance() for _ in pairs]
     ranges = [_code_range(pair) for pair in pairs]
     done = 0
-    for feed in samples:
+    for done, feed in enumerate(checked(samples, inputs_of(first)), start=1):
         for distance, (x, y) in zip(outputs.values(), end_to_end.run(feed), strict=True):
             distance.update(x, y)
         for distance, codes, (x, y) in zip(distances, ranges, inner.run(feed) if inner else (), strict=False):
             _observe(distance, codes, x, y)
-        done += 1
         if progress:
             progress(done)
-    if not done:
-        raise DataError("there is no sample to compare the models on")
     return Comparison(outputs, _layers(pairs, distances), _views(pairs, ranges), done)
 
 
@@ -257,14 +256,21 @@ def _common_outputs(first: ir.Model, second: ir.Model) -> list[str]:
 def _pairs(first: ir.Model, second: ir.Model) -> Iterator[Pair]:
     """Every tensor that both models have, graph inputs first, then in the order of the float graph."""
     twins = _by_name(second)
-    sources = [("", "input", value) for value in first.graph.inputs]
-    sources += [(node.name or "", node.op_type, value) for node in first.graph for value in node.outputs]
-    for node, op_type, value in sources:
-        twin = twins.get(value.name or "")
-        if twin is not None and op_type != "Constant":
-            quantizer = _quantizer(twin)
-            behind = _behind(quantizer) if quantizer else twin
-            yield Pair(str(value.name), str(behind.name), node, op_type, quantizer)
+    for name in _by_name(first):
+        twin = twins.get(name)
+        if twin is None or ((made := twin.producer()) is not None and made.op_type == "Constant"):
+            continue
+        quantizer = _quantizer(twin)
+        behind = _behind(quantizer) if quantizer else twin
+        node, op_type = _maker(twin, quantizer)
+        yield Pair(name, str(behind.name), node, op_type, quantizer)
+
+
+def _maker(twin: ir.Value, quantizer: ir.Node | None) -> tuple[str, str]:
+    """Name and operator of the node that computes a tensor, before any Q/DQ pair; its output's name if nameless."""
+    source = quantizer.inputs[0] if quantizer is not None else twin
+    node = source.producer() if source is not None else None
+    return ("", "input") if node is None else (node.name or str(twin.name), node.op_type)
 
 
 def _quantizer(value: ir.Value) -> ir.Node | None:

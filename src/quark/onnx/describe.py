@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -33,7 +34,7 @@ class Description:
         bytes: its size with its external data.
         opset, ir_version, producer: as the file says.
         inputs, outputs: without initializers that are also listed as inputs.
-        operators: nodes per operator, Q and DQ nodes left out, those of subgraphs counted.
+        operators: nodes per operator, the most frequent first; Q and DQ nodes left out, those of subgraphs counted.
         quantized: of these, nodes that read at least one dequantized value.
         weights: (tensors, elements) of stored constants per data type.
         activations: quantizing nodes per data type of their codes.
@@ -46,10 +47,10 @@ class Description:
     producer: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    operators: Counter[str] = field(default_factory=Counter)
-    quantized: Counter[str] = field(default_factory=Counter)
-    weights: dict[str, tuple[int, int]] = field(default_factory=dict)
-    activations: Counter[str] = field(default_factory=Counter)
+    operators: dict[str, int]
+    quantized: dict[str, int]
+    weights: dict[str, tuple[int, int]]
+    activations: dict[str, int]
 
 
 def describe(path: str | Path) -> Description:
@@ -68,10 +69,10 @@ def describe(path: str | Path) -> Description:
         producer=" ".join(filter(None, (model.producer_name, model.producer_version))),
         inputs=tuple(_port(value) for value in model.graph.inputs if not value.is_initializer()),
         outputs=tuple(_port(value) for value in model.graph.outputs),
-        operators=Counter(_kind(node) for node in nodes),
-        quantized=Counter(_kind(node) for node in nodes if any(_is_dequantized(value) for value in node.inputs)),
+        operators=_counted(_kind(node) for node in nodes),
+        quantized=_counted(_kind(node) for node in nodes if any(_is_dequantized(value) for value in node.inputs)),
         weights=_weights(model),
-        activations=Counter(_codes(node) for node in all_nodes(model) if _quantizes_activation(node)),
+        activations=_counted(_codes(node) for node in all_nodes(model) if _quantizes_activation(node)),
     )
 
 
@@ -86,6 +87,10 @@ def file_bytes(path: str | Path) -> int:
 def dtype_name(dtype: ir.DataType | None) -> str:
     """The name of a data type in NumPy's words; ``?`` where it is unknown."""
     return "?" if dtype is None else SPELLED.get(dtype.name, dtype.name.lower())
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(names).most_common())
 
 
 def _kind(node: ir.Node) -> str:

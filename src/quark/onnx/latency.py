@@ -24,7 +24,7 @@ def median_seconds(
     models: Mapping[str, str | Path | onnx.ModelProto],
     feed: Mapping[str, np.ndarray],
     seconds: float = 2.0,
-    rounds: int = 500,
+    rounds: int = 100,
 ) -> dict[str, float]:
     """The median time of one inference of each model, in seconds.
 

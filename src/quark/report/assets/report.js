@@ -13,11 +13,11 @@ function drawLayers(layers) {
   const finite = layers.map(l => Number(l.sqnr)).filter(Number.isFinite);
   const longest = Math.max(1, ...finite);
   const value = l => (Number.isFinite(Number(l.sqnr)) ? Number(l.sqnr) : longest * 1.05);
-  const worst = [...finite].sort((a, b) => a - b)[Math.min(9, finite.length - 1)];
+  const worst = [...finite].sort((a, b) => a - b)[Math.min(10, Math.ceil(finite.length / 4)) - 1];
   const trace = {
     type: "bar", orientation: "h",
     y: layers.map((_, i) => i), x: layers.map(value),
-    marker: { color: layers.map(l => (finite.length > 12 && value(l) <= worst ? "#2166ac" : "#92c5de")) },
+    marker: { color: layers.map(l => (finite.length > 3 && value(l) <= worst ? "#2166ac" : "#92c5de")) },
     text: layers.map(l => (l.sqnr === "inf" || l.sqnr === Infinity ? "equal" : Number(l.sqnr).toFixed(1))),
     textposition: "outside", cliponaxis: false,
     customdata: layers.map(l => [l.name, l.op, l.tensor, l.cosine]),
@@ -57,7 +57,7 @@ function drawTensor(target, tensor) {
     margin: { l: 44, r: 8, t: 8, b: 24 },
     shapes: [band, border(low), border(high)],
     xaxis: { range: [from - room, to + room], gridcolor: grid, zeroline: false, nticks: 7 },
-    yaxis: { type: "log", gridcolor: grid, exponentformat: "power", dtick: 2, rangemode: "tozero" },
+    yaxis: { type: "log", gridcolor: grid, exponentformat: "power", dtick: Math.max(...tensor.counts) > 2e3 ? 2 : 1, rangemode: "tozero" },
   };
   Plotly.newPlot(target, [trace], layout, quiet);
 }
