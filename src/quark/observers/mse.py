@@ -133,7 +133,7 @@ def _search(rows: Rows, extremes: Span, symmetric: bool | None) -> Span:
     data = np.minimum(extremes[0], 0), np.maximum(extremes[1], 0)
     grid = rows.grid
     if grid.scale_rule == "power_of_two":
-        return _powers(rows, data if symmetric is False else _mirrored(data))
+        return _powers(rows, data, centred=symmetric is not False)
     if grid.symmetric or symmetric:
         return _one_threshold(rows, data)
     return _two_thresholds(rows, data)
@@ -148,9 +148,11 @@ def _within(span: Span, data: Span) -> Span:
     return np.maximum(span[0], data[0]), np.minimum(span[1], data[1])
 
 
-def _powers(rows: Rows, span: Span) -> Span:
-    """The power-of-two scale of least error, as the range of its codes."""
-    full, zero_point = rows.grid.parameters(*span)
+def _powers(rows: Rows, data: Span, centred: bool) -> Span:
+    """The power-of-two scale of least error, as the range of its codes; ``centred``: with the middle code as zero."""
+    full, zero_point = rows.grid.parameters(*(_mirrored(data) if centred else data))
+    if centred:
+        zero_point = np.full_like(zero_point, rows.grid.format.middle)
     best, least = full, np.full(full.shape, np.inf)
     factor, improved = CANDIDATES[0], True
     while factor >= CANDIDATES[-1] or improved:

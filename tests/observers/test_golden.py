@@ -1,0 +1,141 @@
+"""Ranges against the stored ones of the reference, on its twelve distributions.
+
+Where the reference is right, ours lie within one bin of its histogram. Where the rule of the method leaves a choice,
+or the reference is wrong (its README says where), ours must not quantize the values with a larger error.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quark.numerics.affine import Grid, fake_quantize
+from quark.numerics.formats import get_format
+from quark.observers import SEARCHES
+
+GOLDEN = Path(__file__).parents[2] / ".." / "shared" / "golden"
+NAMES = (
+    *("gaussian", "laplace", "half_gaussian", "uniform", "bimodal", "heavy_tail"),
+    *("outliers", "constant", "tiny", "asymmetric", "growing", "zeros"),
+)
+TYPES = ("int8_sym", "int8_asym", "uint8_asym")
+EQUAL = {
+    "MinMax": ("minmax", {}),
+    "MinMax range symmetric": ("minmax", {"symmetric": True}),
+    "MinMax moving average": ("moving_minmax", {"constant": 0.0}),  # its average is the plain mean
+    "Percentile 99.9": ("percentile", {"percentile": 99.9}),
+    "Percentile 99.99": ("percentile", {"percentile": 99.99}),
+    "Percentile 99.999": ("percentile", {}),
+    "Percentile 99.9 range asymmetric": ("percentile", {"percentile": 99.9, "symmetric": False}),
+}
+NO_WORSE = {
+    "Entropy": ("entropy", {}),
+    "LayerwisePercentile mae": ("layerwise_percentile", {"metric": "mae"}),
+    "LayerwisePercentile mse": ("layerwise_percentile", {"metric": "mse"}),
+    "LayerwisePercentile mse raw": ("layerwise_percentile", {"metric": "mse"}),
+    "LayerwisePercentile mse candidates 99,99.9,99.99": (
+        "layerwise_percentile",
+        {"metric": "mse", "candidates": [99.0, 99.9, 99.99]},
+    ),
+}
+POWER_OF_TWO = {"pow2 MinMSE NumBins 2048": None, "pow2 MinMSE NumBins 0": "tiny", "pow2 MinMSE MostCommon": None}
+WRONG = {
+    # The bins of the first batch do not reach the later maxima: values are dropped, and a rank is missed.
+    ("growing", "Percentile 99.9"),
+    ("growing", "Percentile 99.99"),
+    ("growing", "Percentile 99.999"),
+    # Left bin edges give rmin > rmax.
+    ("constant", "Percentile 99.9 range asymmetric"),
+}
+
+pytestmark = [
+    pytest.mark.golden,
+    pytest.mark.skipif(not GOLDEN.is_dir(), reason="no golden vectors beside the repository"),
+]
+
+
+@cache
+def stored() -> tuple[dict, dict]:
+    with np.load(GOLDEN / "calibration_data.npz") as arrays:
+        data = {name: arrays[f"act.{name}"] for name in NAMES}
+    return json.loads((GOLDEN / "calibration.json").read_text())["activations"], data
+
+
+def grid(kind: str, scale_rule: str = "float32") -> Grid:
+    name, symmetry = kind.split("_")
+    return Grid(get_format(name), symmetry == "sym", scale_rule=scale_rule)
+
+
+def found(name: str, method: str, settings: dict, target: Grid) -> tuple[float, float]:
+    statistic = SEARCHES[method].observe(settings)
+    for batch in stored()[1][name]:
+        statistic.update(batch)
+    return SEARCHES[method].find(statistic, target, settings)
+
+
+def error(name: str, span: tuple[float, float], target: Grid, power: int = 2) -> float:
+    x = stored()[1][name]
+    scale, zero_point = target.parameters(min(span), max(span))
+    off = np.abs(x - fake_quantize(x, scale, zero_point, target.format))
+    return float(np.mean(off.astype(np.float64) ** power))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("label", EQUAL)
+@pytest.mark.parametrize("name", NAMES)
+def test_ranges_equal_the_reference_within_one_of_its_bins(name: str, label: str, kind: str) -> None:
+    if (name, label) in WRONG:
+        pytest.skip("the reference is wrong here")
+    oracle = stored()[0][name][label][kind]["range"]
+    first = np.abs(stored()[1][name][0])
+    signed = "range asymmetric" in label  # one histogram over [-amax, amax] instead of one over |x|
+    bin_width = float(2 * first.max() if signed else np.ptp(first) or 1.0) / 2048
+    method, settings = EQUAL[label]
+    tolerance = bin_width * 1.001 if method == "percentile" else 1e-6 * float(first.max())
+    assert found(name, method, settings, grid(kind)) == pytest.approx(oracle, abs=tolerance)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("label", NO_WORSE)
+@pytest.mark.parametrize("name", NAMES)
+def test_searches_quantize_no_worse_than_the_reference(name: str, label: str, kind: str) -> None:
+    method, settings = NO_WORSE[label]
+    power = 1 if settings.get("metric") == "mae" else 2
+    ours = error(name, found(name, method, settings, grid(kind)), grid(kind), power)
+    theirs = error(name, stored()[0][name][label][kind]["range"], grid(kind), power)
+    assert ours <= theirs * 1.03 + 1e-20
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("label", POWER_OF_TWO)
+@pytest.mark.parametrize("name", NAMES)
+def test_power_of_two_scales_are_those_of_the_reference_or_better(name: str, label: str, kind: str) -> None:
+    target = grid(kind, "power_of_two")
+    oracle = stored()[0][name][label][kind]
+    span = found(name, "mse", {}, target)
+    scale, zero_point = target.parameters(*span)
+    if scale == oracle["x"]["scale"]:
+        assert zero_point == oracle["x"]["zero_point"]
+        return
+    x = stored()[1][name]
+    theirs = fake_quantize(x, np.float32(oracle["x"]["scale"]), oracle["x"]["zero_point"], target.format)
+    assert error(name, span, target) < float(np.mean((x - theirs).astype(np.float64) ** 2))
+    assert "MostCommon" in label or POWER_OF_TWO[label] == name, "the reference is right here"
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("label", ["pow2 NonOverflow", "pow2 NonOverflow moving average"])
+@pytest.mark.parametrize("name", NAMES)
+def test_non_overflow_differs_only_where_the_reference_overflows(name: str, label: str, kind: str) -> None:
+    target = grid(kind, "power_of_two")
+    moving = "moving" in label
+    settings = {"constant": 0.0} if moving else {}
+    span = found(name, "moving_non_overflow" if moving else "non_overflow", settings, target)
+    oracle = stored()[0][name][label][kind]
+    reach = oracle["x"]["scale"] * (target.format.max - oracle["x"]["zero_point"])
+    overflows = reach < max(map(abs, oracle["range"])) * (1 - 1e-6)
+    assert target.parameters(*span)[0] == oracle["x"]["scale"] * (2 if overflows else 1)
