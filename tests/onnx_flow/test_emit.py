@@ -52,8 +52,7 @@ def emitted(config: QConfig, ranges: dict[str, tuple[float, float]], proto: onnx
     model, _ = prepare(load(proto or gemm_model()), job)
     plan = place(model, job)
     set_parameters(model, plan, {tensor.name: ranges[tensor.name] for tensor in observed(plan)})
-    emit(model, plan, job.options)
-    result = to_proto(model)
+    result = to_proto(emit(model, plan, job.options))
     onnx.checker.check_model(result, full_check=True)
     return result
 

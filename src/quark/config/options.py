@@ -16,14 +16,14 @@ from quark.errors import ConfigError, unknown
 #: Options of the interface that this version does not implement yet: refused by name, never ignored.
 NOT_YET = frozenset(
     """ActivationScaled AdjustBiasScale AdjustHardSigmoid AdjustShiftBias AdjustShiftCut AdjustShiftRead AdjustShiftSwish
-    AdjustShiftWrite AlignEltwiseQuantType BF16QDQToCast BF16WithClip CalibOptimizeDisk CalibOptimizeMem
+    AdjustShiftWrite AlignEltwiseQuantType CalibOptimizeDisk CalibOptimizeMem
     CalibPassthroughOpTypes CalibWorkerNum ConvertAvgPoolToDPUVersion ConvertBNToConv ConvertClipToDPUVersion
     ConvertClipToRelu ConvertFP16ToFP32 ConvertHardSigmoidToDPUVersion ConvertLeakyReluToDPUVersion ConvertNCHWToNHWC
     ConvertReduceMeanToDPUVersion ConvertReduceMeanToGlobalAvgPool ConvertSigmoidToHardSigmoid
     ConvertSoftmaxToDPUVersion ConvertSplitToSlice CryptoMode EnableDualQuantNodePairs EnableSubgraph
     EnableVaimlBF16 EncryptionAlgorithm FillAllValueInfo FixShapes FoldRelu FuseGelu FuseInstanceNorm FuseL2Norm
     FuseLayerNorm Int16Bias MatMulNBitsParams MaxLoopNum MinMSEModeFloatScale MinMSEModePof2Scale NPULimitationCheck
-    NumBins PreprocessYAML QuantizeFP16 RefineBlockAxis RemoveFusedQDQ RemoveInputInit ReplaceClip6Relu SaveAndRestore
+    NumBins PreprocessYAML QuantizeFP16 RemoveInputInit ReplaceClip6Relu SaveAndRestore
     SaveTensorHistFig SimulateDPU SplitLargeKernelPool TensorQuantOverrides TmpDir UseFP32Scale UseMatMulNBits
     WeightScaled""".split()
 )
@@ -83,6 +83,7 @@ class Options(BaseModel):
     RemoveQDQBetweenOps: Annotated[list[tuple[str, str]], Strict(False)] = _option(
         [], 3, "No Q/DQ between these pairs of operator types."
     )
+    RemoveFusedQDQ: bool = _option(False, 3, "Let the options above remove block operators (BFP, MX) as well.")
     # 4 ---------------------------------------------------------------------------------------------------------------
     CalibTensorRangeSymmetric: bool | None = _option(
         None, 4, "Make calibrated ranges symmetric around 0. Default: True for Percentile, LayerwisePercentile and "
@@ -116,6 +117,12 @@ class Options(BaseModel):
     AlignSlice: bool | None = _option(None, 7, "One scale for input and output of Slice (power of two: yes).")
     AlignTranspose: bool = _option(False, 7, "One scale for input and output of Transpose (shared in any case).")
     AlignReshape: bool = _option(False, 7, "One scale for input and output of Reshape (shared in any case).")
+    # 8 ---------------------------------------------------------------------------------------------------------------
+    BF16WithClip: bool = _option(False, 8, "Clip activations to the finite bfloat16 values before they are rounded.")
+    BF16QDQToCast: bool = _option(False, 8, "Write bfloat16 and float16 as plain Cast pairs instead of extended Q/DQ.")
+    RefineBlockAxis: bool | None = _option(
+        None, 8, "Blocks run along the axis that MatMul and Gemm sum over, and along Softmax's own (default: yes)."
+    )
     # 10 --------------------------------------------------------------------------------------------------------------
     ExecutionProviders: list[str] = _option(["CPUExecutionProvider"], 10, "ONNX Runtime providers for calibration.")
     UserCustomOpLibPath: str | list[str] | None = _option(None, 10, "Libraries with the model's custom operators.")

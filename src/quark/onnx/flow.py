@@ -70,8 +70,7 @@ def quantize(
         with _timed(seconds, "parameters"):
             set_parameters(model, plan, ranges)
         with _timed(seconds, "write"):
-            emit(model, plan, job.options)
-            proto = _write(model, model_output, job)
+            proto = _write(emit(model, plan, job.options), model_output, job)
     if job.options.PrintSummary:
         print_summary(plan)
     return Result(plan, passes, seconds, proto)

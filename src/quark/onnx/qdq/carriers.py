@@ -1,21 +1,37 @@
-"""How a format travels in an ONNX file: the lowest opset whose QuantizeLinear and DequantizeLinear carry its type."""
+"""How a format travels in an ONNX file: one row of ``CARRIERS`` per kind of node, and the kind of every format.
+
+standard   ``QuantizeLinear``/``DequantizeLinear``: types that ONNX Runtime runs natively
+extended   ``com.amd.quark::ExtendedQuantizeLinear``/``ExtendedDequantizeLinear``: 32-bit integers, 16-bit floats
+cast       ``Cast`` to the type and back: 16-bit floats, where ``BF16QDQToCast`` asks for it
+element    ``org.openquark::QuantizeDequantize``/``PackedDequantize``: any other element format
+block      ``com.amd.quark::BFP…`` and ``MX…``, ``org.openquark::Block…`` where there is none; weights are stored packed
+
+Narrow activations (2 to 4 bits, FP8) are ``element`` even where the standard operators have their type: ONNX Runtime
+1.31 fuses the standard pair into QLinearConv and then refuses the type, so the file would not load in a default session.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 import onnx_ir as ir
 
 from quark.config.job import Job
+from quark.config.options import Options
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
+from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import get_format
-from quark.numerics.granularity import Group
+from quark.numerics.granularity import Group, Tensor
+
+Kind = Literal["standard", "extended", "cast", "element", "block"]
 
 #: Per-channel parameters and every fusion of ONNX Runtime start here; nothing is written below it.
 BASE_OPSET = 13
-_BLOCKS = 21
-#: ONNX type -> lowest opset of DequantizeLinear with that type.
+_BLOCKED_PARAMETERS = 21
+#: ONNX type -> lowest opset of the standard DequantizeLinear with that type.
 STORED_FROM = {
     "INT8": 13,
     "UINT8": 13,
@@ -29,37 +45,116 @@ STORED_FROM = {
     "INT2": 25,
     "UINT2": 25,
 }
-#: QuantizeLinear has the same types but one.
-QUANTIZED_FROM = {name: opset for name, opset in STORED_FROM.items() if name != "INT32"}
+#: Types whose standard pair around an activation survives ONNX Runtime's fusions.
+ACTIVATION_TYPES = ("INT8", "UINT8", "INT16", "UINT16")
+#: Types of the extended operators.
+_EXTENDED_TYPES = ("INT32", "UINT32", "FLOAT16", "BFLOAT16")
+#: From here on the block operators have their fast body: E8M0 casts give a power of two without comparisons.
+_FAST_BLOCKS = 25
+
+
+@dataclass(frozen=True)
+class BlockOperator:
+    """The operator that quantizes and dequantizes blocks of one format."""
+
+    domain: str
+    name: str
+    attributes: Mapping[str, int | str] = field(default_factory=dict)
+    rounds: bool = False
+
+
+def _bfp(method: str, bit_width: int, block_size: int) -> BlockOperator:
+    attributes = {"bfp_method": method, "bit_width": bit_width, "block_size": block_size}
+    return BlockOperator("com.amd.quark", "BFPQuantizeDequantize", attributes, rounds=True)
+
+
+def _mx(element: str) -> BlockOperator:
+    attributes = {"element_dtype": element, "block_size": 32}
+    return BlockOperator("com.amd.quark", "MXQuantizeDequantize", attributes, rounds=True)
+
+
+_NAMED = {
+    "bfp16": _bfp("to_bfp", 16, 8),
+    "mx4": _bfp("to_bfp_prime", 11, 16),
+    "mx6": _bfp("to_bfp_prime", 13, 16),
+    "mx9": _bfp("to_bfp_prime", 16, 16),
+    "mxfp8_e5m2": _mx("fp8_e5m2"),
+    "mxfp8_e4m3": _mx("fp8_e4m3"),
+    "mxfp6_e3m2": _mx("fp6_e3m2"),
+    "mxfp6_e2m3": _mx("fp6_e2m3"),
+    "mxfp4": _mx("fp4_e2m1"),
+    "mxint8": _mx("int8"),
+}
+#: Block format -> its operator.
+BLOCK_OPERATORS: dict[str, BlockOperator] = {
+    name: _NAMED.get(name, BlockOperator("org.openquark", "BlockQuantizeDequantize", {"format": name})) for name in BLOCKS
+}
+#: Rounding of a spec -> the attribute rounding_mode.
+ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
+
+
+def block_size(spec: TensorSpec) -> int | None:
+    """Elements per block of a block format; ``None`` for the others."""
+    return BLOCKS[spec.format].size if spec.format in BLOCKS else None
+
+
+def activation_kind(spec: TensorSpec, options: Options) -> Kind:
+    """How an activation of this spec is written."""
+    if spec.format in BLOCKS:
+        return "block"
+    row = get_format(spec.format)
+    if row.unit_scale and options.BF16QDQToCast:
+        return "cast"
+    if row.onnx_type in ACTIVATION_TYPES:
+        return "standard"
+    return "extended" if row.onnx_type in _EXTENDED_TYPES else "element"
+
+
+def constant_kind(spec: TensorSpec, options: Options) -> Kind:
+    """How a constant of this spec is stored."""
+    if spec.format in BLOCKS:
+        return "block"
+    row = get_format(spec.format)
+    if row.onnx_type in STORED_FROM:
+        return "standard"
+    if row.unit_scale and options.BF16QDQToCast:
+        return "cast"
+    return "extended" if row.onnx_type in _EXTENDED_TYPES else "element"
 
 
 def opset_of(job: Job) -> int:
     """The lowest opset that carries every spec of a job.
 
     Raises:
-        ConfigError: a format that no standard operator carries.
+        ConfigError: a granularity that the format's carrier does not have.
     """
-    wanted = job.options.ConvertOpsetVersion or BASE_OPSET
     layers = [job.rules.default, *(rule.layer for rule in job.rules.rules if rule.layer is not None)]
-    return max([wanted, *(opset for layer in layers for opset in _opsets(layer, job.options.WeightsOnly))])
+    needed = [opset for layer in layers for opset in _opsets(layer, job.options)]
+    return max([job.options.ConvertOpsetVersion or BASE_OPSET, *needed])
 
 
-def _opsets(layer: LayerSpec, weights_only: bool) -> Iterator[int]:
+def _opsets(layer: LayerSpec, options: Options) -> Iterator[int]:
     for slot, spec in vars(layer).items():
-        if spec is None or (weights_only and slot in ("inputs", "outputs")):
+        activation = slot in ("inputs", "outputs")
+        if spec is None or (options.WeightsOnly and activation):
             continue
-        table = QUANTIZED_FROM if slot in ("inputs", "outputs") else STORED_FROM
-        yield max(_carried(spec, table, slot), _BLOCKS if isinstance(spec.granularity, Group) else BASE_OPSET)
+        kind = activation_kind(spec, options) if activation else constant_kind(spec, options)
+        _check_granularity(spec, slot, kind)
+        yield _FAST_BLOCKS if kind == "block" else BASE_OPSET
+        if kind == "standard":
+            yield STORED_FROM[get_format(spec.format).onnx_type or ""]
+            yield _BLOCKED_PARAMETERS if isinstance(spec.granularity, Group) else BASE_OPSET
 
 
-def _carried(spec: TensorSpec, table: dict[str, int], slot: str) -> int:
-    onnx_type = get_format(spec.format).onnx_type
-    if onnx_type not in table:
-        allowed = ", ".join(sorted(table))
-        raise ConfigError(f"{slot}: the data type {spec.format!r} has no standard ONNX carrier; carried are {allowed}")
-    return table[onnx_type]
+def _check_granularity(spec: TensorSpec, slot: str, kind: Kind) -> None:
+    if slot in ("inputs", "outputs") and kind != "block" and not isinstance(spec.granularity, Tensor):
+        raise ConfigError(
+            f"{slot}: an activation has one scale per tensor (QuantGranularity.Tensor), not {spec.granularity}"
+        )
+    if kind not in ("standard", "block") and isinstance(spec.granularity, Group):
+        raise ConfigError(f"{slot}: ONNX has no groups of the data type {spec.format!r}; allowed are Tensor and Channel")
 
 
 def onnx_type(spec: TensorSpec) -> ir.DataType:
-    """The ONNX type of the codes."""
-    return ir.DataType[get_format(spec.format).onnx_type or "UNDEFINED"]
+    """The ONNX type of the codes; INT32 for the zero point of formats that ONNX does not have."""
+    return ir.DataType[get_format(spec.format).onnx_type or "INT32"]

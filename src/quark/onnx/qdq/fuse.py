@@ -12,6 +12,7 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.onnx.qdq import slots
+from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.op_rules import FUSED_PRODUCERS
 
 #: activation function -> the option that allows it to follow its producer without Q/DQ between.
@@ -44,6 +45,8 @@ def drop_fused(model: ir.Model, plan: Plan, job: Job) -> None:
 
 def _is_fused(producer: ir.Node, node: ir.Node, plan: Plan, job: Job) -> bool:
     if node.op_type not in _SWITCH or not getattr(job.options, _SWITCH[node.op_type]):
+        return False
+    if block_size(plan.tensors[node.inputs[0].name or ""].spec) is not None and not job.options.RemoveFusedQDQ:
         return False
     if producer.op_type not in _producers(job.options) and job.target != "cpu":
         return False

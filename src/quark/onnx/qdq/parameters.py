@@ -16,11 +16,14 @@ import onnx_ir as ir
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.errors import ModelError
+from quark.numerics.formats import get_format
 from quark.numerics.granularity import Tensor
 from quark.observers.mse import search_rows
 from quark.observers.non_overflow import fitted
 from quark.onnx.graph.surgery import constant_array
+from quark.onnx.qdq.carriers import block_size
 
+_ONE, _ZERO = np.float32(1), np.int64(0)
 _INT32_MAX = 2.0**31 - 1
 #: Headroom for the float32 rounding of the scales' product.
 _FIT = 1 + 2.0**-20
@@ -50,6 +53,10 @@ def constant(value: ir.Value) -> np.ndarray:
 
 
 def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple[Any, Any]]) -> None:
+    if get_format(members[0].spec.format).unit_scale:
+        for member in members:
+            plan.update(member.name, scale=_ONE, zero_point=_ZERO)
+        return
     found = [ranges[m.name] if m.fixed_range is None else m.fixed_range for m in members if m.observed]
     lo, hi = min(side[0] for side in found), max(side[1] for side in found)
     scale, zero_point = members[0].spec.grid.parameters(lo, hi)
@@ -58,6 +65,9 @@ def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple
 
 
 def _set_weight(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
+    if get_format(tensor.spec.format).unit_scale:
+        plan.update(tensor.name, scale=_ONE, zero_point=_ZERO)
+        return
     lo, hi = weight_range(values, tensor.spec, tensor.name)
     scale, zero_point = tensor.spec.grid.parameters(lo, hi)
     plan.update(tensor.name, range=(lo, hi), scale=np.asarray(scale), zero_point=np.asarray(zero_point))
@@ -69,7 +79,8 @@ def weight_range(values: np.ndarray, spec: TensorSpec, name: str) -> tuple[np.nd
     Raises:
         ModelError: the constant holds NaN or infinity.
     """
-    tiled = values.reshape(1, -1) if isinstance(spec.granularity, Tensor) else spec.granularity.tile(values)
+    whole = isinstance(spec.granularity, Tensor) or block_size(spec) is not None
+    tiled = values.reshape(1, -1) if whole else spec.granularity.tile(values)
     if tiled.shape[-1] == 0:
         return np.zeros(tiled.shape[:-1]), np.zeros(tiled.shape[:-1])
     lo, hi = tiled.min(-1), tiled.max(-1)
@@ -79,7 +90,7 @@ def weight_range(values: np.ndarray, spec: TensorSpec, name: str) -> tuple[np.nd
         lo, hi = search_rows(tiled, spec.grid)
     elif spec.scale_rule == "power_of_two":
         lo, hi = fitted(lo, hi, spec.grid)
-    shape = () if isinstance(spec.granularity, Tensor) else lo.shape
+    shape = () if whole else lo.shape
     return np.asarray(lo).reshape(shape), np.asarray(hi).reshape(shape)
 
 
@@ -115,4 +126,8 @@ def _grown(weight: TensorPlan, needed: np.ndarray) -> np.ndarray:
 
 def observed(plan: Plan) -> Iterable[TensorPlan]:
     """The activations whose range must come from data."""
-    return [tensor for tensor in plan.of_role("activation") if tensor.observed and tensor.fixed_range is None]
+    return [tensor for tensor in plan.of_role("activation") if _needs_data(tensor)]
+
+
+def _needs_data(tensor: TensorPlan) -> bool:
+    return tensor.observed and tensor.fixed_range is None and not get_format(tensor.spec.format).unit_scale

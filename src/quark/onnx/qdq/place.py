@@ -16,9 +16,11 @@ from quark.config.job import Job
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import Decision, NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx.graph.surgery import is_constant
-from quark.onnx.qdq import align, fuse, slots
+from quark.onnx.qdq import align, block_axes, fuse, slots
+from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
 
 
@@ -53,6 +55,7 @@ def place(model: ir.Model, job: Job) -> Plan:
     _leave_outputs(placement)
     fuse.drop_fused(model, placement.plan, job)
     align.align(model, placement.plan, job)
+    block_axes.refine(model, placement.plan, job)
     _settle(placement.plan)
     return placement.plan
 
@@ -134,12 +137,12 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
     for position in rule.parameters:
         value = node.inputs[position] if position < len(node.inputs) else None
         if is_constant(value) and slots.is_float(value) and layer.weight is not None and value is not None:
-            _add_constant(node, value, replace(layer.weight, granularity=Tensor()), reason, placement)
+            _add_constant(node, value, in_blocks(replace(layer.weight, granularity=Tensor()), value), reason, placement)
     if layer.inputs is None or placement.job.options.WeightsOnly:
         return
     for value in slots.data_inputs(node, rule):
         if is_constant(value):
-            _add_constant(node, value, _for_operand(layer, placement.job), reason, placement)
+            _add_constant(node, value, in_blocks(_for_operand(layer, placement.job), value), reason, placement)
         else:
             _add_activation(value, layer.inputs, reason, placement, reader=node)
     for value in node.outputs:
@@ -152,6 +155,9 @@ def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value)
     """The weight's spec with the axes that this operator has; a tensor of rank 1 has no channels."""
     rank = len(weight.shape or ())
     channel, reduce = slots.weight_axes(node, rule)
+    size = block_size(spec)
+    if size is not None:
+        return replace(spec, granularity=Group(reduce % rank if rank > 1 else 0, size))
     if rank < 2 or isinstance(spec.granularity, Tensor):
         return replace(spec, granularity=Tensor())
     granularity: Granularity = spec.granularity
@@ -188,6 +194,7 @@ def _add_activation(
 ) -> None:
     """Record a tensor as quantized; a second request adds a reader, a request by its producer makes every reader read it."""
     name, plan = value.name or "", placement.plan
+    spec = in_blocks(spec, value)
     readers = frozenset([reader.name or ""]) if reader is not None else None
     known = plan.tensors.get(name)
     if known is None:
@@ -204,6 +211,12 @@ def _add_activation(
         spec=spec if later else known.spec,
         reason=reason if later else known.reason,
     )
+
+
+def in_blocks(spec: TensorSpec, value: ir.Value) -> TensorSpec:
+    """The spec of a block format with its default axis: the second one, where convolutions have their channels."""
+    size = block_size(spec)
+    return spec if size is None else replace(spec, granularity=Group(1 if len(value.shape or (0, 0)) > 1 else 0, size))
 
 
 def _priority(reason: str, placement: Placement) -> int:
@@ -241,12 +254,12 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
     data = node.inputs[0]
     if bias is None or data is None or not options.QuantizeBias or layer.weight is None:
         return
-    if layer.bias is not None:
-        _add_constant(node, bias, replace(layer.bias, granularity=Tensor()), reason, placement)
+    own = layer.bias or (layer.weight if _like_weight(layer.weight, placement.job) else None)
+    if own is not None:
+        _add_constant(node, bias, in_blocks(replace(own, granularity=Tensor()), bias), reason, placement)
         return
-    if options.Int32Bias is False or (options.Int32Bias is None and placement.job.npu):
-        _add_constant(node, bias, replace(layer.weight, granularity=Tensor()), reason, placement)
-        return
+    if layer.inputs is None or not (get_format(layer.inputs.format).has_zero_point and get_format(layer.weight.format).has_zero_point):
+        return  # a product of scales is a scale for integers only
     scale_tensor = node.inputs[rule.weight if weight is not None and rule.weight is not None else 1]
     if scale_tensor is None or (scale_tensor.name or "") not in placement.plan.tensors:
         return
@@ -266,6 +279,13 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
         readers=frozenset([node.name or ""]),
         bias_of=(data.name or "", scale_tensor.name or ""),
     )
+
+
+def _like_weight(weight: TensorSpec, job: Job) -> bool:
+    """Whether biases have the weight's type and a scale of their own instead of 32 bits."""
+    if job.options.Int32Bias is not None:
+        return not job.options.Int32Bias
+    return job.npu or get_format(weight.format).unit_scale
 
 
 # ---- layout operators and outputs ----------------------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""Along which axis the blocks of an activation run (``RefineBlockAxis``).
+
+A block shares its scale, so a kernel can multiply block by block only if blocks run along the axis that is summed over:
+the last of MatMul's first operand, the last but one of its second; Softmax sums along its own axis. A tensor that several
+operators read follows the first of them in graph order. Convolutions keep axis 1, their channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from quark.config.job import Job
+from quark.config.plan import Plan
+from quark.numerics.granularity import Group
+from quark.onnx.graph.surgery import int_attribute
+
+
+def refine(model: ir.Model, plan: Plan, job: Job) -> None:
+    """Set the block axes of the activations that MatMul, Gemm and Softmax read, and of what MatMul writes."""
+    if job.options.RefineBlockAxis is False:
+        return
+    settled: set[str] = set()
+    for node in model.graph:
+        for value, axis in _axes(node):
+            tensor = plan.tensors.get((value.name if value is not None else None) or "")
+            if value is None or tensor is None or tensor.role != "activation" or tensor.name in settled:
+                continue
+            granularity, rank = tensor.spec.granularity, len(value.shape or ())
+            if isinstance(granularity, Group) and rank:
+                settled.add(tensor.name)
+                spec = replace(tensor.spec, granularity=Group(max(axis, -rank) % rank, granularity.size))
+                plan.update(tensor.name, spec=spec)
+
+
+def _axes(node: ir.Node) -> list[tuple[ir.Value | None, int]]:
+    """(tensor, axis from the back) of a node that has a say."""
+    if node.op_type == "MatMul":
+        return [(node.inputs[0], -1), (node.inputs[1], -2), (node.outputs[0], -1)]
+    if node.op_type == "Gemm":
+        first = -2 if int_attribute(node, "transA", 0) else -1
+        return [(node.inputs[0], first), (node.inputs[1], -1 if int_attribute(node, "transB", 0) else -2)]
+    if node.op_type == "Softmax":
+        axis, rank = int_attribute(node, "axis", -1), len(node.inputs[0].shape or ()) if node.inputs[0] else 0
+        return [(node.inputs[0], axis - rank if axis >= 0 else axis)]
+    return []

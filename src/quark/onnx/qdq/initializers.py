@@ -1,0 +1,43 @@
+"""Scales, zero points and bounds in the graph: each is written once and shared by the nodes that read it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.plan import TensorPlan
+from quark.onnx.graph.surgery import add_initializer
+from quark.onnx.qdq.carriers import onnx_type
+
+
+class Parameters:
+    """The parameter initializers of one graph. Members of a group share theirs."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self._made: dict[str, tuple[ir.Value, ir.Value]] = {}
+
+    def of(self, tensor: TensorPlan, zero_type: ir.DataType | None = None) -> tuple[ir.Value, ir.Value]:
+        """Scale and zero point of a tensor; the zero point has the type of the codes, unless another is wanted."""
+        key = tensor.group if tensor.role == "activation" else tensor.name
+        if key not in self._made:
+            prefix = f"{tensor.name}_quantized" if tensor.role == "bias" else tensor.name
+            scale = np.asarray(tensor.scale, np.float32)
+            dtype = zero_type or onnx_type(tensor.spec)
+            zero_point = np.asarray(tensor.zero_point).astype(dtype.numpy())
+            named = ir.tensor(zero_point, dtype=dtype, name=f"{prefix}_zero_point")
+            self._made[key] = (
+                add_initializer(self.graph, scale, f"{prefix}_scale"),
+                add_initializer(self.graph, named, f"{prefix}_zero_point"),
+            )
+        return self._made[key]
+
+    def bounds(self, name: str, largest: float) -> tuple[ir.Value, ir.Value]:
+        """The initializers ``<name>_min`` and ``<name>_max``, -largest and largest."""
+        if name not in self._made:
+            low, high = np.float32(-largest), np.float32(largest)
+            self._made[name] = (
+                add_initializer(self.graph, np.asarray(low), f"{name}_min"),
+                add_initializer(self.graph, np.asarray(high), f"{name}_max"),
+            )
+        return self._made[name]
