@@ -25,7 +25,7 @@ def tables(description: Description) -> Iterator[Table]:
     """The description as tables."""
     yield Table(Path(description.path).name, ("fact", "value"), _facts(description))
     yield Table("Inputs and outputs", ("side", "name", "type", "shape"), tuple(_ports(description)))
-    yield Table("Operators", ("operator", "nodes", "on quantized values"), tuple(_operators(description)))
+    yield Table("Operators", ("operator", "nodes", "after a DQ"), tuple(_operators(description)))
     weights = ((name, str(count), f"{size:,}") for name, (count, size) in sorted(description.weights.items()))
     yield Table("Constants", ("type", "tensors", "elements"), tuple(weights))
 

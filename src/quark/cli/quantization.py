@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,7 +87,7 @@ def configure(request: Request, settings: dict[str, Any]) -> Config:
 
 def _feeds(request: Request) -> Any:
     if request.source.random:
-        logging.getLogger(__name__).warning("calibrating on generated data: the result is for trying things out only")
+        say("note: calibrating on generated data; the result is for trying things out only")
     return feeds(request.model, request.source)
 
 
