@@ -18,7 +18,7 @@ from quark.operators.registry import (
     overload,
 )
 from quark.operators.site import Site
-from quark.operators.storage import Stored, stored
+from quark.operators.storage import Stored, stored, stream
 
 __all__ = [
     "DOMAIN",
@@ -40,4 +40,5 @@ __all__ = [
     "required_functions",
     "site_of",
     "stored",
+    "stream",
 ]

@@ -4,8 +4,8 @@
 
 The type T of the zero point decides what is stored: every integer type from INT2 to UINT32, FLOAT16 (clipped to
 +-65504), BFLOAT16 (not clipped: what rounds beyond its largest value becomes infinite, hence ``BF16WithClip``), FP8
-(saturating). The division is float32, as in the standard operators; codes beyond 23 bits are computed in float64, so that they are
-right up to the limits of their type.
+(saturating). The division is float32, as in the standard operators; codes beyond 23 bits are computed in float64, so
+that they are right up to the limits of their type.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def write_quantize(body: Body, attributes: Mapping, label: str) -> str:
     stored = _stored(body, code_type)
     x = to_float(body, "x", elem_type)
     scale = beside(body, "scale", x, granularity, attributes["axis"])
-    zero_point = beside(body, "zero_point", x, granularity, attributes["axis"])
+    zero_point = beside(body, body.cast("zero_point", _work(stored)), x, granularity, attributes["axis"])
     quotient = body.op("Div", x, body.cast(scale, "FLOAT"))
     if isinstance(stored, Int):
         return body.cast(_integer_codes(body, quotient, zero_point, stored), code_type)
-    values = body.op("Add", quotient, body.cast(zero_point, "FLOAT"))
+    values = body.op("Add", quotient, zero_point)
     if code_type in _CLIPPED_FLOATS:
         values = body.op("Clip", values, float(stored.min), float(stored.max))
     return body.cast(values, code_type)
@@ -62,21 +62,25 @@ def _stored(body: Body, code_type: str) -> Element:
     return STORED[code_type]
 
 
+def _work(stored: Element) -> str:
+    """The type that holds every code and every difference of codes exactly."""
+    return "DOUBLE" if stored.work_dtype == "float64" else "FLOAT"
+
+
 def _integer_codes(body: Body, quotient: str, zero_point: str, stored: Int) -> str:
-    wide = stored.work_dtype == "float64"
-    dtype, work = (np.float64, "DOUBLE") if wide else (np.float32, "FLOAT")
-    rounded = body.op("Round", body.cast(quotient, "DOUBLE") if wide else quotient)
-    placed = body.op("Add", rounded, body.cast(zero_point, work))
+    wide = _work(stored) == "DOUBLE"
+    dtype = np.float64 if wide else np.float32
+    placed = body.op("Add", body.op("Round", body.cast(quotient, "DOUBLE") if wide else quotient), zero_point)
     return body.op("Clip", placed, np.array(stored.min, dtype), np.array(stored.max, dtype))
 
 
 def write_dequantize(body: Body, attributes: Mapping, label: str) -> str:
     """The body of ``ExtendedDequantizeLinear`` on ``x``, ``scale``, ``zero_point``."""
     code_type, granularity, elem_type = label.split(".")
-    work = "DOUBLE" if _stored(body, code_type).work_dtype == "float64" else "FLOAT"
+    work = _work(_stored(body, code_type))
     scale = beside(body, "scale", "x", granularity, attributes["axis"])
-    zero_point = beside(body, "zero_point", "x", granularity, attributes["axis"])
-    shifted = body.op("Sub", body.cast("x", work), body.cast(zero_point, work))
+    zero_point = beside(body, body.cast("zero_point", work), "x", granularity, attributes["axis"])
+    shifted = body.op("Sub", body.cast("x", work), zero_point)
     values = body.op("Mul", body.cast(shifted, "FLOAT"), body.cast(scale, "FLOAT"))
     return from_float(body, values, elem_type)
 

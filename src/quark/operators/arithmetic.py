@@ -59,7 +59,7 @@ def round_integer(body: Body, values: str, mode: int) -> str:
 def round_float(body: Body, values: str, element: Float) -> str:
     """float32 ``values`` rounded to a small float: half to even, gradual underflow, saturating; never -0."""
     spread = 23 - element.mantissa_bits
+    values = body.op("Clip", values, float(element.min), float(element.max))
     scaled = body.op("Mul", body.op("Abs", values), 2.0**spread - 1)
     magic = body.op("Max", scaled, 1.5 * 2.0 ** (spread + element.emin))
-    rounded = body.op("Sub", body.op("Add", values, magic), magic)
-    return body.op("Clip", rounded, element.min, element.max)
+    return body.op("Sub", body.op("Add", values, magic), magic)

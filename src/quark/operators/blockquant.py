@@ -3,9 +3,9 @@
     step = scale(amax) * unit [* tensor_scale];   y = element(x / step) * step
 
 ``format`` is a one-level row of ``quark.numerics.blocks``: NVFP4 and AMD FP4 (scales in E4M3 and E5M3: the format's
-value nearest to amax / largest), the MX formats with their scale rules floor, even and ceil, BFP16. Elements are rounded
-half to even. ``tensor_scale`` (float32 scalar) is an input of NVFP4 only. Infinities and NaN do not count for amax and
-are copied.
+value nearest to amax / largest), the MX formats with their scale rules floor, even and ceil, BFP16. Elements are
+rounded half to even. ``tensor_scale`` (float32 scalar) is an input of NVFP4 only. Infinities and NaN do not count for
+amax and are copied.
 """
 
 from __future__ import annotations

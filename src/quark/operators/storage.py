@@ -5,7 +5,7 @@
     y = element(codes) * (scale(scales) * unit [* tensor_scale] [* 2**-shift])         float32
 
 ``codes``   uint8 [bytes]: the element codes in C order as one stream of bits, code i in bits i*b .. i*b + b - 1 counted
-            from the lowest bit of the first byte (the order of ONNX INT4)
+            from the lowest bit of the first byte (the order of ONNX INT4), filled up to a multiple of lcm(b, 8) bits
 ``scales``  uint8, the shape of y with the axis divided by the block size and rounded up: E8M0, E4M3 or E5M3 codes
 ``shifts``  uint8 [bytes], two-level formats only: the shifts of the sub-blocks, packed like the codes
 ``tensor_scale``  float32 scalar, NVFP4 only
@@ -14,8 +14,8 @@
 fill the last block.
 
 ``PackedDequantize`` reads a weight of an element format that has no ONNX type, y = (element(codes) - zero_point) *
-scale: ``codes`` as above, ``scale`` float32 and ``zero_point`` int32 (one value, or one per index of ``axis``), ``shape``
-int64.
+scale: ``codes`` as above, ``scale`` float32 and ``zero_point`` int32 (one value, or one per index of ``axis``),
+``shape`` int64.
 
 Functions made of Gather (tables of 256 values instead of Casts: ONNX Runtime folds those, and fails to fold a Cast of
 E8M0), Reshape and Mul; ONNX Runtime computes them once, when it loads the model.
@@ -76,17 +76,22 @@ def stored(encoded: Encoded, format: Block, axis: int, tensor_scale: np.ndarray 
     axis = axis % len(shape)
     length, blocks = shape[axis], encoded.scale.shape[axis]
     tensors = {
-        "codes": pack(encoded.codes.reshape(-1), int(format.element.bits)),
+        "codes": stream(encoded.codes, int(format.element.bits)),
         "scales": np.ascontiguousarray(encoded.scale),
     }
     if encoded.shift is not None:
         runs = blocks * (format.size // format.sub_block)
         full = pad(encoded.shift, (*shape[:axis], runs, *shape[axis + 1 :]))
-        tensors["shifts"] = pack(full.reshape(-1), format.shift_bits)
+        tensors["shifts"] = stream(full, format.shift_bits)
     if tensor_scale is not None:
         tensors["tensor_scale"] = np.asarray(tensor_scale, np.float32).reshape(())
     ragged = 0 if length == blocks * format.size else length
     return Stored(tensors, {"format": format.name, "axis": axis - len(shape), "length": ragged})
+
+
+def stream(codes: np.ndarray, bits: int) -> np.ndarray:
+    """``codes`` (integers, any shape) as the packed bytes that the operators here read."""
+    return pack(codes.reshape(-1), bits, word=lcm(bits, 8) // 8)
 
 
 def block_variant(attributes: Mapping, site: Site) -> str:
@@ -169,7 +174,8 @@ def _decoded(body: Body, packed: str, table: np.ndarray) -> str:
     wide = body.cast(packed, "INT32")
     if 8 % bits == 0:
         places = np.arange(0, 8, bits)
-        return body.op("Gather", table[(np.arange(256)[:, None] >> places) & ((1 << bits) - 1)], wide)
+        several = table[(np.arange(256)[:, None] >> places) & ((1 << bits) - 1)]
+        return body.op("Reshape", body.op("Gather", several, wide), body.ints(-1))
     size = lcm(bits, 8) // 8
     start = np.arange(size * 8 // bits) * bits
     groups = body.op("Reshape", wide, body.ints(-1, size))
@@ -177,7 +183,8 @@ def _decoded(body: Body, packed: str, table: np.ndarray) -> str:
     high = _columns(body, groups, np.minimum(start // 8 + 1, size - 1))
     words = body.op("Add", low, body.op("Mul", high, np.array(256, np.int32)))
     shifted = body.op("Div", words, (1 << start % 8).astype(np.int32))
-    return body.op("Gather", table, body.op("Mod", shifted, np.array(1 << bits, np.int32)))
+    values = body.op("Gather", table, body.op("Mod", shifted, np.array(1 << bits, np.int32)))
+    return body.op("Reshape", values, body.ints(-1))
 
 
 def _columns(body: Body, groups: str, index: np.ndarray) -> str:

@@ -1,0 +1,169 @@
+"""Whole models: functions found and added, overloads side by side, kernels before functions, the checker's verdict."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tests.operators.running import assert_same, awkward, run
+
+from quark.errors import ConfigError, ModelError
+from quark.numerics.block_operators import bfp_quantize_dequantize, mx_quantize_dequantize
+from quark.numerics.elements import ELEMENTS
+from quark.operators import (
+    DOMAIN,
+    OPERATORS,
+    add_functions,
+    bfloat16_bounds,
+    cast_pair,
+    clip_bfloat16,
+    function_for,
+    node,
+    required_functions,
+)
+from quark.operators.mx import ELEMENT_TYPES
+
+F = TensorProto.FLOAT
+
+
+def model_of(
+    nodes: list, shape: tuple = (2, 40, 3), tensors: tuple = (), opset: int = 17, ir: int = 8
+) -> onnx.ModelProto:
+    x = helper.make_tensor_value_info("x", F, shape)
+    graph = helper.make_graph(nodes, "g", [x], [helper.make_tensor_value_info("y", F, shape)], list(tensors))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+
+
+def plain(op_name: str, x: str, y: str, attributes: dict) -> onnx.NodeProto:
+    """A node as another tool writes it: no overload."""
+    return helper.make_node(op_name, [x], [y], domain=DOMAIN, **attributes)
+
+
+def test_a_model_of_another_tool_runs() -> None:
+    first, second = {"axis": 1, "rounding_mode": 2}, {"axis": 2, "bfp_method": "to_bfp_prime", "block_size": 16}
+    nodes = [plain("BFPQuantizeDequantize", "x", "a", first), plain("BFPQuantizeDequantize", "a", "y", second)]
+    model = model_of(nodes)
+    add_functions(model)
+    onnx.checker.check_model(model, full_check=True)
+    assert model.ir_version == 10 and {(e.domain, e.version) for e in model.opset_import} == {("", 17), (DOMAIN, 1)}
+    assert [f.overload for f in model.functions] == [n.overload for n in model.graph.node]
+    x = awkward((2, 40, 3))
+    want = bfp_quantize_dequantize(bfp_quantize_dequantize(x, **first), **second)
+    assert_same(run(model, {"x": x}), want)
+
+
+def test_equal_nodes_share_a_function_and_a_second_call_adds_nothing() -> None:
+    nodes = [plain("MXQuantizeDequantize", "x", "a", {}), plain("MXQuantizeDequantize", "a", "y", {"axis": 1})]
+    model = model_of(nodes, (2, 64, 3))
+    add_functions(model)
+    assert [f.overload for f in model.functions] == ["int8,1,32,0@whole-2.FLOAT"]
+    before = model.SerializeToString()
+    add_functions(model)
+    assert model.SerializeToString() == before and required_functions(model) == []
+
+
+def test_every_element_type_side_by_side() -> None:
+    names = ["x", *ELEMENT_TYPES[:-1], "y"]
+    nodes = [
+        node("MXQuantizeDequantize", [source], [target], {"element_dtype": element})
+        for source, target, element in zip(names, names[1:], ELEMENT_TYPES, strict=False)
+    ]
+    model = model_of(nodes)
+    add_functions(model)
+    want = x = awkward((2, 40, 3))
+    for element in ELEMENT_TYPES:
+        want = mx_quantize_dequantize(want, element)
+    assert len(model.functions) == len(ELEMENT_TYPES)
+    assert_same(run(model, {"x": x}), want)
+
+
+def test_nodes_inside_a_branch() -> None:
+    branch = helper.make_graph(
+        [plain("BFPQuantizeDequantize", "x", "inner", {})], "b", [], [helper.make_tensor_value_info("inner", F, None)]
+    )
+    flag = numpy_helper.from_array(np.array(True), "flag")
+    model = model_of([helper.make_node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch)], tensors=(flag,))
+    add_functions(model)
+    assert len(model.functions) == 1
+    x = awkward((2, 40, 3))
+    assert_same(run(model, {"x": x}), bfp_quantize_dequantize(x))
+
+
+def test_a_registered_kernel_wins_over_a_function() -> None:
+    """What a compiler relies on: ONNX Runtime has a kernel for this name, so the function (zero) is not called."""
+    zero = [helper.make_node("Sub", ["x", "x"], ["y"])]
+    function = helper.make_function(
+        "com.microsoft", "Gelu", ["x"], ["y"], zero, [helper.make_opsetid("", 17)], overload="any,1@whole-3.FLOAT"
+    )
+    made = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
+    made.overload = function.overload
+    model = model_of([made], ir=10)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model.functions.append(function)
+    x = np.ones((2, 40, 3), np.float32)
+    np.testing.assert_allclose(run(model, {"x": x}), 0.8413447 * x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("opset", [13, 15, 18, 21, 25, 26])
+def test_every_function_passes_the_checker(name: str, opset: int) -> None:
+    function = function_for(name, {}, opset)
+    model = model_of([helper.make_node("Identity", ["x"], ["y"])], opset=opset, ir=10)
+    model.opset_import.append(helper.make_opsetid(function.domain, 1))
+    model.functions.append(function)
+    onnx.checker.check_model(model, full_check=True)
+    assert {entry.domain: entry.version for entry in function.opset_import} == {"": opset}
+    assert {n.domain for n in function.node} == {""}
+
+
+def test_refusals() -> None:
+    with pytest.raises(ModelError, match="needs opset 13 or higher, and the model has opset 11"):
+        add_functions(model_of([plain("MXQuantizeDequantize", "x", "y", {})], opset=11))
+    with pytest.raises(ConfigError, match="Did you mean 'block_size'"):
+        add_functions(model_of([plain("MXQuantizeDequantize", "x", "y", {"blok_size": 16})]))
+    with pytest.raises(ModelError, match="has no overload name"):
+        required_functions(model_of([plain("MXQuantizeDequantize", "x", "y", {})]))
+    unknown = helper.make_node("ExtendedQuantizeLinear", ["x", "s", "z"], ["y"], "q", domain=DOMAIN)
+    with pytest.raises(ModelError, match="node 'q': the type of its zero point 'z' is not known"):
+        add_functions(model_of([unknown]))
+
+
+def test_a_refused_model_keeps_its_functions() -> None:
+    good, bad = plain("MXQuantizeDequantize", "x", "a", {}), plain("MXQuantizeDequantize", "a", "y", {"axis": 7})
+    model = model_of([good, bad])
+    with pytest.raises(ModelError, match="axis 7 does not exist"):
+        add_functions(model)
+    assert not model.functions
+
+
+@pytest.mark.parametrize("elem_type", ["BFLOAT16", "FLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2"])
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_cast_pairs(elem_type: str, scale: float | None) -> None:
+    x = awkward((2, 40, 3))
+    tensors = () if scale is None else (numpy_helper.from_array(np.float32(scale), "s"),)
+    model = model_of(cast_pair("x", "y", elem_type, "" if scale is None else "s"), tensors=tensors, opset=19)
+    element = next(row for row in ELEMENTS.values() if row.onnx_type == elem_type)
+    factor = np.float32(scale or 1)
+    assert_same(run(model, {"x": x}), element.round(x / factor) * factor)
+
+
+def test_bfloat16_clip() -> None:
+    x = np.full((2, 40, 3), np.float32(3.4e38))
+    nodes = [clip_bfloat16("x", "c"), *cast_pair("c", "y", "BFLOAT16")]
+    got = run(model_of(nodes, tensors=tuple(bfloat16_bounds())), {"x": x})
+    assert_same(got, np.full_like(x, 255 * 2.0**120))
+
+
+def test_functions_survive_shape_inference_and_offline_optimization(tmp_path: object) -> None:
+    model = model_of([plain("BFPQuantizeDequantize", "x", "y", {})], (2, 40, 3))
+    add_functions(model)
+    model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = f"{tmp_path}/optimized.onnx"
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.log_severity_level = 4
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    x = awkward((2, 40, 3))
+    assert_same(run(onnx.load(f"{tmp_path}/optimized.onnx"), {"x": x}), bfp_quantize_dequantize(x))
