@@ -47,7 +47,9 @@ def gemm_model(weight: np.ndarray = W, bias: np.ndarray = B, opset: int = 13) ->
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
-def emitted(config: QConfig, ranges: dict[str, tuple[float, float]], proto: onnx.ModelProto | None = None) -> onnx.ModelProto:
+def emitted(
+    config: QConfig, ranges: dict[str, tuple[float, float]], proto: onnx.ModelProto | None = None
+) -> onnx.ModelProto:
     job = config.compile()
     model, _ = prepare(load(proto or gemm_model()), job)
     plan = place(model, job)
@@ -83,7 +85,9 @@ def test_int8_symmetric_stores_narrow_codes_int32_biases_and_computes_with_them(
     np.testing.assert_array_equal(values["w_quantized"], np.clip(np.rint(W / values["w_scale"]), -127, 127))
     assert values["w_quantized"].dtype == np.int8 and values["b_quantized"].dtype == np.int32
     x_scale, y_scale = np.float32(4 / 127), np.float32(100 / 127)
-    np.testing.assert_array_equal(values["b_quantized"], np.rint(B.astype(np.float64) / (np.float64(x_scale) * w_scale)))
+    np.testing.assert_array_equal(
+        values["b_quantized"], np.rint(B.astype(np.float64) / (np.float64(x_scale) * w_scale))
+    )
     x_hat = np.clip(np.rint(X / x_scale), -128, 127) * x_scale
     w_hat = values["w_quantized"] * w_scale
     b_hat = values["b_quantized"] * (x_scale * w_scale)

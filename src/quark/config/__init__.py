@@ -1,0 +1,1 @@
+"""The one language that every dialect compiles to: specs, rules, options, presets, the Plan."""

@@ -15,17 +15,66 @@ from quark.errors import ConfigError, unknown
 
 #: Options of the interface that this version does not implement yet: refused by name, never ignored.
 NOT_YET = frozenset(
-    """ActivationScaled AdjustBiasScale AdjustHardSigmoid AdjustShiftBias AdjustShiftCut AdjustShiftRead AdjustShiftSwish
-    AdjustShiftWrite AlignEltwiseQuantType CalibOptimizeDisk CalibOptimizeMem
-    CalibPassthroughOpTypes CalibWorkerNum ConvertAvgPoolToDPUVersion ConvertBNToConv ConvertClipToDPUVersion
-    ConvertClipToRelu ConvertFP16ToFP32 ConvertHardSigmoidToDPUVersion ConvertLeakyReluToDPUVersion ConvertNCHWToNHWC
-    ConvertReduceMeanToDPUVersion ConvertReduceMeanToGlobalAvgPool ConvertSigmoidToHardSigmoid
-    ConvertSoftmaxToDPUVersion ConvertSplitToSlice CryptoMode EnableDualQuantNodePairs EnableSubgraph
-    EnableVaimlBF16 EncryptionAlgorithm FillAllValueInfo FixShapes FoldRelu FuseGelu FuseInstanceNorm FuseL2Norm
-    FuseLayerNorm Int16Bias MatMulNBitsParams MaxLoopNum MinMSEModeFloatScale MinMSEModePof2Scale NPULimitationCheck
-    NumBins PreprocessYAML QuantizeFP16 RemoveInputInit ReplaceClip6Relu SaveAndRestore
-    SaveTensorHistFig SimulateDPU SplitLargeKernelPool TensorQuantOverrides TmpDir UseFP32Scale UseMatMulNBits
-    WeightScaled""".split()
+    [
+        "ActivationScaled",
+        "AdjustBiasScale",
+        "AdjustHardSigmoid",
+        "AdjustShiftBias",
+        "AdjustShiftCut",
+        "AdjustShiftRead",
+        "AdjustShiftSwish",
+        "AdjustShiftWrite",
+        "AlignEltwiseQuantType",
+        "CalibOptimizeDisk",
+        "CalibOptimizeMem",
+        "CalibPassthroughOpTypes",
+        "CalibWorkerNum",
+        "ConvertAvgPoolToDPUVersion",
+        "ConvertBNToConv",
+        "ConvertClipToDPUVersion",
+        "ConvertClipToRelu",
+        "ConvertFP16ToFP32",
+        "ConvertHardSigmoidToDPUVersion",
+        "ConvertLeakyReluToDPUVersion",
+        "ConvertNCHWToNHWC",
+        "ConvertReduceMeanToDPUVersion",
+        "ConvertReduceMeanToGlobalAvgPool",
+        "ConvertSigmoidToHardSigmoid",
+        "ConvertSoftmaxToDPUVersion",
+        "ConvertSplitToSlice",
+        "CryptoMode",
+        "EnableDualQuantNodePairs",
+        "EnableSubgraph",
+        "EnableVaimlBF16",
+        "EncryptionAlgorithm",
+        "FillAllValueInfo",
+        "FixShapes",
+        "FoldRelu",
+        "FuseGelu",
+        "FuseInstanceNorm",
+        "FuseL2Norm",
+        "FuseLayerNorm",
+        "Int16Bias",
+        "MatMulNBitsParams",
+        "MaxLoopNum",
+        "MinMSEModeFloatScale",
+        "MinMSEModePof2Scale",
+        "NPULimitationCheck",
+        "NumBins",
+        "PreprocessYAML",
+        "QuantizeFP16",
+        "RemoveInputInit",
+        "ReplaceClip6Relu",
+        "SaveAndRestore",
+        "SaveTensorHistFig",
+        "SimulateDPU",
+        "SplitLargeKernelPool",
+        "TensorQuantOverrides",
+        "TmpDir",
+        "UseFP32Scale",
+        "UseMatMulNBits",
+        "WeightScaled",
+    ]
 )
 
 
@@ -48,9 +97,13 @@ class Options(BaseModel):
     SkipPreprocess: bool = _option(False, 1, "Leave out every optional graph optimization; lifting old models stays.")
     OptimizeModel: bool = _option(True, 1, "Fold constants, remove identities and dead nodes before quantization.")
     SimplifyModel: bool = _option(True, 1, "Run onnxslim where a cheap look at the graph says it can gain something.")
-    SimplifyModelOptions: dict[str, Any] = _option({}, 1, "Keyword arguments handed to onnxslim; given ones make it run.")
+    SimplifyModelOptions: dict[str, Any] = _option(
+        {}, 1, "Keyword arguments handed to onnxslim; given ones make it run."
+    )
     ConvertOpsetVersion: Positive | None = _option(None, 1, "Lift the model to this opset; never lowers it.")
-    FoldBatchNorm: bool | None = _option(None, 1, "Fold BatchNormalization into the layer before it (as OptimizeModel).")
+    FoldBatchNorm: bool | None = _option(
+        None, 1, "Fold BatchNormalization into the layer before it (as OptimizeModel)."
+    )
     CopySharedInit: list[str] | None = _option(
         None, 1, "Copy initializers shared by nodes of these types, [] for all types; None leaves them shared."
     )
@@ -86,8 +139,10 @@ class Options(BaseModel):
     RemoveFusedQDQ: bool = _option(False, 3, "Let the options above remove block operators (BFP, MX) as well.")
     # 4 ---------------------------------------------------------------------------------------------------------------
     CalibTensorRangeSymmetric: bool | None = _option(
-        None, 4, "Make calibrated ranges symmetric around 0. Default: True for Percentile, LayerwisePercentile and "
-        "power-of-two scales, False for the others; symmetric data types are symmetric either way."
+        None,
+        4,
+        "Make calibrated ranges symmetric around 0. Default: True for Percentile, LayerwisePercentile and "
+        "power-of-two scales, False for the others; symmetric data types are symmetric either way.",
     )
     CalibMovingAverage: bool = _option(False, 4, "MinMax: exponential moving average of per-sample extremes.")
     CalibMovingAverageConstant: Fraction = _option(0.01, 4, "Weight of the newest sample in the moving average.")
@@ -104,14 +159,18 @@ class Options(BaseModel):
     # 5 ---------------------------------------------------------------------------------------------------------------
     QuantizeBias: bool = _option(True, 5, "Quantize the biases of quantized Conv, ConvTranspose and Gemm nodes.")
     Int32Bias: bool | None = _option(
-        None, 5, "Biases as int32 with scale input x weight. Default: False when both activations and weights have "
-        "power-of-two scales (the NPU flow: biases have the weight's type and a scale of their own), else True."
+        None,
+        5,
+        "Biases as int32 with scale input x weight. Default: False when both activations and weights have "
+        "power-of-two scales (the NPU flow: biases have the weight's type and a scale of their own), else True.",
     )
     # 6 ---------------------------------------------------------------------------------------------------------------
     UseUnsignedReLU: bool = _option(False, 6, "Outputs of Relu, and of Clip from 0, use unsigned asymmetric codes.")
     Int16Scale: bool = _option(False, 6, "Replace float scales by the nearest M / 2^N that fits 16-bit integers.")
     # 7 ---------------------------------------------------------------------------------------------------------------
-    AlignConcat: bool | None = _option(None, 7, "One scale for the inputs and the output of Concat (power of two: yes).")
+    AlignConcat: bool | None = _option(
+        None, 7, "One scale for the inputs and the output of Concat (power of two: yes)."
+    )
     AlignPool: bool | None = _option(None, 7, "One scale for input and output of pooling (power of two: yes).")
     AlignPad: bool | None = _option(None, 7, "One scale for input and output of Pad (power of two: yes).")
     AlignSlice: bool | None = _option(None, 7, "One scale for input and output of Slice (power of two: yes).")

@@ -3,8 +3,8 @@
 Placement writes it, calibration fills the ranges, the parameter step turns ranges into scales, emission reads it and
 writes the graph once. It is plain data: it serializes to JSON and answers ``explain(tensor)``.
 
-Tensors that must share a scale (a Reshape's input and output, the branches of an aligned Concat) form a *group*; a group
-has one range and one set of parameters, kept on every member so that readers need no second lookup.
+Tensors that must share a scale (a Reshape's input and output, the branches of an aligned Concat) form a *group*; it has
+one range and one set of parameters, kept on every member so that readers need no second lookup.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from quark.numerics.granularity import Channel
 
 @dataclass(frozen=True)
 class Preset:
-    """One named configuration: specs of activations and weights, options, target, and a line that says what it is for."""
+    """One named configuration: specs of activations and weights, options, target, and a line saying what it is for."""
 
     doc: str
     activation: TensorSpec
@@ -39,7 +39,15 @@ _POW2 = TensorSpec("int8", scale_rule="power_of_two", method="mse")
 _FORCE = MappingProxyType({"ForceQuantizeNoInputCheck": True})
 _TAIL = MappingProxyType({"ForceQuantizeNoInputCheck": True, "Percentile": 99.9999})
 _NPU = MappingProxyType({"ForceQuantizeNoInputCheck": True, "AlignSlice": False, "AlignConcat": True})
-_AVERAGE = MappingProxyType({"OpTypesToQuantize": ["Gemm", "MatMul"], "CalibMovingAverage": True, "MatMulConstBOnly": True})
+_AVERAGE = MappingProxyType(
+    {"OpTypesToQuantize": ["Gemm", "MatMul"], "CalibMovingAverage": True, "MatMulConstBOnly": True}
+)
+
+
+def _both(format: str, doc: str, **options: bool) -> Preset:
+    """Activations and weights in one format."""
+    return Preset(doc, TensorSpec(format), TensorSpec(format), MappingProxyType({**_FORCE, **options}))
+
 
 PRESETS: dict[str, Preset] = {
     "A8W8": Preset("int8 activations and weights, for NPU compilers", _act("int8", True, "minmax"), _S8, _NPU),
@@ -61,15 +69,36 @@ PRESETS: dict[str, Preset] = {
     "U8S8_AAWS": Preset("asymmetric uint8 activations, int8 weights", _act("uint8", False, "percentile"), _S8, _FORCE),
     "U8U8_AAWA": Preset("asymmetric uint8 activations and weights", _act("uint8", False, "percentile"), _U8, _FORCE),
     "S16S8_ASWS": Preset("int16 activations, int8 weights", _act("int16", True, "percentile"), _S8, _FORCE),
-    "U16S8_AAWS": Preset("asymmetric uint16 activations, int8 weights", _act("uint16", False, "percentile"), _S8, _FORCE),
+    "U16S8_AAWS": Preset(
+        "asymmetric uint16 activations, int8 weights", _act("uint16", False, "percentile"), _S8, _FORCE
+    ),
     "INT8_CNN_DEFAULT": Preset("uint8 activations, int8 weights, CNNs", _act("uint8", False, "minmax"), _S8, _FORCE),
-    "INT16_CNN_DEFAULT": Preset("uint16 activations, int16 weights, CNNs", _act("uint16", False, "minmax"), _S16, _FORCE),
+    "INT16_CNN_DEFAULT": Preset(
+        "uint16 activations, int16 weights, CNNs", _act("uint16", False, "minmax"), _S16, _FORCE
+    ),
     "INT8_TRANSFORMER_DEFAULT": Preset(
         "uint8 activations, int8 weights of MatMul and Gemm", _act("uint8", False, "minmax"), _S8, _AVERAGE
     ),
     "INT16_TRANSFORMER_DEFAULT": Preset(
         "uint16 activations, int16 weights of MatMul and Gemm", _act("uint16", False, "minmax"), _S16, _AVERAGE
     ),
+    "FP16": _both("float16", "float16 activations and weights"),
+    "BF16": _both("bfloat16", "bfloat16 activations and weights, of every operator", QuantizeAllOpTypes=True),
+    "FP8E4M3": _both("fp8_e4m3", "FP8 E4M3 activations and weights"),
+    "FP8E5M2": _both("fp8_e5m2", "FP8 E5M2 activations and weights"),
+    "BFP16": _both("bfp16", "block floating point, blocks of 8 with 8-bit mantissas"),
+    "MX4": _both("mx4", "two-level blocks of 16 with 2-bit mantissas"),
+    "MX6": _both("mx6", "two-level blocks of 16 with 4-bit mantissas"),
+    "MX9": _both("mx9", "two-level blocks of 16 with 7-bit mantissas"),
+    "MXFP8E5M2": _both("mxfp8_e5m2", "OCP MX blocks of 32 FP8 E5M2 elements"),
+    "MXFP8E4M3": _both("mxfp8_e4m3", "OCP MX blocks of 32 FP8 E4M3 elements"),
+    "MXFP6E3M2": _both("mxfp6_e3m2", "OCP MX blocks of 32 FP6 E3M2 elements"),
+    "MXFP6E2M3": _both("mxfp6_e2m3", "OCP MX blocks of 32 FP6 E2M3 elements"),
+    "MXFP4E2M1": _both("mxfp4", "OCP MX blocks of 32 FP4 E2M1 elements"),
+    "MXINT8": _both("mxint8", "OCP MX blocks of 32 int8 elements"),
+    "BF16_BFP16": Preset("bfloat16 activations, BFP16 weights", TensorSpec("bfloat16"), TensorSpec("bfp16"), _FORCE),
+    "BF16_MXINT8": Preset("bfloat16 activations, MXINT8 weights", TensorSpec("bfloat16"), TensorSpec("mxint8"), _FORCE),
+    "MX9_INT8": Preset("MX9 activations, int8 weights", TensorSpec("mx9"), _S8, _FORCE),
 }
 
 

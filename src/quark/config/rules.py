@@ -99,7 +99,9 @@ def _select(selector: Selector, nodes: list[NodeInfo], rule: Rule) -> list[str]:
         known = [node.name for node in nodes]
     if not found and rule.strict:
         kind = "operator type" if rule.by_type else "pattern" if selector.startswith("^") else "node name"
-        raise ConfigError(f"{rule.source}: the {kind} {selector!r} matches no node of the model.{nearest(selector, known)}")
+        raise ConfigError(
+            f"{rule.source}: the {kind} {selector!r} matches no node of the model.{nearest(selector, known)}"
+        )
     return found
 
 

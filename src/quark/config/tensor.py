@@ -1,7 +1,7 @@
 """What a tensor becomes: the small frozen values that every dialect compiles to.
 
-A ``TensorSpec`` is the whole description of one tensor's quantization: format, granularity, how a range becomes a scale,
-how the range is found. A ``LayerSpec`` gives one spec per slot of a node. Neither knows a model.
+A ``TensorSpec`` is the whole description of one tensor's quantization: format, granularity, how a range becomes a
+scale, how the range is found. A ``LayerSpec`` gives one spec per slot of a node. Neither knows a model.
 """
 
 from __future__ import annotations

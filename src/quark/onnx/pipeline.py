@@ -14,8 +14,20 @@ from quark.onnx.passes import constants, fold_batch_norm, input_initializers, si
 from quark.onnx.qdq.carriers import opset_of
 
 _QUANTIZED_OPS = frozenset(
-    """QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger
-    ExtendedQuantizeLinear ExtendedDequantizeLinear BFPQuantizeDequantize MXQuantizeDequantize MatMulNBits""".split()
+    [
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "QLinearConv",
+        "QLinearMatMul",
+        "ConvInteger",
+        "MatMulInteger",
+        "ExtendedQuantizeLinear",
+        "ExtendedDequantizeLinear",
+        "BFPQuantizeDequantize",
+        "MXQuantizeDequantize",
+        "MatMulNBits",
+    ]
 )
 
 #: Operators that an earlier opset had in a form that it called deprecated at once, which ``onnx.checker`` refuses.
@@ -67,8 +79,10 @@ def refuse_quantized(model: ir.Model) -> None:
 def _refuse_float16(model: ir.Model) -> None:
     weights = [value.dtype for value in model.graph.initializers.values()]
     halves = sum(dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) for dtype in weights)
-    if halves and ir.DataType.FLOAT not in [value.dtype for value in model.graph.initializers.values() if len(value.shape or ()) > 1]:
+    if halves and ir.DataType.FLOAT not in [
+        value.dtype for value in model.graph.initializers.values() if len(value.shape or ()) > 1
+    ]:
         raise ModelError(
-            f"the model is a float16 model ({halves} of its {len(weights)} constants are half precision); convert it to "
-            "float32 before quantizing it"
+            f"the model is a float16 model ({halves} of its {len(weights)} constants are half precision); convert it "
+            "to float32 before quantizing it"
         )

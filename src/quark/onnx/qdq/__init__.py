@@ -1,0 +1,1 @@
+"""Quantize/dequantize: placement, parameters, carriers and emission."""

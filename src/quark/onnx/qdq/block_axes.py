@@ -1,8 +1,8 @@
 """Along which axis the blocks of an activation run (``RefineBlockAxis``).
 
 A block shares its scale, so a kernel can multiply block by block only if blocks run along the axis that is summed over:
-the last of MatMul's first operand, the last but one of its second; Softmax sums along its own axis. A tensor that several
-operators read follows the first of them in graph order. Convolutions keep axis 1, their channels.
+the last of MatMul's first operand, the last but one of its second; Softmax sums along its own axis. A tensor that
+several operators read follows the first of them in graph order. Convolutions keep axis 1, their channels.
 """
 
 from __future__ import annotations

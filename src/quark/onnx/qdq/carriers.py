@@ -7,7 +7,7 @@ element    ``org.openquark::QuantizeDequantize``/``PackedDequantize``: any other
 block      ``com.amd.quark::BFP…`` and ``MX…``, ``org.openquark::Block…`` where there is none; weights are stored packed
 
 Narrow activations (2 to 4 bits, FP8) are ``element`` even where the standard operators have their type: ONNX Runtime
-1.31 fuses the standard pair into QLinearConv and then refuses the type, so the file would not load in a default session.
+1.31 fuses the standard pair into QLinearConv and then refuses the type, so the file would not load by default.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ _NAMED = {
 }
 #: Block format -> its operator.
 BLOCK_OPERATORS: dict[str, BlockOperator] = {
-    name: _NAMED.get(name, BlockOperator("org.openquark", "BlockQuantizeDequantize", {"format": name})) for name in BLOCKS
+    name: _NAMED.get(name, BlockOperator("org.openquark", "BlockQuantizeDequantize", {"format": name}))
+    for name in BLOCKS
 }
 #: Rounding of a spec -> the attribute rounding_mode.
 ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
@@ -152,7 +153,9 @@ def _check_granularity(spec: TensorSpec, slot: str, kind: Kind) -> None:
             f"{slot}: an activation has one scale per tensor (QuantGranularity.Tensor), not {spec.granularity}"
         )
     if kind not in ("standard", "block") and isinstance(spec.granularity, Group):
-        raise ConfigError(f"{slot}: ONNX has no groups of the data type {spec.format!r}; allowed are Tensor and Channel")
+        raise ConfigError(
+            f"{slot}: ONNX has no groups of the data type {spec.format!r}; allowed are Tensor and Channel"
+        )
 
 
 def onnx_type(spec: TensorSpec) -> ir.DataType:

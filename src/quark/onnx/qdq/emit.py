@@ -25,7 +25,7 @@ from quark.operators import add_functions
 
 
 def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
-    """Insert the nodes of a complete plan. ``model`` is used up; the result may be another object that shares its data."""
+    """Insert the nodes of a complete plan. ``model`` is used up; the result may be another object with its data."""
     values = {value.name: value for value in _all_values(model)}
     parameters = Parameters(model.graph)
     for tensor in plan:
@@ -109,5 +109,3 @@ def _with_functions(model: ir.Model) -> ir.Model:
 
     model.graph.sort()
     return through_proto(model, complete)
-
-

@@ -61,7 +61,9 @@ def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple
     lo, hi = min(side[0] for side in found), max(side[1] for side in found)
     scale, zero_point = members[0].spec.grid.parameters(lo, hi)
     for member in members:
-        plan.update(member.name, range=(float(lo), float(hi)), scale=np.asarray(scale), zero_point=np.asarray(zero_point))
+        plan.update(
+            member.name, range=(float(lo), float(hi)), scale=np.asarray(scale), zero_point=np.asarray(zero_point)
+        )
 
 
 def _set_weight(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:

@@ -60,7 +60,9 @@ def place(model: ir.Model, job: Job) -> Plan:
     return placement.plan
 
 
-def _with_rules(chosen: Mapping[ir.Node, tuple[OpRule, LayerSpec] | None]) -> list[tuple[ir.Node, tuple[OpRule, LayerSpec]]]:
+def _with_rules(
+    chosen: Mapping[ir.Node, tuple[OpRule, LayerSpec] | None],
+) -> list[tuple[ir.Node, tuple[OpRule, LayerSpec]]]:
     return [(node, entry) for node, entry in chosen.items() if entry is not None]
 
 
@@ -71,11 +73,13 @@ def _info(node: ir.Node) -> NodeInfo:
 
 
 def _consider(node: ir.Node, placement: Placement) -> tuple[OpRule, LayerSpec] | None:
-    """The rule and the specs of a node that is to be quantized; ``None``, with the reason noted, for one that is not."""
+    """The rule and the specs of a node that is to be quantized; ``None``, the reason noted, for one that is not."""
     reason = _why_float(node, placement)
     decision = placement.decisions[node.name or ""]
     if reason is not None or decision.layer is None:
-        placement.plan.nodes[node.name or ""] = NodePlan(node.name or "", node.op_type, False, reason or decision.reason)
+        placement.plan.nodes[node.name or ""] = NodePlan(
+            node.name or "", node.op_type, False, reason or decision.reason
+        )
         return None
     placement.plan.nodes[node.name or ""] = NodePlan(node.name or "", node.op_type, True, decision.reason)
     return OP_RULES.get(node.op_type, GENERIC), decision.layer
@@ -126,7 +130,7 @@ def _format_of(job: Job, slot: str) -> str:
     return spec.format if spec is not None else "int8"
 
 
-# ---- one node ------------------------------------------------------------------------------------------------------------
+# ---- one node --------------------------------------------------------------------------------------------------------
 
 
 def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Placement) -> None:
@@ -146,8 +150,15 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
         else:
             _add_activation(value, layer.inputs, reason, placement, reader=node)
     for value in node.outputs:
-        if rule.output == "own" and slots.is_float(value) and layer.outputs is not None and value not in placement.masked:
-            _add_activation(value, _for_output(layer.outputs, node, placement.job), reason, placement, fixed=rule.fixed_range)
+        if (
+            rule.output == "own"
+            and slots.is_float(value)
+            and layer.outputs is not None
+            and value not in placement.masked
+        ):
+            _add_activation(
+                value, _for_output(layer.outputs, node, placement.job), reason, placement, fixed=rule.fixed_range
+            )
     _add_bias(node, rule, layer, reason, placement)
 
 
@@ -192,15 +203,13 @@ def _add_activation(
     reader: ir.Node | None = None,
     fixed: tuple[float, float] | None = None,
 ) -> None:
-    """Record a tensor as quantized; a second request adds a reader, a request by its producer makes every reader read it."""
+    """Record a tensor as quantized; a second request adds a reader, its producer's makes every reader read it."""
     name, plan = value.name or "", placement.plan
     spec = in_blocks(spec, value)
     readers = frozenset([reader.name or ""]) if reader is not None else None
     known = plan.tensors.get(name)
     if known is None:
-        plan.tensors[name] = TensorPlan(
-            name, "activation", spec, reason, name, readers=readers, fixed_range=fixed
-        )
+        plan.tensors[name] = TensorPlan(name, "activation", spec, reason, name, readers=readers, fixed_range=fixed)
         return
     merged = None if readers is None or known.readers is None else known.readers | readers
     later = _priority(reason, placement) > _priority(known.reason, placement)
@@ -232,9 +241,7 @@ def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str,
         name = _own_copy(node, value, placement.model)
         known = None
     if known is None:
-        plan.tensors[name] = TensorPlan(
-            name, "weight", spec, reason, name, readers=frozenset([node.name or ""])
-        )
+        plan.tensors[name] = TensorPlan(name, "weight", spec, reason, name, readers=frozenset([node.name or ""]))
     else:
         plan.update(name, readers=(known.readers or frozenset()) | {node.name or ""})
 
@@ -258,7 +265,9 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
     if own is not None:
         _add_constant(node, bias, in_blocks(replace(own, granularity=Tensor()), bias), reason, placement)
         return
-    if layer.inputs is None or not (get_format(layer.inputs.format).has_zero_point and get_format(layer.weight.format).has_zero_point):
+    if layer.inputs is None or not (
+        get_format(layer.inputs.format).has_zero_point and get_format(layer.weight.format).has_zero_point
+    ):
         return  # a product of scales is a scale for integers only
     scale_tensor = node.inputs[rule.weight if weight is not None and rule.weight is not None else 1]
     if scale_tensor is None or (scale_tensor.name or "") not in placement.plan.tensors:
@@ -288,11 +297,11 @@ def _like_weight(weight: TensorSpec, job: Job) -> bool:
     return job.npu or get_format(weight.format).unit_scale
 
 
-# ---- layout operators and outputs ----------------------------------------------------------------------------------------
+# ---- layout operators and outputs ------------------------------------------------------------------------------------
 
 
 def _pass_through(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Placement) -> None:
-    """A layout operator takes part when its input does (or when forced), and its outputs share the input's parameters."""
+    """A layout operator takes part when its input does (or when forced); its outputs share the input's parameters."""
     plan, name = placement.plan, node.name or ""
     source = node.inputs[0]
     if source is None or layer.inputs is None or placement.job.options.WeightsOnly:
@@ -331,7 +340,7 @@ def _leave_outputs(placement: Placement) -> None:
 
 
 def _settle(plan: Plan) -> None:
-    """What leaving tensors out has cut loose: groups without a range of their own, biases without scales to multiply."""
+    """What leaving tensors out has cut loose: groups without a range of their own, biases without scales."""
     for name, members in plan.groups().items():
         if not any(member.observed for member in members):
             plan.update(members[0].name, observed=True)

@@ -1,4 +1,4 @@
-"""Which calibration a spec asks for: the search of its method, the grid it searches for, and the options that tune it."""
+"""Which calibration a spec asks for: the search of its method, the grid it searches for, the options that tune it."""
 
 from __future__ import annotations
 

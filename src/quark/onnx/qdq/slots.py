@@ -1,4 +1,4 @@
-"""Questions placement asks of a graph: what is a float tensor, a constant, an attention mask, which slots a node has."""
+"""Questions placement asks of a graph: what is a float tensor, a constant, an attention mask, a shape computation."""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ def _typed(carried: Carried) -> ir.Value:
         return ir.tensor(codes.view(dtype.numpy()) if as_bits else codes.astype(dtype.numpy(), copy=False), dtype=dtype)
 
     name = f"{carried.name}_quantized"
-    return add_initializer(carried.parameters.graph, ir.LazyTensor(compute, dtype, ir.Shape(source.shape), name=name), name)
+    return add_initializer(
+        carried.parameters.graph, ir.LazyTensor(compute, dtype, ir.Shape(source.shape), name=name), name
+    )
 
 
 def _standard(carried: Carried, domain: str = "", op_type: str = "DequantizeLinear") -> list[ir.Node]:

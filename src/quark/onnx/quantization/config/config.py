@@ -69,7 +69,9 @@ class QConfig:
         default = _with_options(self.global_config.to_layer(), options)
         if default.inputs is None and not options.WeightsOnly:
             raise ConfigError("global_config: the field input_tensors is required (or set the option WeightsOnly)")
-        rules = Rules(default, (*self._type_rules(default, options), *self._layer_rules(default, options), *self._excluded()))
+        rules = Rules(
+            default, (*self._type_rules(default, options), *self._layer_rules(default, options), *self._excluded())
+        )
         return for_target(Job(rules, options, self.target, self.use_external_data_format))
 
     def _type_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
@@ -128,7 +130,7 @@ def _with_options(layer: LayerSpec, options: Options) -> LayerSpec:
 
 
 def _weight_method(weight: TensorSpec, from_option: str | None) -> str:
-    """Weights are searched on all their values: by extremes or by least squared error, as the spec's method suggests."""
+    """Weights are searched on all their values: by extremes, or by least squared error where the spec says so."""
     if weight.scale_rule == "power_of_two":
         return "minmax" if weight.method == "minmax" else "mse"
     return _WEIGHT_METHODS[from_option] if from_option else "mse" if weight.method == "mse" else "minmax"

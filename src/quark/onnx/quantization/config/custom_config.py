@@ -1,9 +1,16 @@
-"""The preset objects of the ONNX dialect. They are never changed when they are used, so each serves any number of models."""
+"""The preset objects of the ONNX dialect. Using one never changes it, so each serves any number of models."""
 
 from __future__ import annotations
 
 from quark.onnx.quantization.config.config import QConfig, get_default_config
-from quark.onnx.quantization.config.spec import Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
+from quark.onnx.quantization.config.spec import (
+    BFloat16Spec,
+    BFP16Spec,
+    Int8Spec,
+    Int16Spec,
+    QLayerConfig,
+    XInt8Spec,
+)
 
 _FORCE = {"ForceQuantizeNoInputCheck": True}
 
@@ -16,5 +23,7 @@ A16W8_QCONFIG = QConfig(
     QLayerConfig(input_tensors=Int16Spec(), weight=Int8Spec()),
     extra_options={**_FORCE, "AlignSlice": False, "AlignConcat": True},
 )
+BF16_QCONFIG = QConfig(QLayerConfig(input_tensors=BFloat16Spec(), weight=BFloat16Spec()), extra_options=_FORCE)
+BFP16_QCONFIG = QConfig(QLayerConfig(input_tensors=BFP16Spec(), weight=BFP16Spec()))
 
-__all__ = ["A16W8_QCONFIG", "A8W8_QCONFIG", "XINT8_QCONFIG", "get_default_config"]
+__all__ = ["A8W8_QCONFIG", "A16W8_QCONFIG", "BF16_QCONFIG", "BFP16_QCONFIG", "XINT8_QCONFIG", "get_default_config"]

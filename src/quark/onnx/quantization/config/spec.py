@@ -155,7 +155,7 @@ def _spec_class(
 ) -> type[QTensorConfig]:
     """A spec class that differs from its base only in its defaults."""
 
-    def __init__(  # noqa: N807 - it becomes the class's own
+    def __init__(
         self: QTensorConfig,
         symmetric: bool = symmetric,
         scale_type: ScaleType = scale_type,
