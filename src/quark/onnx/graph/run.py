@@ -1,10 +1,10 @@
 """Run a model and look at its inner tensors.
 
-The named tensors become the outputs of a copy of the graph, and nothing else does, so ONNX Runtime does not compute
-what nobody asked for. Weights are shared with the model, not serialized. Where only the extremes of a tensor are
-wanted, the graph itself reduces it (ReduceMin, ReduceMax, and whether there is a NaN, which the two may swallow), and
-three numbers come back instead of the tensor. Graph optimizations stay on: tensors that are outputs keep their names
-and values, up to the fusions that the user's own session has as well.
+The named tensors become the outputs of a copy of the graph, and what does not lead to them is taken out of it.
+Weights are shared with the model, not serialized. Where only the extremes of a tensor are wanted, the graph itself
+reduces it (ReduceMin, ReduceMax, and whether there is a NaN, which the two may swallow), and three numbers come back
+instead of the tensor. Graph optimizations stay on: tensors that are outputs keep their names and values, up to the
+fusions that the user's own session has as well.
 
 The memory arena is off: it would keep the largest size that every output ever had. Nothing global of ONNX Runtime is
 touched, logging included.
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from quark.errors import ConfigError, DataError, ModelError, nearest, unknown
 from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, open_session
@@ -106,6 +107,7 @@ class Runner:
         threads: int | None,
     ) -> onnxruntime.InferenceSession:
         model.graph.outputs[:] = outputs
+        RemoveUnusedNodesPass()(model)
         options = session_options(libraries, threads)
         _check_providers(providers)
         try:
