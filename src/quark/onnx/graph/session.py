@@ -59,6 +59,7 @@ def open_session(
         session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=list(providers))
     except RUNTIME_ERRORS as error:
         raise ModelError(f"ONNX Runtime does not accept the model: {error}") from error
+    _keep_alive(session, values)
     return session
 
 
