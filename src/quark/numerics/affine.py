@@ -36,12 +36,15 @@ class Grid:
         symmetric: the zero point is the middle of the codes (0, or half the range of an unsigned format).
         narrow: symmetric integers divide by qmax = 2**(bits-1) - 1 instead of half the full range.
         scale_rule: name of a row of ``SCALE_RULES``.
+        largest: the value that the largest magnitude is scaled to. None: the largest code, and no scaling at all (scale
+            1) for formats that span what data need (float16, bfloat16, MX, BFP).
     """
 
     format: Format
     symmetric: bool = True
     narrow: bool = True
     scale_rule: str = "float32"
+    largest: float | None = None
 
     def parameters(self, lo: Array, hi: Array) -> tuple[Array, Array]:
         """Scale (float32) and zero point (int32; int64 for uint32) that map [lo, hi] onto the codes.
@@ -57,20 +60,31 @@ class Grid:
         """
         lo, hi = bounds(lo, hi)
         widest = np.maximum(-lo, hi)
-        exact = (widest if self.symmetric else hi - lo) / self.format.divisor(self.symmetric, self.narrow)
-        exact = np.where((exact < SMALLEST_NORMAL) | self.format.unit_scale, 1.0, exact)
-        if self.symmetric or not self.format.has_zero_point:
+        exact = (widest if self.centred else hi - lo) / self.divisor
+        exact = np.where((exact < SMALLEST_NORMAL) | (self.format.unit_scale and self.largest is None), 1.0, exact)
+        if self.centred:
             zero_point = np.full(exact.shape, self.format.middle)
         else:
             zero_point = np.clip(np.rint(self.format.min - lo / exact), self.format.min, self.format.max)
         return self.snap(widest, exact.astype(np.float32)), zero_point.astype(self.format.zero_dtype)
 
+    @property
+    def centred(self) -> bool:
+        """Whether the zero point is fixed: a symmetric grid, or a format without zero points."""
+        return self.symmetric or not self.format.has_zero_point
+
+    @property
+    def divisor(self) -> float:
+        """What the range (centred: its half) is divided by."""
+        if self.largest is not None:
+            return self.largest if self.centred else 2 * self.largest
+        return self.format.divisor(self.centred, self.narrow)
+
     def snap(self, amax: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """``scale`` under the scale rule; a shared exponent is read from ``amax`` itself."""
         rule = SCALE_RULES[self.scale_rule]
-        if self.symmetric and rule.bump is not None:
-            largest = self.format.divisor(self.symmetric, self.narrow)
-            return rule.of(amax.astype(np.float32), largest, self.format.rounding_bits)
+        if self.centred and rule.bump is not None:
+            return rule.of(amax.astype(np.float32), self.divisor, self.format.rounding_bits)
         return rule.snap(scale)
 
 

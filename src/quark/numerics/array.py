@@ -33,15 +33,15 @@ def namespace(x: Any) -> Any:
 
 
 def as_array(x: Any) -> Array:
-    """``x`` itself when it is an array or a tensor; numbers, lists and NumPy scalars as an array."""
-    return x if is_torch(x) else np.asarray(x)
+    """``x`` itself (a tensor without its gradient) when it is an array; numbers, lists, NumPy scalars as an array."""
+    return x.detach() if is_torch(x) else np.asarray(x)
 
 
 def as_parameter(value: Any, x: Array) -> Array:
     """A scale or zero point as an array of the library and the device of ``x``."""
     if not is_torch(x):
         return np.asarray(value)
-    return value.to(x.device) if is_torch(value) else sys.modules["torch"].as_tensor(value, device=x.device)
+    return value.detach().to(x.device) if is_torch(value) else sys.modules["torch"].as_tensor(value, device=x.device)
 
 
 def cast(x: Array, dtype: str) -> Array:
