@@ -238,6 +238,7 @@ def compare(bench: Bench, run: argparse.Namespace) -> list[dict[str, Any]]:
         judged = verdict(scores[OURS], peers) if OURS in scores else ""
         plain = {tool: asdict(found) for tool, found in scores.items()}
         lines.append({"model": bench.example.name, "config": name, "float": reference, **plain, "verdict": judged})
+        print("  " + " | ".join(cells(lines[-1], run.tools)), file=sys.stderr)
     return lines
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Fail|Exit|Interrupt|NotImplemented)\b")
 PACKAGES = ("openquark", "numpy", "onnx", "onnx-ir", "onnxruntime")
 
 
@@ -87,7 +89,7 @@ def run_job(module: str, job: dict[str, Any], python: str = sys.executable, time
             return Outcome(error=f"no result after {timeout:.0f} s")
         elapsed = time.perf_counter() - start
         if done.returncode or not answer.exists():
-            return Outcome(process_seconds=elapsed, error=last_line(done.stderr) or f"exit status {done.returncode}")
+            return Outcome(process_seconds=elapsed, error=reason(done))
         result = json.loads(answer.read_text())
         if "output" in job and not Path(job["output"]).exists():
             return Outcome(process_seconds=elapsed, result=result, error="no file written: " + last_error(done))
@@ -100,13 +102,15 @@ def run_job(module: str, job: dict[str, Any], python: str = sys.executable, time
     )
 
 
-def last_line(text: str) -> str:
-    """The last line that says something, without colours; where a traceback ends, its exception."""
-    lines = [ANSI.sub("", line).strip() for line in text.splitlines()]
-    named = [
-        line for line in lines if re.match(r"[\w.]*(Error|Exception|Fail|Exit|Interrupt|NotImplemented)\b.*", line)
-    ]
-    return ([line for line in named or lines if line] or [""])[-1][:300]
+def reason(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a process failed: the last exception that it names, or the signal or status that ended it."""
+    lines = [ANSI.sub("", line).strip() for line in done.stderr.splitlines()]
+    named = [line for line in lines if EXCEPTION.match(line)]
+    if named:
+        return named[-1][:300]
+    if done.returncode < 0:
+        return f"ended by signal {signal.Signals(-done.returncode).name}"
+    return f"exit status {done.returncode}"
 
 
 def last_error(done: subprocess.CompletedProcess[str]) -> str:
