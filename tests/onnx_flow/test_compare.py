@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quark.errors import DataError
-from quark.onnx.compare import Distance, compare
+from quark.onnx.compare import CodeRange, Distance, compare
 
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.standard_normal((6, 5)).astype(np.float32)
@@ -77,6 +77,12 @@ def test_clipping_range_and_share() -> None:
     assert view.clipped > 0
     assert view.counts.sum() == x.size and len(view.edges) == len(view.counts) + 1
     assert view.edges[0] <= x.min() and view.edges[-1] >= x.max()
+
+
+def test_rounding_to_the_end_of_the_range_is_not_clipping() -> None:
+    codes = CodeRange("uint8", 0.0, 10.0, 1.0)
+    codes.update(np.array([-0.6, -0.4, 5.0, 10.4, 10.6], np.float32))
+    assert codes.view("t").clipped == pytest.approx(2 / 5)
 
 
 def test_pair_at_a_graph_output() -> None:

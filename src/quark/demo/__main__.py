@@ -24,7 +24,7 @@ from quark.report.html import write_html
 
 PRESETS = {
     "A8W8": "int8 × int8, float scales",
-    "XINT8": "int8 × int8, power-of-two scales",
+    "XINT8": "8 × 8 bits, power-of-two scales",
     "A8W8_CPU": "uint8 × int8 per channel, for CPUs",
 }
 CALIBRATION = 128
@@ -92,7 +92,7 @@ def table(outcomes: Sequence[Outcome], seconds: dict[str, float], accuracy: floa
     columns = ("model", "top-1", "size", "latency", "speed", "SQNR", "quantized in")
     note = (
         f"{data.HELD_OUT} held-out images; latency: median of interleaved single inferences, ONNX Runtime "
-        f"{onnxruntime.__version__} on {platform.machine()}, default session."
+        f"{onnxruntime.__version__} on {platform.machine()}. A8W8 and XINT8 are for NPU compilers, A8W8_CPU is for CPUs."
     )
     title = "A network for digits, 0.4 M parameters, quantized three ways"
     return Table(title, columns, ((*float_row, "1.0×", "–", "–"), *rows), note)

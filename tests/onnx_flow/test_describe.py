@@ -1,0 +1,79 @@
+"""What ``describe`` reads from a model, and how long models take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from quark.errors import ModelNotFoundError
+from quark.onnx.describe import Port, describe, file_bytes
+from quark.onnx.latency import median_seconds
+
+
+def product(size: int) -> onnx.ModelProto:
+    """``y = x @ w`` with a Q/DQ pair on ``x`` (uint16) and one on the constant ``w`` (int8)."""
+    constants = {
+        "w": np.eye(size, dtype=np.float32),
+        "s": np.array(0.1, np.float32),
+        "zw": np.array(0, np.int8),
+        "zx": np.array(9, np.uint16),
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "zx"], ["xq"]),
+        helper.make_node("DequantizeLinear", ["xq", "s", "zx"], ["xd"]),
+        helper.make_node("QuantizeLinear", ["w", "s", "zw"], ["wq"]),
+        helper.make_node("DequantizeLinear", ["wq", "s", "zw"], ["wd"]),
+        helper.make_node("MatMul", ["xd", "wd"], ["m"]),
+        helper.make_node("Relu", ["m"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10, producer_name="hand")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    onnx.save(product(4), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def test_operators_ports_and_codes(path: Path) -> None:
+    found = describe(path)
+    assert (found.opset, found.ir_version, found.producer) == (21, 10, "hand")
+    assert found.inputs == (Port("x", "float32", ("N", 4)),)
+    assert found.outputs == (Port("y", "float32", None),)
+    assert found.operators == {"MatMul": 1, "Relu": 1}
+    assert found.quantized == {"MatMul": 1}
+    assert found.activations == {"uint16": 1}
+    assert found.weights == {"float32": (2, 17), "int8": (1, 1), "uint16": (1, 1)}
+
+
+def test_bytes_count_external_data(tmp_path: Path, path: Path) -> None:
+    assert describe(path).bytes == path.stat().st_size
+    onnx.save(product(64), tmp_path / "e.onnx", save_as_external_data=True, location="e.bin", size_threshold=100)
+    expected = (tmp_path / "e.onnx").stat().st_size + (tmp_path / "e.bin").stat().st_size
+    assert file_bytes(tmp_path / "e.onnx") == expected
+    assert (tmp_path / "e.bin").stat().st_size >= 64 * 64 * 4
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="nowhere"):
+        describe(tmp_path / "nowhere.onnx")
+
+
+def test_latency_tells_a_large_model_from_a_small_one() -> None:
+    models = {"small": product(4), "large": product(1024)}
+    for model in models.values():
+        model.graph.input[0].type.tensor_type.shape.dim[1].ClearField("dim_value")
+    small = median_seconds({"small": models["small"]}, {"x": np.ones((1, 4), np.float32)}, rounds=20)
+    large = median_seconds({"large": models["large"]}, {"x": np.ones((64, 1024), np.float32)}, rounds=20)
+    assert 0 < small["small"] < large["large"]
