@@ -47,6 +47,9 @@ STORED_FROM = {
 }
 #: Types whose standard pair around an activation survives ONNX Runtime's fusions.
 ACTIVATION_TYPES = ("INT8", "UINT8", "INT16", "UINT16")
+#: Types whose constants are read by Cast and Mul: ONNX Runtime folds those when it loads the model, dequantizes a
+#: DequantizeLinear at every run, and fuses it into integer kernels that then refuse the type.
+_FOLDED_TYPES = ("FLOAT8E4M3FN", "FLOAT8E5M2")
 #: Types of the extended operators.
 _EXTENDED_TYPES = ("INT32", "UINT32", "FLOAT16", "BFLOAT16")
 #: From here on the block operators have their fast body: E8M0 casts give a power of two without comparisons.
@@ -64,12 +67,12 @@ class BlockOperator:
 
 
 def _bfp(method: str, bit_width: int, block_size: int) -> BlockOperator:
-    attributes = {"bfp_method": method, "bit_width": bit_width, "block_size": block_size}
+    attributes: dict[str, int | str] = {"bfp_method": method, "bit_width": bit_width, "block_size": block_size}
     return BlockOperator("com.amd.quark", "BFPQuantizeDequantize", attributes, rounds=True)
 
 
 def _mx(element: str) -> BlockOperator:
-    attributes = {"element_dtype": element, "block_size": 32}
+    attributes: dict[str, int | str] = {"element_dtype": element, "block_size": 32}
     return BlockOperator("com.amd.quark", "MXQuantizeDequantize", attributes, rounds=True)
 
 
@@ -116,6 +119,8 @@ def constant_kind(spec: TensorSpec, options: Options) -> Kind:
     if spec.format in BLOCKS:
         return "block"
     row = get_format(spec.format)
+    if row.onnx_type in _FOLDED_TYPES:
+        return "cast"
     if row.onnx_type in STORED_FROM:
         return "standard"
     if row.unit_scale and options.BF16QDQToCast:
@@ -142,8 +147,9 @@ def _opsets(layer: LayerSpec, options: Options) -> Iterator[int]:
         kind = activation_kind(spec, options) if activation else constant_kind(spec, options)
         _check_granularity(spec, slot, kind)
         yield _FAST_BLOCKS if kind == "block" else BASE_OPSET
+        if kind in ("standard", "cast"):
+            yield STORED_FROM.get(get_format(spec.format).onnx_type or "", BASE_OPSET)
         if kind == "standard":
-            yield STORED_FROM[get_format(spec.format).onnx_type or ""]
             yield _BLOCKED_PARAMETERS if isinstance(spec.granularity, Group) else BASE_OPSET
 
 

@@ -61,7 +61,7 @@ def single(
 def axis_of(tensor: TensorPlan) -> dict[str, int]:
     """The attributes of the granularity; none for one scale per tensor."""
     granularity = tensor.spec.granularity
-    if not np.ndim(tensor.scale):
+    if np.ndim(np.asarray(tensor.scale)) == 0:
         return {}
     if isinstance(granularity, Group):
         return {"axis": granularity.axis, "block_size": granularity.size}
@@ -119,7 +119,8 @@ def _cast(carried: Carried) -> list[ir.Node]:
 
 def _element(carried: Carried) -> list[ir.Node]:
     inputs = [carried.value, *carried.parameters.of(carried.tensor, ir.DataType.INT32)]
-    attributes = {"format": carried.tensor.spec.format, "axis": axis_of(carried.tensor).get("axis", 0)}
+    axis = axis_of(carried.tensor).get("axis", 0)
+    attributes: dict[str, int | str] = {"format": carried.tensor.spec.format, "axis": axis}
     return [single(carried, "QuantizeDequantize", inputs, attributes, OWN, "QuantizeDequantize")]
 
 

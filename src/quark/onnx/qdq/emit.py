@@ -8,6 +8,7 @@ so on, as compilers for this interface expect.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -47,7 +48,7 @@ def _all_values(model: ir.Model) -> Iterable[ir.Value]:
         yield from node.outputs
 
 
-def _uses(carried: Carried) -> list[ir.Usage]:
+def _uses(carried: Carried) -> list[Any]:
     """The readers of the quantized values."""
     readers = carried.tensor.readers
     return [use for use in carried.value.uses() if readers is None or (use.node.name or "") in readers]

@@ -39,14 +39,14 @@ def drop_fused(model: ir.Model, plan: Plan, job: Job) -> None:
             if producer is None or len(value.uses()) != 1:
                 continue
             listed = (producer.op_type, node.op_type) in pairs
-            if listed or (value is node.inputs[0] and _is_fused(producer, node, plan, job)):
+            if listed or (value is node.inputs[0] and _is_fused(producer, value, node, plan, job)):
                 del plan.tensors[value.name or ""]
 
 
-def _is_fused(producer: ir.Node, node: ir.Node, plan: Plan, job: Job) -> bool:
+def _is_fused(producer: ir.Node, value: ir.Value, node: ir.Node, plan: Plan, job: Job) -> bool:
     if node.op_type not in _SWITCH or not getattr(job.options, _SWITCH[node.op_type]):
         return False
-    if block_size(plan.tensors[node.inputs[0].name or ""].spec) is not None and not job.options.RemoveFusedQDQ:
+    if block_size(plan.tensors[value.name or ""].spec) is not None and not job.options.RemoveFusedQDQ:
         return False
     if producer.op_type not in _producers(job.options) and job.target != "cpu":
         return False

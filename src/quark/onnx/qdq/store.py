@@ -52,7 +52,7 @@ def _typed(carried: Carried) -> ir.Value:
 
     name = f"{carried.name}_quantized"
     return add_initializer(
-        carried.parameters.graph, ir.LazyTensor(compute, dtype, ir.Shape(source.shape), name=name), name
+        carried.parameters.graph, ir.LazyTensor(compute, dtype, ir.Shape(tuple(source.numpy().shape)), name=name), name
     )
 
 
@@ -67,8 +67,12 @@ def _extended(carried: Carried) -> list[ir.Node]:
 
 def _cast(carried: Carried) -> list[ir.Node]:
     nodes = [single(carried, "Cast", [_typed(carried)], {"to": int(ir.DataType.FLOAT)})]
-    if np.any(np.asarray(carried.tensor.scale) != 1.0):
-        scale = carried.parameters.of(carried.tensor)[0]
+    scale = np.asarray(carried.tensor.scale, np.float32)
+    if np.any(scale != 1.0):
+        rank, axis = len(carried.value.shape or ()), axis_of(carried.tensor).get("axis", 0)
+        if scale.ndim:
+            scale = scale.reshape([-1 if position == axis else 1 for position in range(rank)])
+        scale = add_initializer(carried.parameters.graph, scale, f"{carried.name}_scale")
         nodes.append(single(carried, "Mul", [nodes[-1].outputs[0], scale], {}, kind="Mul"))
     return nodes
 
@@ -80,7 +84,7 @@ def _element(carried: Carried) -> list[ir.Node]:
     scale, zero_point = carried.parameters.of(tensor, ir.DataType.INT32)
     shape = add_initializer(graph, np.array(values.shape, np.int64), f"{carried.name}_shape")
     inputs = [add_initializer(graph, codes, f"{carried.name}_quantized"), scale, zero_point, shape]
-    attributes = {"format": tensor.spec.format, "axis": axis_of(tensor).get("axis", 0)}
+    attributes: dict[str, int | str] = {"format": tensor.spec.format, "axis": axis_of(tensor).get("axis", 0)}
     return [single(carried, "PackedDequantize", inputs, attributes, OWN)]
 
 
