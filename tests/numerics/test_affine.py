@@ -1,0 +1,197 @@
+"""Grids and affine arithmetic on values worked out by hand, and every kind of input."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from quark.errors import ConfigError, DataError
+from quark.numerics.affine import Grid, dequantize, fake_quantize, quantize
+from quark.numerics.formats import FORMATS, get_format
+from quark.numerics.granularity import Channel, Group, Tensor
+
+torch = pytest.importorskip("torch")
+
+INT8, UINT8, INT4 = FORMATS["int8"], FORMATS["uint8"], FORMATS["int4"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "lo", "hi", "scale", "zero"),
+    [
+        (Grid(INT8), -1.0, 2.54, 2.54 / 127, 0),
+        (Grid(INT8, narrow=False), -1.0, 2.0, 2.0 / 127.5, 0),
+        (Grid(INT4, narrow=False), -1.0, 2.0, 2.0 / 7.5, 0),
+        (Grid(UINT8), -1.0, 2.54, 2.54 / 127, 128),
+        (Grid(UINT8, symmetric=False), -1.0, 2.0, 3 / 255, 85),
+        (Grid(INT8, symmetric=False), -1.0, 2.0, 3 / 255, -43),
+        (Grid(FORMATS["uint4"], symmetric=False), -1.0, 2.0, 0.2, 5),
+        (Grid(UINT8, symmetric=False), 1.0, 5.1, 5.1 / 255, 0),  # 0 is forced into the range
+        (Grid(INT8, symmetric=False), -2.55, -1.0, 0.01, 127),
+        (Grid(INT8, scale_rule="power_of_two"), -1.0, 1.0, 2.0**-7, 0),
+        (Grid(UINT8, scale_rule="power_of_two"), -1.0, 1.0, 2.0**-7, 128),
+        (Grid(FORMATS["fp8_e4m3"]), -3.0, 1.0, 3 / 448, 0),
+        (Grid(FORMATS["fp8_e4m3"], symmetric=False), -3.0, 1.0, 3 / 448, 0),  # floats have no zero point
+        (Grid(FORMATS["bfloat16"]), -3.0, 1.0, 1.0, 0),
+        (Grid(FORMATS["bfloat16"], largest=2.0), -3.0, 1.0, 1.5, 0),
+        (Grid(FORMATS["fp4_e2m1"], scale_rule="e8m0_floor"), -7.9, 1.0, 1.0, 0),
+        (Grid(FORMATS["mxfp4"]), -3.0, 1.0, 1.0, 0),
+        (Grid(FORMATS["nvfp4"]), -3.0, 1.0, 3 / (448 * 6), 0),
+        (Grid(FORMATS["uint32"]), -1.0, 1.0, 1 / (2**31 - 1), 2**31),
+        (Grid(INT8), 0.0, 0.0, 1.0, 0),
+        (Grid(UINT8, symmetric=False), 0.0, 0.0, 1.0, 0),
+        (Grid(INT8), -1e-44, 1e-44, 1.0, 0),  # the scale would be subnormal
+        (Grid(INT8), -3.4e38, 3.4e38, float(np.finfo(np.float32).max) / 2 / 127, 0),
+    ],
+)
+def test_parameters(grid, lo, hi, scale, zero):
+    found = grid.parameters(lo, hi)
+    assert found[0].dtype == np.float32
+    assert found[0] == np.float32(scale)
+    assert found[1] == zero
+
+
+def test_parameters_of_many_ranges_at_once():
+    lo, hi = np.array([[-1.0, 0.0], [-4.0, -3.0]]), np.array([[1.27, 12.7], [0.0, 0.0]])
+    scale, zero = Grid(INT8).parameters(lo, hi)
+    np.testing.assert_array_equal(scale, np.array([[0.01, 0.1], [4 / 127, 3 / 127]], np.float32))
+    assert zero.shape == (2, 2) and zero.dtype == np.int32 and not zero.any()
+
+
+def test_a_range_must_be_finite_and_ordered():
+    for lo, hi in ((0.0, np.inf), (np.nan, 1.0)):
+        with pytest.raises(DataError, match="finite"):
+            Grid(INT8).parameters(lo, hi)
+    with pytest.raises(DataError, match="empty"):
+        Grid(INT8).parameters(1.0, 0.5)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f.has_zero_point])
+def test_zero_is_exact(name, symmetric):
+    row = FORMATS[name]
+    for lo, hi in ((-0.3, 0.7), (0.2, 0.9), (-5.0, -1.0), (-1e-3, 1e4)):
+        scale, zero = Grid(row, symmetric).parameters(lo, hi)
+        assert fake_quantize(np.zeros(3, np.float32), scale, zero, row).tolist() == [0, 0, 0]
+
+
+def test_by_hand():
+    x = np.array([-10, -1.26, -0.05, 0.0, 0.05, 0.15, 0.25, 1.27, 10], np.float32)
+    codes = quantize(x, 0.1, 3, INT8)
+    assert codes.dtype == np.int8
+    # 0.05/0.1 = 0.5 and 0.25/0.1 = 2.5 are ties in float32; 0.15/0.1 = 1.5 rounds in float32 to 1.5
+    assert codes.tolist() == [-97, -10, 3, 3, 3, 5, 5, 16, 103]
+    assert quantize(np.array([1e9, -1e9], np.float32), 0.1, 3, INT8).tolist() == [127, -128]
+    assert quantize(np.array([1e9, -1e9], np.float32), 0.1, 0, INT8, narrow=True).tolist() == [127, -127]
+    assert dequantize(np.array([127, -128], np.int8), 0.5, -28, INT8).tolist() == [77.5, -50.0]
+
+
+def test_wide_integers_saturate_exactly():
+    """float32 cannot hold 2**31 - 1: a detour through it would overflow the conversion."""
+    x = np.array([3e9, -3e9, np.inf, -np.inf, 5, 2147483520.0], np.float32)
+    highest = 2**31 - 1
+    expected = [highest, -(2**31), highest, -(2**31), 5, 2147483520]
+    assert quantize(x, 1.0, 0, FORMATS["int32"]).tolist() == expected
+    assert quantize(torch.from_numpy(x), 1.0, 0, FORMATS["int32"]).tolist() == expected
+    assert quantize(np.array([5e9, -1], np.float32), 1.0, 0, FORMATS["uint32"]).tolist() == [2**32 - 1, 0]
+    assert quantize(np.array([7.0], np.float32), 1.0, highest - 3, FORMATS["int32"]).tolist() == [highest]
+    big = np.array([highest], np.int32)
+    assert dequantize(big, 1.0, highest - 3, FORMATS["int32"]).tolist() == [3.0]
+
+
+def test_overflow_of_the_quotient():
+    """x / scale beyond float32 is the highest code, not the lowest."""
+    tiny = np.float32(1e-40)
+    for name in ("int4", "uint4", "int2", "uint2", "int8", "int16", "int32"):
+        row = FORMATS[name]
+        found = quantize(np.array([1.0, -1.0], np.float32), tiny, 0, row)
+        assert found.tolist() == [row.max, row.min]
+
+
+def test_nan():
+    x = np.array([1.0, np.nan], np.float32)
+    with pytest.raises(DataError, match="NaN has no code in int8"):
+        quantize(x, 0.5, 0, INT8)
+    with pytest.raises(DataError, match="NaN"):
+        quantize(torch.from_numpy(x), 0.5, 0, FORMATS["fp4_e2m1"])
+    assert np.isnan(fake_quantize(x, 0.5, 0, INT8)).tolist() == [False, True]
+    stored = quantize(x, 0.5, 0, FORMATS["fp8_e4m3"])
+    assert np.isnan(dequantize(stored, 0.5, 0, FORMATS["fp8_e4m3"])).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("name", ["int8", "uint4", "fp8_e4m3", "bfloat16", "mxfp4", "mx6", "bfp16"])
+def test_kinds_of_input(name):
+    """Types, layouts, empty arrays and scalars; the arithmetic is float32 whatever comes in."""
+    row = FORMATS[name]
+    rng = np.random.default_rng(1)
+    base = rng.standard_normal((6, 8, 10)).astype(np.float32)
+    wide = fake_quantize(base, 0.05, 0, row)
+    for dtype in (np.float16, np.float64, ml_dtypes.bfloat16):
+        x = base.astype(dtype)
+        found = fake_quantize(x, 0.05, 0, row)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, fake_quantize(x.astype(np.float32), 0.05, 0, row).astype(dtype))
+    half = torch.from_numpy(base).bfloat16()
+    found = fake_quantize(half, 0.05, 0, row)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, fake_quantize(half.float(), 0.05, 0, row).bfloat16())
+    strided = np.ascontiguousarray(base.transpose(2, 0, 1)).transpose(1, 2, 0)
+    assert not strided.flags.c_contiguous
+    np.testing.assert_array_equal(fake_quantize(strided, 0.05, 0, row), wide)
+    np.testing.assert_array_equal(fake_quantize(torch.from_numpy(strided), 0.05, 0, row).numpy(), wide)
+    np.testing.assert_array_equal(fake_quantize(base[::2, :, ::-1][..., ::-1], 0.05, 0, row), wide[::2])
+    assert fake_quantize(np.zeros((0, 4), np.float32), 0.05, 0, row).shape == (0, 4)
+    assert fake_quantize(torch.zeros(3, 0), 0.05, 0, row).shape == (3, 0)
+    assert fake_quantize(np.float32(1.0), 0.05, 0, row).shape == ()
+    assert fake_quantize(torch.tensor(1.0), 0.05, 0, row).shape == ()
+
+
+def test_inputs_are_left_alone():
+    x = np.random.default_rng(2).standard_normal((4, 64)).astype(np.float32)
+    tensor = torch.from_numpy(x.copy()).requires_grad_()
+    before = x.copy()
+    for row in FORMATS.values():
+        for rounding in ("half_even", "half_away", "floor", "stochastic"):
+            fake_quantize(x, 1.0, 0, row, rounding=rounding)
+            result = fake_quantize(tensor, 1.0, 0, row, rounding=rounding)
+            assert not result.requires_grad
+    np.testing.assert_array_equal(x, before)
+    np.testing.assert_array_equal(tensor.detach().numpy(), before)
+
+
+@pytest.mark.parametrize("granularity", [Tensor(), Channel(0), Channel(1), Group(-1, 5), Group(0, 2)], ids=str)
+@pytest.mark.parametrize("rows", [3, 70000])
+def test_granularity_equals_expanded_parameters(granularity, rows):
+    """The same numbers as with one scale per element, over several chunks."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((rows, 7, 2)).astype(np.float32)
+    shape = granularity.parameter_shape(x.shape)
+    scale = rng.uniform(0.01, 0.1, shape).astype(np.float32)
+    zero = rng.integers(-20, 20, shape).astype(np.int32)
+    wide_scale, wide_zero = granularity.expand(scale, x.shape), granularity.expand(zero, x.shape)
+    expected = np.clip(np.rint(x / wide_scale) + wide_zero, -128, 127)
+    np.testing.assert_array_equal(quantize(x, scale, zero, INT8, granularity), expected)
+    values = ((expected - wide_zero) * wide_scale).astype(np.float32)
+    np.testing.assert_array_equal(fake_quantize(x, scale, zero, INT8, granularity), values)
+    on_torch = fake_quantize(torch.from_numpy(x), torch.from_numpy(scale), torch.from_numpy(zero), INT8, granularity)
+    np.testing.assert_array_equal(on_torch.numpy(), values)
+
+
+def test_rows_of_the_table():
+    assert get_format("int8") is INT8 and get_format(INT8) is INT8
+    with pytest.raises(ConfigError, match="Did you mean 'fp8_e4m3'"):
+        get_format("fp8_e4m3fn")
+    assert (INT8.min, INT8.max, UINT8.max, INT4.min) == (-128, 127, 255, -8)
+    carriers = {name: row.onnx_type for name, row in FORMATS.items() if row.onnx_type}
+    assert carriers["fp8_e4m3"] == "FLOAT8E4M3FN" and carriers["int2"] == "INT2" and "fp6_e2m3" not in carriers
+
+
+def test_onnx_types_exist():
+    onnx = pytest.importorskip("onnx")
+    for row in FORMATS.values():
+        if row.onnx_type:
+            onnx.TensorProto.DataType.Value(row.onnx_type)
+        if row.torch_dtype:
+            assert isinstance(getattr(torch, row.torch_dtype), torch.dtype)
+        if row.ml_dtype:
+            np.dtype(getattr(ml_dtypes, row.ml_dtype, row.ml_dtype))
