@@ -143,6 +143,15 @@ def test_custom_domains_are_left_alone() -> None:
     models.assert_close(models.run(result, models.feeds(proto)), models.run(proto, models.feeds(proto)))
 
 
+def test_a_model_without_nodes_of_onnx() -> None:
+    proto = models.model("g (float[2, 4] x) => (float[2, 4] y) { y = com.microsoft.Gelu (x) }")
+    del proto.opset_import[:]
+    proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    result = lifted(proto, 17)
+    assert {entry.domain: entry.version for entry in result.opset_import} == {"": 17, "com.microsoft": 1}
+    models.run(result, models.feeds(proto))
+
+
 def with_function(opset: int) -> onnx.ModelProto:
     """``y = Centre(x)`` in its own domain: x minus its mean over the last axis."""
     text = f"""

@@ -21,7 +21,7 @@ from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import check_writable, load, save, suitable_ir_version, to_proto
 from quark.onnx.graph.session import open_session
 from quark.onnx.graph.shapes import infer_shapes, static_shape
-from quark.onnx.graph.surgery import set_constant
+from quark.onnx.graph.surgery import all_nodes, set_constant
 from quark.onnx.graph.weightless import external_proto, large_initializers, through_proto
 
 
@@ -141,6 +141,33 @@ def test_subgraphs_may_read_what_a_later_node_makes() -> None:
     result = to_proto(load(proto))
     onnx.checker.check_model(result)
     assert models.op_types(result) == ["Relu", "If"]
+
+
+def test_every_node_gets_a_name_of_its_own() -> None:
+    proto = models.branching()
+    for name, node in zip(("twice", "", "twice"), proto.graph.node, strict=False):
+        node.name = name
+    proto.graph.node.append(helper.make_node("Neg", ["y"], ["z"], name="twice"))
+    names = [node.name for node in all_nodes(load(proto))]
+    assert names == ["twice", "y", "wt", "t", "we", "m", "o", "twice_1"]
+    assert [node.name for node in proto.graph.node] == ["twice", "", "twice"]
+
+
+def test_a_graph_that_runs_in_a_circle() -> None:
+    proto = graph_of(node("Add", ["x", "b"], ["a"]), node("Neg", ["a"], ["b"]), node("Neg", ["b"], ["y"]))
+    with pytest.raises(ModelError, match="runs in a circle"):
+        load(proto)
+
+
+def test_the_long_name_of_the_domain_of_onnx() -> None:
+    proto = models.cnn(11)
+    proto.opset_import[0].domain = "ai.onnx"
+    for each in proto.graph.node:
+        each.domain = "ai.onnx"
+    inputs = models.feeds(proto)
+    result = to_proto(lift(load(proto), 17))
+    assert [(entry.domain, entry.version) for entry in result.opset_import] == [("", 17)]
+    models.assert_close(models.run(result, inputs), models.run(proto, inputs), 1e-6)
 
 
 # ---- external data ---------------------------------------------------------------------------------------------------
@@ -441,6 +468,13 @@ def test_shapes_that_are_computed_are_found() -> None:
     infer_shapes(model)
     made = {value.name: value for node in model.graph for value in node.outputs}
     assert static_shape(made["r"]) == (2, 12)
+
+
+def test_outputs_that_are_left_out_do_not_disturb_inference() -> None:
+    proto = models.model("g (float[2, 3] x) => (float[2, 3] y) { d = Dropout (x) y = Neg (d) }")
+    proto.graph.node[0].output.append("")
+    model = load(proto)
+    assert infer_shapes(model) == 1
 
 
 def test_shapes_reach_into_subgraphs() -> None:

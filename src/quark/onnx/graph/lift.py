@@ -22,7 +22,7 @@ import onnx_ir as ir
 from quark.errors import ModelError
 from quark.onnx.graph.adapters import ADAPTERS, TYPED, Refused, Site
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import Names, all_nodes, input_at, label, opset
+from quark.onnx.graph.surgery import Names, all_nodes, input_at, label, name_nodes, opset
 from quark.onnx.graph.weightless import through_proto
 
 OLDEST = 6
@@ -45,12 +45,15 @@ def lift(model: ir.Model, version: int) -> ir.Model:
     newest = onnx.defs.onnx_opset_version()
     if version > newest:
         raise ModelError(f"opset {version} is not known; the installed onnx {onnx.__version__} knows up to {newest}")
+    if "" not in model.graph.opset_imports and model.ir_version >= 3:
+        model.graph.opset_imports[""] = version  # every node is of another domain
     if opset(model) >= version:
         return model
     if opset(model) < OLDEST:
         model = _to_oldest(model)
     _lift_nodes(model, version)
     _lift_imports(model, version)
+    name_nodes(model)
     return model
 
 

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from quark.errors import ModelError, ModelNotFoundError
-from quark.onnx.graph.surgery import all_nodes, opset, shape_of, tensor_alias, tensor_bytes
+from quark.onnx.graph.surgery import all_nodes, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
 from quark.onnx.graph.weightless import swapped
 
 ModelInput: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
@@ -52,6 +52,8 @@ _NEEDED_IR = {
 def load(model: ModelInput) -> ir.Model:
     """A model of our own to edit: whatever is done to it, the caller's model and file stay as they are.
 
+    Its nodes are in topological order, and each has a name of its own (:func:`~quark.onnx.graph.surgery.name_nodes`).
+
     Args:
         model: Path of an ``.onnx`` file (weights inside it or in external data beside it), a protobuf, or a model that
             is already in this form.
@@ -62,13 +64,28 @@ def load(model: ModelInput) -> ir.Model:
             a tensor that nothing makes. The message names the file and the reason.
     """
     if isinstance(model, ir.Model):
-        return _detached(model.clone())
+        return _tidied(_detached(model.clone()), "the given model")
     if isinstance(model, onnx.ModelProto):
         return _from_proto(model, "the given ModelProto", Path())
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
     path = Path(model)
     return _detached(_from_proto(_read(path), f"{str(path)!r}", path.parent))
+
+
+def _tidied(model: ir.Model, source: str) -> ir.Model:
+    """What passes rely on: nodes in topological order, each with its own name, and one name for ONNX's own domain."""
+    try:
+        model.graph.sort()
+        for function in model.functions.values():
+            function.sort()
+    except ValueError as error:
+        raise ModelError(f"{source}: the graph runs in a circle: {_innermost(error)}") from error
+    for imports in (model.graph.opset_imports, *(function.opset_imports for function in model.functions.values())):
+        if "ai.onnx" in imports:
+            imports[""] = imports.pop("ai.onnx")
+    name_nodes(model)
+    return model
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -99,7 +116,7 @@ def _from_proto(proto: onnx.ModelProto, source: str, folder: Path) -> ir.Model:
     for attr_owner, attr in _tensor_attributes(model):
         tensor = _own_tensor(attr.value, attr.value.name or "", source, folder)
         attr_owner.attributes[attr.name] = ir.AttrTensor(attr.name, tensor)
-    return model
+    return _tidied(model, source)
 
 
 def _check_proto(proto: onnx.ModelProto, source: str) -> None:

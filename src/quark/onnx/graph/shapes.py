@@ -44,9 +44,9 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _learn_graph(graph: ir.Graph, inferred: ir.Graph) -> int:
-    """Graphs come out of inference with the same nodes in the same order."""
+    """Graphs come out of inference with the same nodes in the same order (and without unnamed last outputs)."""
     nodes = zip(graph, inferred, strict=True)
-    return sum(_learn(ours, theirs) for a, b in nodes for ours, theirs in zip(a.outputs, b.outputs, strict=True))
+    return sum(_learn(ours, theirs) for a, b in nodes for ours, theirs in zip(a.outputs, b.outputs, strict=False))
 
 
 def _learn(value: ir.Value, inferred: ir.Value) -> bool:

@@ -79,6 +79,22 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from ir.traversal.RecursiveGraphIterator(function)
 
 
+def name_nodes(model: ir.Model) -> None:
+    """Give every node a name of its own, because rules, plans and reports go by node names.
+
+    A node without a name gets that of its first output; the second node of one name gets ``name_1``, and so on.
+    """
+    used: set[str] = set()
+    for node in all_nodes(model):
+        base = node.name or next((value.name for value in node.outputs if value.name), node.op_type)
+        name, number = base, 0
+        while name in used:
+            number += 1
+            name = f"{base}_{number}"
+        used.add(name)
+        node.name = name
+
+
 class Names:
     """The value names in use, so that a new one is found in constant time.
 

@@ -23,7 +23,7 @@ import onnxruntime
 from quark.errors import ModelError
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
-from quark.onnx.graph.surgery import input_at, is_constant
+from quark.onnx.graph.surgery import input_at, is_constant, name_nodes
 from quark.onnx.graph.weightless import through_proto
 
 MERGING = frozenset({"Cast", "Concat", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
@@ -170,6 +170,7 @@ def _adopt(model: ir.Model, slimmed: ir.Model) -> None:
     model.graph = slimmed.graph
     model.functions.clear()
     model.functions.update(slimmed.functions)
+    name_nodes(model)
 
 
 # ---- the check -------------------------------------------------------------------------------------------------------
