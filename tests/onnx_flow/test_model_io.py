@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tracemalloc
 import weakref
 from pathlib import Path
 
@@ -59,6 +60,28 @@ def test_the_model_of_the_caller_is_never_changed(kind: str) -> None:
     to_proto(model)
     after = (proto if kind == "proto" else ir.to_proto(source)).SerializeToString(deterministic=True)
     assert after == before
+
+
+def test_reading_takes_one_copy_of_the_weights(tmp_path: Path) -> None:
+    """Python's share of the memory; the parser's own, once more the weights, is gone when it returns."""
+    weights = {f"w{k}": models.normal(512, 512, 1, 1, seed=k, scale=0.04) for k in range(8)}
+    x = "".join(f"x{k + 1} = Conv (x{k}, w{k}) " for k in range(8))
+    onnx.save(
+        models.model(f"g (float[1, 512, 2, 2] x0) => (float[1, 512, 2, 2] x8) {{ {x} }}", weights, 11), tmp_path / "m"
+    )
+    tracemalloc.start()
+    model = lift(load(tmp_path / "m"), 21)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(model.graph) == 8
+    assert kept < 1.1 * 2**23 and peak < 2.2 * 2**23
+
+
+def test_weights_of_a_protobuf_are_copied_once_and_when_they_are_read() -> None:
+    model = load(models.cnn())
+    tensor = model.graph.initializers["w1"].const_value
+    assert isinstance(tensor, ir.LazyTensor)
+    assert tensor.numpy() is tensor.numpy()
 
 
 def test_renaming_an_initializer_does_not_rename_it_for_the_caller() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,10 +20,11 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from quark.errors import ModelError, ModelNotFoundError
-from quark.onnx.graph.surgery import all_nodes, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
+from quark.onnx.graph.surgery import all_nodes, in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
 from quark.onnx.graph.weightless import swapped
 
 ModelInput: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
+Copy: TypeAlias = Callable[[ir.TensorProtocol, str], ir.TensorProtocol]
 
 INLINE_LIMIT = 2**31 - 2**26
 """Bytes of weights that fit into one protobuf (its limit is 2 GiB) beside 64 MiB of nodes."""
@@ -64,13 +65,15 @@ def load(model: ModelInput) -> ir.Model:
             a tensor that nothing makes. The message names the file and the reason.
     """
     if isinstance(model, ir.Model):
-        return _tidied(_detached(model.clone()), "the given model")
+        ours = model.clone()
+        _replace_tensors(ours, tensor_alias)
+        return _tidied(ours, "the given model")
     if isinstance(model, onnx.ModelProto):
-        return _from_proto(model, "the given ModelProto", Path())
+        return _from_proto(model, "the given ModelProto", Path(), tensor_alias)
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
     path = Path(model)
-    return _detached(_from_proto(_read(path), f"{str(path)!r}", path.parent))
+    return _from_proto(_read(path), f"{str(path)!r}", path.parent, in_memory)
 
 
 def _tidied(model: ir.Model, source: str) -> ir.Model:
@@ -104,19 +107,29 @@ def _read(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{str(path)!r} is not an ONNX model or is damaged: {error}") from error
 
 
-def _from_proto(proto: onnx.ModelProto, source: str, folder: Path) -> ir.Model:
+def _from_proto(proto: onnx.ModelProto, source: str, folder: Path, copy: Copy) -> ir.Model:
+    """``copy`` gives each tensor an object of ours; external data is located and checked."""
     _check_proto(proto, source)
     try:
         model = ir.from_proto(proto)
     except (ir.serde.SerdeError, ValueError) as error:
         raise ModelError(f"{source} is not a valid ONNX model: {_innermost(error)}") from error
+
+    def own(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+        if isinstance(tensor, ir.ExternalTensor):
+            return _located(tensor, name, source, folder)
+        return copy(tensor, name)
+
+    _replace_tensors(model, own)
+    return _tidied(model, source)
+
+
+def _replace_tensors(model: ir.Model, copy: Copy) -> None:
     for value in _initializers(model):
         if value.const_value is not None:
-            value.const_value = _own_tensor(value.const_value, str(value.name), source, folder)
-    for attr_owner, attr in _tensor_attributes(model):
-        tensor = _own_tensor(attr.value, attr.value.name or "", source, folder)
-        attr_owner.attributes[attr.name] = ir.AttrTensor(attr.name, tensor)
-    return _tidied(model, source)
+            value.const_value = copy(value.const_value, str(value.name))
+    for node, attr in _tensor_attributes(model):
+        node.attributes[attr.name] = ir.AttrTensor(attr.name, copy(attr.value, attr.value.name or ""))
 
 
 def _check_proto(proto: onnx.ModelProto, source: str) -> None:
@@ -173,13 +186,6 @@ def _tensor_attributes(model: ir.Model) -> list[tuple[ir.Node, ir.Attr]]:
     ]
 
 
-def _own_tensor(tensor: ir.TensorProtocol, name: str, source: str, folder: Path) -> ir.TensorProtocol:
-    """A tensor object that does not write into the protobuf it came from, with external data located and checked."""
-    if isinstance(tensor, ir.ExternalTensor):
-        return _located(tensor, name, source, folder)
-    return tensor_alias(tensor, name)
-
-
 def _located(tensor: ir.ExternalTensor, name: str, source: str, folder: Path) -> ir.ExternalTensor:
     """External data with its full path. Links are followed: model hubs keep the files elsewhere and link to them."""
     location = Path(tensor.location)
@@ -200,23 +206,6 @@ def _located(tensor: ir.ExternalTensor, name: str, source: str, folder: Path) ->
     return ir.ExternalTensor(file, tensor.offset, tensor.length, tensor.dtype, shape=shape, name=name)
 
 
-def _detached(model: ir.Model) -> ir.Model:
-    """Take the weights out of protobufs (and out of tensor objects that another model holds too)."""
-    for value in _initializers(model):
-        if value.const_value is not None:
-            value.const_value = _in_memory(value.const_value)
-    for node, attr in _tensor_attributes(model):
-        node.attributes[attr.name] = ir.AttrTensor(attr.name, _in_memory(attr.value))
-    return model
-
-
-def _in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    name = tensor.name or ""
-    if isinstance(tensor, ir.LazyTensor):
-        return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=shape_of(tensor), name=name)
-    return tensor_alias(tensor, name)
-
-
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -234,12 +223,9 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
         )
     _settle(model)
     mapped = [value for value in _initializers(model) if isinstance(value.const_value, ir.ExternalTensor)]
-    with swapped({value: _read_whole(value.const_value) for value in mapped if value.const_value is not None}):
+    whole = {value: in_memory(value.const_value, str(value.name)) for value in mapped if value.const_value is not None}
+    with swapped(whole):
         return ir.to_proto(model)
-
-
-def _read_whole(tensor: ir.TensorProtocol) -> ir.Tensor:
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=shape_of(tensor), name=tensor.name)
 
 
 def _settle(model: ir.Model) -> None:

@@ -125,9 +125,10 @@ def shape_of(tensor: ir.TensorProtocol) -> ir.Shape:
 
 
 def tensor_alias(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
-    """The same data under its own tensor object and name: nothing is copied, nothing is read from disk.
+    """The same data under its own tensor object and name: nothing is copied here, nothing is read from disk.
 
-    Tensor objects carry the name that serialization writes, so two initializers (or two models) never share one.
+    Tensor objects carry the name that serialization writes, so two initializers (or two models) never share one. A
+    tensor of a protobuf, which copies its contents for every reader, is copied once, for the first.
     """
     if isinstance(tensor, ir.ExternalTensor):
         return ir.ExternalTensor(
@@ -143,7 +144,21 @@ def tensor_alias(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
         return ir.StringTensor(tensor.string_data(), shape=shape_of(tensor), name=name)
     if isinstance(tensor, ir.Tensor):
         return ir.Tensor(tensor.raw, dtype=tensor.dtype, shape=shape_of(tensor), name=name)
-    return ir.LazyTensor(lambda: tensor, dtype=tensor.dtype, shape=shape_of(tensor), name=name)
+    kept = isinstance(tensor, ir.LazyTensor)  # it knows itself whether to keep what it computes
+    return ir.LazyTensor(
+        lambda: tensor if kept else in_memory(tensor, name),
+        dtype=tensor.dtype,
+        shape=shape_of(tensor),
+        name=name,
+        cache=not kept,
+    )
+
+
+def in_memory(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+    """The same contents as an array that belongs to no file and no protobuf."""
+    if isinstance(tensor, ir.StringTensor):
+        return tensor_alias(tensor, name)
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=shape_of(tensor), name=name)
 
 
 def add_initializer(graph: ir.Graph, tensor: np.ndarray | ir.TensorProtocol, name: str) -> ir.Value:
