@@ -1,0 +1,130 @@
+"""Calibration: the samples run through the model while observers look at the activations.
+
+A sample is what the model takes: a tensor, a mapping (dict, ``BatchEncoding``) of keyword arguments, a tuple or list
+of positional ones. Of a tuple that is longer than the model's arguments (images and labels) the first are taken.
+Arrays become tensors, and tensors go to the device of the model. While the samples run nothing is quantized, and the
+model is in ``eval()``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from operator import length_hint
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from quark.errors import DataError
+from quark.torch.fake_quantize import FakeQuantize
+from quark.torch.quantized_layer import QuantLayer, quantized_layers, static_parts
+
+
+def calibrate(model: nn.Module, samples: Iterable[Any]) -> list[str]:
+    """Find the static ranges of the activations of ``model``.
+
+    Returns:
+        Names of the tensors that no value reached; they stay float.
+
+    Raises:
+        DataError: no samples, a sample that is no model input, or values that are not finite.
+    """
+    layers = list(quantized_layers(model))
+    observed = [part for _, layer in layers for _, part in static_parts(layer)]
+    for part in observed:
+        part.start(device_of(model))
+    with evaluating(model), floating(layers):
+        count = sum(run(model, sample) for sample in progress(samples))
+    if not count:
+        raise DataError("the dataloader is empty, and static activations need at least one sample")
+    return [part.tensor_name for part in observed if not part.finish()]
+
+
+def run(model: nn.Module, sample: Any) -> int:
+    """One sample through the model; 1."""
+    sample = to_device(sample, device_of(model))
+    if isinstance(sample, torch.Tensor):
+        model(sample)
+    elif isinstance(sample, Mapping):
+        model(**{str(name): value for name, value in sample.items()})
+    elif isinstance(sample, tuple | list):
+        model(*accepted(model, sample))
+    else:
+        raise DataError(
+            f"a sample is a tensor, a mapping of keyword arguments, or a tuple or list of arguments, not "
+            f"{type(sample).__name__}"
+        )
+    return 1
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the first parameter of ``model`` is, and where its input goes."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def accepted(model: nn.Module, sample: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
+    """As many of the first values as ``model.forward`` has positional arguments."""
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return tuple(sample)
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(sample[: sum(kind in positional for kind in kinds)])
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Tensors inside ``value`` on ``device``, arrays as tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, np.ndarray):
+        return torch.as_tensor(value, device=device)
+    if isinstance(value, Mapping):
+        return {name: to_device(item, device) for name, item in value.items()}
+    return tuple(to_device(item, device) for item in value) if isinstance(value, tuple | list) else value
+
+
+def progress(samples: Iterable[Any]) -> Iterator[Any]:
+    """``samples``, with a progress bar where there is a terminal."""
+    from quark.report.progress import bars
+
+    total = length_hint(samples) or None
+    with bars() as update:
+        for done, sample in enumerate(samples):
+            update("calibrate", done, total)
+            yield sample
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in ``eval()`` without gradients; every module gets its mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def floating(layers: list[tuple[str, QuantLayer]]) -> Iterator[None]:
+    """Nothing is quantized: observers see what the float model computes."""
+    others = [
+        part
+        for _, layer in layers
+        for part in layer.modules()
+        if isinstance(part, FakeQuantize) and part.observer is None
+    ]
+    enabled = [part.enabled for part in others]
+    for part in others:
+        part.enabled = False
+    try:
+        yield
+    finally:
+        for part, value in zip(others, enabled, strict=True):
+            part.enabled = value
+        for _, layer in layers:
+            layer.__dict__.pop("_twin", None)

@@ -1,0 +1,293 @@
+"""``QLayerConfig`` and ``QConfig``: which tensors of which layers are quantized, and how.
+
+    global_quant_config       every layer that nothing below names
+    layer_type_quant_config   layers of a type (subclasses too)
+    layer_quant_config        layers by name: exact names first, then globs in the order in which they are written
+    exclude                   names and globs that stay float; it wins
+
+Fields that are recorded but not used yet are refused by name when a model is quantized; ``UNAVAILABLE`` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from quark import __version__
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError, unknown
+from quark.torch.config.tensor import QTensorConfig, refuse
+from quark.torch.config.type import DeviceType, Dtype, QSchemeType, QuantFlow, QuantizationMode, member
+from quark.torch.layers import type_names, type_of_name
+from quark.torch.stage import Stage, Stages
+
+SLOTS = ("input_tensors", "output_tensors", "weight", "bias")
+SECOND_LEVEL = {Dtype.fp8_e4m3: "e4m3", Dtype.fp8_e5m3: "e5m3"}
+TensorConfigs = QTensorConfig | list[QTensorConfig] | None
+
+
+@dataclass(eq=True)
+class QLayerConfig:
+    """The tensors of a layer; ``None`` stays float.
+
+    Attributes:
+        input_tensors, output_tensors, weight, bias: a tensor configuration, or a list of two: the second quantizes what
+            the first has made (its values, or with ``is_scale_quant`` its scales).
+        target_device: recorded.
+    """
+
+    input_tensors: TensorConfigs = None
+    output_tensors: TensorConfigs = None
+    weight: TensorConfigs = None
+    bias: TensorConfigs = None
+    target_device: DeviceType | None = None
+
+    def __post_init__(self) -> None:
+        self.target_device = member(DeviceType, "target_device", self.target_device)
+        for slot in SLOTS:
+            check_slot(slot, getattr(self, slot))
+            self.stages(slot)
+
+    def stages(self, slot: str) -> Stages:
+        """What runs on the tensor called ``slot``; empty: it stays float."""
+        configs = getattr(self, slot)
+        if configs is None:
+            return ()
+        if isinstance(configs, QTensorConfig):
+            return (configs.to_stage(),)
+        return compile_list(slot, configs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        slots: dict[str, Any] = {slot: slot_to_dict(getattr(self, slot)) for slot in SLOTS}
+        return {**slots, "target_device": self.target_device.name if self.target_device else None}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QLayerConfig:
+        """The configuration that ``to_dict`` described."""
+        check_keys("layer configuration", data, [item.name for item in fields(cls)])
+        slots = {slot: slot_from_dict(data.get(slot)) for slot in SLOTS}
+        return cls(**slots, target_device=data.get("target_device"))
+
+
+def check_slot(slot: str, value: Any) -> None:
+    """A slot holds a tensor configuration, a non-empty list of them, or None; static inputs have no group scales."""
+    configs = value if isinstance(value, list) else [] if value is None else [value]
+    if value == [] or not all(isinstance(config, QTensorConfig) for config in configs):
+        raise TypeError(
+            f"the field {slot} must be a QTensorConfig, a list of them or None, not {value!r}; a helper such as "
+            f"Int8PerTensorSpec becomes one with .to_quantization_spec()"
+        )
+    if slot in ("input_tensors", "output_tensors") and configs:
+        first = configs[0]
+        if first.qscheme is QSchemeType.per_group and first.is_dynamic is False:
+            refuse(f"{slot}: group scales of activations are taken at run time; per_group needs is_dynamic=True")
+
+
+def compile_list(slot: str, configs: list[QTensorConfig]) -> Stages:
+    """The stages of a list of tensor configurations."""
+    if len(configs) > 2:
+        refuse(f"{slot}: a tensor has one or two stages, and this one has {len(configs)}")
+    if len(configs) == 2 and configs[1].is_scale_quant:
+        return (two_level(slot, *configs),)
+    if any(config.is_scale_quant for config in configs):
+        refuse(
+            f"{slot}: is_scale_quant=True quantizes the scales of a stage before it, so it must be the second of two"
+        )
+    stages = tuple(config.to_stage() for config in configs)
+    if len(stages) == 2 and slot in ("input_tensors", "output_tensors") and stages[1].calibrated:
+        refuse(f"{slot}: the second stage of an activation is taken at run time; it needs is_dynamic=True")
+    return stages
+
+
+def two_level(slot: str, first: QTensorConfig, second: QTensorConfig) -> Stage:
+    """Blocks whose scales are quantized under one float32 scale: NVFP4 (E4M3) and its E5M3 variant."""
+    stage, level = first.to_stage(), second.to_stage()
+    if first.dtype is not Dtype.fp4 or stage.is_block or first.qscheme is not QSchemeType.per_group:
+        refuse(
+            f"{slot}: the scales of fp4 per_group with scale_format 'float32' can be quantized, not "
+            f"those of {first.dtype.name}"
+        )
+    if second.dtype not in SECOND_LEVEL or second.qscheme is not QSchemeType.per_tensor:
+        refuse(f"{slot}: scales are quantized to fp8_e4m3 or fp8_e5m3 per_tensor, not to {second.dtype.name}")
+    spec = TensorSpec(
+        "nvfp4",
+        granularity=stage.spec.granularity,
+        scale_rule=SECOND_LEVEL[second.dtype],
+        rounding=stage.spec.rounding,
+        dynamic=level.spec.dynamic,
+    )
+    return Stage(spec, level.observer)
+
+
+def slot_to_dict(value: TensorConfigs) -> Any:
+    """A slot as plain values."""
+    return [config.to_dict() for config in value] if isinstance(value, list) else value.to_dict() if value else None
+
+
+def slot_from_dict(value: Any) -> TensorConfigs:
+    """A slot from plain values."""
+    if isinstance(value, list):
+        return [QTensorConfig.from_dict(item) for item in value]
+    return QTensorConfig.from_dict(value) if value else None
+
+
+def check_keys(kind: str, data: Mapping[str, Any], allowed: list[str]) -> None:
+    """Every key is known."""
+    if not isinstance(data, Mapping):
+        refuse(f"a {kind} is a dictionary, not {data!r}")
+    for key in data:
+        if key not in allowed:
+            raise ConfigError(unknown(f"field of a {kind}", key, allowed))
+
+
+@dataclass(eq=True)
+class QConfig:
+    """How a model is quantized; ``ModelQuantizer`` reads it and never changes it.
+
+    Attributes:
+        global_quant_config: for every quantizable layer but embeddings, which must be named or typed.
+        exclude: names and globs of layers that stay float.
+        algo_config: algorithms that improve on rounding, in order.
+        log_severity_level: 0 (everything) to 4 (nothing) of the logger ``quark.torch``.
+        version: of the package that wrote it.
+        layer_type_quant_config: by module class.
+        layer_quant_config: by name or glob.
+        kv_cache_quant_config, kv_cache_group, min_kv_scale, kv_cache_post_rope: of the attention cache.
+        shared_scale_groups: siblings that share a tensor scale.
+        softmax_quant_spec: of attention probabilities.
+        quant_mode, quant_flow, gpu_resident_blocks: eager mode of a model in memory.
+        sync_moe_expert_input_amax: experts of a layer share their input range.
+        keep_prequantized_layers: keep excluded layers that the source had already quantized.
+    """
+
+    global_quant_config: QLayerConfig
+    exclude: list[str] = field(default_factory=list)
+    algo_config: list[Any] | None = None
+    log_severity_level: int | None = 1
+    version: str | None = __version__
+    layer_type_quant_config: dict[type, QLayerConfig] = field(default_factory=dict)
+    layer_quant_config: dict[str, QLayerConfig] = field(default_factory=dict)
+    kv_cache_quant_config: dict[str, QLayerConfig] = field(default_factory=dict)
+    kv_cache_group: list[str] = field(default_factory=list)
+    min_kv_scale: float = 0.0
+    kv_cache_post_rope: bool = False
+    shared_scale_groups: list[list[str]] = field(default_factory=list)
+    softmax_quant_spec: QTensorConfig | None = None
+    quant_mode: QuantizationMode = QuantizationMode.eager_mode
+    quant_flow: QuantFlow = QuantFlow.standard
+    gpu_resident_blocks: int = 0
+    sync_moe_expert_input_amax: bool = False
+    keep_prequantized_layers: bool = True
+
+    def __post_init__(self) -> None:
+        self.quant_mode = member(QuantizationMode, "quant_mode", self.quant_mode)
+        self.quant_flow = member(QuantFlow, "quant_flow", self.quant_flow)
+        layer_configs = {
+            "global_quant_config": self.global_quant_config,
+            **{f"layer_quant_config[{name!r}]": value for name, value in self.layer_quant_config.items()},
+            **{f"layer_type_quant_config[{key}]": value for key, value in self.layer_type_quant_config.items()},
+        }
+        for name, value in layer_configs.items():
+            if not isinstance(value, QLayerConfig):
+                raise TypeError(f"the field {name} must be a QLayerConfig, not {value!r}")
+        if isinstance(self.exclude, str) or not all(isinstance(name, str) for name in self.exclude):
+            raise TypeError(f"the field exclude must be a list of layer names and globs, not {self.exclude!r}")
+        for key in self.layer_type_quant_config:
+            type_of_name(key)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as ``quantization_config`` of a checkpoint holds them; rarely used fields only where set."""
+        always = {
+            "algo_config": self.algo_config,
+            "exclude": list(self.exclude),
+            "global_quant_config": self.global_quant_config.to_dict(),
+            "kv_cache_post_rope": self.kv_cache_post_rope,
+            "kv_cache_quant_config": {name: value.to_dict() for name, value in self.kv_cache_quant_config.items()},
+            "layer_quant_config": {name: value.to_dict() for name, value in self.layer_quant_config.items()},
+            "layer_type_quant_config": {
+                type_of_name(key).__name__: value.to_dict() for key, value in self.layer_type_quant_config.items()
+            },
+            "quant_mode": self.quant_mode.name,
+            "softmax_quant_spec": self.softmax_quant_spec.to_dict() if self.softmax_quant_spec else None,
+            "version": self.version,
+        }
+        set_values = {name: getattr(self, name) for name, default in RARE.items() if getattr(self, name) != default}
+        return {**always, **set_values}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QConfig:
+        """The configuration that ``to_dict``, or a checkpoint of the peer, describes.
+
+        Raises:
+            ConfigError: an unknown key or name, or no global configuration.
+        """
+        names = [item.name for item in fields(cls)]
+        check_keys("quantization configuration", data, [*names, *OF_CHECKPOINTS])
+        if not data.get("global_quant_config"):
+            refuse("a quantization configuration needs the field global_quant_config")
+        values = {name: data[name] for name in names if name in data and name in (*RARE, *PLAIN)}
+        softmax = data.get("softmax_quant_spec")
+        return cls(
+            QLayerConfig.from_dict(data["global_quant_config"]),
+            layer_quant_config=layers_from_dict(data.get("layer_quant_config")),
+            kv_cache_quant_config=layers_from_dict(data.get("kv_cache_quant_config")),
+            layer_type_quant_config={
+                type_of_name(name): value
+                for name, value in layers_from_dict(data.get("layer_type_quant_config")).items()
+            },
+            exclude=list(data.get("exclude") or []),
+            quant_mode=data.get("quant_mode") or QuantizationMode.eager_mode,
+            softmax_quant_spec=QTensorConfig.from_dict(softmax) if softmax else None,
+            **values,
+        )
+
+
+Config = QConfig
+
+OF_CHECKPOINTS = ("export", "quant_method")  # keys beside ours in the file of a checkpoint
+PLAIN = ("algo_config", "kv_cache_post_rope", "version")
+RARE: dict[str, Any] = {
+    "log_severity_level": 1,
+    "kv_cache_group": [],
+    "min_kv_scale": 0.0,
+    "shared_scale_groups": [],
+    "sync_moe_expert_input_amax": False,
+    "keep_prequantized_layers": True,
+}
+UNAVAILABLE: dict[str, tuple[Any, ...]] = {  # a field and the only value with which a model can be quantized yet
+    "algo_config": (None, []),
+    "kv_cache_quant_config": ({},),
+    "kv_cache_group": ([],),
+    "kv_cache_post_rope": (False,),
+    "min_kv_scale": (0.0,),
+    "shared_scale_groups": ([],),
+    "softmax_quant_spec": (None,),
+    "quant_mode": (QuantizationMode.eager_mode,),
+    "quant_flow": (QuantFlow.standard,),
+    "gpu_resident_blocks": (0,),
+    "sync_moe_expert_input_amax": (False,),
+}
+
+
+def layers_from_dict(data: Mapping[str, Any] | None) -> dict[str, QLayerConfig]:
+    """Layer configurations by name."""
+    return {name: QLayerConfig.from_dict(value) for name, value in (data or {}).items()}
+
+
+def check_available(config: QConfig) -> None:
+    """Raise ``ConfigError`` for a field that asks for something that is not there."""
+    for name, allowed in UNAVAILABLE.items():
+        value = getattr(config, name)
+        if value not in allowed:
+            refuse(f"{name}={value!r} is not available yet; the only value that is: {allowed[0]!r}")
+    for slot in SLOTS:
+        for layer in (config.global_quant_config, *config.layer_quant_config.values()):
+            specs = getattr(layer, slot)
+            for spec in specs if isinstance(specs, list) else [specs]:
+                if spec is not None and spec.qat_spec is not None:
+                    refuse(f"{slot}: qat_spec={spec.qat_spec!r} is not available yet; leave it None")
+
+
+__all__ = ["Config", "QConfig", "QLayerConfig", "check_available", "type_names"]

@@ -1,0 +1,335 @@
+"""``QTensorConfig``: how one tensor is quantized, in the words of the torch dialect.
+
+A configuration compiles to a ``Stage`` when it is made, so that a combination which cannot work is an error there. It
+is never changed when it is used. Fields that are None take what the data type suggests:
+
+    symmetric     True, but False for unsigned integers
+    round_method  half_even          is_dynamic  False
+    scale_type    float              observer    min/max of the scheme
+
+Group-wise scales by ``scale_format``: "e8m0" is the OCP MX family, "e4m3" NVFP4 (E4M3 block scales under one float32
+scale taken from the data), "e5m3" AMD FP4, "float32" or None plain scales of ``scale_type``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, NoReturn
+
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError, unknown
+from quark.numerics.formats import Int, get_format
+from quark.numerics.granularity import Block2D, Channel, Granularity, Group, Tensor
+from quark.torch import observer as observers
+from quark.torch.config.type import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType, member
+from quark.torch.observer import ObserverBase
+from quark.torch.stage import Stage
+
+WHOLE = 1 << 62  # a group longer than any axis
+ELEMENTS = {
+    **{dtype: dtype.name for dtype in Dtype if "int" in dtype.name},
+    **{dtype: dtype.name for dtype in (Dtype.bfloat16, Dtype.float16, Dtype.fp8_e5m2, Dtype.fp8_e4m3)},
+    Dtype.fp6_e3m2: "fp6_e3m2",
+    Dtype.fp6_e2m3: "fp6_e2m3",
+    Dtype.fp4: "fp4_e2m1",
+    Dtype.fp8_e5m3: "e5m3",
+}
+CASTS = (Dtype.bfloat16, Dtype.float16)
+BLOCKS = {Dtype.mx6: (16, "mx6"), Dtype.mx9: (16, "mx9"), Dtype.bfp16: (8, "bfp16")}
+MX_ROWS = {
+    Dtype.int8: "mxint8",
+    Dtype.fp8_e4m3: "mxfp8_e4m3",
+    Dtype.fp8_e5m2: "mxfp8_e5m2",
+    Dtype.fp6_e3m2: "mxfp6_e3m2",
+    Dtype.fp6_e2m3: "mxfp6_e2m3",
+    Dtype.fp4: "mxfp4",
+}
+ROUNDINGS = {RoundType.round: "half_away", RoundType.floor: "floor", RoundType.half_even: "half_even"}
+SCALE_RULES = {
+    ScaleType.float: "float32",
+    ScaleType.float32: "float32",
+    ScaleType.float16: "float16",
+    ScaleType.bfloat16: "bfloat16",
+    ScaleType.pof2: "power_of_two",
+    ScaleType.float8_e5m3: "e5m3",
+    ScaleType.float8_e8m0fnu: "e8m0",
+}
+SCALE_FORMATS = ("e8m0", "e4m3", "e5m3", "float32")
+MODES = {"even": "_even", "floor": "", "ceil": "_ceil"}  # of e8m0: suffix of the rows of the block formats
+OBSERVERS: dict[QSchemeType, type[ObserverBase]] = {
+    QSchemeType.per_tensor: observers.PerTensorMinMaxObserver,
+    QSchemeType.per_channel: observers.PerChannelMinMaxObserver,
+    QSchemeType.per_group: observers.PerGroupMinMaxObserver,
+    QSchemeType.per_block: observers.PerBlock2DMinMaxObserver,
+}
+LEGACY = {"dynamic": "is_dynamic", "axis": "ch_axis"}
+ENUMS = {
+    "dtype": Dtype,
+    "qscheme": QSchemeType,
+    "round_method": RoundType,
+    "scale_type": ScaleType,
+    "zero_point_type": ZeroPointType,
+    "mx_element_dtype": Dtype,
+}
+
+
+@dataclass(eq=True)
+class QTensorConfig:
+    """How one tensor is quantized.
+
+    Attributes:
+        dtype: data type of the codes.
+        observer_cls: class that finds the range, a subclass of ``ObserverBase``.
+        is_dynamic: the range is taken from each tensor as it comes, instead of from calibration data.
+        qscheme: which elements share a scale.
+        ch_axis: per_channel: the axis with one scale per index; per_group and block types: the axis cut into groups. On
+            the input or output of a linear layer, a dynamic per_channel scheme with axis 1 means one scale per token.
+        group_size: elements per scale along ``ch_axis``; -1: all of them.
+        block_size: rows and columns of a two-dimensional block (per_block).
+        symmetric: the zero point is the middle of the codes.
+        round_method: rounding of the elements.
+        scale_type: which numbers a scale may be.
+        scale_format: of group scales: "e8m0", "e4m3", "e5m3" or "float32".
+        scale_calculation_mode: how e8m0 is chosen: "even" (default), "floor" or "ceil".
+        qat_spec: settings of training; see ``quantize_model`` for what is not available.
+        mx_element_dtype: element type, for ``Dtype.mx``.
+        zero_point_type: integer, or real.
+        is_scale_quant: this stage quantizes the scales of the stage before it.
+        enable_buffer_reuse, max_input_numel: kept for files of the peer; they change no result.
+    """
+
+    dtype: Dtype
+    observer_cls: type[ObserverBase] | None = None
+    is_dynamic: bool | None = None
+    qscheme: QSchemeType | None = None
+    ch_axis: int | None = None
+    group_size: int | None = None
+    block_size: tuple[int, int] | None = None
+    symmetric: bool | None = None
+    round_method: RoundType | None = None
+    scale_type: ScaleType | None = None
+    scale_format: str | None = None
+    scale_calculation_mode: str | None = None
+    qat_spec: Any = None
+    mx_element_dtype: Dtype | None = None
+    zero_point_type: ZeroPointType = ZeroPointType.int32
+    is_scale_quant: bool = False
+    enable_buffer_reuse: bool = False
+    max_input_numel: int = 4194304
+
+    def __post_init__(self) -> None:
+        for field, enumeration in ENUMS.items():
+            setattr(self, field, member(enumeration, field, getattr(self, field)))
+        if self.block_size is not None:
+            self.block_size = tuple(self.block_size)  # type: ignore[assignment]
+        check_values(self)
+        self.to_stage()
+
+    def set_group_size(self, group_size: int) -> None:
+        """Set ``group_size`` to a positive number, or to -1 for the whole axis."""
+        replace(self, group_size=group_size)
+        self.group_size = group_size
+
+    def is_ocp_mxfp4(self) -> bool:
+        """Whether this is the OCP MXFP4 format: blocks of 32 FP4 elements under E8M0 scales, ``even`` mode."""
+        return (
+            self.dtype is Dtype.fp4
+            and (self.qscheme, self.group_size, self.scale_format) == (QSchemeType.per_group, 32, "e8m0")
+            and self.scale_calculation_mode in (None, "even")
+        )
+
+    def to_stage(self) -> Stage:
+        """What runs.
+
+        Raises:
+            ConfigError: fields that do not go together.
+        """
+        spec = block_spec(self) if is_block(self) else element_spec(self)
+        stage = Stage(spec, chosen_observer(self), self.zero_point_type is ZeroPointType.float32 and not spec.symmetric)
+        if stage.needs_range and stage.observer is observers.PlaceholderObserver:
+            refuse(f"{self.dtype.name} needs a range, which PlaceholderObserver does not find: use a min/max observer")
+        return stage
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: enumeration members and the observer by name."""
+        names = [field.name for field in fields(self) if field.name != "qat_spec"]
+        return {name: plain(getattr(self, name)) for name in names}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QTensorConfig:
+        """The configuration that ``to_dict`` described; legacy keys ``dynamic`` and ``axis`` too.
+
+        Raises:
+            ConfigError: an unknown key or name; the nearest is shown.
+        """
+        values = {LEGACY.get(name, name): value for name, value in data.items()}
+        allowed = [field.name for field in fields(cls) if field.name != "qat_spec"]
+        for name in values:
+            if name not in allowed:
+                raise ConfigError(unknown("field of a tensor configuration", name, allowed))
+        observer = values.get("observer_cls")
+        if isinstance(observer, str):
+            values["observer_cls"] = find_observer(observer)
+        values["zero_point_type"] = values.get("zero_point_type") or ZeroPointType.int32
+        return cls(**values)
+
+
+QuantizationSpec = QTensorConfig
+
+
+def refuse(sentence: str) -> NoReturn:
+    """Raise ``ConfigError``."""
+    raise ConfigError(sentence)
+
+
+def plain(value: Any) -> Any:
+    """A field as JSON holds it."""
+    if isinstance(value, type):
+        return value.__name__
+    return list(value) if isinstance(value, tuple) else getattr(value, "name", value)
+
+
+def find_observer(name: str) -> type[ObserverBase]:
+    """The observer class called ``name``; a user's class is known once it is defined."""
+    public = {key: cls for key, cls in ObserverBase.registry.items() if not key.startswith("_")}
+    if name not in public:
+        raise ConfigError(unknown("observer", name, public))
+    return public[name]
+
+
+def check_values(config: QTensorConfig) -> None:
+    """Each field for itself."""
+    if config.dtype is None:
+        refuse(f"the field dtype must be one of {', '.join(Dtype.__members__)}, not None")
+    cls = config.observer_cls
+    if cls is not None and not (isinstance(cls, type) and issubclass(cls, ObserverBase)):
+        refuse(f"the field observer_cls must be a class derived from ObserverBase, not {cls!r}")
+    for field in ("is_dynamic", "symmetric"):
+        if getattr(config, field) not in (None, True, False):
+            refuse(f"the field {field} must be True or False, not {getattr(config, field)!r}")
+    for field, value, allowed in (
+        ("scale_format", config.scale_format, SCALE_FORMATS),
+        ("scale_calculation_mode", config.scale_calculation_mode, tuple(MODES)),
+    ):
+        if value is not None and value not in allowed:
+            raise ConfigError(unknown(f"value of the field {field}", value, allowed))
+    if config.ch_axis is not None and (isinstance(config.ch_axis, bool) or not isinstance(config.ch_axis, int)):
+        refuse(f"the field ch_axis must be an integer, not {config.ch_axis!r}")
+    size = config.group_size
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not (size > 0 or size == -1)):
+        refuse(f"the field group_size must be a positive integer, or -1 for the whole axis, not {size!r}")
+    if cls is not None and cls.trained:
+        refuse(f"{cls.__name__} learns its scale in training, which is not available; use a min/max or MSE observer")
+
+
+def is_block(config: QTensorConfig) -> bool:
+    """Whether the format finds its block scales itself."""
+    if config.dtype is Dtype.mx or config.dtype in BLOCKS:
+        return True
+    if config.observer_cls is observers.PerBlockMXDiffsObserver or config.qscheme is not QSchemeType.per_group:
+        return False
+    shared = config.scale_format == "e8m0" and config.dtype in MX_ROWS and config.dtype is not Dtype.int8
+    return shared or (config.dtype is Dtype.fp4 and config.scale_format in ("e4m3", "e5m3"))
+
+
+def block_spec(config: QTensorConfig) -> TensorSpec:
+    """The spec of a block format: MX, BFP16, MX6, MX9, AMD FP4, NVFP4."""
+    standard, row = block_row(config)
+    size = config.group_size or standard
+    if config.dtype is Dtype.bfp16 and size != standard:
+        refuse(f"a bfp16 block has {standard} elements; group_size={size} is another format")
+    if config.dtype in (Dtype.mx6, Dtype.mx9) and (size < 2 or size % 2):
+        refuse(f"{config.dtype.name} shares one bit between two elements: group_size={size} must be even")
+    if config.ch_axis is None:
+        refuse(f"{config.dtype.name} blocks lie along an axis: give ch_axis, for instance -1")
+    if config.symmetric is False:
+        refuse(f"{config.dtype.name} has no zero point: symmetric must be True or None, not False")
+    return TensorSpec(
+        row,
+        granularity=Group(config.ch_axis, WHOLE if size == -1 else size),
+        rounding=ROUNDINGS[config.round_method or RoundType.half_even],
+        dynamic=bool(config.is_dynamic),
+    )
+
+
+def block_row(config: QTensorConfig) -> tuple[int, str]:
+    """Standard block length and name of the format's row."""
+    if config.dtype in BLOCKS:
+        return BLOCKS[config.dtype]
+    if config.scale_format == "e5m3":
+        return 16, "amdfp4"
+    if config.scale_format == "e4m3":
+        return 16, "nvfp4"
+    element = config.mx_element_dtype if config.dtype is Dtype.mx else config.dtype
+    if element not in MX_ROWS:
+        allowed = [dtype.name for dtype in MX_ROWS]
+        raise ConfigError(unknown("mx_element_dtype of dtype mx", getattr(element, "name", element), allowed))
+    return 32, MX_ROWS[element] + MODES[config.scale_calculation_mode or "even"]
+
+
+def element_spec(config: QTensorConfig) -> TensorSpec:
+    """The spec of codes with scales from outside."""
+    row = get_format(ELEMENTS[config.dtype])
+    granularity = Tensor() if config.dtype in CASTS and config.qscheme is None else granularity_of(config)
+    symmetric = config.symmetric
+    if symmetric is None:
+        symmetric = not (isinstance(row, Int) and not row.signed)
+    if not symmetric and not row.has_zero_point:
+        refuse(f"{config.dtype.name} has no zero point: symmetric must be True or None, not False")
+    return TensorSpec(
+        row.name,
+        symmetric=symmetric,
+        narrow=False,
+        granularity=granularity,
+        scale_rule=scale_rule(config),
+        rounding=ROUNDINGS[config.round_method or RoundType.half_even],
+        dynamic=bool(config.is_dynamic),
+    )
+
+
+def granularity_of(config: QTensorConfig) -> Granularity:
+    """Which elements share a scale."""
+    scheme = config.qscheme
+    if scheme is None:
+        allowed = ", ".join(QSchemeType.__members__)
+        refuse(f"{config.dtype.name} needs the field qscheme; one of {allowed}")
+    if scheme is QSchemeType.per_block:
+        size = config.block_size
+        if size is None or len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
+            refuse(f"per_block needs block_size=(rows, columns), two positive integers, not {size!r}")
+        return Block2D(*size)
+    if scheme is QSchemeType.per_tensor:
+        return Tensor()
+    if config.ch_axis is None:
+        refuse(f"{scheme.name} needs the field ch_axis, the axis that has the scales")
+    if scheme is QSchemeType.per_channel:
+        return Channel(config.ch_axis)
+    if config.group_size is None:
+        refuse("per_group needs the field group_size, the number of elements that share a scale (-1: the whole axis)")
+    return Group(config.ch_axis, WHOLE if config.group_size == -1 else config.group_size)
+
+
+def scale_rule(config: QTensorConfig) -> str:
+    """Name of the scale rule, from the observer, the scale format or the scale type."""
+    if config.observer_cls is not None and config.observer_cls.rule is not None:
+        return config.observer_cls.rule
+    if config.scale_format == "e8m0":
+        return "e8m0" + {"even": "_even", "floor": "_floor", "ceil": "_ceil"}[config.scale_calculation_mode or "even"]
+    if config.scale_format == "e5m3":
+        return "e5m3"
+    if config.scale_format == "e4m3":
+        refuse(f"scale_format 'e4m3' works for dtype fp4 with qscheme per_group, and this is {config.dtype.name}")
+    return SCALE_RULES[config.scale_type or ScaleType.float]
+
+
+def chosen_observer(config: QTensorConfig) -> type[ObserverBase]:
+    """The class that finds the range, checked against the scheme."""
+    scheme = config.qscheme or QSchemeType.per_tensor
+    cls = config.observer_cls or OBSERVERS[scheme]
+    if config.dtype in CASTS or is_block(config) or issubclass(cls, observers.UniformScalingObserver):
+        return cls  # running extremes work for every scheme
+    if cls.schemes and scheme.name not in cls.schemes:
+        allowed = [name for name, other in ObserverBase.registry.items() if scheme.name in other.schemes]
+        refuse(f"{cls.__name__} works for {' and '.join(cls.schemes)}, not {scheme.name}; {', '.join(allowed)} would")
+    return cls

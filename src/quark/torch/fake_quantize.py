@@ -1,0 +1,201 @@
+"""``FakeQuantize``: a tensor quantized and dequantized, in the type it came in; static or dynamic.
+
+    y = (clip(round(x / s) + z) - z) s            gradient:  dy/dx = 1  (straight-through, Bengio et al. 2013)
+
+Scales and zero points are float32 and int32 whatever the type of the model, and stay so under ``model.half()``: a
+scale in bfloat16 would be wrong by up to 0.4 %. A real zero point (``ZeroPointType.float32``) puts the smallest value
+on the lowest code:  y = lo + (code - lowest) s  with  s = (hi - lo) / (highest - lowest).
+
+The arithmetic is ``quark.numerics``; this is the only place of the flow that knows about gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.config.tensor import TensorSpec
+from quark.errors import DataError
+from quark.numerics.affine import fake_quantize
+from quark.numerics.granularity import Granularity, Tensor
+from quark.torch.observer import ObserverBase
+from quark.torch.stage import Stage, Stages
+
+Parameters = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+class FakeQuantize(nn.Module):
+    """One stage of one tensor.
+
+    Attributes:
+        stage: how.
+        granularity: which elements share a scale, where the tensor's layer says more than the stage.
+        tensor_name: what error messages call the tensor.
+        scale, zero_point: of a static range, once it is known; None otherwise.
+        observer: collects while a static range is being found; None before and after.
+        enabled: False lets tensors through as they are.
+    """
+
+    scale: torch.Tensor | None
+    zero_point: torch.Tensor | None
+
+    def __init__(self, stage: Stage, granularity: Granularity | None = None, name: str = "") -> None:
+        super().__init__()
+        self.stage = stage
+        self.tensor_name = name
+        self.granularity = granularity or stage.spec.granularity
+        self.observer: ObserverBase | None = None
+        self.enabled = True
+        self.register_buffer("scale", None)
+        self.register_buffer("zero_point", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` quantized, or only looked at while its range is being found."""
+        if not x.is_floating_point():
+            return x
+        if self.observer is not None:
+            self.look(self.observer, x)
+            return x
+        return straight_through(x, self.quantized) if self.enabled and x.numel() else x
+
+    def look(self, observer: ObserverBase, x: torch.Tensor) -> None:
+        """Show ``x`` to an observer; what it cannot take is an error that names the tensor."""
+        try:
+            observer(x)
+        except DataError as error:
+            raise DataError(f"{self.tensor_name}: {error}") from error
+
+    @torch.no_grad()
+    def quantized(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` quantized, without gradient.
+
+        Raises:
+            DataError: a dynamic range of values that are not finite.
+        """
+        scale, zero_point = (self.scale, self.zero_point) if self.stage.calibrated else self.parameters(x)
+        spec, format = self.stage.spec, self.stage.format
+        if not self.stage.real_zero:
+            return fake_quantize(x, scale, zero_point, format, self.granularity, spec.rounding)
+        shape = tuple(x.shape)
+        lowest = torch.full_like(scale, format.min, dtype=torch.int32)  # type: ignore[arg-type]
+        offset = self.granularity.expand((format.min - zero_point) * scale, shape)  # type: ignore[operator]
+        above = fake_quantize(x.float() - offset, scale, lowest, format, self.granularity, spec.rounding)
+        return (above + offset).to(x.dtype)
+
+    def parameters_of(self, lo: torch.Tensor, hi: torch.Tensor) -> Parameters:
+        """Scale (float32) and zero point (int32, or float32 where it is real) of a range, on its device."""
+        low, high = (bound.detach().double().cpu().numpy() for bound in (lo, hi))
+        if self.stage.real_zero:
+            scale = torch.as_tensor(self.stage.grid.parameters(0 * low, high - low)[0])
+            return scale.to(lo.device), (self.stage.format.min - torch.as_tensor(low) / scale).float().to(lo.device)
+        scale, zero_point = (torch.as_tensor(value).to(lo.device) for value in self.stage.grid.parameters(low, high))
+        return scale, zero_point
+
+    def parameters(self, x: torch.Tensor) -> Parameters:  # type: ignore[override]
+        """Scale and zero point for the values of ``x``."""
+        if not self.stage.needs_range:
+            return None, None
+        observer = self.new_observer(x.device)
+        self.look(observer, x)
+        return self.parameters_of(*observer.range())
+
+    def new_observer(self, device: torch.device) -> ObserverBase:
+        """A fresh observer of this stage."""
+        stage = self.stage
+        granularity = Tensor() if stage.is_block else self.granularity
+        spec = TensorSpec(
+            stage.spec.format, stage.spec.symmetric, stage.spec.narrow, granularity, stage.grid.scale_rule,
+            stage.spec.rounding, dynamic=stage.spec.dynamic,
+        )  # fmt: skip
+        return stage.observer(spec, device)
+
+    def start(self, device: torch.device) -> None:
+        """Collect from now on what the static range is found from; tensors pass as they are."""
+        self.observer = self.new_observer(device) if self.stage.calibrated else None
+        self.enabled = False
+
+    def finish(self) -> bool:
+        """Fix the range from what was collected, and quantize from now on.
+
+        Returns:
+            False if no value was seen: the tensor then stays float.
+        """
+        observer, self.observer = self.observer, None
+        self.enabled = observer is None or observer.count > 0
+        if observer is not None and self.enabled:
+            self.scale, self.zero_point = self.parameters_of(*observer.range())
+            if not self.stage.format.has_zero_point:
+                self.zero_point = torch.zeros_like(self.zero_point)  # type: ignore[arg-type]
+        return self.enabled
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> FakeQuantize:
+        """Move to another device, but keep the types of scale and zero point."""
+        before = self.scale, self.zero_point
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, old in zip(("scale", "zero_point"), before, strict=True):
+            value = self._buffers[name]
+            if old is not None and value is not None and value.dtype != old.dtype:
+                self._buffers[name] = old.to(value.device)
+        return self
+
+    def extra_repr(self) -> str:
+        """The spec in one line."""
+        return self.stage.spec.describe() + (", dynamic" if self.stage.spec.dynamic else "")
+
+
+class SequentialQuantize(nn.Sequential):
+    """Two stages in a row: the second quantizes the values that the first has made."""
+
+
+Quantizer = FakeQuantize | SequentialQuantize
+
+
+def make_quantizer(stages: Stages, granularity: Callable[[Stage], Granularity], name: str) -> Quantizer:
+    """The module that runs ``stages`` on the tensor called ``name``, where ``granularity`` is what a stage's means."""
+    quantizers = [FakeQuantize(stage, granularity(stage), name) for stage in stages]
+    return quantizers[0] if len(quantizers) == 1 else SequentialQuantize(*quantizers)
+
+
+def parts(quantizer: nn.Module) -> Iterable[FakeQuantize]:
+    """The stages of a quantizer, first to last."""
+    return (module for module in quantizer.modules() if isinstance(module, FakeQuantize))
+
+
+@torch.no_grad()
+def calibrate_with(quantizer: nn.Module, x: torch.Tensor) -> None:
+    """Fix the static ranges of a quantizer from one tensor (a weight), each stage on what the one before it makes.
+
+    Raises:
+        DataError: values that are not finite.
+    """
+    x, stages = x.detach(), list(parts(quantizer))
+    if not bool(torch.isfinite(x).all()):
+        nans, infinities = int(x.isnan().sum()), int(x.isinf().sum())
+        raise DataError(f"{stages[0].tensor_name}: {nans} NaN and {infinities} infinite values among {x.numel()}")
+    for part in stages:
+        part.start(x.device)
+        part(x)
+        part.finish()
+        x = x if part is stages[-1] else part.quantized(x)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The identity to gradients, something else to values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, quantized: torch.Tensor) -> torch.Tensor:
+        return quantized.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def straight_through(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """``function(x)``, through which the gradient of ``x`` passes unchanged."""
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return function(x)
+    return _StraightThrough.apply(x, function(x.detach()))  # type: ignore[no-untyped-call]

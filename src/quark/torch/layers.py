@@ -1,0 +1,91 @@
+"""The layers that can be quantized, one row each, and what has to be known about them.
+
+A subclass is quantized as its base; its own ``forward`` is kept. Not handled: recurrent layers, and modules whose
+weight is computed (parametrizations) or read by somebody else (the output projection inside
+``nn.MultiheadAttention``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from quark.errors import ConfigError, unknown
+from quark.numerics.granularity import Block2D, Channel, Granularity, Group
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """A kind of layer.
+
+    Attributes:
+        type: the float class.
+        features: axis of the input that the weights sum over, or None for layers that look up rows.
+        tokens: axis 1 of activations counts tokens, not channels.
+        transposed: the weight is [in, out], where configurations speak of [out, in].
+        by_default: ``global_quant_config`` applies.
+    """
+
+    type: type[nn.Module]
+    features: int | None
+    tokens: bool = False
+    transposed: bool = False
+    by_default: bool = True
+
+    def weight_granularity(self, granularity: Granularity) -> Granularity:
+        """What a granularity, written for [out, in], means for the weight as it is stored."""
+        if not self.transposed:
+            return granularity
+        if isinstance(granularity, Channel | Group):
+            return replace(granularity, axis={0: 1, 1: 0, -1: 0, -2: 1}.get(granularity.axis, granularity.axis))
+        return Block2D(granularity.columns, granularity.rows) if isinstance(granularity, Block2D) else granularity
+
+
+KINDS = (
+    LayerKind(nn.Linear, -1, tokens=True),
+    LayerKind(nn.Conv1d, 1),
+    LayerKind(nn.Conv2d, 1),
+    LayerKind(nn.Conv3d, 1),
+    LayerKind(nn.ConvTranspose2d, 1),
+    LayerKind(nn.Embedding, None, by_default=False),
+    LayerKind(nn.EmbeddingBag, None, by_default=False),
+)
+CONV1D = ("transformers.pytorch_utils", "Conv1D")
+
+
+def kind_of(module: nn.Module) -> LayerKind | None:
+    """The row for ``module``, or None if it cannot be quantized."""
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return None
+    for kind in KINDS:
+        if isinstance(module, kind.type):
+            return kind
+    for cls in type(module).__mro__:
+        if (cls.__module__, cls.__name__) == CONV1D:
+            return LayerKind(cls, -1, tokens=True, transposed=True)
+    return None
+
+
+def type_names() -> list[str]:
+    """Names of the types that a configuration file can hold."""
+    return [kind.type.__name__ for kind in KINDS] + [CONV1D[1]]
+
+
+def type_of_name(key: object) -> type[nn.Module]:
+    """The class of a key of ``layer_type_quant_config``: a module class, or the name of a row.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if isinstance(key, type) and issubclass(key, nn.Module):
+        return key
+    for kind in KINDS:
+        if kind.type.__name__ == key:
+            return kind.type
+    if key == CONV1D[1]:
+        from transformers.pytorch_utils import Conv1D
+
+        return Conv1D
+    raise ConfigError(unknown("layer type", key, [kind.type.__name__ for kind in KINDS] + [CONV1D[1]]))

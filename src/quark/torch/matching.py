@@ -1,0 +1,249 @@
+"""Which layer of a model gets which configuration, decided and checked before anything is changed.
+
+A layer may have several names (a module used twice); a pattern that matches any of them matches the layer. A name,
+glob or type that the user wrote and that matches nothing is an error, as is a layer whose tensors do not fit their
+configuration.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from quark.errors import ConfigError, ModelError, nearest
+from quark.numerics.formats import Int
+from quark.numerics.granularity import Channel, Granularity, Group, Token, normal_axis
+from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
+from quark.torch.config.tensor import WHOLE
+from quark.torch.layers import KINDS, LayerKind, kind_of, type_of_name
+from quark.torch.stage import Stage, Stages
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+ACTIVATIONS = ("input_tensors", "output_tensors")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layer that can be quantized."""
+
+    names: tuple[str, ...]
+    module: nn.Module
+    kind: LayerKind
+
+    @property
+    def name(self) -> str:
+        """Its first name."""
+        return self.names[0]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A layer and what its tensors become.
+
+    Attributes:
+        layer: the layer.
+        stages: by slot; empty tuples stay float.
+        source: the field of the configuration that decided.
+    """
+
+    layer: Candidate
+    stages: Mapping[str, Stages]
+    source: str
+
+    def granularity(self, slot: str, stage: Stage) -> Granularity:
+        """What the granularity of a stage means on this tensor."""
+        written, kind = stage.spec.granularity, self.layer.kind
+        if slot == "weight":
+            return kind.weight_granularity(written)
+        per_token = slot in ACTIVATIONS and kind.tokens and stage.spec.dynamic and written == Channel(1)
+        return Token() if per_token else written
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Every layer that is quantized, and the names of those that were excluded."""
+
+    quantized: tuple[Match, ...]
+    excluded: tuple[str, ...]
+
+
+def match(model: nn.Module, config: QConfig) -> Matches:
+    """Decide for every layer of ``model``.
+
+    Raises:
+        ConfigError: a pattern or a type that matches nothing; a tensor that does not fit its configuration.
+        ModelError: nothing to quantize, or weights that cannot be quantized.
+    """
+    candidates = list(find_candidates(model))
+    if not candidates:
+        known = ", ".join(kind.type.__name__ for kind in KINDS)
+        raise ModelError(f"{type(model).__name__} has no layer that can be quantized; those that can: {known}")
+    check_patterns(model, config, candidates)
+    excluded = [layer for layer in candidates if any(matches(layer, pattern) for pattern in config.exclude)]
+    chosen = [(layer, *choose(layer, config)) for layer in candidates if layer not in excluded]
+    quantized = [bind(layer, found, source) for layer, found, source in chosen if found is not None]
+    if not any(any(item.stages.values()) for item in quantized):
+        raise ModelError(
+            f"nothing to quantize: {len(excluded)} of the {len(candidates)} layers are excluded, and the configuration "
+            f"of the others names no tensor"
+        )
+    return Matches(tuple(item for item in quantized if any(item.stages.values())), tuple(x.name for x in excluded))
+
+
+def find_candidates(model: nn.Module) -> Iterable[Candidate]:
+    """The layers of a known kind, each once, with all their names."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    for module, found in names.items():
+        kind = kind_of(module)
+        if kind is not None:
+            yield Candidate(tuple(found), module, kind)
+
+
+def matches(layer: Candidate, pattern: str) -> bool:
+    """Whether a name or glob fits any name of a layer."""
+    return any(name == pattern or fnmatchcase(name, pattern) for name in layer.names)
+
+
+def choose(layer: Candidate, config: QConfig) -> tuple[QLayerConfig | None, str]:
+    """The configuration of a layer and the field that it comes from; exact names go before globs."""
+    for pattern, found in config.layer_quant_config.items():
+        if pattern in layer.names:
+            return found, f"layer_quant_config[{pattern!r}]"
+    for pattern, found in config.layer_quant_config.items():
+        if matches(layer, pattern):
+            return found, f"layer_quant_config[{pattern!r}]"
+    for key, found in config.layer_type_quant_config.items():
+        if isinstance(layer.module, type_of_name(key)):
+            return found, f"layer_type_quant_config[{type_of_name(key).__name__}]"
+    return (config.global_quant_config, "global_quant_config") if layer.kind.by_default else (None, "")
+
+
+def check_patterns(model: nn.Module, config: QConfig, candidates: list[Candidate]) -> None:
+    """Every name, glob and type of the configuration matches something."""
+    everything = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    layers = [name for layer in candidates for name in layer.names]
+    for field, patterns, known in (
+        ("exclude", config.exclude, everything),
+        ("layer_quant_config", config.layer_quant_config, layers),
+    ):
+        for pattern in patterns:
+            if not any(name == pattern or fnmatchcase(name, pattern) for name in known):
+                raise ConfigError(
+                    f"{field}: {pattern!r} matches no layer of the model.{hint(pattern, everything, layers)}"
+                )
+            if pattern in everything and not any(matches(layer, pattern) for layer in candidates):
+                inside = [name for name in layers if name.startswith(f"{pattern}.")]
+                if inside:
+                    raise ConfigError(f"{field}: {pattern!r} holds layers but is none; {pattern + '.*'!r} names them")
+    for key in config.layer_type_quant_config:
+        cls = type_of_name(key)
+        if not any(isinstance(layer.module, cls) for layer in candidates):
+            present = sorted({type(layer.module).__name__ for layer in candidates})
+            raise ConfigError(
+                f"layer_type_quant_config: the model has no quantizable layer of the type {cls.__name__}; it has "
+                f"{', '.join(present)}"
+            )
+
+
+def hint(pattern: str, everything: list[str], layers: list[str]) -> str:
+    """What the user may have meant: a subtree, the name with a wildcard before it, or the nearest name."""
+    inside = [name for name in everything if name == pattern and any(x.startswith(f"{name}.") for x in layers)]
+    if inside:
+        return f" {pattern!r} holds layers; {pattern + '.*'!r} names them."
+    suffix = "*" + pattern.lstrip("*")
+    if any(fnmatchcase(name, suffix) for name in layers):
+        return f" Did you mean {suffix!r}?"
+    last = pattern.rsplit(".", 1)[-1].strip("*")
+    parts = sorted({name.rsplit(".", 1)[-1] for name in layers})
+    close = difflib.get_close_matches(last, parts, n=1)
+    return nearest(pattern, layers) or (f" Did you mean {'*' + close[0]!r}?" if close else "")
+
+
+def bind(layer: Candidate, config: QLayerConfig, source: str) -> Match:
+    """``config`` on one layer, checked."""
+    stages = {slot: config.stages(slot) for slot in SLOTS}
+    if getattr(layer.module, "bias", None) is None:
+        stages["bias"] = ()
+    found = Match(layer, stages, source)
+    if any(stages.values()):
+        check_module(layer)
+    if layer.kind.features is None and stages["input_tensors"]:
+        raise ConfigError(f"{source}: {layer.name!r} looks up rows by integers, so input_tensors must be None")
+    for slot in ("weight", "bias"):
+        for stage in stages[slot]:
+            shape = tuple(getattr(layer.module, slot).shape)
+            check_fit(f"{source}: {slot} of {layer.name!r}", shape, stage, found.granularity(slot, stage))
+    for stage in stages["input_tensors"]:
+        check_input(found, stage)
+    return found
+
+
+def check_module(layer: Candidate) -> None:
+    """The weight is there, real, and read by nobody but the layer."""
+    module, name = layer.module, layer.name
+    weight = module._parameters.get("weight")
+    if weight is None:
+        raise ModelError(
+            f"the weight of {name!r} is computed (weight norm, parametrization); make it plain, or exclude it"
+        )
+    if isinstance(weight, UninitializedParameter) or weight.is_meta:
+        raise ModelError(
+            f"the weight of {name!r} has no values (meta device, or not initialized); load the weights first"
+        )
+    if weight.dtype not in FLOATS:
+        raise ModelError(
+            f"the weight of {name!r} is {weight.dtype}; only float32, float16, bfloat16 and float64 can be quantized"
+        )
+    if "forward" in module.__dict__:
+        raise ModelError(
+            f"the forward of {name!r} has been replaced on the object (accelerate does that for device_map); remove "
+            f"the hook first, for instance with accelerate.hooks.remove_hook_from_submodules"
+        )
+    if getattr(module, "max_norm", None) is not None:
+        raise ModelError(
+            f"{name!r} rewrites its weight at each call (max_norm); set max_norm to None, or leave it float"
+        )
+
+
+def check_fit(what: str, shape: tuple[int, ...], stage: Stage, granularity: Granularity) -> None:
+    """The axes exist, and groups divide their axis (the blocks of block formats may end short)."""
+    granularity.blocks(shape) if not isinstance(granularity, Channel | Group) else axis_of(what, shape, granularity)
+    if isinstance(granularity, Group):
+        check_group(what, shape[axis_of(what, shape, granularity)], granularity.size, stage)
+
+
+def axis_of(what: str, shape: tuple[int, ...], granularity: Channel | Group) -> int:
+    """The axis of a granularity, from the front."""
+    if not -len(shape) <= granularity.axis < len(shape):
+        raise ConfigError(f"{what} has the shape {list(shape)}, so there is no axis ch_axis={granularity.axis}")
+    return normal_axis(granularity.axis, shape)
+
+
+def check_group(what: str, length: int, size: int, stage: Stage) -> None:
+    """Groups of integers divide the axis; the nearest sizes that do are named."""
+    if size == WHOLE or not isinstance(stage.format, Int) or length % size == 0:
+        return
+    divisors = [n for n in range(1, length + 1) if length % n == 0]
+    near = sorted(sorted(divisors, key=lambda n: abs(n - size))[:3])
+    raise ConfigError(
+        f"{what}: group_size={size} does not divide the {length} elements of its axis; "
+        f"{', '.join(map(str, near))} would, and -1 takes the whole axis"
+    )
+
+
+def check_input(found: Match, stage: Stage) -> None:
+    """Groups along the axis that the weights sum over divide it."""
+    granularity, kind, module = stage.spec.granularity, found.layer.kind, found.layer.module
+    if not isinstance(granularity, Group) or granularity.axis != kind.features:
+        return
+    lengths = [getattr(module, name) for name in ("in_features", "in_channels") if hasattr(module, name)]
+    if lengths:
+        check_group(f"{found.source}: input of {found.layer.name!r}", lengths[0], granularity.size, stage)

@@ -1,0 +1,341 @@
+"""Observers: what is remembered of a tensor during calibration, and the range it comes to.
+
+An observer is made with the ``TensorSpec`` of its tensor, is called with every sample, and answers ``range()``: the
+lowest and the highest value per scale. A class of your own plugs in where these do: subclass ``ObserverBase``, write
+``observe`` and ``range``, and name the class in ``QTensorConfig(observer_cls=...)``.
+
+The scheme (``qscheme``) says which elements share a scale; an observer only says how the range is found. So a
+per-channel min/max observer in a per-group configuration finds the minima and maxima of the groups.
+
+``Histogram`` statistics and the searches over them are those of ``quark.observers``; running minima and maxima are
+collected here on the tensor's own device. Not handled: observers whose scale is trained (``LSQObserver``,
+``TQTObserver``); they are refused by name when a configuration is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError, DataError
+from quark.numerics.affine import fake_quantize
+from quark.numerics.granularity import Tensor
+from quark.observers import SEARCHES
+from quark.observers.mse import search_rows
+
+Range = tuple[torch.Tensor, torch.Tensor]
+
+
+class ObserverBase:
+    """How the range of one tensor is found; the base of every observer.
+
+    Attributes:
+        registry: every subclass by its name, those of users too; configurations store the name.
+        schemes: names of the ``QSchemeType`` members it works for; empty: all.
+        rule: the scale rule that it implies, or None.
+        spec: how the tensor is quantized.
+        count: values seen.
+    """
+
+    registry: ClassVar[dict[str, type[ObserverBase]]] = {}
+    schemes: ClassVar[tuple[str, ...]] = ()
+    rule: ClassVar[str | None] = None
+    trained: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        ObserverBase.registry[cls.__name__] = cls
+
+    def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
+        self.spec = spec
+        self.device = device
+        self.count = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See one sample, which is returned unchanged; an empty one (an expert without tokens) is nothing seen."""
+        if x.numel():
+            self.observe(x.detach())
+            self.count += x.numel()
+        return x
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Take in a non-empty sample."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it observes")
+
+    def range(self) -> Range:
+        """Lowest and highest value, each of the shape of the scales."""
+        raise NotImplementedError(f"{type(self).__name__} does not say which range it found")
+
+
+class UniformScalingObserver(ObserverBase):
+    """Base of the observers that keep ``min_val`` and ``max_val`` per scale.
+
+    Attributes:
+        min_val, max_val: float32 of the shape of the scales, or None before the first sample.
+    """
+
+    def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
+        super().__init__(spec, device)
+        self.min_val: torch.Tensor | None = None
+        self.max_val: torch.Tensor | None = None
+
+    def range(self) -> Range:
+        """The values kept."""
+        if self.min_val is None or self.max_val is None:
+            raise DataError(f"{type(self).__name__} has seen no values")
+        return self.min_val, self.max_val
+
+
+class _MinMax(UniformScalingObserver):
+    """Smallest and largest value of each scale's elements over all samples."""
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Widen the range by one sample."""
+        lo, hi = extremes(x, self.spec)
+        if self.min_val is None or self.max_val is None:
+            self.min_val, self.max_val = lo, hi
+            return
+        if lo.shape != self.min_val.shape:
+            raise DataError(
+                f"scales {self.spec.granularity} cannot be static here: one sample has {list(self.min_val.shape)} of "
+                f"them and another {list(lo.shape)}; use is_dynamic=True, or another axis"
+            )
+        self.min_val, self.max_val = torch.minimum(self.min_val, lo), torch.maximum(self.max_val, hi)
+
+
+class PlaceholderObserver(ObserverBase):
+    """Observes nothing: for data types that need no range."""
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Nothing."""
+
+    def range(self) -> Range:
+        """There is none."""
+        raise ConfigError(
+            f"PlaceholderObserver finds no range, and {self.spec.format} needs one: use a min/max observer"
+        )
+
+
+class PerTensorMinMaxObserver(_MinMax):
+    """The smallest and the largest value."""
+
+    schemes = ("per_tensor",)
+
+
+class PerChannelMinMaxObserver(_MinMax):
+    """The smallest and the largest value of each channel (or group)."""
+
+    schemes = ("per_channel", "per_group")
+
+
+class PerGroupMinMaxObserver(_MinMax):
+    """The smallest and the largest value of each group."""
+
+    schemes = ("per_group",)
+
+
+class PerBlockMXObserver(_MinMax):
+    """The largest magnitude of each block."""
+
+    schemes = ("per_group",)
+
+
+class PerBlockMXBufferReuseObserver(PerBlockMXObserver):
+    """``PerBlockMXObserver``; buffers are always reused."""
+
+    schemes = ("per_group",)
+
+
+class PerBlockBFPObserver(_MinMax):
+    """The largest magnitude of each block of a block floating point format."""
+
+    schemes = ("per_group",)
+
+
+class PerBlock2DMinMaxObserver(_MinMax):
+    """The smallest and the largest value of each two-dimensional block."""
+
+    schemes = ("per_block",)
+
+
+class PerTensorMovingAverageMinMaxObserver(ObserverBase):
+    """The average over samples of the smallest and of the largest value, newer samples counting more.
+
+    Attributes:
+        constant: weight of the newest sample, 0..1; 1 keeps the last sample only. Subclass to choose.
+    """
+
+    schemes = ("per_tensor",)
+    constant: ClassVar[float] = 0.01
+
+    def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
+        super().__init__(spec, device)
+        self.statistic = SEARCHES["moving_minmax"].observe({"constant": self.constant})
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Add one sample."""
+        self.statistic.update(torch.stack(extremes(x, self.spec)).cpu().numpy())
+
+    def range(self) -> Range:
+        """The averages."""
+        return scalar(self.statistic.lo), scalar(self.statistic.hi)
+
+
+class _Searched(ObserverBase):
+    """A range searched in a histogram of all values."""
+
+    schemes = ("per_tensor",)
+    method: ClassVar[str] = "mse"
+
+    def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
+        super().__init__(spec, device)
+        self.statistic = SEARCHES[self.method].observe({})
+
+    def settings(self) -> dict[str, Any]:
+        """Settings of the search."""
+        return {}
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Count the values of one sample."""
+        self.statistic.update(x.float().cpu().numpy())
+
+    def range(self) -> Range:
+        """The outcome of the search."""
+        lo, hi = SEARCHES[self.method].find(self.statistic, self.spec.grid, self.settings())
+        return scalar(lo), scalar(hi)
+
+
+class PerTensorHistogramObserver(_Searched):
+    """The range of least squared error over a histogram of all values, each side for itself."""
+
+
+class PerTensorHistogramObserverPro(_Searched):
+    """The same as ``PerTensorHistogramObserver``."""
+
+
+class PerTensorMSEObserver(_Searched):
+    """The range of least squared error over a histogram of all values, each side for itself."""
+
+
+class PerTensorPercentileObserver(_Searched):
+    """The range that keeps ``percentile`` percent of the values: of |x| for a symmetric tensor, else of both tails.
+
+    Attributes:
+        percentile: 0..100. Subclass to choose another.
+    """
+
+    method = "percentile"
+    percentile: ClassVar[float] = 99.999
+
+    def settings(self) -> dict[str, Any]:
+        """The percentile, and whether both sides are judged together."""
+        return {"percentile": self.percentile, "symmetric": self.spec.symmetric}
+
+
+class PerTensorPowOf2MinMaxObserver(PerTensorMinMaxObserver):
+    """The smallest and the largest value, under a power-of-two scale."""
+
+    rule = "power_of_two"
+
+
+class PerChannelPowOf2MinMaxObserver(PerChannelMinMaxObserver):
+    """The smallest and the largest value of each channel, under power-of-two scales."""
+
+    rule = "power_of_two"
+
+
+class PerTensorPowOf2MinMSEObserver(_Searched):
+    """The power-of-two scale of least squared error."""
+
+    rule = "power_of_two"
+
+
+class PerChannelPowOf2MinMSEObserver(ObserverBase):
+    """The power-of-two scales of least squared error, for weights: one sample."""
+
+    schemes = ("per_channel", "per_group")
+    rule = "power_of_two"
+    found: Range | None = None
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Search the rows of the only sample."""
+        if self.found is not None:
+            raise DataError("PerChannelPowOf2MinMSEObserver takes one sample, a weight; static activations give many")
+        rows = self.spec.granularity.tile(x.float())
+        extremes(rows, self.spec)
+        lo, hi = search_rows(rows.cpu().numpy(), self.spec.grid)
+        self.found = torch.from_numpy(lo), torch.from_numpy(hi)
+
+    def range(self) -> Range:
+        """The ranges of the scales found."""
+        if self.found is None:
+            raise DataError("PerChannelPowOf2MinMSEObserver has seen no values")
+        return self.found
+
+
+class PerBlockMXDiffsObserver(ObserverBase):
+    """Of the two shared exponents at and below the one that clips nothing, that of less squared error in the block."""
+
+    schemes = ("per_group",)
+    rule = "e8m0_ceil"
+    found: torch.Tensor | None = None
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Try both exponents on a sample; the newest sample counts."""
+        grid, granularity = self.spec.grid, self.spec.granularity
+        lo, hi = extremes(x, self.spec)
+        amax = torch.maximum(-lo, hi)
+        errors, candidates = [], []
+        for factor in (1.0, 0.5):
+            scale = torch.from_numpy(grid.parameters(-amax.cpu().numpy(), amax.cpu().numpy())[0]).to(x.device) * factor
+            off = fake_quantize(x.float(), scale, torch.zeros_like(scale), grid.format, granularity) - x.float()
+            errors.append(granularity.tile(off).square().sum(-1))
+            candidates.append(scale)
+        self.found = torch.where(errors[1] < errors[0], candidates[1], candidates[0]) * self.largest
+
+    @property
+    def largest(self) -> float:
+        """The power of two at or below the largest element: what a shared exponent is counted from."""
+        return 2.0 ** torch.tensor(float(self.spec.grid.format.max)).log2().floor().item()
+
+    def range(self) -> Range:
+        """Ranges whose scales are the exponents found."""
+        if self.found is None:
+            raise DataError("PerBlockMXDiffsObserver has seen no values")
+        return -self.found, self.found
+
+
+class LSQObserver(ObserverBase):
+    """A scale learnt in training."""
+
+    trained = True
+
+
+class TQTObserver(ObserverBase):
+    """A power-of-two threshold learnt in training."""
+
+    trained = True
+
+
+def scalar(value: float) -> torch.Tensor:
+    """A float64 scalar, so that a search keeps its precision."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def extremes(x: torch.Tensor, spec: TensorSpec) -> Range:
+    """Smallest and largest value per scale, float32.
+
+    Raises:
+        DataError: NaN or infinity.
+    """
+    if isinstance(spec.granularity, Tensor):
+        lo, hi = torch.aminmax(x)
+    else:
+        rows = spec.granularity.tile(x)
+        lo, hi = rows.amin(-1), rows.amax(-1)
+    lo, hi = lo.float(), hi.float()
+    if not bool((torch.isfinite(lo) & torch.isfinite(hi)).all()):
+        nans, infinities = int(x.isnan().sum()), int(x.isinf().sum())
+        raise DataError(f"{nans} NaN and {infinities} infinite values among {x.numel()}")
+    return lo, hi

@@ -1,0 +1,53 @@
+"""The observers of the torch dialect, and the base to write one of your own."""
+
+from __future__ import annotations
+
+from quark.torch.observer import (
+    LSQObserver,
+    ObserverBase,
+    PerBlock2DMinMaxObserver,
+    PerBlockBFPObserver,
+    PerBlockMXBufferReuseObserver,
+    PerBlockMXDiffsObserver,
+    PerBlockMXObserver,
+    PerChannelMinMaxObserver,
+    PerChannelPowOf2MinMaxObserver,
+    PerChannelPowOf2MinMSEObserver,
+    PerGroupMinMaxObserver,
+    PerTensorHistogramObserver,
+    PerTensorHistogramObserverPro,
+    PerTensorMinMaxObserver,
+    PerTensorMovingAverageMinMaxObserver,
+    PerTensorMSEObserver,
+    PerTensorPercentileObserver,
+    PerTensorPowOf2MinMaxObserver,
+    PerTensorPowOf2MinMSEObserver,
+    PlaceholderObserver,
+    TQTObserver,
+    UniformScalingObserver,
+)
+
+__all__ = [
+    "LSQObserver",
+    "ObserverBase",
+    "PerBlock2DMinMaxObserver",
+    "PerBlockBFPObserver",
+    "PerBlockMXBufferReuseObserver",
+    "PerBlockMXDiffsObserver",
+    "PerBlockMXObserver",
+    "PerChannelMinMaxObserver",
+    "PerChannelPowOf2MinMSEObserver",
+    "PerChannelPowOf2MinMaxObserver",
+    "PerGroupMinMaxObserver",
+    "PerTensorHistogramObserver",
+    "PerTensorHistogramObserverPro",
+    "PerTensorMSEObserver",
+    "PerTensorMinMaxObserver",
+    "PerTensorMovingAverageMinMaxObserver",
+    "PerTensorPercentileObserver",
+    "PerTensorPowOf2MinMSEObserver",
+    "PerTensorPowOf2MinMaxObserver",
+    "PlaceholderObserver",
+    "TQTObserver",
+    "UniformScalingObserver",
+]

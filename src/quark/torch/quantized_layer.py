@@ -1,0 +1,186 @@
+"""Quantized layers: a float layer whose class has been exchanged for one that quantizes its tensors.
+
+    y = Q_out( layer( Q_in(x); Q_w(weight), Q_b(bias) ) )
+
+The object stays the one that the model knows (shared modules, hooks, attributes, names of parameters); its class
+becomes ``QuantLayer`` mixed with the float class, and goes back when quantizing fails. What is computed is the float
+class's own ``forward``, run on a twin of the object that holds the quantized weight and bias. So subclasses with a
+``forward`` of their own work, and no layer needs code here.
+
+The twin is made once and kept while the weight stays the same, because quantizing a weight at each call would cost
+more than the layer. A change is noticed by the version of the parameter (optimizers, ``load_state_dict``) and by its
+address; a change through ``weight.data`` while the model is in ``eval()`` is not. In training the twin is made at
+every call, and gradients pass straight through to the float weight. ``freeze`` puts the quantized values in the place
+of the float ones and drops the twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.torch.fake_quantize import Quantizer, parts, straight_through
+from quark.torch.layers import KINDS
+
+OWN = ("weight", "bias")
+SLOT_NAMES = {
+    "input_tensors": "_input_quantizer",
+    "weight": "_weight_quantizer",
+    "bias": "_bias_quantizer",
+    "output_tensors": "_output_quantizer",
+}
+
+
+class QuantLayer(nn.Module):
+    """A layer with quantizers for its tensors; each is None where the tensor stays float.
+
+    Attributes:
+        float_class: the class of the layer before.
+        frozen: weight and bias hold quantized values.
+    """
+
+    float_class: type[nn.Module]
+    frozen: bool
+
+    @property
+    def input_quantizer(self) -> Quantizer | None:
+        """Of the first input."""
+        return self._modules["_input_quantizer"]  # type: ignore[return-value]
+
+    @property
+    def output_quantizer(self) -> Quantizer | None:
+        """Of the output."""
+        return self._modules["_output_quantizer"]  # type: ignore[return-value]
+
+    @property
+    def weight_quantizer(self) -> Quantizer | None:
+        """Of the weight."""
+        return self._modules["_weight_quantizer"]  # type: ignore[return-value]
+
+    @property
+    def bias_quantizer(self) -> Quantizer | None:
+        """Of the bias."""
+        return self._modules["_bias_quantizer"]  # type: ignore[return-value]
+
+    def quantizers(self) -> Iterator[tuple[str, Quantizer]]:
+        """(slot, quantizer) of the tensors that are quantized."""
+        for slot, name in SLOT_NAMES.items():
+            quantizer = self._modules[name]
+            if quantizer is not None:
+                yield slot, quantizer  # type: ignore[misc]
+
+    def _run(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        quantize_input, quantize_output = self.input_quantizer, self.output_quantizer
+        if quantize_input is not None:
+            input = quantize_input(input)
+        output = self.twin().forward(input, *args, **kwargs)
+        return output if quantize_output is None else quantize_output(output)
+
+    forward = _run
+
+    def twin(self) -> nn.Module:
+        """The float layer with quantized weight and bias."""
+        if self.training and not self.frozen:
+            return self.new_twin(lambda name, value: straight_through(value, self.own_quantizer(name)))
+        key = tuple(identity(self._parameters[name]) for name in OWN if name in self._parameters)
+        kept = self.__dict__.get("_twin")
+        if kept is None or kept[0] != key:
+            kept = self.__dict__["_twin"] = key, self.quantized_parameters()
+        values = kept[1]
+        return self.new_twin(lambda name, value: straight_through(value, lambda _: values[name]))
+
+    def own_quantizer(self, name: str) -> Quantizer:
+        """The quantizer of the parameter called ``name``."""
+        return self._modules[f"_{name}_quantizer"]  # type: ignore[return-value]
+
+    def new_twin(self, quantized: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:
+        """An object of the float class that shares everything with this one but the parameters that are quantized."""
+        twin = object.__new__(self.float_class)
+        twin.__dict__.update(self.__dict__)
+        twin.__dict__["_parameters"] = dict(self._parameters)
+        if not self.frozen:
+            for name in OWN:
+                value = self._parameters.get(name)
+                if value is not None and self._modules[f"_{name}_quantizer"] is not None:
+                    twin.__dict__["_parameters"][name] = quantized(name, value)
+        return twin
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def quantized_parameters(self) -> dict[str, torch.Tensor]:
+        """Weight and bias, as far as they have quantizers, quantized."""
+        values = {}
+        for name in OWN:
+            quantizer, value = self._modules[f"_{name}_quantizer"], self._parameters.get(name)
+            if quantizer is not None and value is not None:
+                values[name] = quantizer(value.detach())
+        return values
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        self.__dict__.pop("_twin", None)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def train(self, mode: bool = True) -> QuantLayer:
+        """As ``nn.Module.train``; a change of mode has the weight quantized anew."""
+        if mode != self.training:
+            self.__dict__.pop("_twin", None)
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_twin"}
+
+
+def identity(parameter: torch.Tensor | None) -> tuple[int, ...]:
+    """Changes when a parameter's values may have changed."""
+    if parameter is None:
+        return ()
+    return (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version)
+
+
+CLASSES: dict[type[nn.Module], type[QuantLayer]] = {}
+
+
+def quantized_class(cls: type[nn.Module]) -> type[QuantLayer]:
+    """``QuantLayer`` mixed with ``cls``, named ``Quant...``; always the same class for the same ``cls``."""
+    if cls not in CLASSES:
+        CLASSES[cls] = type(f"Quant{cls.__name__}", (QuantLayer, cls), {"float_class": cls, "__module__": __name__})
+    return CLASSES[cls]
+
+
+QuantLinear, QuantConv1d, QuantConv2d, QuantConv3d, QuantConvTranspose2d, QuantEmbedding, QuantEmbeddingBag = (
+    quantized_class(kind.type) for kind in KINDS
+)
+
+
+def attach(module: nn.Module, quantizers: dict[str, Quantizer | None]) -> None:
+    """Turn a float layer into a quantized one, with a quantizer (or None) for each slot."""
+    for slot, name in SLOT_NAMES.items():
+        module._modules[name] = quantizers[slot]
+        module.__dict__.pop(name, None)
+    module.__dict__["frozen"] = False
+    module.__class__ = quantized_class(type(module))
+
+
+def detach(module: nn.Module) -> None:
+    """Undo ``attach``."""
+    if isinstance(module, QuantLayer):
+        for name in SLOT_NAMES.values():
+            module._modules.pop(name, None)
+        for name in ("_twin", "frozen"):
+            module.__dict__.pop(name, None)
+        module.__class__ = module.float_class  # type: ignore[assignment]
+
+
+def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantLayer]]:
+    """(name, layer) of the quantized layers of a model."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantLayer))
+
+
+def static_parts(layer: QuantLayer) -> Iterator[tuple[str, Any]]:
+    """(slot, stage) of the activations whose range is found by calibration."""
+    for slot, quantizer in layer.quantizers():
+        if slot in ("input_tensors", "output_tensors"):
+            yield from ((slot, part) for part in parts(quantizer) if part.stage.calibrated)

@@ -1,0 +1,182 @@
+"""``ModelQuantizer``: the torch flow from a float model to a quantized one, in place.
+
+    check → match (which layer gets what) → attach quantizers → weights → activations (samples) → done
+
+Nothing is changed before every check has passed, and whatever raises later is undone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import nn
+
+from quark.errors import ConfigError, DataError, ModelError
+from quark.torch.calibration import calibrate
+from quark.torch.config.model import SLOTS, QConfig, check_available
+from quark.torch.fake_quantize import Quantizer, calibrate_with, make_quantizer
+from quark.torch.matching import Match, Matches, match
+from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach, quantized_layers
+
+log = logging.getLogger(__name__)
+Model = TypeVar("Model", bound=nn.Module)
+LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+OFFLOADED = ("cpu", "disk")
+
+
+class ModelQuantizer:
+    """Quantizes models by one configuration.
+
+    Args:
+        config: how; it is never changed, so it serves many models.
+        multi_device: models spread over several devices; only models on one device are available yet.
+
+    Attributes:
+        unreached: names of the static activations that no sample reached, in the last model; they stay float.
+    """
+
+    def __init__(self, config: QConfig, multi_device: bool = False) -> None:
+        if not isinstance(config, QConfig):
+            raise TypeError(f"config must be a quark.torch QConfig, not {type(config).__name__}")
+        check_available(config)
+        if multi_device:
+            raise ConfigError("multi_device=True is not available yet; put the model on one device")
+        self.config = config
+        self.unreached: list[str] = []
+        if config.log_severity_level in range(len(LEVELS)):
+            logging.getLogger(__package__).setLevel(LEVELS[config.log_severity_level])  # type: ignore[index]
+
+    def quantize_model(self, model: Model, dataloader: Iterable[Any] | None = None) -> Model:
+        """Quantize ``model`` in place.
+
+        Args:
+            model: a float model; its layers become quantized layers, everything else stays.
+            dataloader: samples, each a tensor, a mapping, a tuple or a list; needed for static activations only.
+
+        Returns:
+            ``model``.
+
+        Raises:
+            ConfigError: a pattern that matches nothing, or a tensor that does not fit its configuration.
+            ModelError: a model that cannot be quantized.
+            DataError: no samples where they are needed, or NaN. In all cases the model is as it was.
+        """
+        check_model(model)
+        found = match(model, self.config)
+        static = [item for item in found.quantized if has_static_activations(item)]
+        if static and dataloader is None:
+            raise DataError(
+                f"static activations need samples, and dataloader is None: give one, or use is_dynamic=True "
+                f"(first of {len(static)} layers: {static[0].layer.name!r})"
+            )
+        try:
+            prepare(found)
+            self.unreached = calibrate(model, dataloader) if static and dataloader is not None else []
+        except BaseException:
+            restore(found)
+            raise
+        self.report(found)
+        model.quant_config = replace(self.config, exclude=list(found.excluded))  # type: ignore[assignment]
+        model.quark_quantized = True  # type: ignore[assignment]
+        return model
+
+    def report(self, found: Matches) -> None:
+        """Log what was quantized and what no sample reached."""
+        log.info("%d layers quantized, %d excluded", len(found.quantized), len(found.excluded))
+        if self.unreached:
+            log.warning(
+                "no sample reached %d activations, which stay float: %s; experts need samples that are routed to them",
+                len(self.unreached),
+                ", ".join(self.unreached),
+            )
+
+    @staticmethod
+    def freeze(model: Model, quantize: bool | None = None, runtime_options: Any = None) -> Model:
+        """Put quantized values in the place of the float weights and biases, in place.
+
+        A weight shared with a layer that is quantized otherwise, or not at all, is no longer shared.
+
+        Args:
+            model: from ``quantize_model``.
+            quantize: False keeps the float values (and quantizes them when the model runs); None means True.
+            runtime_options: native kernels; not available.
+
+        Raises:
+            ModelError: a model without quantized layers.
+        """
+        if runtime_options is not None:
+            raise ConfigError("runtime_options asks for native kernels, which are not available; leave it None")
+        layers = [layer for _, layer in quantized_layers(model)]
+        if not layers:
+            raise ModelError(f"{type(model).__name__} has no quantized layer to freeze; quantize_model comes first")
+        if quantize is not False:
+            bake([layer for layer in layers if not layer.frozen])
+        return model
+
+
+def check_model(model: nn.Module) -> None:
+    """A float model with all its weights in one place."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if any(True for _ in quantized_layers(model)):
+        raise ModelError(f"{type(model).__name__} is quantized already; start from the float model")
+    devices = getattr(model, "hf_device_map", None) or {}
+    away = [name or "the model" for name, device in devices.items() if str(device) in OFFLOADED]
+    if (away and len(set(devices.values())) > 1) or "disk" in devices.values():
+        raise ModelError(f"weights of {', '.join(away)} are offloaded; load the model on one device")
+
+
+def has_static_activations(found: Match) -> bool:
+    """Whether samples are needed for this layer."""
+    return any(stage.calibrated for slot in ("input_tensors", "output_tensors") for stage in found.stages[slot])
+
+
+def prepare(found: Matches) -> None:
+    """Attach quantizers to every layer, and fix the ranges of weights and biases."""
+    for item in found.quantized:
+        module = item.layer.module
+        quantizers = {slot: quantizer_of(item, slot) for slot in SLOTS}
+        for slot in ("weight", "bias"):
+            quantizer = quantizers[slot]
+            if quantizer is not None:
+                calibrate_with(quantizer, getattr(module, slot))
+        attach(module, quantizers)
+        for quantizer in quantizers.values():
+            if quantizer is not None:
+                quantizer.train(module.training)
+
+
+def quantizer_of(item: Match, slot: str) -> Quantizer | None:
+    """The quantizer of one tensor of a layer."""
+    if not item.stages[slot]:
+        return None
+    name = f"{slot} of {item.layer.name!r}"
+    return make_quantizer(item.stages[slot], lambda stage: item.granularity(slot, stage), name)
+
+
+def restore(found: Matches) -> None:
+    """Make every layer what it was."""
+    for item in found.quantized:
+        detach(item.layer.module)
+
+
+def bake(layers: list[QuantLayer]) -> None:
+    """Replace the parameters of ``layers`` by their quantized values; equal ones stay shared.
+
+    ``before`` keeps the float parameters alive, so that their ids stay theirs.
+    """
+    made: dict[tuple[Any, ...], nn.Parameter] = {}
+    before = [layer._parameters[name] for layer in layers for name in OWN if name in layer._parameters]
+    for layer in layers:
+        for name, value in layer.quantized_parameters().items():
+            old, quantizer = layer._parameters[name], layer._modules[f"_{name}_quantizer"]
+            key = (id(old), str(quantizer), type(layer).__name__)
+            if key not in made:
+                made[key] = nn.Parameter(value, requires_grad=old.requires_grad)  # type: ignore[union-attr]
+            layer._parameters[name] = made[key]
+        layer.frozen = True
+        layer.__dict__.pop("_twin", None)
+    del before
