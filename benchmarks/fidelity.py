@@ -269,7 +269,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def examples(run: argparse.Namespace, folder: Path) -> list[Example]:
     """The models that were asked for."""
     if run.models == ["toy"]:
-        return [models.resnet_example(folder, samples=4, model=models.toy())]
+        return [models.resnet_example(folder, models.TOY, "toy")]
     found = [models.resnet_example(folder), *models.real_examples(run.data)]
     return [example for example in found if run.models is None or example.name in run.models]
 

@@ -43,10 +43,10 @@ def kernels(path: Path) -> dict[str, int]:
 
 def latency_report(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Quantize each variant, print latencies and kernels, and return everything as plain values."""
-    network = models.toy() if arguments.toy else models.resnet()
+    shape = models.TOY if arguments.toy else models.Shape()
     model, feeds = folder / "model.onnx", folder / "feeds.npz"
-    onnx.save(network, model)
-    write_feeds(feeds, models.random_images(network, arguments.samples, seed=1))
+    onnx.save(models.resnet(shape), model)
+    write_feeds(feeds, models.random_images(shape.image, arguments.samples, seed=1))
     paths, lines = {"float": model}, []
     for k, (name, values) in enumerate(VARIANTS.items()):
         output = folder / f"variant{k}.onnx"

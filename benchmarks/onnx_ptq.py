@@ -115,10 +115,10 @@ def row(job: Job, outcome: Outcome, bare_seconds: float) -> list[str]:
 
 def time_report(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measure, print the table, and return everything as plain values."""
-    network = models.toy() if arguments.toy else models.resnet()
+    shape = models.TOY if arguments.toy else models.Shape()
     files = {"model": str(folder / "model.onnx"), "feeds": str(folder / "feeds.npz")}
-    onnx.save(network, files["model"])
-    write_feeds(Path(files["feeds"]), models.random_images(network, arguments.samples, seed=1))
+    onnx.save(models.resnet(shape), files["model"])
+    write_feeds(Path(files["feeds"]), models.random_images(shape.image, arguments.samples, seed=1))
     jobs = plan_jobs({**files, "output": str(folder / "quantized.onnx")}, arguments.methods, arguments.peer_python)
     outcomes = run_rounds(jobs, arguments.repeats)
     if outcomes[0].result is None:
