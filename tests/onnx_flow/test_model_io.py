@@ -116,6 +116,12 @@ def sparse() -> onnx.ModelProto:
     return proto
 
 
+def short_weight() -> onnx.ModelProto:
+    proto = models.cnn()
+    proto.graph.initializer[0].raw_data = proto.graph.initializer[0].raw_data[:-8]
+    return proto
+
+
 node = helper.make_node
 DAMAGED = {
     "empty": (b"", "is empty"),
@@ -126,6 +132,7 @@ DAMAGED = {
     "makes nothing": (graph_of(node("Relu", ["x"], ["z"])).SerializeToString(), "output 'y' is made by no node"),
     "made twice": (graph_of(*[node("Relu", ["x"], ["y"])] * 2).SerializeToString(), "'y' is redeclared"),
     "future": (newer_than_we_read().SerializeToString(), "Upgrade onnx"),
+    "short": (short_weight().SerializeToString(), "the data of 'w1' do not fit"),
     "sparse": (sparse().SerializeToString(), "sparse initializer 'few'"),
 }
 

@@ -118,7 +118,10 @@ def _from_proto(proto: onnx.ModelProto, source: str, folder: Path, copy: Copy) -
     def own(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
         if isinstance(tensor, ir.ExternalTensor):
             return _located(tensor, name, source, folder)
-        return copy(tensor, name)
+        try:
+            return copy(tensor, name)
+        except ValueError as error:
+            raise ModelError(f"{source}: the data of {name!r} do not fit its shape or type: {error}") from error
 
     _replace_tensors(model, own)
     return _tidied(model, source)
