@@ -51,9 +51,10 @@ def emitted(
     config: QConfig, ranges: dict[str, tuple[float, float]], proto: onnx.ModelProto | None = None
 ) -> onnx.ModelProto:
     job = config.compile()
-    model, _ = prepare(load(proto or gemm_model()), job)
+    prepared = prepare(load(proto or gemm_model()), job)
+    model, job = prepared.model, prepared.job
     plan = place(model, job)
-    set_parameters(model, plan, {tensor.name: ranges[tensor.name] for tensor in observed(plan)})
+    set_parameters(model, plan, {t.name: ranges[t.name] for t in observed(plan, job.options)}, job.options)
     result = to_proto(emit(model, plan, job.options))
     onnx.checker.check_model(result, full_check=True)
     return result

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tests.onnx_flow import models
 
 from quark.demo import data as digits
 from quark.errors import ConfigError, DataError, ModelError, QuarkError
@@ -36,7 +36,6 @@ from quark.onnx import (
     XInt8Spec,
     get_default_config,
 )
-from tests.onnx_flow import models
 
 MODEL = digits.model_path()
 QUIET = {"PrintSummary": False}
@@ -277,11 +276,46 @@ def test_nothing_to_quantize_is_said() -> None:
         ModelQuantizer(int8()).quantize_model(proto, None, [{"x": models.normal(2, 4)}])
 
 
-def test_float16_is_refused_by_name() -> None:
-    weight = models.normal(4, 3).astype(np.float16)
-    proto = models.model("g (float16[n,4] x) => (float16[n,3] y) { y = MatMul(x, w) }", {"w": weight})
-    with pytest.raises(ModelError, match="float16"):
-        ModelQuantizer(int8()).quantize_model(proto, None, [{"x": np.ones((2, 4), np.float16)}])
+def half_model() -> onnx.ModelProto:
+    weight = models.normal(12, 8, scale=0.3).astype(np.float16)
+    bias = models.normal(8).astype(np.float16)
+    return models.model("g (float16[n,12] x) => (float16[n,8] y) { y = Gemm(x, w, b) }", {"w": weight, "b": bias})
+
+
+HALF_FEED = {"x": models.normal(64, 12).astype(np.float16)}
+
+
+@pytest.mark.parametrize("options", [{}, {"QuantizeFP16": True, "UseFP32Scale": False}, {"ConvertFP16ToFP32": True}])
+def test_float16_models_are_quantized_as_they_are_or_converted(options: dict[str, bool]) -> None:
+    proto = half_model()
+    result = ModelQuantizer(int8(**options)).quantize_model(proto, None, [HALF_FEED])
+    assert result is not None
+    onnx.checker.check_model(result, full_check=True)
+    converted = options.get("ConvertFP16ToFP32", False)
+    feed = {"x": HALF_FEED["x"].astype(np.float32 if converted else np.float16)}
+    found = models.run(result, feed)[0]
+    assert found.dtype == feed["x"].dtype
+    assert sqnr(models.run(proto, HALF_FEED)[0].astype(np.float32), found.astype(np.float32)) > 28
+    scales = {t.data_type for t in result.graph.initializer if t.name.endswith("_scale")}
+    assert scales == {onnx.TensorProto.FLOAT16 if options.get("UseFP32Scale") is False else onnx.TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"QuantizeFP16": False}, "float16 model: set QuantizeFP16.*ConvertFP16ToFP32"),
+        ({"WeightScaled": True}, "bfloat16"),
+    ],
+)
+def test_float16_options_that_contradict_the_model_are_refused(options: dict[str, bool], message: str) -> None:
+    with pytest.raises(QuarkError, match=message):
+        ModelQuantizer(int8(**options)).quantize_model(half_model(), None, [HALF_FEED])
+
+
+@pytest.mark.parametrize("option", ["QuantizeFP16", "UseFP32Scale"])
+def test_float16_options_need_a_float16_model(option: str) -> None:
+    with pytest.raises(ModelError, match=f"{option}.*float16 model"):
+        ModelQuantizer(int8(**{option: True})).quantize_model(MODEL, None, FEEDS)
 
 
 def test_weights_above_two_gigabytes_need_a_path() -> None:

@@ -204,4 +204,25 @@ def test_scales_per_channel_meet_their_channels(name: str) -> None:
     assert result.proto is not None
     reference = models.model("g (float[n,24,6,6] x, float[16,24,3,3] w) => (float[n,16,4,4] y) { y = Conv(x, w) }")
     expected = models.run(reference, {"x": IMAGE, "w": simulated(kernel, result.plan.tensors["w"])})[0]
-    np.testing.assert_allclose(run(result.proto, IMAGE), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(run(result.proto, IMAGE), expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_scaled_bfloat16_maps_the_range_to_two(cast: bool) -> None:
+    proto, plan = quantized(
+        matmul_model(), "BFloat16Spec", "BFloat16Spec", X, ActivationScaled=True, WeightScaled=True, BF16QDQToCast=cast
+    )
+    np.testing.assert_allclose(plan.tensors["x"].scale, np.abs(X).max() / 2, rtol=1e-6)
+    np.testing.assert_allclose(plan.tensors["w"].scale, np.abs(W).max() / 2, rtol=1e-6)
+    expected = simulated(X, plan.tensors["x"]).astype(np.float64) @ simulated(W, plan.tensors["w"])
+    np.testing.assert_allclose(run(proto, X), expected, rtol=1e-5, atol=2e-6 * np.abs(expected).max())
+
+
+def test_vaiml_keeps_rounded_weights_in_float32_and_outputs_float() -> None:
+    proto, plan = quantized(matmul_model(), "BFloat16Spec", "BFloat16Spec", X, EnableVaimlBF16=True)
+    kept = {t.name: ir.serde.deserialize_tensor(t).numpy() for t in proto.graph.initializer}
+    rounded = kept["w_bf16"]
+    assert rounded.dtype == np.float32 and not (rounded.view(np.uint32) & 0xFFFF).any()
+    assert [n.op_type for n in proto.graph.node] == ["Cast", "Cast", "MatMul"]
+    plain, _ = quantized(matmul_model(), "BFloat16Spec", "BFloat16Spec", X)
+    np.testing.assert_allclose(run(proto, X), run(plain, X), rtol=1e-5, atol=1e-4)

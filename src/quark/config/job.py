@@ -61,6 +61,23 @@ def for_target(job: Job) -> Job:
     return replace(job, rules=rules, options=options)
 
 
+def with_scale_rule(job: Job, rule: str) -> Job:
+    """The job with every float32 scale under another rule."""
+
+    def changed(layer: LayerSpec) -> LayerSpec:
+        specs = {slot: spec and _with_rule(spec, rule) for slot, spec in vars(layer).items()}
+        return LayerSpec(**specs)
+
+    rules = tuple(
+        entry if entry.layer is None else replace(entry, layer=changed(entry.layer)) for entry in job.rules.rules
+    )
+    return replace(job, rules=replace(job.rules, default=changed(job.rules.default), rules=rules))
+
+
+def _with_rule(spec: TensorSpec, rule: str) -> TensorSpec:
+    return replace(spec, scale_rule=rule) if spec.scale_rule == "float32" else spec
+
+
 def _unsigned_activations(layer: LayerSpec) -> LayerSpec:
     return replace(layer, inputs=_unsigned(layer.inputs), outputs=_unsigned(layer.outputs))
 

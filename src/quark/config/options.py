@@ -16,7 +16,6 @@ from quark.errors import ConfigError, unknown
 #: Options of the interface that this version does not implement yet: refused by name, never ignored.
 NOT_YET = frozenset(
     [
-        "ActivationScaled",
         "AdjustBiasScale",
         "AdjustHardSigmoid",
         "AdjustShiftBias",
@@ -33,7 +32,6 @@ NOT_YET = frozenset(
         "ConvertBNToConv",
         "ConvertClipToDPUVersion",
         "ConvertClipToRelu",
-        "ConvertFP16ToFP32",
         "ConvertHardSigmoidToDPUVersion",
         "ConvertLeakyReluToDPUVersion",
         "ConvertNCHWToNHWC",
@@ -45,7 +43,6 @@ NOT_YET = frozenset(
         "CryptoMode",
         "EnableDualQuantNodePairs",
         "EnableSubgraph",
-        "EnableVaimlBF16",
         "EncryptionAlgorithm",
         "FillAllValueInfo",
         "FixShapes",
@@ -62,7 +59,6 @@ NOT_YET = frozenset(
         "NPULimitationCheck",
         "NumBins",
         "PreprocessYAML",
-        "QuantizeFP16",
         "RemoveInputInit",
         "ReplaceClip6Relu",
         "SaveAndRestore",
@@ -71,9 +67,7 @@ NOT_YET = frozenset(
         "SplitLargeKernelPool",
         "TensorQuantOverrides",
         "TmpDir",
-        "UseFP32Scale",
         "UseMatMulNBits",
-        "WeightScaled",
     ]
 )
 
@@ -101,6 +95,7 @@ class Options(BaseModel):
         {}, 1, "Keyword arguments handed to onnxslim; given ones make it run."
     )
     ConvertOpsetVersion: Positive | None = _option(None, 1, "Lift the model to this opset; never lowers it.")
+    ConvertFP16ToFP32: bool = _option(False, 1, "Turn a float16 model into a float32 one before anything else.")
     FoldBatchNorm: bool | None = _option(
         None, 1, "Fold BatchNormalization into the layer before it (as OptimizeModel)."
     )
@@ -165,6 +160,14 @@ class Options(BaseModel):
         "power-of-two scales (the NPU flow: biases have the weight's type and a scale of their own), else True.",
     )
     # 6 ---------------------------------------------------------------------------------------------------------------
+    ActivationScaled: bool = _option(False, 6, "Scale bfloat16 and float16 activations into a reduced range.")
+    WeightScaled: bool = _option(False, 6, "Scale bfloat16 and float16 weights into a reduced range.")
+    QuantizeFP16: bool | None = _option(
+        None, 6, "Quantize a float16 model as it is, computing in float16. Default: when the model is one."
+    )
+    UseFP32Scale: bool | None = _option(
+        None, 6, "Scales of a float16 model in float32, with Casts around Q and DQ. Default: as QuantizeFP16."
+    )
     UseUnsignedReLU: bool = _option(False, 6, "Outputs of Relu, and of Clip from 0, use unsigned asymmetric codes.")
     Int16Scale: bool = _option(False, 6, "Replace float scales by the nearest M / 2^N that fits 16-bit integers.")
     # 7 ---------------------------------------------------------------------------------------------------------------
@@ -179,6 +182,9 @@ class Options(BaseModel):
     # 8 ---------------------------------------------------------------------------------------------------------------
     BF16WithClip: bool = _option(False, 8, "Clip activations to the finite bfloat16 values before they are rounded.")
     BF16QDQToCast: bool = _option(False, 8, "Write bfloat16 and float16 as plain Cast pairs instead of extended Q/DQ.")
+    EnableVaimlBF16: bool = _option(
+        False, 8, "Weights rounded to bfloat16 but stored as float32, activations as Casts, float outputs."
+    )
     RefineBlockAxis: bool | None = _option(
         None, 8, "Blocks run along the axis that MatMul and Gemm sum over, and along Softmax's own (default: yes)."
     )

@@ -62,23 +62,24 @@ def quantize(
         with _timed(seconds, "load"):
             source = files.load(model_input)
         with _timed(seconds, "prepare"):
-            model, passes = prepare(source, job)
+            prepared = prepare(source, job)
+            model, job = prepared.model, prepared.job
             plan = place(model, job)
             _refuse_nothing(plan)
         with _timed(seconds, "calibrate"):
             ranges = _ranges(model, plan, job, reader, update)
         with _timed(seconds, "parameters"):
-            set_parameters(model, plan, ranges)
+            set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "write"):
             proto = _write(emit(model, plan, job.options), model_output, job)
     if job.options.PrintSummary:
         print_summary(plan)
-    return Result(plan, passes, seconds, proto)
+    return Result(plan, prepared.reports, seconds, proto)
 
 
 def _ranges(model: ir.Model, plan: Plan, job: Job, reader: Any, update: Progress) -> dict[str, Any]:
     """Calibrated ranges of the observed activations; no data is read when none is needed."""
-    requests: dict[str, Request] = {tensor.name: request_of(tensor.spec, job.options) for tensor in observed(plan)}
+    requests: dict[str, Request] = {tensor.name: request_of(tensor.spec, job.options) for tensor in observed(plan, job.options)}
     if not requests:
         return {}
     samples = _samples(model, job, reader)

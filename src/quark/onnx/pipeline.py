@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import onnx_ir as ir
 
-from quark.config.job import Job
+from quark.config.job import Job, with_scale_rule
 from quark.config.options import Options
 from quark.errors import ModelError
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.passes import constants, fold_batch_norm, input_initializers, simplify, unshare
+from quark.onnx.passes import constants, float16_to_float32, fold_batch_norm, input_initializers, simplify, unshare
 from quark.onnx.qdq.carriers import opset_of
 
 _QUANTIZED_OPS = frozenset(
@@ -34,20 +36,31 @@ _QUANTIZED_OPS = frozenset(
 _VALID_FROM = {"GroupNormalization": 21}
 
 
-def prepare(model: ir.Model, job: Job) -> tuple[ir.Model, list[PassReport]]:
+@dataclass(frozen=True)
+class Prepared:
+    """A model ready for placement, the job as it applies to this model, and what the passes did."""
+
+    model: ir.Model
+    job: Job
+    reports: list[PassReport]
+
+
+def prepare(model: ir.Model, job: Job) -> Prepared:
     """Lift an old model, then fold and tidy it, so that placement finds weights in initializers and types everywhere.
 
     Raises:
-        ModelError: the model is already quantized, is float16, or cannot be lifted.
+        ModelError: the model is already quantized, is float16 where the options want float32, or cannot be lifted.
     """
     refuse_quantized(model)
     model = lift(model, max([opset_of(job), *(_VALID_FROM.get(node.op_type, 0) for node in model.graph)]))
     reports = [input_initializers.run(model)]
+    if job.options.ConvertFP16ToFP32:
+        reports.append(float16_to_float32.run(model))
+    job = _for_float16(job, is_float16(model))
     if not job.options.SkipPreprocess:
         reports += _optimize(model, job.options)
     infer_shapes(model)
-    _refuse_float16(model)
-    return model, reports
+    return Prepared(model, job, reports)
 
 
 def _optimize(model: ir.Model, options: Options) -> list[PassReport]:
@@ -76,13 +89,25 @@ def refuse_quantized(model: ir.Model) -> None:
         )
 
 
-def _refuse_float16(model: ir.Model) -> None:
-    weights = [value.dtype for value in model.graph.initializers.values()]
-    halves = sum(dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) for dtype in weights)
-    if halves and ir.DataType.FLOAT not in [
-        value.dtype for value in model.graph.initializers.values() if len(value.shape or ()) > 1
-    ]:
-        raise ModelError(
-            f"the model is a float16 model ({halves} of its {len(weights)} constants are half precision); convert it "
-            "to float32 before quantizing it"
-        )
+def is_float16(model: ir.Model) -> bool:
+    """Whether a model computes in float16: it has float16 tensors among inputs and weights, and no float32 weights."""
+    types = {value.dtype for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    weights = {value.dtype for value in model.graph.initializers.values() if len(value.shape or ()) > 1}
+    return ir.DataType.FLOAT16 in types and ir.DataType.FLOAT not in weights
+
+
+def _for_float16(job: Job, float16: bool) -> Job:
+    """The options that depend on the model's own type, settled."""
+    options = job.options
+    if options.QuantizeFP16 is False and float16:
+        raise ModelError("the model is a float16 model: set QuantizeFP16 to quantize it as it is, or ConvertFP16ToFP32")
+    if options.QuantizeFP16 and not float16:
+        raise ModelError("QuantizeFP16 is set, but the model is no float16 model")
+    if options.UseFP32Scale and not float16:
+        raise ModelError("UseFP32Scale is for float16 models, and this model is none")
+    wide = float16 and options.UseFP32Scale is not False
+    if float16 and not wide:
+        job = with_scale_rule(job, "float16")
+        options = options.model_copy(update={"QuantizeBias": False})
+    options = options.model_copy(update={"QuantizeFP16": float16, "UseFP32Scale": wide})
+    return replace(job, options=options)

@@ -30,6 +30,7 @@ Kind = Literal["standard", "extended", "cast", "element", "block"]
 
 #: Per-channel parameters and every fusion of ONNX Runtime start here; nothing is written below it.
 BASE_OPSET = 13
+_HALF_SCALES = 19
 _BLOCKED_PARAMETERS = 21
 #: ONNX type -> lowest opset of the standard DequantizeLinear with that type.
 STORED_FROM = {
@@ -97,6 +98,10 @@ BLOCK_OPERATORS: dict[str, BlockOperator] = {
 ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
 
 
+#: Float types whose scale is 1 unless ``ActivationScaled``/``WeightScaled`` ask for a range: its half width.
+REDUCED_RANGE = {"bfloat16": 2.0, "float16": 65504.0}
+
+
 def block_size(spec: TensorSpec) -> int | None:
     """Elements per block of a block format; ``None`` for the others."""
     return BLOCKS[spec.format].size if spec.format in BLOCKS else None
@@ -107,7 +112,7 @@ def activation_kind(spec: TensorSpec, options: Options) -> Kind:
     if spec.format in BLOCKS:
         return "block"
     row = get_format(spec.format)
-    if row.unit_scale and options.BF16QDQToCast:
+    if row.unit_scale and (options.BF16QDQToCast or options.EnableVaimlBF16):
         return "cast"
     if row.onnx_type in ACTIVATION_TYPES:
         return "standard"
@@ -123,7 +128,7 @@ def constant_kind(spec: TensorSpec, options: Options) -> Kind:
         return "cast"
     if row.onnx_type in STORED_FROM:
         return "standard"
-    if row.unit_scale and options.BF16QDQToCast:
+    if row.unit_scale and (options.BF16QDQToCast or options.EnableVaimlBF16):
         return "cast"
     return "extended" if row.onnx_type in _EXTENDED_TYPES else "element"
 
@@ -146,6 +151,8 @@ def _opsets(layer: LayerSpec, options: Options) -> Iterator[int]:
             continue
         kind = activation_kind(spec, options) if activation else constant_kind(spec, options)
         _check_granularity(spec, slot, kind)
+        _check_scaled(spec, slot, options.ActivationScaled if activation else options.WeightScaled)
+        yield _HALF_SCALES if options.UseFP32Scale is False else BASE_OPSET
         yield _FAST_BLOCKS if kind == "block" else BASE_OPSET
         if kind in ("standard", "cast"):
             yield STORED_FROM.get(get_format(spec.format).onnx_type or "", BASE_OPSET)
@@ -161,6 +168,14 @@ def _check_granularity(spec: TensorSpec, slot: str, kind: Kind) -> None:
     if kind not in ("standard", "block") and isinstance(spec.granularity, Group):
         raise ConfigError(
             f"{slot}: ONNX has no groups of the data type {spec.format!r}; allowed are Tensor and Channel"
+        )
+
+
+def _check_scaled(spec: TensorSpec, slot: str, scaled: bool) -> None:
+    if scaled and spec.format not in REDUCED_RANGE:
+        option = "ActivationScaled" if slot in ("inputs", "outputs") else "WeightScaled"
+        raise ConfigError(
+            f"{option} scales {', '.join(REDUCED_RANGE)} only; the data type of {slot} is {spec.format!r}"
         )
 
 

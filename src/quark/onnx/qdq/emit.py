@@ -7,7 +7,8 @@ so on, as compilers for this interface expect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -19,10 +20,12 @@ from quark.errors import ModelError
 from quark.onnx.graph.weightless import through_proto
 from quark.onnx.passes.constants import remove_unused
 from quark.onnx.qdq.carriers import activation_kind, constant_kind
-from quark.onnx.qdq.carry import ACTIVATION_NODES, AMD, OWN, Carried
+from quark.onnx.qdq.carry import ACTIVATION_NODES, AMD, OWN, Carried, single
 from quark.onnx.qdq.initializers import Parameters
-from quark.onnx.qdq.store import CONSTANT_NODES
+from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant
 from quark.operators import add_functions
+
+Builder = Callable[[Carried], list[ir.Node]]
 
 
 def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
@@ -56,7 +59,7 @@ def _uses(carried: Carried) -> list[Any]:
 
 def _activation(graph: ir.Graph, carried: Carried) -> None:
     uses, tensor = _uses(carried), carried.tensor
-    build = ACTIVATION_NODES[activation_kind(tensor.spec, carried.options)]
+    build = _in_float32(ACTIVATION_NODES[activation_kind(tensor.spec, carried.options)])
     if carried.options.DedicatedQDQPair and len(uses) > 1:
         for number, use in enumerate(uses, 1):
             nodes = build(Carried(tensor, carried.value, carried.parameters, carried.options, f"_{number}"))
@@ -90,13 +93,57 @@ def _insert(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> None:
 
 def _constant(graph: ir.Graph, carried: Carried) -> None:
     uses, options, spec = _uses(carried), carried.options, carried.tensor.spec
-    if options.AddQDQPairToWeight and carried.tensor.role == "weight":
-        nodes = ACTIVATION_NODES[activation_kind(spec, options)](carried)
+    if options.EnableVaimlBF16 and spec.format == "bfloat16":
+        read = rounded_constant(carried)
     else:
-        nodes = CONSTANT_NODES[constant_kind(spec, options)](carried)
-    _insert(graph, carried.value, nodes)
+        if options.AddQDQPairToWeight and carried.tensor.role == "weight":
+            nodes = _in_float32(ACTIVATION_NODES[activation_kind(spec, options)])(carried)
+        else:
+            nodes = _back_to_float16(CONSTANT_NODES[constant_kind(spec, options)])(carried)
+        _insert(graph, carried.value, nodes)
+        read = nodes[-1].outputs[0]
     for use in uses:
-        use.node.replace_input_with(use.idx, nodes[-1].outputs[0])
+        use.node.replace_input_with(use.idx, read)
+
+
+def _is_wide(carried: Carried) -> bool:
+    """Whether a float16 tensor is quantized in float32."""
+    return carried.value.dtype == ir.DataType.FLOAT16 and bool(carried.options.UseFP32Scale)
+
+
+def _in_float32(build: Builder) -> Builder:
+    """``build`` between a Cast to float32 and one back, for a float16 tensor whose scales are float32."""
+
+    def wrapped(carried: Carried) -> list[ir.Node]:
+        if not _is_wide(carried):
+            return build(carried)
+        to_float = single(
+            carried, "Cast", [carried.value], {"to": int(ir.DataType.FLOAT)}, "", "Float", ir.DataType.FLOAT
+        )
+        nodes = build(replace(carried, value=to_float.outputs[0]))
+        return [to_float, *nodes, _to_half(carried, nodes[-1])]
+
+    return wrapped
+
+
+def _back_to_float16(build: Builder) -> Builder:
+    """``build`` and a Cast to float16, for a float16 constant whose scales are float32."""
+
+    def wrapped(carried: Carried) -> list[ir.Node]:
+        if not _is_wide(carried):
+            return build(carried)
+        source = carried.value
+        wide = ir.Value(
+            name=source.name, shape=source.shape, type=ir.TensorType(ir.DataType.FLOAT), const_value=source.const_value
+        )
+        nodes = build(replace(carried, value=wide))
+        return [*nodes, _to_half(carried, nodes[-1])]
+
+    return wrapped
+
+
+def _to_half(carried: Carried, last: ir.Node) -> ir.Node:
+    return single(carried, "Cast", [last.outputs[0]], {"to": int(ir.DataType.FLOAT16)}, kind="Half")
 
 
 def _with_functions(model: ir.Model) -> ir.Model:

@@ -22,7 +22,7 @@ class Parameters:
         key = tensor.group if tensor.role == "activation" else tensor.name
         if key not in self._made:
             prefix = f"{tensor.name}_quantized" if tensor.role == "bias" else tensor.name
-            scale = np.asarray(tensor.scale, np.float32)
+            scale = np.asarray(tensor.scale, np.float16 if tensor.spec.scale_rule == "float16" else np.float32)
             dtype = zero_type or onnx_type(tensor.spec)
             zero_point = np.asarray(tensor.zero_point).astype(dtype.numpy())
             named = ir.tensor(zero_point, dtype=dtype, name=f"{prefix}_zero_point")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.errors import ModelError
@@ -21,7 +22,7 @@ from quark.numerics.granularity import Tensor
 from quark.observers.mse import search_rows
 from quark.observers.non_overflow import fitted
 from quark.onnx.graph.surgery import constant_array
-from quark.onnx.qdq.carriers import block_size
+from quark.onnx.qdq.carriers import REDUCED_RANGE, block_size
 
 _ONE, _ZERO = np.float32(1), np.int64(0)
 _INT32_MAX = 2.0**31 - 1
@@ -29,17 +30,18 @@ _INT32_MAX = 2.0**31 - 1
 _FIT = 1 + 2.0**-20
 
 
-def set_parameters(model: ir.Model, plan: Plan, ranges: Mapping[str, tuple[Any, Any]]) -> None:
+def set_parameters(model: ir.Model, plan: Plan, ranges: Mapping[str, tuple[Any, Any]], options: Options) -> None:
     """Fill ``range``, ``scale`` and ``zero_point`` of every tensor of the plan.
 
     Args:
         ranges: (lo, hi) of every observed activation.
+        options: whether float types are scaled.
     """
     for members in plan.groups().values():
-        _set_group(plan, members, ranges)
+        _set_group(plan, members, ranges, options.ActivationScaled)
     initializers = model.graph.initializers
     for tensor in plan.of_role("weight"):
-        _set_weight(plan, tensor, constant(initializers[tensor.name]))
+        _set_weight(plan, tensor, constant(initializers[tensor.name]), options.WeightScaled)
     for tensor in plan.of_role("bias"):
         _set_bias(plan, tensor, constant(initializers[tensor.name]))
 
@@ -52,26 +54,34 @@ def constant(value: ir.Value) -> np.ndarray:
     return array
 
 
-def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple[Any, Any]]) -> None:
-    if get_format(members[0].spec.format).unit_scale:
+def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple[Any, Any]], scaled: bool) -> None:
+    if get_format(members[0].spec.format).unit_scale and not scaled:
         for member in members:
             plan.update(member.name, scale=_ONE, zero_point=_ZERO)
         return
     found = [ranges[m.name] if m.fixed_range is None else m.fixed_range for m in members if m.observed]
     lo, hi = min(side[0] for side in found), max(side[1] for side in found)
-    scale, zero_point = members[0].spec.grid.parameters(lo, hi)
+    scale, zero_point = _from_range(members[0].spec, lo, hi, scaled)
     for member in members:
         plan.update(
             member.name, range=(float(lo), float(hi)), scale=np.asarray(scale), zero_point=np.asarray(zero_point)
         )
 
 
-def _set_weight(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
-    if get_format(tensor.spec.format).unit_scale:
+def _from_range(spec: TensorSpec, lo: Any, hi: Any, scaled: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and zero point; a scaled float type maps the larger side to its reduced range."""
+    if not scaled:
+        return spec.grid.parameters(lo, hi)
+    widest = np.maximum(-np.minimum(lo, 0), np.maximum(hi, 0)) / REDUCED_RANGE[spec.format]
+    return np.where(widest == 0, 1, widest).astype(np.float32), np.zeros(np.shape(widest), np.int64)
+
+
+def _set_weight(plan: Plan, tensor: TensorPlan, values: np.ndarray, scaled: bool) -> None:
+    if get_format(tensor.spec.format).unit_scale and not scaled:
         plan.update(tensor.name, scale=_ONE, zero_point=_ZERO)
         return
     lo, hi = weight_range(values, tensor.spec, tensor.name)
-    scale, zero_point = tensor.spec.grid.parameters(lo, hi)
+    scale, zero_point = _from_range(tensor.spec, lo, hi, scaled)
     plan.update(tensor.name, range=(lo, hi), scale=np.asarray(scale), zero_point=np.asarray(zero_point))
 
 
@@ -126,10 +136,12 @@ def _grown(weight: TensorPlan, needed: np.ndarray) -> np.ndarray:
     return scale
 
 
-def observed(plan: Plan) -> Iterable[TensorPlan]:
+def observed(plan: Plan, options: Options) -> Iterable[TensorPlan]:
     """The activations whose range must come from data."""
-    return [tensor for tensor in plan.of_role("activation") if _needs_data(tensor)]
-
-
-def _needs_data(tensor: TensorPlan) -> bool:
-    return tensor.observed and tensor.fixed_range is None and not get_format(tensor.spec.format).unit_scale
+    return [
+        tensor
+        for tensor in plan.of_role("activation")
+        if tensor.observed
+        and tensor.fixed_range is None
+        and (options.ActivationScaled or not get_format(tensor.spec.format).unit_scale)
+    ]

@@ -332,6 +332,9 @@ def _pass_through(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Plac
 def _leave_outputs(placement: Placement) -> None:
     """Take out the outputs that the user excludes: they stay float for every reader."""
     options = placement.job.options
+    if options.EnableVaimlBF16:
+        for value in placement.model.graph.outputs:
+            placement.plan.tensors.pop(value.name or "", None)
     for node in placement.model.graph:
         listed = node.op_type in options.OpTypesToExcludeOutputQuantization
         if listed or node.name in options.NodesToExcludeOutputQuantization:

@@ -13,12 +13,12 @@ from quark.onnx.qdq.op_rules import MOVES_VALUES, SHAPE_INPUTS_FROM, OpRule
 #: A constant operand at or below this, beside which everything else is 0, is an attention mask and no data.
 MASK_VALUE = -1e3
 _MASK_SIZE_LIMIT = 1 << 24
-_FLOAT = ir.DataType.FLOAT
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 def is_float(value: ir.Value | None) -> bool:
-    """Whether a value is a float32 tensor."""
-    return value is not None and value.dtype == _FLOAT
+    """Whether a value is a tensor of a type that models compute in."""
+    return value is not None and value.dtype in _FLOATS
 
 
 def data_inputs(node: ir.Node, rule: OpRule) -> list[ir.Value]:

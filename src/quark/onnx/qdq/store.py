@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from quark.config.plan import TensorPlan
 from quark.errors import ModelError
-from quark.numerics.affine import quantize
+from quark.numerics.affine import fake_quantize, quantize
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import get_format
 from quark.numerics.packing import pack
@@ -39,6 +39,19 @@ def codes_of(values: np.ndarray, tensor: TensorPlan) -> np.ndarray:
     scale, zero_point = np.asarray(tensor.scale), np.asarray(tensor.zero_point)
     narrow = spec.narrow and spec.symmetric
     return quantize(values, scale, zero_point, get_format(spec.format), spec.granularity, spec.rounding, narrow)
+
+
+def rounded_constant(carried: Carried) -> ir.Value:
+    """The constant rounded to its format but kept in float32, as ``<name>_bf16`` (``EnableVaimlBF16``)."""
+    tensor = carried.tensor
+    values = fake_quantize(
+        source_of(carried).numpy(),
+        tensor.scale,
+        tensor.zero_point,
+        get_format(tensor.spec.format),
+        tensor.spec.granularity,
+    )
+    return add_initializer(carried.parameters.graph, np.asarray(values), f"{carried.name}_bf16")
 
 
 def _typed(carried: Carried) -> ir.Value:
@@ -72,8 +85,8 @@ def _cast(carried: Carried) -> list[ir.Node]:
         rank, axis = len(carried.value.shape or ()), axis_of(carried.tensor).get("axis", 0)
         if scale.ndim:
             scale = scale.reshape([-1 if position == axis else 1 for position in range(rank)])
-        scale = add_initializer(carried.parameters.graph, scale, f"{carried.name}_scale")
-        nodes.append(single(carried, "Mul", [nodes[-1].outputs[0], scale], {}, kind="Mul"))
+        factor = add_initializer(carried.parameters.graph, scale, f"{carried.name}_scale")
+        nodes.append(single(carried, "Mul", [nodes[-1].outputs[0], factor], {}, kind="Mul"))
     return nodes
 
 
