@@ -20,6 +20,7 @@ from torch import nn
 from quark.config.tensor import TensorSpec
 from quark.errors import DataError
 from quark.numerics.affine import fake_quantize
+from quark.numerics.formats import Block
 from quark.numerics.granularity import Granularity, Tensor
 from quark.torch.observer import ObserverBase
 from quark.torch.stage import Stage, Stages
@@ -75,8 +76,10 @@ class FakeQuantize(nn.Module):
         Raises:
             DataError: a dynamic range of values that are not finite.
         """
-        scale, zero_point = (self.scale, self.zero_point) if self.stage.calibrated else self.parameters(x)
         spec, format = self.stage.spec, self.stage.format
+        if not self.stage.needs_range and not isinstance(format, Block):
+            return format.round(x, spec.rounding)
+        scale, zero_point = (self.scale, self.zero_point) if self.stage.calibrated else self.parameters(x)
         if not self.stage.real_zero:
             return fake_quantize(x, scale, zero_point, format, self.granularity, spec.rounding)
         shape = tuple(x.shape)
