@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -242,13 +240,6 @@ def test_settings_are_checked_by_name() -> None:
 def test_a_tensor_without_values_has_an_empty_range() -> None:
     for search in SEARCHES.values():
         assert search.find(search.observe({}), INT8, {}) == (0.0, 0.0)
-
-
-def test_the_fine_steps_end_where_the_coarse_ones_meet() -> None:
-    from quark.observers.mse import COARSE_STEPS, FINE_STEPS
-
-    assert max(FINE_STEPS) * COARSE_STEPS[0] < 1 < max(FINE_STEPS)
-    assert all(a > b for a, b in pairwise(COARSE_STEPS))
 
 
 def test_histogram_search_and_exact_search_agree() -> None:

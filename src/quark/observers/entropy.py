@@ -9,26 +9,27 @@ so 8 bits are 8 bits. Two corrections to the original: values that count as zero
 and a ReLU makes so many that they drown the rest), and what chance alone adds to the divergence is taken off: (filled
 bins - filled codes) / 2n, the mean of the likelihood-ratio statistic (Wilks 1938; Miller 1955), without which few
 samples clip half of the range. A threshold whose squared error exceeds that of the full range is not taken.
-Thresholds go from where every bin has a code of its own up to the largest |x|: first in steps of 1/8 octave, then bin
-by bin at most 1/64 octave apart around the best.
+Thresholds go from 128 bins up to the largest |x| in steps of 1/8 octave, then by 1/16, 1/32 and 1/64 around the best.
 
 Not handled: a threshold for each side.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 
 from quark.numerics.affine import Grid, fake_quantize
 from quark.observers.histogram import Histogram
-from quark.observers.mse import range_error
+from quark.observers.mse import range_errors
 from quark.observers.percentile import clipped
 
 LEAST_BINS = 2048
 NEVER = 1e-4
-COARSE = 2.0 ** (-1 / 8)
+STEPS_PER_OCTAVE = 8
+FAVOURITES = 12
+FINE_STEPS = (1 / 16, 1 / 32, 1 / 64)
 
 
 def search(statistic: Histogram, grid: Grid, levels: int = 128) -> tuple[float, float]:
@@ -42,59 +43,69 @@ def search(statistic: Histogram, grid: Grid, levels: int = 128) -> tuple[float, 
     counts, width = magnitudes(statistic)
     if counts.size <= levels or not width:
         return statistic.lo, statistic.hi
-    find = partial(_best, statistic, grid, counts, width)
-    first = find(_coarse(levels, counts.size))
-    fine = np.unique(np.rint(first * 2.0 ** (np.arange(-8, 9) / 64)).astype(int))
-    return clipped(statistic, width * find(fine[(fine >= levels) & (fine <= counts.size)]))
+    divergences = Divergences(statistic, grid, counts, width)
+    found = {bins: divergences.at(bins) for bins in _coarse(levels, counts.size)}
+    for step in FINE_STEPS:
+        best = min(found, key=found.__getitem__)
+        near = (round(best * 2.0**way) for way in (step, -step))
+        found.update((bins, divergences.at(bins)) for bins in near if levels <= bins <= counts.size)
+    return _fair(statistic, grid, [clipped(statistic, bins * width) for bins in sorted(found, key=found.__getitem__)])
 
 
-def _coarse(levels: int, most: int) -> np.ndarray:
-    """Numbers of bins from all of them down to ``levels``, 8 to the octave."""
-    steps = np.arange(int(np.log2(most / levels) * 8) + 1)
-    return np.unique([*np.rint(most * COARSE**steps).astype(int), levels])
+def _coarse(levels: int, most: int) -> list[int]:
+    """Numbers of bins from all of them down to ``levels``; the larger of equals is to win, so it comes first."""
+    steps = range(int(np.log2(most / levels) * STEPS_PER_OCTAVE) + 1)
+    return sorted({levels, *(round(most * 2.0 ** (-k / STEPS_PER_OCTAVE)) for k in steps)}, reverse=True)
+
+
+def _fair(statistic: Histogram, grid: Grid, ranges: list[tuple[float, float]]) -> tuple[float, float]:
+    """The first range whose squared error does not exceed that of the full range."""
+    full = statistic.lo, statistic.hi
+    bound, *errors = range_errors(statistic, grid, [full, *ranges[:FAVOURITES]])
+    return next((span for span, error in zip(ranges, errors, strict=False) if error <= bound), full)
 
 
 def magnitudes(statistic: Histogram) -> tuple[np.ndarray, float]:
     """Counts of |x| in equal bins from 0 on, and their width: a power of two, in which the histogram's bins nest.
 
-    The last bin holds the largest |x|.
+    The last bin holds the largest |x|. Values that count as zero are left out.
     """
     largest = max(-statistic.lo, statistic.hi)
     if not largest:
         return np.zeros(0), 0.0
     width = 2.0 ** (np.floor(np.log2(largest)) + 1) / (2 * LEAST_BINS)
     left, _, counts = statistic.magnitude_bins()
-    counts = np.where(left > 0, counts, 0)
-    return np.bincount((left / width).astype(np.int64), weights=counts), float(width)
+    return np.bincount((left / width).astype(np.int64), weights=np.where(left > 0, counts, 0)), float(width)
 
 
-def _best(statistic: Histogram, grid: Grid, counts: np.ndarray, width: float, candidates: np.ndarray) -> int:
-    """The number of bins of least divergence that is no worse than clipping nothing; the largest of equals."""
-    centers = ((np.arange(counts.size) + 0.5) * width).astype(np.float32)
-    divergence = {}
-    for bins in candidates[::-1]:
-        scale, zero_point = grid.parameters(*clipped(statistic, bins * width))
-        codes = fake_quantize(centers[:bins], scale, zero_point, grid.format)
-        divergence[int(bins)] = _divergence(counts, bins, codes)
-    bound = range_error(statistic, grid, statistic.lo, statistic.hi)
-    ranked = sorted(divergence, key=divergence.__getitem__)
-    fair = (bins for bins in ranked if range_error(statistic, grid, *clipped(statistic, bins * width)) <= bound)
-    return next(fair, counts.size)
+@dataclass(frozen=True)
+class Divergences:
+    """KL(P_t || Q_t) as a function of the number of bins below t."""
 
+    statistic: Histogram
+    grid: Grid
+    counts: np.ndarray
+    width: float
 
-def _divergence(counts: np.ndarray, bins: int, codes: np.ndarray) -> float:
-    """KL(P || Q) when the first ``bins`` bins are kept and quantized to ``codes``."""
-    slice_, beyond = counts[:bins], counts[bins:].sum()
-    if not slice_.any():
-        return np.inf
-    p = slice_.copy()
-    p[-1] += beyond
-    starts = np.flatnonzero(np.diff(codes, prepend=np.nan))
-    lengths = np.diff(starts, append=bins)
-    full = np.add.reduceat((p > 0).astype(np.float64), starts)
-    mass = np.add.reduceat(slice_, starts) / np.maximum(full, 1)
-    seen = p > 0
-    q = np.maximum(np.repeat(mass, lengths)[seen], NEVER)
-    chance = (seen.sum() - np.count_nonzero(full)) / (2 * p.sum())
-    p = p[seen] / p.sum()
-    return float(np.sum(p * np.log(p * q.sum() / q))) - chance
+    def at(self, bins: int) -> float:
+        """The divergence when the first ``bins`` bins are kept."""
+        kept = self.counts[:bins]
+        if not kept.any():
+            return np.inf
+        p = kept.copy()
+        p[-1] += self.counts[bins:].sum()
+        starts = self._first_bins(bins)
+        filled = np.add.reduceat(p > 0, starts, dtype=np.float64)
+        mass = np.add.reduceat(kept, starts) / np.maximum(filled, 1)
+        seen = p > 0
+        q = np.maximum(np.repeat(mass, np.diff(starts, append=bins))[seen], NEVER)
+        chance = (np.count_nonzero(seen) - np.count_nonzero(filled)) / (2 * p.sum())
+        p = p[seen] / p.sum()
+        return float(np.sum(p * np.log(p * q.sum() / q))) - chance
+
+    def _first_bins(self, bins: int) -> np.ndarray:
+        """The first bin of every code."""
+        scale, zero_point = self.grid.parameters(*clipped(self.statistic, bins * self.width))
+        centers = ((np.arange(bins) + 0.5) * self.width).astype(np.float32)
+        codes = fake_quantize(centers, scale, zero_point, self.grid.format)
+        return np.flatnonzero(np.diff(codes, prepend=np.nan))

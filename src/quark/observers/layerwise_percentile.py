@@ -13,7 +13,7 @@ from quark.errors import ConfigError, unknown
 from quark.numerics.affine import Grid
 from quark.observers import percentile
 from quark.observers.histogram import Histogram
-from quark.observers.mse import POWERS, range_error
+from quark.observers.mse import POWERS, range_errors
 
 CANDIDATES = (99.99, 99.999, 99.99999)
 
@@ -42,5 +42,5 @@ def search(
     if not candidates:
         raise ConfigError("PercentileCandidates is empty; give at least one percentile")
     ranges = [percentile.search(statistic, grid, p, symmetric) for p in candidates]
-    errors = [range_error(statistic, grid, lo, hi, POWERS[metric]) for lo, hi in ranges]
+    errors = range_errors(statistic, grid, ranges, POWERS[metric])
     return ranges[errors.index(min(errors))]

@@ -26,7 +26,7 @@ from quark.observers.histogram import Histogram
 
 POWERS = {"mae": 1, "mse": 2}
 COARSE_STEPS = tuple(2.0 ** (-k / 8) for k in range(1, 161))
-FINE_STEPS = tuple(2.0 ** (-k / 64) for k in range(-7, 8) if k)
+FINE_STEPS = tuple(2.0 ** (sign / k) for k in (16, 32, 64) for sign in (1, -1))
 CANDIDATES = (2.0, 1.0, 0.5, 0.25, 0.125)
 HOPELESS = 4.0
 LARGE = 1 << 15
@@ -115,10 +115,13 @@ def search_rows(values: np.ndarray, grid: Grid, symmetric: bool | None = None) -
     return lo.reshape(values.shape[:-1]), hi.reshape(values.shape[:-1])
 
 
-def range_error(statistic: Histogram, grid: Grid, lo: float, hi: float, power: int = 2) -> float:
-    """Σ |x - Q(x)|^power of everything the histogram counted, under the quantizer of the range [lo, hi]."""
+def range_errors(
+    statistic: Histogram, grid: Grid, ranges: Iterable[tuple[float, float]], power: int = 2
+) -> list[float]:
+    """Σ |x - Q(x)|^power of everything the histogram counted, under the quantizer of each range (lo, hi)."""
     values, weights = statistic.points()
-    return float(Rows(values[None], grid, weights, power=power).error((np.array([lo]), np.array([hi])))[0])
+    rows = Rows(values[None], grid, weights, power=power)
+    return [float(rows.error((np.array([lo]), np.array([hi])))[0]) for lo, hi in ranges]
 
 
 def representable(scale: np.ndarray, zero_point: np.ndarray, grid: Grid) -> Span:
@@ -167,30 +170,46 @@ def _powers(rows: Rows, data: Span, centred: bool) -> Span:
 
 def _one_threshold(rows: Rows, data: Span) -> Span:
     """Shrink both sides by one threshold."""
-    best = _shrunk(rows, _mirrored(data), data, BOTH, COARSE_STEPS)
-    return _within(_shrunk(rows, best, data, BOTH, FINE_STEPS), data)
+    return _within(_refined(rows, _shrunk(rows, _mirrored(data), data, BOTH), data, BOTH), data)
 
 
 def _two_thresholds(rows: Rows, data: Span) -> Span:
     """Shrink one side, then the other, coarsely and then finely; a side without values stays at 0."""
     sides = [side for side, bound in ((UPPER, data[1]), (LOWER, data[0])) if bound.any()]
     best = data
-    for steps in (COARSE_STEPS, FINE_STEPS, FINE_STEPS):
+    for step in (_shrunk, _refined, _refined)[: len(sides) + 1]:
         for side in sides:
-            best = _shrunk(rows, best, data, side, steps)
+            best = step(rows, best, data, side)
     return _within(best, data)
 
 
-def _shrunk(rows: Rows, span: Span, data: Span, sides: Sides, factors: Iterable[float]) -> Span:
-    """The best of ``span`` and of it with ``sides`` multiplied by each factor, row by row, within the data."""
-    lo, hi = best_lo, best_hi = span
-    least = rows.error(_within(span, data))
-    for factor in factors:
-        low, high = (lo * factor if sides[0] else lo), (hi * factor if sides[1] else hi)
-        found = rows.error(_within((low, high), data))
-        better = found < least
-        best_lo, best_hi = np.where(better, low, best_lo), np.where(better, high, best_hi)
-        least = np.minimum(found, least)
-        if factors is COARSE_STEPS and (found > HOPELESS * least).all():
+def _shrunk(rows: Rows, span: Span, data: Span, sides: Sides) -> Span:
+    """The best of ``span`` and of it with ``sides`` multiplied by each coarse step, row by row."""
+    best, least = span, rows.error(_within(span, data))
+    for factor in COARSE_STEPS:
+        moved = _scaled(span, factor, sides)
+        found = rows.error(_within(moved, data))
+        best, least = _better(best, least, moved, found)
+        if (found > HOPELESS * least).all():
             break
-    return best_lo, best_hi
+    return best
+
+
+def _refined(rows: Rows, span: Span, data: Span, sides: Sides) -> Span:
+    """``span`` with ``sides`` moved by each fine step that helps, row by row."""
+    best, least = span, rows.error(_within(span, data))
+    for factor in FINE_STEPS:
+        moved = _scaled(best, factor, sides)
+        best, least = _better(best, least, moved, rows.error(_within(moved, data)))
+    return best
+
+
+def _scaled(span: Span, factor: float, sides: Sides) -> Span:
+    return (span[0] * factor if sides[0] else span[0]), (span[1] * factor if sides[1] else span[1])
+
+
+def _better(best: Span, least: np.ndarray, moved: Span, found: np.ndarray) -> tuple[Span, np.ndarray]:
+    """The better of two spans in every row, and its error."""
+    better = found < least
+    joined = np.where(better, moved[0], best[0]), np.where(better, moved[1], best[1])
+    return joined, np.minimum(found, least)
