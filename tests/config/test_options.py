@@ -27,7 +27,7 @@ def test_an_option_that_is_missing_says_so(name: str) -> None:
 
 
 def test_a_misspelt_option_shows_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="unknown option 'CalibMovingAvrage'. Did you mean 'CalibMovingAverage'"):
+    with pytest.raises(ConfigError, match=r"unknown option 'CalibMovingAvrage'. Did you mean 'CalibMovingAverage'"):
         parse_options({"CalibMovingAvrage": True})
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from tests.onnx_flow import models
+from tests.onnx_flow.old_operators import ZOO
 
 from quark.errors import ModelError
 from quark.onnx import (
@@ -21,8 +23,6 @@ from quark.onnx import (
     QuantGranularity,
     get_default_config,
 )
-from tests.onnx_flow import models
-from tests.onnx_flow.old_operators import ZOO
 
 MINMAX = CalibMethod.MinMax
 CHANNEL = QuantGranularity.Channel

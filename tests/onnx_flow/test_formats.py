@@ -219,7 +219,7 @@ def test_scaled_bfloat16_maps_the_range_to_two(cast: bool) -> None:
 
 
 def test_vaiml_keeps_rounded_weights_in_float32_and_outputs_float() -> None:
-    proto, plan = quantized(matmul_model(), "BFloat16Spec", "BFloat16Spec", X, EnableVaimlBF16=True)
+    proto, _ = quantized(matmul_model(), "BFloat16Spec", "BFloat16Spec", X, EnableVaimlBF16=True)
     kept = {t.name: ir.serde.deserialize_tensor(t).numpy() for t in proto.graph.initializer}
     rounded = kept["w_bf16"]
     assert rounded.dtype == np.float32 and not (rounded.view(np.uint32) & 0xFFFF).any()

@@ -6,6 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.onnx import (
     CalibMethod,
@@ -19,7 +20,6 @@ from quark.onnx import (
 )
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.qdq.place import place
-from quark.config.plan import Plan
 
 CHAIN = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -137,7 +137,7 @@ def test_a_type_rule_with_none_keeps_the_type_in_float() -> None:
 
 
 def test_a_name_that_matches_nothing_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="exclude: the node name 'pol' matches no node.*Did you mean 'pool'"):
+    with pytest.raises(ConfigError, match=r"exclude: the node name 'pol' matches no node.*Did you mean 'pool'"):
         plan_of(exclude=["pol"])
 
 
@@ -207,5 +207,5 @@ def test_a_plan_survives_json() -> None:
 
 
 def test_explain_refuses_an_unknown_name() -> None:
-    with pytest.raises(ConfigError, match="unknown tensor or node 'w11'. Did you mean 'w1'"):
+    with pytest.raises(ConfigError, match=r"unknown tensor or node 'w11'. Did you mean 'w1'"):
         plan_of().explain("w11")

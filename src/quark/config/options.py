@@ -36,7 +36,6 @@ NOT_YET = frozenset(
         "ConvertLeakyReluToDPUVersion",
         "ConvertNCHWToNHWC",
         "ConvertReduceMeanToDPUVersion",
-        "ConvertReduceMeanToGlobalAvgPool",
         "ConvertSigmoidToHardSigmoid",
         "ConvertSoftmaxToDPUVersion",
         "ConvertSplitToSlice",
@@ -96,6 +95,9 @@ class Options(BaseModel):
     )
     ConvertOpsetVersion: Positive | None = _option(None, 1, "Lift the model to this opset; never lowers it.")
     ConvertFP16ToFP32: bool = _option(False, 1, "Turn a float16 model into a float32 one before anything else.")
+    ConvertReduceMeanToGlobalAvgPool: bool | None = _option(
+        None, 1, "Turn a mean over the spatial axes into GlobalAveragePool (default: for NPU flows and the CPU target)."
+    )
     FoldBatchNorm: bool | None = _option(
         None, 1, "Fold BatchNormalization into the layer before it (as OptimizeModel)."
     )

@@ -79,7 +79,8 @@ def quantize(
 
 def _ranges(model: ir.Model, plan: Plan, job: Job, reader: Any, update: Progress) -> dict[str, Any]:
     """Calibrated ranges of the observed activations; no data is read when none is needed."""
-    requests: dict[str, Request] = {tensor.name: request_of(tensor.spec, job.options) for tensor in observed(plan, job.options)}
+    wanted = observed(plan, job.options)
+    requests: dict[str, Request] = {tensor.name: request_of(tensor.spec, job.options) for tensor in wanted}
     if not requests:
         return {}
     samples = _samples(model, job, reader)

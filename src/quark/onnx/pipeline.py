@@ -7,12 +7,19 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from quark.config.job import Job, with_scale_rule
-from quark.config.options import Options
 from quark.errors import ModelError
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.passes import constants, float16_to_float32, fold_batch_norm, input_initializers, simplify, unshare
+from quark.onnx.passes import (
+    constants,
+    float16_to_float32,
+    fold_batch_norm,
+    input_initializers,
+    reduce_mean_to_pool,
+    simplify,
+    unshare,
+)
 from quark.onnx.qdq.carriers import opset_of
 
 _QUANTIZED_OPS = frozenset(
@@ -58,19 +65,23 @@ def prepare(model: ir.Model, job: Job) -> Prepared:
         reports.append(float16_to_float32.run(model))
     job = _for_float16(job, is_float16(model))
     if not job.options.SkipPreprocess:
-        reports += _optimize(model, job.options)
+        reports += _optimize(model, job)
     infer_shapes(model)
     return Prepared(model, job, reports)
 
 
-def _optimize(model: ir.Model, options: Options) -> list[PassReport]:
-    reports = []
+def _optimize(model: ir.Model, job: Job) -> list[PassReport]:
+    reports, options = [], job.options
     if options.OptimizeModel:
         reports.append(constants.run(model))
     if options.OptimizeModel if options.FoldBatchNorm is None else options.FoldBatchNorm:
         reports.append(fold_batch_norm.run(model))
     if options.SimplifyModel:
         reports.append(simplify.run(model, options.SimplifyModelOptions))
+    pools = options.ConvertReduceMeanToGlobalAvgPool
+    if (job.npu or job.target == "cpu") if pools is None else pools:
+        infer_shapes(model)
+        reports.append(reduce_mean_to_pool.run(model))
     if options.CopySharedInit is not None:
         reports.append(unshare.run(model, options.CopySharedInit))
     if options.CopyBiasInit is not None:

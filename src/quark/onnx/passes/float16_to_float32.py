@@ -1,6 +1,6 @@
 """A float16 model becomes a float32 one (ConvertFP16ToFP32).
 
-Every float16 tensor of the file changes its type: graph inputs and outputs, initializers, Constant nodes, the targets of
+Every float16 tensor of the file changes its type: graph inputs and outputs, initializers, Constant nodes, targets of
 Cast and of operators that name a type in an attribute. Every float16 number is a float32 number, so weights keep their
 values; results differ from the float16 model's only by its roundings. Subgraphs are converted with the graph.
 """

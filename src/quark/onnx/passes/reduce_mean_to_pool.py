@@ -1,0 +1,69 @@
+"""A mean over the spatial axes becomes GlobalAveragePool (ConvertReduceMeanToGlobalAvgPool).
+
+    ReduceMean(x, axes = [2, .., rank - 1], keepdims = 1)  =  GlobalAveragePool(x)
+
+With ``keepdims = 0`` a Flatten follows. Runtimes and NPU compilers have an integer kernel for the pool and none for the
+mean. Not handled: other axes, and inputs of unknown rank or below three axes.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import attribute, constant_array, input_at, int_attribute, label
+
+
+def run(model: ir.Model) -> PassReport:
+    """Rewrite ``model`` in place."""
+    fired, refused = 0, []
+    for node in [node for node in model.graph if node.op_type == "ReduceMean" and node.domain == ""]:
+        reason = why_not(node)
+        if reason is None:
+            _rewrite(model.graph, node)
+            fired += 1
+        else:
+            refused.append(f"{label(node)} stays: {reason}")
+    return PassReport("reduce_mean_to_pool", fired, tuple(refused))
+
+
+def why_not(node: ir.Node) -> str | None:
+    """The reason why a ReduceMean is no global average pool, or None."""
+    source = node.inputs[0]
+    if source is None or source.shape is None or len(source.shape) < 3:
+        return "its input has fewer than three axes, or an unknown number"
+    axes, rank = _axes(node), len(source.shape)
+    if axes is None:
+        return "its axes are not constant"
+    if sorted(axis % rank for axis in axes) != list(range(2, rank)):
+        return f"it reduces the axes {axes}, not the spatial ones"
+    return None
+
+
+def _axes(node: ir.Node) -> list[int] | None:
+    given = attribute(node, "axes")
+    if given is not None:
+        return [int(axis) for axis in given]  # type: ignore[attr-defined]
+    array = constant_array(input_at(node, 1))
+    return None if array is None else [int(axis) for axis in array.reshape(-1)]
+
+
+def _rewrite(graph: ir.Graph, node: ir.Node) -> None:
+    source, output = node.inputs[0], node.outputs[0]
+    keeps = int_attribute(node, "keepdims", 1)
+    shape = None if source is None or source.shape is None else (*source.shape[:2], *[1] * (len(source.shape) - 2))
+    pooled = ir.Value(
+        name=output.name if keeps else f"{output.name}_pooled",
+        shape=output.shape if keeps else None if shape is None else ir.Shape(shape),
+        type=output.type,
+    )
+    nodes = [ir.node("GlobalAveragePool", [source], outputs=[pooled], name=node.name)]
+    if not keeps:
+        flat = ir.Value(name=output.name, shape=output.shape, type=output.type)
+        nodes.append(ir.node("Flatten", [pooled], attributes={"axis": 1}, outputs=[flat], name=f"{node.name}_flatten"))
+    name = output.name
+    output.name = f"{name}_replaced"
+    graph.insert_after(node, nodes)
+    output.replace_all_uses_with(nodes[-1].outputs[0], replace_graph_outputs=True)
+    nodes[-1].outputs[0].name = name
+    graph.remove(node, safe=True)
