@@ -14,11 +14,12 @@ from quark.onnx.passes import float16_to_float32, reduce_mean_to_pool
 
 
 def means(axes: list[int], keepdims: int, opset: int) -> onnx.ModelProto:
-    if opset >= 18:
-        text = f"g (float[2,3,5,4] x) => (float[a,b] y) {{ m = ReduceMean <keepdims = {keepdims}> (x, axes)  y = Relu(m) }}"
-        return models.model(text, {"axes": np.array(axes, np.int64)}, opset)
-    text = f"g (float[2,3,5,4] x) => (float[a,b] y) {{ m = ReduceMean <axes = {axes}, keepdims = {keepdims}> (x)  y = Relu(m) }}"
-    return models.model(text, {}, opset)
+    if opset < 18:
+        node = f"m = ReduceMean <axes = {axes}, keepdims = {keepdims}> (x)"
+        return models.model(f"g (float[2,3,5,4] x) => (float[a,b] y) {{ {node}  y = Relu(m) }}", {}, opset)
+    node = f"m = ReduceMean <keepdims = {keepdims}> (x, axes)"
+    weights = {"axes": np.array(axes, np.int64)}
+    return models.model(f"g (float[2,3,5,4] x) => (float[a,b] y) {{ {node}  y = Relu(m) }}", weights, opset)
 
 
 @pytest.mark.parametrize("opset", [13, 18])
@@ -51,12 +52,9 @@ def test_a_mean_that_is_the_output_keeps_its_name() -> None:
 
 
 def test_a_float16_model_computes_in_float32() -> None:
-    half = {"w": models.normal(4, 3).astype(np.float16)}
-    proto = models.model(
-        "g (float16[n,4] x, float[n,3] z) => (float16[n,3] y)"
-        "{ h = MatMul(x, w)  c = Cast <to = 10> (z)  k = Constant <value = float16[1] {2}> ()  s = Add(h, c)  y = Mul(s, k) }",
-        half,
-    )
+    half = {"w": models.normal(4, 3).astype(np.float16), "k": np.array([2], np.float16)}
+    body = "h = MatMul(x, w)  c = Cast <to = 10> (z)  s = Add(h, c)  y = Mul(s, k)"
+    proto = models.model(f"g (float16[n,4] x, float[n,3] z) => (float16[n,3] y) {{ {body} }}", half)
     model = lift(load(proto), 13)
     assert float16_to_float32.run(model).fired >= 4
     after = to_proto(model)
