@@ -175,6 +175,27 @@ def test_a_finer_granularity_and_a_wider_type_are_more_accurate() -> None:
     assert all(found[4, granularity] + 15 < found[8, granularity] for granularity in GRANULARITIES)
 
 
+def test_int16_scales_are_fractions_of_16_bit_integers() -> None:
+    result = ModelQuantizer(int8(Int16Scale=True)).run(MODEL, None, FEEDS)
+    scales = [float(np.asarray(t.scale)) for t in result.plan if t.role == "activation"]
+    exact = [
+        float(np.asarray(t.scale))
+        for t in ModelQuantizer(int8()).run(MODEL, None, FEEDS).plan
+        if t.role == "activation"
+    ]
+    for scale, reference in zip(scales, exact, strict=True):
+        assert any(scale * 2**n == int(scale * 2**n) and scale * 2**n < 2**15 for n in range(17))
+        assert abs(scale / reference - 1) < 0.01
+    assert sqnr(REFERENCE, run(result.proto)) > 25  # type: ignore[arg-type]
+
+
+def test_int16_scales_that_16_bits_do_not_hold_are_refused() -> None:
+    tiny = [{"x": models.normal(8, 4) * 1e-4}]
+    proto = models.model("g (float[n,4] x) => (float[n,4] y) { y = Sigmoid(x) }")
+    with pytest.raises(ConfigError, match=r"Int16Scale cannot represent the scale"):
+        ModelQuantizer(int8(Int16Scale=True)).quantize_model(proto, None, tiny)
+
+
 # ---- calibration data -----------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ saturates is a wrong number that nobody notices.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
-from quark.errors import ModelError
+from quark.errors import ConfigError, ModelError
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Tensor
 from quark.observers.mse import search_rows
@@ -26,6 +27,8 @@ from quark.onnx.qdq.carriers import REDUCED_RANGE, block_size
 
 _ONE, _ZERO = np.float32(1), np.int64(0)
 _INT32_MAX = 2.0**31 - 1
+#: A scale that is further off than this has nothing to do with the range any more.
+_INT16_TOLERANCE = 0.1
 #: Headroom for the float32 rounding of the scales' product.
 _FIT = 1 + 2.0**-20
 
@@ -71,9 +74,23 @@ def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple
 def _from_range(spec: TensorSpec, lo: Any, hi: Any, scaled: bool) -> tuple[np.ndarray, np.ndarray]:
     """Scale and zero point; a scaled float type maps the larger side to its reduced range."""
     if not scaled:
-        return spec.grid.parameters(lo, hi)
+        scale, zero_point = spec.grid.parameters(lo, hi)
+        if spec.scale_rule == "int16":
+            _check_int16(scale, replace(spec, scale_rule="float32").grid.parameters(lo, hi)[0])
+        return scale, zero_point
     widest = np.maximum(-np.minimum(lo, 0), np.maximum(hi, 0)) / REDUCED_RANGE[spec.format]
     return np.where(widest == 0, 1, widest).astype(np.float32), np.zeros(np.shape(widest), np.int64)
+
+
+def _check_int16(scale: Any, exact: Any) -> None:
+    """Raise for scales that M / 2**N with 16-bit M and N up to 16 cannot come near: they would clip or waste the codes."""
+    off = np.abs(np.asarray(scale, np.float64) / exact - 1)
+    if (off > _INT16_TOLERANCE).any():
+        worst = np.asarray(exact).reshape(-1)[off.reshape(-1).argmax()]
+        raise ConfigError(
+            f"Int16Scale cannot represent the scale {worst:.3g}: the least that 16 bits hold is 2**-16 = 1.53e-05. Use a "
+            "data type with fewer codes, or float32 scales"
+        )
 
 
 def _set_weight(plan: Plan, tensor: TensorPlan, values: np.ndarray, scaled: bool) -> None:

@@ -1,0 +1,32 @@
+"""The pages that are printed from tables say what the tables say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["formats.md", "options.md"])
+def test_a_generated_page_is_fresh(name: str) -> None:
+    written = (DOCS / name).read_text(encoding="utf-8")
+    assert written == generator().PAGES[name](), f"docs/{name} is stale: run python docs/generate.py"
+
+
+def test_every_format_has_its_line() -> None:
+    from quark.numerics.formats import FORMATS
+
+    page = (DOCS / "formats.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in page for name in FORMATS)
