@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from tests.torch_flow import oracle
 from torch import nn
 
 from quark.torch import ModelQuantizer
@@ -29,7 +30,6 @@ from quark.torch.quantization.config.config import (
     ScaleQuantSpec,
 )
 from quark.torch.quantization.config.type import Dtype, QSchemeType
-from tests.torch_flow import oracle
 
 INS, OUTS = 32, 24
 GENERATOR = torch.Generator().manual_seed(5)
