@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper
 from tests.onnx_flow import models
 
 from quark.errors import ConfigError, DataError, ModelError
+from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Runner
 
 INNER = ["c1", "r1", "p1", "a2", "r2"]
@@ -118,6 +120,14 @@ def test_names_that_are_taken_already_do_not_clash() -> None:
     found = Runner(model, ["y_ReduceMin"], ["y"]).run({"x": np.float32([-1, 2])})
     assert found.values["y_ReduceMin"].tolist() == [1, 0]
     assert (found.extremes["y"].lo, found.extremes["y"].hi) == (-2, 1)
+
+
+def test_weights_in_external_data_are_found_large_and_small(network: onnx.ModelProto, tmp_path: Path) -> None:
+    feed = models.feeds(network)
+    expected = reference(network, feed, INNER)
+    onnx.save(network, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    found = Runner(load(tmp_path / "m.onnx"), INNER).run(feed)
+    models.assert_close(list(found.values.values()), list(expected.values()), 1e-5)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

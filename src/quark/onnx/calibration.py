@@ -22,7 +22,7 @@ from quark.errors import ConfigError, DataError, unknown
 from quark.numerics.affine import Grid
 from quark.observers import SEARCHES, Search, Statistic
 from quark.onnx.data import Feed, Samples, checked, inputs_of, samples_of
-from quark.onnx.graph.run import Extremes, Libraries, Observation, Runner
+from quark.onnx.graph.run import Extremes, Libraries, Observation, Runner, trim_heap
 from quark.onnx.graph.session import CPU
 
 Range = tuple[float, float]
@@ -114,6 +114,8 @@ def observe(
     with ThreadPoolExecutor(1, "calibration") as worker:
         feeds = _reported(checked(source, inputs_of(model)), source, progress)
         _stream(runner, feeds, statistics, worker)
+    del runner
+    trim_heap()
     return statistics
 
 
