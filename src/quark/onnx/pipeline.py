@@ -61,6 +61,7 @@ def prepare(model: ir.Model, job: Job) -> Prepared:
     refuse_quantized(model)
     model = lift(model, max([opset_of(job), *(_VALID_FROM.get(node.op_type, 0) for node in model.graph)]))
     reports = [input_initializers.run(model)]
+    constants.lift_constant_nodes(model.graph)
     if job.options.ConvertFP16ToFP32:
         reports.append(float16_to_float32.run(model))
     job = _for_float16(job, is_float16(model))
@@ -77,7 +78,7 @@ def _optimize(model: ir.Model, job: Job) -> list[PassReport]:
     if options.OptimizeModel if options.FoldBatchNorm is None else options.FoldBatchNorm:
         reports.append(fold_batch_norm.run(model))
     if options.SimplifyModel:
-        reports.append(simplify.run(model, options.SimplifyModelOptions))
+        reports.append(simplify.run(model, options.SimplifyModelOptions, always=bool(options.SimplifyModelOptions)))
     pools = options.ConvertReduceMeanToGlobalAvgPool
     if (job.npu or job.target == "cpu") if pools is None else pools:
         infer_shapes(model)

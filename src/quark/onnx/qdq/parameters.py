@@ -83,13 +83,13 @@ def _from_range(spec: TensorSpec, lo: Any, hi: Any, scaled: bool) -> tuple[np.nd
 
 
 def _check_int16(scale: Any, exact: Any) -> None:
-    """Raise for scales that M / 2**N with 16-bit M and N up to 16 cannot come near: they would clip or waste the codes."""
+    """Raise for scales that M / 2**N with 16-bit M and N up to 16 cannot come near: they would clip or waste codes."""
     off = np.abs(np.asarray(scale, np.float64) / exact - 1)
     if (off > _INT16_TOLERANCE).any():
         worst = np.asarray(exact).reshape(-1)[off.reshape(-1).argmax()]
         raise ConfigError(
-            f"Int16Scale cannot represent the scale {worst:.3g}: the least that 16 bits hold is 2**-16 = 1.53e-05. Use a "
-            "data type with fewer codes, or float32 scales"
+            f"Int16Scale cannot represent the scale {worst:.3g}: the least that 16 bits hold is 2**-16 = 1.53e-05. Use "
+            "a data type with fewer codes, or float32 scales"
         )
 
 

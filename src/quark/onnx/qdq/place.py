@@ -225,7 +225,11 @@ def _add_activation(
 def in_blocks(spec: TensorSpec, value: ir.Value) -> TensorSpec:
     """The spec of a block format with its default axis: the second one, where convolutions have their channels."""
     size = block_size(spec)
-    return spec if size is None else replace(spec, granularity=Group(1 if len(value.shape or (0, 0)) > 1 else 0, size))
+    if size is None:
+        return spec
+    shape = value.shape if value.const_value is None else value.const_value.shape
+    rank = 2 if shape is None else len(shape)
+    return replace(spec, granularity=Group(1 if rank > 1 else 0, size))
 
 
 def _priority(reason: str, placement: Placement) -> int:
