@@ -72,11 +72,14 @@ class ModelQuantizer:
                 f"static activations need samples, and dataloader is None: give one, or use is_dynamic=True "
                 f"(first of {len(static)} layers: {static[0].layer.name!r})"
             )
+        fast = fast_paths(model)
         try:
             prepare(found)
+            set_fast_paths(fast, dict.fromkeys(fast, 0))
             self.unreached = calibrate(model, dataloader) if static and dataloader is not None else []
         except BaseException:
             restore(found)
+            set_fast_paths(fast, fast)
             raise
         self.report(found)
         model.quant_config = replace(self.config, exclude=list(found.excluded))  # type: ignore[assignment]
@@ -147,6 +150,18 @@ def prepare(found: Matches) -> None:
         for quantizer in quantizers.values():
             if quantizer is not None:
                 quantizer.train(module.training)
+
+
+def fast_paths(model: nn.Module) -> dict[nn.Module, int]:
+    """The encoder layers of torch whose fused kernel would read float weights past their quantized layers."""
+    layers = (module for module in model.modules() if isinstance(module, nn.TransformerEncoderLayer))
+    return {layer: layer.activation_relu_or_gelu for layer in layers}
+
+
+def set_fast_paths(layers: Iterable[nn.Module], activations: dict[nn.Module, int]) -> None:
+    """Let the fused kernel know an activation (1, 2), or none (0): then it is not used."""
+    for layer in layers:
+        layer.activation_relu_or_gelu = activations[layer]  # type: ignore[assignment]
 
 
 def quantizer_of(item: Match, slot: str) -> Quantizer | None:
