@@ -26,10 +26,10 @@ BELOW_HALF = float(np.nextafter(np.float32(0.5), np.float32(0)))
 HALF_AWAY, HALF_UP, HALF_EVEN = 0, 1, 2
 
 
-def floor_power(body: Body, magnitude: str) -> str:
-    """The largest power of two at or below ``magnitude`` (float32, >= 0); 0 for 0, NaN for infinity and NaN."""
+def floor_power(body: Body, magnitude: str, exponent: int = 0) -> str:
+    """2**(floor(log2 magnitude) + exponent) of float32 values >= 0; 0 for 0, NaN for infinity and NaN."""
     wide = body.cast(magnitude, "DOUBLE")
-    scaled = body.op("Mul", wide, np.float64(2.0**52 + 1))
+    scaled = body.op("Mul", wide, np.float64((2.0**52 + 1) * 2.0**exponent))
     below = body.op("Sub", scaled, body.op("Mul", scaled, np.float64(2.0**-53)))
     return body.cast(body.op("Sub", scaled, below), "FLOAT")
 
@@ -61,5 +61,10 @@ def round_float(body: Body, values: str, element: Float) -> str:
     spread = 23 - element.mantissa_bits
     values = body.op("Clip", values, float(element.min), float(element.max))
     scaled = body.op("Mul", body.op("Abs", values), 2.0**spread - 1)
-    magic = body.op("Max", scaled, 1.5 * 2.0 ** (spread + element.emin))
+    magic = at_least(body, scaled, 1.5 * 2.0 ** (spread + element.emin))
     return body.op("Sub", body.op("Add", values, magic), magic)
+
+
+def at_least(body: Body, values: str, low: float) -> str:
+    """max(values, low); ONNX Runtime has a faster kernel for Clip than for Max with a scalar."""
+    return body.op("Clip", values, low)

@@ -22,7 +22,7 @@ import numpy as np
 
 from quark.errors import ConfigError
 from quark.operators.arithmetic import floor_power, round_integer
-from quark.operators.blockwise import copy_nonfinite, is_finite, shared_power, spread, total
+from quark.operators.blockwise import all_finite, copy_nonfinite, is_finite, shared_power, spread
 from quark.operators.body import Body
 from quark.operators.site import Site, View, from_blocks, from_float, to_blocks, to_float, view_of
 
@@ -71,21 +71,21 @@ def _one_level(body: Body, x: str, attributes: Mapping, view: View) -> str:
     size, mode = attributes["block_size"], attributes["rounding_mode"]
     mantissa = attributes["bit_width"] - _SIGN_AND_EXPONENT
     carries = attributes["use_compiler_version_cpu_kernel"]
-    largest = 2.0**mantissa - 1
+    highest = 2.0**mantissa - 1
 
     def quantize(inner: Body, blocks: str, peaks: str) -> str:
-        step = inner.op("Mul", shared_power(inner, peaks), 2.0 ** (1 - mantissa))
+        step = shared_power(inner, peaks, unit=1 - mantissa)
         if carries:
-            step = _doubled_on_carry(inner, blocks, step, mode, largest)
-        return _scaled(inner, blocks, spread(inner, step, view, size), mode, -largest - bool(carries), largest)
+            step = _doubled_on_carry(inner, blocks, step, mode, highest)
+        return _scaled(inner, blocks, spread(inner, step, view, size), mode, -highest - bool(carries), highest)
 
     return from_blocks(body, copy_nonfinite(body, to_blocks(body, x, view, size), quantize), x, view, size)
 
 
-def _doubled_on_carry(body: Body, blocks: str, step: str, mode: int, largest: float) -> str:
-    """``step``, doubled where the largest value of the block rounds to more than ``largest`` steps."""
+def _doubled_on_carry(body: Body, blocks: str, step: str, mode: int, highest: float) -> str:
+    """``step``, doubled where the largest value of the block rounds to more than ``highest`` steps."""
     top = body.op("Div", body.reduce("ReduceMax", blocks, 1), step)
-    carries = body.op("Greater", round_integer(body, top, mode), largest)
+    carries = body.op("Greater", round_integer(body, top, mode), highest)
     return body.op("Where", carries, body.op("Add", step, step), step)
 
 
@@ -97,35 +97,42 @@ def _scaled(body: Body, blocks: str, step: str, mode: int, low: float, high: flo
 
 def _two_levels(body: Body, x: str, attributes: Mapping, view: View) -> str:
     size, sub, mode = attributes["block_size"], attributes["sub_block_size"], attributes["rounding_mode"]
-    lowest_shift = 2.0 ** -(2 ** attributes["sub_block_shift_bits"] - 1)
     mantissa = attributes["bit_width"] - _SIGN_AND_EXPONENT
-    largest = 2.0**mantissa - 1
+    highest = 2.0**mantissa - 1
     blocks = to_blocks(body, x, view, size // sub, sub)
-    magnitude = body.op("Abs", blocks)
-    sub_peaks = body.reduce("ReduceMax", magnitude, 2)
+    sub_peaks = body.reduce("ReduceMax", body.op("Abs", blocks), 2)
     peaks = body.reduce("ReduceMax", sub_peaks, 1)
 
     def quantize(inner: Body, values: str, sub_peaks: str, peaks: str) -> str:
-        own, shared = floor_power(inner, sub_peaks), shared_power(inner, peaks)
-        power = inner.op("Max", own, inner.op("Mul", shared, lowest_shift))
-        step = spread(inner, inner.op("Mul", power, 2.0 ** (1 - mantissa)), view, sub)
-        return _scaled(inner, values, step, mode, -largest, largest)
+        step = _own_steps(inner, sub_peaks, peaks, 1 - mantissa, attributes["sub_block_shift_bits"])
+        return _scaled(inner, values, spread(inner, step, view, sub), mode, -highest, highest)
 
     def special(inner: Body) -> str:
+        magnitude = inner.op("Abs", blocks)
         counted = inner.op("Where", is_finite(inner, magnitude), magnitude, float("inf"))
         tops = inner.reduce("ReduceMax", counted, 2)
         subnormal = inner.op("Less", magnitude, _SMALLEST_NORMAL)
         values = inner.op("Where", subnormal, 0.0, blocks)
         return quantize(inner, values, tops, inner.reduce("ReduceMax", tops, 1))
 
-    ordinary = _finite_and_normal(body, magnitude, peaks)
+    ordinary = _finite_and_normal(body, blocks, peaks)
     result = body.branch(ordinary, lambda inner: quantize(inner, blocks, sub_peaks, peaks), special)
     return from_blocks(body, result, x, view, size)
 
 
-def _finite_and_normal(body: Body, magnitude: str, peaks: str) -> str:
+def _own_steps(body: Body, sub_peaks: str, peaks: str, unit: int, shift_bits: int) -> str:
+    """max(2**exponent of the sub-block, 2**(exponent of the block - largest shift)) * 2**unit."""
+    if shift_bits > 1:
+        lowest = shared_power(body, peaks, unit=unit + 1 - 2**shift_bits)
+        return body.op("Max", floor_power(body, sub_peaks, unit), lowest)
+    shared = shared_power(body, peaks)  # one bit: is the sub-block's largest magnitude at or above it?
+    reached = body.op("Floor", body.op("Div", sub_peaks, shared))
+    return body.op("Mul", body.op("Add", reached, 1.0), body.op("Mul", shared, 2.0 ** (unit - 1)))
+
+
+def _finite_and_normal(body: Body, blocks: str, peaks: str) -> str:
     """A scalar: no infinity, no NaN, and no block so small that its subnormal elements would not round to zero."""
     nonzero = body.op("Where", body.op("Equal", peaks, np.float32(0)), 1.0, peaks)
     smallest = body.op("ReduceMin", nonzero, attributes={"keepdims": 0})
     normal = body.op("Greater", smallest, _NO_SUBNORMAL_MATTERS)
-    return body.op("And", is_finite(body, total(body, magnitude)), normal)
+    return body.op("And", all_finite(body, blocks), normal)

@@ -56,8 +56,8 @@ def _step(body: Body, peaks: str, block: Block) -> str:
     if block.rule in SHARED_EXPONENTS:
         emax = floor(log2(block.element.max * block.unit))
         power = SHARED_EXPONENTS[block.rule](body, peaks, block)
-        scale = body.op("Max", body.op("Mul", power, 2.0**-emax), 2.0**SMALLEST_EXPONENT)
-        return body.op("Mul", body.op("Min", scale, 2.0**127), block.unit)
+        scale = body.op("Clip", body.op("Mul", power, 2.0**-emax), 2.0**SMALLEST_EXPONENT, 2.0**127)
+        return body.op("Mul", scale, block.unit)
     largest = float(block.element.max) * block.unit
     divisor = body.op("Mul", "tensor_scale", largest) if block.tensor_scale else body.constant(largest)
     storage = cast(Float, ELEMENTS[_storage_name(block)])

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from quark.operators.arithmetic import floor_power
+from quark.operators.arithmetic import at_least, floor_power
 from quark.operators.body import Body
 from quark.operators.site import View
 
@@ -20,10 +20,10 @@ SMALLEST_EXPONENT = -127
 _SHORT = 16
 
 
-def total(body: Body, magnitude: str) -> str:
-    """The sum of all magnitudes, a scalar: finite exactly when none is NaN or infinite (or it overflows)."""
-    sums = body.reduce("ReduceSum", magnitude, 1)
-    return body.op("ReduceSum", sums, attributes={"keepdims": 0})
+def all_finite(body: Body, blocks: str) -> str:
+    """A scalar: no element is infinite or NaN (and their sum does not overflow)."""
+    total = body.op("ReduceSum", body.reduce("ReduceSum", blocks, 1), attributes={"keepdims": 0})
+    return is_finite(body, body.op("Abs", total))
 
 
 def is_finite(body: Body, magnitude: str) -> str:
@@ -31,31 +31,33 @@ def is_finite(body: Body, magnitude: str) -> str:
     return body.op("Less", magnitude, float("inf"))
 
 
+def largest(body: Body, blocks: str, axis: int) -> str:
+    """max |x| along ``axis`` of finite values: two reductions that read are cheaper than an Abs that writes."""
+    low = body.op("Neg", body.reduce("ReduceMin", blocks, axis))
+    return body.op("Max", body.reduce("ReduceMax", blocks, axis), low)
+
+
 def copy_nonfinite(body: Body, blocks: str, quantize: Callable[[Body, str, str], str]) -> str:
     """``quantize(body, blocks, peaks)``, where infinities and NaN do not count for the peaks and are copied.
 
     The masks cost more than the quantization, so they stand in a branch of their own that runs only where the sum of
-    the magnitudes is not finite. The peaks cannot tell: ``ReduceMax`` of ONNX Runtime loses values beside a NaN.
+    the elements is not finite. The peaks cannot tell: ``ReduceMax`` of ONNX Runtime loses values beside a NaN.
     """
-    magnitude = body.op("Abs", blocks)
 
     def ordinary(inner: Body) -> str:
-        return quantize(inner, blocks, inner.reduce("ReduceMax", magnitude, 1))
+        return quantize(inner, blocks, largest(inner, blocks, 1))
 
     def masked(inner: Body) -> str:
-        finite = is_finite(inner, magnitude)
-        peaks = inner.reduce("ReduceMax", inner.op("Where", finite, magnitude, 0.0), 1)
-        return inner.op("Where", finite, quantize(inner, inner.op("Where", finite, blocks, 0.0), peaks), blocks)
+        finite = is_finite(inner, inner.op("Abs", blocks))
+        values = inner.op("Where", finite, blocks, 0.0)
+        return inner.op("Where", finite, quantize(inner, values, largest(inner, values, 1)), blocks)
 
-    return body.branch(is_finite(body, total(body, magnitude)), ordinary, masked)
+    return body.branch(all_finite(body, blocks), ordinary, masked)
 
 
-def shared_power(body: Body, peaks: str, exponent: int = 0) -> str:
-    """2**(floor(log2 peak) + exponent), at least 2**-127."""
-    power = floor_power(body, peaks)
-    if exponent:
-        power = body.op("Mul", power, 2.0**exponent)
-    return body.op("Max", power, 2.0**SMALLEST_EXPONENT)
+def shared_power(body: Body, peaks: str, exponent: int = 0, unit: int = 0) -> str:
+    """max(2**(floor(log2 peak) + exponent), 2**-127) * 2**unit."""
+    return at_least(body, floor_power(body, peaks, exponent + unit), 2.0 ** (SMALLEST_EXPONENT + unit))
 
 
 def spread(body: Body, parameter: str, view: View, size: int) -> str:

@@ -22,7 +22,7 @@ from quark.operators.site import Site, View, from_blocks, from_float, to_blocks,
 
 ELEMENT_TYPES = ("fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "int8")
 ATTRIBUTES: dict[str, int | str] = {"element_dtype": "int8", "axis": 1, "block_size": 32, "rounding_mode": 0}
-_INT8_UNIT = 2.0**-6
+_INT8_UNIT = -6
 
 
 def variant(attributes: Mapping, site: Site) -> str:
@@ -49,6 +49,6 @@ def write(body: Body, attributes: Mapping, label: str) -> str:
 
 
 def _int8(body: Body, blocks: str, peaks: str, view: View, attributes: Mapping) -> str:
-    step = spread(body, body.op("Mul", shared_power(body, peaks), _INT8_UNIT), view, attributes["block_size"])
+    step = spread(body, shared_power(body, peaks, unit=_INT8_UNIT), view, attributes["block_size"])
     codes = body.op("Clip", body.op("Div", blocks, step), -128.0, 127.0)
     return body.op("Mul", round_integer(body, codes, attributes["rounding_mode"]), step)
