@@ -472,7 +472,7 @@ def test_experts_that_no_token_reached_are_named_and_stay_float(caplog: pytest.L
     torch.testing.assert_close(model.experts[1](X), expected)
 
 
-# ---- bad input: a clear error, and the model is as it was --------------------------------------------------------------
+# ---- bad input: a clear error, and the model is as it was -----------------------------------------------------------
 
 
 def meta() -> nn.Module:
