@@ -91,8 +91,8 @@ def table(outcomes: Sequence[Outcome], seconds: dict[str, float], accuracy: floa
     ]
     columns = ("model", "top-1", "size", "latency", "speed", "SQNR", "quantized in")
     note = (
-        f"{data.HELD_OUT} held-out images; latency: median of interleaved single inferences, ONNX Runtime "
-        f"{onnxruntime.__version__} on {platform.machine()}. A8W8 and XINT8 are for NPU compilers, A8W8_CPU is for CPUs."
+        f"{data.HELD_OUT} held-out images; latency: median of single inferences in turns, ONNX "
+        f"Runtime {onnxruntime.__version__}, {platform.machine()}. A8W8 and XINT8 are for NPU compilers, A8W8_CPU is for CPUs."
     )
     title = "A network for digits, 0.4 M parameters, quantized three ways"
     return Table(title, columns, ((*float_row, "1.0×", "–", "–"), *rows), note)
@@ -117,7 +117,7 @@ def run(folder: Path) -> None:
     outcomes = [measure(preset, folder) for preset in PRESETS]
     _, (inputs, labels) = data.split()
     models = {"float": data.model_path(), **{one.preset: one.path for one in outcomes}}
-    seconds = median_seconds(models, {data.INPUT: inputs[:1]}, rounds=500)
+    seconds = median_seconds(models, {data.INPUT: inputs[:1]}, rounds=50)
     overview = table(outcomes, seconds, top1(data.model_path(), inputs, labels))
     print_table(overview)
     found = compare(data.model_path(), models[SHOWN], batches(inputs)[:1])

@@ -1,7 +1,8 @@
 """How long models take on ONNX Runtime's CPU provider, measured side by side.
 
-The models take turns, one inference each per round, so that a slow moment of the machine hits them all; the median of
-the rounds is what a user waits. The first rounds (allocation, page faults) are not counted.
+The models take turns in short blocks of inferences, so that a slow moment of the machine hits them all; the median of
+all counted inferences is what a user waits. The first ones of each block are not counted: they pay for cold caches, and
+on few cores for the threads of the session before, which go on spinning for a while.
 """
 
 from __future__ import annotations
@@ -13,35 +14,45 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 
 from quark.onnx.graph.model import load
 from quark.onnx.graph.session import open_session
 
-WARM_UP = 3
+BLOCK, SKIPPED = 10, 4
+"""Inferences in a row, and how many of them are not counted."""
 
 
 def median_seconds(
     models: Mapping[str, str | Path | onnx.ModelProto],
     feed: Mapping[str, np.ndarray],
     seconds: float = 2.0,
-    rounds: int = 100,
+    rounds: int = 10,
 ) -> dict[str, float]:
     """The median time of one inference of each model, in seconds.
 
     Args:
         models: paths or models by name.
         feed: one sample ``{input name: array}``.
-        seconds: stop after about this long; five rounds are measured in any case.
-        rounds: and at most so many rounds.
+        seconds: stop after the first round that ends later than this.
+        rounds: blocks per model, at most.
     """
     sessions = {name: open_session(load(model)) for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in sessions}
     end = time.perf_counter() + seconds
-    for number in range(WARM_UP + rounds):
+    for _ in range(rounds):
         for name, session in sessions.items():
-            start = time.perf_counter()
-            session.run(None, dict(feed))
-            times[name].append(time.perf_counter() - start)
-        if number >= WARM_UP + 5 and time.perf_counter() > end:
+            times[name] += _block(session, feed)
+        if time.perf_counter() > end:
             break
-    return {name: statistics.median(found[WARM_UP:]) for name, found in times.items()}
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _block(session: onnxruntime.InferenceSession, feed: Mapping[str, np.ndarray]) -> list[float]:
+    """The seconds of the counted inferences of one block."""
+    found = []
+    for _ in range(BLOCK):
+        start = time.perf_counter()
+        session.run(None, dict(feed))
+        found.append(time.perf_counter() - start)
+    return found[SKIPPED:]
