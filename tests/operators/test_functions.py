@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -156,7 +159,7 @@ def test_bfloat16_clip() -> None:
     assert_same(got, np.full_like(x, 255 * 2.0**120))
 
 
-def test_functions_survive_shape_inference_and_offline_optimization(tmp_path: object) -> None:
+def test_functions_survive_shape_inference_and_offline_optimization(tmp_path: Path) -> None:
     model = model_of([plain("BFPQuantizeDequantize", "x", "y", {})], (2, 40, 3))
     add_functions(model)
     model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
@@ -167,3 +170,44 @@ def test_functions_survive_shape_inference_and_offline_optimization(tmp_path: ob
     ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     x = awkward((2, 40, 3))
     assert_same(run(onnx.load(f"{tmp_path}/optimized.onnx"), {"x": x}), bfp_quantize_dequantize(x))
+
+
+WEIGHT_OPERATORS = [
+    ("BFPQuantizeDequantize", {"rounding_mode": 2}, bfp_quantize_dequantize),
+    ("BFPQuantizeDequantize", {"bfp_method": "to_bfp_prime", "block_size": 16}, bfp_quantize_dequantize),
+    ("MXQuantizeDequantize", {"element_dtype": "fp4_e2m1"}, mx_quantize_dequantize),
+]
+
+
+def convolution(weight: np.ndarray, op_name: str, attributes: dict) -> onnx.ModelProto:
+    nodes = [plain(op_name, "w", "wq", attributes), helper.make_node("Conv", ["x", "wq"], ["y"])]
+    x = helper.make_tensor_value_info("x", F, [1, weight.shape[1], 5, 5])
+    y = helper.make_tensor_value_info("y", F, [1, weight.shape[0], 3, 3])
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(weight, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    add_functions(model)
+    return model
+
+
+@pytest.mark.parametrize(("op_name", "attributes", "simulate"), WEIGHT_OPERATORS)
+def test_a_weight_is_quantized_once_when_the_model_is_loaded(
+    op_name: str, attributes: dict, simulate: Callable, tmp_path: Path
+) -> None:
+    weight = awkward((8, 40, 3, 3))
+    model = convolution(weight, op_name, attributes)
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = f"{tmp_path}/optimized.onnx"
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.log_severity_level = 4
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    (node_left,) = (folded := onnx.load(f"{tmp_path}/optimized.onnx")).graph.node
+    assert node_left.op_type == "Conv"
+    kept = next(t for t in folded.graph.initializer if t.name == node_left.input[1])
+    assert_same(numpy_helper.to_array(kept), simulate(weight, **attributes))
+
+
+def test_a_weight_with_a_nan_keeps_it() -> None:
+    weight = awkward((2, 8, 3, 3))
+    weight[1, 3, 0, 0] = np.nan
+    got = run(convolution(weight, "BFPQuantizeDequantize", {}), {"x": np.ones((1, 8, 5, 5), np.float32)})
+    assert np.isnan(got[0, 1]).all() and np.isfinite(got[0, 0]).all()

@@ -79,7 +79,7 @@ def _one_level(body: Body, x: str, attributes: Mapping, view: View) -> str:
             step = _doubled_on_carry(inner, blocks, step, mode, highest)
         return _scaled(inner, blocks, spread(inner, step, view, size), mode, -highest - bool(carries), highest)
 
-    return from_blocks(body, copy_nonfinite(body, to_blocks(body, x, view, size), quantize), x, view, size)
+    return from_blocks(body, copy_nonfinite(body, to_blocks(body, x, view, size), view, quantize), x, view, size)
 
 
 def _doubled_on_carry(body: Body, blocks: str, step: str, mode: int, highest: float) -> str:
@@ -115,8 +115,11 @@ def _two_levels(body: Body, x: str, attributes: Mapping, view: View) -> str:
         values = inner.op("Where", subnormal, 0.0, blocks)
         return quantize(inner, values, tops, inner.reduce("ReduceMax", tops, 1))
 
-    ordinary = _finite_and_normal(body, blocks, peaks)
-    result = body.branch(ordinary, lambda inner: quantize(inner, blocks, sub_peaks, peaks), special)
+    def ordinary(inner: Body) -> str:
+        return quantize(inner, blocks, sub_peaks, peaks)
+
+    plain = None if view.finite else _finite_and_normal(body, blocks, peaks)
+    result = special(body) if plain is None else body.branch(plain, ordinary, special)
     return from_blocks(body, result, x, view, size)
 
 

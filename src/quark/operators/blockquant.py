@@ -29,7 +29,7 @@ FORMATS = tuple(name for name, row in BLOCKS.items() if not row.sub_block and no
 def variant(attributes: Mapping, site: Site) -> str:
     """The overload of a node at ``site``."""
     view = view_of(site, attributes["axis"], BLOCKS[attributes["format"]].size)
-    return (View("ragged", -1, view.elem_type) if view.kind == "one" else view).label
+    return (View("ragged", -1, view.elem_type, site.finite) if view.kind == "one" else view).label
 
 
 def write(body: Body, attributes: Mapping, label: str) -> str:
@@ -41,7 +41,7 @@ def write(body: Body, attributes: Mapping, label: str) -> str:
         step = spread(inner, _step(inner, peaks, block), view, block.size)
         return inner.op("Mul", _rounded(inner, inner.op("Div", blocks, step), block), step)
 
-    blocks = copy_nonfinite(body, to_blocks(body, x, view, block.size), quantize)
+    blocks = copy_nonfinite(body, to_blocks(body, x, view, block.size), view, quantize)
     return from_float(body, from_blocks(body, blocks, x, view, block.size), view.elem_type)
 
 

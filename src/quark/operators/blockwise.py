@@ -37,7 +37,7 @@ def largest(body: Body, blocks: str, axis: int) -> str:
     return body.op("Max", body.reduce("ReduceMax", blocks, axis), low)
 
 
-def copy_nonfinite(body: Body, blocks: str, quantize: Callable[[Body, str, str], str]) -> str:
+def copy_nonfinite(body: Body, blocks: str, view: View, quantize: Callable[[Body, str, str], str]) -> str:
     """``quantize(body, blocks, peaks)``, where infinities and NaN do not count for the peaks and are copied.
 
     The masks cost more than the quantization, so they stand in a branch of their own that runs only where the sum of
@@ -52,6 +52,8 @@ def copy_nonfinite(body: Body, blocks: str, quantize: Callable[[Body, str, str],
         values = inner.op("Where", finite, blocks, 0.0)
         return inner.op("Where", finite, quantize(inner, values, largest(inner, values, 1)), blocks)
 
+    if view.finite:
+        return ordinary(body)
     return body.branch(all_finite(body, blocks), ordinary, masked)
 
 

@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+import numpy as np
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 from quark.errors import ModelError
 from quark.operators.registry import DOMAIN, OPERATORS, OWN_DOMAIN, VERSION, function_for, overload
@@ -21,10 +32,16 @@ OVERLOADS_FROM_IR = 10
 
 
 class Known(NamedTuple):
-    """What a model says about one of its values."""
+    """What a model says about one of its values; ``constant`` where it is an initializer held in the model itself."""
 
     elem_type: str
     shape: tuple[int | None, ...] | None
+    constant: TensorProto | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether the value is a constant without infinity and NaN."""
+        return self.constant is not None and bool(np.isfinite(numpy_helper.to_array(self.constant)).all())
 
 
 def required_functions(model: ModelProto) -> list[FunctionProto]:
@@ -63,7 +80,7 @@ def add_functions(model: ModelProto) -> None:
         if not node.overload:
             node.overload = overload(node.op_type, _attributes(node), site_of(node, known))
         if node.op_type.endswith("QuantizeDequantize") and node.input[0] in known:
-            known.setdefault(node.output[0], known[node.input[0]])
+            known.setdefault(node.output[0], known[node.input[0]]._replace(constant=None))
     model.functions.extend(required_functions(model))
     imported = {entry.domain for entry in model.opset_import}
     used = {node.domain for node in _our_nodes(model.graph)}
@@ -75,8 +92,10 @@ def add_functions(model: ModelProto) -> None:
 def site_of(node: NodeProto, known: dict[str, Known]) -> Site:
     """What ``known`` says about the tensors of ``node``."""
     x = known.get(node.input[0], Known("FLOAT", None))
-    if node.op_type == "BlockDequantize" or len(node.input) < 3:
-        return Site(x.shape, x.elem_type)
+    if node.op_type in ("BFPQuantizeDequantize", "MXQuantizeDequantize", "BlockQuantizeDequantize"):
+        return Site(x.shape, x.elem_type, finite=x.finite)
+    if node.op_type == "BlockDequantize":
+        return Site()
     scale = known.get(node.input[1], Known("FLOAT", None))
     per_axis = scale.shape is not None and None not in scale.shape and prod(n or 0 for n in scale.shape) != 1
     if not node.op_type.startswith("Extended"):
@@ -92,7 +111,8 @@ def known_values(graph: GraphProto) -> dict[str, Known]:
     known: dict[str, Known] = {}
     for inside in _graphs(graph):
         for tensor in inside.initializer:
-            known[tensor.name] = Known(TensorProto.DataType.Name(tensor.data_type), tuple(tensor.dims))
+            held = tensor if tensor.data_location != TensorProto.EXTERNAL else None
+            known[tensor.name] = Known(TensorProto.DataType.Name(tensor.data_type), tuple(tensor.dims), held)
         for value in (*inside.input, *inside.value_info, *inside.output):
             if value.type.HasField("tensor_type"):
                 known.setdefault(value.name, _described(value))

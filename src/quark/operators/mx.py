@@ -44,7 +44,7 @@ def write(body: Body, attributes: Mapping, label: str) -> str:
         scale = spread(inner, shared_power(inner, peaks, -floor(log2(element.max))), view, size)
         return inner.op("Mul", round_float(inner, inner.op("Div", blocks, scale), element), scale)
 
-    blocks = copy_nonfinite(body, to_blocks(body, x, view, size), quantize)
+    blocks = copy_nonfinite(body, to_blocks(body, x, view, size), view, quantize)
     return from_float(body, from_blocks(body, blocks, x, view, size), view.elem_type)
 
 

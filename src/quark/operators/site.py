@@ -30,12 +30,15 @@ class Site:
         elem_type: ``TensorProto`` type of the first input.
         per_axis: the scale of an affine operator has one value per index of an axis, not one for the tensor.
         code_type: ``TensorProto`` type of the zero point of ``ExtendedQuantizeLinear`` and its inverse.
+        finite: the first input is a constant without infinity and NaN. Its body has no branch, which ONNX Runtime would
+            run for every inference, while it computes plain nodes of constants once, when it loads the model.
     """
 
     shape: tuple[int | None, ...] | None = None
     elem_type: str = "FLOAT"
     per_axis: bool = False
     code_type: str = "UINT8"
+    finite: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,24 +50,26 @@ class View:
             ``ragged`` (it may not be: padded with zeros, cut again).
         axis: counted from the back where the rank is known.
         elem_type: ``TensorProto`` type of the tensor.
+        finite: it is a constant without infinity and NaN.
     """
 
     kind: str
     axis: int
     elem_type: str
+    finite: bool = False
 
     @property
     def label(self) -> str:
         """The view as text, for a function's overload name."""
-        return f"{self.kind}{self.axis}.{self.elem_type}"
+        return f"{self.kind}{self.axis}.{self.elem_type}" + ".finite" * self.finite
 
     @staticmethod
     def parse(label: str) -> View:
         """The view that ``label`` names."""
-        found = re.fullmatch(r"(one|whole|ragged)(-?\d+)\.(\w+)", label)
+        found = re.fullmatch(r"(one|whole|ragged)(-?\d+)\.(\w+)(\.finite)?", label)
         if found is None:
             raise ModelError(f"{label!r} does not name a view: kind, axis and type, as in 'whole-3.FLOAT'")
-        return View(found[1], int(found[2]), found[3])
+        return View(found[1], int(found[2]), found[3], found[4] is not None)
 
 
 def view_of(site: Site, axis: int, size: int) -> View:
@@ -74,7 +79,7 @@ def view_of(site: Site, axis: int, size: int) -> View:
         ModelError: the tensor has no such axis.
     """
     if site.shape is None:
-        return View("ragged", axis, site.elem_type)
+        return View("ragged", axis, site.elem_type, site.finite)
     rank = len(site.shape)
     known = [n for n in site.shape if n is not None]
     if rank == 0 or 0 in known or (len(known) == rank and prod(known) == 1):
@@ -85,7 +90,8 @@ def view_of(site: Site, axis: int, size: int) -> View:
         raise ModelError(f"axis {axis} does not exist in a tensor of shape {tuple(site.shape)}")
     from_back = axis if axis < 0 else axis - rank
     length = site.shape[from_back]
-    return View("whole" if length is not None and length % size == 0 else "ragged", from_back, site.elem_type)
+    whole = length is not None and length % size == 0
+    return View("whole" if whole else "ragged", from_back, site.elem_type, site.finite)
 
 
 def to_blocks(body: Body, x: str, view: View, *lengths: int) -> str:
