@@ -75,11 +75,12 @@ def layer(inputs: object, weight: object, **more: object) -> QConfig:
     return QConfig(QLayerConfig(input_tensors=inputs, weight=weight), **more)  # type: ignore[arg-type]
 
 
+FORCED = {"ForceQuantizeNoInputCheck": True}
 FULL = {"x": (-4.0, 4.0), "y": (-100.0, 100.0)}
 
 
 def test_int8_symmetric_stores_narrow_codes_int32_biases_and_computes_with_them() -> None:
-    proto = emitted(layer(Int8Spec(), Int8Spec()), FULL)
+    proto = emitted(layer(Int8Spec(), Int8Spec(), extra_options=FORCED), FULL)
     values = stored(proto)
     w_scale = np.float32(np.abs(W).max() / 127)
     np.testing.assert_allclose(values["w_scale"], w_scale, rtol=1e-7)
@@ -183,8 +184,10 @@ def test_a_pair_per_consumer_on_request() -> None:
         g (float[2,4] x) => (float[2,4] y, float[2,4] z) { [a] y = Sigmoid(x)   [b] z = Tanh(x) }"""
     )
     ranges = {"x": (-1.0, 1.0), "y": (0.0, 1.0), "z": (-1.0, 1.0)}
-    shared = emitted(layer(Int8Spec(), Int8Spec()), ranges, proto)
-    dedicated = emitted(layer(Int8Spec(), Int8Spec(), extra_options={"DedicatedQDQPair": True}), ranges, proto)
+    shared = emitted(layer(Int8Spec(), Int8Spec(), extra_options=FORCED), ranges, proto)
+    dedicated = emitted(
+        layer(Int8Spec(), Int8Spec(), extra_options={**FORCED, "DedicatedQDQPair": True}), ranges, proto
+    )
     assert sum(n.op_type == "QuantizeLinear" for n in shared.graph.node) == 3
     assert sum(n.op_type == "QuantizeLinear" for n in dedicated.graph.node) == 4
 

@@ -174,10 +174,10 @@ def test_blocks_run_along_the_axis_that_is_summed() -> None:
         models.model(text), None, feed
     )
     axes = {t.name: t.spec.granularity.axis for t in refined.plan}  # type: ignore[attr-defined]
-    assert axes == {"x": 1, "b": 0, "h": 1, "y": 1}
+    assert axes == {"x": 1, "b": 0, "h": 1}
     plain = q.QConfig(layer, extra_options={"PrintSummary": False, "RefineBlockAxis": False})
     axes = {t.name: t.spec.granularity.axis for t in q.ModelQuantizer(plain).run(models.model(text), None, feed).plan}  # type: ignore[attr-defined]
-    assert axes == {"x": 1, "b": 1, "h": 1, "y": 1}
+    assert axes == {"x": 1, "b": 1, "h": 1}
 
 
 def test_what_has_no_carrier_is_refused_when_the_configuration_is_used() -> None:

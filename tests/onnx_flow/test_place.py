@@ -66,7 +66,7 @@ def roles(plan: Plan, role: str) -> set[str]:
 
 def test_inputs_outputs_weights_and_biases_of_computing_nodes_are_quantized() -> None:
     plan = plan_of()
-    assert roles(plan, "activation") == {"x", "a", "d", "t", "g", "f", "y"}
+    assert roles(plan, "activation") == {"x", "a", "d", "t", "g", "f"}
     assert roles(plan, "weight") == {"w1", "w2", "w3"}
     assert roles(plan, "bias") == {"b1", "b3"}
     assert plan.tensors["b3"].bias_of == ("f", "w3")
@@ -75,6 +75,30 @@ def test_inputs_outputs_weights_and_biases_of_computing_nodes_are_quantized() ->
 def test_nothing_stands_between_a_convolution_and_its_relu() -> None:
     assert {"h", "s"} & set(plan_of().tensors) == set()
     assert "h" in plan_of(extra_options={"RemoveQDQConvRelu": False}).tensors
+
+
+FORCED = {"ForceQuantizeNoInputCheck": True}
+
+
+def test_the_last_product_writes_float_unless_everything_is_forced() -> None:
+    assert "y" not in plan_of().tensors
+    assert "y" in plan_of(extra_options=FORCED).tensors
+    assert "y" not in plan_of(extra_options=FORCED, target="cpu").tensors
+    assert "y" in plan_of(layer=QLayerConfig(input_tensors=XInt8Spec(), weight=XInt8Spec())).tensors
+
+
+LAST = """<ir_version: 8, opset_import: ["" : 17]>
+agraph (float[1,4,8,8] x) => (float[1,4] y) <float[4,4,3,3] w>
+{ c = Conv(x, w)  r = Relu(c)  g = GlobalAveragePool(r)  y = Flatten(g) }"""
+
+
+def test_layout_operators_behind_the_last_result_stay_float_with_it() -> None:
+    assert roles(plan_of(LAST), "activation") == {"x", "r"}
+
+
+def test_a_last_convolution_keeps_its_quantized_output() -> None:
+    text = LAST.replace("c = Conv(x, w)  r = Relu(c)  g = GlobalAveragePool(r)  y = Flatten(g)", "y = Conv(x, w)")
+    assert roles(plan_of(text), "activation") == {"x", "y"}
 
 
 def test_a_layout_operator_shares_the_range_of_its_input() -> None:
@@ -157,7 +181,7 @@ def test_an_attention_mask_does_not_take_the_range_of_the_scores() -> None:
     plan = plan_of(MASKED)
     assert {"p", "mask", "m"} & set(plan.tensors) == set()
     assert "attention mask" in plan.nodes["add"].reason and "attention mask" in plan.nodes["softmax"].reason
-    assert {"q", "k", "s", "a", "v", "y"} == roles(plan, "activation")
+    assert {"q", "k", "s", "a", "v"} == roles(plan, "activation")
 
 
 def test_a_constant_used_in_two_ways_is_copied() -> None:
