@@ -91,8 +91,9 @@ def table(outcomes: Sequence[Outcome], seconds: dict[str, float], accuracy: floa
     ]
     columns = ("model", "top-1", "size", "latency", "speed", "SQNR", "quantized in")
     note = (
-        f"{data.HELD_OUT} held-out images; latency: median of single inferences in turns, ONNX "
-        f"Runtime {onnxruntime.__version__}, {platform.machine()}. A8W8 and XINT8 are for NPU compilers, A8W8_CPU is for CPUs."
+        f"{data.HELD_OUT} held-out images; latency: median of single inferences in turns, "
+        f"ONNX Runtime {onnxruntime.__version__}, {platform.machine()}. "
+        "A8W8 and XINT8 are for NPU compilers, A8W8_CPU is for CPUs."
     )
     title = "A network for digits, 0.4 M parameters, quantized three ways"
     return Table(title, columns, ((*float_row, "1.0×", "–", "–"), *rows), note)
