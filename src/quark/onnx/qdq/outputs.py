@@ -29,7 +29,7 @@ def leave_float(model: ir.Model, plan: Plan, job: Job) -> None:
 
 
 def _movable(output: ir.Value) -> list[ir.Value]:
-    """The output and the tensors it is moved from, back to the operator that computes it; empty where that keeps Q/DQ."""
+    """The output and the tensors it is moved from, back to what computes it; empty where that keeps its Q/DQ."""
     chain, value = [output], output
     while (producer := value.producer()) is not None:
         if producer.op_type in _KEEPS or producer.op_type not in OP_RULES or value is not producer.outputs[0]:
