@@ -10,6 +10,7 @@ from quark.config.job import Job, with_scale_rule
 from quark.errors import ModelError
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.run import unknown_operator
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.passes import (
     constants,
@@ -56,9 +57,14 @@ def prepare(model: ir.Model, job: Job) -> Prepared:
     """Lift an old model, then fold and tidy it, so that placement finds weights in initializers and types everywhere.
 
     Raises:
-        ModelError: the model is already quantized, is float16 where the options want float32, or cannot be lifted.
+        ModelError: the model is already quantized, holds an operator that no library defines, is float16 where the options
+            want float32, or cannot be lifted.
     """
     refuse_quantized(model)
+    if not job.options.UserCustomOpLibPath:
+        unknown = unknown_operator(model, None)
+        if unknown is not None:
+            raise unknown
     model = lift(model, max([opset_of(job), *(_VALID_FROM.get(node.op_type, 0) for node in model.graph)]))
     reports = [input_initializers.run(model)]
     constants.lift_constant_nodes(model.graph)

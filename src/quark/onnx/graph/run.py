@@ -118,7 +118,7 @@ class Runner:
         try:
             return open_session(model, options, providers)
         except ModelError as error:
-            raise _unknown_operator(model, libraries) or _in_one_line(error) from error
+            raise unknown_operator(model, libraries) or _in_one_line(error) from error
         finally:
             trim_heap()
 
@@ -239,7 +239,7 @@ def _extremes_of(array: np.ndarray) -> Extremes:
     return Extremes(lo, hi, bool(np.isnan(lo)))
 
 
-def _unknown_operator(model: ir.Model, libraries: Libraries) -> ModelError | None:
+def unknown_operator(model: ir.Model, libraries: Libraries) -> ModelError | None:
     """The error for the first node of a domain that ONNX Runtime does not have, if there is one."""
     defined = {(function.domain, function.name) for function in model.functions.values()}
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
