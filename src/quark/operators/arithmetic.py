@@ -37,8 +37,8 @@ def floor_power(body: Body, magnitude: str, exponent: int = 0) -> str:
 def round_integer(body: Body, values: str, mode: int) -> str:
     """float32 ``values`` of magnitude below 2**22 rounded to integers.
 
-    The textbook floor(y + 0.5) is wrong for the float32 just below 0.5, because the sum itself rounds to 1; so the
-    positive side adds that neighbour of 0.5 instead, for which no sum rounds across an integer.
+    The textbook floor(y + 0.5) is wrong for the float32 just below 0.5, because the sum itself rounds to 1. So half up
+    adds that neighbour of 0.5 to what is not negative, and half away adds y itself, up to 0.5, and drops the fraction.
 
     Args:
         body: where to write.
@@ -48,7 +48,7 @@ def round_integer(body: Body, values: str, mode: int) -> str:
     if mode == HALF_EVEN:
         return body.op("Round", values)
     if mode == HALF_AWAY:
-        pushed = body.op("Add", values, body.op("Clip", values, -BELOW_HALF, BELOW_HALF))
+        pushed = body.op("Add", values, body.op("Clip", values, -0.5, 0.5))
         return body.cast(body.cast(pushed, "INT32"), "FLOAT")
     if mode == HALF_UP:
         push = body.op("Clip", body.op("Neg", values), BELOW_HALF, 0.5)
