@@ -57,8 +57,8 @@ def prepare(model: ir.Model, job: Job) -> Prepared:
     """Lift an old model, then fold and tidy it, so that placement finds weights in initializers and types everywhere.
 
     Raises:
-        ModelError: the model is already quantized, holds an operator that no library defines, is float16 where the options
-            want float32, or cannot be lifted.
+        ModelError: the model is already quantized, holds an operator that nothing defines, is float16 where the
+            options want float32, or cannot be lifted.
     """
     refuse_quantized(model)
     if not job.options.UserCustomOpLibPath:
