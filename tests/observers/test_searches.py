@@ -130,6 +130,15 @@ def test_mse_takes_the_best_power_of_two(kind: str, name: str) -> None:
     assert grid.parameters(*find(x, grid, "mse"))[1] == zero_point
 
 
+def test_power_of_two_candidates_go_on_while_finer_is_better() -> None:
+    x = np.append(0.3 * data("normal"), np.float32(16))
+    grid = Grid(get_format("int4"), scale_rule="power_of_two")
+    full = float(grid.parameters(-16.0, 16.0)[0])
+    assert float(grid.parameters(*find(x, grid, "mse"))[0]) == full / 16
+    tried = {k: error(x, (-7 * full / k, 7 * full / k), grid) for k in (1, 2, 4, 8, 16, 32)}
+    assert min(tried, key=tried.__getitem__) == 16
+
+
 @pytest.mark.parametrize("grid", [INT8, INT8_POW2, UINT8], ids=["int8", "pow2", "uint8"])
 def test_weight_rows_are_searched_each_for_itself(grid: Grid) -> None:
     rows = np.stack([data(kind, 600) for kind in ("normal", "tailed", "outliers", "tiny", "relu")])
@@ -189,6 +198,18 @@ def test_entropy_keeps_both_modes() -> None:
     x = np.concatenate([rng.normal(-5, 0.2, 3000), rng.normal(2, 0.2, 9000)]).astype(np.float32)
     lo, hi = find(x, INT8, "entropy")
     assert lo < -5 and hi == x.max()
+
+
+def test_zeros_do_not_move_the_entropy_threshold() -> None:
+    x = np.abs(np.random.default_rng(0).laplace(size=100_000)).astype(np.float32)
+    threshold = find(x, INT8, "entropy")[1]
+    assert threshold < 0.9 * x.max()
+    assert find(np.append(x, np.zeros(400_000, np.float32)), INT8, "entropy") == (0.0, threshold)
+
+
+def test_few_samples_do_not_look_like_outliers() -> None:
+    x = data("normal", 500)
+    assert find(x, INT8, "entropy")[1] > 0.9 * x.max()
 
 
 @pytest.mark.parametrize("scenario", ["same", "p3"])

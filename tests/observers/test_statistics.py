@@ -176,8 +176,21 @@ def test_points_stand_for_the_values() -> None:
     assert weights.sum() == x.size and values.size < 12_000
     assert np.average(values, weights=weights) == pytest.approx(x.mean(), abs=1e-3)
     assert np.average(values.astype(float) ** 2, weights=weights) == pytest.approx(np.mean(x.astype(float) ** 2), 1e-3)
-    fine = np.abs(filled(Histogram, [x]).points(focus=0.1)[0])
-    assert np.sum((fine > 0.05) & (fine < 0.1)) > 4 * np.sum((np.abs(values) > 0.05) & (np.abs(values) < 0.1))
+
+
+def test_points_keep_zero_apart() -> None:
+    x = np.maximum(np.random.default_rng(5).standard_normal(10_000), 0).astype(np.float32)
+    values, weights = filled(Histogram, [x]).points()
+    zeros = np.count_nonzero(x == 0)
+    assert zeros <= weights[values == 0].sum() <= zeros + 5, "a few values lie below 2^-15 of the largest"
+
+
+def test_points_do_not_lie_on_the_grid_of_a_power_of_two() -> None:
+    x = np.random.default_rng(5).uniform(-1, 1, 100_000).astype(np.float32)
+    values, weights = filled(Histogram, [x]).points()
+    for step in 2.0 ** np.arange(-14, -10):
+        off = values - np.rint(values / step) * step
+        assert np.average(off**2, weights=weights) == pytest.approx(step**2 / 12, rel=0.2)
 
 
 def test_linear_bins_for_pictures() -> None:

@@ -5,11 +5,12 @@
 over 2048 to 4096 equal bins of |x| (Migacz, "8-bit inference with TensorRT", GTC 2017). P_t is the histogram up to t
 with everything beyond added to its last bin. Q_t is what quantization keeps of the histogram up to t: the count of
 all bins that share a code, spread evenly over those that are not empty. Codes come from the tensor's own quantizer,
-so 8 bits are 8 bits. Two corrections to the original: values that count as zero are left out (zero is always exact,
-and a ReLU makes so many that they drown the rest), and what chance alone adds to the divergence is taken off: (filled
-bins - filled codes) / 2n, the mean of the likelihood-ratio statistic (Wilks 1938; Miller 1955), without which few
-samples clip half of the range. A threshold whose squared error exceeds that of the full range is not taken.
-Thresholds go from 128 bins up to the largest |x| in steps of 1/8 octave, then by 1/16, 1/32 and 1/64 around the best.
+so 8 bits are 8 bits. Thresholds go from 128 bins up to the largest |x| in steps of 1/8 octave, then by 1/16, 1/32 and
+1/64 around the best.
+
+Two departures from the original. Values that count as zero are left out: zero is always exact, and a ReLU makes so
+many that they drown the rest. And a threshold under which the squared error exceeds that of the full range is not
+taken: with few samples the divergence prefers to clip half of the values.
 
 Not handled: a threshold for each side.
 """
@@ -99,9 +100,8 @@ class Divergences:
         mass = np.add.reduceat(kept, starts) / np.maximum(filled, 1)
         seen = p > 0
         q = np.maximum(np.repeat(mass, np.diff(starts, append=bins))[seen], NEVER)
-        chance = (np.count_nonzero(seen) - np.count_nonzero(filled)) / (2 * p.sum())
         p = p[seen] / p.sum()
-        return float(np.sum(p * np.log(p * q.sum() / q))) - chance
+        return float(np.sum(p * np.log(p * q.sum() / q)))
 
     def _first_bins(self, bins: int) -> np.ndarray:
         """The first bin of every code."""

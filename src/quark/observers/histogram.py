@@ -192,34 +192,32 @@ class Histogram:
             return float(outer[self.count - rank])
         return float(min(_at_rank(self.magnitude_bins(), rank), max(-self.lo, self.hi)))
 
-    def points(self, focus: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def points(self) -> tuple[np.ndarray, np.ndarray]:
         """A few thousand values with weights that stand for all values, for searches that try many ranges.
 
-        Bins are joined the further they lie below the magnitude ``focus`` (the largest one by default), so that their
-        width stays below 1/2048 of it or 1/16 of their own value; above it they are 1/16 of their value wide. A bin
-        stands at golden-section positions within its width, not in its middle: middles are multiples of a power of
-        two, on which a power-of-two scale would seem to have no rounding error.
+        Bins are joined the further they lie below the largest magnitude, until 16 make an octave, so that each stays
+        below 1/2048 of the largest magnitude or 1/16 of its own value. A bin stands at golden-section positions within
+        its width, not in its middle: middles are multiples of a power of two, on which a power-of-two scale would seem
+        to have no rounding error.
 
         Returns:
             values float32 [n] within [lo, hi], weights float64 [n].
         """
-        magnitude = max(-self.lo, self.hi) if focus is None else focus
-        at = np.clip(_exponent(magnitude) - max(self._top - OCTAVES, 0), 0, OCTAVES - 1)
         values, weights = [], []
         for sign, counts in zip((1, -1), self._counts, strict=False):
-            left, right, joined = self._joined(counts, int(at))
+            left, right, joined = self._joined(counts)
+            # The first place is a left edge: zeros stay zeros.
             place = left + (right - left) * np.modf(GOLDEN * np.arange(left.size))[0]
-            place[left == 0] = 0
             values.append(sign * place)
             weights.append(joined)
         return np.clip(np.concatenate(values), self.lo, self.hi).astype(np.float32), np.concatenate(weights)
 
-    def _joined(self, counts: np.ndarray, focus: int) -> Bins:
-        """Bins of one sign, joined away from the octave ``focus``; empty ones left out."""
+    def _joined(self, counts: np.ndarray) -> Bins:
+        """Bins of one sign, joined towards zero; empty ones left out."""
         edges = self._edges()
         lefts, rights, sums = [], [], []
         for octave in range(OCTAVES):
-            step = 1 << (min(focus - octave, COARSE) if octave <= focus else COARSE)
+            step = 1 << min(OCTAVES - 1 - octave, COARSE)
             part = slice(octave << MANTISSA, octave + 1 << MANTISSA)
             lefts.append(edges[:-1][part][::step])
             rights.append(edges[1:][part][step - 1 :: step])

@@ -79,15 +79,7 @@ def search(statistic: Histogram, grid: Grid, symmetric: bool | None = None) -> t
         symmetric: judge both sides by one threshold. Default: for power-of-two scales and symmetric grids; otherwise
             each side finds its own. Ranges for float scales end where the data end.
     """
-    lo, hi = _on_points(statistic, grid, symmetric, None)
-    widest = max(-statistic.lo, statistic.hi)
-    if max(-lo, hi) < widest / 4:  # the bins around the result were joined: look again with those kept fine
-        lo, hi = _on_points(statistic, grid, symmetric, 2 * max(-lo, hi))
-    return lo, hi
-
-
-def _on_points(statistic: Histogram, grid: Grid, symmetric: bool | None, focus: float | None) -> tuple[float, float]:
-    values, weights = statistic.points(focus)
+    values, weights = statistic.points()
     extremes = np.array([statistic.lo]), np.array([statistic.hi])
     lo, hi = _search(Rows(values[None], grid, weights), extremes, symmetric)
     return float(lo[0]), float(hi[0])
