@@ -591,3 +591,55 @@ def test_what_is_not_available_is_refused_by_name(field: str) -> None:
     value: Any = {"algo_config": ["gptq"], "kv_cache_post_rope": True, "quant_mode": "fx_graph_mode"}[field]
     with pytest.raises(ConfigError, match=field):
         ModelQuantizer(QConfig(WEIGHTS, **{field: value}))
+
+
+# ---- layers that read one tensor share the work ---------------------------------------------------------------------
+
+
+class Siblings(nn.Module):
+    """Three layers on one input; the input may be written to in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, write: bool = False) -> tuple[torch.Tensor, ...]:
+        q = self.q(x)
+        if write:
+            x.mul_(2)
+        return q, self.k(x), self.v(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "samples"), [(STATIC, data()), (QLayerConfig(DYNAMIC), None)], ids=["static", "dynamic"]
+)
+def test_siblings_quantize_their_input_once(layer: QLayerConfig, samples: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = quantize(Siblings(), layer, samples).eval(), []
+    kind = type(model.q.input_quantizer)
+    original = kind.quantized
+    monkeypatch.setattr(kind, "quantized", lambda self, x: (calls.append(self.tensor_name), original(self, x))[1])
+    with torch.no_grad():
+        model(X)  # quantizes the weights too
+        calls.clear()
+        model(X)
+        once = [name for name in calls if "input" in name]
+        alone = model.k(X.clone())
+        assert torch.equal(model(X)[1], alone)
+    assert once == ["input_tensors of 'q'"]
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_tensor_written_to_is_quantized_anew(context: Callable[[], Any]) -> None:
+    model = quantize(Siblings(), QLayerConfig(DYNAMIC)).eval()
+    with context():
+        x = X + 0
+        written = model(x, write=True)[1]
+        torch.testing.assert_close(written, model.k(2 * X))
+
+
+def test_siblings_with_their_own_ranges_do_not_share() -> None:
+    model = quantize(Siblings(), STATIC, data()).eval()
+    with torch.no_grad():
+        model.k.input_quantizer.scale.mul_(30)
+        assert not torch.equal(model(X)[1], quantize(Siblings(), STATIC, data()).eval()(X)[1])
+        torch.testing.assert_close(model(X)[1], model.k(X.clone()))

@@ -11,7 +11,7 @@ The arithmetic is ``quark.numerics``; this is the only place of the flow that kn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from quark.errors import DataError
 from quark.numerics.affine import fake_quantize
 from quark.numerics.formats import Block
 from quark.numerics.granularity import Granularity, Tensor
+from quark.torch.memo import remembered
 from quark.torch.observer import ObserverBase
 from quark.torch.stage import Stage, Stages
 
@@ -60,7 +61,21 @@ class FakeQuantize(nn.Module):
         if self.observer is not None:
             self.look(self.observer, x)
             return x
-        return straight_through(x, self.quantized) if self.enabled and x.numel() else x
+        if not (self.enabled and x.numel()):
+            return x
+        if torch.is_grad_enabled() and x.requires_grad:
+            return straight_through(x, self.quantized)
+        key = self.key
+        return self.quantized(x) if key is None else remembered(x, key, self.quantized)
+
+    @property
+    def key(self) -> tuple[Hashable, ...] | None:
+        """Equal for quantizers that make the same of one tensor; None where finding out costs more than it saves."""
+        if not self.stage.calibrated:
+            return self.stage, self.granularity
+        if self.scale is None or self.scale.numel() != 1 or self.scale.device.type != "cpu":
+            return None
+        return self.stage, self.scale.item(), self.zero_point.item()  # type: ignore[union-attr]
 
     def look(self, observer: ObserverBase, x: torch.Tensor) -> None:
         """Show ``x`` to an observer; what it cannot take is an error that names the tensor."""
