@@ -4,8 +4,10 @@
 
 Signal-to-noise ratio of each output over all held-out samples, 10 log10(sum x^2 / sum (x - x_quantized)^2), and each
 model's task metric, at the same data types and calibration method. "Never worse" asks of every output to stay within
-0.1 dB of the better peer. A peer gets its best of several chances: the model as it is, lifted to opset 13, prepared
-as its documentation recommends. `--cache` keeps the peers' results and every quantized model for later runs.
+0.1 dB of the better peer. Two models that differ in nothing but the last bit of their scales already differ by a few
+tenths of a decibel on a small set, so a lead comes with its standard error (bootstrap over samples, paired), and a
+deficit within two of them is called "level". A peer gets its best of several chances: the model as it is, lifted to
+opset 13, prepared as its documentation recommends. `--cache` keeps the peers' results and every quantized model.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from benchmarks.peers.job import Feeds, write_feeds
 
 TOLERANCE_DB = 0.1
 CEILING_DB = 150.0
+DRAWS = 400
+Noise = dict[str, list[float]]
 OURS, ONNXRUNTIME, QUARK = "ours", "onnxruntime", "AMD Quark"
 
 
@@ -41,12 +45,14 @@ class Config:
         inputs: spec of activations in the `quark` interface.
         weight: spec of weights there.
         onnxruntime: arguments of its job; None where it cannot express this.
-        peer_options: `extra_options` that put the peer on the same ground.
+        options: our `extra_options`.
+        peer_options: `extra_options` of the peer that mean the same.
     """
 
     inputs: dict[str, str]
     weight: dict[str, str]
     onnxruntime: dict[str, Any] | None
+    options: dict[str, Any] = field(default_factory=dict)
     peer_options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -57,6 +63,7 @@ def spec(name: str, method: str, **fields: str) -> dict[str, str]:
 
 INT8 = {"activation": "QInt8", "weight": "QInt8", "symmetric": True}
 XINT8 = spec("XInt8Spec", "MinMSE")
+ALIGNMENTS = dict.fromkeys(("AlignConcat", "AlignPool", "AlignPad", "AlignSlice"), False)
 CONFIGS = {
     "int8-minmax": Config(spec("Int8Spec", "MinMax"), spec("Int8Spec", "MinMax"), {**INT8, "method": "MinMax"}),
     "int8-percentile": Config(
@@ -67,7 +74,7 @@ CONFIGS = {
         spec("Int8Spec", "MinMax", quant_granularity="Channel"),
         {"activation": "QUInt8", "weight": "QInt8", "symmetric": False, "per_channel": True, "method": "MinMax"},
     ),
-    "xint8-mse": Config(XINT8, XINT8, None, {"EnableNPUCnn": False}),
+    "xint8-mse": Config(XINT8, XINT8, None, {"Int32Bias": True, **ALIGNMENTS}, {"EnableNPUCnn": False}),
     "xint8-mse-npu": Config(XINT8, XINT8, None),
     "int16-int8-minmax": Config(
         spec("Int16Spec", "MinMax"), spec("Int8Spec", "MinMax"), {**INT8, "activation": "QInt16", "method": "MinMax"}
@@ -81,6 +88,7 @@ class Score:
 
     Attributes:
         sqnr: dB by output name.
+        noise: energy of the error of each sample, by output name.
         metrics: task metrics by name.
         variant: which of the tool's chances this is.
         seconds: wall time of its call.
@@ -88,6 +96,7 @@ class Score:
     """
 
     sqnr: dict[str, float] = field(default_factory=dict)
+    noise: dict[str, list[float]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     variant: str = ""
     seconds: float | None = None
@@ -138,32 +147,39 @@ def outputs(path: Path, feeds: Iterable[Feeds]) -> list[list[np.ndarray]]:
     return [session.run(None, feed) for feed in feeds]
 
 
-def sqnr_by_output(
-    names: Sequence[str], reference: list[list[np.ndarray]], other: list[list[np.ndarray]]
-) -> dict[str, float]:
-    """Signal-to-noise ratio in dB of each output over all samples, at most CEILING_DB."""
-    ratios = {}
+def energies(
+    names: Sequence[str], samples: list[list[np.ndarray]], others: list[list[np.ndarray]] | None = None
+) -> Noise:
+    """Energy of each sample, or of its difference to another's, by output name."""
+    found: Noise = {}
     for k, name in enumerate(names):
-        signal = sum(float(np.square(sample[k], dtype=np.float64).sum()) for sample in reference)
-        pairs = zip(reference, other, strict=True)
-        noise = sum(float(np.square(np.subtract(a[k], b[k], dtype=np.float64)).sum()) for a, b in pairs)
-        usable = np.isfinite(noise) and signal > 0
-        ratios[name] = min(10 * np.log10(signal / max(noise, signal * 1e-15)), CEILING_DB) if usable else -CEILING_DB
-    return ratios
+        pairs = [(sample[k], 0.0 if others is None else others[n][k]) for n, sample in enumerate(samples)]
+        found[name] = [float(np.square(np.subtract(one, other, dtype=np.float64)).sum()) for one, other in pairs]
+    return found
 
 
-def judge(bench: Bench, path: Path, with_metrics: bool) -> tuple[dict[str, float], dict[str, float]]:
-    """(dB by output, task metrics) of a quantized model on stock ONNX Runtime."""
+def ratio(signal: Sequence[float], noise: Sequence[float]) -> float:
+    """10 log10 of the sums' ratio, within CEILING_DB on both sides; the lower end where the noise is not finite."""
+    total, error = sum(signal), sum(noise)
+    if not np.isfinite(error) or total <= 0:
+        return -CEILING_DB
+    return float(np.clip(10 * np.log10(total / max(error, total * 1e-15)), -CEILING_DB, CEILING_DB))
+
+
+def judge(bench: Bench, path: Path, with_metrics: bool) -> Score:
+    """The score of a quantized model on stock ONNX Runtime."""
     names = [output.name for output in open_session(str(bench.example.path)).get_outputs()]
-    ratios = sqnr_by_output(names, bench.reference, outputs(path, bench.held_out))
-    return ratios, bench.example.metrics(path) if with_metrics and bench.example.metrics else {}
+    noise = energies(names, bench.reference, outputs(path, bench.held_out))
+    signal = energies(names, bench.reference)
+    metrics = bench.example.metrics(path) if with_metrics and bench.example.metrics else {}
+    return Score({name: ratio(signal[name], noise[name]) for name in names}, noise, metrics)
 
 
 def attempts(bench: Bench, config: Config, tool: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """variant -> (job module, job) of a tool; ours has one chance, the model as it is."""
     layer: dict[str, Any] = {"inputs": config.inputs, "weight": config.weight}
     if tool == OURS:
-        return {"as is": ("quark_job", {"model": str(bench.example.path), **layer})}
+        return {"as is": ("quark_job", {"model": str(bench.example.path), "options": config.options, **layer})}
     if tool == QUARK:
         layer = {**layer, "options": config.peer_options}
         return {name: ("quark_job", {"model": str(path), **layer}) for name, path in bench.models().items()}
@@ -176,19 +192,23 @@ def attempts(bench: Bench, config: Config, tool: str) -> dict[str, tuple[str, di
 
 
 def attempt(bench: Bench, key: str, variant: str, task: tuple[str, dict[str, Any]], run: argparse.Namespace) -> Score:
-    """Quantize once and judge; whatever goes wrong in the peer's file is its result."""
+    """Quantize, unless the cache has a peer's file, and judge; whatever goes wrong in a peer's file is its result."""
     module, job = task
     output = bench.folder / f"{bench.example.name}__{key}__{variant.replace(' ', '_')}.onnx"
-    output.unlink(missing_ok=True)
-    python = run.peer_python if QUARK in key else sys.executable
-    outcome = measure.run_job(module, {**job, "feeds": str(bench.feeds), "output": str(output)}, python, run.timeout)
-    if not outcome.ok:
-        return Score(variant=variant, error=outcome.error)
+    seconds = None
+    if key.endswith(OURS) or run.refresh or not output.exists():
+        output.unlink(missing_ok=True)
+        python = run.peer_python if QUARK in key else sys.executable
+        outcome = measure.run_job(
+            module, {**job, "feeds": str(bench.feeds), "output": str(output)}, python, run.timeout
+        )
+        if not outcome.ok:
+            return Score(variant=variant, error=outcome.error)
+        seconds = outcome.seconds
     try:
-        ratios, metrics = judge(bench, output, run.metrics)
+        return replace(judge(bench, output, run.metrics), variant=variant, seconds=seconds)
     except Exception as error:  # noqa: BLE001  (a file that does not load or run is a finding, not an end)
-        return Score(variant=variant, seconds=outcome.seconds, error=f"unusable file: {str(error)[:300]}")
-    return Score(ratios, metrics, variant, outcome.seconds)
+        return Score(variant=variant, seconds=seconds, error=f"unusable file: {str(error)[:300]}")
 
 
 def score(bench: Bench, name: str, tool: str, run: argparse.Namespace) -> Score:
@@ -203,20 +223,51 @@ def score(bench: Bench, name: str, tool: str, run: argparse.Namespace) -> Score:
     return best
 
 
-def margin(ours: Score, peers: Sequence[Score]) -> float | None:
-    """Smallest lead in dB, over the outputs, on the better peer; None where there is nothing to compare."""
+@dataclass(frozen=True)
+class Lead:
+    """Ours against the better peer on one output, in dB, with the standard error of the difference."""
+
+    output: str
+    decibels: float
+    error: float
+
+    @property
+    def verdict(self) -> str:
+        """What the lead says."""
+        if self.decibels >= -TOLERANCE_DB:
+            return "never worse"
+        return "level" if self.decibels + 2 * self.error >= -TOLERANCE_DB else "WORSE"
+
+
+def leads(ours: Score, peers: Sequence[Score]) -> list[Lead]:
+    """Our lead on every output, against the peer that is better there; empty where there is nothing to compare."""
     rivals = [peer for peer in peers if peer.sqnr]
-    if not rivals or not ours.sqnr:
-        return None
-    return min(value - max(peer.sqnr[name] for peer in rivals) for name, value in ours.sqnr.items())
+    found = []
+    for name, value in ours.sqnr.items() if rivals else ():
+        best = max(rivals, key=lambda peer: peer.sqnr[name])
+        error = paired_error(ours.noise.get(name, []), best.noise.get(name, []))
+        found.append(Lead(name, value - best.sqnr[name], error))
+    return found
+
+
+def paired_error(ours: Sequence[float], other: Sequence[float]) -> float:
+    """Standard error in dB of the difference of two signal-to-noise ratios over the same samples, by bootstrap."""
+    both = np.array([ours, other])
+    if both.shape[1] < 2 or not np.isfinite(both).all() or not both.sum(1).all():
+        return 0.0
+    random = np.random.default_rng(0)
+    sums = both[:, random.integers(0, both.shape[1], (DRAWS, both.shape[1]))].sum(-1)
+    return float(np.std(10 * np.log10(np.maximum(sums[1], 1e-300) / np.maximum(sums[0], 1e-300))))
 
 
 def verdict(ours: Score, peers: Sequence[Score]) -> str:
-    """Whether ours is never worse."""
-    lead = margin(ours, peers)
-    if lead is None:
+    """Whether ours is never worse: the word of the output where it stands worst."""
+    found = leads(ours, peers)
+    if not found:
         return "fails" if ours.error else "no rival"
-    return f"{'never worse' if lead >= -TOLERANCE_DB else 'WORSE'} ({lead:+.2f} dB)"
+    order = ("WORSE", "level", "never worse")
+    worst = min(found, key=lambda lead: (order.index(lead.verdict), lead.decibels))
+    return f"{worst.verdict} ({worst.decibels:+.2f} ± {worst.error:.2f} dB)"
 
 
 def cell(found: Score) -> str:

@@ -93,7 +93,7 @@ class NetworkBuilder:
         width_in, width = channels
         branch = self.node("Relu", [self.conv(f"{name}.conv1", source, (width_in, width), 1)])
         branch = self.node("Relu", [self.conv(f"{name}.conv2", branch, (width, width), 3, stride)])
-        branch = self.conv(f"{name}.conv3", branch, (width, 4 * width), 1, gain=0.5)
+        branch = self.conv(f"{name}.conv3", branch, (width, 4 * width), 1, gain=0.2)
         if width_in != 4 * width or stride != 1:
             source = self.conv(f"{name}.shortcut", source, (width_in, 4 * width), 1, stride)
         return self.node("Relu", [self.node("Add", [branch, source])])
@@ -140,7 +140,7 @@ class Shape:
 
 
 TOY = Shape(stages=((2, 8, 1),), stem=8, image=32, classes=10)
-STATISTICS_BATCH = 8
+STATISTICS_BATCH = 4
 
 
 def resnet(shape: Shape = Shape(), seed: int = 0) -> onnx.ModelProto:
@@ -228,7 +228,7 @@ def vision_examples(data: ModuleType, models: Path) -> list[Example]:
     """A classifier and two detectors; held out are images or views that calibration does not use."""
 
     def flowers() -> Iterable[Feeds]:
-        return ({"data": data.caffe_input(image)} for image, _ in islice(data.flower_images("test"), 0, 800, 2))
+        return ({"data": data.caffe_input(image)} for image, _ in islice(data.flower_images("test"), 0, 800, 4))
 
     def scenes(name: str, prepare: Callable[[Any], np.ndarray]) -> Callable[[], Iterable[Feeds]]:
         return lambda: ({name: prepare(image)} for image, _, _ in data.coco_images())
