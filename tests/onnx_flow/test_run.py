@@ -84,6 +84,12 @@ def test_what_nobody_asked_for_is_not_computed() -> None:
     assert found.values["r"].tolist() == [5, 5], "the Gather behind it would be out of bounds"
 
 
+def test_an_input_that_no_observed_tensor_needs_may_still_be_fed() -> None:
+    model = typed("g (float[2] x, float[2] z) => (float[2] y) { r = Relu (x)  y = Add (r, z) }")
+    feed = {"x": np.float32([-1, 2]), "z": np.float32([0, 0])}
+    assert Runner(model, ["r"]).run(feed).values["r"].tolist() == [0, 2]
+
+
 @pytest.mark.parametrize("kind", ["float16", "double", "float"])
 def test_extremes_of_other_float_types(kind: str) -> None:
     model = typed(f"g ({kind}[N] x) => ({kind}[N] y) {{ y = Neg (x) }}")
