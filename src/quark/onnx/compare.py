@@ -12,14 +12,13 @@ One sample is in memory at a time. Not handled: tensors inside subgraphs, those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 
 from quark.errors import DataError
 from quark.numerics import metrics
@@ -28,11 +27,10 @@ from quark.numerics.formats import FORMATS
 from quark.observers.histogram import Histogram
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.model import load
-from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
+from quark.onnx.graph.run import Feed, Libraries, Runner
 from quark.onnx.graph.surgery import constant_array
 from quark.report.values import Layer, TensorView
 
-Feed = Mapping[str, np.ndarray]
 Model = str | Path | onnx.ModelProto
 BINS = 128
 QUANTIZERS = ("QuantizeLinear", "QuantizeDequantize")  # endings: other domains count, DequantizeLinear does not
@@ -154,6 +152,7 @@ def compare(
     samples: Iterable[Feed],
     layers: bool = True,
     progress: Callable[[int], None] | None = None,
+    libraries: Libraries = None,
 ) -> Comparison:
     """Run both models on the same samples and measure how far apart they are.
 
@@ -163,6 +162,7 @@ def compare(
         samples: feeds ``{input name: array}``.
         layers: also compare intermediate tensors (both models then run twice per sample).
         progress: called with the number of samples done.
+        libraries: files with the models' custom operators.
 
     Raises:
         ModelError: a model cannot be read or run.
@@ -170,17 +170,17 @@ def compare(
     """
     first, second = load(float_model), load(quantized_model)
     names = _common_outputs(first, second)
-    end_to_end = _Runner(first, second, names, names)
     pairs = tuple(_pairs(first, second)) if layers else ()
-    inner = _Runner(first, second, [p.name for p in pairs], [p.twin for p in pairs]) if pairs else None
+    end_to_end = _both(first, second, names, names, libraries)
+    inner = _both(first, second, [p.name for p in pairs], [p.twin for p in pairs], libraries)
     outputs = {name: Distance() for name in names}
     distances = [Distance() for _ in pairs]
     ranges = [_code_range(pair) for pair in pairs]
     done = 0
     for done, feed in enumerate(checked(samples, inputs_of(first)), start=1):
-        for distance, (x, y) in zip(outputs.values(), end_to_end.run(feed), strict=True):
+        for distance, (x, y) in zip(outputs.values(), end_to_end(feed), strict=True):
             distance.update(x, y)
-        for distance, codes, (x, y) in zip(distances, ranges, inner.run(feed) if inner else (), strict=False):
+        for distance, codes, (x, y) in zip(distances, ranges, inner(feed), strict=True):
             _observe(distance, codes, x, y)
         if progress:
             progress(done)
@@ -205,44 +205,22 @@ def _views(pairs: Iterable[Pair], ranges: Iterable[CodeRange | None]) -> tuple[T
     return tuple(codes.view(pair.name) for pair, codes in found if codes is not None and codes.count)
 
 
-class _Runner:
-    """Both models, opened so that they give the wanted tensors."""
+def _both(
+    first: ir.Model, second: ir.Model, names: list[str], twins: list[str], libraries: Libraries
+) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
+    """A function that runs both models on a feed and gives the wanted tensors in pairs."""
+    ours, theirs = Runner(first, names, libraries=libraries), Runner(second, twins, libraries=libraries)
 
-    def __init__(self, first: ir.Model, second: ir.Model, names: list[str], twins: list[str]) -> None:
-        self._names, self._twins = names, twins
-        self._first, self._second = _exposed(first, names), _exposed(second, twins)
+    def run(feed: Feed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        x, y = ours.run(feed).values, theirs.run(feed).values
+        return ((x[name], y[twin]) for name, twin in zip(names, twins, strict=True))
 
-    def run(self, feed: Feed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The wanted tensors of both models, in the order they were named."""
-        x, y = _values(self._first, feed), _values(self._second, feed)
-        return ((x[name], y[twin]) for name, twin in zip(self._names, self._twins, strict=True))
-
-
-def _exposed(model: ir.Model, names: Iterable[str]) -> onnxruntime.InferenceSession:
-    """A session of ``model`` whose outputs are the named tensors (graph inputs are taken from the feed instead)."""
-    opened = model.clone()
-    values = _by_name(opened)
-    inputs = {value.name for value in opened.graph.inputs}
-    opened.graph.outputs[:] = [values[name] for name in dict.fromkeys(names) if name not in inputs]
-    return open_session(opened)
+    return run
 
 
 def _by_name(model: ir.Model) -> dict[str, ir.Value]:
     values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
     return {value.name: value for value in values if value.name}
-
-
-def _values(session: onnxruntime.InferenceSession, feed: Feed) -> dict[str, np.ndarray]:
-    names = [output.name for output in session.get_outputs()]
-    return {**feed, **dict(zip(names, _run(session, feed), strict=True))}
-
-
-def _run(session: onnxruntime.InferenceSession, feed: Feed) -> list[np.ndarray]:
-    try:
-        return list(session.run(None, dict(feed)))
-    except RUNTIME_ERRORS as error:
-        given = {name: f"{array.dtype} {list(array.shape)}" for name, array in feed.items()}
-        raise DataError(f"the model cannot run on the sample {given}: {error}") from error
 
 
 def _common_outputs(first: ir.Model, second: ir.Model) -> list[str]:
