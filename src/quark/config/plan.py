@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -75,9 +75,9 @@ class Plan:
     def __iter__(self) -> Iterator[TensorPlan]:
         return iter(self.tensors.values())
 
-    def update(self, name: str, **changes: Any) -> None:
-        """Replace fields of one tensor's decision."""
-        self.tensors[name] = replace(self.tensors[name], **changes)
+    def put(self, tensor: TensorPlan) -> None:
+        """Record a decision, or replace the one about a tensor of the same name."""
+        self.tensors[tensor.name] = tensor
 
     def of_role(self, *roles: Role) -> list[TensorPlan]:
         """The decisions of these roles, in graph order."""

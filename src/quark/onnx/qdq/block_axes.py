@@ -31,7 +31,7 @@ def refine(model: ir.Model, plan: Plan, job: Job) -> None:
             if isinstance(granularity, Group) and rank:
                 settled.add(tensor.name)
                 spec = replace(tensor.spec, granularity=Group(max(axis, -rank) % rank, granularity.size))
-                plan.update(tensor.name, spec=spec)
+                plan.put(replace(tensor, spec=spec))
 
 
 def _axes(node: ir.Node) -> list[tuple[ir.Value | None, int]]:

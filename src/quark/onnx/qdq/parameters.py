@@ -60,15 +60,14 @@ def constant(value: ir.Value) -> np.ndarray:
 def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple[Any, Any]], scaled: bool) -> None:
     if get_format(members[0].spec.format).unit_scale and not scaled:
         for member in members:
-            plan.update(member.name, scale=_ONE, zero_point=_ZERO)
+            plan.put(replace(member, scale=_ONE, zero_point=_ZERO))
         return
     found = [ranges[m.name] if m.fixed_range is None else m.fixed_range for m in members if m.observed]
     lo, hi = min(side[0] for side in found), max(side[1] for side in found)
     scale, zero_point = _from_range(members[0].spec, lo, hi, scaled)
     for member in members:
-        plan.update(
-            member.name, range=(float(lo), float(hi)), scale=np.asarray(scale), zero_point=np.asarray(zero_point)
-        )
+        found_range = (float(lo), float(hi))
+        plan.put(replace(member, range=found_range, scale=np.asarray(scale), zero_point=np.asarray(zero_point)))
 
 
 def _from_range(spec: TensorSpec, lo: Any, hi: Any, scaled: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -95,11 +94,11 @@ def _check_int16(scale: Any, exact: Any) -> None:
 
 def _set_weight(plan: Plan, tensor: TensorPlan, values: np.ndarray, scaled: bool) -> None:
     if get_format(tensor.spec.format).unit_scale and not scaled:
-        plan.update(tensor.name, scale=_ONE, zero_point=_ZERO)
+        plan.put(replace(tensor, scale=_ONE, zero_point=_ZERO))
         return
     lo, hi = weight_range(values, tensor.spec, tensor.name)
     scale, zero_point = _from_range(tensor.spec, lo, hi, scaled)
-    plan.update(tensor.name, range=(lo, hi), scale=np.asarray(scale), zero_point=np.asarray(zero_point))
+    plan.put(replace(tensor, range=(lo, hi), scale=np.asarray(scale), zero_point=np.asarray(zero_point)))
 
 
 def weight_range(values: np.ndarray, spec: TensorSpec, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -130,10 +129,10 @@ def _set_bias(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
     per_channel = _per_channel(weight.scale, values)
     needed = np.abs(values.astype(np.float64)) * _FIT / (float(data.scale) * _INT32_MAX)
     if (needed > per_channel).any() and weight.role == "weight":
-        plan.update(weight.name, scale=_grown(weight, needed))
+        plan.put(replace(weight, scale=_grown(weight, needed)))
         per_channel = _per_channel(plan.tensors[weight.name].scale, values)
     scale = data.scale * per_channel
-    plan.update(tensor.name, scale=scale.astype(np.float32), zero_point=np.zeros(scale.shape, np.int32))
+    plan.put(replace(tensor, scale=scale.astype(np.float32), zero_point=np.zeros(scale.shape, np.int32)))
 
 
 def _per_channel(scale: Any, bias: np.ndarray) -> np.ndarray:

@@ -248,7 +248,7 @@ def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str,
     if known is None:
         plan.tensors[name] = TensorPlan(name, "weight", spec, reason, name, readers=frozenset([node.name or ""]))
     else:
-        plan.update(name, readers=(known.readers or frozenset()) | {node.name or ""})
+        plan.put(replace(known, readers=(known.readers or frozenset()) | {node.name or ""}))
 
 
 def _own_copy(node: ir.Node, value: ir.Value, model: ir.Model) -> str:
@@ -331,7 +331,8 @@ def _pass_through(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Plac
             continue
         moved = f"{reason} moves the values of {source.name!r}"
         _add_activation(value, members.spec, moved, placement)
-        plan.update(value.name or "", group=members.group, spec=members.spec, observed=False, reason=moved)
+        own = plan.tensors[value.name or ""]
+        plan.put(replace(own, group=members.group, spec=members.spec, observed=False, reason=moved))
 
 
 def _leave_outputs(placement: Placement) -> None:
@@ -351,10 +352,10 @@ def _settle(plan: Plan) -> None:
     """What leaving tensors out has cut loose: groups without a range of their own, biases without scales."""
     for name, members in plan.groups().items():
         if not any(member.observed for member in members):
-            plan.update(members[0].name, observed=True)
+            plan.put(replace(members[0], observed=True))
         if name not in plan.tensors:
             for member in members:
-                plan.update(member.name, group=members[0].name)
+                plan.put(replace(plan.tensors[member.name], group=members[0].name))
     for bias in plan.of_role("bias"):
         if not set(bias.bias_of or ()) <= plan.tensors.keys():
             del plan.tensors[bias.name]
