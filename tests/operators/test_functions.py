@@ -52,6 +52,7 @@ def test_a_model_of_another_tool_runs() -> None:
     onnx.checker.check_model(model, full_check=True)
     assert model.ir_version == 10 and {(e.domain, e.version) for e in model.opset_import} == {("", 17), (DOMAIN, 1)}
     assert [f.overload for f in model.functions] == [n.overload for n in model.graph.node]
+    assert all({a.name for a in n.attribute} == set(OPERATORS[n.op_type].attributes) for n in model.graph.node)
     x = awkward((2, 40, 3))
     want = bfp_quantize_dequantize(bfp_quantize_dequantize(x, **first), **second)
     assert_same(run(model, {"x": x}), want)

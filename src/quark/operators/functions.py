@@ -24,7 +24,7 @@ from onnx import (
 )
 
 from quark.errors import ModelError
-from quark.operators.registry import DOMAIN, OPERATORS, OWN_DOMAIN, VERSION, function_for, overload
+from quark.operators.registry import DOMAIN, OPERATORS, OWN_DOMAIN, VERSION, function_for, get_operator, overload
 from quark.operators.site import Site
 
 #: The IR version from which functions and nodes have overload names.
@@ -68,7 +68,8 @@ def required_functions(model: ModelProto) -> list[FunctionProto]:
 def add_functions(model: ModelProto) -> None:
     """Give ``model`` (changed in place) the functions of all its operators, so that it runs without custom kernels.
 
-    Nodes without an overload name get one; the two domains are imported, and the IR version is raised to 10.
+    Every attribute is written on every node, as compilers expect; nodes without an overload name get one; the two
+    domains are imported, and the IR version is raised to 10.
 
     Raises:
         ModelError: an opset below 13, an axis that a tensor does not have, a zero point of unknown type.
@@ -77,6 +78,7 @@ def add_functions(model: ModelProto) -> None:
     _opset(model)
     known = known_values(model.graph)
     for node in _our_nodes(model.graph):
+        _write_defaults(node)
         if not node.overload:
             node.overload = overload(node.op_type, _attributes(node), site_of(node, known))
         if node.op_type.endswith("QuantizeDequantize") and node.input[0] in known:
@@ -153,6 +155,13 @@ def _our_nodes(graph: GraphProto) -> Iterator[NodeProto]:
 def _attributes(node: NodeProto) -> dict[str, int | str]:
     values = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+
+
+def _write_defaults(node: NodeProto) -> None:
+    """Write the attributes that ``node`` leaves to their defaults."""
+    given = {attribute.name for attribute in node.attribute}
+    defaults = get_operator(node.op_type).attributes
+    node.attribute.extend(helper.make_attribute(k, value) for k, value in defaults.items() if k not in given)
 
 
 def _opset(model: ModelProto) -> int:

@@ -5,7 +5,7 @@
     y = element(codes) * (scale(scales) * unit [* tensor_scale] [* 2**-shift])         float32
 
 ``codes``   uint8 [bytes]: the element codes in C order as one stream of bits, code i in bits i*b .. i*b + b - 1 counted
-            from the lowest bit of the first byte (the order of ONNX INT4), filled up to a multiple of lcm(b, 8) bits
+            from the lowest bit of the first byte (the order of ONNX INT4)
 ``scales``  uint8, the shape of y with the axis divided by the block size and rounded up: E8M0, E4M3 or E5M3 codes
 ``shifts``  uint8 [bytes], two-level formats only: the shifts of the sub-blocks, packed like the codes
 ``tensor_scale``  float32 scalar, NVFP4 only
@@ -91,7 +91,7 @@ def stored(encoded: Encoded, format: Block, axis: int, tensor_scale: np.ndarray 
 
 def stream(codes: np.ndarray, bits: int) -> np.ndarray:
     """``codes`` (integers, any shape) as the packed bytes that the operators here read."""
-    return pack(codes.reshape(-1), bits, word=lcm(bits, 8) // 8)
+    return pack(codes.reshape(-1), bits)
 
 
 def block_variant(attributes: Mapping, site: Site) -> str:
@@ -178,7 +178,9 @@ def _decoded(body: Body, packed: str, table: np.ndarray) -> str:
         return body.op("Reshape", body.op("Gather", several, wide), body.ints(-1))
     size = lcm(bits, 8) // 8
     start = np.arange(size * 8 // bits) * bits
-    groups = body.op("Reshape", wide, body.ints(-1, size))
+    missing = body.op("Mod", body.op("Neg", body.dimensions(packed)), np.array([size], np.int64))
+    full = body.op("Pad", wide, body.concat(body.ints(0), missing))  # the last group may lack bytes
+    groups = body.op("Reshape", full, body.ints(-1, size))
     low = _columns(body, groups, start // 8)
     high = _columns(body, groups, np.minimum(start // 8 + 1, size - 1))
     words = body.op("Add", low, body.op("Mul", high, np.array(256, np.int32)))
