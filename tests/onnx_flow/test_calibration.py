@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from quark.errors import ConfigError, DataError, ModelError
 from quark.numerics.affine import Grid
 from quark.numerics.formats import get_format
 from quark.observers import SEARCHES, Histogram
+from quark.onnx import calibration
 from quark.onnx.calibration import Request, calibrate, find_ranges, observe
 
 GRID = Grid(get_format("uint8"), symmetric=False)
@@ -133,12 +136,32 @@ def test_memory_does_not_grow_with_the_number_of_samples(method: str) -> None:
     )
     sample = np.random.default_rng(0).standard_normal((1, 64, 64, 64)).astype(np.float32)
     peaks = []
-    for count in (4, 24):
+    for count in (4, 40):
         tracemalloc.start()
         calibrate(model, {"r": Request(GRID, method)}, ({"x": sample + k} for k in range(count)))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < peaks[0] + sample.nbytes
+    assert peaks[1] < peaks[0] + 8 * sample.nbytes, "36 more samples must not need the memory of 8"
+
+
+def test_counting_is_at_most_one_sample_behind(monkeypatch: pytest.MonkeyPatch, network: Any, feeds: Any) -> None:
+    given, counted, behind = [], [], []
+    count = calibration._count
+
+    def slowly(statistics: Any, values: Any, index: int) -> None:
+        time.sleep(0.02)
+        count(statistics, values, index)
+        counted.append(index)
+
+    def reader() -> Iterator[Any]:
+        for feed in feeds * 3:
+            given.append(feed)
+            behind.append(len(given) - len(counted))
+            yield feed
+
+    monkeypatch.setattr(calibration, "_count", slowly)
+    calibrate(ir.from_proto(network), requests("percentile"), reader())
+    assert len(counted) == 15 and max(behind) <= 2, "one is counted while the next runs, and no third is read"
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
