@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quark.errors import ConfigError
 from quark.numerics.formats import FORMATS
-from quark.numerics.rounding import RULES, Stochastic, rule_of, uniform
+from quark.numerics.rounding import RULES, Stochastic, dither, rule_of, uniform
 
 torch = pytest.importorskip("torch")
 HALF = Fraction(1, 2)
@@ -75,6 +75,12 @@ def test_stochastic_is_unbiased_and_keeps_integers():
     assert abs(found.mean() - 3.3) < 5 * math.sqrt(0.3 * 0.7 / x.size)
     whole = np.arange(-128, 128, dtype=np.float32)
     np.testing.assert_array_equal(row.round(whole, "stochastic"), whole)
+
+
+def test_the_least_noise_keeps_integers_and_the_most_drops_fractions():
+    x, most = np.array([3.0, 3.5, -2.0], np.float32), np.full(3, 1 - 2.0**-24, np.float32)
+    assert dither(x, np.zeros(3, np.float32)).tolist() == [3, 4, -2]
+    assert dither(x, most).tolist() == [3, 3, -2]
 
 
 def test_seeds():

@@ -90,7 +90,15 @@ def chunk_size(x: Array) -> int:
     """Elements to work on at a time: temporaries stay in the cache, torch stays in one thread, a GPU takes all."""
     if on_gpu(x):
         return max(x.numel(), 1)
-    return 1 << 15 if is_torch(x) else 1 << 16
+    return (1 << 15) - 1 if is_torch(x) else 1 << 16  # torch shares 2**15 elements among threads, which then wait
+
+
+def clip(x: Array, lo: Array, hi: Array) -> Array:
+    """``x`` limited to [lo, hi], which may be numbers or arrays; NaN stays NaN."""
+    if is_torch(lo):  # torch's own clip is not vectorised for bounds that are tensors
+        torch = sys.modules["torch"]
+        return torch.minimum(torch.maximum(x, lo), hi)
+    return namespace(x).clip(x, lo, hi)
 
 
 def pow2(exponent: Array) -> Array:

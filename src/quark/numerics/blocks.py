@@ -146,10 +146,11 @@ class Block:
         array, axis = with_axis(x, axis)
         above = self.above(array, tensor_scale)
         out = empty(tuple(array.shape), "float32", array)
-        for piece, index, rule in walk(array, axis, self.size, rounding):
-            part = float32(piece.view(array)[index])
-            levels = self.levels(part, piece.axis, rule, above)
-            self.fill(piece.view(out)[index], part, levels, rule)
+        with quiet():
+            for piece, index, rule in walk(array, axis, self.size, rounding):
+                part = float32(piece.view(array)[index])
+                levels = self.levels(part, piece.axis, rule, above)
+                self.fill(piece.view(out)[index], part, levels, rule)
         return like_input(out.reshape(tuple(as_array(x).shape)), x)
 
     def encode(
@@ -163,28 +164,29 @@ class Block:
         array, axis = with_axis(x, axis)
         above = self.above(array, tensor_scale)
         out = self.empty_codes(array, axis)
-        for piece, index, rule in walk(array, axis, self.size, rounding):
-            part = float32(piece.view(array)[index])
-            levels = self.levels(part, piece.axis, rule, above)
-            if levels.special:
-                raise DataError(f"{self.name} cannot store an infinity or a NaN, and the tensor has one")
-            piece.view(out.codes)[index] = self.element.encode(self.snap(part, levels, rule), 0)
-            piece.view(out.scale, self.size)[index] = self.storage.encode(levels.scale, 0)
-            if out.shift is not None:
-                piece.view(out.shift, self.sub_block)[index] = cast(levels.shift, "uint8")
+        with quiet():
+            for piece, index, rule in walk(array, axis, self.size, rounding):
+                part = float32(piece.view(array)[index])
+                levels = self.levels(part, piece.axis, rule, above)
+                if levels.special:
+                    raise DataError(f"{self.name} cannot store an infinity or a NaN, and the tensor has one")
+                piece.view(out.codes)[index] = self.element.encode(self.snap(part, levels, rule))
+                piece.view(out.scale, self.size)[index] = self.storage.encode(levels.scale)
+                if out.shift is not None:
+                    piece.view(out.shift, self.sub_block)[index] = cast(levels.shift, "uint8")
         return out
 
     def decode(self, encoded: Encoded, axis: int = -1, tensor_scale: Array | None = None) -> Array:
         """float32 values of ``encoded``; ``axis`` and ``tensor_scale`` as they were encoded with."""
         shape = tuple(encoded.codes.shape)
         with quiet():
-            step = float32(self.storage.decode(encoded.scale, 0)) * self.unit
+            step = float32(self.storage.decode(encoded.scale)) * self.unit
             if tensor_scale is not None:
                 step = step * cast(as_parameter(tensor_scale, step), "float32")
             step = Group(axis, self.size).expand(step, shape)
             if encoded.shift is not None:
                 step = step * pow2(-Group(axis, self.sub_block).expand(cast(encoded.shift, "int32"), shape))
-            return float32(self.element.decode(encoded.codes, 0)) * step
+            return float32(self.element.decode(encoded.codes)) * step
 
     @property
     def storage(self) -> Element:
@@ -297,11 +299,10 @@ def walk(x: Array, axis: int, size: int, rounding: Rounding) -> Iterator[tuple[B
     count, rest = divmod(x.shape[axis], size)
     noise = noise_of(rounding, tuple(x.shape), x)
     whole, short = Blocks(0, count, size, axis + 1), Blocks(count * size, 1, rest, axis + 1)
-    with quiet():
-        for blocks in (whole,) * (count > 0) + (short,) * (rest > 0):
-            shape = tuple(blocks.view(x).shape)
-            for index in chunks(shape, chunk_size(x), axis + 1):
-                yield blocks, index, rule_of(rounding, None if noise is None else blocks.view(noise)[index])
+    for blocks in (whole,) * (count > 0) + (short,) * (rest > 0):
+        shape = tuple(blocks.view(x).shape)
+        for index in chunks(shape, chunk_size(x), axis + 1):
+            yield blocks, index, rule_of(rounding, None if noise is None else blocks.view(noise)[index])
 
 
 def with_axis(x: Array, axis: int) -> tuple[Array, int]:

@@ -25,6 +25,7 @@ from quark.numerics.array import (
     SIGN,
     Array,
     cast,
+    clip,
     float32,
     from_bits,
     maybe,
@@ -36,7 +37,7 @@ from quark.numerics.chunks import elementwise, like_input
 from quark.numerics.rounding import Rounding, Rule, half_even, half_up
 
 QUIET_NAN = 0x7FC00000
-INTEGER_MAGIC = 1.5 * 2.0**23  # added to |x| < 2**22 it leaves no fraction bits
+INTEGER_MAGIC = {"float32": 1.5 * 2.0**23, "float64": 1.5 * 2.0**52}  # added to a code, it leaves no fraction bits
 
 
 @dataclass(frozen=True)
@@ -111,21 +112,20 @@ class Int:
     def snap(self, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> Array:
         """``clip(round(x) + zero_point) - zero_point`` in ``work_dtype``, never -0; ``x`` is float32 and is kept."""
         x = cast(x, self.work_dtype)
-        placed = namespace(x).clip(x, self.min + narrow - zero_point, self.max - zero_point)
-        if rule is half_even and self.bits < 22:
-            placed += INTEGER_MAGIC
-            placed -= INTEGER_MAGIC
+        placed = clip(x, self.min + narrow - zero_point, self.max - zero_point)
+        if rule is half_even:
+            placed += INTEGER_MAGIC[self.work_dtype]
+            placed -= INTEGER_MAGIC[self.work_dtype]
             return placed
         placed = rule(placed)
         placed += 0.0
         return placed
 
-    def encode(self, values: Array, zero_point: Array) -> Array:
-        """Codes (``code_dtype``) of ``values`` (overwritten) that ``snap`` returned for the same zero point."""
-        values += zero_point
-        return cast(values if self.bits < 32 else cast(values, "int64"), self.code_dtype)
+    def encode(self, values: Array, zero_point: Array = 0) -> Array:
+        """Codes (``code_dtype``) of ``values`` that ``snap`` returned for the same zero point."""
+        return cast(values + zero_point, self.code_dtype)
 
-    def decode(self, codes: Array, zero_point: Array) -> Array:
+    def decode(self, codes: Array, zero_point: Array = 0) -> Array:
         """``codes - zero_point`` in ``work_dtype``."""
         values = cast(codes, self.work_dtype)
         return values - zero_point
@@ -263,7 +263,7 @@ class Float:
         special = (to_bits(x) & SIGN) | (INFINITY if self.has_infinity else QUIET_NAN)
         return xp.where(beyond, from_bits(special), x)
 
-    def encode(self, values: Array, zero_point: Array) -> Array:
+    def encode(self, values: Array, zero_point: Array = 0) -> Array:
         """Codes (``code_dtype``) of float32 ``values`` on the grid; infinity and NaN where the format has them."""
         xp = namespace(values)
         drop, m = 23 - self.mantissa_bits, self.mantissa_bits
@@ -289,7 +289,7 @@ class Float:
         ones = (1 << self.exponent_bits + self.mantissa_bits) - 1
         return ones - (1 << self.mantissa_bits - 1) + 1 if self.has_infinity else ones
 
-    def decode(self, codes: Array, zero_point: Array) -> Array:
+    def decode(self, codes: Array, zero_point: Array = 0) -> Array:
         """float32 values of ``codes``."""
         xp = namespace(codes)
         codes = cast(codes, "int32")
@@ -348,12 +348,12 @@ class Power:
         value = pow2(exponent + cast(up, "int32"))
         return cast(xp.where((x > 0) & (value < inf), value, nan), "float32")
 
-    def encode(self, values: Array, zero_point: Array) -> Array:
+    def encode(self, values: Array, zero_point: Array = 0) -> Array:
         """Biased exponents, 255 for NaN."""
         bits = to_bits(values)
         return cast((bits & INFINITY) >> 23, "uint8")
 
-    def decode(self, codes: Array, zero_point: Array) -> Array:
+    def decode(self, codes: Array, zero_point: Array = 0) -> Array:
         """float32 values of ``codes``."""
         exponent = cast(codes, "int32") - 127
         return cast(namespace(exponent).where(exponent < 128, pow2(exponent), nan), "float32")
