@@ -166,13 +166,34 @@ def test_a_block_scales_with_powers_of_two(row, x, shift):
     np.testing.assert_array_equal(row.round(x * factor), row.round(x) * factor)
 
 
+def hard_values() -> np.ndarray:
+    """Rows of ordinary numbers with every special value among them."""
+    x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
+    x[0, :6] = np.inf, -np.inf, np.nan, 1e-40, -0.0, 3e38
+    x[3] *= 1e-38
+    return x
+
+
+@named(ROWS)
+def test_the_path_of_a_gpu(row, monkeypatch):
+    """One chunk, and no question that would wait for the device: the same values and codes, on CPU tensors."""
+    x = hard_values()
+    monkeypatch.setattr("quark.numerics.array.on_gpu", lambda x: isinstance(x, torch.Tensor))
+    for rounding in ROUNDINGS:
+        found = fake_quantize(torch.from_numpy(x), 0.25, 0, row, rounding=rounding)
+        np.testing.assert_array_equal(bits(found.numpy()), bits(fake_quantize(x, 0.25, 0, row, rounding=rounding)))
+    finite = x[4:]
+    on_torch, expected = (quantize(v, 0.25, 0, row) for v in (torch.from_numpy(finite), finite))
+    for ours, theirs in zip(expected, on_torch, strict=True) if isinstance(row, Block) else [(expected, on_torch)]:
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.gpu
 @named(ROWS)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_gpu_equals_numpy(row, rounding):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
-    x[0, :6] = np.inf, -np.inf, np.nan, 1e-40, -0.0, 3e38
+    x = hard_values()
     on_gpu = fake_quantize(torch.from_numpy(x).cuda(), 0.25, 0, row, rounding=rounding)
     np.testing.assert_array_equal(bits(on_gpu.cpu().numpy()), bits(fake_quantize(x, 0.25, 0, row, rounding=rounding)))

@@ -168,7 +168,7 @@ class Block:
             for piece, index, rule in walk(array, axis, self.size, rounding):
                 part = float32(piece.view(array)[index])
                 levels = self.levels(part, piece.axis, rule, above)
-                if levels.special:
+                if levels.special and bool((levels.raw >= INFINITY).any()):
                     raise DataError(f"{self.name} cannot store an infinity or a NaN, and the tensor has one")
                 piece.view(out.codes)[index] = self.element.encode(self.snap(part, levels, rule))
                 piece.view(out.scale, self.size)[index] = self.storage.encode(levels.scale)
