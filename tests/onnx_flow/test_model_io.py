@@ -518,3 +518,12 @@ def test_shapes_of_a_hopeless_model_are_left_alone(caplog: pytest.LogCaptureFixt
     graph = "g (float[2, 3] x) => (float[2, 3] y) { y = own.Thing (x) }"
     assert infer_shapes(load(models.model(graph, domains={"own": 1}))) == 0
     assert not caplog.records
+
+
+def test_a_session_of_a_model_with_small_external_data(tmp_path: Path) -> None:
+    """Every tensor in external data, however small: nothing in memory may point to a file."""
+    proto = models.model("g (float[n,4] x) => (float[n,3] y) { y = MatMul(x, w) }", {"w": models.normal(4, 3)})
+    feed, path = models.feeds(proto), tmp_path / "m.onnx"
+    expected = models.run(proto, feed)
+    onnx.save(proto, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    models.assert_close(open_session(load(path)).run(None, feed), expected)

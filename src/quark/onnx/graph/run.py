@@ -29,7 +29,6 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from quark.errors import ConfigError, DataError, ModelError, nearest, unknown
 from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, open_session
 from quark.onnx.graph.surgery import Names, label, opset
-from quark.onnx.graph.weightless import LARGE
 
 Feed = Mapping[str, np.ndarray]
 Libraries = str | Sequence[str] | None
@@ -112,7 +111,6 @@ class Runner:
     ) -> onnxruntime.InferenceSession:
         model.graph.outputs[:] = outputs
         RemoveUnusedNodesPass()(model)
-        _read_small(model)
         options = session_options(libraries, threads)
         _check_providers(providers)
         try:
@@ -185,14 +183,6 @@ def _check_known(name: str, tensors: Mapping[str, ir.Value], model: ir.Model) ->
     if name in model.graph.initializers:
         raise ModelError(f"the tensor {name!r} is a constant; only inputs and outputs of nodes can be observed")
     raise ModelError(f"the model has no tensor {name!r} in its main graph.{nearest(name, tensors)}")
-
-
-def _read_small(model: ir.Model) -> None:
-    """Read small external data: ONNX Runtime gets large ones from us, and would look for these in the wrong folder."""
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= LARGE:
-            value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, shape=ir.Shape(tensor.shape), name=tensor.name)
 
 
 def trim_heap() -> None:

@@ -84,7 +84,7 @@ def through_proto(model: ir.Model, edit: Callable[[onnx.ModelProto], onnx.ModelP
         limit: Bytes above which an initializer is left out.
     """
     large = large_initializers(model, limit)
-    with _as_inputs(model, large):
+    with _as_inputs(model, large), swapped(_read(model)):
         proto = ir.to_proto(model)
     return _with_weights(ir.from_proto(edit(proto)), large, {value.name for value in model.graph.inputs})
 
@@ -109,8 +109,18 @@ def external_proto(model: ir.Model, limit: int = LARGE) -> tuple[onnx.ModelProto
     large = large_initializers(model, limit)
     read = {name: value for name, value in large.items() if value.uses() or value.is_graph_output()}
     kept = {name: value.const_value for name, value in read.items() if _whole_bytes(value.const_value)}
-    with swapped({large[name]: _absent(name, tensor) for name, tensor in kept.items()}):
+    absent = {large[name]: _absent(name, tensor) for name, tensor in kept.items()}
+    with swapped({**_read(model), **absent}):
         return ir.to_proto(model), kept
+
+
+def _read(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
+    """External data as tensors in memory: a protobuf that is in memory has no folder to find files in."""
+    return {
+        value: ir.Tensor(tensor.numpy(), tensor.dtype, shape=shape_of(tensor), name=tensor.name)
+        for value in model.graph.initializers.values()
+        if isinstance(tensor := value.const_value, ir.ExternalTensor)
+    }
 
 
 def _whole_bytes(tensor: ir.TensorProtocol | None) -> TypeGuard[ir.TensorProtocol]:
