@@ -33,6 +33,7 @@ from quark.numerics.elements import ELEMENTS
 from quark.operators import Site, add_functions, cast_pair, known_values, node, stored, stream
 
 OPSET = 21
+SPINNING = 0.1  # seconds after which the idle threads of a session have gone to sleep
 Attributes = Mapping[str, "int | str"]
 
 
@@ -155,10 +156,14 @@ def session_of(path: Path, threads: int, profile: str = "") -> tuple[onnxruntime
 
 
 def race(sessions: Mapping[str, onnxruntime.InferenceSession], feed: Any, repeats: int) -> dict[str, float]:
-    """Milliseconds of one inference of each, the fastest of ``repeats`` turns; each turn runs twice and counts once."""
+    """Milliseconds of one inference of each, the fastest of ``repeats`` turns.
+
+    A turn waits until the threads of the session before stop spinning, runs once to warm up and once that counts.
+    """
     best = dict.fromkeys(sessions, math.inf)
     for _ in range(repeats):
         for name, session in sessions.items():
+            time.sleep(SPINNING)
             session.run(None, feed)
             start = time.perf_counter()
             session.run(None, feed)
