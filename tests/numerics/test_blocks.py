@@ -53,6 +53,25 @@ def test_two_levels_by_hand():
     assert stored.shift.tolist() == [0, 1, 1, 1, 1, 1, 1, 1]
 
 
+def test_a_block_of_zeros_has_valid_codes():
+    for name, block in BLOCKS.items():
+        stored = block.encode(np.zeros(block.size, np.float32))
+        assert not stored.codes.any(), name
+        assert stored.shift is None or not stored.shift.any(), name
+        assert (block.round(np.zeros(block.size, np.float32)) == 0).all()
+
+
+def test_carry():
+    """The exponent rises where the largest element would clip; beyond E8M0 there is no such block to store."""
+    block = replace(BLOCKS["bfp16"], carry=True, narrow=False)
+    x = np.array([1.999, 0.4], np.float32)
+    assert (block.round(x)[0], BLOCKS["bfp16"].round(x)[0]) == (2.0, 127 / 64)
+    assert block.encode(x).scale.tolist() == [128]
+    np.testing.assert_array_equal(block.decode(block.encode(x)), block.round(x))
+    with pytest.raises(DataError, match="above 2\\*\\*127"):
+        block.encode(np.array([3.4e38, 1.0], np.float32))
+
+
 def test_nvfp4_by_hand():
     """Tensor scale amax / 2688; a block scale is the E4M3 of its amax / (6 * tensor scale)."""
     x = np.zeros((2, 16), np.float32)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf, nan
+from math import inf, nan, prod
 from typing import NamedTuple
 
 from quark.errors import ConfigError, DataError
@@ -47,6 +47,7 @@ from quark.numerics.rounding import Rounding, Rule, noise_of, rule_of
 from quark.numerics.scales import SCALE_RULES
 
 SMALLEST_NORMAL = 2.0**-126  # of float32
+BLOCK_AXIS = 2  # the elements of a block, in the view [outer, blocks, elements, inner]
 
 
 class Encoded(NamedTuple):
@@ -143,14 +144,14 @@ class Block:
             rounding: of the elements.
             tensor_scale: the scale above the block scales, for a format that has one; None takes it from ``x``.
         """
-        array, axis = with_axis(x, axis)
+        array = folded(x, axis)
         above = self.above(array, tensor_scale)
         out = empty(tuple(array.shape), "float32", array)
         with quiet():
-            for piece, index, rule in walk(array, axis, self.size, rounding):
-                part = float32(piece.view(array)[index])
-                levels = self.levels(part, piece.axis, rule, above)
-                self.fill(piece.view(out)[index], part, levels, rule)
+            for run, index, rule in walk(array, self.size, rounding):
+                part = float32(run.view(array)[index])
+                levels = self.levels(part, rule, above)
+                self.fill(run.view(out)[index], part, levels, rule)
         return like_input(out.reshape(tuple(as_array(x).shape)), x)
 
     def encode(
@@ -161,20 +162,24 @@ class Block:
         Raises:
             DataError: ``x`` has an infinity or a NaN, which a block cannot store beside numbers.
         """
-        array, axis = with_axis(x, axis)
+        array, shape = folded(x, axis), tuple(as_array(x).shape) or (1,)
         above = self.above(array, tensor_scale)
-        out = self.empty_codes(array, axis)
+        out = self.empty_codes(array)
         with quiet():
-            for piece, index, rule in walk(array, axis, self.size, rounding):
-                part = float32(piece.view(array)[index])
-                levels = self.levels(part, piece.axis, rule, above)
+            for run, index, rule in walk(array, self.size, rounding):
+                part = float32(run.view(array)[index])
+                levels = self.levels(part, rule, above)
                 if levels.special and bool((levels.raw >= INFINITY).any()):
                     raise DataError(f"{self.name} cannot store an infinity or a NaN, and the tensor has one")
-                piece.view(out.codes)[index] = self.element.encode(self.snap(part, levels, rule))
-                piece.view(out.scale, self.size)[index] = self.storage.encode(levels.scale)
+                if self.carry and bool((levels.scale > self.storage.max).any()):
+                    raise DataError(f"{self.name}: a block near the largest float32 needs a scale above 2**127")
+                run.view(out.codes)[index] = self.element.encode(self.snap(part, levels, rule))
+                run.view(out.scale, self.size)[index] = self.storage.encode(levels.scale)
                 if out.shift is not None:
-                    piece.view(out.shift, self.sub_block)[index] = cast(levels.shift, "uint8")
-        return out
+                    run.view(out.shift, self.sub_block)[index] = cast(levels.shift, "uint8")
+        scale = out.scale.reshape(Group(axis, self.size).grid(shape))
+        shift = None if out.shift is None else out.shift.reshape(Group(axis, self.sub_block).grid(shape))
+        return Encoded(out.codes.reshape(shape), scale, shift)
 
     def decode(self, encoded: Encoded, axis: int = -1, tensor_scale: Array | None = None) -> Array:
         """float32 values of ``encoded``; ``axis`` and ``tensor_scale`` as they were encoded with."""
@@ -208,26 +213,26 @@ class Block:
         scale = float32(amax) / as_parameter(self.max, x)
         return cast(xp.where(scale < SMALLEST_NORMAL, xp.ones_like(scale), scale), "float32")
 
-    def levels(self, x: Array, axis: int, rule: Rule, above: Array | None) -> Levels:
-        """Scales, shifts and steps of the blocks that lie along ``axis`` of float32 ``x``."""
+    def levels(self, x: Array, rule: Rule, above: Array | None) -> Levels:
+        """Scales, shifts and steps of the blocks of float32 ``x`` [outer, blocks, elements, ..]."""
         sizes = to_bits(x) & MAGNITUDE
-        tops = sub_max(sizes, axis, self.sub_block)
-        raw = amax = block_max(tops, axis)
+        tops = sub_max(sizes, self.sub_block)
+        raw = amax = block_max(tops, BLOCK_AXIS)
         special = maybe(amax >= INFINITY)
         if special:
             sizes = namespace(x).where(sizes >= INFINITY, 0 * sizes, sizes)
-            tops = sub_max(sizes, axis, self.sub_block)
-            amax = block_max(tops, axis)
+            tops = sub_max(sizes, self.sub_block)
+            amax = block_max(tops, BLOCK_AXIS)
         scale = self.scale(from_bits(amax), above)
         step = scale * self.unit if above is None else scale * above
         if self.carry:
             finite = namespace(x).where(from_bits(sizes) == abs(x), x, 0 * step) if special else x
-            over = block_max(rule(finite / step), axis) > self.element.max
-            scale, step = scale * (1.0 + over), step * (1.0 + over)
+            raised = 1 + cast(block_max(rule(finite / step), BLOCK_AXIS) > self.element.max, "float32")
+            scale, step = scale * raised, step * raised
         if not self.sub_block:
             return Levels(scale, None, spread(step, tuple(x.shape)), raw, special, False)
         shift, step = self.second_level(amax, tops)
-        step = first(repeat(step, self.sub_block, axis), axis, x.shape[axis])
+        step = repeat(step, self.sub_block, BLOCK_AXIS)[:, :, : x.shape[BLOCK_AXIS]]
         return Levels(scale, shift, step, raw, special, maybe((amax > 0) & (amax < 32 << 23)))
 
     def second_level(self, amax: Array, tops: Array) -> tuple[Array, Array]:
@@ -236,7 +241,7 @@ class Block:
         block = amax & INFINITY
         lowest = xp.clip(block - ((1 << self.shift_bits) - 1 << 23), 1 << 23, INFINITY)
         own = xp.maximum(tops & INFINITY, spread(lowest, tuple(tops.shape)))
-        return (block - own) >> 23, from_bits(own) * self.unit
+        return xp.clip(block - own, 0, INFINITY) >> 23, from_bits(own) * self.unit
 
     def scale(self, amax: Array, above: Array | None) -> Array:
         """The block scales for largest magnitudes ``amax``."""
@@ -259,12 +264,11 @@ class Block:
         elif levels.special:
             out[...] = xp.where(xp.isfinite(x), out, x)
 
-    def empty_codes(self, x: Array, axis: int) -> Encoded:
-        """Arrays for the codes of ``x``."""
+    def empty_codes(self, x: Array) -> Encoded:
+        """Arrays for the codes of folded ``x``."""
         shape = tuple(x.shape)
-        shift = empty(Group(axis, self.sub_block).grid(shape), "uint8", x) if self.sub_block else None
-        scale = empty(Group(axis, self.size).grid(shape), "uint8", x)
-        return Encoded(empty(shape, self.element.code_dtype, x), scale, shift)
+        shift = empty(Group(1, self.sub_block).grid(shape), "uint8", x) if self.sub_block else None
+        return Encoded(empty(shape, self.code_dtype, x), empty(Group(1, self.size).grid(shape), "uint8", x), shift)
 
 
 class Levels(NamedTuple):
@@ -278,55 +282,48 @@ class Levels(NamedTuple):
     tiny: bool  # whether subnormal inputs, which count as 0, could give another code
 
 
-class Blocks(NamedTuple):
-    """Equally long blocks of a tensor: ``number`` of ``length`` elements from ``start`` on, along ``axis - 1``."""
+class Run(NamedTuple):
+    """Equally long blocks of a folded tensor: ``number`` of ``length`` elements from ``start`` on."""
 
     start: int
     number: int
     length: int
-    axis: int  # of the elements of a block, in the view
 
     def view(self, array: Array, every: int = 1) -> Array:
-        """That part of ``array``, which has one value per ``every`` elements, as [.., number, length / every, ..]."""
-        axis, per_block = self.axis - 1, -(-self.length // every)
+        """That part of ``array``, one value per ``every`` elements, as [outer, number, length / every, ..]."""
+        per_block = -(-self.length // every)
         begin = self.start // every
-        part = array[(slice(None),) * axis + (slice(begin, begin + self.number * per_block),)]
-        return part.reshape((*array.shape[:axis], self.number, per_block, *array.shape[axis + 1 :]))
+        part = array[:, begin : begin + self.number * per_block]
+        return part.reshape((array.shape[0], self.number, per_block, *array.shape[2:]))
 
 
-def walk(x: Array, axis: int, size: int, rounding: Rounding) -> Iterator[tuple[Blocks, Index, Rule]]:
-    """Chunks of ``x`` that cut no block, each as blocks, an index into their view, and its rounding rule."""
-    count, rest = divmod(x.shape[axis], size)
+def walk(x: Array, size: int, rounding: Rounding) -> Iterator[tuple[Run, Index, Rule]]:
+    """Chunks of folded ``x`` that cut no block, each as blocks, an index into their view, and its rounding rule."""
+    count, rest = divmod(x.shape[1], size)
     noise = noise_of(rounding, tuple(x.shape), x)
-    whole, short = Blocks(0, count, size, axis + 1), Blocks(count * size, 1, rest, axis + 1)
-    for blocks in (whole,) * (count > 0) + (short,) * (rest > 0):
-        shape = tuple(blocks.view(x).shape)
-        for index in chunks(shape, chunk_size(x), axis + 1):
-            yield blocks, index, rule_of(rounding, None if noise is None else blocks.view(noise)[index])
+    for run in (Run(0, count, size),) * (count > 0) + (Run(count * size, 1, rest),) * (rest > 0):
+        shape = tuple(run.view(x).shape)
+        for index in chunks(shape, chunk_size(x), BLOCK_AXIS):
+            yield run, index, rule_of(rounding, None if noise is None else run.view(noise)[index])
 
 
-def with_axis(x: Array, axis: int) -> tuple[Array, int]:
-    """``x`` as an array with at least one axis, and ``axis`` counted from the front."""
+def folded(x: Array, axis: int) -> Array:
+    """``x`` with ``axis`` as axis 1: [outer, n], or [outer, n, inner] where axes follow that are not all 1."""
     x = as_array(x)
-    x = x if len(x.shape) else x.reshape((1,))
-    return x, normal_axis(axis, tuple(x.shape))
+    shape = tuple(x.shape) or (1,)
+    axis = normal_axis(axis, shape)
+    inner = prod(shape[axis + 1 :])
+    return x.reshape((prod(shape[:axis]), shape[axis], *([inner] if inner != 1 else [])))
 
 
-def sub_max(sizes: Array, axis: int, length: int) -> Array:
-    """Maxima of runs of ``length`` along ``axis`` (0: ``sizes`` itself); the last run may be short."""
+def sub_max(sizes: Array, length: int) -> Array:
+    """Maxima of runs of ``length`` elements (0: ``sizes`` itself) of [outer, blocks, elements, ..]."""
     if not length:
         return sizes
-    shape = tuple(sizes.shape)
-    runs = -(-shape[axis] // length)
-    full = pad(sizes, (*shape[:axis], runs * length, *shape[axis + 1 :]))
-    return block_max(full.reshape((*shape[:axis], runs, length, *shape[axis + 1 :])), axis + 1).reshape(
-        (*shape[:axis], runs, *shape[axis + 1 :])
-    )
-
-
-def first(x: Array, axis: int, count: int) -> Array:
-    """The first ``count`` elements of ``x`` along ``axis``."""
-    return x[(slice(None),) * axis + (slice(0, count),)]
+    outer, blocks, elements, *inner = sizes.shape
+    runs = -(-elements // length)
+    full = pad(sizes, (outer, blocks, runs * length, *inner)).reshape((outer, blocks, runs, length, *inner))
+    return block_max(full, BLOCK_AXIS + 1).reshape((outer, blocks, runs, *inner))
 
 
 INT8, INT5, INT3 = ELEMENTS["int8"], Int("int5", 5), Int("int3", 3)
