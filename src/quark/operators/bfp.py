@@ -100,7 +100,7 @@ def _two_levels(body: Body, x: str, attributes: Mapping, view: View) -> str:
     mantissa = attributes["bit_width"] - _SIGN_AND_EXPONENT
     highest = 2.0**mantissa - 1
     blocks = to_blocks(body, x, view, size // sub, sub)
-    sub_peaks = body.reduce("ReduceMax", body.op("Abs", blocks), 2)
+    sub_peaks = _sub_peaks(body, body.op("Abs", blocks), view, size // sub, sub)
     peaks = body.reduce("ReduceMax", sub_peaks, 1)
 
     def quantize(inner: Body, values: str, sub_peaks: str, peaks: str) -> str:
@@ -110,7 +110,7 @@ def _two_levels(body: Body, x: str, attributes: Mapping, view: View) -> str:
     def special(inner: Body) -> str:
         magnitude = inner.op("Abs", blocks)
         counted = inner.op("Where", is_finite(inner, magnitude), magnitude, float("inf"))
-        tops = inner.reduce("ReduceMax", counted, 2)
+        tops = _sub_peaks(inner, counted, view, size // sub, sub)
         subnormal = inner.op("Less", magnitude, _SMALLEST_NORMAL)
         values = inner.op("Where", subnormal, 0.0, blocks)
         return quantize(inner, values, tops, inner.reduce("ReduceMax", tops, 1))
@@ -118,7 +118,8 @@ def _two_levels(body: Body, x: str, attributes: Mapping, view: View) -> str:
     def ordinary(inner: Body) -> str:
         return quantize(inner, blocks, sub_peaks, peaks)
 
-    plain = None if view.finite else _finite_and_normal(body, blocks, peaks)
+    rows = body.op("Reshape", blocks, body.ints(-1, size))  # for the sum only, where any rows do
+    plain = None if view.finite else _finite_and_normal(body, rows, peaks)
     result = special(body) if plain is None else body.branch(plain, ordinary, special)
     return from_blocks(body, result, x, view, size)
 
@@ -133,9 +134,18 @@ def _own_steps(body: Body, sub_peaks: str, peaks: str, unit: int, shift_bits: in
     return body.op("Mul", body.op("Add", reached, 1.0), body.op("Mul", shared, 2.0 ** (unit - 1)))
 
 
-def _finite_and_normal(body: Body, blocks: str, peaks: str) -> str:
+def _sub_peaks(body: Body, magnitude: str, view: View, runs: int, sub: int) -> str:
+    """Maxima over the sub-blocks, [M, runs, 1, inner..]; pooling is thirty times a reduction of two neighbours."""
+    if view.axis != -1:
+        return body.reduce("ReduceMax", magnitude, 2)
+    rows = body.op("Reshape", magnitude, body.ints(1, -1, runs * sub))
+    pooled = body.op("MaxPool", rows, attributes={"kernel_shape": [sub], "strides": [sub]})
+    return body.op("Reshape", pooled, body.ints(-1, runs, 1))
+
+
+def _finite_and_normal(body: Body, rows: str, peaks: str) -> str:
     """A scalar: no infinity, no NaN, and no block so small that its subnormal elements would not round to zero."""
     nonzero = body.op("Where", body.op("Equal", peaks, np.float32(0)), 1.0, peaks)
     smallest = body.op("ReduceMin", nonzero, attributes={"keepdims": 0})
     normal = body.op("Greater", smallest, _NO_SUBNORMAL_MATTERS)
-    return body.op("And", all_finite(body, blocks), normal)
+    return body.op("And", all_finite(body, rows), normal)
