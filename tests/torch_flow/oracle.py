@@ -156,14 +156,31 @@ def microexponent(bits: int) -> Callable[[np.ndarray], np.ndarray]:
     return one
 
 
-def nvfp4(x: np.ndarray, size: int = 16) -> np.ndarray:
-    """FP4 in blocks of 16 along the last axis; E4M3 block scales under one float32 scale."""
-    above = np.float32(float(np.abs(x).max()) / (448 * 6))
+def e4m3(scale: np.float32) -> np.float32:
+    return np.float32(np.clip(scale, 2.0**-9, 448).astype(ml_dtypes.float8_e4m3fn))
 
-    def one(part: np.ndarray) -> np.ndarray:
-        scale = np.float32(np.float32(np.abs(part).max()) / (np.float32(6) * above))
-        code = np.float32(np.clip(scale, 2.0**-9, 448).astype(ml_dtypes.float8_e4m3fn))
-        step = np.float32(code * above)
-        return np.clip(part / step, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32) * step
 
-    return quantized(x, group(-1, size), one)
+def e5m3(scale: np.float32) -> np.float32:
+    """Unsigned, 3 mantissa bits, smallest normal value 2^-14."""
+    step = 2.0 ** (max(np.floor(np.log2(scale)), -14) - 3)
+    return np.float32(np.clip(np.rint(scale / step) * step, 2.0**-17, 114688))
+
+
+def two_level(
+    largest: float, snap: Callable[[np.float32], np.float32], size: int = 16
+) -> Callable[[np.ndarray], np.ndarray]:
+    """FP4 in blocks along the last axis; 8-bit block scales under one float32 scale of the whole tensor."""
+
+    def whole(x: np.ndarray) -> np.ndarray:
+        above = np.float32(float(np.abs(x).max()) / (largest * 6))
+
+        def one(part: np.ndarray) -> np.ndarray:
+            step = np.float32(snap(np.float32(np.abs(part).max()) / (np.float32(6) * above)) * above)
+            return np.clip(part / step, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32) * step
+
+        return quantized(x, group(-1, size), one)
+
+    return whole
+
+
+nvfp4 = two_level(448.0, e4m3)

@@ -16,6 +16,7 @@ from quark.torch.quantization.config.config import (
     BFP16Spec,
     FP4PerGroupSpec,
     FP8E4M3PerTensorSpec,
+    FP8E5M3PerTensorSpec,
     MX6Spec,
     MX9Spec,
     OCP_MXFP4Spec,
@@ -148,6 +149,11 @@ BLOCK_FORMATS = {
         oracle.tensor,
         oracle.nvfp4,
     ),
+    "amd fp4 under a tensor scale": (
+        ScaleQuantSpec(FP4PerGroupSpec(-1, 32), FP8E5M3PerTensorSpec(is_dynamic=True)),
+        oracle.tensor,
+        oracle.two_level(114688.0, oracle.e5m3, 32),
+    ),
     "nvfp4 in one stage": (FP4PerGroupSpec(-1, 16, "e4m3"), oracle.tensor, oracle.nvfp4),
 }
 
@@ -199,3 +205,19 @@ def test_half_models_have_float32_scales(name: str, dtype: torch.dtype) -> None:
     assert model(TWO.to(dtype)).dtype == dtype
     assert model[0].weight_quantizer.scale.dtype == torch.float32
     assert torch.equal(ModelQuantizer.freeze(model)[0].weight, expected)
+
+
+def test_e5m3_scales_reach_further_than_e4m3() -> None:
+    """Rows that are 2^-22 of the largest lie below the smallest E4M3 scale, and within those of E5M3."""
+    wide = WEIGHT * 2.0 ** -torch.linspace(0, 22, OUTS).round()[:, None]
+    for level, snap, largest in (
+        (FP8E4M3PerTensorSpec(), oracle.e4m3, 448.0),
+        (FP8E5M3PerTensorSpec(), oracle.e5m3, 114688.0),
+    ):
+        model = linear()
+        with torch.no_grad():
+            model[0].weight.copy_(wide)
+        spec = ScaleQuantSpec(FP4PerGroupSpec(-1, 16), level).to_quantization_spec()
+        ModelQuantizer.freeze(ModelQuantizer(QConfig(QLayerConfig(weight=spec))).quantize_model(model))
+        expected = oracle.two_level(largest, snap)(wide.numpy())
+        np.testing.assert_array_equal(model[0].weight.detach().numpy(), expected)
