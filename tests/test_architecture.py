@@ -7,13 +7,16 @@ Imports are read from the syntax tree, so those inside functions count, and so d
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import tomllib
 
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = {  # a module imports from lower numbers only, and from its own package
@@ -65,6 +68,14 @@ def imported_names(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in modules():
             yield node.value
+
+
+def library_names(tree: ast.Module) -> Iterator[str]:
+    """Modules that are imported from neither this project nor the standard library."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        yield from (name for name in names if name.split(".")[0] not in {*sys.stdlib_module_names, "quark"})
 
 
 @cache
@@ -145,6 +156,20 @@ def test_import_quark_onnx_is_light() -> None:
 def test_command_line_help_is_light() -> None:
     heavy = {"onnx", "onnx_ir", "onnxruntime", "plotly", "torch"}
     assert not modules_loaded_by("import quark.cli") & heavy
+
+
+def test_every_library_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {canonical(re.match(r"[\w-]+", line)[0]) for lines in wanted for line in lines}
+    used = {name.split(".")[0] for tree in modules().values() for name in library_names(tree)}
+    homes = packages_distributions()
+    assert {name for name in used if not {canonical(home) for home in homes.get(name, [name])} & declared} == set()
+
+
+def canonical(distribution: str) -> str:
+    """The name of a distribution as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 @pytest.mark.parametrize("module", [name for name in modules() if name != "quark"])
