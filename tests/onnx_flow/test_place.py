@@ -215,6 +215,14 @@ def test_leaving_an_output_float_frees_what_hung_on_it() -> None:
     assert "f" not in plan.tensors and "b3" not in plan.tensors, "a bias needs its input's scale"
 
 
+def test_constant_operands_have_the_type_of_the_activation_beside_them() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    agraph (float[1,4] x) => (float[1,4] y) <float[4] k> { [m] h = Mul(x, k)  y = Sigmoid(h) }"""
+    assert plan_of(text, spec=Int16Spec).tensors["k"].spec.format == "int16"
+    weights = plan_of(text, spec=Int16Spec, extra_options={"AlignEltwiseQuantType": False})
+    assert weights.tensors["k"].spec.format == "int8"
+
+
 def test_aligned_concat_gives_one_group() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     agraph (float[1,4] x, float[1,4] z) => (float[1,8] y)

@@ -23,7 +23,6 @@ NOT_YET = frozenset(
         "AdjustShiftRead",
         "AdjustShiftSwish",
         "AdjustShiftWrite",
-        "AlignEltwiseQuantType",
         "CalibOptimizeDisk",
         "CalibOptimizeMem",
         "CalibPassthroughOpTypes",
@@ -116,6 +115,9 @@ class Options(BaseModel):
     WeightsOnly: bool = _option(False, 2, "Quantize constants only; activations stay float and need no data.")
     ForceQuantizeNoInputCheck: bool = _option(
         False, 2, "Quantize layout operators (Reshape, MaxPool, …) even if nothing before them is quantized."
+    )
+    AlignEltwiseQuantType: bool = _option(
+        True, 2, "Constant operands of Add, Mul, … have the activation's type; False: the weight's."
     )
     # 3 ---------------------------------------------------------------------------------------------------------------
     AddQDQPairToWeight: bool = _option(False, 3, "Keep float weights behind Q and DQ instead of storing the codes.")

@@ -45,8 +45,11 @@ def set_parameters(model: ir.Model, plan: Plan, ranges: Mapping[str, tuple[Any, 
     initializers = model.graph.initializers
     for tensor in plan.of_role("weight"):
         _set_weight(plan, tensor, constant(initializers[tensor.name]), options.WeightScaled)
-    for tensor in plan.of_role("bias"):
-        _set_bias(plan, tensor, constant(initializers[tensor.name]))
+    biases = {tensor.name: constant(initializers[tensor.name]) for tensor in plan.of_role("bias")}
+    for name, values in biases.items():  # first all: a weight may have several biases, and its scale must fit each
+        _make_room(plan, plan.tensors[name], values)
+    for name, values in biases.items():
+        _set_bias(plan, plan.tensors[name], values)
 
 
 def constant(value: ir.Value) -> np.ndarray:
@@ -122,16 +125,26 @@ def weight_range(values: np.ndarray, spec: TensorSpec, name: str) -> tuple[np.nd
     return np.asarray(lo).reshape(shape), np.asarray(hi).reshape(shape)
 
 
-def _set_bias(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
+def _make_room(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
+    """Let the weight's scale grow until the bias fits; that of a computed weight grows with its group.
+
+    (A bias left in float is no way out: ONNX Runtime quantizes it itself, and saturates.)
+    """
+    if not np.isfinite(values).all():
+        raise ModelError(f"the constant {tensor.name!r} holds NaN or infinity; such a bias cannot be quantized")
     data, weight = (plan.tensors[name] for name in tensor.bias_of or ("", ""))
     if data.scale is None or weight.scale is None:
         raise ModelError(f"the bias {tensor.name!r} has an input or a weight without a scale")
-    per_channel = _per_channel(weight.scale, values)
     needed = np.abs(values.astype(np.float64)) * _FIT / (float(data.scale) * _INT32_MAX)
-    if (needed > per_channel).any() and weight.role == "weight":
-        plan.put(replace(weight, scale=_grown(weight, needed)))
-        per_channel = _per_channel(plan.tensors[weight.name].scale, values)
-    scale = data.scale * per_channel
+    if not (needed > _per_channel(weight.scale, values)).any():
+        return
+    for member in [weight] if weight.role == "weight" else plan.groups()[weight.group]:
+        plan.put(replace(member, scale=_grown(weight, needed)))
+
+
+def _set_bias(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
+    data, weight = (plan.tensors[name] for name in tensor.bias_of or ("", ""))
+    scale = np.asarray(data.scale * _per_channel(weight.scale, values))
     plan.put(replace(tensor, scale=scale.astype(np.float32), zero_point=np.zeros(scale.shape, np.int32)))
 
 

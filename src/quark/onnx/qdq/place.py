@@ -112,6 +112,8 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
 
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+#: Types for which ONNX Runtime makes a MatMul integer; that kernel refuses a scale per column of stacked matrices.
+_FUSED_INTEGERS = ("int8", "uint8")
 
 
 def _in_op_set(op_type: str, job: Job) -> bool:
@@ -173,7 +175,9 @@ def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value)
     if rank < 2 or isinstance(spec.granularity, Tensor):
         return replace(spec, granularity=Tensor())
     granularity: Granularity = spec.granularity
-    if isinstance(granularity, Channel):
+    if isinstance(granularity, Channel) and node.op_type == "MatMul" and rank > 2 and spec.format in _FUSED_INTEGERS:
+        granularity = Tensor()
+    elif isinstance(granularity, Channel):
         granularity = Channel(channel % rank)
     elif isinstance(granularity, Group):
         granularity = Group(reduce % rank, granularity.size)
@@ -181,10 +185,14 @@ def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value)
 
 
 def _for_operand(layer: LayerSpec, job: Job) -> TensorSpec:
-    """The spec of a constant operand of Add, Mul, …: the weight's, or the activation's where kernels want one type."""
-    if job.target == "cpu" or layer.weight is None:
-        return replace(layer.inputs or TensorSpec(), method="minmax")
-    return replace(layer.weight, granularity=Tensor())
+    """The spec of a constant operand of Add, Mul, …: that of the activation beside it, searched on its own values.
+
+    Kernels want one type for both operands, and 8-bit constants beside 16-bit activations would undo their precision.
+    """
+    spec = layer.inputs or TensorSpec()
+    if layer.weight is not None and not job.options.AlignEltwiseQuantType:
+        spec = replace(layer.weight, granularity=Tensor())
+    return replace(spec, method="mse" if spec.scale_rule == "power_of_two" else "minmax")
 
 
 def _for_output(spec: TensorSpec, node: ir.Node, job: Job) -> TensorSpec:
@@ -277,13 +285,16 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
     scale_tensor = node.inputs[rule.weight if weight is not None and rule.weight is not None else 1]
     if scale_tensor is None or (scale_tensor.name or "") not in placement.plan.tensors:
         return
-    if isinstance(placement.plan.tensors[scale_tensor.name or ""].spec.granularity, Group):
+    granularity = placement.plan.tensors[scale_tensor.name or ""].spec.granularity
+    if isinstance(granularity, Group):
         return  # a sum over groups has no single scale for the bias to share
+    if isinstance(granularity, Channel) and not slots.has_channels(bias, scale_tensor, granularity.axis):
+        return  # a bias that broadcasts (Gemm) has no element for each channel's scale
     if (bias.name or "") in placement.plan.tensors:
         bias_name = _own_copy(node, bias, placement.model)
     else:
         bias_name = bias.name or ""
-    spec = TensorSpec(format="int32", granularity=placement.plan.tensors[scale_tensor.name or ""].spec.granularity)
+    spec = TensorSpec(format="int32", granularity=granularity)
     placement.plan.tensors[bias_name] = TensorPlan(
         bias_name,
         "bias",
@@ -312,7 +323,6 @@ def _pass_through(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Plac
     if source is None or layer.inputs is None or placement.job.options.WeightsOnly:
         plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="weights only")
         return
-    own_range = node.op_type == "Pad" and not slots.pads_with_zero(node)
     reason = f"{plan.nodes[name].reason}: {node.op_type} {name!r}"
     known = plan.tensors.get(source.name or "")
     if known is None and not placement.job.options.ForceQuantizeNoInputCheck:
@@ -321,8 +331,9 @@ def _pass_through(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Plac
     if is_constant(source):
         plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="its input is constant")
         return
-    if own_range:
-        plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason="it pads with a value other than 0")
+    beyond = slots.leaves_range(node)
+    if beyond is not None:
+        plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason=beyond)
         return
     _add_activation(source, layer.inputs, reason, placement, reader=node)
     members = plan.tensors[source.name or ""]

@@ -80,6 +80,27 @@ def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
     return bounds[0], bounds[1]
 
 
+def has_channels(bias: ir.Value, weight: ir.Value, axis: int) -> bool:
+    """Whether a bias holds the channels of its weight, in every group, on one axis: a scale per channel fits it."""
+    shape, channels = tuple(bias.shape or ()), (weight.shape or ())[axis : axis + 1]
+    if len(shape) != 1 or not channels or not isinstance(channels[0], int):
+        return False
+    return isinstance(shape[0], int) and shape[0] >= channels[0] and shape[0] % channels[0] == 0
+
+
+def leaves_range(node: ir.Node) -> str | None:
+    """Why a layout operator may write values beyond those it reads; ``None`` for one that only moves or mixes them."""
+    if node.op_type == "Pad" and not pads_with_zero(node):
+        return "it pads with a value other than 0"
+    if node.op_type != "Resize":
+        return None
+    if node.attributes.get_string("mode", "nearest") == "cubic":
+        return "cubic interpolation overshoots the range of its input"
+    if node.attributes.get_string("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        return "it extrapolates with a value of its own"
+    return None
+
+
 def pads_with_zero(node: ir.Node) -> bool:
     """Whether a Pad adds nothing but zeros or values that its input already has."""
     value = input_at(node, 2)
