@@ -164,6 +164,25 @@ def test_random_data_is_noted(folder: Path, capsys: Capture) -> None:
     assert "generated data" in printed.err
 
 
+def test_shape_and_range_of_random_data(folder: Path, capsys: Capture) -> None:
+    shaped = ["--random", "--no-check", "--set", "RandomDataReaderInputShape={image: [1, 1, 32, 32]}"]
+    assert quantize(folder, *shaped, "--set", "RandomDataReaderInputDataRange={image: [0, 9]}") == 0
+    assert 8 < largest_input(folder / "other.onnx") < 10
+    assert quantize(folder, *shaped) == 0
+    assert 0.8 < largest_input(folder / "other.onnx") < 1.1
+    capsys.readouterr()
+    assert quantize(folder, "--random", "--set", "RandomDataReaderInputShape={pixels: [1]}") == 1
+    assert "pixels" in capsys.readouterr().err
+
+
+def largest_input(path: Path) -> float:
+    """What the largest code of the quantized graph input stands for (uint8)."""
+    model = onnx.load(path)
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    node = next(node for node in model.graph.node if node.input[0] == "image")
+    return (255 - float(stored[node.input[2]])) * float(stored[node.input[1]])
+
+
 def test_weights_only_needs_no_data(folder: Path, capsys: Capture) -> None:
     assert quantize(folder, "--set", "WeightsOnly=true", "--json") == 0
     assert "outputs" not in object_on(capsys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from quark.onnx.compare import Comparison, compare
 from quark.onnx.data import Feed
 from quark.onnx.describe import file_bytes
 from quark.onnx.flow import Result
+from quark.onnx.graph.run import Libraries
 from quark.onnx.latency import median_seconds
 from quark.report import Report, Table, decibels, file_size, milliseconds
 from quark.report.progress import bars
@@ -53,12 +54,12 @@ def run(request: Request, report: Path | None, plan: Path | None, check: bool, j
     """Quantize, and tell about it on standard output."""
     settings = parse_settings(request.settings)
     config = configure(request, settings)
-    weights_only = settings.get("WeightsOnly") is True
-    samples = None if weights_only and request.source.data is None and not request.source.random else _feeds(request)
+    samples = _feeds(request, settings)
     start = time.perf_counter()
     result = ModelQuantizer(config).run(request.model, request.output, samples)
     seconds = time.perf_counter() - start
-    done = _check(request, samples, report is not None) if samples is not None and (check or report) else None
+    wanted = samples is not None and (check or report)
+    done = _check(request, samples, report is not None, settings.get("UserCustomOpLibPath")) if wanted else None
     if plan:
         write_text(result.plan.to_json(), plan)
     if report and done:
@@ -85,20 +86,24 @@ def configure(request: Request, settings: dict[str, Any]) -> Config:
     return Config(global_quant_config=config)
 
 
-def _feeds(request: Request) -> Any:
-    if request.source.random:
+def _feeds(request: Request, settings: Mapping[str, Any]) -> Any:
+    """The samples, or None where none are given and none are needed."""
+    source = request.source
+    if source.data is None and not source.random and settings.get("WeightsOnly") is True:
+        return None
+    if source.random:
         say("note: calibrating on generated data; the result is for trying things out only")
-    return feeds(request.model, request.source)
+    shapes, ranges = (settings.get(f"RandomDataReaderInput{what}") for what in ("Shape", "DataRange"))
+    return feeds(request.model, replace(source, shapes=shapes, ranges=ranges))
 
 
-def _check(request: Request, samples: Any, layers: bool) -> Check:
+def _check(request: Request, samples: Any, layers: bool, libraries: Libraries) -> Check:
     """Run both models on the first samples."""
     chosen: list[Feed] = list(islice(samples, CHECKED))
+    first, second = request.model, request.output
     with bars() as update:
-        comparison = compare(
-            request.model, request.output, chosen, layers, lambda done: update("compare", done, len(chosen))
-        )
-    return Check(comparison, median_seconds({"float": request.model, "quantized": request.output}, chosen[0]))
+        found = compare(first, second, chosen, layers, lambda done: update("compare", done, len(chosen)), libraries)
+    return Check(found, median_seconds({"float": first, "quantized": second}, chosen[0], libraries=libraries))
 
 
 def outcome(request: Request, check: Check | None) -> Table:

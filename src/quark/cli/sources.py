@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +14,15 @@ from quark.onnx.graph.model import load
 
 @dataclass(frozen=True)
 class Source:
-    """Where samples come from, as typed."""
+    """Where samples come from, as typed; ``shapes`` and ``ranges`` of generated samples, per input name."""
 
     data: Path | None
     random: bool
     samples: int | None
     mean: str
     std: str
+    shapes: Mapping[str, Sequence[int]] | None = None
+    ranges: Mapping[str, Sequence[float]] | None = None
 
 
 def feeds(model: Path, source: Source) -> Samples | list[Feed]:
@@ -33,7 +36,7 @@ def feeds(model: Path, source: Source) -> Samples | list[Feed]:
     loaded = load(model)
     if source.data is not None:
         return find_samples(source.data, inputs_of(loaded), scaling(source)).first(source.samples)
-    return [dict(feed) for feed in RandomDataReader(loaded, data_size=source.samples or 1)]
+    return [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
 
 
 def scaling(source: Source) -> Scaling:

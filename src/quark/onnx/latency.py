@@ -17,6 +17,7 @@ import onnx
 import onnxruntime
 
 from quark.onnx.graph.model import load
+from quark.onnx.graph.run import Libraries
 from quark.onnx.graph.session import open_session
 
 BLOCK, SKIPPED = 10, 4
@@ -28,6 +29,7 @@ def median_seconds(
     feed: Mapping[str, np.ndarray],
     seconds: float = 2.0,
     rounds: int = 10,
+    libraries: Libraries = None,
 ) -> dict[str, float]:
     """The median time of one inference of each model, in seconds.
 
@@ -36,8 +38,9 @@ def median_seconds(
         feed: one sample ``{input name: array}``.
         seconds: stop after the first round that ends later than this.
         rounds: blocks per model, at most.
+        libraries: files with the models' custom operators.
     """
-    sessions = {name: open_session(load(model)) for name, model in models.items()}
+    sessions = {name: _session(model, libraries) for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in sessions}
     end = time.perf_counter() + seconds
     for _ in range(rounds):
@@ -46,6 +49,14 @@ def median_seconds(
         if time.perf_counter() > end:
             break
     return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> onnxruntime.InferenceSession:
+    """A session as a user opens it: with ONNX Runtime's own memory and thread settings."""
+    options = onnxruntime.SessionOptions()
+    for library in [libraries] if isinstance(libraries, str) else libraries or ():
+        options.register_custom_ops_library(str(library))
+    return open_session(load(model), options)
 
 
 def _block(session: onnxruntime.InferenceSession, feed: Mapping[str, np.ndarray]) -> list[float]:
