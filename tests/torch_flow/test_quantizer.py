@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import subprocess
+import sys
 from collections import UserDict
 from collections.abc import Callable
 from typing import Any
@@ -658,3 +660,34 @@ def test_siblings_with_their_own_ranges_do_not_share() -> None:
         model.k.input_quantizer.scale.mul_(30)
         assert not torch.equal(model(X)[1], quantize(Siblings(), STATIC, data()).eval()(X)[1])
         torch.testing.assert_close(model(X)[1], model.k(X.clone()))
+
+
+# ---- what else is named ----------------------------------------------------------------------------------------------
+
+
+class FusedExperts(nn.Module):
+    """All experts in one tensor, as some mixtures of experts have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.ones(4, 16, 16))
+
+
+def test_weights_of_other_kinds_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing stays float in silence; norms and excluded layers are no surprise."""
+    model = nn.ModuleDict({"moe": FusedExperts(), "rnn": nn.LSTM(4, 4), "norm": nn.LayerNorm(4), "fc": nn.Linear(4, 4)})
+    with caplog.at_level(logging.WARNING):
+        quantize(model)
+    assert "2 modules" in caplog.text
+    assert "moe (FusedExperts), rnn (LSTM)" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        quantize(TwoLayers(), exclude=["fc1"])
+    assert not caplog.records
+
+
+def test_import_is_light() -> None:
+    code = "import sys, quark.torch, quark.torch.quantization; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"transformers", "onnx", "onnx_ir", "onnxruntime", "pydantic", "rich", "plotly", "safetensors", "scipy"}
+    assert not {name.split(".")[0] for name in done.stdout.split()} & heavy

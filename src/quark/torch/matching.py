@@ -67,10 +67,17 @@ class Match:
 
 @dataclass(frozen=True)
 class Matches:
-    """Every layer that is quantized, and the names of those that were excluded."""
+    """What becomes of a model.
+
+    Attributes:
+        quantized: the layers that are quantized.
+        excluded: names of the layers that the user excluded.
+        unsupported: ``name (type)`` of other modules with weight matrices; they stay float.
+    """
 
     quantized: tuple[Match, ...]
     excluded: tuple[str, ...]
+    unsupported: tuple[str, ...]
 
 
 def match(model: nn.Module, config: QConfig) -> Matches:
@@ -93,7 +100,8 @@ def match(model: nn.Module, config: QConfig) -> Matches:
             f"nothing to quantize: {len(excluded)} of the {len(candidates)} layers are excluded, and the configuration "
             f"of the others names no tensor"
         )
-    return Matches(tuple(item for item in quantized if any(item.stages.values())), tuple(x.name for x in excluded))
+    quantized = [item for item in quantized if any(item.stages.values())]
+    return Matches(tuple(quantized), tuple(layer.name for layer in excluded), tuple(find_unsupported(model)))
 
 
 def find_candidates(model: nn.Module) -> Iterable[Candidate]:
@@ -105,6 +113,14 @@ def find_candidates(model: nn.Module) -> Iterable[Candidate]:
         kind = kind_of(module)
         if kind is not None:
             yield Candidate(tuple(found), module, kind)
+
+
+def find_unsupported(model: nn.Module) -> Iterable[str]:
+    """Modules of no known kind that hold matrices themselves: recurrent layers, fused experts, attention of torch."""
+    for name, module in model.named_modules():
+        own = [value for value in module._parameters.values() if value is not None]
+        if kind_of(module) is None and any(value.dim() > 1 and value.shape[0] > 1 for value in own):
+            yield f"{name or 'the model'} ({type(module).__name__})"
 
 
 def matches(layer: Candidate, pattern: str) -> bool:

@@ -89,6 +89,12 @@ class ModelQuantizer:
     def report(self, found: Matches) -> None:
         """Log what was quantized and what no sample reached."""
         log.info("%d layers quantized, %d excluded", len(found.quantized), len(found.excluded))
+        if found.unsupported:
+            log.warning(
+                "%d modules with weights of no kind that can be quantized stay float: %s",
+                len(found.unsupported),
+                ", ".join(found.unsupported),
+            )
         if self.unreached:
             log.warning(
                 "no sample reached %d activations, which stay float: %s; experts need samples that are routed to them",
