@@ -24,6 +24,7 @@ from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach, quantiz
 log = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
 LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+DEFAULT_LEVEL = 1  # leaves the logger as its application has set it
 OFFLOADED = ("cpu", "disk")
 
 
@@ -46,7 +47,7 @@ class ModelQuantizer:
             raise ConfigError("multi_device=True is not available yet; put the model on one device")
         self.config = config
         self.unreached: list[str] = []
-        if config.log_severity_level in range(len(LEVELS)):
+        if config.log_severity_level in range(len(LEVELS)) and config.log_severity_level != DEFAULT_LEVEL:
             logging.getLogger(__package__).setLevel(LEVELS[config.log_severity_level])  # type: ignore[index]
 
     def quantize_model(self, model: Model, dataloader: Iterable[Any] | None = None) -> Model:

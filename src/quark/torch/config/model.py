@@ -150,7 +150,7 @@ class QConfig:
         global_quant_config: for every quantizable layer but embeddings, which must be named or typed.
         exclude: names and globs of layers that stay float.
         algo_config: algorithms that improve on rounding, in order.
-        log_severity_level: 0 (everything) to 4 (nothing) of the logger ``quark.torch``.
+        log_severity_level: level of the logger of this package, 0 (debug) to 4 (critical); 1 leaves it as it is.
         version: of the package that wrote it.
         layer_type_quant_config: by module class.
         layer_quant_config: by name or glob.
@@ -283,7 +283,11 @@ def check_available(config: QConfig) -> None:
         if value not in allowed:
             refuse(f"{name}={value!r} is not available yet; the only value that is: {allowed[0]!r}")
     for slot in SLOTS:
-        for layer in (config.global_quant_config, *config.layer_quant_config.values()):
+        for layer in (
+            config.global_quant_config,
+            *config.layer_quant_config.values(),
+            *config.layer_type_quant_config.values(),
+        ):
             specs = getattr(layer, slot)
             for spec in specs if isinstance(specs, list) else [specs]:
                 if spec is not None and spec.qat_spec is not None:
