@@ -34,6 +34,7 @@ class Outcome:
 
     Attributes:
         seconds: wall time of the measured call.
+        cpu_seconds: processor time of all its threads.
         import_seconds: wall time of importing the package before it.
         process_seconds: wall time of the whole process.
         peak_gb: most memory ever resident, in units of 1e9 bytes, imports included.
@@ -42,6 +43,7 @@ class Outcome:
     """
 
     seconds: float = float("nan")
+    cpu_seconds: float = float("nan")
     import_seconds: float = float("nan")
     process_seconds: float = float("nan")
     peak_gb: float = float("nan")
@@ -95,6 +97,7 @@ def run_job(module: str, job: dict[str, Any], python: str = sys.executable, time
             return Outcome(process_seconds=elapsed, result=result, error="no file written: " + last_error(done))
     return Outcome(
         seconds=result.get("seconds", float("nan")),
+        cpu_seconds=result.get("cpu_seconds", float("nan")),
         import_seconds=result.get("import_seconds", float("nan")),
         process_seconds=elapsed,
         peak_gb=result["peak_bytes"] / 1e9,
@@ -126,6 +129,7 @@ def middle(outcomes: Sequence[Outcome]) -> Outcome:
         return failed
     return Outcome(
         seconds=statistics.median(outcome.seconds for outcome in outcomes),
+        cpu_seconds=statistics.median(outcome.cpu_seconds for outcome in outcomes),
         import_seconds=statistics.median(outcome.import_seconds for outcome in outcomes),
         process_seconds=statistics.median(outcome.process_seconds for outcome in outcomes),
         peak_gb=max(outcome.peak_gb for outcome in outcomes),

@@ -107,9 +107,10 @@ def verdict(job: Job, outcome: Outcome, bare_seconds: float) -> str:
 def row(job: Job, outcome: Outcome, bare_seconds: float) -> list[str]:
     """One line of the table."""
     if not outcome.ok:
-        return [job.method, job.tool, "-", "-", "-", "-", f"fails: {outcome.error}"]
+        return [job.method, job.tool, "-", "-", "-", "-", "-", f"fails: {outcome.error}"]
     seconds = bare_seconds if job.tool == BARE else outcome.seconds
-    cells = [f"{seconds:.2f}", f"{seconds / bare_seconds:.2f}", f"{outcome.process_seconds:.2f}"]
+    processor = "" if job.tool == BARE else f"{outcome.cpu_seconds:.2f}"
+    cells = [f"{seconds:.2f}", f"{seconds / bare_seconds:.2f}", processor, f"{outcome.process_seconds:.2f}"]
     return [job.method, job.tool, *cells, f"{outcome.peak_gb:.2f}", verdict(job, outcome, bare_seconds)]
 
 
@@ -124,7 +125,7 @@ def time_report(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if outcomes[0].result is None:
         raise SystemExit(f"the bare inference failed: {outcomes[0].error}")
     bare = outcomes[0].result["pass_seconds"]["float"]
-    headers = ["method", "tool", "call s", "x bare", "process s", "peak GB", "verdict"]
+    headers = ["method", "tool", "call s", "x bare", "CPU s", "process s", "peak GB", "verdict"]
     print(measure.table(headers, [row(job, outcome, bare) for job, outcome in zip(jobs, outcomes, strict=True)]))
     lines = [
         {"tool": job.tool, "method": job.method, **measure.as_json(outcome), "verdict": verdict(job, outcome, bare)}

@@ -170,7 +170,7 @@ def test_a_jobs_peak_memory_is_its_own(tmp_path: Path) -> None:
 
 
 def test_repeats_become_their_median_and_largest_peak() -> None:
-    outcomes = [Outcome(s, s, s, peak, {}) for s, peak in ((1.0, 0.3), (5.0, 0.2), (2.0, 0.1))]
+    outcomes = [Outcome(s, s, s, s, peak, {}) for s, peak in ((1.0, 0.3), (5.0, 0.2), (2.0, 0.1))]
     merged = measure.middle(outcomes)
     assert (merged.seconds, merged.peak_gb) == (2.0, 0.3)
     assert measure.middle([*outcomes, Outcome(error="boom")]).error == "boom"

@@ -10,7 +10,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.job import FileReader, main, timed, version
+from benchmarks.peers.job import FileReader, main, measured, timed, version
 
 
 def preprocessed(package: Any, job: dict[str, Any]) -> str:
@@ -38,8 +38,7 @@ def quantize(job: dict[str, Any]) -> dict[str, Any]:
             extra_options={"ActivationSymmetric": job["symmetric"], "WeightSymmetric": True},
         )
 
-    seconds, _ = timed(run)
-    return {"seconds": seconds, "import_seconds": import_seconds, "version": version("onnxruntime")}
+    return {**measured(run), "import_seconds": import_seconds, "version": version("onnxruntime")}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from benchmarks.peers.job import FileReader, main, timed, version
+from benchmarks.peers.job import FileReader, main, measured, timed, version
 
 ENUMS = {"calibration_method": "CalibMethod", "scale_type": "ScaleType", "quant_granularity": "QuantGranularity"}
 
@@ -41,8 +41,8 @@ def quantize(job: dict[str, Any]) -> dict[str, Any]:
     """Import, then quantize; both are timed."""
     import_seconds, package = timed(lambda: importlib.import_module("quark.onnx"))
     quantizer, reader = package.ModelQuantizer(make_config(package, job)), FileReader(job["feeds"])
-    seconds, _ = timed(lambda: quantizer.quantize_model(job["model"], job["output"], reader))
-    return {"seconds": seconds, "import_seconds": import_seconds, "version": version("openquark", "amd-quark")}
+    times = measured(lambda: quantizer.quantize_model(job["model"], job["output"], reader))
+    return {**times, "import_seconds": import_seconds, "version": version("openquark", "amd-quark")}
 
 
 if __name__ == "__main__":
