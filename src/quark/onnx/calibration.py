@@ -127,10 +127,15 @@ def _stream(runner: Runner, feeds: Iterable[Feed], statistics: Statistics, worke
         if counting is not None:
             counting.result()
         _add_extremes(statistics, observation.extremes, index)
-        counting = worker.submit(_count, statistics, observation.values, index)
+        counting = worker.submit(_count, statistics, _kept(observation.values, feed), index)
         del observation
     if counting is not None:
         counting.result()
+
+
+def _kept(values: dict[str, np.ndarray], feed: Feed) -> dict[str, np.ndarray]:
+    """The tensors, inputs copied: a reader may fill the same array again while this sample is still being counted."""
+    return {name: array.copy() if name in feed else array for name, array in values.items()}
 
 
 def _reported(feeds: Iterable[Feed], source: Samples, progress: Progress | None) -> Iterator[Feed]:
