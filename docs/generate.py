@@ -34,6 +34,7 @@ def bytes_per_value(row: Format) -> str:
     return f"{float(row.bits) / 8:.5g}"
 
 
+SCALES_ONLY = ("e8m0",)
 ACTIVATION = {
     "standard": "QuantizeLinear, DequantizeLinear",
     "extended": "com.amd.quark ExtendedQuantizeLinear, ExtendedDequantizeLinear (Cast pair with BF16QDQToCast)",
@@ -60,9 +61,9 @@ def format_row(name: str, row: Format) -> list[str]:
     activation, constant = carriers.activation_kind(spec, DEFAULT), carriers.constant_kind(spec, DEFAULT)
     if activation == "block":
         operator = carriers.BLOCK_OPERATORS[name]
-        written, opset = f"{operator.domain} {operator.name}", str(carriers.FAST_BLOCKS)
+        written, opset = f"{operator.domain} {operator.name}", str(carriers.BASE_OPSET)
     else:
-        written = ACTIVATION[activation]
+        written = ACTIVATION[activation] if name not in SCALES_ONLY else "– (a scale format)"
         opset = str(carriers.STORED_FROM.get(row.onnx_type or "", carriers.BASE_OPSET))
     block = f"{BLOCKS[name].size}" if name in BLOCKS else "–"
     return [

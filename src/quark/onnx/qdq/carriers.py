@@ -53,8 +53,6 @@ ACTIVATION_TYPES = ("INT8", "UINT8", "INT16", "UINT16")
 _FOLDED_TYPES = ("FLOAT8E4M3FN", "FLOAT8E5M2")
 #: Types of the extended operators.
 _EXTENDED_TYPES = ("INT32", "UINT32", "FLOAT16", "BFLOAT16")
-#: From here on the block operators have their fast body: E8M0 casts give a power of two without comparisons.
-FAST_BLOCKS = 25
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,6 @@ def _opsets(layer: LayerSpec, options: Options) -> Iterator[int]:
         _check_granularity(spec, slot, kind)
         _check_scaled(spec, slot, options.ActivationScaled if activation else options.WeightScaled)
         yield _HALF_SCALES if options.UseFP32Scale is False else BASE_OPSET
-        yield FAST_BLOCKS if kind == "block" else BASE_OPSET
         if kind in ("standard", "cast"):
             yield STORED_FROM.get(get_format(spec.format).onnx_type or "", BASE_OPSET)
         if kind == "standard":
