@@ -15,6 +15,7 @@ from quark.onnx import (
     CalibMethod,
     Int8Spec,
     Int16Spec,
+    Int32Spec,
     ModelQuantizer,
     QConfig,
     QLayerConfig,
@@ -163,3 +164,12 @@ def test_sequences_of_float_tensors_are_no_float_tensors() -> None:
     config = QConfig(layer, extra_options={**QUIET, "QuantizeAllOpTypes": True})
     proto, made, feed = quantized(config, graph, {"sizes": np.array([1, 2])})
     assert sqnr(models.run(proto, feed)[0], models.run(made, feed)[0]) > 60
+
+
+def test_a_bias_does_not_make_32_bit_weights_vanish() -> None:
+    """At a scale of 2**-31 the bias would need more than 32 bits, and the weight's scale used to grow to 1."""
+    graph = "g (float[1, 4, 5, 5] x) => (float[1, 4, 5, 5] y) { h = Conv (x, w, b) y = Relu (h) }"
+    layer = QLayerConfig(input_tensors=Int32Spec(calibration_method=MINMAX), weight=Int32Spec())
+    config = QConfig(layer, extra_options=QUIET)
+    proto, made, feed = quantized(config, graph, {"w": models.normal(4, 4, 1, 1), "b": models.normal(4)})
+    assert sqnr(models.run(proto, feed)[0], models.run(made, feed)[0]) > 100

@@ -112,6 +112,8 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
 
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+#: Bits of the widest codes whose product of scales can be a bias's.
+_WIDEST_WITH_BIAS = 16
 #: Types for which ONNX Runtime makes a MatMul integer; that kernel refuses a scale per column of stacked matrices.
 _FUSED_INTEGERS = ("int8", "uint8")
 
@@ -282,6 +284,8 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
         get_format(layer.inputs.format).has_zero_point and get_format(layer.weight.format).has_zero_point
     ):
         return  # a product of scales is a scale for integers only
+    if max(get_format(layer.inputs.format).bits, get_format(layer.weight.format).bits) > _WIDEST_WITH_BIAS:
+        return  # no bias fits 32 bits at so fine a scale, and no integer kernel asks for it
     scale_tensor = node.inputs[rule.weight if weight is not None and rule.weight is not None else 1]
     if scale_tensor is None or (scale_tensor.name or "") not in placement.plan.tensors:
         return
