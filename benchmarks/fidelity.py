@@ -318,11 +318,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def examples(run: argparse.Namespace, folder: Path) -> list[Example]:
-    """The models that were asked for."""
-    if run.models == ["toy"]:
-        return [models.resnet_example(folder, models.TOY, "toy")]
-    found = [models.resnet_example(folder), *models.real_examples(run.data)]
-    return [example for example in found if run.models is None or example.name in run.models]
+    """The models that were asked for; all but the toy where none is named."""
+    wanted = run.models or ["resnet50", *(example.name for example in models.real_examples(run.data))]
+    built = {"toy": models.TOY, "resnet50": models.Shape()}
+    found = [models.resnet_example(folder, shape, name) for name, shape in built.items() if name in wanted]
+    return found + [example for example in models.real_examples(run.data) if example.name in wanted]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
