@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -173,3 +174,12 @@ def test_a_bias_does_not_make_32_bit_weights_vanish() -> None:
     config = QConfig(layer, extra_options=QUIET)
     proto, made, feed = quantized(config, graph, {"w": models.normal(4, 4, 1, 1), "b": models.normal(4)})
     assert sqnr(models.run(proto, feed)[0], models.run(made, feed)[0]) > 100
+
+
+def test_the_float_model_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(models.cnn(), path)
+    before = path.read_bytes()
+    with pytest.raises(ModelError, match="is the float model itself"):
+        ModelQuantizer(cpu()).quantize_model(str(path), path, [models.feeds(models.cnn())])
+    assert path.read_bytes() == before

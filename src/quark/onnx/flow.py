@@ -58,6 +58,7 @@ def quantize(
     seconds: dict[str, float] = {}
     if model_output is not None:
         files.check_writable(Path(model_output))
+        _keep_input(model_input, Path(model_output))
     with bars() if progress is None else _given(progress) as update:
         with _timed(seconds, "load"):
             source = files.load(model_input)
@@ -104,6 +105,13 @@ def _samples(model: ir.Model, job: Job, reader: Any) -> Any:
         )
     shapes, ranges = options.RandomDataReaderInputShape, options.RandomDataReaderInputDataRange
     return data.RandomDataReader(model, shapes, ranges, options.CalibDataSize or 1)
+
+
+def _keep_input(model_input: str | Path | onnx.ModelProto, model_output: Path) -> None:
+    """Raise before the float model, which may be the only copy, is written over."""
+    paths = isinstance(model_input, (str, Path)) and model_output.exists() and Path(model_input).exists()
+    if paths and model_output.samefile(str(model_input)):
+        raise ModelError(f"the output path {str(model_output)!r} is the float model itself: give another path")
 
 
 def _refuse_nothing(plan: Plan) -> None:
