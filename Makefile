@@ -1,6 +1,8 @@
 # make demo   quantize a real model and print what it cost and what it won (installs into .venv; no torch)
 # make test   ruff, mypy and the test suite (installs everything into .venv)
-# make slow   the tests that take longer       make lint   ruff and mypy only       make docs   run the code of the docs
+# make lint   ruff and mypy only
+# make slow   the tests that take longer
+# make docs   write the generated pages, run the code of all pages
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -22,7 +24,8 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 docs: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/test_docs.py
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_generated_pages.py
 
 clean:
 	rm -rf $(VENV) build dist demo_output
