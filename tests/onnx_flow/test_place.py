@@ -215,6 +215,17 @@ def test_leaving_an_output_float_frees_what_hung_on_it() -> None:
     assert "f" not in plan.tensors and "b3" not in plan.tensors, "a bias needs its input's scale"
 
 
+def test_what_is_divided_by_stays_float() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    agraph (float[2,4] x, float[2,4] g) => (float[2,4] y) <float[1] eps>
+    { [sq] q = Mul(x, x)  [mean] m = ReduceMean<axes = [1]>(q)  [add] e = Add(m, eps)  [root] s = Sqrt(e)
+      [div] n = Div(x, s)  [gain] o = Mul(n, g)  y = Sigmoid(o) }"""
+    plan = plan_of(text, extra_options={"QuantizeAllOpTypes": True})
+    assert {"q", "m", "e", "s", "eps"} & set(plan.tensors) == set()
+    assert {"x", "n", "g", "o"} == set(plan.tensors)
+    assert "divided by" in plan.nodes["mean"].reason
+
+
 def test_constant_operands_have_the_type_of_the_activation_beside_them() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     agraph (float[1,4] x) => (float[1,4] y) <float[4] k> { [m] h = Mul(x, k)  y = Sigmoid(h) }"""

@@ -56,7 +56,7 @@ OP_RULES: dict[str, OpRule] = {
     "Add": _ELEMENTWISE,
     "Mul": _ELEMENTWISE,
     "Sub": OpRule(data=None, op_set="extended"),
-    "Div": OpRule(data=None, op_set="extended"),
+    "Div": OpRule(op_set="extended"),  # the divisor stays float: see slots.makes_divisors
     "Min": OpRule(data=None, op_set="extended"),
     "Max": OpRule(data=None, op_set="extended"),
     "Concat": _ELEMENTWISE,
@@ -139,3 +139,9 @@ SHAPE_INPUTS_FROM = {
     "Unsqueeze": 1,
     "Upsample": 1,
 }
+#: Operator -> position of the input that must not become 0.
+DIVISORS = {"Div": 1, "Reciprocal": 0, "Log": 0}
+#: Operators between a tensor and a divisor made from it: the statistics of a normalization.
+MAKES_DIVISORS = frozenset(
+    ["Abs", "Add", "Clip", "Max", "Mul", "Pow", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Sqrt"]
+)

@@ -33,6 +33,7 @@ class Placement:
     decisions: Mapping[str, Decision]
     plan: Plan = field(default_factory=Plan)
     shaping: set[ir.Node] = field(default_factory=set)
+    dividing: set[ir.Node] = field(default_factory=set)
     masked: set[ir.Value] = field(default_factory=set)
 
 
@@ -44,7 +45,9 @@ def place(model: ir.Model, job: Job) -> Plan:
     """
     nodes = list(model.graph)
     decisions = job.rules.bind([_info(node) for node in nodes])
-    placement = Placement(model, job, decisions, shaping=slots.computes_shapes(model))
+    placement = Placement(
+        model, job, decisions, shaping=slots.computes_shapes(model), dividing=slots.makes_divisors(model)
+    )
     chosen = {node: _consider(node, placement) for node in nodes}
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output != "same":
@@ -99,6 +102,8 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
         return f"{node.op_type} is not among the operator types to quantize"
     if node in placement.shaping:
         return "it computes a shape or an index"
+    if node in placement.dividing:
+        return "something is divided by its result: a small value rounded to 0 would make that infinite"
     rule = OP_RULES.get(node.op_type, GENERIC)
     if node.op_type == "MatMul" and options.MatMulConstBOnly and slots.weight_input(node, rule) is None:
         return "MatMulConstBOnly: its second input is not constant"

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, is_constant
-from quark.onnx.qdq.op_rules import MOVES_VALUES, SHAPE_INPUTS_FROM, OpRule
+from quark.onnx.qdq.op_rules import DIVISORS, MAKES_DIVISORS, MOVES_VALUES, SHAPE_INPUTS_FROM, OpRule
 
 #: A constant operand at or below this, beside which everything else is 0, is an attention mask and no data.
 MASK_VALUE = -1e3
@@ -128,4 +128,24 @@ def computes_shapes(model: ir.Model) -> set[ir.Node]:
             continue
         found.add(node)
         pending += [value.producer() for value in node.inputs if value is not None]
+    return found
+
+
+def makes_divisors(model: ir.Model) -> set[ir.Node]:
+    """Nodes whose results end in a division, a reciprocal or a logarithm: a small one rounded to 0 becomes infinite.
+
+    These are the statistics of normalizations (square, mean, epsilon, root), found by walking back from the divisors
+    through operators that have no other purpose there; the walk ends at every other operator.
+    """
+    found: set[ir.Node] = set()
+    pending = [node.inputs[DIVISORS[node.op_type]] for node in model.graph.all_nodes() if node.op_type in DIVISORS]
+    while pending:
+        value = pending.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in found or node.op_type not in MAKES_DIVISORS | MOVES_VALUES:
+            continue
+        if node.op_type == "Mul" and node.inputs[0] is not node.inputs[1]:
+            continue  # a product of two tensors is a result of its own, a square is not
+        found.add(node)
+        pending += list(node.inputs)
     return found
