@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from tests.onnx_flow import models
 
+import quark.onnx as q
 from quark.errors import ModelError
 from quark.onnx import (
     CalibMethod,
@@ -183,3 +184,16 @@ def test_the_float_model_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is the float model itself"):
         ModelQuantizer(cpu()).quantize_model(str(path), path, [models.feeds(models.cnn())])
     assert path.read_bytes() == before
+
+
+def test_names_that_the_model_uses_already_are_left_alone() -> None:
+    weights = {"w": models.normal(4, 3), "w_scale": models.normal(3)}
+    text = "g (float[n,4] x) => (float[n,3] y) { x_scale = Relu(x)  x_DequantizeLinear_Output = Tanh(x_scale)"
+    text += "  w_quantized = MatMul(x_DequantizeLinear_Output, w)  y = Add(w_quantized, w_scale) }"
+    proto = models.model(text, weights)
+    feed = {"x": models.normal(32, 4)}
+    spec = q.Int16Spec(calibration_method=q.CalibMethod.MinMax)
+    config = q.QConfig(q.QLayerConfig(input_tensors=spec, weight=spec), extra_options={"PrintSummary": False})
+    result = q.ModelQuantizer(config).quantize_model(proto, None, [feed])
+    assert result is not None
+    np.testing.assert_allclose(models.run(result, feed)[0], models.run(proto, feed)[0], atol=1e-3)

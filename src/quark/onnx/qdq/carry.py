@@ -54,7 +54,7 @@ def single(
 ) -> ir.Node:
     """A node ``<name>_<kind>`` that writes ``<name>_<kind>_Output``."""
     name = f"{carried.name}_{kind}"
-    output = value_like(carried.value, f"{name}_Output", dtype or carried.value.dtype)
+    output = value_like(carried.value, carried.parameters.names.fresh(f"{name}_Output"), dtype or carried.value.dtype)
     return ir.node(op_type, inputs, attributes=dict(attributes), domain=domain, outputs=[output], name=name)
 
 

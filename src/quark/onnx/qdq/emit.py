@@ -31,7 +31,7 @@ Builder = Callable[[Carried], list[ir.Node]]
 def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     """Insert the nodes of a complete plan. ``model`` is used up; the result may be another object with its data."""
     values = {value.name: value for value in _all_values(model)}
-    parameters = Parameters(model.graph)
+    parameters = Parameters(model)
     for tensor in plan:
         if tensor.scale is None:
             raise ModelError(f"the plan has no scale for {tensor.name!r}")
@@ -71,13 +71,13 @@ def _activation(graph: ir.Graph, carried: Carried) -> None:
     for use in uses:
         use.node.replace_input_with(use.idx, nodes[-1].outputs[0])
     if tensor.readers is None and carried.value.is_graph_output():
-        _write_output(graph, carried.value, nodes[-1].outputs[0])
+        _write_output(graph, carried, nodes[-1].outputs[0])
 
 
-def _write_output(graph: ir.Graph, value: ir.Value, quantized: ir.Value) -> None:
+def _write_output(graph: ir.Graph, carried: Carried, quantized: ir.Value) -> None:
     """Let the quantized tensor be the graph output: it takes the name, the producer's value gets another."""
-    name = value.name
-    value.name, quantized.name = f"{name}_QuantizeLinear_Input", name
+    value, name = carried.value, carried.value.name
+    value.name, quantized.name = carried.parameters.names.fresh(f"{name}_QuantizeLinear_Input"), name
     for position, output in enumerate(graph.outputs):
         if output is value:
             graph.outputs[position] = quantized

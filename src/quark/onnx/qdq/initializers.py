@@ -6,16 +6,24 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import TensorPlan
-from quark.onnx.graph.surgery import add_initializer
+from quark.onnx.graph.surgery import Names, add_initializer, tensor_alias
 from quark.onnx.qdq.carriers import onnx_type
 
 
 class Parameters:
     """The parameter initializers of one graph. Members of a group share theirs."""
 
-    def __init__(self, graph: ir.Graph) -> None:
-        self.graph = graph
+    def __init__(self, model: ir.Model) -> None:
+        self.names = Names(model)
+        self._graph = model.graph
         self._made: dict[str, tuple[ir.Value, ir.Value]] = {}
+
+    def add(self, tensor: np.ndarray | ir.TensorProtocol, name: str) -> ir.Value:
+        """A new initializer of this name, or of the next free one where the model uses it already."""
+        fresh = self.names.fresh(name)
+        if isinstance(tensor, np.ndarray) or fresh == name:
+            return add_initializer(self._graph, tensor, fresh)
+        return add_initializer(self._graph, tensor_alias(tensor, fresh), fresh)
 
     def of(self, tensor: TensorPlan, zero_type: ir.DataType | None = None) -> tuple[ir.Value, ir.Value]:
         """Scale and zero point of a tensor; the zero point has the type of the codes, unless another is wanted."""
@@ -27,8 +35,8 @@ class Parameters:
             zero_point = np.asarray(tensor.zero_point).astype(dtype.numpy())
             named = ir.tensor(zero_point, dtype=dtype, name=f"{prefix}_zero_point")
             self._made[key] = (
-                add_initializer(self.graph, scale, f"{prefix}_scale"),
-                add_initializer(self.graph, named, f"{prefix}_zero_point"),
+                self.add(scale, f"{prefix}_scale"),
+                self.add(named, f"{prefix}_zero_point"),
             )
         return self._made[key]
 
@@ -37,7 +45,7 @@ class Parameters:
         if name not in self._made:
             low, high = np.float32(-largest), np.float32(largest)
             self._made[name] = (
-                add_initializer(self.graph, np.asarray(low), f"{name}_min"),
-                add_initializer(self.graph, np.asarray(high), f"{name}_max"),
+                self.add(np.asarray(low), f"{name}_min"),
+                self.add(np.asarray(high), f"{name}_max"),
             )
         return self._made[name]

@@ -12,6 +12,8 @@ from quark.onnx.qdq.op_rules import DIVISORS, MAKES_DIVISORS, MOVES_VALUES, SHAP
 
 #: A constant operand at or below this, beside which everything else is 0, is an attention mask and no data.
 MASK_VALUE = -1e3
+#: The same for a positive one.
+FAR_ABOVE = 1e6
 _MASK_SIZE_LIMIT = 1 << 24
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
@@ -65,7 +67,8 @@ def _is_mask(value: ir.Value | None) -> bool:
     if numbers is None or not is_float(value) or not 0 < numbers.size <= _MASK_SIZE_LIMIT:
         return False
     low, high = numbers.min(), numbers.max()
-    return bool(low <= MASK_VALUE and high <= 0 and np.isin(numbers, (low, 0.0)).all()) or bool(np.isinf(numbers).any())
+    extreme = low if low <= MASK_VALUE and high <= 0 else high if high >= FAR_ABOVE and low >= 0 else None
+    return bool(np.isinf(numbers).any()) or (extreme is not None and bool(np.isin(numbers, (extreme, 0.0)).all()))
 
 
 def clip_bounds(node: ir.Node) -> tuple[float, float] | None:

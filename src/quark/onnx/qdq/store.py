@@ -17,7 +17,6 @@ from quark.numerics.affine import fake_quantize, quantize
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import get_format
 from quark.numerics.packing import pack
-from quark.onnx.graph.surgery import add_initializer
 from quark.onnx.qdq.carriers import Kind, onnx_type
 from quark.onnx.qdq.carry import AMD, OWN, Carried, axis_of, block_axis, single
 from quark.operators.storage import stored
@@ -51,7 +50,7 @@ def rounded_constant(carried: Carried) -> ir.Value:
         get_format(tensor.spec.format),
         tensor.spec.granularity,
     )
-    return add_initializer(carried.parameters.graph, np.asarray(values), f"{carried.name}_bf16")
+    return carried.parameters.add(np.asarray(values), f"{carried.name}_bf16")
 
 
 def _typed(carried: Carried) -> ir.Value:
@@ -64,9 +63,8 @@ def _typed(carried: Carried) -> ir.Value:
         return ir.tensor(codes.view(dtype.numpy()) if as_bits else codes.astype(dtype.numpy(), copy=False), dtype=dtype)
 
     name = f"{carried.name}_quantized"
-    return add_initializer(
-        carried.parameters.graph, ir.LazyTensor(compute, dtype, ir.Shape(tuple(source.numpy().shape)), name=name), name
-    )
+    lazy = ir.LazyTensor(compute, dtype, ir.Shape(tuple(source.numpy().shape)), name=name)
+    return carried.parameters.add(lazy, name)
 
 
 def _standard(carried: Carried, domain: str = "", op_type: str = "DequantizeLinear") -> list[ir.Node]:
@@ -85,33 +83,30 @@ def _cast(carried: Carried) -> list[ir.Node]:
         rank, axis = len(carried.value.shape or ()), axis_of(carried.tensor).get("axis", 0)
         if scale.ndim:
             scale = scale.reshape([-1 if position == axis else 1 for position in range(rank)])
-        factor = add_initializer(carried.parameters.graph, scale, f"{carried.name}_scale")
+        factor = carried.parameters.add(scale, f"{carried.name}_scale")
         nodes.append(single(carried, "Mul", [nodes[-1].outputs[0], factor], {}, kind="Mul"))
     return nodes
 
 
 def _element(carried: Carried) -> list[ir.Node]:
     """A format without an ONNX type: codes as a stream of bits."""
-    values, tensor, graph = source_of(carried).numpy(), carried.tensor, carried.parameters.graph
+    values, tensor, add = source_of(carried).numpy(), carried.tensor, carried.parameters.add
     codes = pack(codes_of(values, tensor).reshape(-1), int(get_format(tensor.spec.format).bits))
     scale, zero_point = carried.parameters.of(tensor, ir.DataType.INT32)
-    shape = add_initializer(graph, np.array(values.shape, np.int64), f"{carried.name}_shape")
-    inputs = [add_initializer(graph, codes, f"{carried.name}_quantized"), scale, zero_point, shape]
+    shape = add(np.array(values.shape, np.int64), f"{carried.name}_shape")
+    inputs = [add(codes, f"{carried.name}_quantized"), scale, zero_point, shape]
     attributes: dict[str, int | str] = {"format": tensor.spec.format, "axis": axis_of(tensor).get("axis", 0)}
     return [single(carried, "PackedDequantize", inputs, attributes, OWN)]
 
 
 def _block(carried: Carried) -> list[ir.Node]:
     """Packed element codes, block scales and shifts."""
-    values, tensor, graph = source_of(carried).numpy(), carried.tensor, carried.parameters.graph
+    values, tensor, add = source_of(carried).numpy(), carried.tensor, carried.parameters.add
     row, axis = BLOCKS[tensor.spec.format], block_axis(carried)
     above = np.asarray(tensor.scale, np.float32) if row.tensor_scale else None
     kept = stored(row.encode(values, axis, tensor.spec.rounding, above), row, axis, above)
     names = ("codes", "scales", "shifts", "tensor_scale")
-    inputs = [
-        add_initializer(graph, kept.tensors[name], f"{carried.name}_{name}") if name in kept.tensors else None
-        for name in names
-    ]
+    inputs = [add(kept.tensors[name], f"{carried.name}_{name}") if name in kept.tensors else None for name in names]
     while inputs[-1] is None:
         inputs.pop()
     return [single(carried, "BlockDequantize", inputs, kept.attributes, OWN)]  # type: ignore[arg-type]
