@@ -12,7 +12,7 @@ import pytest
 from tests.onnx_flow import models
 
 import quark.onnx as q
-from quark.errors import ModelError
+from quark.errors import ConfigError, ModelError
 from quark.onnx import (
     CalibMethod,
     Int8Spec,
@@ -197,3 +197,29 @@ def test_names_that_the_model_uses_already_are_left_alone() -> None:
     result = q.ModelQuantizer(config).quantize_model(proto, None, [feed])
     assert result is not None
     np.testing.assert_allclose(models.run(result, feed)[0], models.run(proto, feed)[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
+def test_a_float_bias_survives_the_runtime_that_rounds_it(level: str) -> None:
+    weights = {"w": models.normal(4, 3, 1, 1, scale=1e-3), "b": np.array([1e6, -1e6, 5e5, 1.0], np.float32)}
+    proto = models.model("g (float[n,3,4,4] x) => (float[n,4,4,4] y) { c = Conv(x, w, b)  y = Relu(c) }", weights)
+    feed = {"x": models.normal(4, 3, 4, 4, scale=0.01)}
+    spec = q.Int8Spec(calibration_method=q.CalibMethod.MinMax)
+    options = {"PrintSummary": False, "QuantizeBias": False}
+    config = q.QConfig(q.QLayerConfig(input_tensors=spec, weight=spec), extra_options=options)
+    result = q.ModelQuantizer(config).quantize_model(proto, None, [feed])
+    assert result is not None
+    session_options = onnxruntime.SessionOptions()
+    session_options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    session = onnxruntime.InferenceSession(result.SerializeToString(), session_options)
+    np.testing.assert_allclose(session.run(None, feed)[0], models.run(proto, feed)[0], atol=1e4)
+
+
+def test_float16_scales_that_lose_the_bias_are_refused() -> None:
+    half = {"w": models.normal(4, 3, scale=1e-2).astype(np.float16), "b": models.normal(3).astype(np.float16)}
+    proto = models.model("g (float16[n,4] x) => (float16[n,3] y) { y = Gemm(x, w, b) }", half)
+    feed = {"x": models.normal(8, 4, scale=0.1).astype(np.float16)}
+    options = {"PrintSummary": False, "UseFP32Scale": False}
+    config = q.QConfig(q.QLayerConfig(input_tensors=q.Int16Spec(), weight=q.Int16Spec()), extra_options=options)
+    with pytest.raises(ConfigError, match="Leave UseFP32Scale on"):
+        q.ModelQuantizer(config).quantize_model(proto, None, [feed])

@@ -117,7 +117,11 @@ def _keep_input(model_input: str | Path | onnx.ModelProto, model_output: Path) -
 def _refuse_nothing(plan: Plan) -> None:
     if not plan.tensors:
         kinds = sorted({node.op_type for node in plan.nodes.values()})
-        raise ModelError(f"nothing in the model can be quantized under this configuration; its operators are {kinds}")
+        reasons = "; ".join(sorted({f"{node.op_type}: {node.reason}" for node in plan.nodes.values()})[:5])
+        raise ModelError(
+            f"nothing in the model can be quantized under this configuration; its operators are {kinds}. "
+            f"Quantized are float32 and float16 tensors. {reasons}"
+        )
 
 
 def _write(model: ir.Model, model_output: str | Path | None, job: Job) -> onnx.ModelProto | None:

@@ -24,6 +24,7 @@ from quark.observers.mse import search_rows
 from quark.observers.non_overflow import fitted
 from quark.onnx.graph.surgery import constant_array
 from quark.onnx.qdq.carriers import REDUCED_RANGE, block_size
+from quark.onnx.qdq.float_biases import check_half, float_biases
 
 _ONE, _ZERO = np.float32(1), np.int64(0)
 _INT32_MAX = 2.0**31 - 1
@@ -48,6 +49,9 @@ def set_parameters(model: ir.Model, plan: Plan, ranges: Mapping[str, tuple[Any, 
     biases = {tensor.name: constant(initializers[tensor.name]) for tensor in plan.of_role("bias")}
     for name, values in biases.items():  # first all: a weight may have several biases, and its scale must fit each
         _make_room(plan, plan.tensors[name], values)
+    for bias in float_biases(model, plan):
+        _make_room(plan, bias, constant(initializers[bias.name]))
+        check_half(plan, bias)
     for name, values in biases.items():
         _set_bias(plan, plan.tensors[name], values)
 
