@@ -156,12 +156,12 @@ def test_counting_is_at_most_one_sample_behind(monkeypatch: pytest.MonkeyPatch, 
     def reader() -> Iterator[Any]:
         for feed in feeds * 3:
             given.append(feed)
-            behind.append(len(given) - len(counted))
+            behind.append(len(given) - len(counted) // calibration.COUNTERS)
             yield feed
 
     monkeypatch.setattr(calibration, "_count", slowly)
     calibrate(ir.from_proto(network), requests("percentile"), reader())
-    assert len(counted) == 15 and max(behind) <= 2, "one is counted while the next runs, and no third is read"
+    assert len(counted) == 15 * calibration.COUNTERS and max(behind) <= 2, "one is counted while the next runs, and no third is read"
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
