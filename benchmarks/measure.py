@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import resource
 import signal
 import statistics
 import subprocess
@@ -25,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Fail|Exit|Interrupt|NotImplemented)\b")
+JOB_MEMORY = 12 * 10**9
 PACKAGES = ("openquark", "numpy", "onnx", "onnx-ir", "onnxruntime")
 
 
@@ -69,6 +71,11 @@ def job_environment(python: str) -> dict[str, str]:
     return environment
 
 
+def limit_memory() -> None:
+    """End a job that asks for more than JOB_MEMORY bytes of addresses, before the system ends someone else's."""
+    resource.setrlimit(resource.RLIMIT_AS, (JOB_MEMORY, JOB_MEMORY))
+
+
 def run_job(module: str, job: dict[str, Any], python: str = sys.executable, timeout: float = 1800) -> Outcome:
     """Run `benchmarks.peers.<module>` on a job in a fresh process and an empty working folder.
 
@@ -85,7 +92,13 @@ def run_job(module: str, job: dict[str, Any], python: str = sys.executable, time
         start = time.perf_counter()
         try:
             done = subprocess.run(
-                command, cwd=folder, env=job_environment(python), capture_output=True, text=True, timeout=timeout
+                command,
+                cwd=folder,
+                env=job_environment(python),
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                preexec_fn=limit_memory,
             )
         except subprocess.TimeoutExpired:
             return Outcome(error=f"no result after {timeout:.0f} s")
