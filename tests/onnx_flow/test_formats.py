@@ -95,6 +95,19 @@ def test_a_convolution_computes_with_the_quantized_operands(name: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("scale_type", ["E8M0Even", "E8M0Ceil"])
+def test_shared_exponents_are_rounded_as_the_scale_type_says(scale_type: str) -> None:
+    spec = q.MXFP4E2M1Spec(scale_type=q.ScaleType[scale_type])
+    config = q.QConfig(q.QLayerConfig(input_tensors=spec, weight=spec), extra_options=OPTIONS)
+    result = q.ModelQuantizer(config).run(matmul_model(), None, [{"x": X}])
+    assert result.proto is not None
+    rows = BLOCKS["mxfp4_" + scale_type[4:].lower()], BLOCKS["mxfp4"]
+    expected, plain = (row.round(X, 1).astype(np.float64) @ row.round(W, 0) for row in rows)
+    found = run(result.proto, X)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6 * np.abs(expected).max())
+    assert np.abs(found - plain).max() > 1e-3 * np.abs(expected).max()
+
+
 MIXED = ["Int8Spec", "BFloat16Spec", "MX4Spec", "MX9Spec", "BFP16Spec", "MXFP4E2M1Spec", "MXFP8E4M3Spec", "FP8E4M3Spec"]
 
 

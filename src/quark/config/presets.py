@@ -33,6 +33,7 @@ def _act(format: str, symmetric: bool, method: str, scale_rule: str = "float32")
 
 _S8 = TensorSpec("int8")
 _S8_CHANNEL = TensorSpec("int8", granularity=Channel(-1))
+_S4_CHANNEL = TensorSpec("int4", granularity=Channel(-1))
 _S16 = TensorSpec("int16")
 _U8 = TensorSpec("uint8", symmetric=False)
 _POW2 = TensorSpec("int8", scale_rule="power_of_two", method="mse")
@@ -96,6 +97,9 @@ PRESETS: dict[str, Preset] = {
     "MXFP6E2M3": _both("mxfp6_e2m3", "OCP MX blocks of 32 FP6 E2M3 elements"),
     "MXFP4E2M1": _both("mxfp4", "OCP MX blocks of 32 FP4 E2M1 elements"),
     "MXINT8": _both("mxint8", "OCP MX blocks of 32 int8 elements"),
+    "NVFP4": _both("nvfp4", "blocks of 16 FP4 elements with FP8 scales under one float32 scale"),
+    "AMDFP4": _both("amdfp4", "blocks of 16 FP4 elements with unsigned E5M3 scales"),
+    "A8W4": Preset("uint8 activations, int4 weights per channel", _U8, _S4_CHANNEL, _FORCE),
     "BF16_BFP16": Preset("bfloat16 activations, BFP16 weights", TensorSpec("bfloat16"), TensorSpec("bfp16"), _FORCE),
     "BF16_MXINT8": Preset("bfloat16 activations, MXINT8 weights", TensorSpec("bfloat16"), TensorSpec("mxint8"), _FORCE),
     "MX9_INT8": Preset("MX9 activations, int8 weights", TensorSpec("mx9"), _S8, _FORCE),

@@ -11,6 +11,7 @@ from typing import Any
 
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, unknown
+from quark.numerics.blocks import BLOCKS
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx.quantization.config import data_type as types
 from quark.onnx.quantization.config.data_type import BaseDataType, Int8
@@ -33,6 +34,9 @@ class ScaleType(enum.Enum):
     Float32 = 0
     PowerOf2 = 1
     Int16 = 2
+    E8M0Floor = 3
+    E8M0Even = 4
+    E8M0Ceil = 5
 
 
 class QuantGranularity(enum.Enum):
@@ -51,7 +55,17 @@ METHODS = {
     CalibMethod.LayerwisePercentile: "layerwise_percentile",
     CalibMethod.Distribution: "distribution",
 }
-SCALES = {ScaleType.Float32: "float32", ScaleType.PowerOf2: "power_of_two", ScaleType.Int16: "int16"}
+SCALES = {
+    ScaleType.Float32: "float32",
+    ScaleType.PowerOf2: "power_of_two",
+    ScaleType.Int16: "int16",
+    ScaleType.E8M0Floor: "e8m0_floor",
+    ScaleType.E8M0Even: "e8m0_even",
+    ScaleType.E8M0Ceil: "e8m0_ceil",
+}
+_GROUP_SIZE = 128
+#: What a shared exponent is rounded by, as the end of a block format's name.
+_BLOCK_SUFFIXES = {ScaleType.E8M0Floor: "", ScaleType.E8M0Even: "_even", ScaleType.E8M0Ceil: "_ceil"}
 
 #: Axis -1 of Channel and Group stands for "the operator's own": placement puts the axis of the weight's operator there.
 GRANULARITIES: dict[QuantGranularity, Any] = {
@@ -76,7 +90,8 @@ class QTensorConfig:
         calibration_method: how the range is found.
         quant_granularity: which elements share a scale.
         data_type: a data type class such as ``Int8``.
-        group_size: elements per scale along the reduction axis, for ``QuantGranularity.Group``.
+        group_size: elements per scale along the reduction axis, for ``QuantGranularity.Group``: 128 when omitted. The
+            blocks of a block format have the format's size.
     """
 
     def __init__(
@@ -86,14 +101,14 @@ class QTensorConfig:
         calibration_method: CalibMethod = CalibMethod.MinMax,
         quant_granularity: QuantGranularity = QuantGranularity.Tensor,
         data_type: type[BaseDataType] = Int8,
-        group_size: int = 128,
+        group_size: int | None = None,
     ) -> None:
         self.set_symmetric(symmetric)
         self.set_scale_type(scale_type)
         self.set_calibration_method(calibration_method)
         self.set_quant_granularity(quant_granularity)
         self.set_data_type(data_type)
-        self.group_size = group_size
+        self.set_group_size(group_size)
 
     def set_symmetric(self, symmetric: bool) -> None:
         """Set the field ``symmetric``."""
@@ -119,16 +134,40 @@ class QTensorConfig:
             raise ConfigError(f"the field data_type must be a data type class such as Int8, not {data_type!r}")
         self.data_type = data_type
 
+    def set_group_size(self, group_size: int | None) -> None:
+        """Set the field ``group_size``."""
+        whole = isinstance(group_size, int) and not isinstance(group_size, bool) and group_size > 0
+        if group_size is not None and not whole:
+            raise ConfigError(f"the field group_size must be a positive number of elements, not {group_size!r}")
+        self.group_size = group_size
+
     def to_spec(self) -> TensorSpec:
         """The frozen value of the one language that this configuration stands for."""
-        granularity: Granularity = GRANULARITIES[self.quant_granularity](self.group_size)
+        blocks = BLOCKS.get(self.data_type.format)
+        size = self.group_size or (blocks.size if blocks else _GROUP_SIZE)
+        granularity: Granularity = GRANULARITIES[self.quant_granularity](size)
+        shared = blocks is not None and self.scale_type in _BLOCK_SUFFIXES
         return TensorSpec(
-            format=self.data_type.format,
+            format=self._block_format() if blocks else self.data_type.format,
             symmetric=self.symmetric,
             granularity=granularity,
-            scale_rule=SCALES[self.scale_type],
+            scale_rule="float32" if shared else SCALES[self.scale_type],
             method=METHODS[self.calibration_method],
         )
+
+    def _block_format(self) -> str:
+        """The row of a block format, whose shared exponent follows the rule that ``scale_type`` names.
+
+        Raises:
+            ConfigError: the blocks of this format have no such scale, or another size.
+        """
+        block = BLOCKS[self.data_type.format]
+        if self.quant_granularity is QuantGranularity.Group and self.group_size not in (None, block.size):
+            raise ConfigError(f"group_size: a block of {block.name!r} has {block.size} elements, not {self.group_size}")
+        suffix = _BLOCK_SUFFIXES.get(self.scale_type, "")
+        if self.scale_type in _BLOCK_SUFFIXES and f"{block.name}_even" not in BLOCKS:
+            raise ConfigError(f"the field scale_type cannot be {self.scale_type} for the data type {block.name!r}")
+        return block.name + suffix
 
     def to_dict(self) -> dict[str, Any]:
         """Field names to values; enums as ``Class.Member``, the data type by name."""
@@ -162,7 +201,7 @@ def _spec_class(
         calibration_method: CalibMethod = method,
         quant_granularity: QuantGranularity = QuantGranularity.Tensor,
         data_type: type[BaseDataType] = data_type,
-        group_size: int = 128,
+        group_size: int | None = None,
     ) -> None:
         QTensorConfig.__init__(
             self, symmetric, scale_type, calibration_method, quant_granularity, data_type, group_size
@@ -175,6 +214,8 @@ def _spec_class(
 
 Int2Spec = _spec_class(types.Int2, True)
 UInt2Spec = _spec_class(types.UInt2, False)
+Int3Spec = _spec_class(types.Int3, True)
+UInt3Spec = _spec_class(types.UInt3, False)
 Int4Spec = _spec_class(types.Int4, True)
 UInt4Spec = _spec_class(types.UInt4, False)
 Int8Spec = _spec_class(types.Int8, True)
@@ -188,6 +229,9 @@ Float16Spec = _spec_class(types.Float16, True, CalibMethod.MinMax)
 BFloat16Spec = _spec_class(types.BFloat16, True, CalibMethod.MinMax)
 FP8E4M3Spec = _spec_class(types.FP8E4M3, True, CalibMethod.MinMax)
 FP8E5M2Spec = _spec_class(types.FP8E5M2, True, CalibMethod.MinMax)
+FP6E3M2Spec = _spec_class(types.FP6E3M2, True, CalibMethod.MinMax)
+FP6E2M3Spec = _spec_class(types.FP6E2M3, True, CalibMethod.MinMax)
+FP4E2M1Spec = _spec_class(types.FP4E2M1, True, CalibMethod.MinMax)
 BFP16Spec = _spec_class(types.BFP16, True, CalibMethod.MinMax)
 MX4Spec = _spec_class(types.MX4, True, CalibMethod.MinMax)
 MX6Spec = _spec_class(types.MX6, True, CalibMethod.MinMax)
@@ -198,6 +242,9 @@ MXFP6E3M2Spec = _spec_class(types.MXFP6E3M2, True, CalibMethod.MinMax)
 MXFP6E2M3Spec = _spec_class(types.MXFP6E2M3, True, CalibMethod.MinMax)
 MXFP4E2M1Spec = _spec_class(types.MXFP4E2M1, True, CalibMethod.MinMax)
 MXInt8Spec = _spec_class(types.MXInt8, True, CalibMethod.MinMax)
+NVFP4Spec = _spec_class(types.NVFP4, True, CalibMethod.MinMax)
+AMDFP4Spec = _spec_class(types.AMDFP4, True, CalibMethod.MinMax)
+AMDFP4G32Spec = _spec_class(types.AMDFP4G32, True, CalibMethod.MinMax)
 
 
 class QLayerConfig:
