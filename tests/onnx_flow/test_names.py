@@ -137,7 +137,7 @@ def test_the_shared_exponent_follows_the_scale_type(name: str) -> None:
 
 
 def test_a_scale_type_that_a_block_format_does_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="scale_type cannot be ScaleType.E8M0Even for the data type 'nvfp4'"):
+    with pytest.raises(ConfigError, match=r"scale_type cannot be ScaleType.E8M0Even for the data type 'nvfp4'"):
         q.NVFP4Spec(scale_type=q.ScaleType.E8M0Even).to_spec()
 
 
