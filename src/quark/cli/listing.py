@@ -16,7 +16,7 @@ def run_presets(json: bool) -> None:
         print_json({name: _fields(preset) for name, preset in PRESETS.items()})
         return
     rows = tuple((name, one.activation.describe(), one.weight.describe(), one.doc) for name, one in PRESETS.items())
-    note = "Use one with `quark onnx quantize --preset NAME` or `get_default_config(\"NAME\")`."
+    note = 'Use one with `quark onnx quantize --preset NAME` or `get_default_config("NAME")`.'
     show(Table("Presets", ("name", "activations", "weights", "for"), rows, note))
 
 

@@ -57,7 +57,6 @@ NOT_YET = frozenset(
         "NPULimitationCheck",
         "NumBins",
         "PreprocessYAML",
-        "RemoveInputInit",
         "ReplaceClip6Relu",
         "SaveAndRestore",
         "SaveTensorHistFig",
@@ -91,6 +90,9 @@ class Options(BaseModel):
     SimplifyModel: bool = _option(True, 1, "Run onnxslim where a cheap look at the graph says it can gain something.")
     SimplifyModelOptions: dict[str, Any] = _option(
         {}, 1, "Keyword arguments handed to onnxslim; given ones make it run."
+    )
+    RemoveInputInit: bool = _option(
+        True, 1, "Initializers stop being graph inputs; False: those a feed may override stay float."
     )
     ConvertOpsetVersion: Positive | None = _option(None, 1, "Lift the model to this opset; never lowers it.")
     ConvertFP16ToFP32: bool = _option(False, 1, "Turn a float16 model into a float32 one before anything else.")

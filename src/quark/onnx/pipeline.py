@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx_ir as ir
 
 from quark.config.job import Job, with_scale_rule
+from quark.config.options import Options
 from quark.errors import ModelError
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import unknown_operator
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.passes import (
-    constants,
-    float16_to_float32,
-    fold_batch_norm,
-    input_initializers,
-    reduce_mean_to_pool,
-    simplify,
-    unshare,
-)
+from quark.onnx.passes import constants
+from quark.onnx.passes.registry import apply, get_pass
 from quark.onnx.qdq.carriers import opset_of
 
 _QUANTIZED_OPS = frozenset(
@@ -45,6 +41,64 @@ _VALID_FROM = {"GroupNormalization": 21}
 
 
 @dataclass(frozen=True)
+class Step:
+    """One line of a list of passes.
+
+    Attributes:
+        option: the option that switches the pass on; ``False`` (or ``None`` without a default) switches it off.
+        name: the pass.
+        given: what the pass gets.
+        default: whether the pass runs where the option is ``None``.
+    """
+
+    option: str
+    name: str
+    given: Callable[[Options], dict[str, Any]] = lambda options: {}
+    default: Callable[[Job], bool] = lambda job: False
+
+    def wanted(self, job: Job) -> bool:
+        """Whether the pass runs in this job."""
+        value = getattr(job.options, self.option)
+        return self.default(job) if value is None else value is not False
+
+
+def _hardware(job: Job) -> bool:
+    """Forms that integer kernels have: for NPU flows and the CPU target."""
+    return job.npu or job.target == "cpu"
+
+
+#: What a model needs before anything looks at it; runs under SkipPreprocess too.
+FIRST = (
+    Step("RemoveInputInit", "remove_input_init"),
+    Step("ConvertFP16ToFP32", "convert_fp16_to_fp32"),
+)
+#: Tidying and rewriting: types and shapes, folding, fusing, forms that the target has kernels for.
+PREPARE = (
+    Step("OptimizeModel", "optimize_with_ort"),
+    Step("FoldBatchNorm", "fold_batch_norm", default=lambda job: job.options.OptimizeModel),
+    Step("SimplifyModel", "simplify", lambda options: {"simplify_Options": options.SimplifyModelOptions}),
+    Step("ConvertReduceMeanToGlobalAvgPool", "convert_reduce_mean_to_global_avg_pool", default=_hardware),
+    Step("CopySharedInit", "copy_shared_init", lambda options: {"shared_init_op_types": options.CopySharedInit}),
+    Step("CopyBiasInit", "copy_bias_init", lambda options: {"shared_bias_op_types": options.CopyBiasInit}),
+)
+
+
+def run_steps(model: ir.Model, steps: Sequence[Step], job: Job) -> list[PassReport]:
+    """Run the steps that the job wants, in order, in place. Shapes are inferred again only after something changed."""
+    reports: list[PassReport] = []
+    stale = True
+    for step in steps:
+        if not step.wanted(job):
+            continue
+        row = get_pass(step.name)
+        if row.shapes and stale:
+            infer_shapes(model)
+        reports.append(apply(model, row, row.arguments(step.given(job.options)) or {}))
+        stale = (stale and not row.shapes) or reports[-1].fired > 0
+    return reports
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A model ready for placement, the job as it applies to this model, and what the passes did."""
 
@@ -66,34 +120,13 @@ def prepare(model: ir.Model, job: Job) -> Prepared:
         if unknown is not None:
             raise unknown
     model = lift(model, max([opset_of(job), *(_VALID_FROM.get(node.op_type, 0) for node in model.graph)]))
-    reports = [input_initializers.run(model)]
+    reports = run_steps(model, FIRST, job)
     constants.lift_constant_nodes(model.graph)
-    if job.options.ConvertFP16ToFP32:
-        reports.append(float16_to_float32.run(model))
     job = _for_float16(job, is_float16(model))
     if not job.options.SkipPreprocess:
-        reports += _optimize(model, job)
+        reports += run_steps(model, PREPARE, job)
     infer_shapes(model)
     return Prepared(model, job, reports)
-
-
-def _optimize(model: ir.Model, job: Job) -> list[PassReport]:
-    reports, options = [], job.options
-    if options.OptimizeModel:
-        reports.append(constants.run(model))
-    if options.OptimizeModel if options.FoldBatchNorm is None else options.FoldBatchNorm:
-        reports.append(fold_batch_norm.run(model))
-    if options.SimplifyModel:
-        reports.append(simplify.run(model, options.SimplifyModelOptions, always=bool(options.SimplifyModelOptions)))
-    pools = options.ConvertReduceMeanToGlobalAvgPool
-    if (job.npu or job.target == "cpu") if pools is None else pools:
-        infer_shapes(model)
-        reports.append(reduce_mean_to_pool.run(model))
-    if options.CopySharedInit is not None:
-        reports.append(unshare.run(model, options.CopySharedInit))
-    if options.CopyBiasInit is not None:
-        reports.append(unshare.run(model, options.CopyBiasInit, positions=(2,)))
-    return reports
 
 
 def refuse_quantized(model: ir.Model) -> None:

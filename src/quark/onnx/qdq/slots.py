@@ -19,8 +19,10 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 def is_float(value: ir.Value | None) -> bool:
-    """Whether a value is a tensor of a type that models compute in."""
-    return value is not None and value.dtype in _FLOATS and isinstance(value.type, ir.TensorType)
+    """Whether a value is a tensor of a type that models compute in, and not a weight that a feed may override."""
+    if value is None or (value.is_graph_input() and value.is_initializer()):
+        return False
+    return value.dtype in _FLOATS and isinstance(value.type, ir.TensorType)
 
 
 def data_inputs(node: ir.Node, rule: OpRule) -> list[ir.Value]:

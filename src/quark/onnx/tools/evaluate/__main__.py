@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="baseline folder, then quantized folder")
     made.add_argument("--baseline_results_folder", type=Path, metavar="A", help="results of the float model")
     made.add_argument("--quantized_results_folder", type=Path, metavar="B", help="results of the quantized model")
-    made.add_argument("--json", action="store_true", help="print JSON; an infinite PSNR is the word \"inf\"")
+    made.add_argument("--json", action="store_true", help='print JSON; an infinite PSNR is the word "inf"')
     return made
 
 
