@@ -198,6 +198,8 @@ def calibrate_with(quantizer: nn.Module, x: torch.Tensor) -> None:
         part(x)
         part.finish()
         x = x if part is stages[-1] else part.quantized(x)
+    if len(stages) == 2 and stages[0].scale is not None and stages[1].scale is not None:
+        stages[1].scale = stages[1].scale / stages[0].scale.max() * stages[0].scale.max()  # files hold the quotient
 
 
 class _StraightThrough(torch.autograd.Function):

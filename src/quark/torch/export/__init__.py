@@ -1,0 +1,1 @@
+"""Export of quantized models and their reload: one file per format."""
