@@ -58,7 +58,6 @@ NOT_YET = frozenset(
         "NumBins",
         "PreprocessYAML",
         "ReplaceClip6Relu",
-        "SaveAndRestore",
         "SaveTensorHistFig",
         "SimulateDPU",
         "SplitLargeKernelPool",
@@ -157,6 +156,9 @@ class Options(BaseModel):
         None, 4, "[min, max] of generated data per input name; None means [0, 1)."
     )
     CalibDataSize: Positive | None = _option(None, 4, "Read only this many samples; None means all.")
+    SaveAndRestore: str | None = _option(
+        None, 4, "A .json file that keeps what is finished; an interrupted job goes on from there."
+    )
     # 5 ---------------------------------------------------------------------------------------------------------------
     QuantizeBias: bool = _option(True, 5, "Quantize the biases of quantized Conv, ConvTranspose and Gemm nodes.")
     Int32Bias: bool | None = _option(

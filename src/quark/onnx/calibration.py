@@ -25,6 +25,8 @@ from quark.observers import SEARCHES, Search, Statistic
 from quark.onnx.data import Feed, Samples, checked, inputs_of, samples_of
 from quark.onnx.graph.run import Extremes, Libraries, Observation, Runner, trim_heap
 from quark.onnx.graph.session import CPU
+from quark.onnx.ledger import Ledger
+from quark.onnx.resume import Resume
 
 #: Extremes of tensors up to so many bytes a sample are taken here, of more in the graph: measured on ResNet-50 (67 MB),
 #: 4 ms a sample against 24 ms for the graph's ReduceMin, ReduceMax and IsNaN.
@@ -70,6 +72,7 @@ def calibrate(
     libraries: Libraries = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    resume: Resume | None = None,
 ) -> dict[str, Range]:
     """The range of every requested tensor.
 
@@ -79,6 +82,7 @@ def calibrate(
         samples: anything ``quark.onnx.data.samples_of`` takes.
         providers, libraries, threads: of ``quark.onnx.graph.run.Runner``.
         progress: called after every sample with the number done and, if it is known, the number there will be.
+        resume: where finished samples are remembered.
 
     Returns:
         Tensor name -> (lo, hi); (0, 0) for a tensor that was empty in every sample.
@@ -88,7 +92,7 @@ def calibrate(
         ModelError: a requested tensor does not exist, or ONNX Runtime refuses the model.
         ConfigError: a setting that a method does not have.
     """
-    statistics = observe(model, requests, samples, providers, libraries, threads, progress)
+    statistics = observe(model, requests, samples, providers, libraries, threads, progress, resume)
     return find_ranges(requests, statistics)
 
 
@@ -108,24 +112,35 @@ def observe(
     libraries: Libraries = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    resume: Resume | None = None,
 ) -> Statistics:
     """The statistics of every requested tensor over all samples; arguments of ``calibrate``.
 
     Statistics of several calls over parts of the data can be merged (``Statistic.merge``) before ``find_ranges``.
     """
-    whole = [name for name, request in requests.items() if request.search.needs_values]
-    extremes = [name for name, request in requests.items() if not request.search.needs_values]
-    fetched = extremes if _bytes_of(model, extremes) <= FETCHED else []
-    whole, reduced = [*whole, *fetched], [name for name in extremes if name not in fetched]
     statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
-    runner = Runner(model, whole, reduced, providers, libraries, threads)
+    ledger = Ledger(resume or Resume(), statistics)
     source = samples_of(samples)
+    feeds = ledger.unseen(_reported(checked(source, inputs_of(model)), source, progress))
+    if ledger.complete:
+        list(feeds)  # no sample is left; they are looked at because others would need other statistics
+        return statistics
+    whole, reduced = _split(model, requests)
+    runner = Runner(model, whole, reduced, providers, libraries, threads)
     with ThreadPoolExecutor(COUNTERS, "calibration") as worker:
-        feeds = _reported(checked(source, inputs_of(model)), source, progress)
-        _stream(runner, feeds, statistics, worker)
+        _stream(runner, feeds, statistics, worker, ledger)
+    ledger.close()
     del runner
     trim_heap()
     return statistics
+
+
+def _split(model: ir.Model, requests: Mapping[str, Request]) -> tuple[list[str], list[str]]:
+    """The tensors to fetch whole, and those of which the graph gives the extremes."""
+    whole = [name for name, request in requests.items() if request.search.needs_values]
+    extremes = [name for name, request in requests.items() if not request.search.needs_values]
+    fetched = extremes if _bytes_of(model, extremes) <= FETCHED else []
+    return [*whole, *fetched], [name for name in extremes if name not in fetched]
 
 
 def _bytes_of(model: ir.Model, names: Iterable[str]) -> int:
@@ -136,19 +151,27 @@ def _bytes_of(model: ir.Model, names: Iterable[str]) -> int:
     return sum(4 * math.prod(shape) for shape in sizes)
 
 
-def _stream(runner: Runner, feeds: Iterable[Feed], statistics: Statistics, worker: ThreadPoolExecutor) -> None:
+def _stream(
+    runner: Runner, feeds: Iterable[Feed], statistics: Statistics, worker: ThreadPoolExecutor, ledger: Ledger
+) -> None:
     """Run every sample; count the last one in ``worker`` meanwhile."""
     counting: list[Future[None]] = []
-    for index, feed in enumerate(feeds):
+    for index, feed in enumerate(feeds, ledger.counted):
         observation = _run(runner, feed, index)
-        for counter in counting:
-            counter.result()
+        _join(counting, ledger)
         _add_extremes(statistics, observation.extremes, index)
         values = _kept(observation.values, feed)
         counting = [worker.submit(_count, statistics, values, index) for _ in range(COUNTERS)]
         del observation, values
+    _join(counting, ledger)
+
+
+def _join(counting: list[Future[None]], ledger: Ledger) -> None:
+    """Wait until a sample is in the statistics, and remember it."""
     for counter in counting:
         counter.result()
+    if counting:
+        ledger.count()
 
 
 def _kept(values: dict[str, np.ndarray], feed: Feed) -> dict[str, np.ndarray]:

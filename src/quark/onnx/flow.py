@@ -24,6 +24,7 @@ from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.parameters import observed, set_parameters
 from quark.onnx.qdq.place import place
 from quark.onnx.qdq.settings import request_of
+from quark.onnx.resume import Resume, open_resume
 from quark.report.progress import bars
 from quark.report.summary import print_summary
 
@@ -62,13 +63,14 @@ def quantize(
     with bars() if progress is None else _given(progress) as update:
         with _timed(seconds, "load"):
             source = files.load(model_input)
+            resume = open_resume(source, job)
         with _timed(seconds, "prepare"):
             prepared = prepare(source, job)
             model, job = prepared.model, prepared.job
             plan = place(model, job)
             _refuse_nothing(plan)
         with _timed(seconds, "calibrate"):
-            ranges = _ranges(model, plan, job, reader, update)
+            ranges = _ranges(model, plan, job, reader, update, resume)
         with _timed(seconds, "parameters"):
             set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "write"):
@@ -78,7 +80,7 @@ def quantize(
     return Result(plan, prepared.reports, seconds, proto)
 
 
-def _ranges(model: ir.Model, plan: Plan, job: Job, reader: Any, update: Progress) -> dict[str, Any]:
+def _ranges(model: ir.Model, plan: Plan, job: Job, reader: Any, update: Progress, resume: Resume) -> dict[str, Any]:
     """Calibrated ranges of the observed activations; no data is read when none is needed."""
     wanted = observed(plan, job.options)
     requests: dict[str, Request] = {tensor.name: request_of(tensor.spec, job.options) for tensor in wanted}
@@ -92,6 +94,7 @@ def _ranges(model: ir.Model, plan: Plan, job: Job, reader: Any, update: Progress
         providers=job.options.ExecutionProviders,
         libraries=job.options.UserCustomOpLibPath,
         progress=lambda done, total: update("calibrate", done, total),
+        resume=resume,
     )
 
 

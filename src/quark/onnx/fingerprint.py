@@ -1,0 +1,89 @@
+"""What tells two jobs apart: a digest of a model, and a configuration in comparable words.
+
+The digest covers the graph and every weight. Of a configuration everything counts that can change the result; options
+that only say how the work is done (``HOW``) do not, so that an interrupted job may go on with more workers.
+
+Not handled: objects of the user's own inside options; two of one class with equal attributes count as equal.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.job import Job
+from quark.onnx.graph.weightless import external_proto
+
+#: Options that change how the work is done or told, and not the model that comes out.
+HOW = frozenset(
+    [
+        *("CalibOptimizeDisk", "CalibOptimizeMem", "CalibWorkerNum", "DebugMode", "EvalDataReader", "EvalMetrics"),
+        *("IgnoreWarnings", "PrintSummary", "SaveAndRestore", "SaveTensorHistFig", "TmpDir"),
+    ]
+)
+_PLACES = frozenset(["options", "external_data"])
+
+
+def of_model(model: ir.Model) -> str:
+    """A digest of the graph and all weights, hexadecimal. The model comes back unchanged."""
+    proto, weights = external_proto(model)
+    digest = hashlib.blake2b(proto.SerializeToString(deterministic=True), digest_size=16)
+    for name, tensor in weights.items():
+        digest.update(name.encode())
+        digest.update(_bytes(tensor.numpy()))
+        if isinstance(tensor, ir.ExternalTensor):
+            tensor.release()
+    return digest.hexdigest()
+
+
+def of_job(job: Job) -> dict[str, str]:
+    """Everything in a job that decides about the result: name of the option or field -> its value in words."""
+    found = {name: _words(value) for name, value in job.options if name not in HOW}
+    return {**found, **{f.name: _words(getattr(job, f.name)) for f in fields(job) if f.name not in _PLACES}}
+
+
+def of_arrays(arrays: Mapping[str, np.ndarray], before: bytes = b"") -> bytes:
+    """A digest of one sample, chained to ``before``, that of the samples that came earlier."""
+    digest = hashlib.blake2b(before, digest_size=16)
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
+        digest.update(_bytes(arrays[name]))
+    return digest.digest()
+
+
+def _bytes(array: np.ndarray) -> Any:
+    if array.dtype.kind == "O":  # strings
+        return repr(array.tolist()).encode()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
+
+
+def _words(value: Any) -> str:
+    return json.dumps(_plain(value), default=repr)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON can hold it, the same in every process."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), list(value.shape), hashlib.blake2b(_bytes(value), digest_size=16).hexdigest()]
+    if isinstance(value, Mapping):
+        return [[_plain(key), _plain(item)] for key, item in value.items()]
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(item) for item in value), key=json.dumps)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [type(value).__name__, *([f.name, _plain(getattr(value, f.name))] for f in fields(value))]
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return [type(value).__qualname__, _plain(vars(value))] if hasattr(value, "__dict__") else repr(value)

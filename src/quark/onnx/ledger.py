@@ -1,0 +1,105 @@
+"""Which samples a calibration has counted already, so that an interrupted one goes on after the last of them.
+
+After every counted sample the exact statistics of all tensors go into the ``Resume`` of the job, with a digest chained
+over the samples. On the next run the same samples are read again but not computed: their digest must be the same, so
+that statistics of other data are never mixed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from quark.errors import DataError
+from quark.observers import Statistic
+from quark.onnx.data import Feed
+from quark.onnx.fingerprint import of_arrays
+from quark.onnx.resume import Arrays, Resume
+
+STAGE, KEY = "calibrate", "statistics"
+
+
+class Ledger:
+    """What is counted of one calibration.
+
+    Args:
+        resume: where it is kept; one that remembers nothing makes every method do nothing.
+        statistics: tensor name -> a fresh statistic; filled with what is remembered.
+        names: what was asked, in an order that is the same in every run.
+    """
+
+    def __init__(self, resume: Resume, statistics: dict[str, Statistic]) -> None:
+        self._resume, self._statistics = resume, statistics
+        self._digests: list[bytes] = []
+        self.counted, self.complete = 0, False
+        self._remembered = b""
+        arrays = resume.done(STAGE, KEY)
+        if arrays is not None:
+            self.counted, self.complete = int(arrays["counted"]), bool(arrays["complete"])
+            self._remembered = arrays["digest"].tobytes()
+            restore(statistics, arrays)
+
+    def unseen(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
+        """The samples that are still to be counted; the others are compared with those that were.
+
+        Raises:
+            DataError: other samples were counted, or fewer or more than there are.
+        """
+        if not self._resume:
+            yield from feeds
+            return
+        known, digest, index = self.counted, b"", -1
+        for index, feed in enumerate(feeds):
+            digest = of_arrays(feed, digest)
+            if index == known - 1 and digest != self._remembered:
+                raise DataError(f"SaveAndRestore: the first {known} samples are not those that were counted before")
+            if index >= known:
+                if self.complete:
+                    raise DataError(
+                        f"SaveAndRestore: the calibration was over after {known} samples; now there are more"
+                    )
+                self._digests.append(digest)
+                yield feed
+        if index + 1 < known:
+            raise DataError(f"SaveAndRestore: {known} samples were counted before, and now there are only {index + 1}")
+
+    def count(self, samples: int = 1) -> None:
+        """Remember that so many more samples, the next ones in order, are in the statistics."""
+        if not self._resume:
+            return
+        self.counted += samples
+        self._remembered = self._digests[samples - 1]
+        del self._digests[:samples]
+        self._save()
+
+    def close(self) -> None:
+        """Remember that there are no more samples."""
+        if self._resume and not self.complete:
+            self.complete = True
+            self._save()
+
+    def _save(self) -> None:
+        own = {
+            "counted": np.array(self.counted),
+            "complete": np.array(self.complete),
+            "digest": np.frombuffer(self._remembered, np.uint8),
+        }
+        self._resume.finish(STAGE, KEY, {**own, **state_of(self._statistics)})
+
+
+def state_of(statistics: Mapping[str, Statistic]) -> Arrays:
+    """The states of all statistics, their arrays named ``<number>/<field>``."""
+    states: Sequence[Arrays] = [statistic.state() for statistic in statistics.values()]
+    return {f"{number}/{field}": array for number, state in enumerate(states) for field, array in state.items()}
+
+
+def restore(statistics: dict[str, Statistic], arrays: Arrays) -> None:
+    """Replace each statistic by the one that ``state_of`` described."""
+    states: dict[int, Arrays] = {}
+    for label, array in arrays.items():
+        number, slash, field = label.partition("/")
+        if slash:
+            states.setdefault(int(number), {})[field] = array
+    for place, (name, fresh) in enumerate(list(statistics.items())):
+        statistics[name] = type(fresh).from_state(states[place])
