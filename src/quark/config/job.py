@@ -20,7 +20,8 @@ class Job:
     """Rules, options and the target of one quantization.
 
     Attributes:
-        npu: the NPU flow (power-of-two scales for activations and weights): biases and alignments follow the device.
+        power_of_two: activations and weights have power-of-two scales.
+        npu: the NPU flow (the same, unless ``EnableNPUCnn`` says no): biases and limits follow the device.
     """
 
     rules: Rules
@@ -34,6 +35,11 @@ class Job:
 
     @property
     def npu(self) -> bool:
+        """Whether the model is made for the NPU's power-of-two arithmetic."""
+        return self.power_of_two and self.options.EnableNPUCnn is not False
+
+    @property
+    def power_of_two(self) -> bool:
         """Whether both activations and weights have power-of-two scales."""
         layer = self.rules.default
         return all(spec is not None and spec.scale_rule == "power_of_two" for spec in (layer.inputs, layer.weight))

@@ -17,26 +17,13 @@ from quark.errors import ConfigError, unknown
 NOT_YET = frozenset(
     [
         "AdjustBiasScale",
-        "AdjustHardSigmoid",
-        "AdjustShiftBias",
-        "AdjustShiftCut",
-        "AdjustShiftRead",
-        "AdjustShiftSwish",
-        "AdjustShiftWrite",
         "CalibOptimizeDisk",
         "CalibOptimizeMem",
         "CalibPassthroughOpTypes",
         "CalibWorkerNum",
-        "ConvertAvgPoolToDPUVersion",
         "ConvertBNToConv",
-        "ConvertClipToDPUVersion",
         "ConvertClipToRelu",
-        "ConvertHardSigmoidToDPUVersion",
-        "ConvertLeakyReluToDPUVersion",
         "ConvertNCHWToNHWC",
-        "ConvertReduceMeanToDPUVersion",
-        "ConvertSigmoidToHardSigmoid",
-        "ConvertSoftmaxToDPUVersion",
         "ConvertSplitToSlice",
         "CryptoMode",
         "EnableDualQuantNodePairs",
@@ -51,15 +38,12 @@ NOT_YET = frozenset(
         "FuseLayerNorm",
         "Int16Bias",
         "MatMulNBitsParams",
-        "MaxLoopNum",
         "MinMSEModeFloatScale",
         "MinMSEModePof2Scale",
-        "NPULimitationCheck",
         "NumBins",
         "PreprocessYAML",
         "ReplaceClip6Relu",
         "SaveTensorHistFig",
-        "SimulateDPU",
         "SplitLargeKernelPool",
         "TensorQuantOverrides",
         "TmpDir",
@@ -112,7 +96,9 @@ class Options(BaseModel):
     ExtraOpTypesToQuantize: list[str] = _option([], 2, "Operator types quantized besides the chosen ones.")
     QuantizeAllOpTypes: bool = _option(False, 2, "Quantize every operator type found in the model.")
     NodesToQuantize: list[str] = _option([], 2, "Quantize only the nodes of these names; [] means all.")
-    MatMulConstBOnly: bool = _option(False, 2, "Leave MatMul nodes without a constant second input in float.")
+    MatMulConstBOnly: bool | None = _option(
+        None, 2, "Leave MatMul nodes without a constant second input in float (default: in the NPU transformer flow)."
+    )
     WeightsOnly: bool = _option(False, 2, "Quantize constants only; activations stay float and need no data.")
     ForceQuantizeNoInputCheck: bool = _option(
         False, 2, "Quantize layout operators (Reshape, MaxPool, …) even if nothing before them is quantized."
@@ -179,12 +165,39 @@ class Options(BaseModel):
     UseUnsignedReLU: bool = _option(False, 6, "Outputs of Relu, and of Clip from 0, use unsigned asymmetric codes.")
     Int16Scale: bool = _option(False, 6, "Replace float scales by the nearest M / 2^N that fits 16-bit integers.")
     # 7 ---------------------------------------------------------------------------------------------------------------
-    AlignConcat: bool | None = _option(
-        None, 7, "One scale for the inputs and the output of Concat (power of two: yes)."
+    EnableNPUCnn: bool | None = _option(
+        None, 7, "The NPU flow, which limits positions. Default: when activations and weights have power-of-two scales."
     )
-    AlignPool: bool | None = _option(None, 7, "One scale for input and output of pooling (power of two: yes).")
-    AlignPad: bool | None = _option(None, 7, "One scale for input and output of Pad (power of two: yes).")
-    AlignSlice: bool | None = _option(None, 7, "One scale for input and output of Slice (power of two: yes).")
+    EnableNPUTransformer: bool = _option(False, 7, "Quantize Gemm and MatMul only, those with a constant second input.")
+    SimulateDPU: bool = _option(True, 7, "Let the model compute what the NPU computes: allows the Convert…DPU options.")
+    ConvertLeakyReluToDPUVersion: bool | None = _option(None, 7, "LeakyRelu slopes in 256ths (NPU flow: yes).")
+    ConvertSigmoidToHardSigmoid: bool | None = _option(None, 7, "Sigmoid becomes HardSigmoid (NPU flow: yes).")
+    ConvertHardSigmoidToDPUVersion: bool | None = _option(
+        None, 7, "HardSigmoid of slope 1/6 with the factor of the device's 2731 / 2**14 behind it (NPU flow: yes)."
+    )
+    ConvertAvgPoolToDPUVersion: bool | None = _option(
+        None, 7, "Average pools with the factor of the device's division behind them (NPU flow: yes)."
+    )
+    ConvertReduceMeanToDPUVersion: bool | None = _option(
+        None, 7, "ReduceMean with the factor of the device's division behind it (NPU flow: yes)."
+    )
+    ConvertSoftmaxToDPUVersion: bool = _option(False, 7, "Softmax as the device's bfloat16 polynomial.")
+    ConvertClipToDPUVersion: bool = _option(False, 7, "Clip with whole bounds within -128..127.")
+    ConvertInstanceNormToDPUVersion: bool = _option(
+        False, 7, "InstanceNormalization as com.amd.quark::ExtendedInstanceNormalization."
+    )
+    NPULimitationCheck: bool = _option(True, 7, "Apply the rules below; without it no Align… and no Adjust… acts.")
+    MaxLoopNum: Positive = _option(5, 7, "Rounds of the NPU's rules; they end when a round moves nothing.")
+    AdjustShiftCut: bool = _option(True, 7, "NPU flow: weights of Conv and Gemm so that 0 <= w + i - o <= 16.")
+    AdjustShiftBias: bool = _option(True, 7, "NPU flow: biases of Conv and Gemm so that w + i - b <= 15.")
+    AdjustShiftRead: bool = _option(True, 7, "NPU flow: operands of Add and Sub within 7 shifts of each other.")
+    AdjustShiftWrite: bool = _option(True, 7, "NPU flow: results of Add and Mul within the write shifter.")
+    AdjustHardSigmoid: bool = _option(True, 7, "NPU flow: operands and results of HardSigmoid fit its table.")
+    AdjustShiftSwish: bool = _option(True, 7, "NPU flow: results of x * HardSigmoid(x) so that 0 <= sum(i) - o <= 15.")
+    AlignConcat: bool | None = _option(None, 7, "One scale for the inputs and the output of Concat (NPU flow: yes).")
+    AlignPool: bool | None = _option(None, 7, "One scale for input and output of pooling (NPU flow: yes).")
+    AlignPad: bool | None = _option(None, 7, "One scale for input and output of Pad (NPU flow: yes).")
+    AlignSlice: bool | None = _option(None, 7, "One scale for input and output of Slice (NPU flow: yes).")
     AlignTranspose: bool = _option(False, 7, "One scale for input and output of Transpose (shared in any case).")
     AlignReshape: bool = _option(False, 7, "One scale for input and output of Reshape (shared in any case).")
     # 8 ---------------------------------------------------------------------------------------------------------------

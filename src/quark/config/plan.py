@@ -39,6 +39,7 @@ class TensorPlan:
         bias_of: for biases, (input tensor, weight tensor) whose scales multiply.
         range: (lo, hi) found by calibration, scalars or one per channel or group.
         scale, zero_point: the parameters; shaped by the spec's granularity.
+        changes: what moved the parameters away from the range afterwards, in words.
     """
 
     name: str
@@ -53,6 +54,7 @@ class TensorPlan:
     range: tuple[Any, Any] | None = None
     scale: np.ndarray | None = None
     zero_point: np.ndarray | None = None
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class Plan:
         if name in self.tensors:
             tensor = self.tensors[name]
             shared = f"; shares the range of {tensor.group!r}" if tensor.group not in ("", name) else ""
-            return f"{tensor.role} {name!r}: {tensor.spec.describe()}, because {tensor.reason}{shared}"
+            changes = "".join(f"; {change}" for change in tensor.changes)
+            return f"{tensor.role} {name!r}: {tensor.spec.describe()}, because {tensor.reason}{shared}{changes}"
         if name in self.nodes:
             node = self.nodes[name]
             return f"{node.op_type} {name!r}: {'quantized' if node.quantized else 'float'}, because {node.reason}"
@@ -130,6 +133,7 @@ def _tensor_to_dict(tensor: TensorPlan) -> dict[str, Any]:
     spec["granularity"] = {"kind": type(tensor.spec.granularity).__name__, **vars(tensor.spec.granularity)}
     entry["spec"] = spec
     entry["readers"] = None if tensor.readers is None else sorted(tensor.readers)
+    entry["changes"] = list(tensor.changes)
     entry["range"] = None if tensor.range is None else [_listed(side) for side in tensor.range]
     for key in ("scale", "zero_point"):
         entry[key] = _listed(entry[key])
@@ -144,6 +148,7 @@ def _tensor_from_dict(entry: dict[str, Any]) -> TensorPlan:
     changed: dict[str, Any] = {
         "spec": TensorSpec(**spec),
         "readers": None if entry["readers"] is None else frozenset(entry["readers"]),
+        "changes": tuple(entry["changes"]),
         "scale": None if entry["scale"] is None else np.asarray(entry["scale"], np.float32),
         "zero_point": None if entry["zero_point"] is None else np.asarray(entry["zero_point"], np.int32),
     }

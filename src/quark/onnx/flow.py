@@ -1,4 +1,4 @@
-"""One quantization, read aloud: load, prepare, place, calibrate, parameters, emit, save, report."""
+"""One quantization, read aloud: load, prepare, place, calibrate, parameters, adapt, emit, save, report."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from quark.onnx import data
 from quark.onnx.calibration import Request, calibrate
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
+from quark.onnx.npu.adapt import adapt
 from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.parameters import observed, set_parameters
@@ -73,6 +74,8 @@ def quantize(
             ranges = _ranges(model, plan, job, reader, update, resume)
         with _timed(seconds, "parameters"):
             set_parameters(model, plan, ranges, job.options)
+        with _timed(seconds, "adapt"):
+            prepared.reports.extend(adapt(model, plan, job))
         with _timed(seconds, "write"):
             proto = _write(emit(model, plan, job.options), model_output, job)
     if job.options.PrintSummary:

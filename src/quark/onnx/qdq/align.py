@@ -1,7 +1,7 @@
 """Tensors that must have one scale: the members of a group take the union of their ranges.
 
-With power-of-two scales the union is the smallest position among the members, which is the NPU's rule for Concat,
-pooling, Pad and Slice (the device moves their bytes without rescaling).
+NPU flows align positions instead, among the other rules of the device (``quark.onnx.npu.rules``): what one rule moves
+another may have to align again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ _SWITCH = {
 
 def align(model: ir.Model, plan: Plan, job: Job) -> None:
     """Put the inputs and outputs of aligned operators into one group each."""
+    if job.npu or not job.options.NPULimitationCheck:
+        return
     for node in model.graph:
-        if node.op_type not in _SWITCH:
-            continue
-        wanted = getattr(job.options, _SWITCH[node.op_type])
-        if not (job.npu if wanted is None else wanted):
+        if node.op_type not in _SWITCH or not getattr(job.options, _SWITCH[node.op_type]):
             continue
         data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
         values = [value for value in (*data, *node.outputs) if value is not None and value.name in plan.tensors]

@@ -21,7 +21,7 @@ _KEEPS = frozenset(["Conv", "ConvTranspose", "Concat", "MaxPool", "Relu", "Clip"
 def leave_float(model: ir.Model, plan: Plan, job: Job) -> None:
     """Take the outputs that may stay float out of the plan, with the layout operators that only move them."""
     forced = job.options.ForceQuantizeNoInputCheck and job.target != "cpu"
-    if job.npu or forced or job.options.EnableVaimlBF16:
+    if job.power_of_two or forced or job.options.EnableVaimlBF16:
         return
     for output in model.graph.outputs:
         for value in _movable(output):

@@ -46,6 +46,12 @@ def set_parameters(model: ir.Model, plan: Plan, ranges: Mapping[str, tuple[Any, 
     initializers = model.graph.initializers
     for tensor in plan.of_role("weight"):
         _set_weight(plan, tensor, constant(initializers[tensor.name]), options.WeightScaled)
+    set_biases(model, plan)
+
+
+def set_biases(model: ir.Model, plan: Plan) -> None:
+    """Fill the scales of the biases from those of inputs and weights; called again when those have changed."""
+    initializers = model.graph.initializers
     biases = {tensor.name: constant(initializers[tensor.name]) for tensor in plan.of_role("bias")}
     for name, values in biases.items():  # first all: a weight may have several biases, and its scale must fit each
         _make_room(plan, plan.tensors[name], values)

@@ -105,7 +105,7 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
     if node in placement.dividing:
         return "something is divided by its result: a small value rounded to 0 would make that infinite"
     rule = OP_RULES.get(node.op_type, GENERIC)
-    if node.op_type == "MatMul" and options.MatMulConstBOnly and slots.weight_input(node, rule) is None:
+    if node.op_type == "MatMul" and _const_b_only(placement.job) and slots.weight_input(node, rule) is None:
         return "MatMulConstBOnly: its second input is not constant"
     if slots.reads_mask(node) or any(v in placement.masked for v in node.inputs):
         if node.op_type != "Softmax":
@@ -129,10 +129,17 @@ def _in_op_set(op_type: str, job: Job) -> bool:
         return True
     if options.OpTypesToQuantize:
         return op_type in options.OpTypesToQuantize
+    if options.EnableNPUTransformer:
+        return op_type in ("Gemm", "MatMul")
     if rule is None:
         return False
     extended = job.npu or not {_format_of(job, "inputs"), _format_of(job, "weight")} <= {"int8", "uint8"}
     return rule.op_set == "base" or (rule.op_set == "extended" and extended)
+
+
+def _const_b_only(job: Job) -> bool:
+    wanted = job.options.MatMulConstBOnly
+    return job.options.EnableNPUTransformer if wanted is None else wanted
 
 
 def _format_of(job: Job, slot: str) -> str:

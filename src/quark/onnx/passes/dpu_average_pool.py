@@ -1,0 +1,56 @@
+"""AveragePool and GlobalAveragePool as the device computes them (ConvertAvgPoolToDPUVersion).
+
+The division by k * k is a multiplication and a shift, see ``dpu_factor``. For the kernels of ``KNOWN`` the device has
+constants of its own; beyond 255 it divides exactly. Not handled: kernels that are not square, and global pools of
+unknown size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import Names, attribute, label
+from quark.onnx.passes.dpu_factor import mean_factor, put_behind
+
+#: Side of the kernel -> (multiplier, shift) of the device.
+KNOWN = {3: (7, 6), 5: (10, 8), 6: (7, 8), 7: (21, 10), 14: (21, 12)}
+#: Sides above this are divided exactly.
+LARGEST = 255
+
+
+def run(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> PassReport:
+    """Rewrite the wanted nodes of ``model`` in place."""
+    names, fired, refused = Names(model), 0, []
+    types = ("AveragePool", "GlobalAveragePool")
+    for node in [node for node in model.graph if node.op_type in types and wanted(node)]:
+        sides = kernel(node)
+        if sides is None or len(set(sides)) != 1 or len(sides) != 2:
+            refused.append(f"{label(node)} stays: its kernel {sides or 'of unknown size'} is not square")
+            continue
+        factor = pool_factor(sides[0])
+        if factor != 1.0:
+            put_behind(model, node, factor, names)
+            fired += 1
+    return PassReport("dpu_average_pool", fired, tuple(refused))
+
+
+def kernel(node: ir.Node) -> list[int] | None:
+    """The sides of a pool's window; ``None`` where they are unknown."""
+    if node.op_type == "AveragePool":
+        given = attribute(node, "kernel_shape")
+        return [int(side) for side in given] if given is not None else None  # type: ignore[attr-defined]
+    source = node.inputs[0]
+    sides = list(source.shape[2:]) if source is not None and source.shape is not None else []
+    known = [side for side in sides if isinstance(side, int)]
+    return known if sides and len(known) == len(sides) else None
+
+
+def pool_factor(side: int) -> float:
+    """What the device's mean over side * side values is of the exact one."""
+    if side in KNOWN:
+        multiplier, shift = KNOWN[side]
+        return side * side * multiplier / 2**shift
+    return 1.0 if side > LARGEST else mean_factor(side * side)

@@ -1,0 +1,42 @@
+"""ReduceMean as the device computes it: division as a multiplication and a shift (ConvertReduceMeanToDPUVersion).
+
+See ``dpu_factor``. Not handled: axes that are not constant or sizes that are not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import Names, attribute, constant_array, input_at, label
+from quark.onnx.passes.dpu_factor import mean_factor, put_behind
+
+
+def run(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> PassReport:
+    """Rewrite the wanted nodes of ``model`` in place."""
+    names, fired, refused = Names(model), 0, []
+    for node in [node for node in model.graph if node.op_type == "ReduceMean" and wanted(node)]:
+        count = reduced(node)
+        if count is None:
+            refused.append(f"{label(node)} stays: the number of values that it averages is not known")
+            continue
+        factor = mean_factor(count)
+        if factor != 1.0:
+            put_behind(model, node, factor, names)
+            fired += 1
+    return PassReport("dpu_reduce_mean", fired, tuple(refused))
+
+
+def reduced(node: ir.Node) -> int | None:
+    """How many values one result is the mean of; ``None`` where that is not known."""
+    source, second = node.inputs[0], input_at(node, 1)
+    if source is None or source.shape is None or (second is not None and constant_array(second) is None):
+        return None
+    given, array = attribute(node, "axes"), constant_array(second)
+    axes = list(given) if given is not None else [] if array is None else array.reshape(-1).tolist()  # type: ignore[call-overload]
+    sizes = [source.shape[int(axis)] for axis in axes or range(len(source.shape))]
+    known = [size for size in sizes if isinstance(size, int)]
+    return math.prod(known) if len(known) == len(sizes) and math.prod(known) > 0 else None

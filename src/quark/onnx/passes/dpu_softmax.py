@@ -1,0 +1,95 @@
+"""Softmax as the device computes it: in bfloat16, by a polynomial, without subtracting the maximum
+(ConvertSoftmaxToDPUVersion).
+
+    n = floor(x log2 e)      r = x - n ln 2      p = ((0.21875 r + 0.486328125) r + 1) r + 1
+    e = 2**n p               y = e / sum(e)
+
+Every step is rounded to bfloat16, which here is a Cast there and back: the nodes run on any runtime. As on the device,
+a logit beyond 88 overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import Names, add_initializer, int_attribute
+
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+POLYNOMIAL = (0.21875, 0.486328125, 1.0, 1.0)
+
+
+def run(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> PassReport:
+    """Rewrite the wanted nodes of ``model`` in place."""
+    names, fired = Names(model), 0
+    for node in [node for node in model.graph if node.op_type == "Softmax" and wanted(node)]:
+        _rewrite(model.graph, node, names)
+        fired += 1
+    return PassReport("dpu_softmax", fired)
+
+
+@dataclass
+class Steps:
+    """The nodes that replace one Softmax, in order."""
+
+    graph: ir.Graph
+    names: Names
+    prefix: str
+    dtype: ir.DataType
+    nodes: list[ir.Node]
+
+    def constant(self, number: float | list[int], name: str) -> ir.Value:
+        """A constant of its own: a number in the type of the data, or axes."""
+        kind = np.int64 if isinstance(number, list) else np.float32
+        return add_initializer(self.graph, np.asarray(number, kind), self.names.fresh(f"{self.prefix}_{name}"))
+
+    def add(self, op_type: str, inputs: list[ir.Value], **attributes: int) -> ir.Value:
+        """The result of one more node."""
+        name = self.names.fresh(f"{self.prefix}_{op_type}")
+        dtype = ir.DataType(attributes["to"]) if op_type == "Cast" else ir.DataType.FLOAT
+        output = ir.Value(name=name, type=ir.TensorType(dtype))
+        self.nodes.append(ir.node(op_type, inputs, attributes=attributes, outputs=[output], name=name))
+        return output
+
+    def rounded(self, op_type: str, inputs: list[ir.Value], **attributes: int) -> ir.Value:
+        """The same, rounded to bfloat16."""
+        return self.to_bfloat16(self.add(op_type, inputs, **attributes))
+
+    def to_bfloat16(self, value: ir.Value) -> ir.Value:
+        """A Cast to bfloat16 and one back."""
+        narrow = self.add("Cast", [value], to=int(ir.DataType.BFLOAT16))
+        return self.add("Cast", [narrow], to=int(ir.DataType.FLOAT))
+
+
+def _rewrite(graph: ir.Graph, node: ir.Node, names: Names) -> None:
+    source, output = node.inputs[0], node.outputs[0]
+    if source is None:
+        return
+    steps = Steps(graph, names, str(output.name), source.dtype or ir.DataType.FLOAT, [])
+    result = _softmax(steps, source, int_attribute(node, "axis", -1))
+    result = steps.add("Cast", [result], to=int(steps.dtype))
+    name, result.shape = output.name, output.shape
+    output.name = names.fresh(f"{name}_exact")
+    graph.insert_after(node, steps.nodes)
+    output.replace_all_uses_with(result, replace_graph_outputs=True)
+    result.name = name
+    graph.remove(node, safe=True)
+
+
+def _softmax(steps: Steps, source: ir.Value, axis: int) -> ir.Value:
+    x = steps.to_bfloat16(source)
+    n = steps.rounded("Floor", [steps.rounded("Mul", [x, steps.constant(LOG2_E, "log2_e")])])
+    r = steps.rounded("Sub", [x, steps.rounded("Mul", [n, steps.constant(LN_2, "ln_2")])])
+    p = steps.constant(POLYNOMIAL[0], "p0")
+    for order, coefficient in enumerate(POLYNOMIAL[1:], start=1):
+        p = steps.rounded("Mul", [p, r])
+        p = steps.rounded("Add", [p, steps.constant(coefficient, f"p{order}")])
+    power = steps.add("Pow", [steps.constant(2.0, "two"), n])
+    e = steps.rounded("Mul", [power, p])
+    total = steps.rounded("ReduceSum", [e, steps.constant([axis], "axis")], keepdims=1)
+    return steps.rounded("Div", [e, total])
