@@ -48,22 +48,21 @@ class Steps:
         kind = np.int64 if isinstance(number, list) else np.float32
         return add_initializer(self.graph, np.asarray(number, kind), self.names.fresh(f"{self.prefix}_{name}"))
 
-    def add(self, op_type: str, inputs: list[ir.Value], **attributes: int) -> ir.Value:
-        """The result of one more node."""
+    def add(self, op_type: str, inputs: list[ir.Value], dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+        """The result of one more node; of a Cast to ``dtype``."""
         name = self.names.fresh(f"{self.prefix}_{op_type}")
-        dtype = ir.DataType(attributes["to"]) if op_type == "Cast" else ir.DataType.FLOAT
         output = ir.Value(name=name, type=ir.TensorType(dtype))
+        attributes = {"to": int(dtype)} if op_type == "Cast" else {}
         self.nodes.append(ir.node(op_type, inputs, attributes=attributes, outputs=[output], name=name))
         return output
 
-    def rounded(self, op_type: str, inputs: list[ir.Value], **attributes: int) -> ir.Value:
+    def rounded(self, op_type: str, inputs: list[ir.Value]) -> ir.Value:
         """The same, rounded to bfloat16."""
-        return self.to_bfloat16(self.add(op_type, inputs, **attributes))
+        return self.to_bfloat16(self.add(op_type, inputs))
 
     def to_bfloat16(self, value: ir.Value) -> ir.Value:
         """A Cast to bfloat16 and one back."""
-        narrow = self.add("Cast", [value], to=int(ir.DataType.BFLOAT16))
-        return self.add("Cast", [narrow], to=int(ir.DataType.FLOAT))
+        return self.add("Cast", [self.add("Cast", [value], ir.DataType.BFLOAT16)])
 
 
 def _rewrite(graph: ir.Graph, node: ir.Node, names: Names) -> None:
@@ -72,7 +71,7 @@ def _rewrite(graph: ir.Graph, node: ir.Node, names: Names) -> None:
         return
     steps = Steps(graph, names, str(output.name), source.dtype or ir.DataType.FLOAT, [])
     result = _softmax(steps, source, int_attribute(node, "axis", -1))
-    result = steps.add("Cast", [result], to=int(steps.dtype))
+    result = steps.add("Cast", [result], steps.dtype)
     name, result.shape = output.name, output.shape
     output.name = names.fresh(f"{name}_exact")
     graph.insert_after(node, steps.nodes)
@@ -91,5 +90,5 @@ def _softmax(steps: Steps, source: ir.Value, axis: int) -> ir.Value:
         p = steps.rounded("Add", [p, steps.constant(coefficient, f"p{order}")])
     power = steps.add("Pow", [steps.constant(2.0, "two"), n])
     e = steps.rounded("Mul", [power, p])
-    total = steps.rounded("ReduceSum", [e, steps.constant([axis], "axis")], keepdims=1)
+    total = steps.rounded("ReduceSum", [e, steps.constant([axis], "axis")])
     return steps.rounded("Div", [e, total])
