@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from quark.errors import DataError
-from quark.torch.fake_quantize import FakeQuantize
-from quark.torch.quantized_layer import QuantLayer, quantized_layers, static_parts
+from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.kv_cache import cache_quantizers
+from quark.torch.quantized_layer import quantized_layers, static_parts
 
 
 def calibrate(model: nn.Module, samples: Iterable[Any]) -> list[str]:
@@ -32,15 +33,22 @@ def calibrate(model: nn.Module, samples: Iterable[Any]) -> list[str]:
     Raises:
         DataError: no samples, a sample that is no model input, or values that are not finite.
     """
-    layers = list(quantized_layers(model))
-    observed = [part for _, layer in layers for _, part in static_parts(layer)]
+    observed = list(static_activations(model))
     for part in observed:
         part.start(device_of(model))
-    with evaluating(model), floating(layers):
+    with evaluating(model), floating(model):
         count = sum(run(model, sample) for sample in progress(samples))
     if not count:
         raise DataError("the dataloader is empty, and static activations need at least one sample")
     return [part.tensor_name for part in observed if not part.finish()]
+
+
+def static_activations(model: nn.Module) -> Iterator[FakeQuantize]:
+    """The quantizers whose range the samples give: of the inputs and outputs of layers, and of caches."""
+    for _, layer in quantized_layers(model):
+        yield from (part for _, part in static_parts(layer))
+    for _, cache in cache_quantizers(model):
+        yield from (part for part in parts(cache) if part.stage.calibrated)
 
 
 def run(model: nn.Module, sample: Any) -> int:
@@ -110,14 +118,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def floating(layers: list[tuple[str, QuantLayer]]) -> Iterator[None]:
+def floating(model: nn.Module) -> Iterator[None]:
     """Nothing is quantized: observers see what the float model computes."""
-    others = [
-        part
-        for _, layer in layers
-        for part in layer.modules()
-        if isinstance(part, FakeQuantize) and part.observer is None
-    ]
+    others = [part for part in model.modules() if isinstance(part, FakeQuantize) and part.observer is None]
     enabled = [part.enabled for part in others]
     for part in others:
         part.enabled = False
@@ -126,5 +129,5 @@ def floating(layers: list[tuple[str, QuantLayer]]) -> Iterator[None]:
     finally:
         for part, value in zip(others, enabled, strict=True):
             part.enabled = value
-        for _, layer in layers:
+        for _, layer in quantized_layers(model):
             layer.__dict__.pop("_twin", None)

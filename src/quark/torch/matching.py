@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -92,10 +92,11 @@ def match(model: nn.Module, config: QConfig) -> Matches:
         known = ", ".join(kind.type.__name__ for kind in KINDS)
         raise ModelError(f"{type(model).__name__} has no layer that can be quantized; those that can: {known}")
     check_patterns(model, config, candidates)
-    excluded = [layer for layer in candidates if any(matches(layer, pattern) for pattern in config.exclude)]
-    chosen = [(layer, *choose(layer, config)) for layer in candidates if layer not in excluded]
+    excluded = [layer for layer in candidates if is_excluded(layer, config)]
+    chosen = [(layer, *decide(layer, config)) for layer in candidates]
     quantized = [bind(layer, found, source) for layer, found, source in chosen if found is not None]
-    if not any(any(item.stages.values()) for item in quantized):
+    cached = config.kv_cache_post_rope and config.kv_cache_quant_config
+    if not cached and not any(any(item.stages.values()) for item in quantized):
         raise ModelError(
             f"nothing to quantize: {len(excluded)} of the {len(candidates)} layers are excluded, and the configuration "
             f"of the others names no tensor"
@@ -128,6 +129,32 @@ def matches(layer: Candidate, pattern: str) -> bool:
     return any(name == pattern or fnmatchcase(name, pattern) for name in layer.names)
 
 
+def is_excluded(layer: Candidate, config: QConfig) -> bool:
+    """Whether the user wants a layer to stay float."""
+    return any(matches(layer, pattern) for pattern in config.exclude)
+
+
+def decide(layer: Candidate, config: QConfig) -> tuple[QLayerConfig | None, str]:
+    """The configuration of a layer and the field that it comes from.
+
+    The keys and values that a layer makes are quantized even where the layer is excluded: they are the cache's. What
+    ``kv_cache_quant_config`` says about other tensors goes before what the layer has.
+    """
+    excluded = is_excluded(layer, config)
+    found, source = (None, "exclude") if excluded else choose(layer, config)
+    pattern = next((key for key in config.kv_cache_quant_config if matches(layer, key)), None)
+    if pattern is None:
+        return found, source
+    cache = config.kv_cache_quant_config[pattern]
+    slots = ("output_tensors",) if excluded else SLOTS
+    given = {slot: getattr(cache, slot) for slot in slots if getattr(cache, slot) is not None}
+    if config.kv_cache_post_rope:
+        del given["output_tensors"]
+    return (
+        (replace(found or QLayerConfig(), **given), f"kv_cache_quant_config[{pattern!r}]") if given else (found, source)
+    )
+
+
 def choose(layer: Candidate, config: QConfig) -> tuple[QLayerConfig | None, str]:
     """The configuration of a layer and the field that it comes from; exact names go before globs."""
     for pattern, found in config.layer_quant_config.items():
@@ -149,6 +176,8 @@ def check_patterns(model: nn.Module, config: QConfig, candidates: list[Candidate
     for field, patterns, known in (
         ("exclude", config.exclude, everything),
         ("layer_quant_config", config.layer_quant_config, layers),
+        ("kv_cache_quant_config", config.kv_cache_quant_config, layers),
+        ("kv_cache_group", config.kv_cache_group, layers),
     ):
         for pattern in patterns:
             if not any(name == pattern or fnmatchcase(name, pattern) for name in known):
@@ -198,7 +227,9 @@ def bind(layer: Candidate, config: QLayerConfig, source: str) -> Match:
             shape = tuple(getattr(layer.module, slot).shape)
             check_fit(f"{source}: {slot} of {layer.name!r}", shape, stage, found.granularity(slot, stage))
     for stage in stages["input_tensors"]:
-        check_input(found, stage)
+        check_groups(found, "input", ("in_features", "in_channels"), stage)
+    for stage in stages["output_tensors"]:
+        check_groups(found, "output", ("out_features", "out_channels"), stage)
     return found
 
 
@@ -255,11 +286,11 @@ def check_group(what: str, length: int, size: int, stage: Stage) -> None:
     )
 
 
-def check_input(found: Match, stage: Stage) -> None:
-    """Groups along the axis that the weights sum over divide it."""
+def check_groups(found: Match, tensor: str, attributes: tuple[str, str], stage: Stage) -> None:
+    """Groups along the features of an activation divide them."""
     granularity, kind, module = stage.spec.granularity, found.layer.kind, found.layer.module
     if not isinstance(granularity, Group) or granularity.axis != kind.features:
         return
-    lengths = [getattr(module, name) for name in ("in_features", "in_channels") if hasattr(module, name)]
+    lengths = [getattr(module, name) for name in attributes if hasattr(module, name)]
     if lengths:
-        check_group(f"{found.source}: input of {found.layer.name!r}", lengths[0], granularity.size, stage)
+        check_group(f"{found.source}: {tensor} of {found.layer.name!r}", lengths[0], granularity.size, stage)

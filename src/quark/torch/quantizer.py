@@ -18,6 +18,7 @@ from quark.errors import ConfigError, DataError, ModelError
 from quark.torch.calibration import calibrate
 from quark.torch.config.model import SLOTS, QConfig, check_available
 from quark.torch.fake_quantize import Quantizer, calibrate_with, make_quantizer
+from quark.torch.kv_cache import CacheMatch, attach_cache, cache_quantizers, detach_cache, find_caches, settle_scales
 from quark.torch.matching import Match, Matches, match
 from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach, quantized_layers
 
@@ -67,19 +68,25 @@ class ModelQuantizer:
         """
         check_model(model)
         found = match(model, self.config)
-        static = [item for item in found.quantized if has_static_activations(item)]
+        caches = find_caches(model, self.config)
+        static = [item.layer.name for item in found.quantized if has_static_activations(item)]
+        static += [f"cache of {item.name}" for item in caches if has_static_cache(item)]
         if static and dataloader is None:
             raise DataError(
                 f"static activations need samples, and dataloader is None: give one, or use is_dynamic=True "
-                f"(first of {len(static)} layers: {static[0].layer.name!r})"
+                f"(first of {len(static)} layers: {static[0]!r})"
             )
-        fast = fast_paths(model)
+        fast, hooks = fast_paths(model), {}
         try:
             prepare(found)
+            hooks.update({item.name: attach_cache(item) for item in caches})
             set_fast_paths(fast, dict.fromkeys(fast, 0))
             self.unreached = calibrate(model, dataloader) if static and dataloader is not None else []
+            settle_scales(model, self.config)
         except BaseException:
             restore(found)
+            for item in caches:
+                detach_cache(item, hooks.get(item.name))
             set_fast_paths(fast, fast)
             raise
         self.report(found)
@@ -131,7 +138,7 @@ def check_model(model: nn.Module) -> None:
     """A float model with all its weights in one place."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    if any(True for _ in quantized_layers(model)):
+    if any(True for _ in (*quantized_layers(model), *cache_quantizers(model))):
         raise ModelError(f"{type(model).__name__} is quantized already; start from the float model")
     devices = getattr(model, "hf_device_map", None) or {}
     away = [name or "the model" for name, device in devices.items() if str(device) in OFFLOADED]
@@ -142,6 +149,11 @@ def check_model(model: nn.Module) -> None:
 def has_static_activations(found: Match) -> bool:
     """Whether samples are needed for this layer."""
     return any(stage.calibrated for slot in ("input_tensors", "output_tensors") for stage in found.stages[slot])
+
+
+def has_static_cache(found: CacheMatch) -> bool:
+    """Whether samples are needed for the keys and values of this module."""
+    return any(stage.calibrated for stages in found.stages.values() for stage in stages)
 
 
 def prepare(found: Matches) -> None:

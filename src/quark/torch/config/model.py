@@ -17,6 +17,8 @@ from typing import Any
 from quark import __version__
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
+from quark.numerics.granularity import Tensor
+from quark.torch.config.cache import check_cache
 from quark.torch.config.tensor import QTensorConfig, refuse
 from quark.torch.config.type import DeviceType, Dtype, QSchemeType, QuantFlow, QuantizationMode, member
 from quark.torch.layers import type_names, type_of_name
@@ -154,7 +156,11 @@ class QConfig:
         version: of the package that wrote it.
         layer_type_quant_config: by module class.
         layer_quant_config: by name or glob.
-        kv_cache_quant_config, kv_cache_group, min_kv_scale, kv_cache_post_rope: of the attention cache.
+        kv_cache_quant_config: by name or glob of the layers that make keys and values, whose format is
+            ``output_tensors``.
+        kv_cache_group: names and globs whose static scales become their maximum in each attention module.
+        min_kv_scale: least static scale of keys and values.
+        kv_cache_post_rope: quantize keys after rotary embedding, on their way into the cache.
         shared_scale_groups: siblings that share a tensor scale.
         softmax_quant_spec: of attention probabilities.
         quant_mode, quant_flow, gpu_resident_blocks: eager mode of a model in memory.
@@ -188,6 +194,7 @@ class QConfig:
             "global_quant_config": self.global_quant_config,
             **{f"layer_quant_config[{name!r}]": value for name, value in self.layer_quant_config.items()},
             **{f"layer_type_quant_config[{key}]": value for key, value in self.layer_type_quant_config.items()},
+            **{f"kv_cache_quant_config[{name!r}]": value for name, value in self.kv_cache_quant_config.items()},
         }
         for name, value in layer_configs.items():
             if not isinstance(value, QLayerConfig):
@@ -196,6 +203,8 @@ class QConfig:
             raise TypeError(f"the field exclude must be a list of layer names and globs, not {self.exclude!r}")
         for key in self.layer_type_quant_config:
             type_of_name(key)
+        check_cache("kv_cache_quant_config", self.kv_cache_quant_config)
+        check_cache_scales(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as ``quantization_config`` of a checkpoint holds them; rarely used fields only where set."""
@@ -246,6 +255,24 @@ class QConfig:
 
 Config = QConfig
 
+
+def check_cache_scales(config: QConfig) -> None:
+    """``kv_cache_group`` and ``min_kv_scale`` change static symmetric scales, so there are such scales."""
+    if isinstance(config.min_kv_scale, bool) or not 0 <= config.min_kv_scale < float("inf"):
+        refuse(f"min_kv_scale must be a number of at least 0, not {config.min_kv_scale!r}")
+    used = [name for name in ("kv_cache_group", "min_kv_scale", "kv_cache_post_rope") if getattr(config, name)]
+    if used and not config.kv_cache_quant_config:
+        refuse(f"{used[0]} says how keys and values are quantized, and kv_cache_quant_config says that they are not")
+    if not (config.kv_cache_group or config.min_kv_scale):
+        return
+    for name, layer in config.kv_cache_quant_config.items():
+        (stage,) = layer.stages("output_tensors")
+        if not (stage.calibrated and stage.spec.symmetric and isinstance(stage.spec.granularity, Tensor)):
+            refuse(
+                f"{used[0]} needs static symmetric per_tensor scales, and kv_cache_quant_config[{name!r}] has others"
+            )
+
+
 OF_CHECKPOINTS = ("export", "quant_method")  # keys beside ours in the file of a checkpoint
 PLAIN = ("algo_config", "kv_cache_post_rope", "version")
 RARE: dict[str, Any] = {
@@ -258,10 +285,6 @@ RARE: dict[str, Any] = {
 }
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {  # a field and the only value with which a model can be quantized yet
     "algo_config": (None, []),
-    "kv_cache_quant_config": ({},),
-    "kv_cache_group": ([],),
-    "kv_cache_post_rope": (False,),
-    "min_kv_scale": (0.0,),
     "shared_scale_groups": ([],),
     "softmax_quant_spec": (None,),
     "quant_mode": (QuantizationMode.eager_mode,),
@@ -287,6 +310,7 @@ def check_available(config: QConfig) -> None:
             config.global_quant_config,
             *config.layer_quant_config.values(),
             *config.layer_type_quant_config.values(),
+            *config.kv_cache_quant_config.values(),
         ):
             specs = getattr(layer, slot)
             for spec in specs if isinstance(specs, list) else [specs]:

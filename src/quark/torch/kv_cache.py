@@ -1,0 +1,261 @@
+"""Quantized keys and values of an attention cache.
+
+    before rotary embedding:  K = Q_k(x W_k)              the output quantizer of the projection
+    after (post-RoPE):        K = Q_k(rope(x W_k))        on the way into the cache
+                              V = Q_v(x W_v)              the same in both
+
+``kv_cache_quant_config`` names projections by globs; ``output_tensors`` of its entries is the format. Before RoPE the
+projections get output quantizers. After RoPE the attention module that holds the projection gets a ``CacheQuantizer``:
+a hook hands the module a view of its cache whose ``update`` quantizes keys and values and passes them on to the cache
+that the caller owns, whatever its class. So ``generate`` keeps its cache, token by token, and a forward without a cache
+attends to the same quantized keys and values.
+
+Keys and values are quantized as [batch, tokens, heads * head size], the layout of a projection's output, so one
+configuration means the same before and after RoPE: ``per_channel`` with axis -1 is one scale per channel of each head,
+with axis 1 (dynamic) one per token, ``per_group`` along -1 with the head size one per token and head.
+
+After calibration ``kv_cache_group`` gives the scales of one attention module their maximum, and ``min_kv_scale`` is the
+least of all: what is evaluated is what ``exported_scales`` hands to a file.
+
+Not handled: cross attention (encoder-decoder caches), and recurrent states.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from quark.errors import ConfigError, ModelError
+from quark.numerics.granularity import Token
+from quark.torch.config.cache import TOKENS
+from quark.torch.config.model import QConfig
+from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts
+from quark.torch.matching import Candidate, find_candidates, matches
+from quark.torch.quantized_layer import QuantLayer
+from quark.torch.stage import Stage, Stages
+
+ARGUMENTS = ("past_key_values", "past_key_value", "layer_past")  # names that attention modules give their cache
+CHILD = "_cache_quantizer"
+ROLES = {  # last part of a projection's name: what it makes
+    "kv_": re.compile(r"qkv|kv|query_key_value|c_attn|in_proj"),
+    "k": re.compile(r"^(w?k(_|$)|key)|_k(_|$|proj)"),
+    "v": re.compile(r"^(w?v(_|$)|value)|_v(_|$|proj)"),
+}
+
+
+@dataclass(frozen=True)
+class CacheMatch:
+    """An attention module whose keys and values are quantized after RoPE.
+
+    Attributes:
+        name, module: the attention module.
+        stages: for "k" and "v", as far as they are quantized.
+        projections: for the same, the name of the layer that the configuration named.
+    """
+
+    name: str
+    module: nn.Module
+    stages: Mapping[str, Stages]
+    projections: Mapping[str, str]
+
+
+class CacheQuantizer(nn.Module):
+    """The quantizers of the keys and values of one attention module; None stays float.
+
+    Attributes:
+        k, v: quantizers of tensors [batch, tokens, heads * head size].
+        projections: for "k" and "v", the name of the layer that makes them.
+        argument: the module's argument that holds its cache.
+    """
+
+    k: Quantizer | None
+    v: Quantizer | None
+
+    def __init__(self, found: CacheMatch) -> None:
+        super().__init__()
+        self.projections, self.argument = dict(found.projections), argument_of(found.module)
+        self.positional = list(inspect.signature(found.module.forward).parameters).index(self.argument)
+        for role in ("k", "v"):
+            self._modules[role] = quantizer_of(found, role)
+
+    def quantized(self, role: str, x: torch.Tensor) -> torch.Tensor:
+        """Keys or values [batch, heads, tokens, head size], quantized."""
+        quantizer = self._modules[role]
+        if quantizer is None:
+            return x
+        rows = x.transpose(1, 2).flatten(2)
+        return quantizer(rows).unflatten(2, (x.shape[1], x.shape[3])).transpose(1, 2)
+
+    def hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Before the attention module runs: its cache becomes a view that quantizes."""
+        if self.positional < len(args):
+            view = CacheView(self, args[self.positional])
+            return (*args[: self.positional], view, *args[self.positional + 1 :]), kwargs
+        return args, {**kwargs, self.argument: CacheView(self, kwargs.get(self.argument))}
+
+
+class CacheView:
+    """A cache as one attention module sees it: what is written to it is quantized first. The cache may be None."""
+
+    def __init__(self, quantizer: CacheQuantizer, cache: Any) -> None:
+        if hasattr(cache, "cross_attention_cache"):
+            raise ModelError("the cache of an encoder-decoder model cannot be quantized; only decoders can")
+        self.quantizer, self.cache = quantizer, cache
+
+    def update(self, k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add keys and values, quantized, to the cache; all that it holds is returned."""
+        k, v = self.quantizer.quantized("k", k), self.quantizer.quantized("v", v)
+        return (k, v) if self.cache is None else self.cache.update(k, v, *args, **kwargs)
+
+    def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
+        """Tokens in the cache."""
+        return 0 if self.cache is None else self.cache.get_seq_length(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.cache, name)
+
+
+def quantizer_of(found: CacheMatch, role: str) -> Quantizer | None:
+    """The quantizer of keys or values."""
+    if role not in found.stages:
+        return None
+    return make_quantizer(found.stages[role], granularity_of, f"{role} of {found.projections[role]!r}")
+
+
+def granularity_of(stage: Stage) -> Any:
+    """A dynamic scale per index of the token axis is one per token of each sample."""
+    axis = getattr(stage.spec.granularity, "axis", None)
+    per_token = stage.spec.dynamic and not stage.is_block and axis == TOKENS
+    return Token() if per_token else stage.spec.granularity
+
+
+def argument_of(module: nn.Module) -> str:
+    """Name of the argument of an attention module that holds its cache."""
+    known = inspect.signature(module.forward).parameters
+    return next((name for name in ARGUMENTS if name in known), "")
+
+
+def role_of(layer: str) -> tuple[str, ...]:
+    """("k",), ("v",), both for a fused projection, or nothing for another layer, by the name of the layer."""
+    last = layer.rsplit(".", 1)[-1].lower()
+    found = next((role for role, pattern in ROLES.items() if pattern.search(last)), "")
+    return tuple(found.rstrip("_"))
+
+
+def find_caches(model: nn.Module, config: QConfig) -> list[CacheMatch]:
+    """The attention modules whose cache is quantized after RoPE.
+
+    Raises:
+        ConfigError: a pattern that matches a layer which makes neither keys nor values.
+        ModelError: a module without a cache.
+    """
+    if not config.kv_cache_post_rope:
+        return []
+    found: dict[str, dict[str, tuple[Stages, str]]] = {}
+    for layer in find_candidates(model):
+        pattern = next((key for key in config.kv_cache_quant_config if matches(layer, key)), None)
+        if pattern is not None:
+            stages = config.kv_cache_quant_config[pattern].stages("output_tensors")
+            found.setdefault(layer.name.rpartition(".")[0], {}).update(roles(pattern, layer, stages))
+    return [cache_match(model, name, by_role) for name, by_role in found.items()]
+
+
+def roles(pattern: str, layer: Candidate, stages: Stages) -> Iterable[tuple[str, tuple[Stages, str]]]:
+    """What one layer makes, and how it is quantized."""
+    made = role_of(layer.name)
+    if not made:
+        raise ConfigError(
+            f"kv_cache_quant_config: {pattern!r} matches {layer.name!r}, which does not seem to make keys or values; "
+            f"name the key and value projections (or the fused one), for instance '*k_proj' and '*v_proj'"
+        )
+    return ((role, (stages, layer.name)) for role in made)
+
+
+def cache_match(model: nn.Module, name: str, by_role: Mapping[str, tuple[Stages, str]]) -> CacheMatch:
+    """The attention module called ``name``, checked."""
+    module = model.get_submodule(name)
+    if not argument_of(module):
+        raise ModelError(
+            f"kv_cache_post_rope: {name!r} ({type(module).__name__}) has no argument for a cache "
+            f"({', '.join(ARGUMENTS)}); quantize the outputs of its projections instead (kv_cache_post_rope=False)"
+        )
+    stages, names = ({role: pair[k] for role, pair in by_role.items()} for k in (0, 1))
+    return CacheMatch(name, module, stages, names)  # type: ignore[arg-type]
+
+
+def attach_cache(found: CacheMatch) -> RemovableHandle:
+    """Quantize the cache of one attention module from now on; the handle removes the hook."""
+    quantizer = CacheQuantizer(found)
+    quantizer.train(found.module.training)
+    found.module._modules[CHILD] = quantizer
+    return found.module.register_forward_pre_hook(quantizer.hook, with_kwargs=True)
+
+
+def detach_cache(found: CacheMatch, handle: RemovableHandle | None) -> None:
+    """Undo ``attach_cache``."""
+    found.module._modules.pop(CHILD, None)
+    if handle is not None:
+        handle.remove()
+
+
+def cache_quantizers(model: nn.Module) -> Iterator[tuple[str, CacheQuantizer]]:
+    """(name of the attention module, its quantizers) of a model quantized after RoPE."""
+    for name, module in model.named_modules():
+        if isinstance(module, CacheQuantizer):
+            yield name.rpartition(".")[0], module
+
+
+def scaled_parts(model: nn.Module, config: QConfig) -> Iterator[tuple[str, str, FakeQuantize]]:
+    """(attention module, projection, quantizer) of the keys and values that have a static scale."""
+    for name, quantizer in cache_quantizers(model):
+        for role, projection in quantizer.projections.items():
+            yield from ((name, projection, part) for part in parts(quantizer._modules[role]) if part.scale is not None)  # type: ignore[arg-type]
+    if config.kv_cache_post_rope:
+        return
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantLayer) and layer.output_quantizer is not None and is_cached(name, config):
+            block = name.rpartition(".")[0]
+            yield from ((block, name, part) for part in parts(layer.output_quantizer) if part.scale is not None)
+
+
+def is_cached(name: str, config: QConfig) -> bool:
+    """Whether ``kv_cache_quant_config`` names a layer."""
+    layer = Candidate((name,), nn.Identity(), None)  # type: ignore[arg-type]
+    return any(matches(layer, pattern) for pattern in config.kv_cache_quant_config)
+
+
+def settle_scales(model: nn.Module, config: QConfig) -> None:
+    """Merge the scales of each attention module's group, and raise all to the least allowed."""
+    groups: dict[str, list[FakeQuantize]] = {}
+    for block, projection, part in scaled_parts(model, config):
+        if config.min_kv_scale:
+            part.scale = part.scale.clamp(min=config.min_kv_scale)  # type: ignore[union-attr]
+        if any(matches(Candidate((projection,), nn.Identity(), None), glob) for glob in config.kv_cache_group):  # type: ignore[arg-type]
+            groups.setdefault(block, []).append(part)
+    for members in groups.values():
+        widest = torch.stack([part.scale for part in members]).amax(0)  # type: ignore[misc]
+        for part in members:
+            part.scale = widest.clone()
+
+
+def exported_scales(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Static scales of keys and values, named ``<projection>.output_scale`` as in a checkpoint.
+
+    A fused projection after RoPE has two: ``<projection>.output_scale`` of the keys and
+    ``<projection>.output_scale_2`` of the values. Empty for a model whose cache is not quantized, or dynamically.
+    """
+    config = getattr(model, "quant_config", None)
+    scales: dict[str, torch.Tensor] = {}
+    for _, projection, part in scaled_parts(model, config) if config is not None else ():
+        name = f"{projection}.output_scale"
+        scales[f"{name}_2" if name in scales else name] = part.scale  # type: ignore[assignment]
+    return scales
