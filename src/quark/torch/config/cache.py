@@ -8,19 +8,23 @@ one per group of its channels). A scale per channel of a single token would be t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quark.errors import ConfigError
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
-from quark.torch.stage import Stage
-
-if TYPE_CHECKING:
-    from quark.torch.config.model import QLayerConfig
+from quark.torch.stage import Stage, Stages
 
 TOKENS, FEATURES = 1, (-1, 2)  # axes of [batch, tokens, heads * head size]
 
 
-def check_cache(field: str, layers: Mapping[str, QLayerConfig]) -> None:
+class Layer(Protocol):
+    """A layer configuration."""
+
+    def stages(self, slot: str) -> Stages:
+        """What runs on a tensor."""
+
+
+def check_cache(field: str, layers: Mapping[str, Layer]) -> None:
     """Every entry of ``kv_cache_quant_config`` says how to quantize, in a way that generation can keep.
 
     Raises:
