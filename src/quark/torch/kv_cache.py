@@ -109,14 +109,16 @@ class CacheView:
             raise ModelError("the cache of an encoder-decoder model cannot be quantized; only decoders can")
         self.quantizer, self.cache = quantizer, cache
 
-    def update(self, k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _update(self, k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Add keys and values, quantized, to the cache; all that it holds is returned."""
         k, v = self.quantizer.quantized("k", k), self.quantizer.quantized("v", v)
         return (k, v) if self.cache is None else self.cache.update(k, v, *args, **kwargs)
 
-    def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
+    update = _update
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens in the cache."""
-        return 0 if self.cache is None else self.cache.get_seq_length(*args, **kwargs)
+        return 0 if self.cache is None else self.cache.get_seq_length(layer_idx)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
