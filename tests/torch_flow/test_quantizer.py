@@ -607,9 +607,9 @@ def test_the_log_level_is_set_only_when_asked_for() -> None:
         logger.setLevel(before)
 
 
-@pytest.mark.parametrize("field", ["algo_config", "kv_cache_post_rope", "quant_mode"])
+@pytest.mark.parametrize("field", ["kv_cache_post_rope", "quant_mode"])
 def test_what_is_not_available_is_refused_by_name(field: str) -> None:
-    value: Any = {"algo_config": ["gptq"], "kv_cache_post_rope": True, "quant_mode": "fx_graph_mode"}[field]
+    value: Any = {"kv_cache_post_rope": True, "quant_mode": "fx_graph_mode"}[field]
     with pytest.raises(ConfigError, match=field):
         ModelQuantizer(QConfig(WEIGHTS, **{field: value}))
 

@@ -193,6 +193,16 @@ class Block:
                 step = step * pow2(-Group(axis, self.sub_block).expand(cast(encoded.shift, "int32"), shape))
             return float32(self.element.decode(encoded.codes)) * step
 
+    def steps(self, x: Array, axis: int = -1, tensor_scale: Array | None = None) -> Array:
+        """The value of the element 1 at each element of ``x``: what ``round`` divides by; float32 of the same shape."""
+        array = folded(x, axis)
+        above = self.above(array, tensor_scale)
+        out = empty(tuple(array.shape), "float32", array)
+        with quiet():
+            for run, index, rule in walk(array, self.size, "half_even"):
+                run.view(out)[index] = self.levels(float32(run.view(array)[index]), rule, above).step
+        return out.reshape(tuple(as_array(x).shape))
+
     @property
     def storage(self) -> Element:
         """The format of the block scales."""

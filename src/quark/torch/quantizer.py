@@ -1,6 +1,7 @@
 """``ModelQuantizer``: the torch flow from a float model to a quantized one, in place.
 
-    check → match (which layer gets what) → attach quantizers → weights → activations (samples) → done
+    check → match (which layer gets what) → transform the float model → attach quantizers → weights
+          → activations (samples) → tune the weights at final scales → done
 
 Nothing is changed before every check has passed, and whatever raises later is undone.
 """
@@ -15,7 +16,9 @@ from typing import Any, TypeVar
 from torch import nn
 
 from quark.errors import ConfigError, DataError, ModelError
-from quark.torch.calibration import calibrate
+from quark.torch.algorithms.context import Context, Undo
+from quark.torch.algorithms.registry import algorithm_of, check_order, run_algorithms
+from quark.torch.calibration import calibrate, evaluating
 from quark.torch.config.model import SLOTS, QConfig, check_available
 from quark.torch.fake_quantize import Quantizer, calibrate_with, make_quantizer
 from quark.torch.kv_cache import CacheMatch, attach_cache, cache_quantizers, detach_cache, find_caches, settle_scales
@@ -44,6 +47,7 @@ class ModelQuantizer:
         if not isinstance(config, QConfig):
             raise TypeError(f"config must be a quark.torch QConfig, not {type(config).__name__}")
         check_available(config)
+        check_order(config.algo_config or [])
         if multi_device:
             raise ConfigError("multi_device=True is not available yet; put the model on one device")
         self.config = config
@@ -56,7 +60,8 @@ class ModelQuantizer:
 
         Args:
             model: a float model; its layers become quantized layers, everything else stays.
-            dataloader: samples, each a tensor, a mapping, a tuple or a list; needed for static activations only.
+            dataloader: samples, each a tensor, a mapping, a tuple or a list; needed for static activations and for
+                algorithms (which keep them all).
 
         Returns:
             ``model``.
@@ -76,23 +81,35 @@ class ModelQuantizer:
                 f"static activations need samples, and dataloader is None: give one, or use is_dynamic=True "
                 f"(first of {len(static)} layers: {static[0]!r})"
             )
-        fast, hooks = fast_paths(model), {}
+        algorithms = self.config.algo_config or []
+        samples = list(dataloader or []) if algorithms else dataloader
+        fast, undo, hooks = fast_paths(model), Undo(), {}
         try:
+            self.improve(model, samples, found, undo, tunes=False)
             prepare(found)
             hooks.update({item.name: attach_cache(item) for item in caches})
             set_fast_paths(fast, dict.fromkeys(fast, 0))
-            self.unreached = calibrate(model, dataloader) if static and dataloader is not None else []
+            self.unreached = calibrate(model, samples) if static and samples is not None else []
             settle_scales(model, self.config)
+            self.improve(model, samples, found, undo, tunes=True)
         except BaseException:
             restore(found)
             for item in caches:
                 detach_cache(item, hooks.get(item.name))
+            undo.restore()
             set_fast_paths(fast, fast)
             raise
         self.report(found)
         model.quant_config = replace(self.config, exclude=list(found.excluded))  # type: ignore[assignment]
         model.quark_quantized = True  # type: ignore[assignment]
         return model
+
+    def improve(self, model: nn.Module, samples: Iterable[Any] | None, found: Matches, undo: Undo, tunes: bool) -> None:
+        """Run the algorithms of the configuration that transform the float model, or those that tune."""
+        configs = self.config.algo_config or []
+        if any(algorithm_of(config).tunes == tunes for config in configs):
+            with evaluating(model):
+                run_algorithms(configs, Context(model, list(samples or []), found, undo), tunes)
 
     def report(self, found: Matches) -> None:
         """Log what was quantized and what no sample reached."""

@@ -18,6 +18,7 @@ from quark import __version__
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Tensor
+from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.cache import check_cache
 from quark.torch.config.tensor import QTensorConfig, refuse
 from quark.torch.config.type import DeviceType, Dtype, QSchemeType, QuantFlow, QuantizationMode, member
@@ -170,7 +171,7 @@ class QConfig:
 
     global_quant_config: QLayerConfig
     exclude: list[str] = field(default_factory=list)
-    algo_config: list[Any] | None = None
+    algo_config: list[AlgoConfig] | None = None
     log_severity_level: int | None = 1
     version: str | None = __version__
     layer_type_quant_config: dict[type, QLayerConfig] = field(default_factory=dict)
@@ -205,11 +206,12 @@ class QConfig:
             type_of_name(key)
         check_cache("kv_cache_quant_config", self.kv_cache_quant_config)
         check_cache_scales(self)
+        check_algorithms(self.algo_config)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as ``quantization_config`` of a checkpoint holds them; rarely used fields only where set."""
         always = {
-            "algo_config": self.algo_config,
+            "algo_config": None if self.algo_config is None else [item.to_dict() for item in self.algo_config],
             "exclude": list(self.exclude),
             "global_quant_config": self.global_quant_config.to_dict(),
             "kv_cache_post_rope": self.kv_cache_post_rope,
@@ -237,9 +239,10 @@ class QConfig:
         if not data.get("global_quant_config"):
             refuse("a quantization configuration needs the field global_quant_config")
         values = {name: data[name] for name in names if name in data and name in (*RARE, *PLAIN)}
-        softmax = data.get("softmax_quant_spec")
+        softmax, algorithms = data.get("softmax_quant_spec"), data.get("algo_config")
         return cls(
             QLayerConfig.from_dict(data["global_quant_config"]),
+            algo_config=None if algorithms is None else [AlgoConfig.from_dict(item) for item in algorithms],
             layer_quant_config=layers_from_dict(data.get("layer_quant_config")),
             kv_cache_quant_config=layers_from_dict(data.get("kv_cache_quant_config")),
             layer_type_quant_config={
@@ -254,6 +257,13 @@ class QConfig:
 
 
 Config = QConfig
+
+
+def check_algorithms(configs: list[AlgoConfig] | None) -> None:
+    """A list of algorithms, or None."""
+    if configs is not None and not (isinstance(configs, list) and all(isinstance(x, AlgoConfig) for x in configs)):
+        known = ", ".join(sorted(cls.__name__ for cls in AlgoConfig.registry.values()))
+        raise TypeError(f"the field algo_config must be a list of algorithms ({known}), not {configs!r}")
 
 
 def check_cache_scales(config: QConfig) -> None:
@@ -274,7 +284,7 @@ def check_cache_scales(config: QConfig) -> None:
 
 
 OF_CHECKPOINTS = ("export", "quant_method")  # keys beside ours in the file of a checkpoint
-PLAIN = ("algo_config", "kv_cache_post_rope", "version")
+PLAIN = ("kv_cache_post_rope", "version")
 RARE: dict[str, Any] = {
     "log_severity_level": 1,
     "kv_cache_group": [],
@@ -284,7 +294,6 @@ RARE: dict[str, Any] = {
     "keep_prequantized_layers": True,
 }
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {  # a field and the only value with which a model can be quantized yet
-    "algo_config": (None, []),
     "shared_scale_groups": ([],),
     "softmax_quant_spec": (None,),
     "quant_mode": (QuantizationMode.eager_mode,),

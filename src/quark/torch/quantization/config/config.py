@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from quark.torch.config.algorithms import *  # noqa: F403
+from quark.torch.config.algorithms import __all__ as ALGORITHMS
 from quark.torch.config.model import Config, QConfig, QLayerConfig
 from quark.torch.config.specs import *  # noqa: F403
 from quark.torch.config.specs import __all__ as SPECS
 from quark.torch.config.tensor import QTensorConfig, QuantizationSpec
 
-__all__ = ["Config", "QConfig", "QLayerConfig", "QTensorConfig", "QuantizationSpec", *SPECS]
+__all__ = ["Config", "QConfig", "QLayerConfig", "QTensorConfig", "QuantizationSpec", *ALGORITHMS, *SPECS]

@@ -1,0 +1,129 @@
+"""``Columns``: the grid of a weight matrix whose scales are fixed, written out per element, so that algorithms which
+round one column after the other need not know which elements share a scale.
+
+    round(x) = (snap(x / step, zero)) step + offset
+
+``step`` and ``zero`` broadcast to [rows, columns] (a scale per tensor or row takes no memory); ``offset`` is the value
+of a real zero point. A block format fixes the steps that its own rule gives for the weights at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quark.errors import ConfigError
+from quark.numerics.affine import axis_of
+from quark.numerics.array import Array, as_parameter, cast, float32, is_torch, namespace
+from quark.numerics.chunks import quiet
+from quark.numerics.elements import Element
+from quark.numerics.formats import Block, Format
+from quark.numerics.granularity import Granularity
+from quark.numerics.rounding import RULES, Rounding, Rule
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A fixed grid for a matrix.
+
+    Attributes:
+        element: format of the codes.
+        step: value of one code, [rows, columns] (or what broadcasts to it), float32.
+        zero: zero points, of the shape of ``step``, or one number for all.
+        offset: added to every value, of the shape of ``step``; None: 0.
+        narrow: the lowest integer code is not used.
+        rounding: a rounding without noise.
+    """
+
+    element: Element
+    step: Array
+    zero: Array | int = 0
+    offset: Array | None = None
+    narrow: bool = False
+    rounding: Rounding = "half_even"
+
+    def round(self, x: Array) -> Array:
+        """The values on the grid nearest to ``x`` (float32, of the grid's shape), as float32."""
+        with quiet():
+            shifted = x if self.offset is None else x - self.offset
+            values = float32(self.element.snap(shifted / self.step, self.zero, self.rule, self.narrow)) * self.step
+        return values if self.offset is None else values + self.offset
+
+    def codes(self, values: Array) -> Array:
+        """The codes of ``values`` on the grid."""
+        shifted = values if self.offset is None else values - self.offset
+        return self.element.encode(self.element.snap(shifted / self.step, self.zero, self.rule, self.narrow), self.zero)
+
+    @property
+    def rule(self) -> Rule:
+        """The function that rounds to integers."""
+        return RULES[str(self.rounding)]
+
+    def take(self, index: Array) -> Columns:
+        """The columns ``index`` (a slice or integers), in that order."""
+        return self.map(lambda part: part[:, index])
+
+    def rows(self, index: Array) -> Columns:
+        """The rows ``index``, in that order, in C order."""
+        return self.map(lambda part: contiguous(part[index]))
+
+    @property
+    def transposed(self) -> Columns:
+        """The grid of the transposed matrix."""
+        return self.map(lambda part: part.T)
+
+    def map(self, function: Callable[[Array], Array]) -> Columns:
+        """The grid with a function of each of its arrays."""
+        zero = self.zero if isinstance(self.zero, int) else function(self.zero)
+        return replace(
+            self, step=function(self.step), zero=zero, offset=None if self.offset is None else function(self.offset)
+        )
+
+
+def columns_of(
+    weight: Array,
+    format: Format,
+    granularity: Granularity,
+    scale: Array | None = None,
+    zero_point: Array | None = None,
+    rounding: Rounding = "half_even",
+    narrow: bool = False,
+) -> Columns:
+    """The grid on which ``fake_quantize(weight, scale, zero_point, format, granularity)`` puts a matrix.
+
+    Args:
+        weight: [rows, columns]; a block format takes its steps from it.
+        format, granularity, rounding, narrow: as in ``fake_quantize``.
+        scale, zero_point: of ``granularity.parameter_shape(weight.shape)``; None for formats without.
+
+    Raises:
+        ConfigError: a rounding by chance, which has no fixed grid.
+    """
+    if str(rounding) not in RULES:
+        raise ConfigError(f"rounding {rounding!r} depends on chance; one of {', '.join(RULES)} gives a fixed grid")
+    if isinstance(format, Block):  # the lowest code would double the scale when the block is quantized again
+        step = format.steps(weight, axis_of(granularity), scale if format.tensor_scale else None)
+        return Columns(format.element, step, narrow=True, rounding=rounding)
+    shape = tuple(weight.shape)
+    one = float32(as_parameter([1.0], weight))
+    step = one if scale is None or format.unit_scale else float32(as_parameter(scale, weight))
+    step = granularity.expand(step, shape) if step is not one else namespace(one).broadcast_to(one, shape)
+    return Columns(format, step, zero_of(weight, format, granularity, zero_point), None, narrow, rounding)
+
+
+def zero_of(weight: Array, format: Element, granularity: Granularity, zero_point: Array | None) -> Array | int:
+    """Zero points beside ``weight``; a number where they are all the same."""
+    if zero_point is None or not format.has_zero_point:
+        return 0
+    zeros = cast(as_parameter(zero_point, weight), format.work_dtype)
+    first = zeros.reshape(-1)[0]
+    if bool((zeros == first).all()):
+        return int(first)
+    return granularity.expand(zeros, tuple(weight.shape))
+
+
+def contiguous(x: Array) -> Array:
+    """``x`` in C order."""
+    return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)

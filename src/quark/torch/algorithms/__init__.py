@@ -1,0 +1,1 @@
+"""The torch side of ``quark.algorithms``: which layers, with which inputs, in which order; the mathematics is there."""

@@ -1,0 +1,190 @@
+"""Decoder blocks: where they are in a model, and running them one at a time.
+
+The blocks are the members of the ``ModuleList`` (or ``Sequential``) that holds at least three quarters of the linear
+layers and whose members hand their hidden state on to the next; a model without one is a single block. One run of the
+float model records what each block is called with besides its hidden state (masks, positions: mostly one tensor for all
+blocks) and the hidden states that enter the first block. From then on one block at a time runs, on the hidden states
+that the blocks before it left.
+
+Not handled: blocks whose further arguments depend on earlier blocks in a way that quantization changes (they get what
+the float model gave them), and blocks that change their inputs in place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.errors import ConfigError, DataError, unknown
+from quark.torch.calibration import run
+from quark.torch.layers import kind_of
+
+log = logging.getLogger(__name__)
+HIDDEN = "hidden_states"  # what transformers calls the first argument of a block
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a model.
+
+    Attributes:
+        path: name of the list that holds them; empty: the model is the only block.
+        modules: the blocks by name, in order.
+    """
+
+    path: str
+    modules: dict[str, nn.Module]
+
+
+def find_blocks(model: nn.Module, path: str = "") -> Blocks:
+    """The blocks of ``model``.
+
+    Args:
+        model: any model.
+        path: name of the list that holds them, where the caller knows it.
+
+    Raises:
+        ConfigError: ``path`` names no list of modules.
+    """
+    lists = {name: module for name, module in model.named_modules() if is_list(module)}
+    if path and path not in lists:
+        raise ConfigError("model_decoder_layers: " + unknown("list of modules", path, lists))
+    total = linear_count(model)
+    fit = [name for name, module in lists.items() if 4 * linear_count(module) >= 3 * total]
+    path = path or max(fit, key=lambda name: (len(lists[name]), -len(name)), default="")
+    if not path:
+        return Blocks("", {"": model})
+    return Blocks(path, {f"{path}.{name}": module for name, module in lists[path].named_children()})
+
+
+def is_list(module: nn.Module) -> bool:
+    """Whether ``module`` is a list of at least one block with linear layers, each of which can be run alone."""
+    if not isinstance(module, nn.ModuleList | nn.Sequential) or not len(module):
+        return False
+    return all(not isinstance(child, nn.ModuleList) and linear_count(child) for child in module)
+
+
+def linear_count(module: nn.Module) -> int:
+    """Number of linear layers in ``module``."""
+    kinds = (kind_of(child) for child in module.modules())
+    return sum(kind is not None and kind.tokens for kind in kinds)
+
+
+@dataclass
+class Stream:
+    """Hidden states on their way through the blocks, one per sample.
+
+    Attributes:
+        hidden: what enters the next block.
+        calls: per block, per sample: further positional and keyword arguments.
+    """
+
+    hidden: list[Any]
+    calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
+
+    def forward(self, name: str, block: nn.Module, k: int) -> Any:
+        """The block called ``name`` on sample ``k``."""
+        if not name:
+            run(block, self.hidden[k])
+            return None
+        args, kwargs = self.calls[name][k]
+        if HIDDEN in kwargs:
+            return block(*args, **{**kwargs, HIDDEN: self.hidden[k]})
+        return block(self.hidden[k], *args, **kwargs)
+
+    def advance(self, name: str, block: nn.Module) -> Stream:
+        """The stream behind a block; what the block was called with is forgotten."""
+        hidden = [first(self.forward(name, block, k)) for k in range(len(self.hidden))] if name else self.hidden
+        return Stream(hidden, {other: calls for other, calls in self.calls.items() if other != name})
+
+
+def first(output: Any) -> Any:
+    """The hidden state of what a block returns."""
+    return output[0] if isinstance(output, tuple | list) else output
+
+
+def record(model: nn.Module, blocks: Blocks, samples: list[Any]) -> tuple[Blocks, Stream]:
+    """The stream in front of the first block; blocks that are no chain are replaced by the model as one block.
+
+    Raises:
+        DataError: no samples.
+    """
+    if not samples:
+        raise DataError("the algorithms of algo_config need samples, and there are none: give a dataloader")
+    whole = Blocks("", {"": model}), Stream(list(samples))
+    if not blocks.path:
+        return whole
+    recorder = Recorder(next(iter(blocks.modules)), Stream([], {name: [] for name in blocks.modules}))
+    hooks = [handle for name, block in blocks.modules.items() for handle in recorder.attach(name, block)]
+    try:
+        with without_cache(model):
+            for sample in samples:
+                run(model, sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    counts = {len(calls) for calls in recorder.stream.calls.values()}
+    if counts != {len(samples)} or not recorder.chained:
+        log.info("the modules of %r do not hand one hidden state on; the model is tuned as one block", blocks.path)
+        return whole
+    return blocks, recorder.stream
+
+
+@dataclass
+class Recorder:
+    """Hooks that fill a stream.
+
+    Attributes:
+        start: name of the first block.
+        stream: what is filled.
+        chained: every block so far got what the block before it returned.
+        last: what the last block returned.
+    """
+
+    start: str
+    stream: Stream
+    chained: bool = True
+    last: torch.Tensor | None = None
+
+    def attach(self, name: str, block: nn.Module) -> list[Any]:
+        """Hooks for the block called ``name``."""
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = kwargs[HIDDEN] if HIDDEN in kwargs else args[0]
+            if name == self.start:
+                self.stream.hidden.append(hidden.detach())
+            else:
+                self.chained &= (
+                    self.last is not None and hidden.shape == self.last.shape and bool(torch.equal(hidden, self.last))
+                )
+            rest = {key: None if key == HIDDEN else value for key, value in kwargs.items()}
+            self.stream.calls[name].append((args if HIDDEN in kwargs else args[1:], rest))
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self.last = first(output)
+
+        return [
+            block.register_forward_pre_hook(before, with_kwargs=True),
+            block.register_forward_hook(after),
+        ]
+
+
+@contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """Models of transformers keep no key-value cache, which would make a block's answer depend on earlier calls."""
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    found = [config for config in configs.values() if getattr(config, "use_cache", False) is True]
+    for config in found:
+        config.use_cache = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for config in found:
+            config.use_cache = True

@@ -1,0 +1,103 @@
+"""``Context``: what an algorithm is handed, and ``Undo``: what it takes to leave a model as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer
+from quark.torch.layers import LayerKind
+from quark.torch.matching import Match, Matches
+from quark.torch.quantized_layer import QuantLayer
+
+
+@dataclass
+class Undo:
+    """What a model held before algorithms changed it; each thing is remembered the first time it is changed.
+
+    Attributes:
+        actions: what puts the old things back, newest last.
+        seen: which parameters are remembered.
+    """
+
+    actions: list[Callable[[], None]] = field(default_factory=list)
+    seen: set[tuple[int, str]] = field(default_factory=set)
+
+    def set_parameter(self, module: nn.Module, name: str, value: torch.Tensor) -> None:
+        """Give ``module`` a parameter of its own (a tied one is untied) with ``value``, in the old one's type."""
+        old = module._parameters[name]
+        if (id(module), name) not in self.seen:
+            self.seen.add((id(module), name))
+            self.actions.append(lambda: module._parameters.__setitem__(name, old))
+        value = value.detach() if old is None else value.detach().to(old.device, old.dtype)
+        module._parameters[name] = nn.Parameter(value, requires_grad=old is not None and old.requires_grad)
+        if isinstance(module, QuantLayer):
+            module.__dict__.pop("_twin", None)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        while self.actions:
+            self.actions.pop()()
+        self.seen.clear()
+
+
+@dataclass(frozen=True)
+class Context:
+    """A model on its way.
+
+    Attributes:
+        model: the model, in ``eval()``.
+        samples: what it is calibrated with.
+        found: which layer becomes what.
+        undo: through which every change goes.
+    """
+
+    model: nn.Module
+    samples: list[Any]
+    found: Matches
+    undo: Undo
+
+    def layers(self) -> dict[nn.Module, Match]:
+        """The layers whose weight is quantized and which multiply rows of features by a matrix (Linear, Conv1D)."""
+        return {
+            item.layer.module: item for item in self.found.quantized if item.layer.kind.tokens and item.stages["weight"]
+        }
+
+
+def matrix(module: nn.Module, kind: LayerKind) -> torch.Tensor:
+    """The weight as float32 [out, in]; a copy, or a view of a float32 weight."""
+    weight = module._parameters["weight"].detach().float()  # type: ignore[union-attr]
+    return weight.T if kind.transposed else weight
+
+
+def set_matrix(context: Context, item: Match, value: torch.Tensor) -> None:
+    """Give a layer the weight ``value`` [out, in]."""
+    stored = value.T.contiguous() if item.layer.kind.transposed else value
+    context.undo.set_parameter(item.layer.module, "weight", stored)
+
+
+def new_quantizer(item: Match, slot: str) -> Quantizer | None:
+    """A fresh quantizer for one tensor of a layer, not attached."""
+    if not item.stages[slot]:
+        return None
+    name = f"{slot} of {item.layer.name!r}"
+    return make_quantizer(item.stages[slot], lambda stage: item.granularity(slot, stage), name)
+
+
+@contextmanager
+def disabled(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """All quantizers in ``modules`` let tensors through as they are."""
+    found = [part for module in modules for part in module.modules() if isinstance(part, FakeQuantize)]
+    before = [part.enabled for part in found]
+    for part in found:
+        part.enabled = False
+    try:
+        yield
+    finally:
+        for part, value in zip(found, before, strict=True):
+            part.enabled = value

@@ -1,0 +1,172 @@
+"""The inputs of the linear layers of a block as sums over samples: H = sum x x^T and, beside a float twin of the block,
+G = sum x_float x^T.
+
+Layers that read one tensor (query, key and value) share their sums. What a layer multiplies is its quantized input, so
+that is what is summed. Sums are float32; no input is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.torch.algorithms.blocks import Stream
+from quark.torch.quantized_layer import QuantLayer
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers of a block that read one tensor.
+
+    Attributes:
+        layers: their names in the block, in the order in which they are called.
+    """
+
+    layers: tuple[str, ...]
+
+    @property
+    def pattern(self) -> str:
+        """Equal for groups that are siblings (those of experts): the first name, numbers left out."""
+        return re.sub(r"\d+", "*", self.layers[0])
+
+
+@dataclass
+class Sums:
+    """Sums over what a group has read.
+
+    Attributes:
+        hessian: sum of x x^T, [features, features].
+        cross: sum of x_float x^T, or None without a float twin.
+        count: vectors seen.
+    """
+
+    hessian: torch.Tensor
+    cross: torch.Tensor | None = None
+    count: int = 0
+
+    def add(self, x: torch.Tensor, other: torch.Tensor | None = None) -> None:
+        """Take in the rows of ``x`` [.., features] and of its float twin."""
+        rows = x.detach().reshape(-1, x.shape[-1]).float()
+        self.hessian.addmm_(rows.T, rows)
+        self.count += len(rows)
+        if other is not None:
+            if self.cross is None:
+                self.cross = torch.zeros_like(self.hessian)
+            self.cross.addmm_(other.detach().reshape(-1, other.shape[-1]).float().T, rows)
+
+
+class Enough(Exception):
+    """Every layer of interest has been called; the rest of the block need not run."""
+
+
+@dataclass
+class Watch:
+    """Hooks on layers, for one forward at a time.
+
+    Attributes:
+        layers: by name in the block.
+        see: called with the name and the input of each call.
+        awaited: layers not called yet in this forward; when all are, the forward ends.
+    """
+
+    layers: dict[str, nn.Module]
+    see: Callable[[str, torch.Tensor], None]
+    stop: bool = True
+    awaited: set[str] = field(default_factory=set)
+
+    def run(self, forward: Callable[[], Any]) -> None:
+        """One forward under the hooks."""
+        self.awaited = set(self.layers)
+        hooks = [layer.register_forward_pre_hook(self.hook(name)) for name, layer in self.layers.items()]
+        try:
+            forward()
+        except Enough:
+            pass
+        finally:
+            for handle in hooks:
+                handle.remove()
+
+    def hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        """What runs before the layer called ``name``."""
+
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self.see(name, args[0])
+            self.awaited.discard(name)
+            if self.stop and not self.awaited:
+                raise Enough
+
+        return before
+
+
+def read(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What ``layer`` multiplies when it is handed ``x``."""
+    quantizer = layer.input_quantizer if isinstance(layer, QuantLayer) else None
+    return x if quantizer is None else quantizer(x)
+
+
+def find_groups(name: str, block: nn.Module, stream: Stream, layers: dict[str, nn.Module]) -> list[Group]:
+    """Which of ``layers`` read one tensor, in the order in which they are called; layers that no sample reaches are
+    in no group."""
+    found: dict[tuple[int, int], list[str]] = {}
+    seen: set[str] = set()
+    for k in range(len(stream.hidden)):
+        alive: list[torch.Tensor] = []  # so that no address is used twice
+
+        def see(layer: str, x: torch.Tensor, k: int = k, alive: list[torch.Tensor] = alive) -> None:
+            if x.numel() and layer not in seen:
+                seen.add(layer)
+                alive.append(x)
+                found.setdefault((k, next(i for i, other in enumerate(alive) if same(x, other))), []).append(layer)
+
+        Watch(layers, see, stop=False).run(lambda k=k: stream.forward(name, block, k))  # type: ignore[misc]
+        if len(seen) == len(layers):
+            break
+    return [Group(tuple(names)) for names in found.values()]
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors are the same values in the same place."""
+    return (x.data_ptr(), x.shape, x.stride(), x._version) == (y.data_ptr(), y.shape, y.stride(), y._version)
+
+
+def collect(
+    name: str,
+    block: nn.Module,
+    stream: Stream,
+    groups: list[Group],
+    twin: tuple[nn.Module, Stream] | None = None,
+) -> dict[Group, Sums]:
+    """The sums of ``groups``, all in one run of the block per sample.
+
+    Args:
+        name, block, stream: the block and what enters it.
+        groups: of which the sums are wanted; experts that no sample reaches are missing in the result.
+        twin: the float block and the stream that enters it.
+    """
+    sums: dict[Group, Sums] = {}
+    modules = dict(block.named_modules())
+    heads = {group.layers[0]: group for group in groups}
+    others = {} if twin is None else dict(twin[0].named_modules())
+    for k in range(len(stream.hidden)):
+        clean: dict[str, list[torch.Tensor]] = {head: [] for head in heads}
+        if twin is not None:
+            watch = Watch({head: others[head] for head in heads}, lambda head, x, clean=clean: clean[head].append(x))  # type: ignore[misc]
+            watch.run(lambda k=k: twin[1].forward(name, twin[0], k))  # type: ignore[misc]
+
+        def see(head: str, x: torch.Tensor, clean: dict[str, list[torch.Tensor]] = clean) -> None:
+            if not x.numel():
+                return
+            x = read(modules[head], x)
+            if heads[head] not in sums:
+                sums[heads[head]] = Sums(torch.zeros(x.shape[-1], x.shape[-1], device=x.device))
+            partner = clean[head].pop(0) if clean[head] else None
+            usable = partner is not None and partner.shape == x.shape
+            sums[heads[head]].add(x, partner if usable else x if twin is not None else None)
+
+        Watch({head: modules[head] for head in heads}, see).run(lambda k=k: stream.forward(name, block, k))  # type: ignore[misc]
+    return sums

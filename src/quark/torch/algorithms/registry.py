@@ -1,0 +1,71 @@
+"""The algorithms by the class of their configuration, and when each runs.
+
+transform   changes the float model into an equal one that is easier to quantize; before ranges are found
+tune        finds better quantized weights, at final scales
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quark.errors import ConfigError
+from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.gptq import run_gptq
+from quark.torch.config.algorithms import AlgoConfig, GPTQConfig
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An algorithm of the torch flow.
+
+    Attributes:
+        config: class of its settings.
+        run: (context, settings); changes the model through ``context.undo``.
+        tunes: runs at final scales, after the ranges are known; False: transforms the float model.
+    """
+
+    config: type[AlgoConfig]
+    run: Callable[[Context, Any], None]
+    tunes: bool
+
+
+ALGORITHMS: tuple[Algorithm, ...] = (Algorithm(GPTQConfig, run_gptq, tunes=True),)
+
+
+def algorithm_of(config: AlgoConfig) -> Algorithm:
+    """The row for a configuration.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for row in ALGORITHMS:
+        if isinstance(config, row.config):
+            return row
+    known = ", ".join(sorted(row.config.name for row in ALGORITHMS))
+    raise ConfigError(f"algo_config: {config.name!r} is not available; those that are: {known}")
+
+
+def check_order(configs: Sequence[AlgoConfig]) -> None:
+    """Everything that transforms the float model comes before what tunes quantized weights.
+
+    Raises:
+        ConfigError: an algorithm that is not available, or comes too late.
+    """
+    tuned = ""
+    for config in configs:
+        row = algorithm_of(config)
+        if tuned and not row.tunes:
+            raise ConfigError(
+                f"algo_config: {config.name!r} changes the float weights, so it must come before {tuned!r}"
+            )
+        tuned = config.name if row.tunes else tuned
+
+
+def run_algorithms(configs: Sequence[AlgoConfig], context: Context, tunes: bool) -> None:
+    """Run the algorithms of one of the two times, in order."""
+    for config in configs:
+        row = algorithm_of(config)
+        if row.tunes == tunes:
+            row.run(context, config)

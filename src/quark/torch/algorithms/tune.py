@@ -1,0 +1,185 @@
+"""Weights rounded block by block, each with the inputs that the quantized layers before it produce.
+
+    for each block:  for each group of layers that read one tensor, in the order of the forward:
+                         sum the inputs over all samples → round the weights of the group
+                     run the block, as it is now, to get the inputs of the next one
+
+What differs between algorithms is a ``Rounder``. A row of a weight whose error on the calibration inputs is larger than
+that of rounding to nearest keeps the nearest values, so that no algorithm makes a layer worse there.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from quark.algorithms.columns import Columns
+from quark.algorithms.gptq import loss
+from quark.errors import ConfigError, unknown
+from quark.torch.algorithms.blocks import Stream, find_blocks, record
+from quark.torch.algorithms.context import Context, disabled, matrix, set_matrix
+from quark.torch.algorithms.grids import grid_of
+from quark.torch.algorithms.inputs import Group, Sums, collect, find_groups
+from quark.torch.fake_quantize import FakeQuantize, Parameters, Quantizer, parts
+from quark.torch.matching import Match
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A weight to round.
+
+    Attributes:
+        weight: [out, in], float32.
+        grid: of ``weight``.
+        quantizer: of the weight as it is stored.
+        transposed: it is stored [in, out].
+    """
+
+    weight: torch.Tensor
+    grid: Columns
+    quantizer: Quantizer
+    transposed: bool
+
+    def quantized(self, value: torch.Tensor) -> torch.Tensor:
+        """``value`` [out, in] through every stage of the quantizer, disabled or not."""
+        value = value.T if self.transposed else value
+        for part in parts(self.quantizer):
+            value = part.quantized(value)
+        return value.T if self.transposed else value
+
+
+Rounder = Callable[[Sums], Callable[[Job], torch.Tensor]]  # prepared once per group of layers that share their inputs
+
+
+@torch.no_grad()
+def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", paired: bool = False) -> None:
+    """Replace the weights of all linear layers in the blocks by values on their grids.
+
+    Args:
+        context: the model, quantizers attached and ranges known.
+        rounder: how a weight is rounded under the sums of its inputs.
+        inside: names (globs) of layers in a block, in the order of tuning; empty: all, as they are called.
+        path: where the blocks are; empty: found.
+        paired: the sums hold the inputs of the float model too.
+    """
+    from quark.report.progress import bars
+
+    blocks = find_blocks(context.model, path)
+    check_inside(inside, context, blocks.modules)
+    with disabled([context.model]):
+        blocks, stream = record(context.model, blocks, context.samples)
+    twin_stream = Stream(list(stream.hidden), dict(stream.calls)) if paired else None
+    with ExitStack() as stack:
+        weights = [item.layer.module._modules["_weight_quantizer"] for item in context.layers().values()]
+        stack.enter_context(disabled(module for module in weights if module is not None))
+        update = stack.enter_context(bars())
+        for done, (name, block) in enumerate(blocks.modules.items()):
+            update("tune", done, len(blocks.modules))
+            twin = float_twin(block) if paired else None
+            pair = None if twin is None or twin_stream is None else (twin, twin_stream)
+            tune_block(context, rounder, inside, name, block, stream, pair)
+            stream = stream.advance(name, block)
+            twin_stream = None if pair is None else pair[1].advance(name, pair[0])
+
+
+def tune_block(
+    context: Context,
+    rounder: Rounder,
+    inside: list[str],
+    name: str,
+    block: nn.Module,
+    stream: Stream,
+    twin: tuple[nn.Module, Stream] | None,
+) -> None:
+    """Round the weights of one block."""
+    items = context.layers()
+    layers = {key: module for key, module in block.named_modules() if module in items and wanted(key, inside)}
+    groups = find_groups(name, block, stream, layers)
+    reached = {layer for group in groups for layer in group.layers}
+    if unreached := sorted(set(layers) - reached):
+        log.warning("no sample reached %s in %r; their weights are rounded to nearest", ", ".join(unreached), name)
+    for batch in batches(groups, inside, whole=not name):
+        for group, sums in collect(name, block, stream, batch, twin).items():
+            rounding = rounder(sums)
+            for layer in group.layers:
+                round_layer(context, items[layers[layer]], rounding, sums)
+
+
+def round_layer(context: Context, item: Match, rounding: Callable[[Job], torch.Tensor], sums: Sums) -> None:
+    """Round one weight, and keep the better of the result and of rounding to nearest, row by row."""
+    module, kind = item.layer.module, item.layer.kind
+    weight, quantizer = matrix(module, kind), module._modules["_weight_quantizer"]
+    grid = grid_of(quantizer, weight.T if kind.transposed else weight)  # type: ignore[arg-type]
+    job = Job(weight, grid.transposed if kind.transposed else grid, quantizer, kind.transposed)  # type: ignore[arg-type]
+    nearest, before = job.quantized(weight), [(part.scale, part.zero_point) for part in parts(job.quantizer)]
+    for part in parts(job.quantizer):
+        part.scale, part.zero_point = (None if x is None else x.clone() for x in (part.scale, part.zero_point))
+    tuned = job.quantized(rounding(job))
+    worse = loss(tuned - weight, sums.hessian) > loss(nearest - weight, sums.hessian)
+    set_matrix(context, item, torch.where(worse[:, None], nearest, tuned))
+    for part, old in zip(parts(job.quantizer), before, strict=True):
+        put_back(part, old, worse, rows=1 if kind.transposed else 0)
+
+
+def put_back(part: FakeQuantize, old: Parameters, worse: torch.Tensor, rows: int) -> None:
+    """Give the rows of a weight that keep their nearest values their old scales."""
+    for new, value in zip((part.scale, part.zero_point), old, strict=True):
+        if new is not None and value is not None and not torch.equal(new, value):
+            index = worse if rows == 0 else (slice(None), worse)
+            new[index] = value[index]
+
+
+def float_twin(block: nn.Module) -> nn.Module:
+    """A copy of ``block`` that quantizes nothing."""
+    twin = copy.deepcopy(block)
+    disabled([twin]).__enter__()
+    return twin
+
+
+def wanted(name: str, inside: list[str]) -> bool:
+    """Whether a layer is among those to tune."""
+    return not inside or any(fits(name, pattern) for pattern in inside)
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a name in a block is, or ends with, a pattern."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+
+
+def batches(groups: list[Group], inside: list[str], whole: bool) -> Iterable[list[Group]]:
+    """Groups whose sums are taken in one run: siblings in a block; in a model without blocks all of them."""
+    if whole:
+        return [groups] if groups else []
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.pattern, []).append(group)
+    if not inside:
+        return list(found.values())
+    place = {pattern: rank for rank, pattern in enumerate(inside)}
+
+    def rank(batch: list[Group]) -> int:
+        return min(number for pattern, number in place.items() if fits(batch[0].layers[0], pattern))
+
+    return sorted(found.values(), key=rank)
+
+
+def check_inside(inside: list[str], context: Context, blocks: dict[str, nn.Module]) -> None:
+    """Every name of ``inside_layer_modules`` is a layer of a block.
+
+    Raises:
+        ConfigError: one that is not; the nearest is shown.
+    """
+    items = context.layers()
+    names = [key for block in blocks.values() for key, module in block.named_modules() if module in items]
+    for pattern in inside:
+        if not any(fits(name, pattern) for name in names):
+            raise ConfigError(unknown("layer in inside_layer_modules", pattern, sorted(set(names))))

@@ -1,0 +1,121 @@
+"""The algorithms of ``QConfig.algo_config``: one class each, with the fields and names of the dialect.
+
+``scaling_layers``, ``inside_layer_modules`` and ``model_decoder_layers`` say where things are in a model; left empty,
+they are found from the modules. Values that no algorithm can use are refused when a configuration is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from quark.errors import ConfigError, unknown
+
+
+@dataclass
+class AlgoConfig:
+    """Base of the algorithms; ``name`` tells them apart in files.
+
+    Attributes:
+        registry: the classes by name, those of users too.
+    """
+
+    registry: ClassVar[dict[str, type[AlgoConfig]]] = {}
+    name: str = ""
+
+    def __init_subclass__(cls) -> None:
+        AlgoConfig.registry[cls.name] = cls
+
+    def __post_init__(self) -> None:
+        if self.name != type(self).name:
+            raise ConfigError(f"{type(self).__name__}: name is {type(self).name!r}, not {self.name!r}")
+        self.check()
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` for values that cannot work."""
+
+    def need(self, condition: bool, field: str, allowed: str) -> None:
+        """Raise unless ``condition``, in a sentence about ``field``."""
+        if not condition:
+            raise ConfigError(f"{type(self).__name__}: {field}={getattr(self, field)!r} must be {allowed}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> AlgoConfig:
+        """The algorithm that ``to_dict``, or a file of the peer, describes.
+
+        Raises:
+            ConfigError: an unknown algorithm or field; the nearest is shown.
+        """
+        values = {LEGACY_FIELDS.get(key, key): value for key, value in data.items() if key not in DROPPED}
+        name = LEGACY_NAMES.get(str(values.get("name", "")), values.get("name"))
+        if name not in AlgoConfig.registry:
+            raise ConfigError(unknown("algorithm", name, AlgoConfig.registry))
+        cls = AlgoConfig.registry[name]
+        allowed = [item.name for item in fields(cls)]
+        for key in values:
+            if key not in allowed:
+                raise ConfigError(unknown(f"field of {cls.__name__}", key, allowed))
+        return cls(**{**values, "name": name})
+
+
+LEGACY_NAMES = {"quarot": "rotation", "smoothquant": "smooth"}
+LEGACY_FIELDS = {"random": "random_r1"}
+DROPPED = ("num_attention_heads", "num_key_value_heads")  # found from the model
+
+
+@dataclass
+class GPTQConfig(AlgoConfig):
+    """GPTQ: columns rounded one by one, later ones make up for the errors of earlier ones (Frantar et al. 2022).
+
+    Attributes:
+        block_size: columns between two matrix products.
+        damp_percent: part of the mean of the Hessian's diagonal that is added to it.
+        desc_act: begin with the columns of the largest inputs.
+        static_groups: scales from the weights as they were; False: from the corrected weights, group by group.
+        inside_layer_modules: names of linear layers in a decoder block, in order; empty: all, as they are called.
+        model_decoder_layers: path of the decoder blocks; empty: found.
+    """
+
+    name: str = "gptq"
+    block_size: int = 128
+    damp_percent: float = 0.01
+    desc_act: bool = True
+    static_groups: bool = True
+    inside_layer_modules: list[str] = field(default_factory=list)
+    model_decoder_layers: str = ""
+
+    def check(self) -> None:
+        """Sizes, and the orders that go with changing groups."""
+        self.need(isinstance(self.block_size, int) and self.block_size > 0, "block_size", "a positive integer")
+        self.need(self.damp_percent >= 0, "damp_percent", "0 or more")
+        self.need(self.static_groups or not self.desc_act, "static_groups", "True where desc_act is")
+
+
+def load_quant_algo_config_from_file(path: str | Path) -> AlgoConfig:
+    """The algorithm that a JSON file describes.
+
+    Raises:
+        ConfigError: no such file, no JSON, or an unknown algorithm or field.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    return AlgoConfig.from_dict(data)
+
+
+load_pre_optimization_config_from_file = load_quant_algo_config_from_file
+
+__all__ = [
+    "AlgoConfig",
+    "GPTQConfig",
+    "load_pre_optimization_config_from_file",
+    "load_quant_algo_config_from_file",
+]

@@ -1,0 +1,231 @@
+"""Algorithms of the torch flow on models whose structure is in no table."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quark.errors import ConfigError, DataError
+from quark.torch import ModelQuantizer
+from quark.torch.algorithms.blocks import find_blocks
+from quark.torch.algorithms.registry import ALGORITHMS
+from quark.torch.config.algorithms import AlgoConfig
+from quark.torch.quantization.config.config import (
+    GPTQConfig,
+    Int4PerChannelSpec,
+    Int4PerGroupSpec,
+    Int8PerTensorSpec,
+    OCP_MXFP4Spec,
+    QConfig,
+    QLayerConfig,
+    Uint4PerGroupSpec,
+)
+
+WIDTH, DEEP = 32, 3
+INT4 = QLayerConfig(weight=Int4PerGroupSpec(ch_axis=-1, group_size=16).to_quantization_spec())
+UINT4 = QLayerConfig(weight=Uint4PerGroupSpec(ch_axis=-1, group_size=16).to_quantization_spec())
+CHANNEL = QLayerConfig(weight=Int4PerChannelSpec(ch_axis=0).to_quantization_spec())
+MXFP4 = QLayerConfig(weight=OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False).to_quantization_spec())
+W4A8 = QLayerConfig(input_tensors=Int8PerTensorSpec().to_quantization_spec(), weight=INT4.weight)
+LAYERS = {"int4": INT4, "uint4": UINT4, "channel": CHANNEL, "mxfp4": MXFP4, "w4a8": W4A8}
+
+
+class Norm(nn.Module):
+    """Root mean square, with a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.5 + torch.rand(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Block(nn.Module):
+    """Attention of one head and a gated feed-forward part, by names of no architecture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n1, self.n2 = Norm(), Norm()
+        self.a, self.b, self.c, self.d = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.e, self.f = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
+        self.g = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        h = self.n1(x)
+        scores = self.a(h) @ self.b(h).mT * WIDTH**-0.5 + mask
+        x = x + self.d(scores.softmax(-1) @ self.c(h))
+        h = self.n2(x)
+        return x + self.g(nn.functional.silu(self.e(h)) * self.f(h))
+
+
+class Decoder(nn.Module):
+    """An embedding, blocks, a norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, WIDTH)
+        self.parts = nn.ModuleList([Block() for _ in range(DEEP)])
+        self.last, self.head = Norm(), nn.Linear(WIDTH, 50, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        mask = torch.triu(torch.full((ids.shape[1], ids.shape[1]), -1e4), 1)
+        x = self.words(ids)
+        for part in self.parts:
+            x = part(x, mask=mask)
+        return self.head(self.last(x))
+
+
+def decoder() -> Decoder:
+    torch.manual_seed(0)
+    return Decoder().eval()
+
+
+def samples(count: int = 6, seed: int = 1) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, 50, (2, 24), generator=generator) for _ in range(count)]
+
+
+def quantize(layer: QLayerConfig, algorithms: list[AlgoConfig] | None, model: nn.Module | None = None) -> Any:
+    config = QConfig(layer, exclude=["head"] if model is None else [], algo_config=algorithms)
+    return ModelQuantizer(config).quantize_model(decoder() if model is None else model, samples())
+
+
+def error(model: nn.Module, seed: int = 1) -> float:
+    """Distance of the logits to the float model's, on calibration data (seed 1) or others."""
+    with torch.no_grad():
+        return sum(float((model(ids) - decoder()(ids)).square().mean()) for ids in samples(seed=seed))
+
+
+def same_state(model: nn.Module, other: nn.Module) -> bool:
+    state = other.state_dict()
+    return all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("config", [row.config() for row in ALGORITHMS], ids=lambda config: config.name)
+def test_never_worse_than_rounding(config: AlgoConfig, layer: str) -> None:
+    """Contract of the registry, on the data of the calibration; frozen weights give the same answers."""
+    model = quantize(LAYERS[layer], [config])
+    assert error(model) <= error(quantize(LAYERS[layer], None))
+    before = model(samples()[0])
+    assert torch.equal(ModelQuantizer.freeze(model)(samples()[0]), before)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_gptq_beats_rounding_on_other_data(layer: str) -> None:
+    assert error(quantize(LAYERS[layer], [GPTQConfig()]), 5) < 0.8 * error(quantize(LAYERS[layer], None), 5)
+
+
+@pytest.mark.parametrize("config", [GPTQConfig(desc_act=False, static_groups=False), GPTQConfig(block_size=7)])
+def test_gptq_settings(config: GPTQConfig) -> None:
+    nearest = error(quantize(UINT4, None))
+    assert error(quantize(UINT4, [config])) < 0.8 * nearest
+
+
+def test_gptq_damping_moves_towards_rounding() -> None:
+    errors = [error(quantize(INT4, [GPTQConfig(damp_percent=damping)])) for damping in (0.01, 100.0)]
+    assert errors[0] < errors[1]
+
+
+def test_gptq_tunes_only_the_layers_that_are_named() -> None:
+    model = quantize(INT4, [GPTQConfig(inside_layer_modules=["f", "a"], model_decoder_layers="parts")])
+    start = decoder().state_dict()
+    tuned = {
+        name for name, value in model.state_dict().items() if name in start and not torch.equal(value, start[name])
+    }
+    assert tuned == {f"parts.{k}.{name}.weight" for k in range(DEEP) for name in "fa"}
+
+
+def test_a_model_without_blocks_is_tuned_whole() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
+    data = [torch.randn(64, 16) @ torch.randn(16, 16) for _ in range(3)]
+    float_twin = copy.deepcopy(model)
+
+    def loss(algorithms: list[AlgoConfig]) -> float:
+        config = QConfig(CHANNEL, algo_config=algorithms)
+        found = ModelQuantizer(config).quantize_model(copy.deepcopy(float_twin), data)
+        with torch.no_grad():
+            return sum(float((found(x) - float_twin(x)).square().sum()) for x in data)
+
+    assert loss([GPTQConfig()]) < 0.7 * loss([])
+
+
+def test_blocks_are_found_from_the_modules() -> None:
+    assert list(find_blocks(decoder()).modules) == ["parts.0", "parts.1", "parts.2"]
+    assert find_blocks(nn.Linear(3, 3)).path == ""
+    with pytest.raises(ConfigError, match=r"model_decoder_layers.*'parts'"):
+        find_blocks(decoder(), "part")
+
+
+def test_the_caller_keeps_mode_data_and_configuration() -> None:
+    model, config = decoder().train(), QConfig(INT4, algo_config=[GPTQConfig()])
+    before = copy.deepcopy(config)
+    ModelQuantizer(config).quantize_model(model, iter(samples()))
+    assert model.training and config == before
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "data", "message"),
+    [
+        ([GPTQConfig()], None, "need samples"),
+        ([GPTQConfig(inside_layer_modules=["q_proj"])], samples(), "inside_layer_modules"),
+        ([GPTQConfig(model_decoder_layers="layers")], samples(), "model_decoder_layers"),
+    ],
+)
+def test_what_cannot_work_leaves_the_model_as_it_was(algorithms: Any, data: Any, message: str) -> None:
+    model = decoder()
+    with pytest.raises((ConfigError, DataError), match=message):
+        ModelQuantizer(QConfig(INT4, algo_config=algorithms)).quantize_model(model, data)
+    assert same_state(model, decoder())
+    assert not any(type(module).__name__.startswith("Quant") for module in model.modules())
+
+
+def test_a_failure_half_way_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quark.torch.algorithms import gptq
+
+    calls = []
+
+    def fail(*arguments: Any, **settings: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > 9:
+            raise RuntimeError("power cut")
+        return round_columns(*arguments, **settings)
+
+    round_columns = gptq.round_columns
+    monkeypatch.setattr(gptq, "round_columns", fail)
+    model = decoder()
+    with pytest.raises(RuntimeError, match="power cut"):
+        ModelQuantizer(QConfig(INT4, algo_config=[GPTQConfig()])).quantize_model(model, samples())
+    assert same_state(model, decoder())
+    assert set(model.state_dict()) == set(decoder().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"block_size": 0}, "block_size"),
+        ({"damp_percent": -1.0}, "damp_percent"),
+        ({"static_groups": False}, "static_groups"),
+        ({"name": "gtpq"}, "name"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GPTQConfig(**fields)
+
+
+def test_algorithms_in_files() -> None:
+    config = QConfig(INT4, algo_config=[GPTQConfig(block_size=64)])
+    assert QConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(ConfigError, match="Did you mean 'gptq'"):
+        AlgoConfig.from_dict({"name": "gtpq"})
+    with pytest.raises(ConfigError, match="Did you mean 'block_size'"):
+        AlgoConfig.from_dict({"name": "gptq", "blocksize": 3})
+    with pytest.raises(TypeError, match="algo_config"):
+        QConfig(INT4, algo_config=["gptq"])  # type: ignore[list-item]
