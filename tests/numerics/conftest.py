@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +32,12 @@ def vectors(golden: Path) -> Callable[[str], tuple[dict[str, np.ndarray], dict[s
         return arrays, json.loads(bytes(arrays.pop("meta")))
 
     return read
+
+
+@pytest.fixture(params=["shared memory", "torch's functions"], scope="module")
+def torch_path(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways that a tensor is worked on: by NumPy where it is, and as on a GPU by torch (here in small chunks)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "shared memory":
+            patch.setattr("quark.numerics.array.shares_memory", lambda x: False)
+        yield

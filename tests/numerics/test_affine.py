@@ -10,8 +10,10 @@ from quark.errors import ConfigError, DataError
 from quark.numerics.affine import Grid, dequantize, fake_quantize, quantize
 from quark.numerics.formats import FORMATS, get_format
 from quark.numerics.granularity import Channel, Group, Tensor
+from quark.numerics.rounding import half_even
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("torch_path")
 
 INT8, UINT8, INT4 = FORMATS["int8"], FORMATS["uint8"], FORMATS["int4"]
 
@@ -195,3 +197,21 @@ def test_onnx_types_exist():
             assert isinstance(getattr(torch, row.torch_dtype), torch.dtype)
         if row.ml_dtype:
             np.dtype(getattr(ml_dtypes, row.ml_dtype, row.ml_dtype))
+
+
+@pytest.mark.parametrize("name", ["int32", "uint32"])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_wide_integers_need_no_float64_to_be_rounded(name, narrow):
+    """What ``place`` says of float32, against the float64 of ``snap``, around every bound and every tie."""
+    row, rng = FORMATS[name], np.random.default_rng(4)
+    powers = (rng.uniform(-1, 1, 4000) * 2.0 ** rng.integers(-3, 34, 4000)).astype(np.float32)
+    ties = np.arange(-40, 40, dtype=np.float32) / 4
+    edges = np.float32([2**31, 2**32, 2**24, 2**23, np.inf, np.nan])
+    near = [np.nextafter(edge, np.float32(way)) for edge in edges for way in (-np.inf, np.inf)]
+    x = np.concatenate([powers, ties, edges, -edges, near, np.negative(near)]).astype(np.float32)
+    for zero_point in (0, 1, row.max, row.min, 12345, row.max - 3):
+        zero = np.float64(zero_point)
+        with np.errstate(invalid="ignore"):
+            expected = row.snap(x.copy(), zero, half_even, narrow).astype(np.float32)
+            found = row.place(x.copy(), zero, half_even, narrow)
+        np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))

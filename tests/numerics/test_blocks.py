@@ -15,6 +15,7 @@ from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Group
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("torch_path")
 
 
 @pytest.mark.parametrize(

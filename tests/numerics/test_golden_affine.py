@@ -13,6 +13,7 @@ from quark.numerics.formats import FORMATS, Float, Int
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("torch_path")
 
 FLOATS = {"float8e4m3fn": "fp8_e4m3", "float8e5m2": "fp8_e5m2"}
 

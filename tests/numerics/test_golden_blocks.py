@@ -18,6 +18,7 @@ from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Group
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("torch_path")
 
 OPERATORS = {"BFPQuantizeDequantize": bfp_quantize_dequantize, "MXQuantizeDequantize": mx_quantize_dequantize}
 SUBNORMAL = [2, 3]  # rows of the input `special` of mx_torch.npz whose blocks are subnormal

@@ -12,6 +12,7 @@ from quark.numerics.affine import dequantize, quantize
 from quark.numerics.formats import FORMATS, Float
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("torch_path")
 
 NAMES = {
     "float16": "float16",

@@ -97,6 +97,7 @@ def test_symmetric(row, x, rounding, seed):
     np.testing.assert_array_equal(fake_quantize(-x, scale, 0, row, rounding=rounding, narrow=True), -positive)
 
 
+@pytest.mark.usefixtures("torch_path")
 @named(ROWS)
 @few
 @given(x=anything, rounding=roundings, granularity=granularities, seed=st.integers(0, 99))
@@ -112,6 +113,7 @@ def test_numpy_equals_torch(row, x, rounding, granularity, seed):
     np.testing.assert_array_equal(bits(fake_quantize(*tensors, row, granularity, rounding).numpy()), bits(found))
 
 
+@pytest.mark.usefixtures("torch_path")
 @named(ROWS)
 @few
 @given(x=anything, rounding=roundings, granularity=granularities, seed=st.integers(0, 99))

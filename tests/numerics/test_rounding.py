@@ -15,6 +15,7 @@ from quark.numerics.formats import FORMATS
 from quark.numerics.rounding import RULES, Stochastic, dither, rule_of, uniform
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("torch_path")
 HALF = Fraction(1, 2)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from quark.numerics.scales import SCALE_RULES
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("torch_path")
 
 SMALLEST = 2.0**-149
 positive = st.floats(min_value=SMALLEST, max_value=float(np.finfo(np.float32).max), width=32)

@@ -186,8 +186,8 @@ def fake_quantize(
     element: Element = format
 
     def values(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
-        snapped = float32(element.snap(float32(part) / scale, zero_point, rule, narrow))
-        namespace(snapped).multiply(snapped, scale, out=out)
+        placed = element.place(float32(part) / scale, zero_point, rule, narrow)
+        namespace(placed).multiply(placed, scale, out=out)
 
     x = as_array(x)
     return like_input(blockwise(values, x, operands(x, scale, zero_point, format), granularity, rounding, "float32"), x)

@@ -37,6 +37,7 @@ from quark.numerics.array import (
     namespace,
     pow2,
     repeat,
+    shared,
     spread,
     to_bits,
 )
@@ -145,13 +146,13 @@ class Block:
             tensor_scale: the scale above the block scales, for a format that has one; None takes it from ``x``.
         """
         array = folded(x, axis)
-        above = self.above(array, tensor_scale)
+        above = shared(self.above(array, tensor_scale))
         out = empty(tuple(array.shape), "float32", array)
         with quiet():
             for run, index, rule in walk(array, self.size, rounding):
-                part = float32(run.view(array)[index])
+                part = float32(shared(run.view(array)[index]))
                 levels = self.levels(part, rule, above)
-                self.fill(run.view(out)[index], part, levels, rule)
+                self.fill(shared(run.view(out)[index]), part, levels, rule)
         return like_input(out.reshape(tuple(as_array(x).shape)), x)
 
     def encode(
@@ -163,20 +164,20 @@ class Block:
             DataError: ``x`` has an infinity or a NaN, which a block cannot store beside numbers.
         """
         array, shape = folded(x, axis), tuple(as_array(x).shape) or (1,)
-        above = self.above(array, tensor_scale)
+        above = shared(self.above(array, tensor_scale))
         out = self.empty_codes(array)
         with quiet():
             for run, index, rule in walk(array, self.size, rounding):
-                part = float32(run.view(array)[index])
+                part = float32(shared(run.view(array)[index]))
                 levels = self.levels(part, rule, above)
                 if levels.special and bool((levels.raw >= INFINITY).any()):
                     raise DataError(f"{self.name} cannot store an infinity or a NaN, and the tensor has one")
                 if self.carry and bool((levels.scale > self.storage.max).any()):
                     raise DataError(f"{self.name}: a block near the largest float32 needs a scale above 2**127")
-                run.view(out.codes)[index] = self.element.encode(self.snap(part, levels, rule))
-                run.view(out.scale, self.size)[index] = self.storage.encode(levels.scale)
+                shared(run.view(out.codes)[index])[...] = self.element.encode(self.snap(part, levels, rule))
+                shared(run.view(out.scale, self.size)[index])[...] = self.storage.encode(levels.scale)
                 if out.shift is not None:
-                    run.view(out.shift, self.sub_block)[index] = cast(levels.shift, "uint8")
+                    shared(run.view(out.shift, self.sub_block)[index])[...] = cast(levels.shift, "uint8")
         scale = out.scale.reshape(Group(axis, self.size).grid(shape))
         shift = None if out.shift is None else out.shift.reshape(Group(axis, self.sub_block).grid(shape))
         return Encoded(out.codes.reshape(shape), scale, shift)
@@ -218,9 +219,7 @@ class Block:
         if tensor_scale is not None:
             return cast(as_parameter(tensor_scale, x), "float32").reshape(())
         xp = namespace(x)
-        size = xp.abs(float32(x)).reshape(-1)
-        amax = xp.where(size < inf, size, 0 * size).max() if len(size) else xp.zeros_like(x).sum()
-        scale = float32(amax) / as_parameter(self.max, x)
+        scale = largest_finite(x) / as_parameter(self.max, x)
         return cast(xp.where(scale < SMALLEST_NORMAL, xp.ones_like(scale), scale), "float32")
 
     def levels(self, x: Array, rule: Rule, above: Array | None) -> Levels:
@@ -314,7 +313,19 @@ def walk(x: Array, size: int, rounding: Rounding) -> Iterator[tuple[Run, Index, 
     for run in (Run(0, count, size),) * (count > 0) + (Run(count * size, 1, rest),) * (rest > 0):
         shape = tuple(run.view(x).shape)
         for index in chunks(shape, chunk_size(x), BLOCK_AXIS):
-            yield run, index, rule_of(rounding, None if noise is None else run.view(noise)[index])
+            yield run, index, rule_of(rounding, None if noise is None else shared(run.view(noise)[index]))
+
+
+def largest_finite(x: Array) -> Array:
+    """The largest finite magnitude of ``x`` (any shape; 0 of nothing), as a scalar beside it."""
+    tops = [as_parameter(0.0, x)]
+    for index in chunks(tuple(x.shape), chunk_size(x)) if len(x.reshape(-1)) else ():
+        sizes = abs(float32(shared(x[index])))
+        top = sizes.max()
+        if maybe(~(top < inf)):
+            top = namespace(sizes).where(sizes < inf, sizes, 0 * sizes).max()
+        tops.append(as_parameter(top, x))
+    return max(tops) if len(tops) != 2 else tops[1]  # one chunk: nothing to compare, so a GPU need not be waited for
 
 
 def folded(x: Array, axis: int) -> Array:

@@ -1,8 +1,8 @@
 """Work in pieces whose temporaries stay in the cache.
 
 ``elementwise`` and ``blockwise`` call a function on chunks of some 32 to 64 thousand elements, each with its own
-parameters and its own rounding rule, and collect the results in one new array. On a GPU, where a chunk would be a
-kernel launch, the whole tensor is one chunk.
+parameters and its own rounding rule, and collect the results in one new array. Tensors on the CPU are worked on by
+NumPy in their own memory. On a GPU, where a chunk would be a kernel launch, the whole tensor is one chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from quark.numerics.array import Array, as_array, cast_like, chunk_size, empty, spread
+from quark.numerics.array import Array, as_array, cast_like, chunk_size, empty, shared, spread
 from quark.numerics.granularity import Granularity, Piece, Tensor
 from quark.numerics.rounding import Rounding, Rule, noise_of, rule_of
 
@@ -68,17 +68,17 @@ def blockwise(
     shape = tuple(x.shape)
     out = empty(shape, dtype, x)
     noise = noise_of(rounding, shape, x)
-    grids = [parameter.reshape(granularity.grid(shape)) for parameter in parameters]
+    grids = [shared(parameter).reshape(granularity.grid(shape)) for parameter in parameters]
     with quiet():
         pieces = list(granularity.pieces(shape))
         for piece in map(merge, pieces) if len(pieces) == 1 else pieces:
             source, target = view(x, piece), view(out, piece)
             dither = None if noise is None else view(noise, piece)
-            shared = [view_parameter(grid, piece) for grid in grids]
+            mine = [view_parameter(grid, piece) for grid in grids]
             for index in chunks(piece.shape, chunk_size(x)):
-                rule = rule_of(rounding, None if dither is None else dither[index])
-                part = source[index]
-                function(part, *(spread(take(p, index), part.shape) for p in shared), rule, target[index])
+                rule = rule_of(rounding, None if dither is None else shared(dither[index]))
+                part = shared(source[index])
+                function(part, *(spread(take(p, index), part.shape) for p in mine), rule, shared(target[index]))
     return out
 
 

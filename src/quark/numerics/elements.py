@@ -24,6 +24,7 @@ from quark.numerics.array import (
     MAGNITUDE,
     SIGN,
     Array,
+    as_array,
     cast,
     clip,
     float32,
@@ -107,7 +108,7 @@ class Int:
 
     def round(self, x: Array, rounding: Rounding = "half_even") -> Array:
         """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
-        return like_input(elementwise(lambda part, rule: float32(self.snap(float32(part), 0, rule)), x, rounding), x)
+        return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
 
     def snap(self, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> Array:
         """``clip(round(x) + zero_point) - zero_point`` in ``work_dtype``, never -0; ``x`` is float32 and is kept."""
@@ -118,6 +119,19 @@ class Int:
             placed -= INTEGER_MAGIC[self.work_dtype]
             return placed
         placed = rule(placed)
+        placed += 0.0
+        return placed
+
+    def place(self, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> Array:
+        """``snap`` rounded to float32.
+
+        Half to even needs no float64 for that: x is an integer from 2**23 on, and no float32 lies between a bound and
+        the float32 next to it.
+        """
+        if self.work_dtype == "float32" or rule is not half_even:
+            return float32(self.snap(x, zero_point, rule, narrow))
+        bounds = (float32(as_array(bound - zero_point)) for bound in (self.min + narrow, self.max))
+        placed = half_even(clip(x, *bounds))
         placed += 0.0
         return placed
 
@@ -200,7 +214,7 @@ class Float:
 
     def round(self, x: Array, rounding: Rounding = "half_even") -> Array:
         """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
-        return like_input(elementwise(lambda part, rule: float32(self.snap(float32(part), 0, rule)), x, rounding), x)
+        return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
 
     def snap(self, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> Array:
         """float32 ``x`` (kept) on the grid; the sign of zero stays. ``zero_point`` and ``narrow`` mean nothing here."""
@@ -216,6 +230,8 @@ class Float:
         else:
             rounded = self.upper_bits(x) if wide else self.by_adder(x)
         return rounded if self.saturates or wide else self.overflow(rounded)
+
+    place = snap
 
     def by_adder(self, x: Array) -> Array:
         """Half to even: 1.5 * 2**(exponent + 23 - m) added and taken away again. ``x`` is overwritten."""
@@ -337,7 +353,7 @@ class Power:
 
     def round(self, x: Array, rounding: Rounding = "half_even") -> Array:
         """``x`` (any shape, float32, float16, bfloat16 or float64) on the grid, in the type of ``x``; NaN stays NaN."""
-        return like_input(elementwise(lambda part, rule: float32(self.snap(float32(part), 0, rule)), x, rounding), x)
+        return like_input(elementwise(lambda part, rule: self.place(float32(part), 0, rule), x, rounding), x)
 
     def snap(self, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> Array:
         """float32 ``x`` as powers of two; values at or beyond 1.5 * 2**127 become NaN under the nearest roundings."""
@@ -347,6 +363,8 @@ class Power:
         up = (half_up if rule is half_even else rule)(xp.clip(x / below - 1, 0.0, 1.0))
         value = pow2(exponent + cast(up, "int32"))
         return cast(xp.where((x > 0) & (value < inf), value, nan), "float32")
+
+    place = snap
 
     def encode(self, values: Array, zero_point: Array = 0) -> Array:
         """Biased exponents, 255 for NaN."""
