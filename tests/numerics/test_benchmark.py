@@ -7,7 +7,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from benchmarks import numerics
+
+from quark.numerics.array import on_gpu
+from quark.numerics.formats import FORMATS
+
 ROOT = Path(__file__).parents[2]
+
+
+def test_a_device_that_is_not_there_is_an_error():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(SystemExit, match="no CUDA device"):
+        numerics.arrays(4096, "cuda")
+
+
+def test_devices_are_chosen():
+    assert all(not on_gpu(x) for x in numerics.arrays(4096, "cpu").values())
+    assert numerics.limit(FORMATS["int8"]) == 4.0 and numerics.limit(FORMATS["int8"], on_gpu=True) == 3.0
 
 
 def test_small_run(tmp_path):

@@ -13,6 +13,7 @@ from quark.numerics.block_operators import bfp_block, bfp_quantize_dequantize, m
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Group
+from quark.numerics.rounding import ROUNDINGS
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("torch_path")
@@ -151,3 +152,15 @@ def test_attributes_of_the_operators():
         mx_quantize_dequantize(np.ones((2, 2)), element_dtype="fp4")
     with pytest.raises(ConfigError, match="axis 2"):
         mx_quantize_dequantize(np.ones((2, 2)), axis=2)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("name", ["mxfp4", "mx6", "bfp16", "nvfp4"])
+def test_the_positions_of_a_kernel_do_not_mix(name, rounding):
+    """NumPy turns small kernels round to work on them; the noise must turn with them. Torch's functions do not turn."""
+    x = np.random.default_rng(5).standard_normal((9, 70, 3, 3)).astype(np.float32)
+    found = BLOCKS[name].round(x, 1, rounding)
+    np.testing.assert_array_equal(BLOCKS[name].round(torch.from_numpy(x), 1, rounding).numpy(), found)
+    above = Grid(BLOCKS[name]).parameters(x.min(), x.max())[0] if BLOCKS[name].tensor_scale else None
+    codes = BLOCKS[name].encode(x, 1, rounding, above)
+    np.testing.assert_array_equal(BLOCKS[name].decode(codes, 1, above), BLOCKS[name].round(x, 1, rounding, above))

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from quark.errors import DataError
 from quark.numerics.affine import dequantize, fake_quantize, quantize
 from quark.numerics.formats import FORMATS, Block, Power
-from quark.numerics.granularity import Channel, Group, Tensor, Token
+from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
 from quark.numerics.packing import pack, unpack
 from quark.numerics.rounding import NEAREST, ROUNDINGS, Stochastic
 
@@ -199,3 +199,21 @@ def test_gpu_equals_numpy(row, rounding):
     x = hard_values()
     on_gpu = fake_quantize(torch.from_numpy(x).cuda(), 0.25, 0, row, rounding=rounding)
     np.testing.assert_array_equal(bits(on_gpu.cpu().numpy()), bits(fake_quantize(x, 0.25, 0, row, rounding=rounding)))
+    x = np.where(np.isfinite(x), x, np.float32(2))
+    codes, expected = (quantize(v, 0.25, 0, row, rounding=rounding) for v in (torch.from_numpy(x).cuda(), x))
+    for ours, theirs in zip(expected, codes, strict=True) if isinstance(row, Block) else [(expected, codes)]:
+        np.testing.assert_array_equal(ours, theirs if theirs is None else theirs.cpu().numpy())
+
+
+@pytest.mark.gpu
+@named(ELEMENTS)
+@pytest.mark.parametrize("granularity", [Channel(1), Group(0, 10), Group(-1, 32), Block2D(7, 5), Token()], ids=str)
+def test_gpu_equals_numpy_for_every_granularity(row, granularity):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    x = hard_values()
+    shape = granularity.parameter_shape(x.shape)
+    scale = (2.0 ** np.random.default_rng(1).uniform(-6, 2, shape)).astype(np.float32)
+    zero = np.asarray(zero_point(row, 3) + np.zeros(shape, np.int64))
+    on_gpu = fake_quantize(*(torch.from_numpy(v).cuda() for v in (x, scale, zero)), row, granularity)
+    np.testing.assert_array_equal(bits(on_gpu.cpu().numpy()), bits(fake_quantize(x, scale, zero, row, granularity)))

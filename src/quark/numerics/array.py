@@ -72,7 +72,7 @@ def empty(shape: tuple[int, ...], dtype: str, like: Array) -> Array:
 
 
 def shares_memory(x: Array) -> bool:
-    """Whether ``x`` is a tensor whose values NumPy can work on where they are: a plain one in the memory of the host."""
+    """Whether ``x`` is a tensor whose values NumPy can work on where they are: a plain one on the CPU."""
     if not is_torch(x) or on_gpu(x):
         return False
     torch = sys.modules["torch"]
