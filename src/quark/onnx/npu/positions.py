@@ -87,7 +87,8 @@ def _moved(tensor: TensorPlan, position: np.ndarray, note: str) -> TensorPlan:
         row = get_format(tensor.spec.format)
         lowest = np.minimum(np.asarray(tensor.range[0], np.float64), 0).reshape(scale.shape)
         zero_point = np.clip(np.rint(row.min - lowest / scale), row.min, row.max).astype(zero_point.dtype)
-    return replace(tensor, scale=scale, zero_point=zero_point, changes=(*tensor.changes, note))
+    changes = (*(change for change in tensor.changes if change != note), note)
+    return replace(tensor, scale=scale, zero_point=zero_point, changes=changes)
 
 
 def _written(position: np.ndarray) -> str:

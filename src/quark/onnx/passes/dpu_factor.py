@@ -34,7 +34,7 @@ def put_behind(model: ir.Model, node: ir.Node, factor: float, names: Names) -> N
     dtype = np.float16 if source.dtype == ir.DataType.FLOAT16 else np.float32
     scale = add_initializer(model.graph, np.asarray(factor, dtype), names.fresh(f"{name}_Scale"))
     product = ir.Value(shape=source.shape, type=source.type)
-    mul = ir.node("Mul", [source, scale], outputs=[product], name=names.fresh(f"{name}_Mul"))
+    mul = ir.node("Mul", [source, scale], outputs=[product], name=f"{name}_Mul")
     source.replace_all_uses_with(product, replace_graph_outputs=True)
     mul.replace_input_with(0, source)
     model.graph.insert_after(node, mul)
