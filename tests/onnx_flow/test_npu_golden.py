@@ -29,7 +29,7 @@ MODES = {
 SPEC, LEGACY = "XInt8Spec", "preset XINT8"
 #: The peer's preset equalizes the weights of these networks before it quantizes them; it does so for no other.
 EQUALIZED = {"chain", "residual", "shifts"}
-#: Pools over a power of two of values, whose device mean is exact: the peer multiplies them by 1, here there is no node.
+#: Pools over a power of two of values: the device divides exactly, the peer multiplies by 1, here there is no node.
 EXACT = {"acts": ["globalaveragepool9"], "pools": ["averagepool5"]}
 CASES = [(name, api, mode) for name in GOLDEN for api in (SPEC, LEGACY) for mode in MODES]
 
