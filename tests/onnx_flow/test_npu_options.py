@@ -160,14 +160,14 @@ def test_shift_read_brings_operands_within_seven() -> None:
 
 
 def test_shift_cut_moves_a_weight_and_rounds_it_again() -> None:
-    graph = UNARY.format("Relu(a)")
-    weights = {"w": W * np.float32(2**-20)}
-    free, cut = run(graph, weights, scale=2.0**-2, AdjustShiftCut=False), run(graph, weights, AdjustShiftCut=True)
-    shift = at(cut, "w") + at(cut, "x") - at(cut, "y")
-    assert 0 <= shift <= 16
-    assert at(free, "w") + at(free, "x") - at(free, "y") <= 16  # a chain of one layer stays within; see the next one
+    graph = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { y = Conv(x, w, b) }"
+    weights = {"w": W * np.float32(2**-16), "b": models.normal(4, seed=5)}  # the bias alone decides about the output
+    free, cut = run(graph, weights, AdjustShiftCut=False), run(graph, weights)
+    assert at(free, "w") + at(free, "x") - at(free, "y") > 16
+    assert at(cut, "w") + at(cut, "x") - at(cut, "y") == 16
     codes = constants(cut)["w_quantized"]
     np.testing.assert_array_equal(codes, np.clip(np.rint(weights["w"] * 2.0 ** at(cut, "w")), -127, 127))
+    assert "shift_cut" in cut.plan.explain("w")
 
 
 def test_shift_bias_keeps_a_small_bias_on_the_accumulator() -> None:
@@ -180,15 +180,21 @@ def test_shift_bias_keeps_a_small_bias_on_the_accumulator() -> None:
     np.testing.assert_array_equal(codes, np.clip(np.rint(weights["b"] * 2.0 ** at(held, "b")), -127, 127))
 
 
-def test_shift_write_of_products_and_of_swish() -> None:
-    graph = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { a = Conv(x, w) s = HardSigmoid<alpha = 0.16666667>(a) y = Mul(a, s) }"
+def test_shift_swish_and_shift_write_move_the_product() -> None:
+    graph = UNARY.format("Mul(a, s)").replace("y =", "s = HardSigmoid<alpha = 0.16666667>(a) y =")
     weights = {"w": W * np.float32(2**-10)}
 
     def shift(result: Result) -> int:
         return at(result, "a") + at(result, "s") - at(result, "y")
 
-    assert shift(run(graph, weights, AdjustShiftSwish=False)) <= 32
     assert 0 <= shift(run(graph, weights)) <= 15
+
+    square = ADD.replace("float[1,4,6,6] y)", "float[1,4,6,6] y, float[1,4,6,6] z)").replace(" }", " z = Mul(b, b) }")
+    free, held = run(square, TINY, AdjustShiftWrite=False), run(square, TINY)
+    assert (
+        2 * at(free, "b") - at(free, "z") < 0
+    )  # the Add has moved b, and the square has a finer scale than its factors
+    assert 2 * at(held, "b") - at(held, "z") == 0
 
 
 def test_hard_sigmoid_reads_at_most_fifteen_and_writes_at_least_seven_bits() -> None:
@@ -228,11 +234,12 @@ def test_without_the_check_no_rule_acts() -> None:
 
 
 def test_rounds_are_limited() -> None:
-    graph = """g (float[1,4,6,6] x) => (float[1,8,6,6] y) {
-        a = Conv(x, w) b = Conv(x, v) s = Add(a, b) y = Concat<axis = 1>(s, b) }"""
-    once, more = run(graph, TINY, MaxLoopNum=1), run(graph, TINY)
-    assert at(once, "b") != at(once, "y")  # the Concat came first, the Add has moved its operand after that
-    assert at(more, "b") == at(more, "y")
+    graph = """g (float[1,4,6,6] x) => (float[1,8,6,6] y, float[1,4,6,6] s) {
+        a = Conv(x, w) b = Conv(x, v) c = Conv(x, u) s = Add(a, b) y = Concat<axis = 1>(b, c) }"""
+    weights = {**TINY, "u": TINY["v"]}
+    once, more = run(graph, weights, MaxLoopNum=1), run(graph, weights)
+    assert at(once, "b") < at(once, "c")  # the Concat comes first; the Add has moved its operand after that
+    assert at(more, "b") == at(more, "c") == at(more, "y")
 
 
 def test_per_channel_weights_stay_within_the_limits_channel_by_channel() -> None:

@@ -16,7 +16,7 @@ from onnx import FunctionProto, NodeProto, helper
 
 from quark.errors import ConfigError, ModelError, unknown
 from quark.numerics.blocks import BLOCKS
-from quark.operators import affine, bfp, blockquant, elementwise, mx, storage
+from quark.operators import affine, bfp, blockquant, elementwise, instance_norm, mx, storage
 from quark.operators.body import LOWEST_OPSET, Body
 from quark.operators.site import Site
 
@@ -42,12 +42,12 @@ class Operator:
     name: str
     domain: str
     inputs: tuple[str, ...]
-    attributes: Mapping[str, int | str]
+    attributes: Mapping[str, float | str]
     allowed: Mapping[str, tuple | range]
     variant: Callable[[Mapping, Site], str]
     write: Callable[[Body, Mapping, str], str]
 
-    def settings(self, given: Mapping[str, int | str] | None = None) -> dict[str, int | str]:
+    def settings(self, given: Mapping[str, float | str] | None = None) -> dict[str, float | str]:
         """``given`` completed with the defaults, in the order of the table.
 
         Raises:
@@ -59,7 +59,7 @@ class Operator:
                 raise ConfigError(unknown(f"attribute of {self.name}", name, self.attributes))
         return {name: self._checked(name, given.get(name, default)) for name, default in self.attributes.items()}
 
-    def _checked(self, name: str, value: int | str) -> int | str:
+    def _checked(self, name: str, value: float | str) -> float | str:
         allowed = self.allowed.get(name)
         if isinstance(allowed, range) and value not in allowed:
             raise ConfigError(f"{name} of {self.name} is {value!r}; allowed are {allowed.start} to {allowed.stop - 1}")
@@ -121,6 +121,15 @@ ROWS = (
         mx.write,
     ),
     Operator(
+        "ExtendedInstanceNormalization",
+        DOMAIN,
+        ("x", "scale", "bias"),
+        instance_norm.ATTRIBUTES,
+        {},
+        instance_norm.variant,
+        instance_norm.write,
+    ),
+    Operator(
         "QuantizeDequantize",
         OWN_DOMAIN,
         ("x", "scale", "zero_point"),
@@ -172,7 +181,7 @@ def get_operator(name: str) -> Operator:
     return OPERATORS[name]
 
 
-def overload(name: str, attributes: Mapping[str, int | str] | None = None, site: Site = Site()) -> str:  # noqa: B008
+def overload(name: str, attributes: Mapping[str, float | str] | None = None, site: Site = Site()) -> str:  # noqa: B008
     """The overload name of a node: every attribute value, and the body to use at ``site``."""
     operator = get_operator(name)
     settings = operator.settings(attributes)
@@ -183,7 +192,7 @@ def node(
     op_name: str,
     inputs: Sequence[str],
     outputs: Sequence[str],
-    attributes: Mapping[str, int | str] | None = None,
+    attributes: Mapping[str, float | str] | None = None,
     site: Site = Site(),  # noqa: B008 (a frozen value)
     name: str = "",
 ) -> NodeProto:
@@ -208,7 +217,7 @@ def node(
 
 
 def function_for(
-    op_name: str, attributes: Mapping[str, int | str] | None, opset: int, label: str | None = None
+    op_name: str, attributes: Mapping[str, float | str] | None, opset: int, label: str | None = None
 ) -> FunctionProto:
     """The model-local function of an operator.
 
