@@ -2,7 +2,7 @@
 
     t* = argmin_t  KL(P_t || Q_t),   KL(p || q) = Σ p log(p / q)
 
-over 2048 to 4096 equal bins of |x| (Migacz, "8-bit inference with TensorRT", GTC 2017). P_t is the histogram up to t
+over 2048 to 4096 equal bins of |x| (``NumBins`` to twice as many) (Migacz, "8-bit inference with TensorRT", GTC 2017). P_t is the histogram up to t
 with everything beyond added to its last bin. Q_t is what quantization keeps of the histogram up to t: the count of
 all bins that share a code, spread evenly over those that are not empty. Codes come from the tensor's own quantizer,
 so 8 bits are 8 bits. Thresholds go from 128 bins up to the largest |x| in steps of 1/8 octave, then by 1/16, 1/32 and
@@ -26,7 +26,6 @@ from quark.observers.histogram import Histogram
 from quark.observers.mse import range_errors
 from quark.observers.percentile import clipped
 
-LEAST_BINS = 2048
 NEVER = 1e-4
 STEPS_PER_OCTAVE = 8
 FAVOURITES = 12
@@ -74,7 +73,7 @@ def magnitudes(statistic: Histogram) -> tuple[np.ndarray, float]:
     largest = max(-statistic.lo, statistic.hi)
     if not largest:
         return np.zeros(0), 0.0
-    width = 2.0 ** (np.floor(np.log2(largest)) + 1) / (2 * LEAST_BINS)
+    width = 2.0 ** (np.floor(np.log2(largest)) + 1) / (2 * statistic.per_octave)
     left, _, counts = statistic.magnitude_bins()
     return np.bincount((left / width).astype(np.int64), weights=np.where(left > 0, counts, 0)), float(width)
 

@@ -4,7 +4,7 @@ A float32 is 1 sign bit, 8 exponent bits, 23 mantissa bits; as an integer its ma
 
     bin(x) = max(bits(|x|) >> 12  -  base, 0)
 
-has 2048 equal bins in every octave [2^e, 2^(e+1)): a bin is at most 1/2048 of its value wide. The 16 octaves below
+has 2048 equal bins (another number where that is asked for) in every octave [2^e, 2^(e+1)): a bin is at most 1/2048 of its value wide. The 16 octaves below
 the largest magnitude are kept; smaller values count as zero (bin 0). When a larger value comes, the bins move up by
 whole octaves and the lowest fold into bin 0, so the counts are those of one pass with the final base: merging is
 exact and associative. The 512 largest magnitudes of each sign are kept as they are, so that quantiles far out are
@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
+from quark.errors import ConfigError
 from quark.observers.statistics import State, extremes
 
-MANTISSA = 11
+PER_OCTAVE = 2048
+#: Fewer bins would not carry the searches; more than these gain nothing.
+FEWEST, MOST = 16, 1 << 16
 OCTAVES = 16
-PER_OCTAVE = 1 << MANTISSA
-BINS = OCTAVES << MANTISSA
-DROPPED = 23 - MANTISSA
 TAIL = 512
 CHUNK = 1 << 16
-COARSE = 7
+SPARSE = 4  # bits of the fewest points an octave keeps for the searches
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 Bins = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -40,14 +40,23 @@ Bins = tuple[np.ndarray, np.ndarray, np.ndarray]
 class Histogram:
     """Counts of the values of one tensor, with exact extremes and exact tails.
 
+    Args:
+        bins: bins in every octave, rounded up to a power of two (``NumBins``).
+
     Attributes:
+        per_octave: bins in every octave.
         lo, hi: smallest and largest value seen.
         count: values seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bins: int = PER_OCTAVE) -> None:
+        if not FEWEST <= bins <= MOST:
+            raise ConfigError(f"NumBins is {bins}; it must be 0 or {FEWEST} to {MOST}")
         self.lo, self.hi = np.inf, -np.inf
         self.count = 0
+        self._mantissa = math.ceil(math.log2(bins))
+        self.per_octave = 1 << self._mantissa
+        self._bins = OCTAVES << self._mantissa
         self._top = 0  # the largest biased exponent seen, plus one
         self._counts: list[np.ndarray] = []  # of positive, then of negative values (only once there are some)
         self._tails = [np.empty(0, np.float32), np.empty(0, np.float32)]  # largest magnitudes, descending
@@ -74,27 +83,28 @@ class Histogram:
     def _count(self, flat: np.ndarray, negative: bool) -> None:
         signs = 2 if negative or len(self._counts) == 2 else 1
         while len(self._counts) < signs:
-            self._counts.append(np.zeros(BINS, np.int64))
+            self._counts.append(np.zeros(self._bins, np.int64))
         patterns, places = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.int64)
         for start in range(0, flat.size, CHUNK):
             bits = flat[start : start + CHUNK].view(np.int32)
-            found = np.bincount(_places(bits, self._base(), negative, patterns, places), minlength=signs * BINS)
-            for counts, part in zip(self._counts, found.reshape(signs, BINS), strict=True):
+            _place(bits, self._base(), self._mantissa, negative, patterns, places)
+            found = np.bincount(places[: bits.size], minlength=signs * self._bins)
+            for counts, part in zip(self._counts, found.reshape(signs, self._bins), strict=True):
                 counts += part
 
     def _base(self) -> int:
-        return max(self._top - OCTAVES, 0) << MANTISSA
+        return max(self._top - OCTAVES, 0) << self._mantissa
 
     def _raise_top(self, top: int) -> None:
         """Make room for magnitudes below 2^(top - 127): move the bins down, fold the lowest into bin 0."""
         before = self._base()
         self._top = max(self._top, top)
-        shift = min(self._base() - before, BINS - 1)
+        shift = min(self._base() - before, self._bins - 1)
         if shift:
             for counts in self._counts:
                 lowest = counts[: shift + 1].sum()
-                counts[: BINS - shift] = counts[shift:].copy()
-                counts[BINS - shift :] = 0
+                counts[: self._bins - shift] = counts[shift:].copy()
+                counts[self._bins - shift :] = 0
                 counts[0] = lowest
 
     def _keep_tail(self, sign: int, flat: np.ndarray, largest: float) -> None:
@@ -110,7 +120,7 @@ class Histogram:
     def _outer_edge(self, sign: int) -> np.float32:
         """A magnitude that at least ``TAIL`` values of this sign reach, or all that are not counted as zero."""
         outward = np.cumsum(self._counts[sign][::-1])
-        place = BINS - 1 - int(np.searchsorted(outward, TAIL))
+        place = self._bins - 1 - int(np.searchsorted(outward, TAIL))
         return np.float32(self._edges()[place]) if place > 0 else np.float32(0)
 
     def merge(self, other: Histogram) -> None:
@@ -135,6 +145,7 @@ class Histogram:
             "extremes": np.array([self.lo, self.hi]),
             "count": np.array(self.count),
             "top": np.array(self._top),
+            "bins": np.array(self.per_octave),
             "signs": np.array(len(self._counts)),
             "counts": np.concatenate([np.empty(0, np.int64), *self._counts]),
             "high": self._tails[0].copy(),
@@ -144,10 +155,10 @@ class Histogram:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Histogram:
         """The statistic that ``state()`` described."""
-        new = cls()
+        new = cls(int(state["bins"]))
         new.lo, new.hi = (float(value) for value in state["extremes"])
         new.count, new._top = int(state["count"]), int(state["top"])
-        counts = np.array(state["counts"], np.int64).reshape(int(state["signs"]), BINS)
+        counts = np.array(state["counts"], np.int64).reshape(int(state["signs"]), new._bins)
         new._counts = [row.copy() for row in counts]
         new._tails = [np.array(state[side], np.float32) for side in ("high", "low")]
         return new
@@ -155,8 +166,8 @@ class Histogram:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def _edges(self) -> np.ndarray:
-        """Edges of the bins of one sign, float64 [BINS + 1]; bin 0 starts at 0."""
-        patterns = (self._base() + np.arange(BINS + 1, dtype=np.int64)) << DROPPED
+        """Edges of the bins of one sign, float64 [bins + 1]; bin 0 starts at 0."""
+        patterns = (self._base() + np.arange(self._bins + 1, dtype=np.int64)) << (23 - self._mantissa)
         edges = np.minimum(patterns, 0x7F7FFFFF).astype(np.int32).view(np.float32).astype(np.float64)
         edges[0] = 0
         return edges
@@ -172,7 +183,7 @@ class Histogram:
     def magnitude_bins(self) -> Bins:
         """Left edges, right edges and counts of the bins of |x| that are not empty, in ascending order."""
         edges = self._edges()
-        return _occupied([edges[:-1], edges[1:], sum(self._counts, np.zeros(BINS, np.int64))])
+        return _occupied([edges[:-1], edges[1:], sum(self._counts, np.zeros(self._bins, np.int64))])
 
     def quantile(self, share: float) -> float:
         """The value that ``share`` (0..1) of all values do not exceed: exact in the tails, else to 1/2048 of itself."""
@@ -217,8 +228,8 @@ class Histogram:
         edges = self._edges()
         lefts, rights, sums = [], [], []
         for octave in range(OCTAVES):
-            step = 1 << min(OCTAVES - 1 - octave, COARSE)
-            part = slice(octave << MANTISSA, octave + 1 << MANTISSA)
+            step = 1 << min(OCTAVES - 1 - octave, self._mantissa - SPARSE)
+            part = slice(octave << self._mantissa, octave + 1 << self._mantissa)
             lefts.append(edges[:-1][part][::step])
             rights.append(edges[1:][part][step - 1 :: step])
             sums.append(counts[part].reshape(-1, step).sum(1, dtype=np.float64))
@@ -240,19 +251,21 @@ def _exponent(magnitude: float) -> int:
     return int(np.float32(magnitude).view(np.int32) >> 23)
 
 
-def _places(bits: np.ndarray, base: int, negative: bool, patterns: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """The bins of float32 patterns (int32); those of negative values follow the ``BINS`` of the others."""
+def _place(
+    bits: np.ndarray, base: int, mantissa: int, negative: bool, patterns: np.ndarray, places: np.ndarray
+) -> None:
+    """Write the bins of float32 patterns (int32) into ``places``; those of negative values follow all the others."""
     patterns, places = patterns[: bits.size], places[: bits.size]
-    np.right_shift(bits, DROPPED, out=patterns)
+    dropped = 23 - mantissa
+    np.right_shift(bits, dropped, out=patterns)
     if negative:
-        patterns &= 0x7FFFFFFF >> DROPPED
+        patterns &= 0x7FFFFFFF >> dropped
     np.maximum(patterns, base, out=patterns)  # without the mask, a sign bit (of -0) makes a negative number: bin 0
     np.subtract(patterns, base, out=places)
     if negative:
         np.right_shift(bits, 31, out=patterns)
-        patterns &= BINS
+        patterns &= OCTAVES << mantissa
         places += patterns
-    return places
 
 
 def _largest(magnitudes: np.ndarray) -> np.ndarray:
