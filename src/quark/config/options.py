@@ -11,24 +11,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
+from quark.config.conflicts import check_together
 from quark.errors import ConfigError, unknown
 
 #: Options of the interface that this version does not implement yet: refused by name, never ignored.
 NOT_YET = frozenset(
     [
         "AdjustBiasScale",
-        "CalibOptimizeDisk",
-        "CalibOptimizeMem",
-        "CalibPassthroughOpTypes",
-        "CalibWorkerNum",
         "ConvertBNToConv",
         "ConvertClipToRelu",
         "ConvertNCHWToNHWC",
         "ConvertSplitToSlice",
-        "CryptoMode",
         "EnableDualQuantNodePairs",
         "EnableSubgraph",
-        "EncryptionAlgorithm",
         "FillAllValueInfo",
         "FixShapes",
         "FoldRelu",
@@ -40,13 +35,10 @@ NOT_YET = frozenset(
         "MatMulNBitsParams",
         "MinMSEModeFloatScale",
         "MinMSEModePof2Scale",
-        "NumBins",
         "PreprocessYAML",
         "ReplaceClip6Relu",
-        "SaveTensorHistFig",
         "SplitLargeKernelPool",
         "TensorQuantOverrides",
-        "TmpDir",
         "UseMatMulNBits",
     ]
 )
@@ -142,6 +134,27 @@ class Options(BaseModel):
         None, 4, "[min, max] of generated data per input name; None means [0, 1)."
     )
     CalibDataSize: Positive | None = _option(None, 4, "Read only this many samples; None means all.")
+    NumBins: Annotated[int, Field(ge=0)] | None = _option(
+        None,
+        4,
+        "Histogram bins in every octave (None: 2048, values to 1/2048 of themselves); 0 keeps the values themselves, "
+        "in TmpDir, for exact percentiles and errors.",
+    )
+    CalibOptimizeMem: bool = _option(
+        True, 4, "False: LayerwisePercentile and MinMSE keep the activations in memory and judge ranges by them."
+    )
+    CalibOptimizeDisk: bool = _option(
+        True, 4, "False: LayerwisePercentile and MinMSE keep the activations in TmpDir and judge ranges by them."
+    )
+    CalibWorkerNum: Positive = _option(
+        1, 4, "Workers that calibrate: threads, or the processes or cluster that joblib.parallel_config sets."
+    )
+    CalibPassthroughOpTypes: list[str] = _option(
+        [], 4, "Outputs of these operator types share the range of what they read and are not observed."
+    )
+    SaveTensorHistFig: bool = _option(
+        False, 4, "Write the histograms and the ranges found in them to ./tensor_hist/index.html."
+    )
     SaveAndRestore: str | None = _option(
         None, 4, "A .json file that keeps what is finished; an interrupted job goes on from there."
     )
@@ -211,6 +224,15 @@ class Options(BaseModel):
     )
     # 10 --------------------------------------------------------------------------------------------------------------
     ExecutionProviders: list[str] = _option(["CPUExecutionProvider"], 10, "ONNX Runtime providers for calibration.")
+    TmpDir: str | None = _option(
+        None, 10, "Folder for intermediate files, made where it is missing; None: the system's. It is left empty."
+    )
+    CryptoMode: bool = _option(
+        False, 10, "Nothing of the model reaches the disk or a message; model and result are a ModelProto."
+    )
+    EncryptionAlgorithm: Literal["AES-256"] | None = _option(
+        None, 10, "With CryptoMode: intermediate files are allowed and encrypted. None: they stay in memory."
+    )
     UserCustomOpLibPath: str | list[str] | None = _option(None, 10, "Libraries with the model's custom operators.")
     # 11 --------------------------------------------------------------------------------------------------------------
     DebugMode: bool = _option(False, 11, "Log every decision of the plan.")
@@ -233,8 +255,10 @@ def parse_options(given: Mapping[str, Any] | None) -> Options:
         if name not in Options.model_fields:
             raise ConfigError(unknown("option", name, Options.model_fields) + " (field extra_options)")
     try:
-        return Options(**given)
+        options = Options(**given)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"the option {place} cannot be {first['input']!r}: {first['msg']}") from error
+    check_together(dict(options))
+    return options

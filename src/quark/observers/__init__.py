@@ -6,5 +6,6 @@ from __future__ import annotations
 from quark.observers.histogram import Histogram
 from quark.observers.registry import SEARCHES, Search
 from quark.observers.statistics import MinMax, MovingMinMax, Statistic
+from quark.observers.values import Memory, Store, Values
 
-__all__ = ["SEARCHES", "Histogram", "MinMax", "MovingMinMax", "Search", "Statistic"]
+__all__ = ["SEARCHES", "Histogram", "Memory", "MinMax", "MovingMinMax", "Search", "Statistic", "Store", "Values"]

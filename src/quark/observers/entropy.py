@@ -2,7 +2,7 @@
 
     t* = argmin_t  KL(P_t || Q_t),   KL(p || q) = Σ p log(p / q)
 
-over 2048 to 4096 equal bins of |x| (``NumBins`` to twice as many) (Migacz, "8-bit inference with TensorRT", GTC 2017). P_t is the histogram up to t
+over 2048 to 4096 equal bins of |x| (Migacz, "8-bit inference with TensorRT", GTC 2017). P_t is the histogram up to t
 with everything beyond added to its last bin. Q_t is what quantization keeps of the histogram up to t: the count of
 all bins that share a code, spread evenly over those that are not empty. Codes come from the tensor's own quantizer,
 so 8 bits are 8 bits. Thresholds go from 128 bins up to the largest |x| in steps of 1/8 octave, then by 1/16, 1/32 and

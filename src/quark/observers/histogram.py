@@ -4,8 +4,8 @@ A float32 is 1 sign bit, 8 exponent bits, 23 mantissa bits; as an integer its ma
 
     bin(x) = max(bits(|x|) >> 12  -  base, 0)
 
-has 2048 equal bins (another number where that is asked for) in every octave [2^e, 2^(e+1)): a bin is at most 1/2048 of its value wide. The 16 octaves below
-the largest magnitude are kept; smaller values count as zero (bin 0). When a larger value comes, the bins move up by
+has 2048 equal bins (``NumBins``) in every octave [2^e, 2^(e+1)): a bin is at most 1/2048 of its value wide. The 16
+octaves below the largest magnitude are kept; smaller values count as zero (bin 0). When a larger value comes, the bins move up by
 whole octaves and the lowest fold into bin 0, so the counts are those of one pass with the final base: merging is
 exact and associative. The 512 largest magnitudes of each sign are kept as they are, so that quantiles far out are
 exact.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ CHUNK = 1 << 16
 SPARSE = 4  # bits of the fewest points an octave keeps for the searches
 GOLDEN = (math.sqrt(5) - 1) / 2
 
+Own = TypeVar("Own", bound="Histogram")
 Bins = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -51,7 +52,7 @@ class Histogram:
 
     def __init__(self, bins: int = PER_OCTAVE) -> None:
         if not FEWEST <= bins <= MOST:
-            raise ConfigError(f"NumBins is {bins}; it must be 0 or {FEWEST} to {MOST}")
+            raise ConfigError(f"NumBins is {bins}; a histogram has {FEWEST} to {MOST} bins an octave")
         self.lo, self.hi = np.inf, -np.inf
         self.count = 0
         self._mantissa = math.ceil(math.log2(bins))
@@ -127,7 +128,7 @@ class Histogram:
         """Add what ``other`` has seen; ``other`` stays as it is."""
         if not other.count:
             return
-        moved = Histogram.from_state(other.state())
+        moved = Histogram.from_state(Histogram.state(other))
         top = max(self._top, other._top)
         self._raise_top(top)
         moved._raise_top(top)
@@ -153,7 +154,7 @@ class Histogram:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Histogram:
+    def from_state(cls: type[Own], state: Mapping[str, Any]) -> Own:
         """The statistic that ``state()`` described."""
         new = cls(int(state["bins"]))
         new.lo, new.hi = (float(value) for value in state["extremes"])
@@ -187,7 +188,7 @@ class Histogram:
 
     def quantile(self, share: float) -> float:
         """The value that ``share`` (0..1) of all values do not exceed: exact in the tails, else to 1/2048 of itself."""
-        rank = _rank(share, self.count)
+        rank = rank_of(share, self.count)
         high, low = self._tails
         if self.count - rank < high.size:
             return float(high[self.count - rank])
@@ -197,7 +198,7 @@ class Histogram:
 
     def magnitude_quantile(self, share: float) -> float:
         """The same for |x|."""
-        rank = _rank(share, self.count)
+        rank = rank_of(share, self.count)
         outer = _largest(np.concatenate(self._tails))
         if self.count - rank < outer.size:
             return float(outer[self.count - rank])
@@ -284,7 +285,7 @@ def _occupied(columns: list[np.ndarray]) -> Bins:
     return left[kept], right[kept], counts[kept]
 
 
-def _rank(share: float, count: int) -> int:
+def rank_of(share: float, count: int) -> int:
     """How many values, from the smallest on, make ``share`` of ``count``: 1..count."""
     return min(max(math.ceil(share * count - 1e-6), 1), count)
 

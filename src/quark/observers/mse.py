@@ -23,6 +23,7 @@ import numpy as np
 from quark.numerics.affine import Grid, fake_quantize
 from quark.numerics.granularity import Channel
 from quark.observers.histogram import Histogram
+from quark.observers.values import Values
 
 POWERS = {"mae": 1, "mse": 2}
 COARSE_STEPS = tuple(2.0 ** (-k / 8) for k in range(1, 161))
@@ -70,6 +71,24 @@ class Rows:
         return off.sum(-1, dtype=np.float64) if self.weights is None else off @ self.weights
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The values themselves as one row, read again for every question; ``error`` and ``error_of`` as in ``Rows``."""
+
+    statistic: Values
+    grid: Grid
+    power: int = 2
+
+    def error(self, span: Span) -> np.ndarray:
+        """The error under one range, float64 [1]."""
+        return self.error_of(*self.grid.parameters(*span))
+
+    def error_of(self, scale: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
+        """The same under a given scale and zero point."""
+        rows = (Rows(part[None], self.grid, power=self.power) for part in self.statistic.parts())
+        return np.sum([row.error_of(scale, zero_point) for row in rows], axis=0)
+
+
 def search(statistic: Histogram, grid: Grid, symmetric: bool | None = None) -> tuple[float, float]:
     """The range of least squared error of everything the histogram counted.
 
@@ -81,8 +100,10 @@ def search(statistic: Histogram, grid: Grid, symmetric: bool | None = None) -> t
     """
     values, weights = statistic.points()
     extremes = np.array([statistic.lo]), np.array([statistic.hi])
-    lo, hi = _search(Rows(values[None], grid, weights), extremes, symmetric)
-    return float(lo[0]), float(hi[0])
+    span = _search(Rows(values[None], grid, weights), extremes, symmetric)
+    if isinstance(statistic, Values):
+        span = _second_look(Kept(statistic, grid), span, extremes, symmetric)
+    return float(span[0][0]), float(span[1][0])
 
 
 def search_rows(values: np.ndarray, grid: Grid, symmetric: bool | None = None) -> Span:
@@ -112,7 +133,8 @@ def range_errors(
 ) -> list[float]:
     """Σ |x - Q(x)|^power of everything the histogram counted, under the quantizer of each range (lo, hi)."""
     values, weights = statistic.points()
-    rows = Rows(values[None], grid, weights, power=power)
+    whole = Kept(statistic, grid, power) if isinstance(statistic, Values) else None
+    rows = whole or Rows(values[None], grid, weights, power=power)
     return [float(rows.error((np.array([lo]), np.array([hi])))[0]) for lo, hi in ranges]
 
 
@@ -134,6 +156,16 @@ def _search(rows: Rows, extremes: Span, symmetric: bool | None) -> Span:
     return _two_thresholds(rows, data)
 
 
+def _second_look(kept: Kept, found: Span, extremes: Span, symmetric: bool | None) -> Span:
+    """``found`` on the histogram, judged on the values: moved by every fine step that helps, or the whole range."""
+    data = np.minimum(extremes[0], 0), np.maximum(extremes[1], 0)
+    if kept.grid.scale_rule == "power_of_two":
+        return _powers(kept, data, centred=symmetric is not False)
+    for side in (BOTH,) if kept.grid.symmetric or symmetric else (UPPER, LOWER):
+        found = _within(_refined(kept, found, data, side), data)
+    return _better(data, kept.error(data), found, kept.error(found))[0]
+
+
 def _mirrored(span: Span) -> Span:
     widest = np.maximum(-span[0], span[1])
     return -widest, widest
@@ -143,7 +175,7 @@ def _within(span: Span, data: Span) -> Span:
     return np.maximum(span[0], data[0]), np.minimum(span[1], data[1])
 
 
-def _powers(rows: Rows, data: Span, centred: bool) -> Span:
+def _powers(rows: Rows | Kept, data: Span, centred: bool) -> Span:
     """The power-of-two scale of least error, as the range of its codes; ``centred``: with the middle code as zero."""
     full, zero_point = rows.grid.parameters(*(_mirrored(data) if centred else data))
     if centred:
@@ -187,7 +219,7 @@ def _shrunk(rows: Rows, span: Span, data: Span, sides: Sides) -> Span:
     return best
 
 
-def _refined(rows: Rows, span: Span, data: Span, sides: Sides) -> Span:
+def _refined(rows: Rows | Kept, span: Span, data: Span, sides: Sides) -> Span:
     """``span`` with ``sides`` moved by each fine step that helps, row by row."""
     best, least = span, rows.error(_within(span, data))
     for factor in FINE_STEPS:

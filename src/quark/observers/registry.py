@@ -16,6 +16,7 @@ from quark.numerics.affine import Grid
 from quark.observers import distribution, entropy, layerwise_percentile, minmax, mse, non_overflow, percentile
 from quark.observers.histogram import Histogram
 from quark.observers.statistics import MinMax, MovingMinMax, Statistic
+from quark.observers.values import counted
 
 Range = tuple[float, float]
 
@@ -37,7 +38,12 @@ class Search:
     @property
     def needs_values(self) -> bool:
         """Whether the extremes of each sample are not enough."""
-        return self.statistic is Histogram
+        return self.statistic in (Histogram, counted)
+
+    @property
+    def looks_twice(self) -> bool:
+        """Whether it can use the values themselves after the histogram."""
+        return self.statistic is counted
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -80,9 +86,9 @@ ROWS = (
     Search("moving_minmax", MovingMinMax, minmax.search),
     Search("non_overflow", MinMax, non_overflow.search),
     Search("moving_non_overflow", MovingMinMax, non_overflow.search),
-    Search("percentile", Histogram, percentile.search),
-    Search("layerwise_percentile", Histogram, layerwise_percentile.search),
-    Search("mse", Histogram, mse.search),
+    Search("percentile", counted, percentile.search),
+    Search("layerwise_percentile", counted, layerwise_percentile.search),
+    Search("mse", counted, mse.search),
     Search("entropy", Histogram, entropy.search),
     Search("distribution", Histogram, distribution.search),
 )

@@ -121,11 +121,11 @@ def observe(
     statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
     ledger = Ledger(resume or Resume(), statistics)
     source = samples_of(samples)
-    feeds = ledger.unseen(_reported(checked(source, inputs_of(model)), source, progress))
+    feeds = ledger.unseen(reported(checked(source, inputs_of(model)), source, progress))
     if ledger.complete:
         list(feeds)  # no sample is left; they are looked at because others would need other statistics
         return statistics
-    whole, reduced = _split(model, requests)
+    whole, reduced = split_by_need(model, requests)
     runner = Runner(model, whole, reduced, providers, libraries, threads)
     with ThreadPoolExecutor(COUNTERS, "calibration") as worker:
         _stream(runner, feeds, statistics, worker, ledger)
@@ -135,7 +135,7 @@ def observe(
     return statistics
 
 
-def _split(model: ir.Model, requests: Mapping[str, Request]) -> tuple[list[str], list[str]]:
+def split_by_need(model: ir.Model, requests: Mapping[str, Request]) -> tuple[list[str], list[str]]:
     """The tensors to fetch whole, and those of which the graph gives the extremes."""
     whole = [name for name, request in requests.items() if request.search.needs_values]
     extremes = [name for name, request in requests.items() if not request.search.needs_values]
@@ -174,12 +174,19 @@ def _join(counting: list[Future[None]], ledger: Ledger) -> None:
         ledger.count()
 
 
+def count_sample(runner: Runner, feed: Feed, statistics: Statistics, index: int) -> None:
+    """Run one sample and count it, one after the other."""
+    observation = _run(runner, feed, index)
+    _add_extremes(statistics, observation.extremes, index)
+    _count(statistics, observation.values, index)
+
+
 def _kept(values: dict[str, np.ndarray], feed: Feed) -> dict[str, np.ndarray]:
     """The tensors, inputs copied: a reader may fill the same array again while this sample is still being counted."""
     return {name: array.copy() if name in feed else array for name, array in values.items()}
 
 
-def _reported(feeds: Iterable[Feed], source: Samples, progress: Progress | None) -> Iterator[Feed]:
+def reported(feeds: Iterable[Feed], source: Samples, progress: Progress | None) -> Iterator[Feed]:
     """The same feeds; after each is done, ``progress`` hears of it."""
     for index, feed in enumerate(feeds):
         yield feed

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,17 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.plan import Plan
-from quark.errors import DataError, ModelError
-from quark.onnx import data
-from quark.onnx.calibration import Request, calibrate
+from quark.errors import ModelError
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.emit import emit
-from quark.onnx.qdq.parameters import observed, set_parameters
+from quark.onnx.qdq.parameters import set_parameters
 from quark.onnx.qdq.place import place
-from quark.onnx.qdq.settings import request_of
-from quark.onnx.resume import Resume, open_resume
+from quark.onnx.ranges import calibrated
+from quark.onnx.resume import open_resume
+from quark.onnx.scratch import Scratch
 from quark.report.progress import bars
 from quark.report.summary import print_summary
 
@@ -61,7 +61,7 @@ def quantize(
     if model_output is not None:
         files.check_writable(Path(model_output))
         _keep_input(model_input, Path(model_output))
-    with bars() if progress is None else _given(progress) as update:
+    with bars() if progress is None else _given(progress) as update, Scratch(job.options) as scratch:
         with _timed(seconds, "load"):
             source = files.load(model_input)
             resume = open_resume(source, job)
@@ -71,7 +71,7 @@ def quantize(
             plan = place(model, job)
             _refuse_nothing(plan)
         with _timed(seconds, "calibrate"):
-            ranges = _ranges(model, plan, job, reader, update, resume)
+            ranges = calibrated(model, plan, job, reader, scratch, resume, partial(update, "calibrate"))
         with _timed(seconds, "parameters"):
             set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
@@ -81,36 +81,6 @@ def quantize(
     if job.options.PrintSummary:
         print_summary(plan)
     return Result(plan, prepared.reports, seconds, proto)
-
-
-def _ranges(model: ir.Model, plan: Plan, job: Job, reader: Any, update: Progress, resume: Resume) -> dict[str, Any]:
-    """Calibrated ranges of the observed activations; no data is read when none is needed."""
-    wanted = observed(plan, job.options)
-    requests: dict[str, Request] = {tensor.name: request_of(tensor.spec, job.options) for tensor in wanted}
-    if not requests:
-        return {}
-    samples = _samples(model, job, reader)
-    return calibrate(
-        model,
-        requests,
-        samples,
-        providers=job.options.ExecutionProviders,
-        libraries=job.options.UserCustomOpLibPath,
-        progress=lambda done, total: update("calibrate", done, total),
-        resume=resume,
-    )
-
-
-def _samples(model: ir.Model, job: Job, reader: Any) -> Any:
-    options = job.options
-    if reader is not None:
-        return data.samples_of(reader, options.CalibDataSize)
-    if not options.UseRandomData:
-        raise DataError(
-            "calibration data is needed: give calibration_data_reader, or set the option UseRandomData for a trial run"
-        )
-    shapes, ranges = options.RandomDataReaderInputShape, options.RandomDataReaderInputDataRange
-    return data.RandomDataReader(model, shapes, ranges, options.CalibDataSize or 1)
 
 
 def _keep_input(model_input: str | Path | onnx.ModelProto, model_output: Path) -> None:

@@ -14,6 +14,7 @@ from quark.config.presets import Preset, get_preset
 from quark.config.rules import Rule, Rules, Selector, Subgraph
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
+from quark.observers.distribution import ALLOWED as DISTRIBUTION_FORMATS
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
 
 Excluded = str | tuple[list[str], list[str]]
@@ -120,6 +121,8 @@ def _with_options(layer: LayerSpec, options: Options) -> LayerSpec:
     from_name = getattr(options.WeightCalibrateMethod, "name", options.WeightCalibrateMethod)
     if from_name is not None and from_name not in _WEIGHT_METHODS:
         raise ConfigError(f"WeightCalibrateMethod cannot be {from_name!r}; allowed: None, MinMax, MinMSE")
+    for slot, spec in (("input_tensors", layer.inputs), ("output_tensors", layer.outputs)):
+        _check_distribution(slot, spec)
     weight = layer.weight
     if weight is not None:
         weight = replace(weight, method=_weight_method(weight, from_name))
@@ -127,6 +130,14 @@ def _with_options(layer: LayerSpec, options: Options) -> LayerSpec:
         layer = replace(layer, inputs=_int16(layer.inputs), outputs=_int16(layer.outputs))
         weight = _int16(weight)
     return replace(layer, weight=weight)
+
+
+def _check_distribution(slot: str, spec: TensorSpec | None) -> None:
+    if spec is not None and spec.method == "distribution" and spec.format not in DISTRIBUTION_FORMATS:
+        raise ConfigError(
+            f"{slot}: the calibration method Distribution is for the FP8 data types only, and this one is "
+            f"{spec.format!r}. Use FP8E4M3Spec or FP8E5M2Spec, or another method: MinMax, Percentile, MinMSE, Entropy"
+        )
 
 
 def _weight_method(weight: TensorSpec, from_option: str | None) -> str:

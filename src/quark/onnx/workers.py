@@ -1,0 +1,175 @@
+"""Calibration by several workers: each runs samples and counts them, the statistics are merged in the order of samples.
+
+Workers are threads that share one session, or whatever joblib is set to: its processes, or a cluster.
+
+    with joblib.parallel_config("loky"):          # processes; "ray" or "dask" with their packages
+        ModelQuantizer(config).quantize_model(...)
+
+Merging is exact, and the moving average, whose order matters, is merged sample by sample, so the result does not
+depend on how the work was divided. Processes open the model from a file in ``TmpDir`` and map its weights, which the
+system then keeps once; on a cluster ``TmpDir`` must be a folder that all machines see.
+
+Not handled: GPUs shared among processes (each opens a session of its own).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import joblib
+import onnx_ir as ir
+
+from quark.observers import Memory, MovingMinMax
+from quark.onnx.calibration import Progress, Request, Statistics, count_sample, reported, split_by_need
+from quark.onnx.data import Feed, checked, inputs_of, samples_of
+from quark.onnx.graph.model import load
+from quark.onnx.graph.run import Libraries, Runner
+from quark.onnx.graph.session import CPU
+from quark.onnx.ledger import Ledger
+from quark.onnx.resume import Resume
+from quark.onnx.scratch import Scratch
+
+#: Samples that a worker counts before it hands its statistics over.
+CHUNK = 4
+Chunk = tuple[int, list[Feed]]
+
+
+@dataclass
+class Site:
+    """What a worker needs. It travels to other processes without the session; they open one of their own.
+
+    Attributes:
+        requests: what each tensor needs.
+        whole, reduced: tensors that are fetched, and those of which the graph gives the extremes.
+        session: providers, libraries and threads of ``Runner``.
+        runner: the session of this process.
+        model: the model's file, for other processes.
+    """
+
+    requests: Mapping[str, Request]
+    whole: list[str]
+    reduced: list[str]
+    session: tuple[Sequence[str], Libraries, int]
+    runner: Runner | None = None
+    model: str = ""
+
+    def opened(self) -> Runner:
+        """The runner of this process."""
+        if self.runner is not None:
+            return self.runner
+        return _opened(self.model, tuple(self.whole), tuple(self.reduced), *_hashable(self.session))
+
+
+def observe_with_workers(
+    model: ir.Model,
+    requests: Mapping[str, Request],
+    samples: Any,
+    workers: int,
+    scratch: Scratch,
+    providers: Sequence[str] = CPU,
+    libraries: Libraries = None,
+    progress: Progress | None = None,
+    resume: Resume | None = None,
+) -> Statistics:
+    """``quark.onnx.calibration.observe`` by ``workers`` workers; the same statistics.
+
+    Raises:
+        ConfigError: workers are processes and ``CryptoMode`` keeps the model off the disk.
+    """
+    statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
+    ledger = Ledger(resume or Resume(), statistics)
+    source = samples_of(samples)
+    feeds = ledger.unseen(reported(checked(source, inputs_of(model)), source, progress))
+    if ledger.complete:
+        list(feeds)
+        return statistics
+    site = _site(model, requests, workers, scratch, (providers, libraries))
+    ordered = ledger or any(isinstance(statistic, MovingMinMax) for statistic in statistics.values())
+    for count, found in _results(site, _chunks(feeds, ledger.counted, 1 if ordered else CHUNK), workers):
+        for name, statistic in found.items():
+            statistics[name].merge(statistic)
+        ledger.count(count)
+    ledger.close()
+    return statistics
+
+
+def _site(
+    model: ir.Model,
+    requests: Mapping[str, Request],
+    workers: int,
+    scratch: Scratch,
+    where: tuple[Sequence[str], Libraries],
+) -> Site:
+    """The model where the workers can reach it: this process's session, or a file."""
+    whole, reduced = split_by_need(model, requests)
+    session = (*where, max(1, (os.cpu_count() or 1) // workers))
+    site = Site({name: _in_memory(request) for name, request in requests.items()}, whole, reduced, session)
+    if _shares_memory():
+        return replace(site, runner=Runner(model, whole, reduced, *session))
+    path = scratch.folder("calibration by processes (set joblib back to threads)") / "model.onnx"
+    ir.save(model.clone(), path, external_data=f"{path.name}.data")
+    return replace(site, model=str(path.resolve()))
+
+
+def _in_memory(request: Request) -> Request:
+    """A worker keeps the values of its few samples in memory; the stores of the job are this process's."""
+    if "keep" not in request.settings:
+        return request
+    return replace(request, settings={**request.settings, "keep": Memory})
+
+
+def _shares_memory() -> bool:
+    backend, _ = joblib.parallel.get_active_backend(prefer="threads")
+    return bool(getattr(backend, "supports_sharedmem", False))
+
+
+def _chunks(feeds: Iterable[Feed], first: int, size: int) -> Iterator[Chunk]:
+    """(index of the first sample, samples); arrays are copied, since a reader may fill the same ones again."""
+    source = iter(feeds)
+    while chunk := [{name: array.copy() for name, array in feed.items()} for feed in islice(source, size)]:
+        yield first, chunk
+        first += len(chunk)
+
+
+def _results(site: Site, chunks: Iterator[Chunk], workers: int) -> Iterator[tuple[int, Statistics]]:
+    """(samples, their statistics), in order; a few chunks are under way at a time."""
+    backend, _ = joblib.parallel.get_active_backend(prefer="threads")
+    kind = "generator" if getattr(backend, "supports_return_generator", False) else "list"
+    parallel = joblib.Parallel(workers, prefer="threads", return_as=kind, pre_dispatch=workers + 1, batch_size=1)
+    if kind == "generator":
+        yield from parallel(joblib.delayed(_work)(site, *chunk) for chunk in chunks)
+        return
+    while batch := list(islice(chunks, 2 * workers)):
+        yield from parallel(joblib.delayed(_work)(site, *chunk) for chunk in batch)
+
+
+def _work(site: Site, first: int, feeds: list[Feed]) -> tuple[int, Statistics]:
+    """Run and count a few samples."""
+    runner = site.opened()
+    statistics = {name: request.search.observe(request.settings) for name, request in site.requests.items()}
+    for index, feed in enumerate(feeds, first):
+        count_sample(runner, feed, statistics, index)
+    return len(feeds), statistics
+
+
+def _hashable(session: tuple[Sequence[str], Libraries, int]) -> tuple[tuple[str, ...], Any, int]:
+    providers, libraries, threads = session
+    return tuple(providers), libraries if libraries is None or isinstance(libraries, str) else tuple(libraries), threads
+
+
+@lru_cache(maxsize=1)
+def _opened(
+    model: str,
+    whole: tuple[str, ...],
+    reduced: tuple[str, ...],
+    providers: tuple[str, ...],
+    libraries: Any,
+    threads: int,
+) -> Runner:
+    """The session of a worker process; it stays open for the chunks that follow."""
+    return Runner(load(model), whole, reduced, providers, libraries, threads)

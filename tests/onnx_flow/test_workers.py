@@ -1,0 +1,103 @@
+"""CalibWorkerNum: threads and real processes give the file that one worker gives, every time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import joblib
+import numpy as np
+import onnx_ir as ir
+import pytest
+from tests.onnx_flow import models
+
+from quark.config.options import parse_options
+from quark.errors import ConfigError, DataError
+from quark.numerics.affine import Grid
+from quark.numerics.formats import get_format
+from quark.onnx import ModelQuantizer, QConfig, QLayerConfig
+from quark.onnx.calibration import Request
+from quark.onnx.quantization.config.spec import CalibMethod, Int8Spec
+from quark.onnx.scratch import Scratch
+from quark.onnx.workers import observe_with_workers
+
+
+def samples(count: int = 7) -> list[dict[str, np.ndarray]]:
+    return [models.feeds(models.cnn(), index) for index in range(count)]
+
+
+def refilled() -> Iterator[dict[str, np.ndarray]]:
+    """A reader that fills one array again and again."""
+    array = np.empty_like(samples(1)[0]["x"])
+    for sample in samples():
+        array[...] = sample["x"]
+        yield {"x": array}
+
+
+def quantized(folder: Path, method: str, workers: int, data: object = None, **options: object) -> bytes:
+    spec = Int8Spec(calibration_method=CalibMethod[method])
+    extra = {"PrintSummary": False, "CalibWorkerNum": workers, **options}
+    config = QConfig(QLayerConfig(input_tensors=spec, weight=Int8Spec()), extra_options=extra)
+    ModelQuantizer(config).quantize_model(models.cnn(), folder / "q.onnx", samples() if data is None else data)
+    return (folder / "q.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("MinMax", {}), ("Percentile", {}), ("MinMSE", {"NumBins": 0}), ("MinMax", {"CalibMovingAverage": True})],
+)
+def test_threads_give_the_file_of_one_worker(tmp_path: Path, method: str, options: dict) -> None:
+    one = quantized(tmp_path, method, 1, **options)
+    assert quantized(tmp_path, method, 3, **options) == one
+    assert quantized(tmp_path, method, 2, refilled(), **options) == one
+
+
+@pytest.mark.parametrize("method", ["MinMax", "Percentile"])
+def test_processes_give_the_file_of_one_worker(tmp_path: Path, method: str) -> None:
+    with joblib.parallel_config("loky"):
+        several = quantized(tmp_path, method, 2, TmpDir=str(tmp_path / "scratch"))
+    assert several == quantized(tmp_path, method, 1)
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_processes_open_the_model_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(Scratch, "folder", lambda self, purpose: seen.append(purpose) or tmp_path)
+    grid = Grid(get_format("int8"))
+    model = ir.from_proto(models.cnn())
+    with joblib.parallel_config("loky"), Scratch(parse_options({})) as scratch:
+        found = observe_with_workers(model, {"x": Request(grid)}, samples(), 2, scratch)
+    assert len(seen) == 1 and (tmp_path / "model.onnx").is_file()
+    assert found["x"].hi == max(float(sample["x"].max()) for sample in samples())
+
+
+def test_an_error_names_the_sample_in_every_kind_of_worker(tmp_path: Path) -> None:
+    graph = "g (float[1, 4] x) => (float[1, 4] y) { l = Log (x)\n y = Add (l, w) }"
+    proto = models.model(graph, {"w": models.normal(4)})
+    bad = [{"x": np.full((1, 4), -1.0 if index == 5 else 1.0, np.float32)} for index in range(7)]
+    config = QConfig(extra_options={"PrintSummary": False, "CalibWorkerNum": 2, "TmpDir": str(tmp_path)})
+    for backend in ("threading", "loky"):
+        with joblib.parallel_config(backend), pytest.raises(DataError, match="not finite on calibration sample 5"):
+            ModelQuantizer(config).quantize_model(proto, None, bad)
+    assert not list(tmp_path.iterdir())
+
+
+def test_workers_resume(tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stopping() -> Iterator[dict[str, np.ndarray]]:
+        yield from samples(5)
+        raise Stopped
+
+    one = quantized(tmp_path, "Percentile", 1)
+    resume = {"SaveAndRestore": str(tmp_path / "r.json")}
+    with pytest.raises(Stopped):
+        quantized(tmp_path, "Percentile", 2, stopping(), **resume)
+    assert quantized(tmp_path, "Percentile", 3, **resume) == one
+
+
+def test_crypto_mode_keeps_the_model_out_of_other_processes() -> None:
+    config = QConfig(extra_options={"PrintSummary": False, "CalibWorkerNum": 2, "CryptoMode": True})
+    with joblib.parallel_config("loky"), pytest.raises(ConfigError, match="CryptoMode: calibration by processes"):
+        ModelQuantizer(config).quantize_model(models.cnn(), None, samples())
