@@ -5,10 +5,10 @@ A float32 is 1 sign bit, 8 exponent bits, 23 mantissa bits; as an integer its ma
     bin(x) = max(bits(|x|) >> 12  -  base, 0)
 
 has 2048 equal bins (``NumBins``) in every octave [2^e, 2^(e+1)): a bin is at most 1/2048 of its value wide. The 16
-octaves below the largest magnitude are kept; smaller values count as zero (bin 0). When a larger value comes, the bins move up by
-whole octaves and the lowest fold into bin 0, so the counts are those of one pass with the final base: merging is
-exact and associative. The 512 largest magnitudes of each sign are kept as they are, so that quantiles far out are
-exact.
+octaves below the largest magnitude are kept; smaller values count as zero (bin 0). When a larger value comes, the bins
+move up by whole octaves and the lowest fold into bin 0, so the counts are those of one pass with the final base:
+merging is exact and associative. The 512 largest magnitudes of each sign are kept as they are, so that quantiles far
+out are exact.
 
 Memory: 256 KiB per sign. ``bincount`` releases the interpreter lock, so counting can overlap the next inference.
 Not handled: float64 beyond the float32 range (an error, as infinity).
