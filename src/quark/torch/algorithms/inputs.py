@@ -31,8 +31,8 @@ class Group:
 
     @property
     def pattern(self) -> str:
-        """Equal for groups that are siblings (those of experts): the first name, numbers left out."""
-        return re.sub(r"\d+", "*", self.layers[0])
+        """Equal for groups that are siblings (those of experts): the first name, without numbers that are its parts."""
+        return re.sub(r"(?<![^.])\d+(?![^.])", "*", self.layers[0])
 
 
 @dataclass

@@ -1,0 +1,88 @@
+"""Experiments on a model: one forward, with the tensors that passed its modules, or with some of them changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+CLOSE = 1e-3  # of the largest value: what counts as the same answer
+
+
+@dataclass
+class Trace:
+    """Inputs and outputs of the modules of a segment in one forward.
+
+    Attributes:
+        order: names, as they were first called.
+        inputs, outputs: by name; of modules called once.
+        output: the answer of the segment.
+    """
+
+    order: list[str]
+    inputs: dict[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
+    output: torch.Tensor
+
+
+Edit = Callable[[torch.Tensor], torch.Tensor]
+
+
+@contextmanager
+def edited(modules: dict[str, nn.Module], inputs: Mapping[str, Edit], outputs: Mapping[str, Edit]) -> Iterator[None]:
+    """Functions applied to the first input, or to the output, of modules."""
+
+    def before(edit: Edit) -> Callable[..., Any]:
+        return lambda module, args: (edit(args[0]), *args[1:])
+
+    def after(edit: Edit) -> Callable[..., Any]:
+        return lambda module, args, output: edit(output)
+
+    hooks = [modules[name].register_forward_pre_hook(before(edit)) for name, edit in inputs.items()]
+    hooks += [modules[name].register_forward_hook(after(edit)) for name, edit in outputs.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def trace(names: dict[str, nn.Module], forward: Callable[[], torch.Tensor]) -> Trace:
+    """One forward, with the tensors that the modules ``names`` read and wrote."""
+    calls: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def see(name: str) -> Callable[..., None]:
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if args and isinstance(args[0], torch.Tensor) and isinstance(output, torch.Tensor):
+                calls.setdefault(name, []).append((args[0], output))
+
+        return after
+
+    hooks = [module.register_forward_hook(see(name)) for name, module in names.items()]
+    try:
+        output = forward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    once = {name: found[0] for name, found in calls.items() if len(found) == 1 and found[0][0].numel()}
+    return Trace(
+        list(once), {name: x for name, (x, _) in once.items()}, {name: y for name, (_, y) in once.items()}, output
+    )
+
+
+def powers(count: int, seed: int, device: torch.device) -> torch.Tensor:
+    """``count`` powers of two between 1/8 and 16."""
+    generator = torch.Generator().manual_seed(seed)
+    return (2.0 ** torch.randint(-3, 5, (count,), generator=generator)).to(device)
+
+
+def equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two answers are the same up to rounding."""
+    if x.shape != y.shape:
+        return False
+    tolerance = CLOSE * float(y.abs().max())
+    return bool(((x - y).abs() <= tolerance).all())

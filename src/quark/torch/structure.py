@@ -1,0 +1,419 @@
+"""How the layers of a decoder-only model hang together, found from the model itself: no table of architectures.
+
+    norm → linears      y = n(x) (offset + weight) is read by linear layers and by nothing else, so that
+                        weight / s and linear columns * s compute the same
+    linear → linear     channel j of the input of one is a multiple of channel c(j) of the output of the other (value
+                        projection → attention → output projection; up projection → gate → down projection), so that
+                        rows / s and columns * s compute the same
+
+Candidates come from one forward (a linear layer whose input rows are rows of a norm's output), and each is then proved
+by an experiment: the outputs of the one are scaled by powers of two, the inputs of the other are scaled back, and the
+block must answer exactly what it answered before. The channels of a pair are read from the ratios of scaled to plain
+inputs. For projections that make query, key and value in one matrix the ratios are taken with a single token, where
+attention hands the value on whatever query and key are.
+
+Not handled: norms without a weight; linear layers hidden in functions (fused experts): what feeds them is in no group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.errors import DataError
+from quark.torch.algorithms.blocks import Blocks, Stream, find_blocks, first, record
+from quark.torch.calibration import device_of, evaluating, run
+from quark.torch.layers import kind_of
+from quark.torch.probe import Trace, edited, equal, powers, trace
+
+LEVELS = 8  # different powers of two in one experiment
+NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+TOKENS = (2, 16)  # of the sample that is made where none is given
+
+
+@dataclass(frozen=True)
+class NormGroup:
+    """A norm and the layers that read its output.
+
+    Attributes:
+        norm: name of the module; it has a one-dimensional ``weight``, and perhaps a ``bias``.
+        linears: names of the linear layers, in the order in which they are called.
+        offset: what is added to the weight before it is multiplied (1 for Gemma).
+        block: name of the decoder block, or empty outside of them.
+        others: names of other modules that multiply the output by their ``weight`` [.., features] (routers).
+    """
+
+    norm: str
+    linears: tuple[str, ...]
+    offset: float = 0.0
+    block: str = ""
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two linear layers, the second of which reads what the first wrote, channel by channel.
+
+    Attributes:
+        source, target: their names.
+        channels: for each input channel of the target, the output channel of the source.
+        block: name of the decoder block.
+    """
+
+    source: str
+    target: str
+    channels: torch.Tensor = field(repr=False)
+    block: str = ""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What was found.
+
+    Attributes:
+        blocks: path of the list of decoder blocks; empty if there is none.
+        names: of the blocks.
+        groups: norms and what reads them; those outside of blocks last.
+        pairs: linear layers in a row.
+    """
+
+    blocks: str
+    names: tuple[str, ...]
+    groups: tuple[NormGroup, ...]
+    pairs: tuple[Pair, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a model that can be run.
+
+    Attributes:
+        prefix: of the names of its modules; empty: the model.
+        module: the part.
+        forward: runs it on the sample and returns its answer.
+        single: the same with one token, or None.
+    """
+
+    prefix: str
+    module: nn.Module
+    forward: Callable[[], torch.Tensor]
+    single: Callable[[], torch.Tensor] | None
+
+
+def find_structure(model: nn.Module, sample: Any = None, path: str = "") -> Structure:
+    """The structure of ``model``, which is not changed.
+
+    Args:
+        model: a float model.
+        sample: an input; None makes one of token numbers.
+        path: where the decoder blocks are; empty: found.
+
+    Raises:
+        DataError: no sample, and none can be made.
+    """
+    sample = example(model) if sample is None else sample
+    with evaluating(model):
+        blocks, stream = record(model, find_blocks(model, path), [sample])
+        inside = {module for block in blocks.modules.values() for module in block.modules()} if blocks.path else set()
+        groups: list[NormGroup] = []
+        pairs: list[Pair] = []
+        if blocks.path:
+            single = single_token(model, blocks, sample)
+            for segment in segments(blocks, stream, single):
+                found = groups_of(segment, set())
+                groups += found
+                pairs += pairs_of(segment, {name for group in found for name in group.linears})
+        whole = Segment("", model, lambda: answer(run_model(model, sample)), None)
+        groups += groups_of(whole, inside)
+        if not blocks.path:
+            pairs += pairs_of(whole, {name for group in groups for name in group.linears})
+    names = tuple(blocks.modules) if blocks.path else ()
+    return Structure(blocks.path, names, tuple(groups), tuple(pairs))
+
+
+def segments(blocks: Blocks, stream: Stream, single: Stream | None) -> Iterator[Segment]:
+    """The blocks, each on what the float model hands it."""
+    for name, block in blocks.modules.items():
+        forward = runner(name, block, stream)
+        yield Segment(name, block, forward, None if single is None else runner(name, block, single))
+        stream = stream.advance(name, block)
+        single = None if single is None else single.advance(name, block)
+
+
+def runner(name: str, block: nn.Module, stream: Stream) -> Callable[[], torch.Tensor]:
+    """A function that runs a block on a stream."""
+    return lambda: answer(stream.forward(name, block, 0))
+
+
+def example(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Token numbers for a language model."""
+    words = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
+    if words is None:
+        raise DataError("the structure of a model is found by running it; it has no embedding, so give a sample")
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, words.num_embeddings, TOKENS, generator=generator).to(device_of(model))
+    return {"input_ids": ids} if hasattr(model, "config") else {"": ids}
+
+
+def run_model(model: nn.Module, sample: Any) -> Any:
+    """The model on one sample."""
+    answers: list[Any] = []
+    handle = model.register_forward_hook(lambda module, args, output: answers.append(output))
+    try:
+        run(model, sample[""] if isinstance(sample, Mapping) and "" in sample else sample)
+    finally:
+        handle.remove()
+    return answers[0]
+
+
+def answer(output: Any) -> torch.Tensor:
+    """The first tensor of what a module returns."""
+    if isinstance(output, Mapping):
+        output = next(value for value in output.values() if isinstance(value, torch.Tensor))
+    return first(output)
+
+
+def single_token(model: nn.Module, blocks: Blocks, sample: Any) -> Stream | None:
+    """The stream of the first token of a sample, or None where a sample cannot be cut."""
+    ids = sample.get("input_ids", sample.get("")) if isinstance(sample, Mapping) else sample
+    if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.dim() != 2:
+        return None
+
+    def cut(value: Any) -> Any:
+        return value[:1, :1] if isinstance(value, torch.Tensor) and value.shape == ids.shape else value
+
+    short = {name: cut(value) for name, value in sample.items()} if isinstance(sample, Mapping) else cut(sample)
+    short = short[""] if isinstance(short, dict) and "" in short else short
+    found, stream = record(model, blocks, [short])
+    return stream if found.path else None
+
+
+# ---- norms -----------------------------------------------------------------------------------------------------------
+
+
+def groups_of(segment: Segment, inside: set[nn.Module]) -> list[NormGroup]:
+    """The norms of a segment that are in no block (``inside`` holds what is) and the linear layers that they feed."""
+    modules = {name: module for name, module in segment.module.named_modules() if name and module not in inside}
+    readers = {name: module for name, module in modules.items() if reads_features(module)}
+    norms = {name: module for name, module in modules.items() if is_norm(module)}
+    seen = trace({**norms, **readers}, segment.forward)
+    found = []
+    for name in (name for name in seen.order if name in norms):
+        fed = [other for other in seen.order if other in readers and fed_by(seen.inputs[other], seen.outputs[name])]
+        linears = tuple(other for other in fed if is_linear(modules[other]))
+        if linears and proved_group(segment, modules, seen, name, fed):
+            others = tuple(full(segment, other) for other in fed if other not in linears)
+            names = tuple(full(segment, other) for other in linears)
+            offset = offset_of(modules[name], seen.inputs[name])
+            found.append(NormGroup(full(segment, name), names, offset, segment.prefix, others))
+    return found
+
+
+def full(segment: Segment, name: str) -> str:
+    """The name of a module in the model."""
+    return f"{segment.prefix}.{name}" if segment.prefix else name
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies features by a matrix that can be quantized."""
+    kind = kind_of(module)
+    return kind is not None and kind.tokens
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module has a one-dimensional weight, and no other parameters than that and a bias of its shape."""
+    own = dict(module.named_parameters())
+    weight = own.get("weight")
+    return weight is not None and weight.dim() == 1 and all(value.shape == weight.shape for value in own.values())
+
+
+def reads_features(module: nn.Module) -> bool:
+    """Whether a module may multiply features by its own weight: a linear layer, or a router."""
+    weight = module._parameters.get("weight")
+    return is_linear(module) or (weight is not None and weight.dim() == 2 and not isinstance(module, nn.Embedding))
+
+
+def fed_by(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether every row of ``x`` is a row of ``y`` (experts read some of them)."""
+    if x.shape[-1] != y.shape[-1] or x.dtype != y.dtype:
+        return False
+    if x.shape == y.shape and torch.equal(x, y):
+        return True
+    return {*row_keys(x)} <= {*row_keys(y)}
+
+
+def row_keys(x: torch.Tensor) -> Iterator[bytes]:
+    """The rows as bytes."""
+    return (row.tobytes() for row in x.detach().reshape(-1, x.shape[-1]).cpu().contiguous().view(torch.uint8).numpy())
+
+
+def proved_group(segment: Segment, modules: dict[str, nn.Module], seen: Trace, norm: str, fed: list[str]) -> bool:
+    """Whether nothing but ``fed`` reads the norm, and each of the others is linear in its weight."""
+    r = powers(seen.outputs[norm].shape[-1], 1, seen.output.device).to(seen.outputs[norm].dtype)
+    with edited(modules, {name: lambda x: x / r for name in fed}, {norm: lambda y: y * r}):
+        if not equal(segment.forward(), seen.output):
+            return False
+    return all(is_linear(modules[name]) or absorbs(modules[name], seen.inputs[name], r) for name in fed)
+
+
+def absorbs(module: nn.Module, x: torch.Tensor, r: torch.Tensor) -> bool:
+    """Whether a module's answer to ``x / r`` with its weight times ``r`` is its answer to ``x``."""
+    if module._parameters["weight"].shape[-1] != len(r):  # type: ignore[union-attr]
+        return False
+    plain = answer(module.forward(x))
+    with swapped(module, module._parameters["weight"] * r):  # type: ignore[operator]
+        return equal(answer(module.forward(x / r)).float(), plain.float())
+
+
+@contextmanager
+def swapped(module: nn.Module, weight: torch.Tensor) -> Iterator[None]:
+    """Another weight for a while."""
+    before = module._parameters["weight"]
+    module._parameters["weight"] = nn.Parameter(weight.detach(), requires_grad=False)
+    try:
+        yield
+    finally:
+        module._parameters["weight"] = before
+
+
+def offset_of(norm: nn.Module, x: torch.Tensor) -> float:
+    """What a norm adds to its weight: c in n(x) (c + weight), from its answers under the weights 0 and 1."""
+    weight = norm._parameters["weight"]
+    answers = []
+    for value in (torch.zeros_like(weight), torch.ones_like(weight)):  # type: ignore[arg-type]
+        with swapped(norm, value):
+            bias = norm._parameters.get("bias")
+            answers.append(norm.forward(x).double() - (0 if bias is None else bias.double()))
+    normal = answers[1] - answers[0]
+    return round(float((answers[0] * normal).sum() / normal.square().sum()), 3)
+
+
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+
+
+def pairs_of(segment: Segment, normed: set[str]) -> list[Pair]:
+    """The pairs of a segment; ``normed`` are the layers that read a norm, which are in no pair as targets."""
+    linears = {name: module for name, module in segment.module.named_modules() if is_linear(module)}
+    seen = trace(linears, segment.forward)
+    alone = None if segment.single is None else trace(linears, segment.single)
+    found: list[Pair] = []
+    for place, target in enumerate(seen.order):
+        if full(segment, target) in normed:
+            continue
+        for source in reversed(seen.order[:place]):
+            channels = channels_of(segment, linears, seen, alone, source, target)
+            if channels is not None:
+                found.append(Pair(full(segment, source), full(segment, target), channels, segment.prefix))
+                break
+    return found + siblings(segment, linears, found)
+
+
+def channels_of(
+    segment: Segment, linears: dict[str, nn.Module], seen: Trace, alone: Trace | None, source: str, target: str
+) -> torch.Tensor | None:
+    """The channels of a pair, proved; None where the two are none."""
+    channels = None
+    count, width = seen.outputs[source].shape[-1], seen.inputs[target].shape[-1]
+    if count <= width:
+        channels = ratios(segment.forward, linears, seen, source, target, range(count))
+    elif alone is not None and segment.single is not None:
+        channels = ratios(segment.single, linears, alone, source, target, range(count))
+    if channels is None and count == 2 * width:  # gate and up in one: which half passes straight through?
+        halves = (range(width, count), range(width), range(1, count, 2), range(0, count, 2))
+        tried = (ratios(segment.forward, linears, seen, source, target, half) for half in halves)
+        channels = next((found for found in tried if found is not None), None)
+    if channels is None:
+        return None
+    r = powers(count, 2, seen.output.device).to(seen.output.dtype)
+    used = torch.zeros(count, dtype=torch.bool, device=r.device).index_fill_(0, channels, True)
+    r = torch.where(used, r, 1.0)
+    kept: list[torch.Tensor] = []
+
+    def back(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x / r[channels])
+        return kept[-1]
+
+    with edited(linears, {target: back}, {source: lambda y: y * r}):
+        same = equal(segment.forward(), seen.output)
+    return channels if same and equal(kept[0], seen.inputs[target]) else None
+
+
+def ratios(
+    forward: Callable[[], torch.Tensor],
+    linears: dict[str, nn.Module],
+    plain: Trace,
+    source: str,
+    target: str,
+    among: range,
+) -> torch.Tensor | None:
+    """The output channel of ``source`` that each input channel of ``target`` is a multiple of; None if there is none.
+
+    The digits of a channel's place ``among`` those that may be scaled are written into the scales of one experiment
+    each, and read from the ratios of the inputs of ``target``.
+    """
+    if source not in plain.outputs or target not in plain.inputs:
+        return None
+    base = magnitude(plain.inputs[target])
+    number = torch.full((plain.outputs[source].shape[-1],), -1, device=base.device)
+    number[among.start : among.stop : among.step] = torch.arange(len(among), device=base.device)
+    found = torch.zeros(base.shape, dtype=torch.long, device=base.device)
+    place = 1
+    while place < len(among):
+        digits = torch.where(number < 0, 0, number // place % LEVELS + 1)  # 0: not scaled
+        kept: list[torch.Tensor] = []
+        scale = (2.0**digits).to(plain.outputs[source].dtype)
+        with edited(linears, {target: lambda x, kept=kept: (kept.append(x), x)[1]}, {source: lambda y, s=scale: y * s}):  # type: ignore[misc]
+            forward()
+        exponent = torch.log2(magnitude(kept[0]) / base)
+        digit = exponent.round()
+        wrong = ((exponent - digit).abs() > 0.01) | (digit < 1) | (digit > LEVELS)
+        if bool((wrong & (base > 0)).any()):
+            return None
+        found += place * torch.where(base > 0, digit - 1, 0).long()
+        place *= LEVELS
+    return None if int(found.max()) >= len(among) else settle(found, base == 0, among)
+
+
+def settle(found: torch.Tensor, dead: torch.Tensor, among: range) -> torch.Tensor | None:
+    """Places ``among`` the channels as channel numbers; channels that were always 0 tell nothing, so that only the
+    plain layout can be completed."""
+    if bool(dead.any()):
+        plain = torch.arange(len(found), device=found.device)
+        if len(found) != len(among) or not torch.equal(found[~dead], plain[~dead]):
+            return None
+        found = plain
+    return among.start + among.step * found
+
+
+def magnitude(x: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude per channel, in float64."""
+    return x.detach().reshape(-1, x.shape[-1]).double().abs().amax(0)
+
+
+def siblings(segment: Segment, linears: dict[str, nn.Module], found: list[Pair]) -> list[Pair]:
+    """Pairs of experts that no token reached, by those that were: same names but for the number, same shapes."""
+    inner = (pair for pair in found if NUMBER.findall(pair.source) == NUMBER.findall(pair.target))  # of one expert
+    known = {(numberless(pair.source), numberless(pair.target)): pair for pair in inner}
+    done = {pair.target for pair in found}
+    more = []
+    for target in linears:
+        for (source_form, target_form), pair in known.items():
+            name = full(segment, target)
+            if name in done or numberless(name) != target_form:
+                continue
+            numbers = iter(NUMBER.findall(name))
+            source = re.sub(r"\*", lambda _, numbers=numbers: next(numbers, "*"), source_form)  # type: ignore[misc]
+            if source.removeprefix(f"{segment.prefix}.") in linears:
+                more.append(replace(pair, source=source, target=name))
+    return more
+
+
+def numberless(name: str) -> str:
+    """A name without the numbers that are its parts: ``experts.*.up``, but ``fc1``."""
+    return NUMBER.sub("*", name)
