@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from quark.config.options import Options
 from quark.config.rules import Rules
@@ -20,6 +20,7 @@ class Job:
     """Rules, options and the target of one quantization.
 
     Attributes:
+        algorithms: configurations of the algorithms (``algo_config``), in the order in which they run.
         power_of_two: activations and weights have power-of-two scales.
         npu: the NPU flow (the same, unless ``EnableNPUCnn`` says no): biases and limits follow the device.
     """
@@ -28,6 +29,7 @@ class Job:
     options: Options = field(default_factory=Options)
     target: Target = "any"
     external_data: bool = False
+    algorithms: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:

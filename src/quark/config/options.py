@@ -36,7 +36,6 @@ NOT_YET = frozenset(
         "MinMSEModeFloatScale",
         "MinMSEModePof2Scale",
         "PreprocessYAML",
-        "ReplaceClip6Relu",
         "SplitLargeKernelPool",
         "TensorQuantOverrides",
         "UseMatMulNBits",
@@ -71,6 +70,7 @@ class Options(BaseModel):
     )
     ConvertOpsetVersion: Positive | None = _option(None, 1, "Lift the model to this opset; never lowers it.")
     ConvertFP16ToFP32: bool = _option(False, 1, "Turn a float16 model into a float32 one before anything else.")
+    ReplaceClip6Relu: bool = _option(False, 1, "Turn Clip from 0 to 6 into Relu before CLE; only when CLE runs.")
     ConvertReduceMeanToGlobalAvgPool: bool | None = _option(
         None, 1, "Turn a mean over the spatial axes into GlobalAveragePool (default: for NPU flows and the CPU target)."
     )

@@ -13,7 +13,9 @@ from typing import Any
 from quark.config.job import Target
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
-from quark.numerics.granularity import Channel
+from quark.numerics.elements import Int
+from quark.numerics.formats import get_format
+from quark.numerics.granularity import Channel, Tensor
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,12 @@ class Preset:
     weight: TensorSpec
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     target: Target = "any"
+
+    @property
+    def cle(self) -> bool:
+        """Whether cross-layer equalization is on: where one fixed-point scale covers all channels of a weight."""
+        whole = isinstance(self.weight.granularity, Tensor)
+        return whole and isinstance(get_format(self.weight.format), Int)
 
 
 def _act(format: str, symmetric: bool, method: str, scale_rule: str = "float32") -> TensorSpec:

@@ -1,4 +1,4 @@
-"""One quantization, read aloud: load, prepare, place, calibrate, parameters, adapt, emit, save, report."""
+"""One quantization, read aloud: load, prepare, transform, place, calibrate, parameters, adapt, emit, save, report."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.errors import ModelError
+from quark.onnx.algorithms.stages import transform
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.adapt import adapt
@@ -68,6 +69,9 @@ def quantize(
         with _timed(seconds, "prepare"):
             prepared = prepare(source, job)
             model, job = prepared.model, prepared.job
+        with _timed(seconds, "transform"):
+            prepared.reports.extend(transform(model, job))
+        with _timed(seconds, "place"):
             plan = place(model, job)
             _refuse_nothing(plan)
         with _timed(seconds, "calibrate"):

@@ -15,6 +15,7 @@ from quark.config.rules import Rule, Rules, Selector, Subgraph
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.observers.distribution import ALLOWED as DISTRIBUTION_FORMATS
+from quark.onnx.quantization.config.algorithm import AlgoConfig, CLEConfig, checked
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
 
 Excluded = str | tuple[list[str], list[str]]
@@ -29,7 +30,7 @@ class QConfig:
             Later entries win.
         layer_type_config: layers by operator type; the key ``None`` keeps its types in float.
         exclude: nodes kept in float, by name, ``^regular expression`` or subgraph.
-        algo_config: algorithms; none is implemented in this version.
+        algo_config: algorithms such as ``CLEConfig()`` and ``AdaRoundConfig()``; each kind runs in the order given.
         use_external_data_format: write the weights beside the model file (done by itself above 2 GB).
         extra_options: see ``quark.config.options.Options``.
         target: "any", or "cpu" for a model that is fast on ONNX Runtime's CPU provider.
@@ -41,7 +42,7 @@ class QConfig:
         specific_layer_config: dict[QLayerConfig, list[Excluded]] | None = None,
         layer_type_config: dict[QLayerConfig | None, list[str]] | None = None,
         exclude: list[Excluded] | None = None,
-        algo_config: list[Any] | None = None,
+        algo_config: list[AlgoConfig] | None = None,
         use_external_data_format: bool = False,
         extra_options: dict[str, Any] | None = None,
         target: Target = "any",
@@ -62,8 +63,7 @@ class QConfig:
         Raises:
             ConfigError: a field that cannot work, named with its value and what is allowed.
         """
-        if self.algo_config:
-            raise ConfigError(f"algo_config: {self.algo_config[0]!r} is not implemented in this version")
+        algorithms = checked(self.algo_config)
         if self.global_config.weight is None:
             raise ConfigError("global_config: the field weight is required")
         options = parse_options(self.extra_options)
@@ -73,7 +73,7 @@ class QConfig:
         rules = Rules(
             default, (*self._type_rules(default, options), *self._layer_rules(default, options), *self._excluded())
         )
-        return for_target(Job(rules, options, self.target, self.use_external_data_format))
+        return for_target(Job(rules, options, self.target, self.use_external_data_format, algorithms))
 
     def _type_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
         return [
@@ -158,6 +158,8 @@ class QuantizationConfig:
     Attributes:
         layer: specs of activations and weights.
         extra_options: see ``quark.config.options.Options``.
+        include_cle: run ``CLEConfig()`` before the algorithms.
+        algorithms: as ``algo_config`` of ``QConfig``.
         exclude: as in ``QConfig``; ``nodes_to_exclude`` and ``subgraphs_to_exclude`` are its older spellings.
     """
 
@@ -172,13 +174,15 @@ class QuantizationConfig:
     optimize_model: bool = True
     use_external_data_format: bool = False
     print_summary: bool = True
+    include_cle: bool = True
+    algorithms: list[AlgoConfig] = field(default_factory=list)
     target: Target = "any"
 
     @classmethod
     def from_preset(cls, preset: Preset) -> QuantizationConfig:
         """A fresh, independent configuration with the preset's values."""
         layer = LayerSpec(preset.activation, preset.weight, None, preset.activation)
-        return cls(layer=layer, extra_options=dict(preset.options), target=preset.target)
+        return cls(layer=layer, extra_options=dict(preset.options), target=preset.target, include_cle=preset.cle)
 
 
 class Config:
@@ -210,7 +214,10 @@ class Config:
         options = parse_options(given)
         excluded = _selectors([*legacy.nodes_to_exclude, *legacy.subgraphs_to_exclude])
         rules = Rules(legacy.layer, (Rule(excluded, None, "nodes_to_exclude"),) if excluded else ())
-        return for_target(Job(rules, options, legacy.target, legacy.use_external_data_format))
+        algorithms = checked(legacy.algorithms, "algorithms")
+        if legacy.include_cle and not any(isinstance(entry, CLEConfig) for entry in algorithms):
+            algorithms = (CLEConfig(), *algorithms)
+        return for_target(Job(rules, options, legacy.target, legacy.use_external_data_format, algorithms))
 
 
 def get_default_config(name: str) -> QuantizationConfig:

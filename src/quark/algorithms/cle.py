@@ -1,0 +1,71 @@
+"""Cross-layer equalization: scale channels between two layers so that both can share one scale per tensor.
+
+    y = W2 · f(W1 x + b1) = (W2 S⁻¹) · f(S W1 x + S b1)      for every f with f(s·x) = s·f(x), s > 0 (ReLU)
+
+With r1 the largest magnitude that makes channel c in W1 and r2 the one that reads it in W2, s = sqrt(r2 / r1) gives
+both
+the range sqrt(r1 r2). For a depthwise layer between two others, t = (r1 r2 r3)^(1/3) and all three get the range t.
+
+Source: Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.1.
+
+Beyond the paper, as AMD Quark does it: the bias counts as one more weight of its channel, divided by a factor that
+depends on how large it is, so that a channel is not blown up until its bias needs a coarse scale; and a channel whose
+weights are small on both sides is left alone.
+
+Not handled: activation functions that do not scale with their input (SiLU, Clip with an upper bound).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def magnitudes(channels: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """Largest magnitude of every channel.
+
+    Args:
+        channels: [C, n], the weights of each channel.
+        bias: [C]; counts as one more weight, divided by ``bias_divisor``.
+    """
+    values = np.abs(channels.astype(np.float64))
+    if bias is not None:
+        column = np.abs(bias.astype(np.float64)).reshape(-1, 1)
+        values = np.concatenate([values, column / bias_divisor(values, column)], 1)
+    return values.max(1)
+
+
+def bias_divisor(weights: np.ndarray, bias: np.ndarray) -> float:
+    """How much less a bias counts than a weight; larger for biases that are large beside their weights.
+
+    Args:
+        weights: [C, n], magnitudes.
+        bias: [C, 1], magnitudes.
+    """
+    factor = (bias / np.where(weights == 0, np.nan, weights))[weights != 0]
+    if not factor.size:
+        return 2
+    median, mean, largest = np.median(factor), factor.mean(), bias.max()
+    if largest < 10 and largest / weights.max() < 20:
+        return 5 if median > 100 or mean > 1000 else 2
+    if median > 30 or mean > 500:
+        return 20
+    return 10 if median > 15 or mean > 100 else 5
+
+
+def pair_scales(head: np.ndarray, tail: np.ndarray, threshold: float = 0.0) -> np.ndarray:
+    """s for two layers: multiply the head's channels by it, divide the tail's.
+
+    Args:
+        head, tail: [C], magnitudes of the channels.
+        threshold: channels whose magnitudes sum to less stay as they are.
+    """
+    live = (head > 0) & (tail > 0) & (head + tail >= threshold)
+    return np.sqrt(np.where(live, tail, 1) / np.where(live, head, 1))
+
+
+def triple_scales(head: np.ndarray, depthwise: np.ndarray, tail: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(s1, s2) for three layers: multiply the head by s1, the depthwise layer by s2 / s1, divide the tail by s2."""
+    live = (head > 0) & (depthwise > 0) & (tail > 0)
+    first, middle, last = (np.where(live, side, 1) for side in (head, depthwise, tail))
+    mean = np.cbrt(first * middle * last)
+    return mean / first, last / mean

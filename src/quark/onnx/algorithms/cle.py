@@ -1,0 +1,156 @@
+"""Cross-layer equalization in a graph: find the pairs and triples of layers, hand their channels to the mathematics.
+
+A chain is Conv or Gemm, then operators that scale with their input and keep channels apart, then Conv or Gemm, every
+tensor between read once. The pairs are equalized in graph order. A depthwise convolution between two other layers is
+equalized as a triple as well, after its first pair. The first pair, whose tail has changed since, comes once more at
+the end. The order is that of AMD Quark, so that power-of-two positions come out alike.
+
+Not handled: ConvTranspose and MatMul, grouped convolutions that are not depthwise, tensors with several readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.algorithms.cle import magnitudes, pair_scales, triple_scales
+from quark.onnx.algorithms.channels import Layer, layer_of
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, sole_consumer
+from quark.onnx.qdq.slots import clip_bounds, pads_with_zero
+from quark.onnx.quantization.config.algorithm import CLEConfig
+
+#: Steps without progress after which ``cle_steps=-1`` gives up.
+STAGNANT_STEPS = 20
+_STAGNANT = 1e-9
+
+
+def run(model: ir.Model, config: CLEConfig, replace_clip6: bool = False) -> PassReport:
+    """Equalize every chain of the main graph, in place.
+
+    Args:
+        replace_clip6: first turn Clip(0, 6) into Relu (the option ``ReplaceClip6Relu``), which changes the function.
+    """
+    if replace_clip6:
+        _clip6_to_relu(model)
+    chains = list(find_chains(model))
+    steps = 0
+    stagnant, last = 0, np.inf
+    while chains and steps != config.cle_steps:
+        change = sum(equalize(chain, config) for chain in chains)
+        steps += 1
+        stagnant = stagnant + 1 if abs(last - change) < _STAGNANT else 0
+        last = change
+        if config.cle_steps < 0 and (change <= config.cle_total_layer_diff_threshold or stagnant >= STAGNANT_STEPS):
+            break
+    return PassReport("cle", len(chains))
+
+
+def find_chains(model: ir.Model) -> Iterator[tuple[Layer, ...]]:
+    """Pairs in graph order; a triple comes after the pair that ends in its depthwise layer."""
+    first: tuple[Layer, ...] = ()
+    for node in model.graph:
+        head = layer_of(node)
+        middle = None if head is None else layer_of(_next_layer(node))
+        if head is None or middle is None or not _fits(head, middle):
+            continue
+        first = first or (head, middle)
+        yield head, middle
+        tail = layer_of(_next_layer(middle.node)) if middle.depthwise and not head.depthwise else None
+        if tail is not None and not tail.depthwise and _is_plain(node) and _is_plain(middle.node):
+            yield head, middle, tail
+    if first:
+        yield first
+
+
+def _is_plain(node: ir.Node) -> bool:
+    """Whether nothing or only a Relu stands between a layer and the next."""
+    reader = sole_consumer(node.outputs[0])
+    after = reader if reader is None or reader.op_type != "Relu" else sole_consumer(reader.outputs[0])
+    return after is not None and after.op_type in ("Conv", "Gemm")
+
+
+def _fits(head: Layer, tail: Layer) -> bool:
+    return head.weight.shape[head.made] == tail.weight.shape[tail.read]
+
+
+def _next_layer(node: ir.Node) -> ir.Node | None:
+    """The layer that alone reads this one's result, through operators that scale with their input."""
+    while True:
+        reader = sole_consumer(node.outputs[0])
+        if reader is None or reader.inputs[0] is not node.outputs[0]:
+            return None
+        if reader.op_type in ("Conv", "Gemm"):
+            return reader
+        if not _is_homogeneous(reader):
+            return None
+        node = reader
+
+
+def _is_homogeneous(node: ir.Node) -> bool:
+    """Whether f(s·x) = s·f(x) for positive s per channel, and channels stay apart on axis 1."""
+    if node.op_type in ("Relu", "LeakyRelu"):
+        return True
+    if node.op_type == "Pad":
+        return pads_with_zero(node) and _keeps_channels(node)
+    return node.op_type == "ReduceMean" and bool(int_attribute(node, "keepdims", 1)) and _is_spatial(node)
+
+
+def _keeps_channels(node: ir.Node) -> bool:
+    """Whether a Pad leaves batch and channels as they are."""
+    pads = constant_array(input_at(node, 1))
+    if pads is None or input_at(node, 3) is not None:
+        return False
+    begin, end = pads.reshape(2, -1)
+    return not (begin[:2].any() or end[:2].any())
+
+
+def _is_spatial(node: ir.Node) -> bool:
+    axes = node.attributes.get("axes")
+    array = np.asarray(axes.value) if axes is not None else constant_array(input_at(node, 1))
+    shape = node.inputs[0].shape if node.inputs[0] is not None else None
+    if array is None or shape is None:
+        return False
+    return bool(((array.reshape(-1) % len(shape)) >= 2).all()) and array.size > 0
+
+
+def equalize(chain: tuple[Layer, ...], config: CLEConfig) -> float:
+    """Scale one chain; the sum of mean changes of its weights."""
+    before = [layer.weight for layer in chain]
+    if len(chain) == 2:
+        head, tail = chain
+        threshold = config.cle_weight_threshold if config.cle_scale_use_threshold else 0.0
+        s = pair_scales(_made(head, config), magnitudes(tail.rows(tail.read)), threshold)
+        head.scale_made(s)
+        tail.scale_read(1 / s)
+    else:
+        head, middle, tail = chain
+        made = (magnitudes(layer.rows(layer.made)) for layer in (head, middle))
+        first, second = triple_scales(*made, magnitudes(tail.rows(tail.read)))
+        head.scale_made(first)
+        middle.scale_made(second)  # of weight and bias; what it reads grew by the first scale
+        middle.scale_weight(1 / first)
+        tail.scale_read(1 / second)
+    return sum(
+        float(np.abs(layer.weight.astype(np.float64) - old).mean()) for layer, old in zip(chain, before, strict=True)
+    )
+
+
+def _made(layer: Layer, config: CLEConfig) -> np.ndarray:
+    return magnitudes(layer.rows(layer.made), layer.bias if config.cle_scale_append_bias else None)
+
+
+def _clip6_to_relu(model: ir.Model) -> None:
+    for node in list(model.graph):
+        if node.op_type == "Clip" and clip_bounds(node) == (0.0, 6.0):
+            relu = ir.Node("", "Relu", [node.inputs[0]], name=node.name)
+            relu.outputs[0].name, relu.outputs[0].type, relu.outputs[0].shape = (
+                node.outputs[0].name,
+                node.outputs[0].type,
+                node.outputs[0].shape,
+            )
+            model.graph.insert_before(node, relu)
+            node.outputs[0].replace_all_uses_with(relu.outputs[0], replace_graph_outputs=True)
+            model.graph.remove(node, safe=True)

@@ -1,0 +1,37 @@
+"""The equations of cross-layer equalization, on numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quark.algorithms.cle import bias_divisor, magnitudes, pair_scales, triple_scales
+
+
+def test_a_pair_meets_at_the_geometric_mean() -> None:
+    s = pair_scales(np.array([8.0, 0.5]), np.array([2.0, 2.0]))
+    np.testing.assert_allclose(s, [0.5, 2.0])
+
+
+def test_dead_and_small_channels_stay() -> None:
+    s = pair_scales(np.array([0.0, 0.1, 4.0]), np.array([3.0, 0.2, 0.0]), threshold=0.5)
+    np.testing.assert_array_equal(s, 1)
+
+
+def test_a_triple_meets_at_the_cube_root() -> None:
+    first, second = triple_scales(np.array([8.0]), np.array([1.0]), np.array([27.0]))
+    np.testing.assert_allclose([8 * first, second / first, 27 / second], 6.0)
+
+
+def test_a_bias_counts_as_one_more_weight() -> None:
+    weights, bias = np.array([[1.0, -2.0], [0.5, 0.25]]), np.array([-6.0, 0.1])
+    assert bias_divisor(np.abs(weights), np.abs(bias)[:, None]) == 2
+    np.testing.assert_allclose(magnitudes(weights, bias), [3.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "divisor"),
+    [(1.0, 9.0, 2), (0.001, 0.5, 20), (1.0, 50.0, 20), (1.0, 20.0, 10), (1.0, 12.0, 5), (0.0, 3.0, 2)],
+)
+def test_larger_biases_count_less(weight: float, bias: float, divisor: float) -> None:
+    assert bias_divisor(np.full((1, 4), weight), np.array([[bias]])) == divisor
