@@ -127,8 +127,8 @@ def equalize(chain: tuple[Layer, ...], config: CLEConfig) -> float:
         tail.scale_read(1 / s)
     else:
         head, middle, tail = chain
-        made = (magnitudes(layer.rows(layer.made)) for layer in (head, middle))
-        first, second = triple_scales(*made, magnitudes(tail.rows(tail.read)))
+        made = [magnitudes(layer.rows(layer.made)) for layer in (head, middle)]
+        first, second = triple_scales(made[0], made[1], magnitudes(tail.rows(tail.read)))
         head.scale_made(first)
         middle.scale_made(second)  # of weight and bias; what it reads grew by the first scale
         middle.scale_weight(1 / first)
