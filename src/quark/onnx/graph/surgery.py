@@ -6,7 +6,7 @@ an initializer that the caller of the model cannot override (one that is also a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -77,6 +77,12 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     yield from ir.traversal.RecursiveGraphIterator(model.graph)
     for function in model.functions.values():
         yield from ir.traversal.RecursiveGraphIterator(function)
+
+
+def nodes_of(model: ir.Model, *op_types: str) -> list[ir.Node]:
+    """The nodes of these standard operators, in the graph and its subgraphs: a list, so that a pass may change them."""
+    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    return [node for node in nodes if node.op_type in op_types and node.domain == ""]
 
 
 def name_nodes(model: ir.Model) -> None:
@@ -194,6 +200,36 @@ def take_over(kept: ir.Value, dropped: ir.Value) -> None:
     if node is not None and node.graph is not None:
         node.graph.remove(node, safe=True)
     kept.name = name
+
+
+def substitute(old: ir.Value, nodes: Sequence[ir.Node]) -> None:
+    """Let ``nodes``, of which the last makes the new tensor, stand for the node that makes ``old``.
+
+    The new tensor takes the readers, the place among the graph outputs, the name, type and shape of the old one; what
+    nobody reads any more goes, back to where something does.
+    """
+    maker, new, name = old.producer(), nodes[-1].outputs[0], old.name
+    if maker is None or maker.graph is None:
+        raise ValueError(f"no node makes {name!r}")
+    maker.graph.insert_before(maker, nodes)
+    new.type, new.shape = old.type or new.type, old.shape or new.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name, new.name = f"{name} (before)", name
+    prune(maker)
+
+
+def prune(node: ir.Node | None) -> None:
+    """Remove a node whose outputs nobody reads, then what only it has read, initializers too."""
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if node is None or node.graph is None or any(out.uses() or out.is_graph_output() for out in node.outputs):
+            continue
+        sources = list(dict.fromkeys(value for value in node.inputs if value is not None))
+        node.graph.remove(node, safe=True)
+        for value in sources:
+            if not drop_if_unused(value):
+                pending.append(value.producer())
 
 
 def bypass(node: ir.Node, source: ir.Value) -> str | None:

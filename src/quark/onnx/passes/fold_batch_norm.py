@@ -89,32 +89,52 @@ def run(model: ir.Model) -> PassReport:
 
 def match(norm: ir.Node) -> Match | str:
     """What a BatchNormalization can be folded into, or the reason why it cannot."""
-    if int_attribute(norm, "training_mode", 0) or any(_is_read(value) for value in norm.outputs[1:]):
+    if in_training(norm):
         return "it is in training form"
     data = norm.inputs[0]
+    reason = target_reason(data, norm)
+    node = data.producer() if data is not None else None
+    if reason is not None or node is None:
+        return reason or "it has no input"
+    found = parameters_of(norm)
+    if isinstance(found, str):
+        return found
+    weight = node.inputs[1]
+    return f"{label(node)} has no weight" if weight is None else Match(norm, node, weight, input_at(node, 2), *found)
+
+
+def target_reason(data: ir.Value | None, reader: ir.Node) -> str | None:
+    """Why nothing can be folded into the node that makes ``data`` for ``reader`` alone, or None."""
     node = data.producer() if data is not None else None
     if data is None or node is None or node.op_type not in SCALERS or node.domain != "":
         return f"it follows {'no node' if node is None else node.op_type}, not one of {', '.join(SCALERS)}"
-    if sole_consumer(data) is not norm or node.graph is not norm.graph:
+    if sole_consumer(data) is not reader or node.graph is not reader.graph:
         return f"the result of {label(node)} is read by others too"
     weight, bias = input_at(node, 1), input_at(node, 2)
     if weight is None or constant_array(weight) is None or (bias is not None and constant_array(bias) is None):
         return f"the weight or bias of {label(node)} is not a constant"
+    return None
+
+
+def parameters_of(norm: ir.Node) -> tuple[np.ndarray, np.ndarray] | str:
+    """(s, shift) of a BatchNormalization, or the reason why it has none."""
     parameters = [constant_array(value) for value in norm.inputs[1:5]]
     arrays = [np.asarray(array, np.float64) for array in parameters if array is not None]
     if len(arrays) < 4:
         return "its parameters are not constants"
-    s, shift = _affine(arrays, float_attribute(norm, "epsilon", 1e-5))
+    s, shift = affine(arrays, float_attribute(norm, "epsilon", 1e-5))
     if not (np.isfinite(s).all() and np.isfinite(shift).all()):
         return "its parameters give a scale or shift that is not finite"
-    return Match(norm, node, weight, bias, s, shift)
+    return s, shift
 
 
-def _is_read(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
+def in_training(norm: ir.Node) -> bool:
+    """Whether a BatchNormalization computes its statistics, or hands them on."""
+    read = any(bool(value.uses()) or value.is_graph_output() for value in norm.outputs[1:])
+    return bool(int_attribute(norm, "training_mode", 0)) or read
 
 
-def _affine(parameters: Sequence[np.ndarray], epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+def affine(parameters: Sequence[np.ndarray], epsilon: float) -> tuple[np.ndarray, np.ndarray]:
     """Scale and shift of a BatchNormalization with the parameters scale, bias, mean, var."""
     scale, bias, mean, var = parameters
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -123,15 +143,22 @@ def _affine(parameters: Sequence[np.ndarray], epsilon: float) -> tuple[np.ndarra
 
 
 def _fold(found: Match, graph: ir.Graph, names: Names) -> None:
-    node, array = found.node, np.asarray(constant_array(found.weight))
-    weight = SCALERS[node.op_type](node, array, found.s.astype(array.dtype))
-    bias = _bias(node, found.bias) * found.s + found.shift
-    _replace(node, 1, weight, graph, names.fresh(f"{found.weight.name}_folded"))
-    _replace(node, 2, bias.astype(array.dtype), graph, names.fresh(f"{found.weight.name}_bias"))
+    node = found.node
+    scale_outputs(node, found.s, found.shift, graph, names)
     parameters = found.norm.inputs[1:5]  # a node that is taken out forgets them
     take_over(node.outputs[0], found.norm.outputs[0])
     for value in parameters:
         drop_if_unused(value)
+
+
+def scale_outputs(node: ir.Node, s: np.ndarray, shift: np.ndarray, graph: ir.Graph, names: Names) -> None:
+    """Let a node of :data:`SCALERS` give  y · s + shift  (per output channel) instead of y."""
+    held, bias = node.inputs[1], input_at(node, 2)
+    array, name = np.asarray(constant_array(held)), held.name if held is not None else node.name
+    weight = SCALERS[node.op_type](node, array, s.astype(array.dtype))
+    shifted = _bias(node, bias) * s + shift
+    _replace(node, 1, weight, graph, names.fresh(f"{name}_folded"))
+    _replace(node, 2, shifted.astype(array.dtype), graph, names.fresh(f"{name}_bias"))
 
 
 def _bias(node: ir.Node, bias: ir.Value | None) -> np.ndarray:

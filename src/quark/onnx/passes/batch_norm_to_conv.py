@@ -1,0 +1,66 @@
+"""A BatchNormalization that nothing could take in becomes a depthwise 1×1 convolution (ConvertBNToConv).
+
+    W[c, 0, 0…] = scale / √(var + ε)        b[c] = bias - mean · W[c]        group = C
+
+NPU compilers have a kernel for the convolution and none for the normalization. Fold first: this is for what is left.
+
+Not handled: training form, parameters that are not constants, a rank that is not known or below 3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import (
+    Names,
+    add_initializer,
+    constant_array,
+    float_attribute,
+    label,
+    nodes_of,
+    substitute,
+)
+from quark.onnx.passes.fold_batch_norm import affine, in_training
+
+
+def run(model: ir.Model) -> PassReport:
+    """Rewrite ``model`` in place."""
+    fired, refused, names = 0, [], None
+    for node in nodes_of(model, "BatchNormalization"):
+        reason = why_not(node)
+        if reason is not None:
+            refused.append(f"{label(node)} stays: {reason}")
+            continue
+        names = names or Names(model)
+        _rewrite(node, model, names)
+        fired += 1
+    return PassReport("batch_norm_to_conv", fired, tuple(refused))
+
+
+def why_not(node: ir.Node) -> str | None:
+    """The reason why a BatchNormalization is no convolution, or None."""
+    source = node.inputs[0]
+    if in_training(node):
+        return "it is in training form"
+    if any(constant_array(value) is None for value in node.inputs[1:5]):
+        return "its parameters are not constants"
+    if source is None or source.shape is None or len(source.shape) < 3:
+        return "its input has fewer than three axes, or an unknown number"
+    return None
+
+
+def _rewrite(node: ir.Node, model: ir.Model, names: Names) -> None:
+    source, output = node.inputs[0], node.outputs[0]
+    arrays = [np.asarray(constant_array(value)) for value in node.inputs[1:5]]
+    s, shift = affine([array.astype(np.float64) for array in arrays], float_attribute(node, "epsilon", 1e-5))
+    spatial = [1] * (len(source.shape or ()) - 2) if source is not None else []
+    dtype = arrays[0].dtype
+    weight = add_initializer(
+        model.graph, s.reshape(-1, 1, *spatial).astype(dtype), names.fresh(f"{output.name}weights")
+    )
+    bias = add_initializer(model.graph, shift.astype(dtype), names.fresh(f"{output.name}bias"))
+    conv = ir.node("Conv", [source, weight, bias], attributes={"kernel_shape": spatial}, name=node.name)
+    conv.attributes["group"] = ir.AttrInt64("group", int(s.size))
+    substitute(output, [conv])

@@ -1,0 +1,120 @@
+"""The model takes and gives images as [N, H, W, C] instead of [N, C, H, W] (ConvertNCHWToNHWC).
+
+    input [N, H, W, C] → Transpose(0, 3, 1, 2) → the network as it was → Transpose(0, 2, 3, 1) → output [N, H, W, C]
+
+Inputs and outputs keep their names. Only inputs and outputs of rank 4 whose channels, height and width are known
+change; what is inside stays.
+
+Running the pass twice would transpose twice, so an input that only such a Transpose reads is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import onnx_ir as ir
+
+from quark.errors import ModelError, unknown
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import Names, attribute
+
+_log = logging.getLogger(__name__)
+TO_NCHW, TO_NHWC = [0, 3, 1, 2], [0, 2, 3, 1]
+Which = Annotated[bool | list[str], "True: every image input and output; a list: these inputs, and every image output."]
+
+
+def run(model: ir.Model, convert_nchw_to_nhwc: Which = True) -> PassReport:
+    """Convert ``model`` in place.
+
+    Raises:
+        ModelError: a listed input does not exist or is no image.
+    """
+    listed = convert_nchw_to_nhwc if isinstance(convert_nchw_to_nhwc, list) else None
+    _check(model, listed)
+    fired, refused, names = 0, [], Names(model)
+    inputs = [value for value in model.graph.inputs if not value.is_initializer()]
+    changed = 0
+    for value in inputs:
+        reason = _input_reason(value, listed)
+        if reason is None:
+            _convert_input(value, model.graph, names)
+            changed += 1
+        else:
+            refused.append(f"the input {value.name!r} stays: {reason}")
+    for position, value in enumerate(model.graph.outputs):
+        reason = _output_reason(value)
+        if changed and reason is None:
+            _convert_output(position, value, model.graph, names)
+            fired += 1
+        elif reason is not None:
+            refused.append(f"the output {value.name!r} stays: {reason}")
+    return PassReport("nchw_to_nhwc", fired + changed, tuple(refused))
+
+
+def image_inputs(model: ir.Model, listed: list[str] | None = None) -> list[str]:
+    """The inputs that the pass would convert: those whose samples have to be transposed as well."""
+    inputs = [value for value in model.graph.inputs if not value.is_initializer()]
+    return [str(value.name) for value in inputs if _input_reason(value, listed) is None]
+
+
+def _check(model: ir.Model, listed: list[str] | None) -> None:
+    known = {str(value.name): value for value in model.graph.inputs}
+    for name in listed or ():
+        if name not in known:
+            raise ModelError(unknown("input", name, known))
+        if not _is_image(known[name]):
+            raise ModelError(f"the input {name!r} is no image: it needs four axes and known channels, height and width")
+
+
+def _is_image(value: ir.Value) -> bool:
+    return value.shape is not None and len(value.shape) == 4 and all(isinstance(size, int) for size in value.shape[1:])
+
+
+def _input_reason(value: ir.Value, listed: list[str] | None) -> str | None:
+    if listed is not None and value.name not in listed:
+        return "it is not listed"
+    if not _is_image(value):
+        return "it does not have four axes with known channels, height and width"
+    readers = {use.node for use in value.uses()}
+    if len(readers) == 1 and _transposes(next(iter(readers)), TO_NCHW):
+        return "it is channels-last already"
+    return None
+
+
+def _output_reason(value: ir.Value) -> str | None:
+    if value.shape is None or len(value.shape) != 4:
+        return "it does not have four axes"
+    if value.is_graph_input() or value.is_initializer():
+        return "it is an input or a constant"
+    maker = value.producer()
+    return "it is channels-last already" if maker is not None and _transposes(maker, TO_NHWC) else None
+
+
+def _transposes(node: ir.Node, order: list[int]) -> bool:
+    return node.op_type == "Transpose" and list(attribute(node, "perm", [])) == order  # type: ignore[call-overload]
+
+
+def _moved(shape: ir.Shape | None, order: list[int]) -> ir.Shape | None:
+    return None if shape is None else ir.Shape([shape[axis] for axis in order])
+
+
+def _convert_input(value: ir.Value, graph: ir.Graph, names: Names) -> None:
+    _, channels, height, _ = value.shape or (0, 0, 0, 0)
+    if isinstance(channels, int) and isinstance(height, int) and channels > height:
+        _log.warning(
+            "the input %s has %s channels and height %s: is it channels-last already?", value.name, channels, height
+        )
+    inner = ir.Value(name=names.fresh(f"{value.name}_nchw"), shape=value.shape, type=value.type)
+    value.replace_all_uses_with(inner)
+    node = ir.node("Transpose", [value], attributes={"perm": TO_NCHW}, outputs=[inner], name=f"{value.name}_transpose")
+    graph.insert_before(graph[0], node)
+    value.shape = _moved(value.shape, TO_NHWC)
+
+
+def _convert_output(position: int, value: ir.Value, graph: ir.Graph, names: Names) -> None:
+    name = value.name
+    value.name = names.fresh(f"{name}_nchw")
+    outer = ir.Value(name=name, shape=_moved(value.shape, TO_NHWC), type=value.type)
+    graph.append(ir.node("Transpose", [value], attributes={"perm": TO_NHWC}, outputs=[outer], name=f"{name}_transpose"))
+    graph.outputs[position] = outer

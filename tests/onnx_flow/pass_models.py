@@ -1,0 +1,279 @@
+"""Models that make every graph pass fire, and random ones made of the same pieces with shared weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from tests.onnx_flow import models
+
+
+def _numbers(**values: float) -> dict[str, np.ndarray]:
+    return {name: np.array(value, np.float32) for name, value in values.items()}
+
+
+def gelu(opset: int = 20) -> onnx.ModelProto:
+    """GELU by erf in two orders and by tanh, from one input; the tanh one is read by a Relu too."""
+    graph = """
+    gelu (float[2, 8] x) => (float[2, 8] y, float[2, 8] z, float[2, 8] t) {
+        d = Div (x, root) e = Erf (d) p = Add (one, e) h = Mul (x, half) y = Mul (p, h)
+        d2 = Mul (x, inverse) e2 = Erf (d2) p2 = Add (e2, one) m2 = Mul (x, p2) z = Mul (m2, half)
+        c = Pow (x, three) k = Mul (c, cubic) s = Add (x, k) w = Mul (s, factor) u = Tanh (w) v = Add (u, one)
+        q = Mul (half, x) g = Mul (q, v) t = Relu (g)
+    }"""
+    numbers = _numbers(
+        root=2**0.5, inverse=0.5**0.5, one=1, half=0.5, three=3, cubic=0.044715, factor=(2 / np.pi) ** 0.5
+    )
+    return models.model(graph, numbers, opset)
+
+
+def layer_norm(opset: int = 17) -> onnx.ModelProto:
+    """Two layer normalizations that share scale and bias, one without either; Pow and Mul squares."""
+    graph = """
+    layer_norm (float[N, 5, 8] x) => (float[N, 5, 8] y, float[N, 5, 8] z, float[N, 5, 8] plain) {
+        m = ReduceMean <axes = [-1]> (x) c = Sub (x, m) s = Pow (c, two) v = ReduceMean <axes = [-1]> (s)
+        e = Add (v, eps) r = Sqrt (e) n = Div (c, r) g = Mul (n, scale) y = Add (g, bias)
+        m2 = ReduceMean <axes = [2]> (y) c2 = Sub (y, m2) s2 = Mul (c2, c2) v2 = ReduceMean <axes = [-1]> (s2)
+        e2 = Add (v2, eps) r2 = Sqrt (e2) n2 = Div (c2, r2) g2 = Mul (scale, n2) z = Add (bias, g2)
+        m3 = ReduceMean <axes = [-2, -1]> (x) c3 = Sub (x, m3) s3 = Pow (c3, two)
+        v3 = ReduceMean <axes = [-2, -1]> (s3) e3 = Add (eps, v3) r3 = Sqrt (e3) plain = Div (c3, r3)
+    }"""
+    weights = {"scale": models.normal(8, seed=1), "bias": models.normal(8, seed=2), **_numbers(two=2, eps=1e-5)}
+    return models.model(graph, weights, opset)
+
+
+def instance_norm(opset: int = 13) -> onnx.ModelProto:
+    """The chain with Reciprocal, one with Div, one without scale and bias; scale and bias are shared."""
+    graph = """
+    instance_norm (float[2, 4, 6, 5] x) => (float[2, 4, 6, 5] y, float[2, 4, 6, 5] z, float[2, 4, 6, 5] p) {
+        m = GlobalAveragePool (x) c = Sub (x, m) s = Mul (c, c) v = GlobalAveragePool (s) e = Add (v, eps)
+        q = Sqrt (e) i = Reciprocal (q) r = Mul (i, scale) mr = Mul (m, r) b = Sub (bias, mr) xr = Mul (x, r)
+        y = Add (xr, b)
+        m2 = ReduceMean <axes = [2, 3]> (x) c2 = Sub (x, m2) s2 = Pow (c2, two) v2 = ReduceMean <axes = [-1, -2]> (s2)
+        e2 = Add (v2, eps) q2 = Sqrt (e2) n2 = Div (c2, q2) g2 = Mul (n2, scale) z = Add (g2, bias)
+        m3 = GlobalAveragePool (x) c3 = Sub (x, m3) s3 = Pow (c3, two) v3 = GlobalAveragePool (s3) e3 = Add (v3, eps)
+        q3 = Sqrt (e3) p = Div (c3, q3)
+    }"""
+    weights = {"scale": models.normal(1, 4, 1, 1, seed=1), "bias": models.normal(4, 1, 1, seed=2)}
+    return models.model(graph, {**weights, **_numbers(two=2, eps=1e-5)}, opset)
+
+
+def l2_norm(opset: int = 13) -> onnx.ModelProto:
+    """The three ways to write it; the last with an epsilon that is too large to lose."""
+    graph = """
+    l2_norm (float[3, 4, 6] x) => (float[3, 4, 6] y, float[3, 4, 6] z, float[3, 4, 6] big) {
+        s = Mul (x, x) t = ReduceSum (s, last) m = Max (t, tiny) q = Sqrt (m) i = Reciprocal (q) y = Mul (x, i)
+        l = ReduceL2 <axes = [1]> (x) c = Clip (l, small) sh = Shape (x) e = Expand (c, sh) z = Div (x, e)
+        l2 = ReduceL2 <axes = [1]> (x) c2 = Clip (l2, large) big = Div (x, c2)
+    }"""
+    numbers = _numbers(tiny=1e-12, small=1e-12, large=0.5)
+    return models.model(graph, {**numbers, "last": np.array([-1])}, opset)
+
+
+def concat_norm(opset: int = 13) -> onnx.ModelProto:
+    """BatchNormalization after a Concat of a Conv, a grouped ConvTranspose and a Conv with a shared weight."""
+    graph = """
+    concat_norm (float[N, 4, 6, 6] x) => (float[N, 12, 6, 6] y, float[N, 4, 6, 6] z) {
+        a = Conv (x, w, b)
+        t = ConvTranspose <group = 2> (x, wt)
+        c = Conv (x, w)
+        j = Concat <axis = 1> (a, t, c)
+        y = BatchNormalization (j, bn_scale, bn_bias, bn_mean, bn_var)
+        z = Conv (x, w, b)
+    }"""
+    weights = {"w": models.normal(4, 4, 1, 1), "b": models.normal(4), "wt": models.normal(4, 2, 1, 1)}
+    return models.model(graph, {**weights, **models.batch_norm("bn", 12)}, opset)
+
+
+def pools_and_splits(opset: int = 13) -> onnx.ModelProto:
+    """Splits with sizes, with equal parts and with an unread output; a pool over 24 x 40 pixels; a lone BN; Clips."""
+    graph = """
+    pools (float[1, 6, 24, 40] x) => (float[1, 6, 1, 1] y, float[1, 4, 24, 40] z, float[1, 6, 24, 40] w) {
+        n = BatchNormalization (x, bn_scale, bn_bias, bn_mean, bn_var)
+        a, b = Split <axis = 1> (n, sizes)
+        c, unread, d = Split <axis = -3> (n)
+        r = Clip (b, zero)
+        h, i = Split <axis = 1> (r)
+        k = Concat <axis = 1> (a, h, i)
+        s = Clip (k, zero, six)
+        y = GlobalAveragePool (s)
+        j = Concat <axis = 1> (c, h)
+        z = Relu (j)
+        w = Mul (k, k)
+    }"""
+    weights = {"sizes": np.array([2, 4]), **_numbers(zero=0, six=6), **models.batch_norm("bn", 6)}
+    return models.model(graph, weights, opset)
+
+
+def attention_scale(opset: int = 13) -> onnx.ModelProto:
+    """Scores divided by a constant, and a projection with a shared weight that is divided too."""
+    graph = """
+    attention_scale (float[2, 5, 8] x) => (float[2, 5, 5] y, float[2, 5, 8] z) {
+        q = MatMul (x, wq) qb = Add (q, bq) k = MatMul (x, wk) kt = Transpose <perm = [0, 2, 1]> (k)
+        s = MatMul (qb, kt) d = Div (s, root) y = Softmax <axis = -1> (d)
+        v = MatMul (x, wk) z = Mul (v, root)
+    }"""
+    weights = {name: models.normal(8, 8, seed=k, scale=0.3) for k, name in enumerate(("wq", "wk"))}
+    return models.model(graph, {**weights, "bq": models.normal(8), **_numbers(root=8**0.5)}, opset)
+
+
+def quantized_clips(opset: int = 13) -> onnx.ModelProto:
+    """Clip(0, 6) and Relu before uint8 codes that end at 6, before ones that end at 12, and before int8 codes."""
+    pair = "{0} = QuantizeLinear ({1}, {2}, {3}) {4} = DequantizeLinear ({0}, {2}, {3})"
+    graph = f"""
+    clips (float[2, 4] x) => (float[2, 4] y, float[2, 4] z, float[2, 4] t, float[2, 4] u) {{
+        m = MatMul (x, w) c = Clip (m, zero, six) {pair.format("qa", "c", "fits", "zu", "y")}
+        n = MatMul (x, w) d = Clip (n, zero, six) {pair.format("qb", "d", "wide", "zu", "z")}
+        o = MatMul (x, w) r = Relu (o) {pair.format("qc", "r", "fits", "zu", "t")}
+        p = MatMul (x, w) s = Relu (p) {pair.format("qd", "s", "signed", "zs", "u")}
+    }}"""
+    weights = {"w": models.normal(4, 4, scale=3), "zu": np.array(0, np.uint8), "zs": np.array(0, np.int8)}
+    numbers = _numbers(zero=0, six=6, fits=6 / 255, wide=12 / 255, signed=6 / 127)
+    return models.model(graph, {**weights, **numbers}, opset)
+
+
+def image_model(opset: int = 13) -> onnx.ModelProto:
+    """An image in, an image and a vector out."""
+    graph = """
+    image (float[N, 3, 8, 6] x, float[N, 4] other) => (float[N, 4, 8, 6] y, float[N, 4] v) {
+        y = Conv <pads = [1, 1, 1, 1]> (x, w) p = GlobalAveragePool (y) f = Flatten (p) v = Add (f, other)
+    }"""
+    return models.model(graph, {"w": models.normal(4, 3, 3, 3)}, opset)
+
+
+def half_model(opset: int = 15) -> onnx.ModelProto:
+    """A float16 model."""
+    weights = {"w": models.normal(4, 3).astype(np.float16)}
+    return models.model(
+        "half (float16[2, 4] x) => (float16[2, 3] y) { m = MatMul (x, w) y = Relu (m) }", weights, opset
+    )
+
+
+TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "gelu": gelu,
+    "gelu below opset 20": lambda: gelu(13),
+    "layer_norm": layer_norm,
+    "instance_norm": instance_norm,
+    "l2_norm": l2_norm,
+    "concat_norm": concat_norm,
+    "pools_and_splits": pools_and_splits,
+    "attention_scale": attention_scale,
+    "quantized_clips": quantized_clips,
+    "image_model": image_model,
+    "half_model": half_model,
+}
+
+
+# ---- random graphs ---------------------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Collects nodes and weights; a weight of a shape that is there already is shared every other time."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.lines: list[str] = []
+        self.weights: dict[str, np.ndarray] = {}
+        self.count = 0
+
+    def add(self, operator: str, *operands: str) -> str:
+        """A node; ``operator`` may have attributes behind it. Returns what it makes."""
+        self.count += 1
+        self.lines.append(f"v{self.count} = {operator} ({', '.join(operands)})")
+        return f"v{self.count}"
+
+    def weight(self, *shape: int, positive: bool = False) -> str:
+        alike = [name for name, array in self.weights.items() if array.shape == shape and (array.min() > 0) == positive]
+        if alike and self.rng.random() < 0.5:
+            return str(self.rng.choice(alike))
+        values = self.rng.uniform(0.5, 1.5, shape) if positive else self.rng.normal(0, 0.4, shape)
+        self.count += 1
+        self.weights[f"w{self.count}"] = values.astype(np.float32)
+        return f"w{self.count}"
+
+    def number(self, value: float) -> str:
+        self.count += 1
+        self.weights[f"k{self.count}"] = np.array(value, np.float32)
+        return f"k{self.count}"
+
+
+def _norm(w: _Writer, x: str, channels: int = 4) -> str:
+    """BatchNormalization."""
+    some, more = w.weight(channels, positive=True), w.weight(channels, positive=True)
+    return w.add("BatchNormalization", x, some, w.weight(channels), w.weight(channels), more)
+
+
+def _conv(w: _Writer, x: str) -> str:
+    kind = w.rng.choice(["Conv", "ConvTranspose"])
+    group = int(w.rng.choice([1, 2, 4]))
+    made = w.add(f"{kind} <group = {group}>", x, w.weight(4, 4 // group, 1, 1), w.weight(4))
+    return _norm(w, made) if w.rng.random() < 0.6 else made
+
+
+def _joined(w: _Writer, x: str) -> str:
+    made = w.add("Concat <axis = 1>", _conv(w, x), w.add("Conv", x, w.weight(4, 4, 1, 1)))
+    if w.rng.random() < 0.7:
+        made = _norm(w, made, 8)
+    w.lines.append(f"l{w.count}, r{w.count} = Split <axis = 1> ({made})")
+    return w.add("Add", f"l{w.count}", f"r{w.count}")
+
+
+def _normalized(w: _Writer, x: str, mean: str) -> str:
+    """(x - mean) / sqrt(variance + epsilon)."""
+    centered = w.add("Sub", x, w.add(mean, x))
+    square = w.add("Mul", centered, centered) if w.rng.random() < 0.5 else w.add("Pow", centered, w.number(2))
+    return w.add("Div", centered, w.add("Sqrt", w.add("Add", w.add(mean, square), w.number(1e-5))))
+
+
+def _instance(w: _Writer, x: str) -> str:
+    made = _normalized(w, x, "ReduceMean <axes = [2, 3]>")
+    return w.add("Mul", made, w.weight(1, 4, 1, 1)) if w.rng.random() < 0.5 else made
+
+
+def _layer(w: _Writer, x: str) -> str:
+    made = _normalized(w, x, "ReduceMean <axes = [-1]>")
+    return w.add("Add", w.add("Mul", made, w.weight(6)), w.weight(6))
+
+
+def _gelu(w: _Writer, x: str) -> str:
+    erf = w.add("Erf", w.add("Div", x, w.number(2**0.5)))
+    return w.add("Mul", w.add("Mul", x, w.add("Add", erf, w.number(1))), w.number(0.5))
+
+
+def _clip(w: _Writer, x: str) -> str:
+    return w.add("Clip", x, w.number(0), w.number(6)) if w.rng.random() < 0.5 else w.add("Clip", x, w.number(0))
+
+
+def _spatial(w: _Writer, x: str) -> str:
+    return w.add("Mul", x, w.add("ReduceMean <axes = [2, 3]>", x))
+
+
+PIECES = (_conv, _conv, _joined, _instance, _layer, _gelu, _clip, _spatial)
+
+
+def random_graph(seed: int, opset: int = 20) -> onnx.ModelProto:
+    """Eight random pieces in a row with skips between them; [2, 4, 24, 6] in and out."""
+    w = _Writer(seed)
+    made = ["x"]
+    for _ in range(8):
+        piece = PIECES[w.rng.integers(len(PIECES))]
+        last = piece(w, made[-1])
+        if w.rng.random() < 0.3:
+            last = w.add("Add", last, made[w.rng.integers(len(made))])
+        made.append(last)
+    w.lines.append(f"y = Tanh ({made[-1]})")
+    shape = "float[2, 4, 24, 6]"
+    body = "\n".join(w.lines).replace("ReduceMean <axes", "ReduceMean <axes")
+    proto = models.model(
+        f"random ({shape} x) => ({shape} y, {shape} inner) {{ {body} inner = Identity ({made[4]}) }}", w.weights, 13
+    )
+    return proto if opset == 13 else lifted(proto, opset)
+
+
+def lifted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """The model in a newer opset."""
+    from quark.onnx.graph.lift import lift
+    from quark.onnx.graph.model import load, to_proto
+
+    return to_proto(lift(load(proto), opset))

@@ -1,0 +1,182 @@
+"""The contract of a graph pass, over the whole table: a new row is tested without a new test.
+
+Each pass keeps ONNX Runtime's outputs (or says what it changes), names of inputs and outputs, and shared initializers;
+leaves a valid model; finds nothing the second time; reports each refusal as a sentence; and fires on some model here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from tests.onnx_flow import models, pass_models
+from tests.onnx_flow.counting import calls
+from tests.onnx_flow.test_passes import REAL, ZOO
+
+from quark.onnx.graph.lift import lift
+from quark.onnx.graph.model import load, to_proto
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.shapes import infer_shapes
+from quark.onnx.passes.registry import apply, passes
+from quark.onnx.passes.row import Pass
+from quark.onnx.passes.table import TABLE
+
+SEEDS = range(8)
+CASES = [*ZOO, *pass_models.TRIGGERS, *(f"random {seed}" for seed in SEEDS)]
+#: Passes with arguments that depend on the model: how a test finds some.
+ARGUMENTS = {
+    "convert_opset_version": lambda proto: {"target_opset_version": 21},
+    "fix_shapes": lambda proto: {"input_output_name_shapes": _shapes(proto)},
+    "set_node_attributes": lambda proto: {"node_attribute_updates": []},
+}
+#: Largest difference of an output relative to the largest value of it (or 1), for all passes.
+TOLERANCE = 1e-4
+#: Passes that no model here makes fire without arguments of its own; each has a test of its own.
+ON_REQUEST = {"set_node_attributes"}
+
+
+def _shapes(proto: onnx.ModelProto) -> dict[str, list[int]]:
+    ends = [*models.real_inputs(proto)]
+    return {v.name: [dim.dim_value or 2 for dim in v.type.tensor_type.shape.dim] for v in ends}
+
+
+@cache
+def model_of(case: str) -> onnx.ModelProto:
+    if case.startswith("random"):
+        return pass_models.random_graph(int(case.split()[1]))
+    return ZOO[case] if case in ZOO else pass_models.TRIGGERS[case]()
+
+
+@cache
+def expected_of(case: str) -> list[np.ndarray]:
+    return models.run(model_of(case), models.feeds(model_of(case)))
+
+
+def arguments_of(row: Pass, proto: onnx.ModelProto) -> dict[str, Any]:
+    given = ARGUMENTS[row.name](proto) if row.name in ARGUMENTS else {}
+    return row.arguments(given) or {}
+
+
+def run_pass(row: Pass, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, PassReport, PassReport]:
+    """(result, report of the first run, report of the second)."""
+    model = load(proto)
+    arguments = arguments_of(row, proto)
+    if row.shapes:
+        infer_shapes(model)
+    report = apply(model, row, arguments)
+    result = to_proto(model)
+    if row.shapes:
+        infer_shapes(model)
+    return result, report, apply(model, row, arguments)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_contract(row: Pass) -> None:
+    fired = 0
+    for case in CASES:
+        proto = model_of(case)
+        before = proto.SerializeToString(deterministic=True)
+        result, report, again = run_pass(row, proto)
+        assert again.fired == 0, f"{case}: the second run fired"
+        assert proto.SerializeToString(deterministic=True) == before, f"{case}: the caller's model changed"
+        assert all(isinstance(reason, str) and " " in reason for reason in report.refused), case
+        onnx.checker.check_model(result, full_check=True)
+        same_interface(result, proto, case)
+        if not row.changes:
+            models.assert_close(models.run(result, models.feeds(proto)), expected_of(case), TOLERANCE)
+        fired += report.fired
+    assert fired or row.name in ON_REQUEST, f"no model makes {row.name} fire: add one to pass_models.TRIGGERS"
+
+
+def same_interface(result: onnx.ModelProto, proto: onnx.ModelProto, case: str) -> None:
+    assert [value.name for value in result.graph.output] == [value.name for value in proto.graph.output], case
+    ends = [value.name for value in models.real_inputs(result)]
+    assert ends == [value.name for value in models.real_inputs(proto)], case
+
+
+def _nhwc(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.moveaxis(array, 1, -1) if array.ndim == 4 else array for name, array in arrays.items()}
+
+
+def test_nhwc_is_the_same_model_with_the_axes_moved() -> None:
+    proto = pass_models.image_model()
+    row = passes()["convert_nchw_to_nhwc"]
+    result, report, _ = run_pass(row, proto)
+    feeds = models.feeds(proto)
+    expected = dict(zip(("y", "v"), models.run(proto, feeds), strict=True))
+    assert report.fired == 2 and len(report.refused) == 2
+    models.assert_close(models.run(result, _nhwc(feeds)), list(_nhwc(expected).values()), 1e-6)
+    assert [dim.dim_value for dim in result.graph.input[0].type.tensor_type.shape.dim][1:] == [8, 6, 3]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_models(name: str) -> None:
+    path = models.REAL_MODELS / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip("no shared models beside the repository")
+    proto = onnx.load(path)
+    inputs = models.real_feeds(name, proto)
+    expected = models.run(path, inputs)
+    model = lift(load(path), 20)
+    infer_shapes(model)
+    for row in TABLE:  # one after the other, as the flow does
+        if row.changes or row.name in ("convert_opset_version", "fill_value_info", "fix_shapes"):
+            continue
+        report = apply(model, row, arguments_of(row, proto))
+        if report.fired:
+            infer_shapes(model)
+            models.assert_close(models.run(to_proto(model), inputs), expected, TOLERANCE)
+
+
+#: How often a pass fires on the model that was written for it, and what it says about the rest.
+COUNTS: dict[str, tuple[str, int, list[str]]] = {
+    "fuse_gelu": ("gelu", 3, []),
+    "fuse_layer_norm": ("layer_norm", 3, []),
+    "fuse_instance_norm": ("instance_norm", 3, []),
+    "fuse_l2_norm": ("l2_norm", 2, ["its epsilon (0.5) is none"]),
+    "fold_batch_norm_after_concat": ("concat_norm", 1, []),
+    "fold_batch_norm": ("concat_norm", 0, ["it follows Concat"]),
+    "convert_bn_to_conv": ("pools_and_splits", 1, []),
+    "convert_split_to_slice": ("pools_and_splits", 3, []),
+    "split_large_kernel_pool": ("pools_and_splits", 1, []),
+    "fold_div_into_matmul": ("attention_scale", 2, []),
+    "replace_clip6_relu": ("pools_and_splits", 1, ["its bounds are (0.0, inf)"]),
+    "convert_clip_to_relu": ("quantized_clips", 1, ["the codes behind it reach 12, beyond its upper bound 6"]),
+    "fold_relu": ("quantized_clips", 2, ["reach 12, beyond 6", "negative numbers"]),
+    "copy_shared_init": ("concat_norm", 3, []),
+    "copy_bias_init": ("concat_norm", 1, []),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_written_form_is_found_and_every_refusal_has_its_reason(name: str) -> None:
+    case, fired, reasons = COUNTS[name]
+    _, report, _ = run_pass(passes()[name], model_of(case))
+    assert report.fired == fired, report
+    assert len(report.refused) == len(reasons), report
+    for reason, refusal in zip(reasons, report.refused, strict=True):
+        assert reason in refusal
+
+
+def test_gelu_says_which_opset_it_needs() -> None:
+    _, report, _ = run_pass(passes()["fuse_gelu"], model_of("gelu below opset 20"))
+    assert report.fired == 0 and len(report.refused) == 3 and "needs opset 20 and the model has 13" in report.refused[0]
+
+
+# ---- cost ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if row.name != "simplify"], ids=lambda row: row.name)
+def test_cost_is_linear(row: Pass) -> None:
+    costs = []
+    for length in (20, 40):
+        proto = models.conv_chain(length)
+        model = load(proto)
+        infer_shapes(model)
+        arguments = arguments_of(row, proto)
+        costs.append(calls(apply, model, row, arguments))
+    assert costs[1] < 2.3 * costs[0] + 200, f"{row.name}: {costs}"
