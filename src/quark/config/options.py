@@ -18,25 +18,12 @@ from quark.errors import ConfigError, unknown
 NOT_YET = frozenset(
     [
         "AdjustBiasScale",
-        "ConvertBNToConv",
-        "ConvertClipToRelu",
-        "ConvertNCHWToNHWC",
-        "ConvertSplitToSlice",
         "EnableDualQuantNodePairs",
         "EnableSubgraph",
-        "FillAllValueInfo",
-        "FixShapes",
-        "FoldRelu",
-        "FuseGelu",
-        "FuseInstanceNorm",
-        "FuseL2Norm",
-        "FuseLayerNorm",
         "Int16Bias",
         "MatMulNBitsParams",
         "MinMSEModeFloatScale",
         "MinMSEModePof2Scale",
-        "PreprocessYAML",
-        "SplitLargeKernelPool",
         "TensorQuantOverrides",
         "UseMatMulNBits",
     ]
@@ -75,7 +62,42 @@ class Options(BaseModel):
         None, 1, "Turn a mean over the spatial axes into GlobalAveragePool (default: for NPU flows and the CPU target)."
     )
     FoldBatchNorm: bool | None = _option(
-        None, 1, "Fold BatchNormalization into the layer before it (as OptimizeModel)."
+        None, 1, "Fold BatchNormalization into the layers before it, through a Concat too (as OptimizeModel)."
+    )
+    FuseInstanceNorm: bool = _option(True, 1, "Written-out instance normalization becomes InstanceNormalization.")
+    FuseL2Norm: bool = _option(True, 1, "A vector divided by its length becomes LpNormalization.")
+    FuseLayerNorm: bool = _option(
+        True, 1, "Written-out layer normalization becomes LayerNormalization, in models of opset 17 and up."
+    )
+    FuseGelu: bool = _option(True, 1, "Written-out GELU becomes Gelu, in models of opset 20 and up.")
+    ConvertNCHWToNHWC: bool = _option(
+        False, 1, "Images come and go as [N, H, W, C]; calibration data stays as for the float model."
+    )
+    FixShapes: dict[str, list[int]] | str | None = _option(
+        None, 1, "Fixed shapes of inputs and outputs, `x:[1,3,224,224];y:[1,1000]`; every other shape follows."
+    )
+    SplitLargeKernelPool: bool | None = _option(
+        None, 1, "Split a global average over more than 512 pixels in two. Default: for NPU flows and extended types."
+    )
+    ConvertSplitToSlice: bool | None = _option(
+        None, 1, "A Split becomes one Slice per output. Default: for NPU flows and extended types."
+    )
+    ConvertBNToConv: bool | None = _option(
+        None, 1, "A BatchNormalization that stands alone becomes a 1x1 convolution. Default: as ConvertSplitToSlice."
+    )
+    ConvertClipToRelu: bool = _option(
+        False,
+        1,
+        "A quantized Clip from 0 becomes a Relu; where the codes reach beyond the upper bound the log says so.",
+    )
+    FoldRelu: bool = _option(
+        False, 1, "A Relu or Clip disappears where asymmetric codes behind it cut off the same values."
+    )
+    PreprocessYAML: str | dict[str, Any] | None = _option(
+        None,
+        1,
+        "Passes before and after quantization instead of the list of this page: a YAML file or a template (xint8, a8w8,"
+        " a16w8, bf16, bfp16). Sets SkipPreprocess.",
     )
     CopySharedInit: list[str] | None = _option(
         None, 1, "Copy initializers shared by nodes of these types, [] for all types; None leaves them shared."
@@ -233,6 +255,7 @@ class Options(BaseModel):
     EncryptionAlgorithm: Literal["AES-256"] | None = _option(
         None, 10, "With CryptoMode: intermediate files are allowed and encrypted. None: they stay in memory."
     )
+    FillAllValueInfo: bool = _option(False, 10, "State the type and shape of every tensor of the quantized model.")
     UserCustomOpLibPath: str | list[str] | None = _option(None, 10, "Libraries with the model's custom operators.")
     # 11 --------------------------------------------------------------------------------------------------------------
     DebugMode: bool = _option(False, 11, "Log every decision of the plan.")

@@ -17,10 +17,11 @@ from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.errors import ModelError
 from quark.onnx.algorithms.stages import transform
+from quark.onnx.data_layout import in_layout
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.adapt import adapt
-from quark.onnx.pipeline import prepare
+from quark.onnx.pipeline import finish, prepare
 from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.parameters import set_parameters
 from quark.onnx.qdq.place import place
@@ -75,13 +76,16 @@ def quantize(
             plan = place(model, job)
             _refuse_nothing(plan)
         with _timed(seconds, "calibrate"):
+            reader = in_layout(reader, prepared.moved)
             ranges = calibrated(model, plan, job, reader, scratch, resume, partial(update, "calibrate"))
         with _timed(seconds, "parameters"):
             set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
             prepared.reports.extend(adapt(model, plan, job))
         with _timed(seconds, "write"):
-            proto = _write(emit(model, plan, job.options), model_output, job)
+            model = emit(model, plan, job.options)
+            prepared.reports.extend(finish(model, job, prepared.after))
+            proto = _write(model, model_output, job)
     if job.options.PrintSummary:
         print_summary(plan)
     return Result(plan, prepared.reports, seconds, proto)

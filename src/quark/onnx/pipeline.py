@@ -1,4 +1,4 @@
-"""The ordered list of what happens to a float model before anything is quantized. The order is meaning."""
+"""The ordered lists of what happens to a model before anything is quantized, and after. The order is meaning."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from quark.config.job import Job, with_scale_rule
 from quark.config.options import Options
 from quark.errors import ModelError
 from quark.onnx.graph.lift import lift
+from quark.onnx.graph.model import save
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import unknown_operator
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.passes import constants
+from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs
 from quark.onnx.passes.registry import apply, get_pass
 from quark.onnx.qdq.carriers import opset_of
+from quark.onnx.shapeshifter import Recipe, Steps, read, run_passes
 
 _QUANTIZED_OPS = frozenset(
     [
@@ -62,9 +65,11 @@ class Step:
         return self.default(job) if value is None else value is not False
 
 
-def _hardware(job: Job) -> bool:
-    """Forms that integer kernels have: for NPU flows and the CPU target."""
-    return job.npu or job.target == "cpu"
+def _device(job: Job) -> bool:
+    """Forms that NPU compilers know: for power-of-two scales, and for types that only such devices run."""
+    layer, casts = job.rules.default, job.options.BF16QDQToCast or job.options.EnableVaimlBF16
+    narrow = all(spec is None or spec.format in ("int8", "uint8") for spec in (layer.inputs, layer.weight))
+    return job.npu or (job.target == "any" and not narrow and not casts)
 
 
 #: What a model needs before anything looks at it; runs under SkipPreprocess too.
@@ -74,12 +79,32 @@ FIRST = (
 )
 #: Tidying and rewriting: types and shapes, folding, fusing, forms that the target has kernels for.
 PREPARE = (
+    Step("ConvertNCHWToNHWC", "convert_nchw_to_nhwc"),
+    Step("FixShapes", "fix_shapes", lambda options: {"input_output_name_shapes": options.FixShapes}),
     Step("OptimizeModel", "optimize_with_ort"),
     Step("FoldBatchNorm", "fold_batch_norm", default=lambda job: job.options.OptimizeModel),
+    Step("FoldBatchNorm", "fold_batch_norm_after_concat", default=lambda job: job.options.OptimizeModel),
     Step("SimplifyModel", "simplify", lambda options: {"simplify_Options": options.SimplifyModelOptions}),
-    Step("ConvertReduceMeanToGlobalAvgPool", "convert_reduce_mean_to_global_avg_pool", default=_hardware),
+    Step("FuseInstanceNorm", "fuse_instance_norm"),
+    Step("FuseL2Norm", "fuse_l2_norm"),
+    Step("FuseLayerNorm", "fuse_layer_norm"),
+    Step("FuseGelu", "fuse_gelu"),
+    Step(
+        "ConvertReduceMeanToGlobalAvgPool",
+        "convert_reduce_mean_to_global_avg_pool",
+        default=lambda job: _device(job) or job.target == "cpu",
+    ),
+    Step("SplitLargeKernelPool", "split_large_kernel_pool", default=_device),
+    Step("ConvertSplitToSlice", "convert_split_to_slice", default=_device),
+    Step("ConvertBNToConv", "convert_bn_to_conv", default=_device),
     Step("CopySharedInit", "copy_shared_init", lambda options: {"shared_init_op_types": options.CopySharedInit}),
     Step("CopyBiasInit", "copy_bias_init", lambda options: {"shared_bias_op_types": options.CopyBiasInit}),
+)
+#: What happens to the quantized model before it is written.
+FINISH = (
+    Step("ConvertClipToRelu", "convert_clip_to_relu", lambda options: {"loose": True}),
+    Step("FoldRelu", "fold_relu"),
+    Step("FillAllValueInfo", "fill_value_info"),
 )
 
 
@@ -100,11 +125,20 @@ def run_steps(model: ir.Model, steps: Sequence[Step], job: Job) -> list[PassRepo
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model ready for placement, the job as it applies to this model, and what the passes did."""
+    """A model ready for placement.
+
+    Attributes:
+        job: the job as it applies to this model.
+        reports: what the passes did.
+        moved: inputs whose samples have their channels last now.
+        after: the passes of ``PreprocessYAML`` for the quantized model.
+    """
 
     model: ir.Model
     job: Job
     reports: list[PassReport]
+    moved: frozenset[str] = frozenset()
+    after: Steps = ()
 
 
 def prepare(model: ir.Model, job: Job) -> Prepared:
@@ -115,18 +149,35 @@ def prepare(model: ir.Model, job: Job) -> Prepared:
             options want float32, or cannot be lifted.
     """
     refuse_quantized(model)
+    last = channels_last_inputs(model)
+    recipe = None if job.options.PreprocessYAML is None else read(job.options.PreprocessYAML)
+    reports = [] if recipe is None else _preprocess(model, recipe)
     if not job.options.UserCustomOpLibPath:
         unknown = unknown_operator(model, None)
         if unknown is not None:
             raise unknown
     model = lift(model, max([opset_of(job), *(_VALID_FROM.get(node.op_type, 0) for node in model.graph)]))
-    reports = run_steps(model, FIRST, job)
+    reports += run_steps(model, FIRST, job)
     constants.lift_constant_nodes(model.graph)
     job = _for_float16(job, is_float16(model))
-    if not job.options.SkipPreprocess:
+    if recipe is None and not job.options.SkipPreprocess:
         reports += run_steps(model, PREPARE, job)
     infer_shapes(model)
-    return Prepared(model, job, reports)
+    moved = frozenset(channels_last_inputs(model) - last)
+    return Prepared(model, job, reports, moved, () if recipe is None else recipe.after)
+
+
+def _preprocess(model: ir.Model, recipe: Recipe) -> list[PassReport]:
+    """The passes of ``PreprocessYAML``; the model they make is written where the file says so."""
+    reports = run_passes(model, recipe.before)
+    if recipe.preprocessed is not None:
+        save(model, recipe.preprocessed)
+    return reports
+
+
+def finish(model: ir.Model, job: Job, after: Steps) -> list[PassReport]:
+    """What happens to the quantized model before it is written, in place."""
+    return [*run_steps(model, FINISH, job), *run_passes(model, after)]
 
 
 def refuse_quantized(model: ir.Model) -> None:

@@ -52,10 +52,14 @@ def run(model: ir.Model, convert_nchw_to_nhwc: Which = True) -> PassReport:
     return PassReport("nchw_to_nhwc", fired + changed, tuple(refused))
 
 
-def image_inputs(model: ir.Model, listed: list[str] | None = None) -> list[str]:
-    """The inputs that the pass would convert: those whose samples have to be transposed as well."""
-    inputs = [value for value in model.graph.inputs if not value.is_initializer()]
-    return [str(value.name) for value in inputs if _input_reason(value, listed) is None]
+def channels_last_inputs(model: ir.Model) -> set[str]:
+    """The inputs of rank 4 that only a Transpose to channels-first reads."""
+    return {str(value.name) for value in model.graph.inputs if value.shape is not None and _is_last(value)}
+
+
+def _is_last(value: ir.Value) -> bool:
+    readers = {use.node for use in value.uses()}
+    return len(value.shape or ()) == 4 and len(readers) == 1 and _transposes(next(iter(readers)), TO_NCHW)
 
 
 def _check(model: ir.Model, listed: list[str] | None) -> None:
@@ -76,8 +80,7 @@ def _input_reason(value: ir.Value, listed: list[str] | None) -> str | None:
         return "it is not listed"
     if not _is_image(value):
         return "it does not have four axes with known channels, height and width"
-    readers = {use.node for use in value.uses()}
-    if len(readers) == 1 and _transposes(next(iter(readers)), TO_NCHW):
+    if _is_last(value):
         return "it is channels-last already"
     return None
 

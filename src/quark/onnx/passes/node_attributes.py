@@ -66,7 +66,7 @@ def _attribute(node: ir.Node, name: str, value: Any, version: int) -> ir.Attr:
     known = onnx.defs.get_schema(node.op_type, version, "").attributes
     if name not in known:
         raise ModelError(unknown(f"attribute of {node.op_type} {node.name!r}:", name, known))
-    kind = ir.AttributeType(int(known[name].type))
+    kind = ir.AttributeType[str(known[name].type).rsplit(".", 1)[-1]]
     try:
         return ir.convenience.convert_attribute(name, value, kind)
     except (TypeError, ValueError) as error:

@@ -1,0 +1,44 @@
+"""Samples of a channels-first model, for the same model with channels last (ConvertNCHWToNHWC)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from quark.onnx.data import Samples, samples_of
+
+
+class ChannelsLast:
+    """The samples, the images among them moved from [N, C, H, W] to [N, H, W, C] as they are read.
+
+    Args:
+        samples: of the float model, as the user has them.
+        names: the inputs that are images now.
+    """
+
+    def __init__(self, samples: Samples, names: Collection[str]) -> None:
+        self._samples, self._names = samples, frozenset(names)
+
+    def __len__(self) -> int:
+        if self._samples.total is None:
+            raise TypeError("the reader does not say how many samples it has")
+        return self._samples.total
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in self._samples:
+            if isinstance(sample, Mapping):
+                yield {name: _moved(array) if name in self._names else array for name, array in sample.items()}
+            else:
+                yield _moved(sample)
+
+
+def _moved(array: Any) -> np.ndarray:
+    values = np.asarray(array)
+    return np.moveaxis(values, -3, -1) if values.ndim >= 3 else values
+
+
+def in_layout(reader: Any, names: Collection[str]) -> Any:
+    """The reader itself, or its samples with the images ``names`` moved."""
+    return reader if reader is None or not names else ChannelsLast(samples_of(reader), names)
