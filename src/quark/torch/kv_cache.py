@@ -65,6 +65,11 @@ class CacheMatch:
     stages: Mapping[str, Stages]
     projections: Mapping[str, str]
 
+    @property
+    def all_stages(self) -> list[Stage]:
+        """Of keys and values."""
+        return [stage for stages in self.stages.values() for stage in stages]
+
 
 class CacheQuantizer(nn.Module):
     """The quantizers of the keys and values of one attention module; None stays float.
@@ -202,11 +207,10 @@ def attach_cache(found: CacheMatch) -> RemovableHandle:
     return found.module.register_forward_pre_hook(quantizer.hook, with_kwargs=True)
 
 
-def detach_cache(found: CacheMatch, handle: RemovableHandle | None) -> None:
+def detach_cache(found: CacheMatch, handle: RemovableHandle) -> None:
     """Undo ``attach_cache``."""
     found.module._modules.pop(CHILD, None)
-    if handle is not None:
-        handle.remove()
+    handle.remove()
 
 
 def cache_quantizers(model: nn.Module) -> Iterator[tuple[str, CacheQuantizer]]:

@@ -28,6 +28,10 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 ACTIVATIONS = ("input_tensors", "output_tensors")
 
 
+class Usual(str):
+    """A pattern of a template: it may match nothing, where one that a user wrote must match."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A layer that can be quantized."""
@@ -180,6 +184,8 @@ def check_patterns(model: nn.Module, config: QConfig, candidates: list[Candidate
         ("kv_cache_group", config.kv_cache_group, layers),
     ):
         for pattern in patterns:
+            if isinstance(pattern, Usual):
+                continue
             if not any(name == pattern or fnmatchcase(name, pattern) for name in known):
                 raise ConfigError(
                     f"{field}: {pattern!r} matches no layer of the model.{hint(pattern, everything, layers)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,12 +19,14 @@ from torch import nn
 from quark.errors import ConfigError, DataError, ModelError
 from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.registry import algorithm_of, check_order, run_algorithms
+from quark.torch.attention import find_targets
 from quark.torch.calibration import calibrate, evaluating
 from quark.torch.config.model import SLOTS, QConfig, check_available
 from quark.torch.fake_quantize import Quantizer, calibrate_with, make_quantizer
-from quark.torch.kv_cache import CacheMatch, attach_cache, cache_quantizers, detach_cache, find_caches, settle_scales
+from quark.torch.kv_cache import cache_quantizers, settle_scales
 from quark.torch.matching import Match, Matches, match
 from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach, quantized_layers
+from quark.torch.shared_scales import share_expert_inputs, share_weight_scales
 
 log = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
@@ -72,33 +75,28 @@ class ModelQuantizer:
             DataError: no samples where they are needed, or NaN. In all cases the model is as it was.
         """
         check_model(model)
-        found = match(model, self.config)
-        caches = find_caches(model, self.config)
-        static = [item.layer.name for item in found.quantized if has_static_activations(item)]
-        static += [f"cache of {item.name}" for item in caches if has_static_cache(item)]
+        found, attention = match(model, self.config), find_targets(model, self.config)
+        static = [item.layer.name for item in found.quantized if has_static_activations(item)] + attention.static
         if static and dataloader is None:
             raise DataError(
                 f"static activations need samples, and dataloader is None: give one, or use is_dynamic=True "
                 f"(first of {len(static)} layers: {static[0]!r})"
             )
-        algorithms = self.config.algo_config or []
-        samples = list(dataloader or []) if algorithms else dataloader
-        fast, undo, hooks = fast_paths(model), Undo(), {}
-        try:
-            self.improve(model, samples, found, undo, tunes=False)
+        samples = list(dataloader or []) if self.config.algo_config else dataloader
+        fast, changes = fast_paths(model), Undo()
+        with ExitStack() as undo:
+            undo.callback(set_fast_paths, fast, fast)
+            undo.callback(changes.restore)
+            undo.callback(restore, found)
+            self.improve(model, samples, found, changes, tunes=False)
             prepare(found)
-            hooks.update({item.name: attach_cache(item) for item in caches})
+            share_weight_scales(model, self.config.shared_scale_groups)
+            attention.attach(undo)
             set_fast_paths(fast, dict.fromkeys(fast, 0))
             self.unreached = calibrate(model, samples) if static and samples is not None else []
-            settle_scales(model, self.config)
-            self.improve(model, samples, found, undo, tunes=True)
-        except BaseException:
-            restore(found)
-            for item in caches:
-                detach_cache(item, hooks.get(item.name))
-            undo.restore()
-            set_fast_paths(fast, fast)
-            raise
+            self.settle(model)
+            self.improve(model, samples, found, changes, tunes=True)
+            undo.pop_all()
         self.report(found)
         model.quant_config = replace(self.config, exclude=list(found.excluded))  # type: ignore[assignment]
         model.quark_quantized = True  # type: ignore[assignment]
@@ -110,6 +108,15 @@ class ModelQuantizer:
         if any(algorithm_of(config).tunes == tunes for config in configs):
             with evaluating(model):
                 run_algorithms(configs, Context(model, list(samples or []), found, undo), tunes)
+
+    def settle(self, model: nn.Module) -> None:
+        """After calibration: the scales that layers share."""
+        settle_scales(model, self.config)
+        if self.config.sync_moe_expert_input_amax:
+            adopted = share_expert_inputs(model)
+            self.unreached = [name for name in self.unreached if name not in adopted]
+            if adopted:
+                log.info("no sample reached %s; they have the range of the experts beside them", ", ".join(adopted))
 
     def report(self, found: Matches) -> None:
         """Log what was quantized and what no sample reached."""
@@ -166,11 +173,6 @@ def check_model(model: nn.Module) -> None:
 def has_static_activations(found: Match) -> bool:
     """Whether samples are needed for this layer."""
     return any(stage.calibrated for slot in ("input_tensors", "output_tensors") for stage in found.stages[slot])
-
-
-def has_static_cache(found: CacheMatch) -> bool:
-    """Whether samples are needed for the keys and values of this module."""
-    return any(stage.calibrated for stages in found.stages.values() for stage in stages)
 
 
 def prepare(found: Matches) -> None:

@@ -162,10 +162,10 @@ class QConfig:
         kv_cache_group: names and globs whose static scales become their maximum in each attention module.
         min_kv_scale: least static scale of keys and values.
         kv_cache_post_rope: quantize keys after rotary embedding, on their way into the cache.
-        shared_scale_groups: siblings that share a tensor scale.
-        softmax_quant_spec: of attention probabilities.
+        shared_scale_groups: names of siblings (query, key, value) whose weights share their largest tensor scale.
+        softmax_quant_spec: of attention probabilities; needs eager attention.
         quant_mode, quant_flow, gpu_resident_blocks: eager mode of a model in memory.
-        sync_moe_expert_input_amax: experts of a layer share their input range.
+        sync_moe_expert_input_amax: experts of a layer share their static input range, those without tokens too.
         keep_prequantized_layers: keep excluded layers that the source had already quantized.
     """
 
@@ -207,6 +207,22 @@ class QConfig:
         check_cache("kv_cache_quant_config", self.kv_cache_quant_config)
         check_cache_scales(self)
         check_algorithms(self.algo_config)
+
+    @staticmethod
+    def with_llm_template(
+        template: Any,
+        scheme: str,
+        algorithm: str | list[str] | None = None,
+        kv_cache_scheme: str | None = None,
+        min_kv_scale: float = 0.0,
+        attention_scheme: str | None = None,
+        layer_config: dict[str, str] | None = None,
+        layer_type_config: dict[type, str] | None = None,
+        exclude_layers: list[str] | None = None,
+    ) -> QConfig:
+        """``template.get_config`` with these arguments; ``template`` is an ``LLMTemplate``."""
+        more = (min_kv_scale, attention_scheme, layer_config, layer_type_config, exclude_layers)
+        return template.get_config(scheme, algorithm, kv_cache_scheme, *more)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as ``quantization_config`` of a checkpoint holds them; rarely used fields only where set."""
@@ -294,12 +310,9 @@ RARE: dict[str, Any] = {
     "keep_prequantized_layers": True,
 }
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {  # a field and the only value with which a model can be quantized yet
-    "shared_scale_groups": ([],),
-    "softmax_quant_spec": (None,),
     "quant_mode": (QuantizationMode.eager_mode,),
     "quant_flow": (QuantFlow.standard,),
     "gpu_resident_blocks": (0,),
-    "sync_moe_expert_input_amax": (False,),
 }
 
 

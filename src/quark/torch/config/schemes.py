@@ -1,0 +1,140 @@
+"""Quantization schemes by name: what a name means for the weight and the input of a linear layer.
+
+    <weight>_wo_<group>     weights only, in groups along the inputs (or per_channel)
+    <type>                  weight and input; inputs static where one scale holds for all of a tensor, else dynamic
+    <weight>_<input>        weight and input in different types
+
+``KV_SCHEMES`` are those of keys and values. A scheme of your own: ``register_scheme``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quark.errors import ConfigError, unknown
+from quark.torch.config import specs
+from quark.torch.config.model import QLayerConfig
+from quark.torch.config.spec_schemes import DataTypeSpec
+
+Rows = Mapping[str, tuple[DataTypeSpec, DataTypeSpec | None]]
+
+
+def nvfp4(second: DataTypeSpec, group: int = 16) -> DataTypeSpec:
+    """FP4 blocks whose scales are quantized under one float32 scale."""
+    return specs.ScaleQuantSpec(specs.FP4PerGroupSpec(-1, group, is_dynamic=False), second)
+
+
+def nvfp4_input(second: DataTypeSpec, group: int = 16) -> DataTypeSpec:
+    """The same for inputs: blocks as they come, under a static scale."""
+    return specs.ScaleQuantSpec(specs.FP4PerGroupSpec(-1, group), second)
+
+
+E4M3, E5M3 = specs.FP8E4M3PerTensorSpec(), specs.FP8E5M3PerTensorSpec()
+NVFP4: tuple[DataTypeSpec, DataTypeSpec] = (nvfp4(E4M3), nvfp4_input(E4M3))
+PROGRESSIVE = specs.ProgressiveSpec(specs.FP8E4M3PerTensorSpec(), specs.Int4PerChannelSpec(0))
+INT4_TOKEN = specs.Int4PerGroupSpec(-1, 64, is_dynamic=True)
+
+WEIGHT_ONLY: Rows = {
+    **{f"int4_wo_{size}": (specs.Int4PerGroupSpec(-1, size), None) for size in (32, 64, 128)},
+    "int4_wo_per_channel": (specs.Int4PerChannelSpec(0), None),
+    **{f"uint4_wo_{size}": (specs.Uint4PerGroupSpec(-1, size), None) for size in (32, 64, 128)},
+    "uint4_wo_per_channel": (specs.Uint4PerChannelSpec(0), None),
+    "int8_wo_per_channel": (specs.Int8PerChannelSpec(0, True), None),
+    "mxfp4_weight_only": (specs.OCP_MXFP4Spec(-1, is_dynamic=False), None),
+}
+WEIGHT_AND_INPUT: Rows = {
+    "int4_wa_64": (specs.Int4PerGroupSpec(-1, 64), INT4_TOKEN),
+    "int8": (specs.Int8PerTensorSpec(), specs.Int8PerTensorSpec()),
+    "ptpc_int8": (specs.Int8PerChannelSpec(0, True), specs.Int8PerChannelSpec(1, True, is_dynamic=True)),
+    "fp8": (specs.FP8E4M3PerTensorSpec(scale_type="float"), specs.FP8E4M3PerTensorSpec(scale_type="float")),
+    "ptpc_fp8": (specs.FP8E4M3PerChannelSpec(0), specs.FP8E4M3PerChannelSpec(1, is_dynamic=True)),
+    "int4_fp8": (PROGRESSIVE, specs.FP8E4M3PerTensorSpec(is_dynamic=True)),
+}
+BLOCKS: Rows = {
+    "mxfp8": (specs.OCP_MXFP8E4M3Spec(-1, is_dynamic=False), specs.OCP_MXFP8E4M3Spec(-1)),
+    "mxfp6_e3m2": (specs.OCP_MXFP6E3M2Spec(-1, is_dynamic=False), specs.OCP_MXFP6E3M2Spec(-1)),
+    "mxfp6_e2m3": (specs.OCP_MXFP6E2M3Spec(-1, is_dynamic=False), specs.OCP_MXFP6E2M3Spec(-1)),
+    "mxfp4": (specs.OCP_MXFP4Spec(-1, is_dynamic=False), specs.OCP_MXFP4Spec(-1)),
+    "mxfp4_mxfp6_e2m3": (specs.OCP_MXFP4Spec(-1, is_dynamic=False), specs.OCP_MXFP6E2M3Spec(-1)),
+    "mxfp4_fp8": (specs.OCP_MXFP4Spec(-1, is_dynamic=False), specs.FP8E4M3PerTensorSpec(scale_type="float")),
+    "amdfp4": (specs.AmdFP4Spec(-1, 16, is_dynamic=False), specs.AmdFP4Spec(-1, 16)),
+    "amdfp4_g32": (specs.AmdFP4Spec(-1, 32, is_dynamic=False), specs.AmdFP4Spec(-1, 32)),
+    **{f"amdfp4_global{size}": (nvfp4(E5M3, size), nvfp4_input(E5M3, size)) for size in (16, 32)},
+    "nvfp4": NVFP4,
+    "fp4_block16_scale_e4m3": NVFP4,
+    "mx6": (specs.MX6Spec(-1), specs.MX6Spec(-1)),
+    "mx9": (specs.MX9Spec(-1), specs.MX9Spec(-1)),
+    "bfp16": (specs.BFP16Spec(-1), specs.BFP16Spec(-1)),
+}
+ROWS: Rows = {**WEIGHT_ONLY, **WEIGHT_AND_INPUT, **BLOCKS}
+TWO_LEVEL = ("nvfp4", "fp4_block16_scale_e4m3")  # siblings share the scale above their blocks
+
+INT4_PER_TOKEN = specs.Int4PerChannelSpec(1, is_dynamic=True)
+INT8_PER_TOKEN = specs.Int8PerChannelSpec(1, True, is_dynamic=True)
+KV_SCHEMES: Mapping[str, tuple[DataTypeSpec, DataTypeSpec]] = {  # of keys, of values
+    "fp8": (specs.FP8E4M3PerTensorSpec(scale_type="float"),) * 2,
+    "int8": (specs.Int8PerTensorSpec(),) * 2,
+    "int8_per_token": (INT8_PER_TOKEN,) * 2,
+    "int4_per_token": (INT4_PER_TOKEN,) * 2,
+    "int4_per_channel": (specs.Int4PerChannelSpec(-1), INT4_PER_TOKEN),
+}
+SHARED_SCALE = ("fp8", "int8")  # one scale for the keys and values of an attention module
+
+REGISTERED: dict[str, QLayerConfig] = {}
+
+
+def layer_of(weight: DataTypeSpec, activation: DataTypeSpec | None) -> QLayerConfig:
+    """The configuration of a layer whose weight and input have these types."""
+    inputs = None if activation is None else activation.to_quantization_spec()
+    return QLayerConfig(input_tensors=inputs, weight=weight.to_quantization_spec())
+
+
+def scheme_names() -> list[str]:
+    """Every scheme, built in and registered."""
+    return [*ROWS, *REGISTERED]
+
+
+def scheme(name: str) -> QLayerConfig:
+    """A new configuration of the scheme called ``name``.
+
+    Raises:
+        ConfigError: no such scheme; the nearest name is shown.
+    """
+    if name in REGISTERED:
+        return QLayerConfig.from_dict(REGISTERED[name].to_dict())
+    if name not in ROWS:
+        raise ConfigError(unknown("quantization scheme", name, scheme_names()))
+    return layer_of(*ROWS[name])
+
+
+def register_scheme(name: str, config: QLayerConfig) -> None:
+    """Make ``scheme(name)`` return ``config``.
+
+    Raises:
+        ConfigError: the name of a built-in scheme.
+    """
+    if name in ROWS:
+        raise ConfigError(f"{name!r} is a built-in scheme; register yours under another name")
+    if not isinstance(config, QLayerConfig):
+        raise TypeError(f"a scheme is a QLayerConfig, not {type(config).__name__}")
+    REGISTERED[name] = config
+
+
+def unregister_scheme(name: str) -> None:
+    """Forget a registered scheme.
+
+    Raises:
+        ConfigError: a built-in scheme, or one that is not registered.
+    """
+    if name not in REGISTERED:
+        kind = "built in and stays" if name in ROWS else "not registered"
+        raise ConfigError(f"the scheme {name!r} is {kind}; registered: {', '.join(REGISTERED) or 'none'}")
+    del REGISTERED[name]
+
+
+def cache_scheme(name: str) -> tuple[QLayerConfig, QLayerConfig]:
+    """How keys and values are quantized under the name ``name``."""
+    if name not in KV_SCHEMES:
+        raise ConfigError(unknown("KV cache scheme", name, KV_SCHEMES))
+    keys, values = (QLayerConfig(output_tensors=spec.to_quantization_spec()) for spec in KV_SCHEMES[name])
+    return keys, values

@@ -1,0 +1,97 @@
+"""Scales that several layers share, because a kernel reads them together.
+
+    shared_scale_groups           siblings (query, key, value): the largest of their tensor scales, for weights
+    sync_moe_expert_input_amax    experts: the largest of their input scales, those that no token reached included
+
+For NVFP4 the tensor scale is the one above the scales of the blocks. Only symmetric scales are shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from quark.errors import ConfigError
+from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.quantized_layer import QuantLayer, quantized_layers, static_parts
+
+
+def share_weight_scales(model: nn.Module, groups: Iterable[Iterable[str]]) -> None:
+    """Give the weights of siblings whose names a group holds (last parts or globs) the largest of their scales.
+
+    Raises:
+        ConfigError: no two siblings of a group in the model.
+    """
+    for names in groups:
+        patterns = [name.rpartition(".")[2] for name in names]
+        found = [members for members in siblings(model, patterns) if len(members) > 1]
+        if not found:
+            raise ConfigError(
+                f"shared_scale_groups: no module of the model holds two quantized layers of {list(names)}; a "
+                f"group names siblings, for instance ['q_proj', 'k_proj', 'v_proj']"
+            )
+        for members in found:
+            share([part for layer in members for part in tensor_parts(layer)])
+
+
+def siblings(model: nn.Module, patterns: list[str]) -> Iterator[list[QuantLayer]]:
+    """The quantized layers of each module whose names fit ``patterns``."""
+    for parent in model.modules():
+        members = ((name, child) for name, child in parent.named_children() if isinstance(child, QuantLayer))
+        yield [child for name, child in members if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def tensor_parts(layer: QuantLayer) -> Iterator[FakeQuantize]:
+    """The quantizers of a weight that have one symmetric static scale."""
+    if layer.weight_quantizer is not None:
+        yield from (part for part in parts(layer.weight_quantizer) if has_tensor_scale(part))
+
+
+def has_tensor_scale(part: FakeQuantize) -> bool:
+    """Whether a quantizer has one symmetric static scale."""
+    symmetric = part.zero_point is None or not bool(part.zero_point.any())
+    return part.scale is not None and part.scale.numel() == 1 and symmetric
+
+
+def share(members: list[FakeQuantize]) -> None:
+    """Give all the largest scale."""
+    scales = [part.scale for part in members if part.scale is not None]
+    if scales:
+        largest = torch.stack([scale.reshape(()) for scale in scales]).amax()
+        for part in members:
+            part.scale = largest.clone()
+
+
+def share_expert_inputs(model: nn.Module) -> list[str]:
+    """Give the static inputs of the experts of a layer, projection by projection, the largest of their scales.
+
+    Returns:
+        Names of the inputs that no sample had reached; they are quantized now.
+    """
+    adopted = []
+    for members in expert_inputs(model).values():
+        reached = [part for part in members if part.scale is not None]
+        if not reached or not all(has_tensor_scale(part) for part in reached):
+            continue
+        for part in members:
+            if part.scale is None:
+                adopted.append(part.tensor_name)
+                part.scale, part.zero_point, part.enabled = reached[0].scale, reached[0].zero_point, True
+        share(members)
+    return adopted
+
+
+def expert_inputs(model: nn.Module) -> dict[tuple[str, str, int], list[FakeQuantize]]:
+    """Static input quantizers by (list of experts, projection, stage)."""
+    found: dict[tuple[str, str, int], list[FakeQuantize]] = {}
+    for name, layer in quantized_layers(model):
+        before, _, rest = name.partition("experts.")
+        number, _, projection = rest.partition(".")
+        if number.isdigit():
+            inputs = [part for slot, part in static_parts(layer) if slot == "input_tensors"]
+            for stage, part in enumerate(inputs):
+                found.setdefault((before, projection, stage), []).append(part)
+    return found

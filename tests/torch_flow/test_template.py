@@ -1,0 +1,273 @@
+"""Configurations of language models from a scheme's name, and what they do to small random models."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from quark.errors import ConfigError, ModelError
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.quantization.config.config import FP8E4M3PerTensorSpec, Int4PerGroupSpec, QConfig, QLayerConfig
+from quark.torch.softmax import softmax_quantizers
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+WIDE = {**SIZES, "intermediate_size": 128}
+GROUPED = {**WIDE, "num_key_value_heads": 2}
+HEADS = {**GROUPED, "head_dim": 16}
+GPT = {"vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 4}
+EXPERTS = {**HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": []}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": GROUPED,
+    "Qwen2ForCausalLM": GROUPED,
+    "Qwen3ForCausalLM": HEADS,
+    "MistralForCausalLM": GROUPED,
+    "MixtralForCausalLM": {**GROUPED, "num_local_experts": 4},
+    "Qwen3MoeForCausalLM": EXPERTS,
+    "PhiForCausalLM": WIDE,
+    "Phi3ForCausalLM": {**GROUPED, "pad_token_id": 0},
+    "GemmaForCausalLM": HEADS,
+    "Gemma2ForCausalLM": HEADS,
+    "OPTForCausalLM": {**SIZES, "ffn_dim": 128, "word_embed_proj_dim": 64},
+    "GPT2LMHeadModel": GPT,
+    "GPTNeoXForCausalLM": WIDE,
+    "GPTJForCausalLM": {**GPT, "rotary_dim": 8},
+    "BloomForCausalLM": {"vocab_size": 128, "hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "FalconForCausalLM": SIZES,
+    "Olmo2ForCausalLM": WIDE,
+}
+# fmt: off
+PEER_SCHEMES = {
+    "int4_wo_32", "int4_wo_64", "int4_wo_128", "int4_wo_per_channel", "int4_wa_64", "uint4_wo_32", "uint4_wo_64",
+    "uint4_wo_128", "uint4_wo_per_channel", "int8", "fp8", "ptpc_fp8", "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3",
+    "mxfp4_weight_only", "mxfp4_mxfp6_e2m3", "mxfp4_fp8", "amdfp4", "amdfp4_g32", "amdfp4_global16",
+    "amdfp4_global32", "int4_fp8", "nvfp4", "fp4_block16_scale_e4m3", "mx6", "mx9", "bfp16",
+}
+# fmt: on
+# fmt: off
+PEER_TYPES = {
+    "chatglm", "cohere", "dbrx", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4",
+    "deepseek_vl_v2", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_unified", "glm4_moe", "glm4_moe_lite",
+    "glm_moe_dsa", "glm5_next", "gptj", "gpt_oss", "granitemoehybrid", "grok-1", "hunyuan_v1_dense", "instella",
+    "kimi_k2", "kimi_k25", "kimi_k3", "lfm2", "llama", "llama4", "minimax_m2", "minimax_m3_vl", "mistral",
+    "mixtral", "mllama", "muse_glimmer", "olmo", "opt", "phi", "phi3", "qwen", "qwen2", "qwen2_moe", "qwen3",
+    "qwen3_moe", "qwen3_next", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "qwen4_exp_text",
+}
+# fmt: on
+IDS = torch.randint(5, 120, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+def build(name: str, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    return cls(cls.config_class(**ARCHITECTURES[name], **changes)).eval()
+
+
+def quantized(model: Any, config: QConfig) -> Any:
+    return ModelQuantizer(config).quantize_model(copy.deepcopy(model), [IDS])
+
+
+@torch.no_grad()
+def error(model: Any, twin: Any) -> float:
+    reference = model(IDS).logits
+    return float((twin(IDS).logits - reference).norm() / reference.norm())
+
+
+def test_every_name_of_the_peer_is_there() -> None:
+    assert set(LLMTemplate.get_supported_schemes()) >= PEER_SCHEMES
+    assert set(LLMTemplate.list_available()) >= PEER_TYPES
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture_by_name_and_by_its_modules(name: str) -> None:
+    model = build(name)
+    table, read = LLMTemplate.get(model.config.model_type), LLMTemplate.for_model(model)
+    head = "embed_out" if hasattr(model, "embed_out") else "lm_head"
+    for template in (table, read):
+        twin = quantized(model, template.get_config("fp8", kv_cache_scheme="fp8"))
+        assert head in twin.quant_config.exclude
+        layers = [module for module in twin.modules() if type(module).__name__.startswith("Quant")]
+        assert len(layers) >= 2 * 4  # attention and feed-forward of both blocks
+        assert 0 < error(model, twin) < 0.12
+        names = {layer for layer, _ in twin.named_modules() if "router" in layer or layer.endswith(".gate")}
+        assert not any(type(twin.get_submodule(layer)).__name__.startswith("Quant") for layer in names)
+    assert error(model, quantized(model, table.get_config("fp8"))) == pytest.approx(
+        error(model, quantized(model, read.get_config("fp8")))
+    )
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return build("LlamaForCausalLM", attn_implementation="eager")
+
+
+LIMITS = {"int8": 0.05, "ptpc_int8": 0.03, "int8_wo_per_channel": 0.02, "bfp16": 0.03, "mx9": 0.03}
+
+
+@pytest.mark.parametrize("scheme", LLMTemplate.get_supported_schemes())
+def test_every_scheme_runs(scheme: str, llama: Any) -> None:
+    small = {"*down_proj": "int4_wo_64", "*": "int4_wo_64"} if scheme.endswith("128") else None
+    twin = quantized(llama, LLMTemplate.get("llama").get_config(scheme, layer_config=small))
+    assert 0 < error(llama, twin) < LIMITS.get(scheme, 0.3)
+
+
+def test_a_scheme_means_what_its_name_says() -> None:
+    config = LLMTemplate.get("llama").get_config("int4_wo_128")
+    assert config.global_quant_config == QLayerConfig(weight=Int4PerGroupSpec(-1, 128).to_quantization_spec())
+    assert config.exclude == ["lm_head"]
+    config = LLMTemplate.get("mixtral").get_config("nvfp4")
+    assert config.sync_moe_expert_input_amax
+    assert config.shared_scale_groups == [["*q_proj", "*k_proj", "*v_proj"], ["gate_proj", "up_proj"]]
+    first, second = config.global_quant_config.input_tensors  # type: ignore[misc]
+    assert (first.is_dynamic, second.is_dynamic, second.is_scale_quant) == (True, False, True)
+
+
+def test_layers_of_their_own_and_exclusion(llama: Any) -> None:
+    template = LLMTemplate.get("llama")
+    twin = quantized(llama, template.get_config("fp8", layer_config={"*v_proj": "int4_wo_32"}, exclude_layers=[]))
+    attention = twin.model.layers[0].self_attn
+    assert attention.v_proj.weight_quantizer.stage.spec.format == "int4"
+    assert attention.q_proj.weight_quantizer.stage.spec.format == "fp8_e4m3"
+    assert type(twin.lm_head).__name__ == "QuantLinear"
+    config = template.get_config("fp8", layer_type_config={torch.nn.Linear: "int8"})
+    assert quantized(llama, config).model.layers[0].mlp.up_proj.weight_quantizer.stage.spec.format == "int8"
+
+
+def test_with_llm_template_is_get_config() -> None:
+    template = LLMTemplate.get("qwen3")
+    assert QConfig.with_llm_template(template, "fp8", kv_cache_scheme="fp8") == template.get_config(
+        "fp8", kv_cache_scheme="fp8"
+    )
+
+
+def test_siblings_share_the_scale_above_their_blocks(llama: Any) -> None:
+    twin = quantized(llama, LLMTemplate.get("llama").get_config("nvfp4"))
+    attention, plain = twin.model.layers[0].self_attn, llama.model.layers[0].self_attn
+    q, k, v = (getattr(attention, name).weight_quantizer.scale for name in ("q_proj", "k_proj", "v_proj"))
+    assert q == k == v
+    largest = max(float(getattr(plain, name).weight.detach().abs().max()) for name in ("q_proj", "k_proj", "v_proj"))
+    assert float(q) == pytest.approx(largest / (448 * 6), rel=1e-6)
+    assert attention.o_proj.weight_quantizer.scale != q
+    alone = quantized(llama, LLMTemplate.get("llama").get_config("nvfp4", shared_scale_groups=[]))
+    assert (
+        alone.model.layers[0].self_attn.q_proj.weight_quantizer.scale
+        != alone.model.layers[0].self_attn.k_proj.weight_quantizer.scale
+    )
+
+
+def test_groups_without_siblings_are_an_error(llama: Any) -> None:
+    with pytest.raises(ConfigError, match="shared_scale_groups"):
+        quantized(llama, LLMTemplate.get("llama").get_config("fp8", shared_scale_groups=[["wq", "wk"]]))
+
+
+class Experts(torch.nn.Module):
+    """Two experts; tokens reach the first only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = torch.nn.ModuleList(torch.nn.ModuleDict({"up": torch.nn.Linear(8, 8)}) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.experts[0]["up"](x) + self.experts[2]["up"](2 * x)
+
+
+def test_experts_share_their_input_range() -> None:
+    spec = FP8E4M3PerTensorSpec().to_quantization_spec()
+    config = QConfig(QLayerConfig(spec, None, spec), sync_moe_expert_input_amax=True)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    quantizer = ModelQuantizer(config)
+    model = quantizer.quantize_model(Experts(), [x])
+    scales = [expert["up"].input_quantizer.scale for expert in model.experts]
+    assert quantizer.unreached == []
+    assert all(float(scale) == pytest.approx(2 * float(x.abs().max()) / 448) for scale in scales)
+    assert all(expert["up"].input_quantizer.enabled for expert in model.experts)
+    alone = ModelQuantizer(QConfig(QLayerConfig(spec, None, spec)))
+    alone.quantize_model(Experts(), [x])
+    assert alone.unreached == ["input_tensors of 'experts.1.up'"]
+
+
+def test_attention_probabilities(llama: Any) -> None:
+    twin = quantized(llama, LLMTemplate.get("llama").get_config("fp8", attention_scheme="fp8"))
+    found = list(softmax_quantizers(twin))
+    assert len(found) == 2
+    assert all(float(part.scale) == pytest.approx(1 / 448) for part in found)  # the first token attends to itself only
+    assert twin.model.layers[0].self_attn.q_proj.output_quantizer is not None
+    plain = quantized(llama, LLMTemplate.get("llama").get_config("fp8"))
+    assert error(plain, twin) > 0
+
+
+@torch.no_grad()
+def test_only_probabilities_differ(llama: Any) -> None:
+    spec = FP8E4M3PerTensorSpec(is_dynamic=True).to_quantization_spec()
+    weights = QLayerConfig(weight=spec)
+    twin = quantized(llama, QConfig(weights, softmax_quant_spec=spec))
+    plain = quantized(llama, QConfig(weights))
+    one, other = (model(IDS, output_attentions=True).attentions[0] for model in (plain, twin))
+    scale = one.max() / 448
+    torch.testing.assert_close(other, (one / scale).to(torch.float8_e4m3fn).float() * scale)
+    outside = torch.randn(3, 5)
+    assert torch.equal(outside.softmax(-1), torch.softmax(outside, -1))
+
+
+def test_fused_attention_has_no_probabilities(llama: Any) -> None:
+    model = build("LlamaForCausalLM", attn_implementation="sdpa")
+    config = LLMTemplate.get("llama").get_config("fp8", attention_scheme="fp8")
+    with pytest.raises(ModelError, match="eager"):
+        quantized(model, config)
+    twin = quantized(llama, config)
+    twin.set_attn_implementation("sdpa")
+    with pytest.raises(ModelError, match="one kernel"):
+        twin(IDS)
+
+
+def test_an_unknown_architecture_needs_no_row() -> None:
+    class Mine(transformers.LlamaForCausalLM):  # type: ignore[name-defined]
+        pass
+
+    torch.manual_seed(0)
+    model = Mine(transformers.LlamaConfig(**GROUPED)).eval()
+    model.config.model_type = "mine"
+    with pytest.raises(ConfigError, match="for_model"):
+        LLMTemplate.get("mine")
+    template = LLMTemplate.for_model(model)
+    assert (template.kv_layers_name, template.exclude_layers_name) == (["*.k_proj", "*.v_proj"], ["lm_head"])
+    assert 0 < error(model, quantized(model, template.get_config("fp8", kv_cache_scheme="int8"))) < 0.1
+    with pytest.raises(ModelError, match="no attention module"):
+        LLMTemplate.for_model(torch.nn.Linear(3, 3))
+
+
+def test_registered_templates_and_schemes() -> None:
+    LLMTemplate.register_template(LLMTemplate("our_model", ["*.k", "*.v"], "*.q", exclude_layers_name=["head"]))
+    LLMTemplate.register_scheme("ours", QLayerConfig(weight=Int4PerGroupSpec(-1, 16).to_quantization_spec()))
+    try:
+        assert "our_model" in LLMTemplate.list_available() and "ours" in LLMTemplate.get_supported_schemes()
+        config = LLMTemplate.get("our_model").get_config("ours", kv_cache_scheme="int8_per_token")
+        assert config.global_quant_config.weight.group_size == 16  # type: ignore[union-attr]
+        assert list(config.kv_cache_quant_config) == ["*.k", "*.v"]
+    finally:
+        LLMTemplate.unregister_scheme("ours")
+        del LLMTemplate.registry["our_model"]
+    with pytest.raises(ConfigError, match="built-in"):
+        LLMTemplate.register_scheme("fp8", QLayerConfig())
+    with pytest.raises(ConfigError, match="built in"):
+        LLMTemplate.unregister_scheme("fp8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"scheme": "int4_wo_129"}, "int4_wo_128"),
+        ({"scheme": "fp8", "kv_cache_scheme": "fp9"}, "fp8"),
+        ({"scheme": "fp8", "attention_scheme": "int8"}, "fp8"),
+        ({"scheme": "fp8", "algorithm": "gtpq"}, "gtpq"),
+    ],
+)
+def test_unknown_names(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLMTemplate.get("llama").get_config(**arguments)
+    with pytest.raises(ConfigError, match="qwen3"):
+        LLMTemplate.get("qwen33")
