@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError, nearest
@@ -52,10 +52,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Decision:
-    """The specs of a node (``None``: it stays float) and the reason in words."""
+    """The specs of a node (``None``: it stays float), the reason in words, and its rank: that of later entries is
+    higher, and wins where two nodes share a tensor. The global configuration has rank 0."""
 
     layer: LayerSpec | None
     reason: str
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,20 +67,37 @@ class Rules:
     default: LayerSpec
     rules: tuple[Rule, ...] = ()
 
-    def bind(self, nodes: Iterable[NodeInfo]) -> Mapping[str, Decision]:
+    def bind(self, nodes: Iterable[NodeInfo], before: Iterable[NodeInfo] = ()) -> Mapping[str, Decision]:
         """Decide for every node.
+
+        Args:
+            nodes: of the model as it is quantized.
+            before: of the model as the user knows it, where graph passes have changed it since: what a selector finds
+                there counts as well, so that a name that a pass has folded away is no error.
 
         Raises:
             ConfigError: a selector matches no node (the nearest name is shown), or a subgraph is not closed.
         """
-        nodes = list(nodes)
+        nodes, before = list(nodes), list(before)
         decisions = {node.name: Decision(self.default, "global_config") for node in nodes}
-        for rule in self.rules:
+        for rank, rule in enumerate(self.rules, start=1):
             for selector in rule.selectors:
-                names = _select(selector, nodes, rule)
-                for name in names:
-                    decisions[name] = Decision(rule.layer, f"{rule.source}: {_written(selector)}")
+                reason = f"{rule.source}: {_written(selector)}"
+                for name in _found(selector, nodes, before, rule):
+                    if name in decisions:
+                        decisions[name] = Decision(rule.layer, reason, rank)
         return decisions
+
+
+def _found(selector: Selector, nodes: list[NodeInfo], before: list[NodeInfo], rule: Rule) -> list[str]:
+    """The nodes that a selector names in either form of the model; an error where it names none in both."""
+    if not before:
+        return _select(selector, nodes, rule)
+    if isinstance(selector, Subgraph):
+        there = {node.name for node in nodes} >= {*selector.start, *selector.end}
+        return [*_select(selector, before, rule), *(_select(selector, nodes, rule) if there else [])]
+    found = [name for form in (before, nodes) for name in _select(selector, form, replace(rule, strict=False))]
+    return found or _select(selector, before, rule)
 
 
 def _written(selector: Selector) -> str:

@@ -25,6 +25,7 @@ from quark.onnx.pipeline import finish, prepare
 from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.parameters import set_parameters
 from quark.onnx.qdq.place import place
+from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.ranges import calibrated
 from quark.onnx.resume import open_resume
 from quark.onnx.scratch import Scratch
@@ -66,14 +67,14 @@ def quantize(
     with bars() if progress is None else _given(progress) as update, Scratch(job.options) as scratch:
         with _timed(seconds, "load"):
             source = files.load(model_input)
-            resume = open_resume(source, job)
+            resume, known = open_resume(source, job), known_nodes(source)
         with _timed(seconds, "prepare"):
             prepared = prepare(source, job)
             model, job = prepared.model, prepared.job
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, job))
         with _timed(seconds, "place"):
-            plan = place(model, job)
+            plan = place(model, job, known)
             _refuse_nothing(plan)
         with _timed(seconds, "calibrate"):
             reader = in_layout(reader, prepared.moved)

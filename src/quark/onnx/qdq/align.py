@@ -39,7 +39,7 @@ def align(model: ir.Model, plan: Plan, job: Job) -> None:
 def _join(plan: Plan, names: list[str]) -> None:
     """One group for these activations and everything already grouped with them."""
     activations = [plan.tensors[name] for name in names if plan.tensors[name].role == "activation"]
-    if len(activations) < 2 or len({tensor.spec.format for tensor in activations}) > 1:
+    if len(activations) < 2 or len({replace(tensor.spec, method="minmax") for tensor in activations}) > 1:
         return
     groups = {tensor.group for tensor in activations}
     root = activations[0]

@@ -7,7 +7,7 @@ then the tensors that must stay float between fused operators are taken out agai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -19,7 +19,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx.graph.surgery import is_constant
-from quark.onnx.qdq import align, block_axes, fuse, outputs, passthrough, slots
+from quark.onnx.qdq import align, block_axes, fuse, outputs, passthrough, selection, slots
 from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
 
@@ -35,16 +35,23 @@ class Placement:
     shaping: set[ir.Node] = field(default_factory=set)
     dividing: set[ir.Node] = field(default_factory=set)
     masked: set[ir.Value] = field(default_factory=set)
+    ranks: dict[str, int] = field(default_factory=dict)
 
 
-def place(model: ir.Model, job: Job) -> Plan:
+def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     """The Plan of a prepared model: every decision but the ranges.
+
+    Args:
+        model: after the graph passes.
+        job: what the user wants.
+        before: the nodes before the graph passes, whose names the user may know (``selection.known_nodes``).
 
     Raises:
         ConfigError: a name or pattern of the configuration matches nothing.
     """
-    nodes = list(model.graph)
-    decisions = job.rules.bind([_info(node) for node in nodes])
+    nodes, now = list(model.graph), selection.known_nodes(model)
+    decisions = job.rules.bind(now, before)
+    selection.check_lists(job.options, [*before, *now])
     placement = Placement(
         model, job, decisions, shaping=slots.computes_shapes(model), dividing=slots.makes_divisors(model)
     )
@@ -69,12 +76,6 @@ def _with_rules(
     chosen: Mapping[ir.Node, tuple[OpRule, LayerSpec] | None],
 ) -> list[tuple[ir.Node, tuple[OpRule, LayerSpec]]]:
     return [(node, entry) for node, entry in chosen.items() if entry is not None]
-
-
-def _info(node: ir.Node) -> NodeInfo:
-    producers = [value.producer() for value in node.inputs if value is not None]
-    reads = any(value is not None and value.is_graph_input() and not value.is_initializer() for value in node.inputs)
-    return NodeInfo(node.name or "", node.op_type, tuple(p.name or "" for p in producers if p is not None), reads)
 
 
 def _consider(node: ir.Node, placement: Placement) -> tuple[OpRule, LayerSpec] | None:
@@ -153,6 +154,7 @@ def _format_of(job: Job, slot: str) -> str:
 
 def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Placement) -> None:
     reason = f"{placement.plan.nodes[node.name or ''].reason}: {node.op_type} {node.name!r}"
+    rank = placement.decisions[node.name or ""].rank
     weight = slots.weight_input(node, rule)
     if weight is not None and layer.weight is not None:
         _add_constant(node, weight, _for_weight(layer.weight, node, rule, weight), reason, placement)
@@ -166,7 +168,7 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
         if is_constant(value):
             _add_constant(node, value, in_blocks(_for_operand(layer, placement.job), value), reason, placement)
         else:
-            _add_activation(value, layer.inputs, reason, placement, reader=node)
+            _add_activation(value, layer.inputs, reason, placement, rank, reader=node)
     for value in node.outputs:
         if (
             rule.output == "own"
@@ -174,9 +176,8 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
             and layer.outputs is not None
             and value not in placement.masked
         ):
-            _add_activation(
-                value, _for_output(layer.outputs, node, placement.job), reason, placement, fixed=rule.fixed_range
-            )
+            spec = _for_output(layer.outputs, node, placement.job)
+            _add_activation(value, spec, reason, placement, rank, fixed=rule.fixed_range)
     _add_bias(node, rule, layer, reason, placement)
 
 
@@ -224,19 +225,25 @@ def _add_activation(
     spec: TensorSpec,
     reason: str,
     placement: Placement,
+    rank: int,
     reader: ir.Node | None = None,
     fixed: tuple[float, float] | None = None,
 ) -> None:
-    """Record a tensor as quantized; a second request adds a reader, its producer's makes every reader read it."""
+    """Record a tensor as quantized; a second request adds a reader, its producer's makes every reader read it.
+
+    The spec is that of the highest rank: later entries of the configuration win at tensors that nodes share.
+    """
     name, plan = value.name or "", placement.plan
     spec = in_blocks(spec, value)
     readers = frozenset([reader.name or ""]) if reader is not None else None
     known = plan.tensors.get(name)
     if known is None:
         plan.tensors[name] = TensorPlan(name, "activation", spec, reason, name, readers=readers, fixed_range=fixed)
+        placement.ranks[name] = rank
         return
     merged = None if readers is None or known.readers is None else known.readers | readers
-    later = _priority(reason, placement) > _priority(known.reason, placement)
+    later = rank > placement.ranks.get(name, 0)
+    placement.ranks[name] = max(rank, placement.ranks.get(name, 0))
     plan.tensors[name] = replace(
         known,
         readers=merged,
@@ -254,11 +261,6 @@ def in_blocks(spec: TensorSpec, value: ir.Value) -> TensorSpec:
     shape = value.shape if value.const_value is None else value.const_value.shape
     rank = 2 if shape is None else len(shape)
     return replace(spec, granularity=Group(1 if rank > 1 else 0, size))
-
-
-def _priority(reason: str, placement: Placement) -> int:
-    """The order of the sources of a decision: rules of the user's own win over the global one."""
-    return 0 if reason.startswith("global_config") else 1
 
 
 def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str, placement: Placement) -> None:
@@ -352,15 +354,18 @@ def _pass_through(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Plac
     if beyond is not None:
         plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason=beyond)
         return
-    _add_activation(source, layer.inputs, reason, placement, reader=node)
+    rank = placement.decisions[name].rank
+    _add_activation(source, layer.inputs, reason, placement, rank, reader=node)
     members = plan.tensors[source.name or ""]
     for value in node.outputs:
         if not slots.is_float(value) or value in placement.masked:
             continue
         moved = f"{reason} moves the values of {source.name!r}"
-        _add_activation(value, members.spec, moved, placement)
+        asked = placement.ranks.get(value.name or "", 0)
+        _add_activation(value, members.spec, moved, placement, rank)
         own = plan.tensors[value.name or ""]
-        plan.put(replace(own, group=members.group, spec=members.spec, observed=False, reason=moved))
+        if asked <= rank or own.spec == members.spec:  # otherwise a later entry gives its reader a spec of its own
+            plan.put(replace(own, group=members.group, spec=members.spec, observed=False, reason=moved))
 
 
 def _leave_outputs(placement: Placement) -> None:
@@ -376,8 +381,20 @@ def _leave_outputs(placement: Placement) -> None:
                 placement.plan.tensors.pop(value.name or "", None)
 
 
+def _split_groups(plan: Plan) -> None:
+    """Members of a group that a later entry of the configuration gave another spec form a group of their own."""
+    for members in plan.groups().values():
+        first: dict[TensorSpec, str] = {}
+        for member in members:
+            first.setdefault(replace(member.spec, granularity=Tensor()), member.name)
+        for member in members if len(first) > 1 else ():
+            root = first[replace(member.spec, granularity=Tensor())]
+            plan.put(replace(member, group=root, observed=member.observed or member.name == root))
+
+
 def _settle(plan: Plan) -> None:
     """What leaving tensors out has cut loose: groups without a range of their own, biases without scales."""
+    _split_groups(plan)
     for name, members in plan.groups().items():
         if not any(member.observed for member in members):
             plan.put(replace(members[0], observed=True))

@@ -1,0 +1,56 @@
+"""The nodes that a configuration may name, and the options that are lists of such names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from quark.config.options import Options
+from quark.config.rules import NodeInfo
+from quark.errors import ConfigError, nearest
+
+#: Options that list node names, and options that list operator types.
+NAME_LISTS = ("NodesToQuantize", "NodesToExcludeOutputQuantization")
+TYPE_LISTS = (
+    "OpTypesToQuantize",
+    "ExtraOpTypesToQuantize",
+    "OpTypesToExcludeOutputQuantization",
+    "QDQOpTypePerChannelSupportToAxis",
+)
+
+
+def known_nodes(model: ir.Model) -> list[NodeInfo]:
+    """What rules may ask about every node of a model."""
+    return [_info(node) for node in model.graph]
+
+
+def _info(node: ir.Node) -> NodeInfo:
+    producers = [value.producer() for value in node.inputs if value is not None]
+    reads = any(value is not None and value.is_graph_input() and not value.is_initializer() for value in node.inputs)
+    return NodeInfo(node.name or "", node.op_type, tuple(p.name or "" for p in producers if p is not None), reads)
+
+
+def check_lists(options: Options, nodes: Sequence[NodeInfo]) -> None:
+    """Raise for names in options that no node has, and for operator types that neither ONNX nor the model has.
+
+    (A type that only this model lacks is no mistake: one configuration serves many models.)
+
+    Raises:
+        ConfigError: the option, the name and the nearest one that exists.
+    """
+    names, types = {node.name for node in nodes}, {node.op_type for node in nodes}
+    for option in NAME_LISTS:
+        _check(option, "node name", getattr(options, option), names)
+    asked = [op_type for option in TYPE_LISTS for op_type in getattr(options, option) if op_type not in types]
+    if asked:
+        types |= {schema.name for schema in onnx.defs.get_all_schemas()}
+    for option in TYPE_LISTS:
+        _check(option, "operator type", getattr(options, option), types)
+
+
+def _check(option: str, kind: str, given: Iterable[str], known: set[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{option}: the {kind} {name!r} matches no node of the model.{nearest(name, known)}")
