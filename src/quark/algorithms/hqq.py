@@ -1,0 +1,86 @@
+"""HQQ: half-quadratic quantization, scales and zero points without data (Badri & Shaji 2023).
+
+    minimize  |W - s (Q - z)|_p^p,  p < 1, which lets a few weights be wrong for the good of the others
+
+in turns: the outliers E = shrink(W - W_r, beta), then the least-squares zero point (or scale, where zero points are
+fixed or integers) of W - E, then new codes; beta grows by ``growth`` each round. A scale group that did not get better keeps what it had.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quark.numerics.array import Array, as_parameter, cast, float32, namespace
+from quark.numerics.elements import Element
+from quark.numerics.rounding import half_even
+
+TINY = 1e-8
+
+
+class Parameters(NamedTuple):
+    """Scale and zero point per row of tiles; float32."""
+
+    scale: Array
+    zero: Array
+
+
+def hqq(
+    tiles: Array,
+    scale: Array,
+    zero: Array,
+    format: Element,
+    move_scale: bool = False,
+    iterations: int = 20,
+    p: float = 0.7,
+    beta: float = 10.0,
+    growth: float = 1.01,
+) -> Parameters:
+    """Better parameters for weights.
+
+    Args:
+        tiles: [groups, n], the weights that share a scale in a row (``Granularity.tile``).
+        scale, zero: [groups], from where the search starts.
+        format: an integer format.
+        move_scale: move the scale instead of the zero point (which must be 0, or an integer).
+        iterations: rounds.
+        p, beta, growth: of the paper.
+    """
+    xp = namespace(tiles)
+    w = float32(tiles)
+    s, z = (float32(as_parameter(value, tiles)).reshape(-1, 1) for value in (scale, zero))
+    best = Parameters(s, z)
+    lowest = error(w, best, format, p)
+    for _ in range(iterations):
+        codes = round_codes(w, s, z, format)
+        residual = w - s * (codes - z)
+        kept = w - shrink(residual, beta, p)
+        if move_scale:
+            centred = codes - z
+            s = (kept * centred).sum(-1, keepdims=True) / (centred * centred).sum(-1, keepdims=True)
+            s = xp.where((s > TINY) & xp.isfinite(s), s, best.scale)
+        else:
+            z = (codes - kept / s).mean(-1, keepdims=True)
+        beta *= growth
+        now = error(w, Parameters(s, z), format, p)
+        better = now < lowest
+        lowest = xp.where(better, now, lowest)
+        best = Parameters(xp.where(better, s, best.scale), xp.where(better, z, best.zero))
+    return Parameters(best.scale.reshape(-1), best.zero.reshape(-1))
+
+
+def round_codes(w: Array, s: Array, z: Array, format: Element) -> Array:
+    """The codes nearest to ``w``, as float32."""
+    return namespace(w).clip(half_even(w / s + z), format.min, format.max)
+
+
+def shrink(x: Array, beta: float, p: float) -> Array:
+    """The proximal step of |x|_p: sign(x) max(|x| - |x|^(p-1) / beta, 0)."""
+    xp = namespace(x)
+    size = xp.abs(x)
+    return xp.sign(x) * xp.clip(size - xp.clip(size, TINY, None) ** (p - 1) / beta, 0, None)
+
+
+def error(w: Array, parameters: Parameters, format: Element, p: float) -> Array:
+    """sum |w - s (q - z)|^p per row, [groups, 1]."""
+    s, z = parameters
+    return cast(namespace(w).abs(w - s * (round_codes(w, s, z, format) - z)) ** p, "float32").sum(-1, keepdims=True)
