@@ -3,7 +3,8 @@
     minimize  |W - s (Q - z)|_p^p,  p < 1, which lets a few weights be wrong for the good of the others
 
 in turns: the outliers E = shrink(W - W_r, beta), then the least-squares zero point (or scale, where zero points are
-fixed or integers) of W - E, then new codes; beta grows by ``growth`` each round. A scale group that did not get better keeps what it had.
+fixed or integers) of W - E, then new codes; beta grows by ``growth`` each round. A scale group that did not get better
+keeps what it had.
 """
 
 from __future__ import annotations
