@@ -200,3 +200,20 @@ def test_linear_bins_for_pictures() -> None:
     assert counts.sum() == x.size and np.abs(counts - expected).max() < 100
     assert filled(Histogram, [np.full(4, 2.5, np.float32)]).linear(4)[0].sum() == 4
     assert Histogram().linear(4)[0].sum() == 0
+
+
+def large_arrays() -> list[np.ndarray]:
+    """Feature maps whose spread differs from row to row and from channel to channel, larger than one piece."""
+    rng = np.random.default_rng(4)
+    spread = np.linspace(0.2, 2, 56)[:, None] * np.exp(rng.standard_normal((96, 1, 1)))
+    return [(rng.standard_normal((96, 56, 56)) * spread).astype(np.float32) for _ in range(4)]
+
+
+def test_large_arrays_are_counted_like_small_ones() -> None:
+    arrays = large_arrays()
+    pieces = [piece for array in arrays for piece in np.array_split(array.ravel(), 7)]
+    whole, parts = filled(Histogram, arrays), filled(Histogram, pieces[::-1])
+    same(whole, parts)
+    every = np.sort(np.concatenate(pieces))
+    for share in (0.001, 0.01, 0.5, 0.99, 0.999):
+        assert whole.quantile(share) == pytest.approx(every[int(share * every.size)], rel=1e-3, abs=1e-3), share

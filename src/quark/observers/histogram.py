@@ -30,11 +30,13 @@ PER_OCTAVE = 2048
 FEWEST, MOST = 16, 1 << 16
 OCTAVES = 16
 TAIL = 512
-CHUNK = 1 << 16
+BLOCK = 1 << 10
+CHUNK = 64 * BLOCK
 SPARSE = 4  # bits of the fewest points an octave keeps for the searches
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 Own = TypeVar("Own", bound="Histogram")
+Scratch = tuple[np.ndarray, np.ndarray, np.ndarray]
 Bins = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -65,33 +67,43 @@ class Histogram:
     # ---- collecting --------------------------------------------------------------------------------------------------
 
     def update(self, x: np.ndarray) -> None:
-        """Count the values of one sample (any shape and float type).
+        """Count the values of one sample (any shape and float type), in pieces that stay in the cache.
 
         Raises:
             DataError: the array holds NaN or infinity.
         """
-        if not x.size:
-            return
         with np.errstate(over="ignore"):
             flat = np.ascontiguousarray(x, np.float32).reshape(-1)
-        lo, hi = extremes(flat)
-        self._raise_top(_exponent(max(-lo, hi)) + 1)
-        self._count(flat, negative=lo < 0)
-        self.lo, self.hi, self.count = min(self.lo, lo), max(self.hi, hi), self.count + flat.size
-        self._keep_tail(0, flat, hi)
-        self._keep_tail(1, flat, -lo)
-
-    def _count(self, flat: np.ndarray, negative: bool) -> None:
-        signs = 2 if negative or len(self._counts) == 2 else 1
-        while len(self._counts) < signs:
-            self._counts.append(np.zeros(self._bins, np.int64))
-        patterns, places = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.int64)
+        if not flat.size:
+            return
+        starts = np.arange(0, flat.size, BLOCK)
+        lowest, highest = np.empty(starts.size, np.float32), np.empty(starts.size, np.float32)
+        scratch = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.int64)
         for start in range(0, flat.size, CHUNK):
-            bits = flat[start : start + CHUNK].view(np.int32)
-            _place(bits, self._base(), self._mantissa, negative, patterns, places)
-            found = np.bincount(places[: bits.size], minlength=signs * self._bins)
-            for counts, part in zip(self._counts, found.reshape(signs, self._bins), strict=True):
-                counts += part
+            blocks = slice(start // BLOCK, (start + CHUNK) // BLOCK)
+            self._add(flat[start : start + CHUNK], lowest[blocks], highest[blocks], scratch)
+        self._keep_tail(0, flat, highest)
+        self._keep_tail(1, flat, -lowest)
+
+    def _add(self, flat: np.ndarray, lowest: np.ndarray, highest: np.ndarray, scratch: Scratch) -> None:
+        """Count a piece; the extremes of its blocks go into ``lowest`` and ``highest``."""
+        starts = np.arange(0, flat.size, BLOCK)
+        np.minimum.reduceat(flat, starts, out=lowest)
+        np.maximum.reduceat(flat, starts, out=highest)
+        lo, hi = float(lowest.min()), float(highest.max())
+        if not (np.isfinite(lo) and np.isfinite(hi)):
+            extremes(flat)  # says how many there are
+        self._raise_top(_exponent(max(-lo, hi)) + 1)
+        self._count(flat, lo < 0, scratch)
+        self.lo, self.hi, self.count = min(self.lo, lo), max(self.hi, hi), self.count + flat.size
+
+    def _count(self, flat: np.ndarray, negative: bool, scratch: Scratch) -> None:
+        while len(self._counts) < 1 + negative:
+            self._counts.append(np.zeros(self._bins, np.int64))
+        found = np.bincount(_places(flat, self._base(), self._mantissa, negative, scratch))
+        for sign in range(-(-found.size // self._bins)):
+            part = found[sign * self._bins : (sign + 1) * self._bins]
+            self._counts[sign][: part.size] += part
 
     def _base(self) -> int:
         return max(self._top - OCTAVES, 0) << self._mantissa
@@ -108,13 +120,16 @@ class Histogram:
                 counts[self._bins - shift :] = 0
                 counts[0] = lowest
 
-    def _keep_tail(self, sign: int, flat: np.ndarray, largest: float) -> None:
-        """Take over what ``flat`` adds to the largest magnitudes of one sign."""
+    def _keep_tail(self, sign: int, flat: np.ndarray, largest: np.ndarray) -> None:
+        """Take over what ``flat`` adds to the largest magnitudes of one sign; ``largest``: those of its blocks."""
         tail = self._tails[sign]
         full = tail.size == TAIL
-        if largest <= (tail[-1] if full else 0):
+        if largest.max() <= (tail[-1] if full else 0):
             return
         bound = tail[-1] if full else np.nextafter(self._outer_edge(sign), np.float32(0), dtype=np.float32)
+        blocks = np.flatnonzero(largest > bound)
+        if blocks.size < largest.size // 4:
+            flat = np.concatenate([flat[:0], *(flat[block * BLOCK : (block + 1) * BLOCK] for block in blocks)])
         found = flat[flat > bound] if sign == 0 else -flat[flat < -bound]
         self._tails[sign] = _largest(np.concatenate([tail, found]))
 
@@ -252,21 +267,25 @@ def _exponent(magnitude: float) -> int:
     return int(np.float32(magnitude).view(np.int32) >> 23)
 
 
-def _place(
-    bits: np.ndarray, base: int, mantissa: int, negative: bool, patterns: np.ndarray, places: np.ndarray
-) -> None:
-    """Write the bins of float32 patterns (int32) into ``places``; those of negative values follow all the others."""
-    patterns, places = patterns[: bits.size], places[: bits.size]
-    dropped = 23 - mantissa
-    np.right_shift(bits, dropped, out=patterns)
+def _places(flat: np.ndarray, base: int, mantissa: int, negative: bool, scratch: Scratch) -> np.ndarray:
+    """The bins of float32 values, int64; those of negative values follow all the others.
+
+    All passes but the last work on 32-bit lanes: the maximum is taken among floats and the sign shifted as an unsigned
+    integer, because NumPy has vector instructions for those.
+    """
+    dropped, sign_bit = 23 - mantissa, OCTAVES << mantissa
+    magnitudes, signs, places = (array[: flat.size] for array in scratch)
+    patterns = magnitudes.view(np.int32)
+    zero = np.int32(base << dropped).view(np.float32)  # values below it count as zero
+    np.maximum(np.abs(flat, out=magnitudes) if negative else flat, zero, out=magnitudes)
+    np.right_shift(patterns, np.int32(dropped), out=patterns)
+    np.subtract(patterns, np.int32(base), out=patterns)
     if negative:
-        patterns &= 0x7FFFFFFF >> dropped
-    np.maximum(patterns, base, out=patterns)  # without the mask, a sign bit (of -0) makes a negative number: bin 0
-    np.subtract(patterns, base, out=places)
-    if negative:
-        np.right_shift(bits, 31, out=patterns)
-        patterns &= OCTAVES << mantissa
-        places += patterns
+        np.right_shift(flat.view(np.uint32), np.uint32(32 - sign_bit.bit_length()), out=signs)
+        np.bitwise_and(signs, np.uint32(sign_bit), out=signs)
+        np.add(patterns, signs.view(np.int32), out=patterns)
+    places[:] = patterns
+    return places
 
 
 def _largest(magnitudes: np.ndarray) -> np.ndarray:
