@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from quark.cli.transformation import WithPasses
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -130,6 +132,29 @@ def compare(
     from quark.cli.sources import Source
 
     comparison.run(comparison.Request(model, quantized, Source(data, random, samples, mean, std)), report, json)
+
+
+@onnx_app.command(
+    cls=WithPasses,
+    epilog="**Example**: `quark onnx transform model.onnx -o out.onnx --config passes.yaml`",
+)
+def transform(
+    model: Annotated[Path, typer.Argument(help="An .onnx file. It is not changed.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the transformed model.")],
+    config: Annotated[
+        str,
+        typer.Option(help="A YAML file with the key `passes`, or a template: xint8, a8w8, a16w8, bf16, bfp16."),
+    ],
+    json: Json = False,
+) -> None:
+    """Apply graph passes to an ONNX model: fold, fuse, convert; its outputs stay what they are.
+
+    The YAML file lists passes in order, as in `passes: {fold_batch_norm: {}, convert_opset_version:
+    {target_opset_version: 21}}`.
+    """
+    from quark.cli import transformation
+
+    transformation.run(model, output, config, json)
 
 
 @app.command()

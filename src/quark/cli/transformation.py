@@ -1,0 +1,50 @@
+"""``quark onnx transform``: a list of graph passes from a YAML file; and the list of them in its help."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from typer.core import TyperCommand
+
+from quark.cli.output import print_json, say, show
+from quark.report import Table
+
+
+class WithPasses(TyperCommand):
+    """A command whose help ends with the list of passes, which is read only when the help is shown."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help of the command and the list of passes."""
+        self.epilog = f"{self.epilog or ''}\n\n**Passes**\n\n{list_of_passes()}"
+        super().format_help(ctx, formatter)
+
+
+def list_of_passes() -> str:
+    """One paragraph a pass: name, parameters with defaults, sentence."""
+    from quark.onnx.passes.registry import passes
+
+    lines = []
+    for row in passes().values():
+        parameters = ", ".join(describe(one.name, one.default) for one in row.parameters.values())
+        lines.append(f"`{row.name}`{f' ({parameters})' if parameters else ''}: {row.doc}")
+    return "\n\n".join(lines)
+
+
+def describe(name: str, default: Any) -> str:
+    """A parameter and its default."""
+    return name if default is inspect.Parameter.empty else f"{name}={default!r}"
+
+
+def run(model: Path, output: Path, config: str, json: bool) -> None:
+    """Transform, and tell what each pass did."""
+    from quark.onnx.shapeshifter import transform
+
+    result = transform(model, config, output)
+    if json:
+        print_json({one.name: {"fired": one.fired, "refused": list(one.refused)} for one in result.reports})
+        return
+    rows = tuple((one.name, str(one.fired), one.refused[0] if one.refused else "") for one in result.reports)
+    show(Table("Passes", ("pass", "fired", "first reason where it did not"), rows))
+    say(f"Written: {output}")
