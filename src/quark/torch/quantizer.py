@@ -22,6 +22,7 @@ from quark.torch.algorithms.registry import algorithm_of, check_order, run_algor
 from quark.torch.attention import find_targets
 from quark.torch.calibration import calibrate, evaluating
 from quark.torch.config.model import SLOTS, QConfig, check_available
+from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.fake_quantize import Quantizer, calibrate_with, make_quantizer
 from quark.torch.kv_cache import cache_quantizers, settle_scales
 from quark.torch.matching import Match, Matches, match
@@ -75,6 +76,19 @@ class ModelQuantizer:
             DataError: no samples where they are needed, or NaN. In all cases the model is as it was.
         """
         check_model(model)
+        with ExitStack() as undo:
+            found = self.quantize(model, dataloader, undo)
+            undo.pop_all()
+        self.report(found)
+        model.quant_config = replace(self.config, exclude=list(found.excluded))  # type: ignore[assignment]
+        model.quark_quantized = True  # type: ignore[assignment]
+        return model
+
+    def quantize(self, model: nn.Module, dataloader: Iterable[Any] | None, undo: ExitStack) -> Matches:
+        """All changes; ``undo`` takes them back."""
+        experts = unfuse_experts(model)
+        for put_back in experts.values():
+            undo.callback(put_back)
         found, attention = match(model, self.config), find_targets(model, self.config)
         static = [item.layer.name for item in found.quantized if has_static_activations(item)] + attention.static
         if static and dataloader is None:
@@ -84,23 +98,19 @@ class ModelQuantizer:
             )
         samples = list(dataloader or []) if self.config.algo_config else dataloader
         fast, changes = fast_paths(model), Undo()
-        with ExitStack() as undo:
-            undo.callback(set_fast_paths, fast, fast)
-            undo.callback(changes.restore)
-            undo.callback(restore, found)
-            self.improve(model, samples, found, changes, tunes=False)
-            prepare(found)
-            share_weight_scales(model, self.config.shared_scale_groups)
-            attention.attach(undo)
-            set_fast_paths(fast, dict.fromkeys(fast, 0))
-            self.unreached = calibrate(model, samples) if static and samples is not None else []
-            self.settle(model)
-            self.improve(model, samples, found, changes, tunes=True)
-            undo.pop_all()
-        self.report(found)
-        model.quant_config = replace(self.config, exclude=list(found.excluded))  # type: ignore[assignment]
-        model.quark_quantized = True  # type: ignore[assignment]
-        return model
+        undo.callback(set_fast_paths, fast, fast)
+        undo.callback(changes.restore)
+        undo.callback(restore, found)
+        self.improve(model, samples, found, changes, tunes=False)
+        prepare(found)
+        share_weight_scales(model, self.config.shared_scale_groups)
+        attention.attach(undo)
+        set_fast_paths(fast, dict.fromkeys(fast, 0))
+        self.unreached = calibrate(model, samples) if static and samples is not None else []
+        self.settle(model)
+        self.improve(model, samples, found, changes, tunes=True)
+        fuse_untouched(experts)
+        return found
 
     def improve(self, model: nn.Module, samples: Iterable[Any] | None, found: Matches, undo: Undo, tunes: bool) -> None:
         """Run the algorithms of the configuration that transform the float model, or those that tune."""

@@ -1,0 +1,153 @@
+"""Experts whose weights are stacked in one tensor, taken apart into linear layers.
+
+    gate_up_proj [experts, 2 i, h], down_proj [experts, h, i]
+        →  <n>.gate_proj [i, h], <n>.up_proj [i, h], <n>.down_proj [h, i]     views of the same memory
+
+transformers 5 stacks the experts of every mixture model. A scale per tensor or channel belongs to one expert, each
+expert sees its own tokens, and files name each expert's layers, so quantization needs them one by one. The object stays
+and keeps its gate function; its class changes, and back again when quantizing fails.
+
+    y = sum over the chosen n:  p_n  down_n( gate( gate_n(x), up_n(x) ) )
+
+Layouts: gate and up one after the other or interleaved, weights transposed, biases, no gate. Not handled: norms behind
+an expert, and experts spread over machines; those stay float and are named in a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import nn
+
+from quark.torch.quantized_layer import quantized_layers
+
+FACTS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "_apply_gate", "num_experts")
+STACKED = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
+
+
+class Expert(nn.Module):
+    """The linear layers of one expert."""
+
+    def __init__(self, layers: dict[str, nn.Linear]) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+
+class UnfusedExperts(nn.Module):
+    """Experts as numbered modules; mixed with the class that had them stacked."""
+
+    fused_class: type[nn.Module]
+    num_experts: int
+    act_fn: Callable[[torch.Tensor], torch.Tensor]
+    _apply_gate: Callable[[torch.Tensor], torch.Tensor]
+
+    def forward(self, hidden_states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Tokens [n, h] through the experts [n, k] that a router chose for them, weighted by [n, k]."""
+        tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+        result = torch.zeros_like(tokens)
+        for number in torch.unique(chosen).tolist():
+            if number < self.num_experts:  # a larger number stands for no expert
+                rows, places = torch.where(chosen == number)
+                made = self.run(self._modules[str(number)], tokens[rows]) * weights[rows, places, None]  # type: ignore[arg-type]
+                result.index_add_(0, rows, made.to(result.dtype))
+        return result.reshape(hidden_states.shape)
+
+    def run(self, expert: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """One expert on its tokens."""
+        up = expert.up_proj(x)
+        if not self.has_gate:
+            return expert.down_proj(self.act_fn(up))  # type: ignore[operator]
+        gate = expert.gate_proj(x)
+        both = torch.cat((gate, up), -1) if self.is_concatenated else torch.stack((gate, up), -1).flatten(-2)
+        return expert.down_proj(self._apply_gate(both))  # type: ignore[operator]
+
+
+CLASSES: dict[type[nn.Module], type[UnfusedExperts]] = {}
+
+
+def unfused_class(cls: type[nn.Module]) -> type[UnfusedExperts]:
+    """``UnfusedExperts`` mixed with ``cls``; always the same class for the same ``cls``."""
+    if cls not in CLASSES:
+        values = {"fused_class": cls, "__module__": __name__}
+        CLASSES[cls] = type(f"Unfused{cls.__name__}", (UnfusedExperts, cls), values)
+    return CLASSES[cls]
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether a module holds stacked experts of a layout that is known."""
+    if isinstance(module, UnfusedExperts) or not all(hasattr(module, name) for name in FACTS):
+        return False
+    away = getattr(module, "has_post_expert_norm", False) or getattr(module, "_is_expert_parallel", False)
+    names = ["down_proj", "gate_up_proj" if module.has_gate else "up_proj"]
+    stacked = [module._parameters.get(name) for name in names]
+    return not away and all(value is not None and value.dim() == 3 for value in stacked)
+
+
+def unfuse_experts(model: nn.Module) -> dict[nn.Module, Callable[[], None]]:
+    """Take all stacked experts of ``model`` apart.
+
+    Returns:
+        For each module that had them, what puts it back together.
+    """
+    return {module: unfuse(module) for module in list(model.modules()) if is_fused(module)}
+
+
+def unfuse(module: nn.Module) -> Callable[[], None]:
+    """Take the experts of one module apart; what is returned puts them back."""
+    before = dict(module._parameters)
+    for number in range(int(module.num_experts)):  # type: ignore[arg-type]
+        expert = Expert({name: linear(weight, bias) for name, weight, bias in layers_of(module, number)})
+        module._modules[str(number)] = expert.train(module.training)
+    for name in STACKED:
+        module._parameters.pop(name, None)
+    module.__class__ = unfused_class(type(module))
+    return partial(fuse, module, before)
+
+
+def fuse(module: nn.Module, before: dict[str, nn.Parameter | None]) -> None:
+    """Undo ``unfuse``."""
+    for number in range(int(module.num_experts)):  # type: ignore[arg-type]
+        module._modules.pop(str(number), None)
+    module._parameters.clear()
+    module._parameters.update(before)
+    module.__class__ = module.fused_class  # type: ignore[assignment]
+
+
+def layers_of(module: nn.Module, number: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
+    """(name, weight [out, in], bias) of the layers of one expert."""
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    weight, bias = part(module, first, number)
+    if not module.has_gate:
+        yield "up_proj", weight, bias
+    else:
+        half = weight.shape[0] // 2
+        rows = [slice(0, half), slice(half, None)] if module.is_concatenated else [slice(0, None, 2), slice(1, None, 2)]
+        for name, span in zip(("gate_proj", "up_proj"), rows, strict=True):
+            yield name, weight[span], None if bias is None else bias[span]
+    yield "down_proj", *part(module, "down_proj", number)
+
+
+def part(module: nn.Module, name: str, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weight [out, in] and the bias of one expert, as views."""
+    weight = module._parameters[name].detach()[number]  # type: ignore[union-attr]
+    bias = module._parameters.get(f"{name}_bias") if module.has_bias else None
+    return weight.T if module.is_transposed else weight, None if bias is None else bias.detach()[number]
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    """A layer that has these tensors, not copies."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=bias.is_floating_point())
+    return layer
+
+
+def fuse_untouched(taken: dict[nn.Module, Callable[[], None]]) -> None:
+    """Put those experts back together of which no layer is quantized."""
+    for module, undo in taken.items():
+        if not any(True for _ in quantized_layers(module)):
+            undo()
