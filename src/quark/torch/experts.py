@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,18 +52,18 @@ class UnfusedExperts(nn.Module):
         for number in torch.unique(chosen).tolist():
             if number < self.num_experts:  # a larger number stands for no expert
                 rows, places = torch.where(chosen == number)
-                made = self.run(self._modules[str(number)], tokens[rows]) * weights[rows, places, None]  # type: ignore[arg-type]
+                made = self.run(self._modules[str(number)], tokens[rows]) * weights[rows, places, None]
                 result.index_add_(0, rows, made.to(result.dtype))
         return result.reshape(hidden_states.shape)
 
-    def run(self, expert: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def run(self, expert: Any, x: torch.Tensor) -> torch.Tensor:
         """One expert on its tokens."""
         up = expert.up_proj(x)
         if not self.has_gate:
-            return expert.down_proj(self.act_fn(up))  # type: ignore[operator]
+            return expert.down_proj(self.act_fn(up))
         gate = expert.gate_proj(x)
         both = torch.cat((gate, up), -1) if self.is_concatenated else torch.stack((gate, up), -1).flatten(-2)
-        return expert.down_proj(self._apply_gate(both))  # type: ignore[operator]
+        return expert.down_proj(self._apply_gate(both))
 
 
 CLASSES: dict[type[nn.Module], type[UnfusedExperts]] = {}
