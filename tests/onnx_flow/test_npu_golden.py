@@ -27,8 +27,6 @@ MODES = {
     "plain": {"NPULimitationCheck": False, "SimulateDPU": False},
 }
 SPEC, LEGACY = "XInt8Spec", "preset XINT8"
-#: The peer's preset equalizes the weights of these networks before it quantizes them; it does so for no other.
-EQUALIZED = {"chain", "residual", "shifts"}
 #: Pools over a power of two of values: the device divides exactly, the peer multiplies by 1, here there is no node.
 EXACT = {"acts": ["globalaveragepool9"], "pools": ["averagepool5"]}
 CASES = [(name, api, mode) for name in GOLDEN for api in (SPEC, LEGACY) for mode in MODES]
@@ -53,8 +51,6 @@ def positions(result: Result) -> dict[str, int]:
 
 @pytest.mark.parametrize(("name", "api", "mode"), CASES)
 def test_every_position_is_the_peers(name: str, api: str, mode: str) -> None:
-    if api == LEGACY and name in EQUALIZED:
-        pytest.skip("the peer's preset has equalized these weights: see test_algorithms")
     assert positions(quantized(name, api, mode)) == GOLDEN[name][f"{api} / {mode}"]["positions"]
 
 
