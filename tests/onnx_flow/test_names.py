@@ -7,6 +7,7 @@ preset names), and of the data types that only this project has.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,8 @@ from quark.config.presets import PRESETS
 from quark.errors import ConfigError
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import FORMATS
-from quark.onnx.quantization.config import data_type, spec
+from quark.numerics.granularity import Channel
+from quark.onnx.quantization.config import data_type, get_default_config_mapping, spec
 
 #: class: (bit width, lowest, highest, number of the ONNX type), None where the interface gives none.
 PUBLISHED: dict[str, tuple[int, float | None, float | None, int]] = {
@@ -94,7 +96,7 @@ PRESET_NAMES = {
     ],
 }
 #: Names whose algorithm or rule is not there yet: whoever adds it removes the name.
-WAITING = re.compile(r"ADAROUND|ADAQUANT|ACCURATE|MIXED|DYNAMIC|VINT8|NBITS")
+WAITING = re.compile(r"ADAROUND|ADAQUANT|ACCURATE|MIXED|DYNAMIC|NBITS")
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *OURS])
@@ -177,3 +179,21 @@ def test_blocks_have_the_size_of_their_format() -> None:
 def test_a_group_size_that_is_no_size_is_refused(size: object) -> None:
     with pytest.raises(ConfigError, match="group_size must be a positive number"):
         q.Int4Spec(group_size=size)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_preset_is_also_an_object(name: str) -> None:
+    made = getattr(q, f"{name}_CONFIG")
+    assert vars(made) == vars(q.get_default_config(name)) and made is not getattr(q, f"{name}_CONFIG")
+    assert vars(get_default_config_mapping()[name]) == vars(made)
+
+
+def test_every_preset_with_one_scale_per_integer_weight_has_one_per_channel_beside_it() -> None:
+    assert {f"{name}_PER_CHANNEL" for name in ("A8W8", "A16W8", "XINT8", "U8S8_AAWS", "VINT8")} <= set(PRESETS)
+    assert PRESETS["XINT8_PER_CHANNEL"].weight == replace(PRESETS["XINT8"].weight, granularity=Channel(-1))
+    assert PRESETS["XINT8_PER_CHANNEL"].options == PRESETS["XINT8"].options
+
+
+def test_vint8_is_power_of_two_without_the_npus_limits() -> None:
+    job = q.VINT8_QCONFIG.compile()
+    assert job.power_of_two and not job.npu and job.options.DedicatedQDQPair

@@ -34,6 +34,8 @@ class Job:
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             raise ConfigError(unknown("target", self.target, TARGETS))
+        if self.options.EnableNPUCnn and not self.power_of_two:
+            raise ConfigError("EnableNPUCnn is for power-of-two scales: use XInt8Spec for activations and weights")
 
     @property
     def npu(self) -> bool:

@@ -6,7 +6,7 @@ Every name is accepted as it stands and with ``_CONFIG`` or ``_QCONFIG`` behind 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -31,8 +31,7 @@ class Preset:
     @property
     def cle(self) -> bool:
         """Whether cross-layer equalization is on: where one fixed-point scale covers all channels of a weight."""
-        whole = isinstance(self.weight.granularity, Tensor)
-        return whole and isinstance(get_format(self.weight.format), Int)
+        return _is_whole_integer(self.weight)
 
 
 def _act(format: str, symmetric: bool, method: str, scale_rule: str = "float32") -> TensorSpec:
@@ -48,8 +47,27 @@ _POW2 = TensorSpec("int8", scale_rule="power_of_two", method="mse")
 _FORCE = MappingProxyType({"ForceQuantizeNoInputCheck": True})
 _TAIL = MappingProxyType({"ForceQuantizeNoInputCheck": True, "Percentile": 99.9999})
 _NPU = MappingProxyType({"ForceQuantizeNoInputCheck": True, "AlignSlice": False, "AlignConcat": True})
-_AVERAGE = MappingProxyType(
-    {"OpTypesToQuantize": ["Gemm", "MatMul"], "CalibMovingAverage": True, "MatMulConstBOnly": True}
+_AVERAGE = MappingProxyType({"EnableNPUTransformer": True, "CalibMovingAverage": True})
+_VINT8 = MappingProxyType(
+    {
+        "OptimizeModel": False,
+        "EnableNPUCnn": False,
+        "UseRandomData": True,
+        "ConvertBNToConv": True,
+        "ConvertSigmoidToHardSigmoid": False,
+        "ConvertClipToRelu": True,
+        "ConvertSplitToSlice": True,
+        "SplitLargeKernelPool": False,
+        "ReplaceClip6Relu": True,
+        "ConvertReduceMeanToGlobalAvgPool": False,
+        "RemoveQDQConvClip": False,
+        "RemoveQDQConvPRelu": False,
+        "RemoveQDQConvRelu": False,
+        "RemoveQDQConvLeakyRelu": False,
+        "Int32Bias": False,
+        "DedicatedQDQPair": True,
+        "QuantizeAllOpTypes": True,
+    }
 )
 
 
@@ -66,6 +84,12 @@ PRESETS: dict[str, Preset] = {
         _act("uint8", True, "mse", "power_of_two"),
         _POW2,
         _FORCE,
+    ),
+    "VINT8": Preset(
+        "int8 with power-of-two scales and a Q/DQ pair of its own for every reader, for Versal AI compilers",
+        _act("int8", True, "mse", "power_of_two"),
+        _POW2,
+        _VINT8,
     ),
     "A8W8_CPU": Preset(
         "uint8 activations, int8 weights per channel: fast on ONNX Runtime's CPU provider",
@@ -112,6 +136,20 @@ PRESETS: dict[str, Preset] = {
     "BF16_MXINT8": Preset("bfloat16 activations, MXINT8 weights", TensorSpec("bfloat16"), TensorSpec("mxint8"), _FORCE),
     "MX9_INT8": Preset("MX9 activations, int8 weights", TensorSpec("mx9"), _S8, _FORCE),
 }
+
+
+def _per_channel(preset: Preset) -> Preset:
+    """The same with a scale for every channel of a weight, for runtimes that have them."""
+    weight = replace(preset.weight, granularity=Channel(-1))
+    return replace(preset, doc=f"{preset.doc}; weights per channel", weight=weight)
+
+
+def _is_whole_integer(spec: TensorSpec) -> bool:
+    return isinstance(spec.granularity, Tensor) and isinstance(get_format(spec.format), Int)
+
+
+#: Beside every preset with integer weights per tensor, which a depthwise layer of unlike channels cannot live with.
+PRESETS |= {f"{name}_PER_CHANNEL": _per_channel(row) for name, row in PRESETS.items() if _is_whole_integer(row.weight)}
 
 
 def get_preset(name: str) -> Preset:

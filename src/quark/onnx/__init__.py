@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, get_default_config
+from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, custom_config, get_default_config
 from quark.onnx.quantization.config.algorithm import AlgoConfig, CLEConfig
 from quark.onnx.quantization.config.custom_config import (
     A8W8_QCONFIG,
     A16W8_QCONFIG,
     BF16_QCONFIG,
     BFP16_QCONFIG,
+    VINT8_QCONFIG,
     XINT8_QCONFIG,
 )
 from quark.onnx.quantization.config.data_type import (
@@ -108,6 +109,8 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
+    if name.endswith("_CONFIG"):
+        return getattr(custom_config, name)
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
@@ -137,6 +140,7 @@ __all__ = [
     "MXFP8E4M3",
     "MXFP8E5M2",
     "NVFP4",
+    "VINT8_QCONFIG",
     "XINT8_QCONFIG",
     "AMDFP4G32Spec",
     "AMDFP4Spec",

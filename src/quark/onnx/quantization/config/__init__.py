@@ -1,5 +1,11 @@
 """Configurations of the ONNX dialect."""
 
-from quark.onnx.quantization.config.config import Config, QConfig, QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.config import (
+    Config,
+    QConfig,
+    QuantizationConfig,
+    get_default_config,
+    get_default_config_mapping,
+)
 
-__all__ = ["Config", "QConfig", "QuantizationConfig", "get_default_config"]
+__all__ = ["Config", "QConfig", "QuantizationConfig", "get_default_config", "get_default_config_mapping"]

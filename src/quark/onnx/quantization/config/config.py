@@ -10,7 +10,7 @@ from typing import Any
 
 from quark.config.job import Job, Target, for_target
 from quark.config.options import Options, parse_options
-from quark.config.presets import Preset, get_preset
+from quark.config.presets import PRESETS, Preset, get_preset
 from quark.config.rules import Rule, Rules, Selector, Subgraph
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
@@ -159,6 +159,7 @@ class QuantizationConfig:
         layer: specs of activations and weights.
         extra_options: see ``quark.config.options.Options``.
         include_cle: run ``CLEConfig()`` before the algorithms.
+        enable_npu_cnn, enable_npu_transformer: the options ``EnableNPUCnn`` and ``EnableNPUTransformer``.
         algorithms: as ``algo_config`` of ``QConfig``.
         exclude: as in ``QConfig``; ``nodes_to_exclude`` and ``subgraphs_to_exclude`` are its older spellings.
     """
@@ -175,6 +176,8 @@ class QuantizationConfig:
     use_external_data_format: bool = False
     print_summary: bool = True
     include_cle: bool = True
+    enable_npu_cnn: bool | None = None
+    enable_npu_transformer: bool = False
     algorithms: list[AlgoConfig] = field(default_factory=list)
     target: Target = "any"
 
@@ -204,11 +207,15 @@ class Config:
             "ExtraOpTypesToQuantize": legacy.extra_op_types_to_quantize,
             "NodesToQuantize": legacy.nodes_to_quantize,
         }
+        modes = {"EnableNPUTransformer": True} if legacy.enable_npu_transformer else {}
+        if legacy.enable_npu_cnn is not None:
+            modes["EnableNPUCnn"] = legacy.enable_npu_cnn
         given = {
             "ExecutionProviders": legacy.execution_providers,
             "OptimizeModel": legacy.optimize_model,
             "PrintSummary": legacy.print_summary,
             **{name: value for name, value in lists.items() if value},
+            **modes,
             **legacy.extra_options,
         }
         options = parse_options(given)
@@ -218,6 +225,11 @@ class Config:
         if legacy.include_cle and not any(isinstance(entry, CLEConfig) for entry in algorithms):
             algorithms = (CLEConfig(), *algorithms)
         return for_target(Job(rules, options, legacy.target, legacy.use_external_data_format, algorithms))
+
+
+def get_default_config_mapping() -> dict[str, QuantizationConfig]:
+    """Every preset by name, each a fresh configuration."""
+    return {name: QuantizationConfig.from_preset(row) for name, row in PRESETS.items()}
 
 
 def get_default_config(name: str) -> QuantizationConfig:
