@@ -75,7 +75,7 @@ class FakeQuantize(nn.Module):
             return self.stage, self.granularity
         if self.scale is None or self.scale.numel() != 1 or self.scale.device.type != "cpu":
             return None
-        return self.stage, self.scale.item(), self.zero_point.item()  # type: ignore[union-attr]
+        return self.stage, self.scale.item(), 0 if self.zero_point is None else self.zero_point.item()
 
     def look(self, observer: ObserverBase, x: torch.Tensor) -> None:
         """Show ``x`` to an observer; what it cannot take is an error that names the tensor."""
@@ -95,6 +95,8 @@ class FakeQuantize(nn.Module):
         if not self.stage.needs_range and not isinstance(format, Block):
             return format.round(x, spec.rounding)
         scale, zero_point = (self.scale, self.zero_point) if self.stage.calibrated else self.parameters(x)
+        if zero_point is None and scale is not None:  # a file of a format without zero points has none
+            zero_point = torch.zeros_like(scale)
         if not self.stage.real_zero:
             return fake_quantize(x, scale, zero_point, format, self.granularity, spec.rounding)
         shape = tuple(x.shape)

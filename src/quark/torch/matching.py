@@ -84,8 +84,8 @@ class Matches:
     unsupported: tuple[str, ...]
 
 
-def match(model: nn.Module, config: QConfig) -> Matches:
-    """Decide for every layer of ``model``.
+def match(model: nn.Module, config: QConfig, skeleton: bool = False) -> Matches:
+    """Decide for every layer of ``model``; of a ``skeleton`` that is still to be loaded, values are not looked at.
 
     Raises:
         ConfigError: a pattern or a type that matches nothing; a tensor that does not fit its configuration.
@@ -95,10 +95,11 @@ def match(model: nn.Module, config: QConfig) -> Matches:
     if not candidates:
         known = ", ".join(kind.type.__name__ for kind in KINDS)
         raise ModelError(f"{type(model).__name__} has no layer that can be quantized; those that can: {known}")
-    check_patterns(model, config, candidates)
+    if not skeleton:
+        check_patterns(model, config, candidates)
     excluded = [layer for layer in candidates if is_excluded(layer, config)]
     chosen = [(layer, *decide(layer, config)) for layer in candidates]
-    quantized = [bind(layer, found, source) for layer, found, source in chosen if found is not None]
+    quantized = [bind(layer, found, source, skeleton) for layer, found, source in chosen if found is not None]
     cached = config.kv_cache_post_rope and config.kv_cache_quant_config
     if not cached and not any(any(item.stages.values()) for item in quantized):
         raise ModelError(
@@ -218,14 +219,14 @@ def hint(pattern: str, everything: list[str], layers: list[str]) -> str:
     return nearest(pattern, layers) or (f" Did you mean {'*' + close[0]!r}?" if close else "")
 
 
-def bind(layer: Candidate, config: QLayerConfig, source: str) -> Match:
+def bind(layer: Candidate, config: QLayerConfig, source: str, skeleton: bool) -> Match:
     """``config`` on one layer, checked."""
     stages = {slot: config.stages(slot) for slot in SLOTS}
     if getattr(layer.module, "bias", None) is None:
         stages["bias"] = ()
     found = Match(layer, stages, source)
     if any(stages.values()):
-        check_module(layer)
+        check_module(layer, skeleton)
     if layer.kind.features is None and stages["input_tensors"]:
         raise ConfigError(f"{source}: {layer.name!r} looks up rows by integers, so input_tensors must be None")
     for slot in ("weight", "bias"):
@@ -239,7 +240,7 @@ def bind(layer: Candidate, config: QLayerConfig, source: str) -> Match:
     return found
 
 
-def check_module(layer: Candidate) -> None:
+def check_module(layer: Candidate, skeleton: bool) -> None:
     """The weight is there, real, and read by nobody but the layer."""
     module, name = layer.module, layer.name
     weight = module._parameters.get("weight")
@@ -247,7 +248,7 @@ def check_module(layer: Candidate) -> None:
         raise ModelError(
             f"the weight of {name!r} is computed (weight norm, parametrization); make it plain, or exclude it"
         )
-    if isinstance(weight, UninitializedParameter) or weight.is_meta:
+    if isinstance(weight, UninitializedParameter) or (weight.is_meta and not skeleton):
         raise ModelError(
             f"the weight of {name!r} has no values (meta device, or not initialized); load the weights first"
         )

@@ -16,6 +16,7 @@ of the float ones and drops the twin.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,11 +28,13 @@ from quark.torch.layers import KINDS
 
 OWN = ("weight", "bias")
 SLOT_NAMES = {
-    "input_tensors": "_input_quantizer",
-    "weight": "_weight_quantizer",
-    "bias": "_bias_quantizer",
-    "output_tensors": "_output_quantizer",
+    "input_tensors": "input_quantizer",
+    "weight": "weight_quantizer",
+    "bias": "bias_quantizer",
+    "output_tensors": "output_quantizer",
 }
+
+OF_QUANTIZERS = re.compile(r"_(scale|zero_point)_\d+$")
 
 
 class QuantLayer(nn.Module):
@@ -40,30 +43,32 @@ class QuantLayer(nn.Module):
     Attributes:
         float_class: the class of the layer before.
         frozen: weight and bias hold quantized values.
+        compact: weight and bias are codes of a file, decoded at each call and not kept.
     """
 
     float_class: type[nn.Module]
     frozen: bool
+    compact: bool = False
 
     @property
     def input_quantizer(self) -> Quantizer | None:
         """Of the first input."""
-        return self._modules["_input_quantizer"]  # type: ignore[return-value]
+        return self._modules["input_quantizer"]  # type: ignore[return-value]
 
     @property
     def output_quantizer(self) -> Quantizer | None:
         """Of the output."""
-        return self._modules["_output_quantizer"]  # type: ignore[return-value]
+        return self._modules["output_quantizer"]  # type: ignore[return-value]
 
     @property
     def weight_quantizer(self) -> Quantizer | None:
         """Of the weight."""
-        return self._modules["_weight_quantizer"]  # type: ignore[return-value]
+        return self._modules["weight_quantizer"]  # type: ignore[return-value]
 
     @property
     def bias_quantizer(self) -> Quantizer | None:
         """Of the bias."""
-        return self._modules["_bias_quantizer"]  # type: ignore[return-value]
+        return self._modules["bias_quantizer"]  # type: ignore[return-value]
 
     def quantizers(self) -> Iterator[tuple[str, Quantizer]]:
         """(slot, quantizer) of the tensors that are quantized."""
@@ -83,6 +88,8 @@ class QuantLayer(nn.Module):
 
     def twin(self) -> nn.Module:
         """The float layer with quantized weight and bias."""
+        if self.compact:
+            return self.new_twin(lambda name, value: self.own_quantizer(name)(value.detach()))
         if self.training and not self.frozen:
             return self.new_twin(lambda name, value: straight_through(value, self.own_quantizer(name)))
         key = tuple(identity(self._parameters[name]) for name in OWN if name in self._parameters)
@@ -94,7 +101,7 @@ class QuantLayer(nn.Module):
 
     def own_quantizer(self, name: str) -> Quantizer:
         """The quantizer of the parameter called ``name``."""
-        return self._modules[f"_{name}_quantizer"]  # type: ignore[return-value]
+        return self._modules[f"{name}_quantizer"]  # type: ignore[return-value]
 
     def new_twin(self, quantized: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:
         """An object of the float class that shares everything with this one but the parameters that are quantized."""
@@ -104,7 +111,7 @@ class QuantLayer(nn.Module):
         if not self.frozen:
             for name in OWN:
                 value = self._parameters.get(name)
-                if value is not None and self._modules[f"_{name}_quantizer"] is not None:
+                if value is not None and self._modules[f"{name}_quantizer"] is not None:
                     twin.__dict__["_parameters"][name] = quantized(name, value)
         return twin
 
@@ -114,14 +121,27 @@ class QuantLayer(nn.Module):
         """Weight and bias, as far as they have quantizers, quantized."""
         values = {}
         for name in OWN:
-            quantizer, value = self._modules[f"_{name}_quantizer"], self._parameters.get(name)
+            quantizer, value = self._modules[f"{name}_quantizer"], self._parameters.get(name)
             if quantizer is not None and value is not None:
                 values[name] = quantizer(value.detach())
         return values
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         self.__dict__.pop("_twin", None)
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        codes, kept = dict(self._parameters) if self.compact else {}, dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, old in codes.items():
+            self.keep_codes(name, old)
+        for name, value in kept.items():  # numbered parameters of quantizers keep their types too
+            if value is not None and OF_QUANTIZERS.search(name):
+                self._buffers[name] = value.to(self._buffers[name].device)  # type: ignore[union-attr]
+        return self
+
+    def keep_codes(self, name: str, old: nn.Parameter | None) -> None:
+        """Codes move to another device, but a change of type is for numbers."""
+        moved = self._parameters[name]
+        if old is not None and moved is not None and self._modules.get(f"{name}_quantizer") is not None:
+            self._parameters[name] = nn.Parameter(old.detach().to(moved.device), requires_grad=False)
 
     def train(self, mode: bool = True) -> QuantLayer:
         """As ``nn.Module.train``; a change of mode has the weight quantized anew."""
@@ -169,7 +189,7 @@ def detach(module: nn.Module) -> None:
     if isinstance(module, QuantLayer):
         for name in SLOT_NAMES.values():
             module._modules.pop(name, None)
-        for name in ("_twin", "frozen"):
+        for name in ("_twin", "frozen", "compact"):
             module.__dict__.pop(name, None)
         module.__class__ = module.float_class  # type: ignore[assignment]
 

@@ -235,7 +235,7 @@ def bake(layers: list[QuantLayer]) -> None:
     before = [layer._parameters[name] for layer in layers for name in OWN if name in layer._parameters]
     for layer in layers:
         for name, value in layer.quantized_parameters().items():
-            old, quantizer = layer._parameters[name], layer._modules[f"_{name}_quantizer"]
+            old, quantizer = layer._parameters[name], layer._modules[f"{name}_quantizer"]
             key = (id(old), str(quantizer), type(layer).__name__)
             if key not in made:
                 made[key] = nn.Parameter(value, requires_grad=old.requires_grad)  # type: ignore[union-attr]

@@ -48,7 +48,7 @@ def check_target(goal: Path) -> None:
     found = [path.name for pattern in (*LAST, *WEIGHTS) for path in goal.glob(pattern)]
     if found:
         raise ConfigError(
-            f"{str(goal)!r} holds a model already ({', '.join(sorted(found)[:4])}); delete it, or export to another folder"
+            f"{str(goal)!r} holds a model already ({', '.join(sorted(found)[:4])}); delete it, or export elsewhere"
         )
 
 
@@ -60,4 +60,3 @@ def publish(work: Path, goal: Path) -> None:
     for path in sorted(work.iterdir(), key=lambda path: path.name in LAST):
         if not (goal / path.name).exists():
             os.replace(path, goal / path.name)
-

@@ -255,6 +255,16 @@ class PairLayout:
         stages = self.first.stage, self.second.stage
         return shape == () and all(stage.calibrated and scale_element(stage) is None for stage in stages)
 
+    @property
+    def shape(self) -> Shape:
+        """Of the tensor."""
+        return self.second.shape
+
+    @property
+    def pack_method(self) -> str:
+        """Of the codes."""
+        return self.second.pack_method
+
     def form(self) -> Form:
         """Shape and type of every stored tensor."""
         return {**self.first.form(), **self.second.form()}

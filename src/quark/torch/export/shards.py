@@ -138,7 +138,7 @@ def write_file(path: Path, items: list[Item]) -> None:
             for name, value in item.make().items():
                 check_made(name, value, form)
                 file.seek(len(header) + places[name])
-                file.write(memoryview(flat_bytes(value).numpy()))
+                file.write(flat_bytes(value).numpy().data)
         file.truncate(len(header) + sum(item.size for item in items))
 
 

@@ -1,0 +1,23 @@
+"""The functions that export and import models, and the one that transformers calls."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from quark.torch.config.model import QConfig
+from quark.torch.export.huggingface import export_safetensors
+from quark.torch.export.reload import import_model_from_safetensors
+from quark.torch.export.skeleton import map_layers, unpack
+
+__all__ = ["export_safetensors", "import_model_from_safetensors", "unpack"]
+
+
+def _map_to_quark(
+    model: nn.Module,
+    quantization_config: QConfig,
+    pack_method: str = "reorder",
+    custom_mode: str = "quark",
+    weight_format: str = "real_quantized",
+) -> None:
+    """Make a float model of transformers, before its tensors are loaded, ready to take those of our checkpoints."""
+    map_layers(model, quantization_config, pack_method, weight_format)

@@ -1,0 +1,126 @@
+"""Reading a folder of safetensors files that somebody else may have broken.
+
+Every file is checked before a tensor is taken from it: the header must describe the file, without gaps or overlaps, and
+the index must name files of the folder. Tensors are read one at a time. Pickled weights are never opened.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from quark.errors import ModelError
+from quark.torch.export.model_files import read_json
+
+SUFFIX = ".safetensors"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder with a configuration and tensors.
+
+    Attributes:
+        folder: where it is.
+        config: ``config.json``.
+        files: files with tensors, and the names in each.
+    """
+
+    folder: Path
+    config: dict[str, object]
+    files: dict[str, tuple[str, ...]]
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all tensors."""
+        return {name for names in self.files.values() for name in names}
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, value) of every tensor, file after file.
+
+        Raises:
+            ModelError: a tensor that cannot be read.
+        """
+        for file, names in self.files.items():
+            with opened(self.folder / file) as source:
+                for name in names:
+                    yield name, tensor_of(source, self.folder / file, name)
+
+
+def read_checkpoint(folder: str | Path) -> Checkpoint:
+    """The checkpoint in ``folder``, checked.
+
+    Raises:
+        ModelError: no folder, no configuration, a missing, truncated or corrupt file, an index that does not fit.
+    """
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise ModelError(f"{str(path)!r} is not a folder")
+    config = read_json(path / "config.json")
+    return Checkpoint(path, config, weight_files(path))
+
+
+def weight_files(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Files with tensors, and the names in each."""
+    indexes = sorted(folder.glob(f"*{SUFFIX}.index.json"))
+    if len(indexes) > 1:
+        raise ModelError(f"{str(folder)!r} has {len(indexes)} indexes ({', '.join(path.name for path in indexes)})")
+    if indexes:
+        return indexed_files(folder, indexes[0])
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if len(files) != 1:
+        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+        hint = f"; {', '.join(pickles)} may hold pickled weights, which are never loaded" if pickles else ""
+        found = f"{len(files)} safetensors files and no index" if files else "no safetensors file"
+        raise ModelError(f"{str(folder)!r} has {found}{hint}")
+    return {files[0].name: tuple(names_in(files[0]))}
+
+
+def indexed_files(folder: Path, index: Path) -> dict[str, tuple[str, ...]]:
+    """The files of an index."""
+    entries = read_json(index).get("weight_map")
+    if not isinstance(entries, dict) or not entries:
+        raise ModelError(f"{str(index)!r} has no weight_map")
+    files: dict[str, list[str]] = {}
+    for name, file in entries.items():
+        if not isinstance(file, str) or Path(file).name != file or "\\" in file or not file.endswith(SUFFIX):
+            raise ModelError(
+                f"{str(index)!r}: tensor {name!r} is said to be in {file!r}, which is no file of the folder"
+            )
+        files.setdefault(file, []).append(name)
+    for file, names in files.items():
+        there = names_in(folder / file)
+        if missing := sorted(set(names) - set(there)):
+            raise ModelError(f"{str(folder / file)!r} has no tensor {missing[0]!r}, which {index.name!r} says it has")
+        if more := sorted(set(there) - set(names)):
+            raise ModelError(f"{str(folder / file)!r} has a tensor {more[0]!r}, which {index.name!r} does not name")
+    return {file: tuple(names) for file, names in files.items()}
+
+
+def opened(path: Path):  # type: ignore[no-untyped-def]
+    """A safetensors file, its header checked."""
+    if not path.is_file():
+        raise ModelError(f"{str(path)!r} is missing")
+    try:
+        return safe_open(str(path), framework="pt")
+    except (SafetensorError, OSError, struct.error) as error:
+        raise ModelError(f"{str(path)!r} is not a whole safetensors file: {error}") from error
+
+
+def names_in(path: Path) -> list[str]:
+    """Names of the tensors of a file."""
+    with opened(path) as source:
+        return list(source.keys())
+
+
+def tensor_of(source, path: Path, name: str) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    """One tensor of an open file."""
+    try:
+        return source.get_tensor(name)
+    except (SafetensorError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{str(path)!r}: tensor {name!r} cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""Settings of an export, where transformers imports them from."""

@@ -1,0 +1,173 @@
+"""Checkpoints under the names of other programs: ``custom_mode="fp8"`` and ``custom_mode="awq"``.
+
+    fp8   weight and activations E4M3 per tensor; ``input_scale``, ``weight_scale``, and ``k_scale``, ``v_scale`` of the
+          attention module
+    awq   4-bit codes in groups along the inputs; ``qweight``, ``qzeros``, ``scales``, version "gemm"
+
+The tensors are those of ``quark``; only names and ``quantization_config`` differ. A configuration that a mode cannot
+say is refused. AWQ kernels read unsigned codes with zero points.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from quark.errors import ConfigError
+from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
+from quark.torch.config.specs import FP8E4M3PerTensorSpec, Uint4PerGroupSpec
+from quark.torch.config.tensor import QTensorConfig
+from quark.torch.config.type import Dtype, QSchemeType
+
+CUSTOM_MODES = ("fp8", "awq")
+RENAMED = {
+    "quark": (),
+    "fp8": (
+        (r"^(.*\.)k_proj\.output_scale$", r"\1k_scale"),
+        (r"^(.*\.)v_proj\.output_scale$", r"\1v_scale"),
+    ),
+    "awq": (
+        (r"^(.*\.)weight_scale$", r"\1scales"),
+        (r"^(.*\.)weight_zero_point$", r"\1qzeros"),
+    ),
+}
+BACK = {
+    "quark": (),
+    "fp8": ((r"\.k_scale$", ".k_proj.output_scale"), (r"\.v_scale$", ".v_proj.output_scale")),
+    "awq": ((r"\.qweight$", ".weight"), (r"\.scales$", ".weight_scale"), (r"\.qzeros$", ".weight_zero_point")),
+}
+KV = ("*k_proj", "*v_proj")
+
+
+def custom_name(name: str, mode: str, coded: bool) -> str:
+    """The name that a mode gives a tensor; ``coded`` ones are codes."""
+    if mode == "awq" and coded and name.endswith(".weight"):
+        return name.removesuffix("weight") + "qweight"
+    for pattern, target in RENAMED[mode]:
+        name = re.sub(pattern, target, name)
+    return name
+
+
+def quark_name(name: str, mode: str) -> str:
+    """The name of a tensor that a mode has renamed."""
+    for pattern, target in BACK[mode]:
+        name = re.sub(pattern, target, name)
+    return name
+
+
+def key_mapping(mode: str) -> dict[str, str] | None:
+    """The same, as ``from_pretrained`` of transformers takes it."""
+    return dict(BACK[mode]) or None
+
+
+def custom_config(config: QConfig, mode: str, export: Mapping[str, Any]) -> dict[str, Any]:
+    """``quantization_config`` of a mode.
+
+    Raises:
+        ConfigError: the mode cannot say what ``config`` says.
+    """
+    if config.layer_quant_config or config.layer_type_quant_config or config.kv_cache_post_rope:
+        refuse(mode, "all layers are alike: no layer_quant_config, layer_type_quant_config or kv_cache_post_rope")
+    made = fp8_config(config) if mode == "fp8" else awq_config(config)
+    return {"quant_method": mode, **made, "export": dict(export)}
+
+
+def refuse(mode: str, sentence: str) -> NoReturn:
+    """Raise ``ConfigError``."""
+    raise ConfigError(f"custom_mode {mode!r} does not fit this configuration: {sentence}")
+
+
+def single(layer: QLayerConfig, slot: str, mode: str) -> QTensorConfig | None:
+    """The configuration of a slot that has one stage at most."""
+    found = getattr(layer, slot)
+    if isinstance(found, list):
+        refuse(mode, f"{slot} has {len(found)} stages, and one is all that it can have")
+    return found
+
+
+def is_fp8(found: QTensorConfig | None) -> bool:
+    """E4M3 under one scale."""
+    return found is not None and (found.dtype, found.qscheme) == (Dtype.fp8_e4m3, QSchemeType.per_tensor)
+
+
+def fp8_config(config: QConfig) -> dict[str, Any]:
+    """What "fp8" says."""
+    weight, inputs, outputs, bias = (
+        single(config.global_quant_config, slot, "fp8")
+        for slot in ("weight", "input_tensors", "output_tensors", "bias")
+    )
+    if not is_fp8(weight) or not (inputs is None or is_fp8(inputs)) or outputs or bias:
+        refuse("fp8", "weight and input must be fp8_e4m3 per_tensor, output and bias None")
+    caches = [single(layer, "output_tensors", "fp8") for layer in config.kv_cache_quant_config.values()]
+    if not all(found is not None and is_fp8(found) and not found.is_dynamic for found in caches):
+        refuse("fp8", "keys and values must be fp8_e4m3 per_tensor, static")
+    return {
+        "activation_scheme": None if inputs is None else "dynamic" if inputs.is_dynamic else "static",
+        "ignored_layers": list(config.exclude),
+        "kv_cache_scheme": "static" if caches else None,
+    }
+
+
+def awq_config(config: QConfig) -> dict[str, Any]:
+    """What "awq" says."""
+    layer = config.global_quant_config
+    weight = single(layer, "weight", "awq")
+    others = [slot for slot in SLOTS if slot != "weight" and getattr(layer, slot) is not None]
+    if weight is None or weight.dtype not in (Dtype.int4, Dtype.uint4) or weight.qscheme is not QSchemeType.per_group:
+        refuse("awq", "weight must be int4 or uint4 per_group")
+    plain = weight.ch_axis in (None, 1, -1) and not weight.to_stage().real_zero
+    if others or config.kv_cache_quant_config or not plain:
+        refuse("awq", "only weights are quantized, in groups along ch_axis=-1, with integer zero points")
+    return {
+        "bits": 4,
+        "group_size": weight.group_size,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": list(config.exclude),
+        "pack_method": "reorder",
+    }
+
+
+def from_custom(data: Mapping[str, Any]) -> QConfig:
+    """The configuration that a mode's ``quantization_config`` means.
+
+    Raises:
+        ConfigError: an entry that no mode writes.
+    """
+    if data.get("quant_method") == "fp8":
+        return from_fp8(data)
+    if data.get("quant_method") != "awq":
+        raise ConfigError(f"quant_method {data.get('quant_method')!r} is no custom mode; those are {CUSTOM_MODES}")
+    if data.get("bits") != 4 or data.get("version", "gemm") != "gemm":
+        raise ConfigError("quant_method 'awq': only bits=4 and version='gemm' can be read")
+    spec = Uint4PerGroupSpec(-1, int(data["group_size"]), symmetric=False).to_quantization_spec()
+    return QConfig(QLayerConfig(weight=spec), exclude=list(data.get("modules_to_not_convert") or []))
+
+
+def from_fp8(data: Mapping[str, Any]) -> QConfig:
+    """The configuration that "fp8" means."""
+    if data.get("weight_block_size"):
+        raise ConfigError("quant_method 'fp8' with weight_block_size is not read here")
+    scheme = data.get("activation_scheme")
+    if scheme not in (None, "static", "dynamic"):
+        raise ConfigError(f"quant_method 'fp8': activation_scheme is None, 'static' or 'dynamic', not {scheme!r}")
+    static = FP8E4M3PerTensorSpec().to_quantization_spec()
+    inputs = None if scheme is None else FP8E4M3PerTensorSpec(is_dynamic=scheme == "dynamic").to_quantization_spec()
+    caches = {name: QLayerConfig(output_tensors=static) for name in KV} if data.get("kv_cache_scheme") else {}
+    return QConfig(
+        QLayerConfig(weight=static, input_tensors=inputs),
+        exclude=list(data.get("ignored_layers") or []),
+        kv_cache_quant_config=caches,
+    )
+
+
+class QuantConfigParser:
+    """Where transformers asks for the configuration of a custom mode."""
+
+    @staticmethod
+    def from_custom_config(config: Mapping[str, Any], is_bias_quantized: bool = False) -> QConfig:
+        """The configuration that a mode's ``quantization_config`` means."""
+        if is_bias_quantized:
+            raise ConfigError("custom modes have no quantized biases")
+        return from_custom(config)

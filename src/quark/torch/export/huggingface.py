@@ -1,0 +1,127 @@
+"""``export_safetensors``: a quantized model as the folder that transformers, vLLM and our own import read.
+
+The model is not changed. Tensors are made and written one layer at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from quark.errors import ConfigError, ModelError, unknown
+from quark.torch.config.model import QConfig, QLayerConfig
+from quark.torch.config.type import Dtype
+from quark.torch.export.config.config import JsonExporterConfig
+from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_name, single
+from quark.torch.export.folder import new_folder
+from quark.torch.export.layout import Form, Stored
+from quark.torch.export.model_files import copy_beside, is_diffusers, stem_of, write_config
+from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
+from quark.torch.export.skeleton import FORMATS
+from quark.torch.export.state import items_of
+from quark.torch.export.storage import PACK_METHODS
+from quark.torch.fake_quantize import parts
+from quark.torch.layers import kind_of
+from quark.torch.matching import Candidate, choose
+from quark.torch.quantized_layer import QuantLayer, quantized_layers
+
+MODES = ("quark", *CUSTOM_MODES)
+SIGNS = -0x77777778  # 0x88888888: the highest bit of each of eight codes
+
+
+def export_safetensors(
+    model: nn.Module,
+    output_dir: str | os.PathLike[str],
+    custom_mode: str = "quark",
+    weight_format: str | None = None,
+    pack_method: str = "reorder",
+    max_shard_size: int = SHARD_SIZE,
+) -> None:
+    """Write a quantized model to a folder.
+
+    Args:
+        model: from ``ModelQuantizer.quantize_model`` (frozen or not), or imported.
+        output_dir: new folder, or one without a model in it.
+        custom_mode: "quark"; or "fp8" or "awq", which other programs read, for configurations that they can say.
+        weight_format: "real_quantized" (codes; the default, but for diffusers) or "fake_quantized" (float values).
+        pack_method: order of 4-bit codes in a word: "reorder" (that of AWQ) or "order".
+        max_shard_size: bytes of tensors per file; a single layer may be larger.
+
+    Raises:
+        ModelError: a model that is not quantized.
+        ConfigError: an unknown mode or format, a mode that does not fit, a folder that holds a model.
+    """
+    weight_format = weight_format or ("fake_quantized" if is_diffusers(model) else "real_quantized")
+    for name, value, allowed in (
+        ("custom_mode", custom_mode, MODES),
+        ("weight_format", weight_format, FORMATS),
+        ("pack_method", pack_method, PACK_METHODS),
+    ):
+        if value not in allowed:
+            raise ConfigError(unknown(name, value, allowed))
+    config = config_of(model)
+    export = JsonExporterConfig(weight_format, pack_method, list(config.kv_cache_group), config.min_kv_scale)
+    if custom_mode != "quark" and (weight_format, pack_method) != ("real_quantized", "reorder"):
+        raise ConfigError(f"custom_mode {custom_mode!r} has real_quantized weights in the order 'reorder'")
+    if custom_mode == "quark":
+        described: dict[str, Any] = {**config.to_dict(), "quant_method": "quark", "export": export.to_dict()}
+    else:
+        described = custom_config(config, custom_mode, export.to_dict())
+    items = items_of(model, pack_method, weight_format)
+    if custom_mode != "quark":
+        items = custom_items(items, model, custom_mode, config)
+    with new_folder(output_dir) as folder:
+        write_shards(folder, items, stem_of(model), max_shard_size)
+        copy_beside(model, folder)
+        write_config(model, folder, described)
+
+
+def config_of(model: nn.Module) -> QConfig:
+    """The configuration of a quantized model, with what no sample reached left float.
+
+    Raises:
+        ModelError: not quantized.
+    """
+    config = getattr(model, "quant_config", None)
+    if not isinstance(config, QConfig):
+        raise ModelError(f"{type(model).__name__} is not quantized; ModelQuantizer(config).quantize_model comes first")
+    overrides = {
+        name: left for name, layer in quantized_layers(model) if (left := without_unreached(name, layer, config))
+    }
+    return replace(config, layer_quant_config={**overrides, **config.layer_quant_config}) if overrides else config
+
+
+def without_unreached(name: str, layer: QuantLayer, config: QConfig) -> QLayerConfig | None:
+    """The configuration of a layer without the static activations that no sample reached; None if all were."""
+    float_slots = [
+        slot
+        for slot, quantizer in layer.quantizers()
+        if any(part.stage.calibrated and part.scale is None for part in parts(quantizer))
+    ]
+    if not float_slots:
+        return None
+    found, _ = choose(Candidate((name,), layer, kind_of(layer)), config)  # type: ignore[arg-type]
+    return replace(found, **dict.fromkeys(float_slots)) if found is not None else None
+
+
+def custom_items(items: Iterable[Item], model: nn.Module, mode: str, config: QConfig) -> list[Item]:
+    """Items under the names of a mode; 4-bit codes become unsigned for "awq"."""
+    coded = {f"{name}.weight" for name, _ in quantized_layers(model)}
+    signed = mode == "awq" and single(config.global_quant_config, "weight", mode).dtype is Dtype.int4  # type: ignore[union-attr]
+    return [custom_item(item, mode, coded, signed) for item in items]
+
+
+def custom_item(item: Item, mode: str, coded: set[str], signed: bool) -> Item:
+    """One item under the names of a mode."""
+    names = {name: custom_name(name, mode, name in coded) for name in item.form}
+    form: Form = {names[name]: entry for name, entry in item.form.items()}
+    words = {name for name in names if signed and names[name].rpartition(".")[2] in ("qweight", "qzeros")}
+
+    def make() -> Stored:
+        return {names[name]: value ^ SIGNS if name in words else value for name, value in item.make().items()}
+
+    return Item(form, make)

@@ -1,0 +1,150 @@
+"""``import_model_from_safetensors``: a folder that ``export_safetensors`` (or the peer) wrote becomes a model again.
+
+    read and check → skeleton (the layers that the configuration names) → tensors, file after file → complete?
+
+Each tensor goes to its place when it is read, so memory holds the model and one tensor. Shape and type are those that
+the configuration asks for, or the tensor is named in an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.errors import ConfigError, ModelError, unknown
+from quark.torch.config.model import QConfig
+from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
+from quark.torch.export.config.config import JsonExporterConfig
+from quark.torch.export.custom_modes import CUSTOM_MODES, from_custom, key_mapping
+from quark.torch.export.places import load
+from quark.torch.export.skeleton import map_caches, map_layers
+from quark.torch.quantized_layer import quantized_layers
+
+METHODS = ("quark", *CUSTOM_MODES)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What a checkpoint says about its quantization.
+
+    Attributes:
+        config: how the model is quantized.
+        stored: how its tensors are stored.
+        method: "quark", "fp8" or "awq": how tensors are called.
+    """
+
+    config: QConfig
+    stored: JsonExporterConfig
+    method: str
+
+
+def import_model_from_safetensors(
+    model: nn.Module | None,
+    model_dir: str | Path,
+    multi_device: bool = False,
+    trust_remote_code: bool = False,
+    attn_implementation: str = "eager",
+    device: str | torch.device = "cpu",
+    multi_gpu: bool = False,
+) -> nn.Module:
+    """Load a quantized model from ``model_dir``.
+
+    Args:
+        model: the float model (its values are not used; it may be on the meta device), which becomes quantized in
+            place; None: made by transformers from ``config.json``.
+        model_dir: folder with ``config.json`` and safetensors files.
+        multi_device, multi_gpu: models spread over several devices are not available.
+        trust_remote_code, attn_implementation, device: for a model that transformers makes.
+
+    Returns:
+        ``model``, or the new one. Its weights are kept as codes; ``unpack`` decodes them once.
+
+    Raises:
+        ModelError: files that are missing, broken, or do not fit the model; the file and the tensor are named.
+        ConfigError: an unknown method or scheme.
+    """
+    if multi_device or multi_gpu:
+        raise ConfigError("multi_device and multi_gpu are not available; load the model on one device")
+    checkpoint = read_checkpoint(model_dir)
+    scheme = scheme_of(checkpoint)
+    if model is None:
+        return from_transformers(checkpoint, scheme, trust_remote_code, attn_implementation, device)
+    map_model(model, scheme)
+    load(model, checkpoint, scheme.method)
+    return model.eval()
+
+
+def scheme_of(checkpoint: Checkpoint) -> Scheme:
+    """What ``config.json`` says about the quantization."""
+    found = checkpoint.config.get("quantization_config")
+    file = str(checkpoint.folder / "config.json")
+    if not isinstance(found, Mapping):
+        raise ModelError(f"{file!r} has no quantization_config: this is no quantized model")
+    method = found.get("quant_method")
+    if method not in METHODS:
+        raise ConfigError(f"{file!r}: {unknown('quant_method', method, METHODS)}")
+    try:
+        stored = JsonExporterConfig(**found.get("export") or {})
+        config = QConfig.from_dict(found) if method == "quark" else from_custom(found)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{file!r}: {error}") from error
+    return Scheme(config, stored, str(method))
+
+
+def map_model(model: nn.Module, scheme: Scheme) -> None:
+    """Make a float model ready to take the tensors."""
+    if any(True for _ in quantized_layers(model)):
+        raise ModelError(f"{type(model).__name__} is quantized already; pass a float model")
+    map_caches(model, scheme.config)
+    map_layers(model, scheme.config, scheme.stored.pack_method, scheme.stored.weight_format)
+
+
+def from_transformers(
+    checkpoint: Checkpoint,
+    scheme: Scheme,
+    trust_remote_code: bool,
+    attn_implementation: str,
+    device: str | torch.device,
+) -> nn.Module:
+    """The model that transformers makes from ``config.json``, with its layers and tensors from the checkpoint.
+
+    Raises:
+        ModelError: no such architecture, or tensors that do not fit.
+    """
+    import transformers
+
+    names = checkpoint.config.get("architectures") or []
+    cls = getattr(transformers, names[0], None) if isinstance(names, list) and names else None
+    if cls is None and not trust_remote_code:
+        raise ModelError(
+            f"{str(checkpoint.folder / 'config.json')!r} names the architecture {names!r}, which transformers does not "
+            f"have; pass the float model"
+        )
+    config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
+    config.quantization_config = {
+        **scheme.config.to_dict(),
+        "quant_method": "quark",
+        "export": scheme.stored.to_dict(),
+    }
+    loaded: Any = (cls or transformers.AutoModelForCausalLM).from_pretrained(
+        checkpoint.folder,
+        config=config,
+        dtype="auto",
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+        key_mapping=key_mapping(scheme.method),
+    )
+    model, found = loaded
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found[kind]:
+            first = sorted(str(key) for key in found[kind])[0]
+            raise ModelError(
+                f"{str(checkpoint.folder)!r}: {len(found[kind])} {kind.replace('_', ' ')}, the first is {first!r}"
+            )
+    return model.to(device).eval()

@@ -1,0 +1,162 @@
+"""A float model made ready to take the tensors of a file: the layers that its configuration names become quantized.
+
+Weights of a ``real_quantized`` file are kept as codes and decoded at each call (``QuantLayer.compact``), so the model
+in memory is as small as its file; ``unpack`` decodes them once. The model may be on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import nn
+
+from quark.errors import ModelError
+from quark.numerics.granularity import Channel
+from quark.torch.config.model import QConfig
+from quark.torch.export.layout import CODES, layout_of_quantizer
+from quark.torch.export.stored import PREFIXES, Parameters, StoredScales, StoredTensor, activation_form
+from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts
+from quark.torch.kv_cache import CHILD, attach_cache, find_caches
+from quark.torch.matching import Match, match
+from quark.torch.quantized_layer import OWN, QuantLayer, attach, quantized_layers
+
+FORMATS = ("real_quantized", "fake_quantized")
+FEATURES = {
+    "input_tensors": ("in_features", "in_channels"),
+    "output_tensors": ("out_features", "out_channels", "embedding_dim"),
+}
+
+
+def map_layers(model: nn.Module, config: QConfig, pack_method: str, weight_format: str = "real_quantized") -> None:
+    """Turn the layers of ``model`` that ``config`` names into quantized ones, whose parameters are still to be loaded.
+
+    Raises:
+        ConfigError, ModelError: the configuration does not fit the model.
+    """
+    found = match(model, config, skeleton=True)
+    for item in found.quantized:
+        real = weight_format == "real_quantized"
+        quantizers = {slot: activation(item, slot) for slot in ("input_tensors", "output_tensors")}
+        for slot in OWN:
+            quantizers[slot] = (stored if real else static)(item, slot, pack_method)
+        take_codes(item, quantizers)
+        attach(item.layer.module, quantizers)
+        item.layer.module.__dict__["compact"] = real and any(quantizers[slot] for slot in OWN)
+        for slot, quantizer in quantizers.items():
+            if quantizer is not None:
+                quantizer.train(item.layer.module.training)
+            if isinstance(quantizer, Parameters):
+                quantizer.settle(item.layer.module, PREFIXES[slot])
+    model.quant_config = config  # type: ignore[assignment]
+    model.quark_quantized = True  # type: ignore[assignment]
+
+
+def map_caches(model: nn.Module, config: QConfig) -> None:
+    """Quantize the attention caches that ``config`` wants quantized after RoPE; their parameters are to be loaded."""
+    for found in find_caches(model, config):
+        attach_cache(found)
+        for part in parts(found.module._modules[CHILD]):  # type: ignore[arg-type]
+            if part.stage.calibrated:
+                fill(part, None, torch.device("cpu"))
+
+
+def fresh(item: Match, slot: str) -> Quantizer:
+    """The quantizer of one tensor, without parameters."""
+    name = f"{slot} of {item.layer.name!r}"
+    return make_quantizer(item.stages[slot], partial(item.granularity, slot), name)
+
+
+def stored(item: Match, slot: str, pack_method: str) -> Quantizer | None:
+    """The quantizer of a weight or bias that is kept as codes."""
+    if not item.stages[slot]:
+        return None
+    value: torch.Tensor = getattr(item.layer.module, slot)
+    quantizer = fresh(item, slot)
+    layout = layout_of_quantizer(quantizer, tuple(value.shape), pack_method)
+    return StoredTensor(layout, value.dtype, value.device, partial(fresh, item, slot))  # type: ignore[return-value]
+
+
+def static(item: Match, slot: str, pack_method: str) -> Quantizer | None:
+    """The quantizer of a weight or bias that is kept as float values, with empty parameters."""
+    if not item.stages[slot]:
+        return None
+    value: torch.Tensor = getattr(item.layer.module, slot)
+    quantizer = fresh(item, slot)
+    for part in parts(quantizer):
+        if part.stage.calibrated:
+            shape = () if part.stage.is_block else part.granularity.parameter_shape(tuple(value.shape))
+            fill(part, shape, value.device)
+    return quantizer
+
+
+def activation(item: Match, slot: str) -> Quantizer | None:
+    """The quantizer of an input or output, with empty static parameters."""
+    if not item.stages[slot]:
+        return None
+    module, quantizer = item.layer.module, fresh(item, slot)
+    device = module._parameters["weight"].device  # type: ignore[union-attr]
+    form = activation_form(quantizer, features_of(module, item, slot, quantizer))
+    if isinstance(quantizer, FakeQuantize) and not (quantizer.stage.is_block and quantizer.stage.calibrated):
+        for name, (shape, dtype) in form.items():
+            setattr(quantizer, name, torch.empty(shape, dtype=dtype, device=device))
+        return quantizer
+    return StoredScales(quantizer, form, device) if form else quantizer  # type: ignore[return-value]
+
+
+def features_of(module: nn.Module, item: Match, slot: str, quantizer: Quantizer) -> int:
+    """Length of the axis that static per-channel scales of an activation run along.
+
+    Raises:
+        ModelError: it is not known from the layer.
+    """
+    axes = [part.granularity.axis for part in parts(quantizer) if isinstance(part.granularity, Channel)]
+    if not axes:
+        return 1
+    known = next((getattr(module, name) for name in FEATURES[slot] if hasattr(module, name)), None)
+    if known is None or any(axis != item.layer.kind.features and axis != -1 for axis in axes):
+        raise ModelError(f"{slot} of {item.layer.name!r}: the number of static scales is not known from the layer")
+    return int(known)
+
+
+def fill(part: FakeQuantize, shape: tuple[int, ...] | None, device: torch.device) -> None:
+    """Empty parameters, of the types that a file has; without ``shape`` those of the file are taken as they are."""
+    device, shape = (torch.device("meta"), ()) if shape is None else (device, shape)
+    part.scale = torch.empty(shape, dtype=torch.float32, device=device)
+    if part.stage.format.has_zero_point:
+        dtype = torch.float32 if part.stage.real_zero else torch.int32
+        part.zero_point = torch.empty(shape, dtype=dtype, device=device)
+
+
+def take_codes(item: Match, quantizers: dict[str, Quantizer | None]) -> None:
+    """Empty codes in the place of the weights that are kept as codes."""
+    for slot in OWN:
+        quantizer, module = quantizers[slot], item.layer.module
+        if isinstance(quantizer, StoredTensor):
+            shape, dtype = quantizer.layout.form()[CODES]
+            codes = torch.empty(shape, dtype=dtype, device=module._parameters[slot].device)
+            module._parameters[slot] = nn.Parameter(codes, requires_grad=False)
+
+
+def compact_layers(model: nn.Module) -> Iterator[tuple[str, QuantLayer]]:
+    """(name, layer) of the layers that are kept as codes."""
+    return ((name, layer) for name, layer in quantized_layers(model) if layer.compact)
+
+
+@torch.no_grad()
+def unpack(model: nn.Module) -> nn.Module:
+    """Decode the weights that are kept as codes, once and in place: more memory, no decoding at each call.
+
+    Returns:
+        ``model``, whose layers are as ``ModelQuantizer.freeze`` leaves them.
+    """
+    for _, layer in list(compact_layers(model)):
+        for slot in OWN:
+            quantizer, codes = layer._modules[f"{slot}_quantizer"], layer._parameters.get(slot)
+            if isinstance(quantizer, StoredTensor) and codes is not None:
+                layer._parameters[slot] = nn.Parameter(quantizer(codes), requires_grad=False)
+                layer._modules[f"{slot}_quantizer"] = quantizer.quantizer(codes)
+                quantizer.release()
+        layer.__dict__["compact"], layer.__dict__["frozen"] = False, True
+    return model
