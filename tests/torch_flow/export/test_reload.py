@@ -161,6 +161,19 @@ def test_caches_come_back(after_rope: bool, tmp_path: Path) -> None:
     assert torch.equal(again.generate(IDS, max_new_tokens=5), model.generate(IDS, max_new_tokens=5))
 
 
+def test_attention_probabilities_come_back(tmp_path: Path) -> None:
+    config = QConfig(LLM["int4"], softmax_quant_spec=FP8E4M3PerTensorSpec().to_quantization_spec())
+    model = llama()
+    model.set_attn_implementation("eager")
+    model = quantized(model, config)
+    export_safetensors(model, tmp_path / "m")
+    assert b"self_attn.prob_output_scale" in (tmp_path / "m" / "model.safetensors").read_bytes()[:20000]
+    again = import_model_from_safetensors(None, tmp_path / "m")
+    assert torch.equal(logits(again), logits(model))
+    with pytest.raises(ConfigError, match="transformers cannot load"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+
+
 def test_bias_and_output_come_back(tmp_path: Path) -> None:
     int8 = Int8PerTensorSpec().to_quantization_spec()
     model = quantized(Mixed(), QConfig(QLayerConfig(weight=int8, bias=int8, output_tensors=int8, input_tensors=int8)))

@@ -79,7 +79,7 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
         blocks, stream = record(context.model, blocks, context.samples)
     twin_stream = Stream(list(stream.hidden), dict(stream.calls)) if paired else None
     with ExitStack() as stack:
-        weights = [item.layer.module._modules["_weight_quantizer"] for item in context.layers().values()]
+        weights = [item.layer.module._modules["weight_quantizer"] for item in context.layers().values()]
         stack.enter_context(disabled(module for module in weights if module is not None))
         update = stack.enter_context(bars())
         for done, (name, block) in enumerate(blocks.modules.items()):
@@ -117,7 +117,7 @@ def tune_block(
 def round_layer(context: Context, item: Match, rounding: Callable[[Job], torch.Tensor], sums: Sums) -> None:
     """Round one weight, and keep the better of the result and of rounding to nearest, row by row."""
     module, kind = item.layer.module, item.layer.kind
-    weight, quantizer = matrix(module, kind), module._modules["_weight_quantizer"]
+    weight, quantizer = matrix(module, kind), module._modules["weight_quantizer"]
     grid = grid_of(quantizer, weight.T if kind.transposed else weight)  # type: ignore[arg-type]
     job = Job(weight, grid.transposed if kind.transposed else grid, quantizer, kind.transposed)  # type: ignore[arg-type]
     nearest, before = job.quantized(weight), [(part.scale, part.zero_point) for part in parts(job.quantizer)]

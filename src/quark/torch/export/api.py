@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from quark.errors import ConfigError
 from quark.torch.config.model import QConfig
 from quark.torch.export.huggingface import export_safetensors
 from quark.torch.export.reload import import_model_from_safetensors
-from quark.torch.export.skeleton import map_layers, unpack
+from quark.torch.export.skeleton import is_inside_attention, map_layers, unpack
 
 __all__ = ["export_safetensors", "import_model_from_safetensors", "unpack"]
 
@@ -20,4 +21,9 @@ def _map_to_quark(
     weight_format: str = "real_quantized",
 ) -> None:
     """Make a float model of transformers, before its tensors are loaded, ready to take those of our checkpoints."""
+    if is_inside_attention(quantization_config):
+        raise ConfigError(
+            "this checkpoint quantizes caches after RoPE or attention probabilities, which transformers cannot load; "
+            "use import_model_from_safetensors(None, folder)"
+        )
     map_layers(model, quantization_config, pack_method, weight_format)

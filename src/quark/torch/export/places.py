@@ -10,12 +10,13 @@ from torch import nn
 from quark.errors import ModelError
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.custom_modes import quark_name
-from quark.torch.export.state import cache_parameters
+from quark.torch.export.state import attention_parameters
 from quark.torch.export.stored import PREFIXES, Parameters, activation_name
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.kv_cache import CacheQuantizer
 from quark.torch.matching import FLOATS
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
+from quark.torch.softmax import SoftmaxQuantizer
 
 Place = tuple[nn.Module, str]
 
@@ -56,7 +57,7 @@ def places_of(model: nn.Module) -> dict[str, list[Place]]:
             places[f"{name}.{own}" if name else own] = group
     for name, layer in quantized_layers(model):
         places.update({f"{name}.{key}" if name else key: [place] for key, place in quantizer_places(layer)})
-    for name, part, kind in cache_parameters(model):
+    for name, part, kind in attention_parameters(model):
         places[name] = [(part, kind)]
     return places
 
@@ -64,7 +65,7 @@ def places_of(model: nn.Module) -> dict[str, list[Place]]:
 def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """(name, module) without the quantizers, shared modules under each of their names."""
     owned = [quantizer for _, layer in quantized_layers(model) for _, quantizer in layer.quantizers()]
-    owned += [module for module in model.modules() if isinstance(module, CacheQuantizer)]  # type: ignore[misc]
+    owned += [module for module in model.modules() if isinstance(module, CacheQuantizer | SoftmaxQuantizer)]  # type: ignore[misc]
     hidden = {id(part) for quantizer in owned for part in quantizer.modules()}
     return ((name, module) for name, module in model.named_modules(remove_duplicate=False) if id(module) not in hidden)
 

@@ -22,7 +22,7 @@ from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import CUSTOM_MODES, from_custom, key_mapping
 from quark.torch.export.places import load
-from quark.torch.export.skeleton import map_caches, map_layers
+from quark.torch.export.skeleton import is_inside_attention, map_attention, map_layers
 from quark.torch.quantized_layer import quantized_layers
 
 METHODS = ("quark", *CUSTOM_MODES)
@@ -100,7 +100,7 @@ def map_model(model: nn.Module, scheme: Scheme) -> None:
     """Make a float model ready to take the tensors."""
     if any(True for _ in quantized_layers(model)):
         raise ModelError(f"{type(model).__name__} is quantized already; pass a float model")
-    map_caches(model, scheme.config)
+    map_attention(model, scheme.config)
     map_layers(model, scheme.config, scheme.stored.pack_method, scheme.stored.weight_format)
 
 
@@ -119,13 +119,18 @@ def from_transformers(
     import transformers
 
     names = checkpoint.config.get("architectures") or []
-    cls = getattr(transformers, names[0], None) if isinstance(names, list) and names else None
+    cls: Any = getattr(transformers, names[0], None) if isinstance(names, list) and names else None
     if cls is None and not trust_remote_code:
         raise ModelError(
             f"{str(checkpoint.folder / 'config.json')!r} names the architecture {names!r}, which transformers does not "
             f"have; pass the float model"
         )
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
+    if is_inside_attention(scheme.config):
+        del config.quantization_config
+        config._attn_implementation = attn_implementation
+        own = cls._from_config(config) if cls else transformers.AutoModelForCausalLM.from_config(config)
+        return import_model_from_safetensors(own, checkpoint.folder).to(device)
     config.quantization_config = {
         **scheme.config.to_dict(),
         "quant_method": "quark",

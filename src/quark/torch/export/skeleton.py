@@ -7,6 +7,7 @@ in memory is as small as its file; ``unpack`` decodes them once. The model may b
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -14,13 +15,15 @@ from torch import nn
 
 from quark.errors import ModelError
 from quark.numerics.granularity import Channel
+from quark.torch.attention import find_targets
 from quark.torch.config.model import QConfig
 from quark.torch.export.layout import CODES, layout_of_quantizer
 from quark.torch.export.stored import PREFIXES, Parameters, StoredScales, StoredTensor, activation_form
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts
-from quark.torch.kv_cache import CHILD, attach_cache, find_caches
+from quark.torch.kv_cache import CacheQuantizer
 from quark.torch.matching import Match, match
 from quark.torch.quantized_layer import OWN, QuantLayer, attach, quantized_layers
+from quark.torch.softmax import SoftmaxQuantizer
 
 FORMATS = ("real_quantized", "fake_quantized")
 FEATURES = {
@@ -53,13 +56,21 @@ def map_layers(model: nn.Module, config: QConfig, pack_method: str, weight_forma
     model.quark_quantized = True  # type: ignore[assignment]
 
 
-def map_caches(model: nn.Module, config: QConfig) -> None:
-    """Quantize the attention caches that ``config`` wants quantized after RoPE; their parameters are to be loaded."""
-    for found in find_caches(model, config):
-        attach_cache(found)
-        for part in parts(found.module._modules[CHILD]):  # type: ignore[arg-type]
-            if part.stage.calibrated:
-                fill(part, None, torch.device("cpu"))
+def map_attention(model: nn.Module, config: QConfig) -> None:
+    """Quantize caches and probabilities inside attention, as ``config`` says; their parameters are to be loaded."""
+    with ExitStack() as undo:
+        find_targets(model, config).attach(undo)
+        undo.pop_all()
+    for module in model.modules():
+        if isinstance(module, CacheQuantizer | SoftmaxQuantizer):
+            for part in parts(module):
+                if part.stage.calibrated:
+                    fill(part, None, torch.device("cpu"))
+
+
+def is_inside_attention(config: QConfig) -> bool:
+    """Whether something is quantized that is no tensor of a layer."""
+    return config.softmax_quant_spec is not None or (config.kv_cache_post_rope and bool(config.kv_cache_quant_config))
 
 
 def fresh(item: Match, slot: str) -> Quantizer:

@@ -19,8 +19,9 @@ from quark.torch.export.layout import CODES, Stored, layout_of_quantizer, store
 from quark.torch.export.shards import Item, item_of
 from quark.torch.export.stored import PREFIXES, Parameters, StoredTensor, activation_name, stored_activation
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
-from quark.torch.kv_cache import cache_quantizers
+from quark.torch.kv_cache import CacheQuantizer, cache_quantizers
 from quark.torch.quantized_layer import OWN, SLOT_NAMES, QuantLayer, quantized_layers
+from quark.torch.softmax import SoftmaxQuantizer
 
 ACTIVATIONS = ("input_tensors", "output_tensors")
 
@@ -42,13 +43,13 @@ def items_of(model: nn.Module, pack_method: str, weight_format: str) -> list[Ite
         else:
             items.append(item_of(name, value))
     items += [made for name, layer in layers.items() if (made := activations_item(name, layer)) is not None]
-    return items + list(cache_items(model))
+    return items + list(attention_items(model))
 
 
 def own_tensors(model: nn.Module, layers: Mapping[str, QuantLayer]) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and buffers of the state, each once, without those of quantizers."""
     hidden = {f"{name}.{slot}" for name in names_of(model, layers) for slot in SLOT_NAMES.values()}
-    hidden |= {f"{name}._cache_quantizer" for name, _ in cache_quantizers(model)}
+    hidden |= {name for name, module in model.named_modules() if isinstance(module, CacheQuantizer | SoftmaxQuantizer)}
     coded = {f"{name}.{slot}" for name, layer in layers.items() for slot in OWN if layer._modules[f"{slot}_quantizer"]}
     hidden |= {f"{name}.{key}" for name, layer in layers.items() for key in numbered_names(layer)}
     aliases = {f"{name}.{slot}" for name in names_of(model, layers) if name not in layers for slot in OWN}
@@ -164,27 +165,35 @@ def activations_item(name: str, layer: QuantLayer) -> Item | None:
     return given_item(made)
 
 
-def cache_items(model: nn.Module) -> Iterator[Item]:
-    """The static parameters of keys and values that are quantized after RoPE."""
-    made = {name: getattr(part, kind) for name, part, kind in cache_parameters(model)}
+def attention_items(model: nn.Module) -> Iterator[Item]:
+    """The static parameters of caches after RoPE, and of attention probabilities."""
+    made = {name: getattr(part, kind) for name, part, kind in attention_parameters(model)}
     if (item := given_item({name: value for name, value in made.items() if value is not None})) is not None:
         yield item
 
 
-def cache_parameters(model: nn.Module) -> Iterator[tuple[str, FakeQuantize, str]]:
-    """(name in a file, quantizer, buffer) of the keys and values that are quantized after RoPE.
+def attention_parameters(model: nn.Module) -> Iterator[tuple[str, FakeQuantize, str]]:
+    """(name in a file, quantizer, buffer) of keys and values that are quantized after RoPE, and of probabilities.
 
-    A fused projection makes both: then the parameters of the values have the suffix ``_2``.
+    A fused projection makes keys and values: then the parameters of the values have the suffix ``_2``.
     """
     for _, cache in cache_quantizers(model):
         fused = len(set(cache.projections.values())) < len(cache.projections)
         for role, projection in cache.projections.items():
             suffix = "_2" if fused and role == "v" else ""
             for part in parts(cache._modules[role]):  # type: ignore[arg-type]
-                if part.stage.calibrated:
-                    yield f"{projection}.output_scale{suffix}", part, "scale"
-                    if part.stage.format.has_zero_point:
-                        yield f"{projection}.output_zero_point{suffix}", part, "zero_point"
+                yield from named_parameters(f"{projection}.output", part, suffix)
+    for name, module in model.named_modules():
+        if isinstance(module, SoftmaxQuantizer):
+            yield from named_parameters(f"{name.rpartition('.')[0]}.prob_output", module.probabilities, "")
+
+
+def named_parameters(prefix: str, part: FakeQuantize, suffix: str) -> Iterator[tuple[str, FakeQuantize, str]]:
+    """The static parameters of one quantizer."""
+    if part.stage.calibrated:
+        yield f"{prefix}_scale{suffix}", part, "scale"
+        if part.stage.format.has_zero_point:
+            yield f"{prefix}_zero_point{suffix}", part, "zero_point"
 
 
 def given_item(made: Stored) -> Item | None:
