@@ -119,6 +119,7 @@ def from_transformers(
     import transformers
 
     names = checkpoint.config.get("architectures") or []
+    auto: Any = transformers.AutoModelForCausalLM
     cls: Any = getattr(transformers, names[0], None) if isinstance(names, list) and names else None
     if cls is None and not trust_remote_code:
         raise ModelError(
@@ -129,14 +130,14 @@ def from_transformers(
     if is_inside_attention(scheme.config):
         del config.quantization_config
         config._attn_implementation = attn_implementation
-        own = cls._from_config(config) if cls else transformers.AutoModelForCausalLM.from_config(config)
+        own = cls._from_config(config) if cls else auto.from_config(config)
         return import_model_from_safetensors(own, checkpoint.folder).to(device)
     config.quantization_config = {
         **scheme.config.to_dict(),
         "quant_method": "quark",
         "export": scheme.stored.to_dict(),
     }
-    loaded: Any = (cls or transformers.AutoModelForCausalLM).from_pretrained(
+    loaded: Any = (cls or auto).from_pretrained(
         checkpoint.folder,
         config=config,
         dtype="auto",
