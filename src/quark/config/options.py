@@ -22,8 +22,6 @@ NOT_YET = frozenset(
         "EnableSubgraph",
         "Int16Bias",
         "MatMulNBitsParams",
-        "MinMSEModeFloatScale",
-        "MinMSEModePof2Scale",
         "TensorQuantOverrides",
         "UseMatMulNBits",
     ]
@@ -150,6 +148,15 @@ class Options(BaseModel):
     LWPMetric: Literal["mae", "mse"] = _option("mae", 4, "Error that LayerwisePercentile compares candidates by.")
     PercentileCandidates: list[Percent] = _option([99.99, 99.999, 99.99999], 4, "Candidates of LayerwisePercentile.")
     WeightCalibrateMethod: Any = _option(None, 4, "Range search of float-scale weights: None (MinMax), MinMax, MinMSE.")
+    MinMSEModePof2Scale: Literal["All", "MostCommon", "Percentile"] = _option(
+        "All", 4, "MinMSE of power-of-two scales: on all data, by votes of the samples, on what lies within Percentile."
+    )
+    MinMSEModeFloatScale: Literal["All", "HistCenter", "Percentile"] = _option(
+        "All",
+        4,
+        "MinMSE of weights with float scales: searched on all values (the least error), on a histogram, or the best of "
+        "four percentiles.",
+    )
     UseRandomData: bool = _option(False, 4, "Calibrate on generated data when no reader is given.")
     RandomDataReaderInputShape: dict[str, list[int]] = _option({}, 4, "Shape of generated data per input name.")
     RandomDataReaderInputDataRange: dict[str, list[float]] | None = _option(

@@ -106,6 +106,15 @@ def search(statistic: Histogram, grid: Grid, symmetric: bool | None = None) -> t
     return float(span[0][0]), float(span[1][0])
 
 
+def search_points(
+    values: np.ndarray, weights: np.ndarray, grid: Grid, symmetric: bool | None = None
+) -> tuple[float, float]:
+    """The range of least squared error of values [n] that stand ``weights`` [n] times."""
+    extremes = values.min(keepdims=True).astype(np.float64), values.max(keepdims=True).astype(np.float64)
+    lo, hi = _search(Rows(values[None], grid, weights), extremes, symmetric)
+    return float(lo[0]), float(hi[0])
+
+
 def search_rows(values: np.ndarray, grid: Grid, symmetric: bool | None = None) -> Span:
     """The ranges of least squared error of rows that each have their own scale (weights).
 

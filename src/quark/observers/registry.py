@@ -13,8 +13,18 @@ from typing import Any
 
 from quark.errors import ConfigError, unknown
 from quark.numerics.affine import Grid
-from quark.observers import distribution, entropy, layerwise_percentile, minmax, mse, non_overflow, percentile
+from quark.observers import (
+    distribution,
+    entropy,
+    layerwise_percentile,
+    minmax,
+    mse,
+    mse_modes,
+    non_overflow,
+    percentile,
+)
 from quark.observers.histogram import Histogram
+from quark.observers.mse_modes import Votes
 from quark.observers.statistics import MinMax, MovingMinMax, Statistic
 from quark.observers.values import counted
 
@@ -38,7 +48,7 @@ class Search:
     @property
     def needs_values(self) -> bool:
         """Whether the extremes of each sample are not enough."""
-        return self.statistic in (Histogram, counted)
+        return self.statistic in (Histogram, counted, Votes)
 
     @property
     def looks_twice(self) -> bool:
@@ -89,6 +99,8 @@ ROWS = (
     Search("percentile", counted, percentile.search),
     Search("layerwise_percentile", counted, layerwise_percentile.search),
     Search("mse", counted, mse.search),
+    Search("mse_most_common", Votes, mse_modes.most_common),
+    Search("mse_percentile", Histogram, mse_modes.within_percentile),
     Search("entropy", Histogram, entropy.search),
     Search("distribution", Histogram, distribution.search),
 )

@@ -20,7 +20,7 @@ from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, ModelError
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Tensor
-from quark.observers.mse import search_rows
+from quark.observers.mse_modes import ROW_SEARCHES
 from quark.observers.non_overflow import fitted
 from quark.onnx.graph.surgery import constant_array
 from quark.onnx.qdq.carriers import REDUCED_RANGE, block_size
@@ -128,7 +128,7 @@ def weight_range(values: np.ndarray, spec: TensorSpec, name: str) -> tuple[np.nd
     if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
         raise ModelError(f"the constant {name!r} holds NaN or infinity; such a weight cannot be quantized")
     if spec.method == "mse":
-        lo, hi = search_rows(tiled, spec.grid)
+        lo, hi = ROW_SEARCHES[dict(spec.settings).get("mode", "All")](tiled, spec.grid)
     elif spec.scale_rule == "power_of_two":
         lo, hi = fitted(lo, hi, spec.grid)
     shape = () if whole else lo.shape

@@ -15,6 +15,7 @@ from quark.onnx.calibration import Request
 _POWER_OF_TWO = {"minmax": "non_overflow"}
 #: Methods that judge ranges by the values, after the histogram has named a few.
 _LOOK_TWICE = ("layerwise_percentile", "mse")
+_MODES = {"All": "mse", "MostCommon": "mse_most_common", "Percentile": "mse_percentile"}
 _MOVING = {"minmax": "moving_minmax", "non_overflow": "moving_non_overflow"}
 
 
@@ -27,8 +28,12 @@ def request_of(spec: TensorSpec, options: Options, spill: Callable[[], Store] = 
     method = spec.method
     if spec.scale_rule == "power_of_two":
         method = _POWER_OF_TWO.get(method, method)
+    if method == "mse" and spec.scale_rule == "power_of_two":
+        method = _MODES[options.MinMSEModePof2Scale]
     if options.CalibMovingAverage:
         method = _MOVING.get(method, method)
+    if method == "mse_most_common":
+        return Request(spec.grid, method, {"grid": spec.grid})
     settings = {**_settings(method, options), **_statistic(method, options, spill), **dict(spec.settings)}
     return Request(spec.grid, method, settings)
 
@@ -53,7 +58,7 @@ def _settings(method: str, options: Options) -> dict[str, Any]:
         settings["symmetric"] = options.CalibTensorRangeSymmetric
     if method in _MOVING.values():
         settings["constant"] = options.CalibMovingAverageConstant
-    if method == "percentile":
+    if method in ("percentile", "mse_percentile"):
         settings["percentile"] = options.Percentile
     if method == "layerwise_percentile":
         settings |= {"metric": options.LWPMetric, "candidates": tuple(options.PercentileCandidates)}

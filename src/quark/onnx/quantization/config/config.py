@@ -126,6 +126,8 @@ def _with_options(layer: LayerSpec, options: Options) -> LayerSpec:
     weight = layer.weight
     if weight is not None:
         weight = replace(weight, method=_weight_method(weight, from_name))
+        if weight.method == "mse" and weight.scale_rule != "power_of_two" and options.MinMSEModeFloatScale != "All":
+            weight = replace(weight, settings=(("mode", options.MinMSEModeFloatScale),))
     if options.Int16Scale:
         layer = replace(layer, inputs=_int16(layer.inputs), outputs=_int16(layer.outputs))
         weight = _int16(weight)
