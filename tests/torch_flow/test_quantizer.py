@@ -339,7 +339,10 @@ def test_two_stages_requantize_the_values_of_the_first() -> None:
     first = oracle.quantized(weight, oracle.tensor, oracle.floating("fp8_e4m3"))
     expected = oracle.quantized(first, oracle.channel(0), oracle.integer("int4", True))
     found = ModelQuantizer.freeze(model).fc1.weight.detach().numpy()
-    np.testing.assert_allclose(found, expected, rtol=2e-7)  # files hold the second scale relative to the first
+    scale = model.fc1.weight_quantizer[1].scale.numpy()[:, None]
+    off = ~np.isclose(found, expected, rtol=2e-7)  # files hold the second scale relative to the first: one step off,
+    np.testing.assert_allclose(np.abs(first / scale)[off] % 1, 0.5, rtol=1e-6)  # ties may round to the other side
+    assert off.mean() < 0.02
 
 
 # ---- what matches ----------------------------------------------------------------------------------------------------
