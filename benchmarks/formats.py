@@ -1,9 +1,10 @@
 """Every data type on the real models: the task metric in float and quantized, and the size of the file.
 
-    python -m benchmarks.formats [--models flowers5 ultraface stories] [--presets MXFP4E2M1 BFP16 ...] [--every 4]
+    python -m benchmarks.formats [--models flowers5 ultraface stories] [--types MXFP4E2M1 Int4 ...] [--every 4]
 
-Activations and weights are both in the data type, round to nearest, MinMax calibration where the type has a range; no
-algorithm is used, so narrow types show what rounding alone costs. Needs the folder ``shared`` beside the repository.
+A type is a preset, or a spec class without its ``Spec``. Activations and weights are both in the data type (presets: as
+they say), round to nearest, MinMax calibration where the type has a range; no algorithm is used, so narrow types show
+what rounding alone costs. Needs the folder ``shared`` beside the repository.
 """
 
 from __future__ import annotations
@@ -19,14 +20,28 @@ from typing import Any
 
 import numpy as np
 
+import quark.onnx as q
 from quark.config.presets import PRESETS
-from quark.onnx import Config, ModelQuantizer, get_default_config
 
 SHARED = Path(__file__).parents[1] / ".." / "shared" / "data"
 DEFAULT = (
-    *("A8W8", "A8W8_CPU", "A16W8", "XINT8", "FP16", "BF16", "FP8E4M3", "FP8E5M2", "BFP16", "MX4", "MX6", "MX9"),
-    *("MXINT8", "MXFP8E4M3", "MXFP8E5M2", "MXFP6E2M3", "MXFP6E3M2", "MXFP4E2M1"),
+    *("A8W8", "A8W8_CPU", "A16W8", "A8W4", "XINT8", "BF16_BFP16", "BF16_MXINT8", "MX9_INT8"),
+    *("Int32", "UInt32", "Int16", "UInt16", "Int8", "UInt8", "Int4", "UInt4", "Int3", "UInt3", "Int2", "UInt2"),
+    *("FP16", "BF16", "FP8E4M3", "FP8E5M2", "FP6E2M3", "FP6E3M2", "FP4E2M1"),
+    *("BFP16", "MX9", "MX6", "MX4", "MXINT8", "MXFP8E4M3", "MXFP8E5M2", "MXFP6E2M3", "MXFP6E3M2", "MXFP4E2M1"),
+    *("NVFP4", "AMDFP4", "AMDFP4G32"),
 )
+
+
+def configuration(name: str) -> q.Config | q.QConfig:
+    """A preset, or both sides in the data type of a spec class."""
+    if name in PRESETS:
+        preset = q.get_default_config(name)
+        preset.extra_options["PrintSummary"] = False
+        return q.Config(preset)
+    spec = getattr(q, f"{name}Spec")(calibration_method=q.CalibMethod.MinMax)
+    layer = q.QLayerConfig(input_tensors=spec, weight=spec)
+    return q.QConfig(layer, extra_options={"PrintSummary": False, "ForceQuantizeNoInputCheck": True})
 
 
 def examples() -> Any:
@@ -52,7 +67,7 @@ MODELS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
     "ultraface": ("ultraface_rfb320.onnx", "calib_ultraface", 16, ("AP50",)),
     "silero": ("silero_vad_16k_op15.onnx", "calib_silero", 100, ("accuracy", "auc")),
     "gtcrn": ("gtcrn_simple.onnx", "calib_gtcrn", 200, ("si_sdr_out",)),
-    "stories": ("stories260K.onnx", "calib_stories", 8, ("perplexity", "next_token_accuracy")),
+    "stories": ("stories260K.onnx", "calib_stories", 8, ("perplexity", "accuracy")),
 }
 
 
@@ -74,20 +89,18 @@ def flattened(found: dict[str, Any], prefix: str = "") -> dict[str, float]:
     return numbers
 
 
-def rows_of(loaders: Any, name: str, presets: Sequence[str], every: int, folder: Path) -> Iterator[list[str]]:
-    """One line per preset, float first."""
+def rows_of(loaders: Any, name: str, types: Sequence[str], every: int, folder: Path) -> Iterator[list[str]]:
+    """One line per data type, float first."""
     file, calibration, samples, shown = MODELS[name]
     source, measure = SHARED / "models" / file, metric_of(loaders, name, every)
     feeds = list(itertools.islice(getattr(loaders, calibration)(), samples))
     yield [name, "float", text(measure(source), shown), "1.000", ""]
-    for preset in presets:
-        config = get_default_config(preset)
-        config.extra_options["PrintSummary"] = False
-        out, start = folder / f"{name}.onnx", time.perf_counter()
-        ModelQuantizer(Config(config)).quantize_model(source, out, feeds)
+    for one in types:
+        config, out, start = configuration(one), folder / f"{name}.onnx", time.perf_counter()
+        q.ModelQuantizer(config).quantize_model(source, out, feeds)
         seconds = time.perf_counter() - start
         size = out.stat().st_size / source.stat().st_size
-        yield [name, preset, text(measure(out), shown), f"{size:.3f}", f"{seconds:.1f}"]
+        yield [name, one, text(measure(out), shown), f"{size:.3f}", f"{seconds:.1f}"]
 
 
 def text(metrics: dict[str, float], shown: Sequence[str]) -> str:
@@ -100,14 +113,15 @@ def main() -> None:
     """Print the table, line by line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--presets", nargs="+", default=list(DEFAULT), choices=sorted(PRESETS))
+    known = sorted({*PRESETS, *(spec.removesuffix("Spec") for spec in q.__all__ if spec.endswith("Spec"))})
+    parser.add_argument("--types", nargs="+", default=list(DEFAULT), choices=known, metavar="TYPE")
     parser.add_argument("--every", type=int, default=4, help="use every so many-th test image of flowers5")
     arguments = parser.parse_args()
     print("| model | data type | metric | size over float | seconds |\n|---|---|---|---|---|", flush=True)
     loaders = examples()
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.models:
-            for row in rows_of(loaders, name, arguments.presets, arguments.every, Path(folder)):
+            for row in rows_of(loaders, name, arguments.types, arguments.every, Path(folder)):
                 print("| " + " | ".join(row) + " |", flush=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ def model_of(
     site: Site | None = None,
     opset: int = 21,
     output: int = TensorProto.FLOAT,
-    dynamic: bool = False,
+    dynamic: bool | Literal["rank"] = False,
 ) -> onnx.ModelProto:
     """A checked model of one node; without ``site`` it is found by ``add_functions``; ``None`` is an absent input."""
     constants = constants or {}
@@ -40,9 +41,10 @@ def model_of(
     return model
 
 
-def described(name: str, value: np.ndarray, dynamic: bool) -> onnx.ValueInfoProto:
+def described(name: str, value: np.ndarray, dynamic: bool | Literal["rank"]) -> onnx.ValueInfoProto:
     elem_type = helper.np_dtype_to_tensor_dtype(value.dtype)
-    return helper.make_tensor_value_info(name, elem_type, [None] * value.ndim if dynamic else list(value.shape))
+    shape = None if dynamic == "rank" else [None] * value.ndim if dynamic else list(value.shape)
+    return helper.make_tensor_value_info(name, elem_type, shape)
 
 
 def initializer(name: str, value: np.ndarray | TensorProto) -> TensorProto:
@@ -68,7 +70,7 @@ def run_operator(
     constants: Mapping[str, np.ndarray | TensorProto | None] | None = None,
     opset: int = 21,
     output: int = TensorProto.FLOAT,
-    dynamic: bool = False,
+    dynamic: bool | Literal["rank"] = False,
 ) -> np.ndarray:
     """One operator on ``x``."""
     model = model_of(op_name, attributes, {"x": x}, constants, opset=opset, output=output, dynamic=dynamic)

@@ -82,6 +82,22 @@ def test_dynamic_batch_of_a_whole_axis() -> None:
     assert_same(run_operator("BFPQuantizeDequantize", x, {}, dynamic=True), bfp_quantize_dequantize(x))
 
 
+@pytest.mark.parametrize("opset", [13, 15, 17, 19, 21])
+@pytest.mark.parametrize("shape", [(), (1,), (40,), (3, 40), (2, 40, 5), (2, 9, 3, 3)])
+def test_a_tensor_of_unknown_rank(shape: tuple[int, ...], opset: int) -> None:
+    """What stands behind an ``If`` has no shape before it runs; a vector has one axis, whatever the attribute says."""
+    x, axis = awkward(shape), 1 if len(shape) > 1 else -1
+    mx = run_operator("MXQuantizeDequantize", x, {"rounding_mode": 2}, dynamic="rank", opset=opset)
+    assert_same(mx, BLOCKS["mxint8"].round(x, axis))
+    bfp = run_operator("BFPQuantizeDequantize", x, {"rounding_mode": 2}, dynamic="rank", opset=opset)
+    assert_same(bfp, BLOCKS["bfp16"].round(x, axis))
+    two = {"bfp_method": "to_bfp_prime", "bit_width": 13, "block_size": 16, "rounding_mode": 2}
+    levels = run_operator("BFPQuantizeDequantize", x, two, dynamic="rank", opset=opset)
+    assert_same(levels, BLOCKS["mx6"].round(x, axis))
+    own = run_operator("BlockQuantizeDequantize", x, {"format": "amdfp4", "axis": 1}, dynamic="rank", opset=opset)
+    assert_same(own, BLOCKS["amdfp4"].round(x, axis))
+
+
 def test_a_nan_does_not_hide_the_largest_element() -> None:
     """ONNX Runtime's ReduceMax drops what came before a NaN."""
     x = np.ones((1, 8), np.float32) / 3
@@ -126,3 +142,11 @@ def test_wrong_settings_are_named(op_name: str, attributes: dict, message: str) 
 def test_an_axis_that_does_not_exist() -> None:
     with pytest.raises(ModelError, match=r"axis 2 does not exist in a tensor of shape \(3, 4\)"):
         node("MXQuantizeDequantize", ["x"], ["y"], {"axis": 2}, Site((3, 4)))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+@pytest.mark.parametrize("name", ["amdfp4", "mxfp4_even", "bfp16"])
+def test_one_element_is_a_block_of_our_operator(shape: tuple[int, ...], name: str) -> None:
+    x = np.full(shape, 1.2345, np.float32)
+    got = run_operator("BlockQuantizeDequantize", x, {"format": name, "axis": 0})
+    assert_same(got, BLOCKS[name].round(x, 0 if shape else -1))

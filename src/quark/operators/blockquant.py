@@ -29,7 +29,7 @@ FORMATS = tuple(name for name, row in BLOCKS.items() if not row.sub_block and no
 def variant(attributes: Mapping, site: Site) -> str:
     """The overload of a node at ``site``."""
     view = view_of(site, attributes["axis"], BLOCKS[attributes["format"]].size)
-    return (View("ragged", -1, view.elem_type, site.finite) if view.kind == "one" else view).label
+    return (View("ragged", 0, view.elem_type, site.finite) if view.kind == "one" else view).label  # a scalar has no -1
 
 
 def write(body: Body, attributes: Mapping, label: str) -> str:

@@ -123,7 +123,10 @@ def _padded(body: Body, x: str, view: View, size: int, inner: list[str]) -> tupl
 
 
 def _length(body: Body, x: str, view: View) -> str:
-    return body.dimensions(x, view.axis, view.axis + 1 or None)
+    """The length of the axis as a vector of one; where the rank is unknown, a vector's only axis, 1 for a scalar."""
+    if view.axis < 0:
+        return body.dimensions(x, view.axis, view.axis + 1 or None)
+    return body.op("Gather", body.concat(body.ints(1), body.dimensions(x, 0, view.axis + 1)), body.ints(-1))
 
 
 def _inner(body: Body, x: str, view: View) -> list[str]:
