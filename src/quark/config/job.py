@@ -38,6 +38,12 @@ class Job:
             raise ConfigError("EnableNPUCnn is for power-of-two scales: use XInt8Spec for activations and weights")
 
     @property
+    def mode(self) -> str:
+        """A row of ``quark.onnx.qdq.modes.MODES``."""
+        dynamic = self.rules.default.inputs is not None and self.rules.default.inputs.dynamic
+        return "dynamic" if dynamic else "static"
+
+    @property
     def npu(self) -> bool:
         """Whether the model is made for the NPU's power-of-two arithmetic."""
         return self.power_of_two and self.options.EnableNPUCnn is not False

@@ -109,7 +109,9 @@ class Options(BaseModel):
     QuantizeAllOpTypes: bool = _option(False, 2, "Quantize every operator type found in the model.")
     NodesToQuantize: list[str] = _option([], 2, "Quantize only the nodes of these names; [] means all.")
     MatMulConstBOnly: bool | None = _option(
-        None, 2, "Leave MatMul nodes without a constant second input in float (default: in the NPU transformer flow)."
+        None,
+        2,
+        "Leave MatMul nodes without a constant second input in float (default: in dynamic and NPU transformer flows).",
     )
     WeightsOnly: bool = _option(False, 2, "Quantize constants only; activations stay float and need no data.")
     ForceQuantizeNoInputCheck: bool = _option(

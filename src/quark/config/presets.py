@@ -77,6 +77,11 @@ def _both(format: str, doc: str, **options: bool) -> Preset:
 
 
 PRESETS: dict[str, Preset] = {
+    "UINT8_DYNAMIC_QUANT": Preset(
+        "uint8 weights, activations quantized at run time: no calibration data",
+        TensorSpec("uint8", symmetric=False, dynamic=True),
+        TensorSpec("uint8", symmetric=False, granularity=Channel(-1)),
+    ),
     "A8W8": Preset("int8 activations and weights, for NPU compilers", _act("int8", True, "minmax"), _S8, _NPU),
     "A16W8": Preset("int16 activations, int8 weights, for NPU compilers", _act("int16", True, "minmax"), _S8, _NPU),
     "XINT8": Preset(

@@ -60,7 +60,8 @@ class TensorSpec:
     def describe(self) -> str:
         """One short line for tables: ``int8 symmetric per channel(0), power_of_two, mse``."""
         sides = "symmetric" if self.symmetric else "asymmetric"
-        return f"{self.format} {sides} {self.granularity}, {self.scale_rule}, {self.method}"
+        method = "dynamic" if self.dynamic else self.method
+        return f"{self.format} {sides} {self.granularity}, {self.scale_rule}, {method}"
 
 
 @dataclass(frozen=True)

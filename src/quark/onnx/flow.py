@@ -22,9 +22,7 @@ from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.pipeline import finish, prepare
-from quark.onnx.qdq.emit import emit
-from quark.onnx.qdq.parameters import set_parameters
-from quark.onnx.qdq.place import place
+from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.ranges import calibrated
 from quark.onnx.resume import open_resume
@@ -70,21 +68,21 @@ def quantize(
             resume, known = open_resume(source, job), known_nodes(source)
         with _timed(seconds, "prepare"):
             prepared = prepare(source, job)
-            model, job = prepared.model, prepared.job
+            model, job, mode = prepared.model, prepared.job, MODES[prepared.job.mode]
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, job))
         with _timed(seconds, "place"):
-            plan = place(model, job, known)
+            plan = mode.place(model, job, known)
             _refuse_nothing(plan)
         with _timed(seconds, "calibrate"):
             reader = in_layout(reader, prepared.moved)
             ranges = calibrated(model, plan, job, reader, scratch, resume, partial(update, "calibrate"))
         with _timed(seconds, "parameters"):
-            set_parameters(model, plan, ranges, job.options)
+            mode.set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
-            prepared.reports.extend(adapt(model, plan, job))
+            prepared.reports.extend(adapt(model, plan, job) if job.mode == "static" else [])
         with _timed(seconds, "write"):
-            model = emit(model, plan, job.options)
+            model = mode.emit(model, plan, job.options)
             prepared.reports.extend(finish(model, job, prepared.after))
             proto = _write(model, model_output, job)
     if job.options.PrintSummary:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from quark.config.job import Job, with_scale_rule
 from quark.config.options import Options
 from quark.errors import ModelError
+from quark.numerics.granularity import Tensor
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import save
 from quark.onnx.graph.report import PassReport
@@ -159,7 +160,7 @@ def prepare(model: ir.Model, job: Job) -> Prepared:
     model = lift(model, max([opset_of(job), *(_VALID_FROM.get(node.op_type, 0) for node in model.graph)]))
     reports += run_steps(model, FIRST, job)
     constants.lift_constant_nodes(model.graph)
-    job = _for_float16(job, is_float16(model))
+    job = _for_one_scale(_for_float16(job, is_float16(model)))
     if recipe is None and not job.options.SkipPreprocess:
         reports += run_steps(model, PREPARE, job)
     infer_shapes(model)
@@ -196,6 +197,18 @@ def is_float16(model: ir.Model) -> bool:
     types = {value.dtype for value in (*model.graph.inputs, *model.graph.initializers.values())}
     weights = {value.dtype for value in model.graph.initializers.values() if len(value.shape or ()) > 1}
     return ir.DataType.FLOAT16 in types and ir.DataType.FLOAT not in weights
+
+
+def _for_one_scale(job: Job) -> Job:
+    """Dynamic quantization with one scale per weight: normalizations stay beside the weights instead of inside.
+
+    Folded in, they spread the channels further than 8 bits with one scale can hold (measured: 8 dB on UltraFace).
+    """
+    weight = job.rules.default.weight
+    if job.mode != "dynamic" or weight is None or not isinstance(weight.granularity, Tensor):
+        return job
+    left = {name: False for name in ("FoldBatchNorm", "SimplifyModel") if name not in job.options.model_fields_set}
+    return replace(job, options=job.options.model_copy(update=left))
 
 
 def _for_float16(job: Job, float16: bool) -> Job:

@@ -39,7 +39,12 @@ def float_biases(model: ir.Model, plan: Plan) -> Iterator[TensorPlan]:
 
 def _integers(tensor: TensorPlan) -> bool:
     row = get_format(tensor.spec.format)
-    return row.has_zero_point and row.bits <= _WIDEST and not isinstance(tensor.spec.granularity, Group)
+    return (
+        not tensor.spec.dynamic
+        and row.has_zero_point
+        and row.bits <= _WIDEST
+        and not isinstance(tensor.spec.granularity, Group)
+    )
 
 
 def check_half(plan: Plan, bias: TensorPlan) -> None:

@@ -42,7 +42,8 @@ def set_parameters(model: ir.Model, plan: Plan, ranges: Mapping[str, tuple[Any, 
         options: whether float types are scaled.
     """
     for members in plan.groups().values():
-        _set_group(plan, members, ranges, options.ActivationScaled)
+        if not members[0].spec.dynamic:
+            _set_group(plan, members, ranges, options.ActivationScaled)
     initializers = model.graph.initializers
     for tensor in plan.of_role("weight"):
         _set_weight(plan, tensor, constant(initializers[tensor.name]), options.WeightScaled)
@@ -181,6 +182,7 @@ def observed(plan: Plan, options: Options) -> Iterable[TensorPlan]:
         tensor
         for tensor in plan.of_role("activation")
         if tensor.observed
+        and not tensor.spec.dynamic
         and tensor.fixed_range is None
         and (options.ActivationScaled or not get_format(tensor.spec.format).unit_scale)
     ]

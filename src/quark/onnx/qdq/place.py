@@ -49,9 +49,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     Raises:
         ConfigError: a name or pattern of the configuration matches nothing.
     """
-    nodes, now = list(model.graph), selection.known_nodes(model)
-    decisions = job.rules.bind(now, before)
-    selection.check_lists(job.options, [*before, *now])
+    nodes, decisions = list(model.graph), selection.bound(model, job, before)
     placement = Placement(
         model, job, decisions, shaping=slots.computes_shapes(model), dividing=slots.makes_divisors(model)
     )
@@ -268,7 +266,7 @@ def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str,
     plan, name = placement.plan, value.name or ""
     known = plan.tensors.get(name)
     if known is not None and known.spec != spec:
-        name = _own_copy(node, value, placement.model)
+        name = own_copy(node, value, placement.model)
         known = None
     if known is None:
         plan.tensors[name] = TensorPlan(name, "weight", spec, reason, name, readers=frozenset([node.name or ""]))
@@ -276,7 +274,8 @@ def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str,
         plan.put(replace(known, readers=(known.readers or frozenset()) | {node.name or ""}))
 
 
-def _own_copy(node: ir.Node, value: ir.Value, model: ir.Model) -> str:
+def own_copy(node: ir.Node, value: ir.Value, model: ir.Model) -> str:
+    """Give a node a copy of a constant that another one shares; its name."""
     name = f"{value.name}_{node.name}"
     copy = ir.Value(name=name, shape=value.shape, type=value.type, const_value=value.const_value)
     model.graph.register_initializer(copy)
@@ -310,7 +309,7 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
     if isinstance(granularity, Channel) and not slots.has_channels(bias, scale_tensor, granularity.axis):
         return  # a bias that broadcasts (Gemm) has no element for each channel's scale
     if (bias.name or "") in placement.plan.tensors:
-        bias_name = _own_copy(node, bias, placement.model)
+        bias_name = own_copy(node, bias, placement.model)
     else:
         bias_name = bias.name or ""
     spec = TensorSpec(format="int32", granularity=granularity)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 
+from quark.config.job import Job
 from quark.config.options import Options
-from quark.config.rules import NodeInfo
+from quark.config.rules import Decision, NodeInfo
 from quark.errors import ConfigError, nearest
 
 #: Options that list node names, and options that list operator types.
@@ -24,6 +25,18 @@ TYPE_LISTS = (
 def known_nodes(model: ir.Model) -> list[NodeInfo]:
     """What rules may ask about every node of a model."""
     return [_info(node) for node in model.graph]
+
+
+def bound(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Mapping[str, Decision]:
+    """What the rules of the job say about every node of the main graph.
+
+    Raises:
+        ConfigError: a name or pattern of the configuration matches nothing, neither here nor in ``before``.
+    """
+    now = known_nodes(model)
+    decisions = job.rules.bind(now, before)
+    check_lists(job.options, [*before, *now])
+    return decisions
 
 
 def _info(node: ir.Node) -> NodeInfo:

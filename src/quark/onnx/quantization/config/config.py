@@ -16,7 +16,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.observers.distribution import ALLOWED as DISTRIBUTION_FORMATS
 from quark.onnx.quantization.config.algorithm import AlgoConfig, CLEConfig, checked
-from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
+from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig, QuantGranularity
 
 Excluded = str | tuple[list[str], list[str]]
 
@@ -34,6 +34,7 @@ class QConfig:
         use_external_data_format: write the weights beside the model file (done by itself above 2 GB).
         extra_options: see ``quark.config.options.Options``.
         target: "any", or "cpu" for a model that is fast on ONNX Runtime's CPU provider.
+        use_dynamic_quant: find the ranges of activations at run time; weights are int8 or uint8. No data is needed.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class QConfig:
         use_external_data_format: bool = False,
         extra_options: dict[str, Any] | None = None,
         target: Target = "any",
+        use_dynamic_quant: bool = False,
     ) -> None:
-        self.global_config = global_config or QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
+        self.global_config = global_config or _default_layer(use_dynamic_quant)
         self.specific_layer_config = specific_layer_config or {}
         self.layer_type_config = layer_type_config or {}
         self.exclude = exclude or []
@@ -55,6 +57,7 @@ class QConfig:
         self.use_external_data_format = use_external_data_format
         self.extra_options = extra_options or {}
         self.target = target
+        self.use_dynamic_quant = use_dynamic_quant
         self.compile()  # a configuration that cannot work is refused here, not at the end of a long calibration
 
     def compile(self) -> Job:
@@ -68,11 +71,14 @@ class QConfig:
             raise ConfigError("global_config: the field weight is required")
         options = parse_options(self.extra_options)
         default = _with_options(self.global_config.to_layer(), options)
+        if self.use_dynamic_quant:
+            default = _dynamic(default)
         if default.inputs is None and not options.WeightsOnly:
             raise ConfigError("global_config: the field input_tensors is required (or set the option WeightsOnly)")
-        rules = Rules(
-            default, (*self._type_rules(default, options), *self._layer_rules(default, options), *self._excluded())
-        )
+        refined = (*self._type_rules(default, options), *self._layer_rules(default, options), *self._excluded())
+        if self.use_dynamic_quant:
+            refined = tuple(replace(rule, layer=rule.layer and _dynamic(rule.layer)) for rule in refined)
+        rules = Rules(default, refined)
         return for_target(Job(rules, options, self.target, self.use_external_data_format, algorithms))
 
     def _type_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
@@ -94,6 +100,13 @@ class QConfig:
     def get_default_config(name: str) -> Config:
         """The preset ``name`` as a configuration object of its own."""
         return Config(global_quant_config=get_default_config(name))
+
+
+def _default_layer(dynamic: bool) -> QLayerConfig:
+    """What a configuration without a global one means."""
+    if dynamic:
+        return QLayerConfig(weight=Int8Spec(quant_granularity=QuantGranularity.Channel))
+    return QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
 
 
 def _selectors(names: list[Excluded]) -> tuple[Selector, ...]:
@@ -149,6 +162,22 @@ def _weight_method(weight: TensorSpec, from_option: str | None) -> str:
     return _WEIGHT_METHODS[from_option] if from_option else "mse" if weight.method == "mse" else "minmax"
 
 
+_RUN_TIME = TensorSpec("uint8", symmetric=False, dynamic=True)
+
+
+def _dynamic(layer: LayerSpec) -> LayerSpec:
+    """The layer with activations that are quantized at run time."""
+    given = layer.inputs
+    if given is not None and (given.format, given.symmetric) != (_RUN_TIME.format, _RUN_TIME.symmetric):
+        raise ConfigError(
+            f"use_dynamic_quant: activations are uint8 with a zero point at run time, not {given.format!r}; leave "
+            "input_tensors out, or give UInt8Spec()"
+        )
+    if layer.weight is not None and layer.weight.format not in ("int8", "uint8"):
+        raise ConfigError(f"use_dynamic_quant: weights are int8 or uint8, not {layer.weight.format!r}")
+    return LayerSpec(_RUN_TIME, layer.weight)
+
+
 def _int16(spec: Any) -> Any:
     return spec and replace(spec, scale_rule="int16")
 
@@ -182,12 +211,19 @@ class QuantizationConfig:
     enable_npu_transformer: bool = False
     algorithms: list[AlgoConfig] = field(default_factory=list)
     target: Target = "any"
+    use_dynamic_quant: bool = False
 
     @classmethod
     def from_preset(cls, preset: Preset) -> QuantizationConfig:
         """A fresh, independent configuration with the preset's values."""
         layer = LayerSpec(preset.activation, preset.weight, None, preset.activation)
-        return cls(layer=layer, extra_options=dict(preset.options), target=preset.target, include_cle=preset.cle)
+        return cls(
+            layer=layer,
+            extra_options=dict(preset.options),
+            target=preset.target,
+            include_cle=preset.cle,
+            use_dynamic_quant=preset.activation.dynamic,
+        )
 
 
 class Config:
@@ -222,9 +258,11 @@ class Config:
         }
         options = parse_options(given)
         excluded = _selectors([*legacy.nodes_to_exclude, *legacy.subgraphs_to_exclude])
-        rules = Rules(legacy.layer, (Rule(excluded, None, "nodes_to_exclude"),) if excluded else ())
+        layer = _dynamic(replace(legacy.layer, inputs=None)) if legacy.use_dynamic_quant else legacy.layer
+        rules = Rules(layer, (Rule(excluded, None, "nodes_to_exclude"),) if excluded else ())
         algorithms = checked(legacy.algorithms, "algorithms")
-        if legacy.include_cle and not any(isinstance(entry, CLEConfig) for entry in algorithms):
+        wanted = legacy.include_cle and not legacy.use_dynamic_quant
+        if wanted and not any(isinstance(entry, CLEConfig) for entry in algorithms):
             algorithms = (CLEConfig(), *algorithms)
         return for_target(Job(rules, options, legacy.target, legacy.use_external_data_format, algorithms))
 

@@ -1,0 +1,211 @@
+"""Emission of a dynamic quantization: every quantized node is replaced by its integer form (see ``dynamic``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.options import Options
+from quark.config.plan import Plan
+from quark.errors import ModelError
+from quark.onnx.graph.surgery import Names, add_initializer, constant_array, input_at, int_attribute, take_over
+from quark.onnx.passes.constants import remove_unused
+from quark.onnx.qdq.carriers import onnx_type
+from quark.onnx.qdq.dynamic import gemm_factors, kept_attributes
+from quark.onnx.qdq.store import codes_of
+
+MICROSOFT = "com.microsoft"
+Triple = tuple[ir.Value, ir.Value, ir.Value]
+
+
+@dataclass
+class Writer:
+    """The graph that is written, and the codes, scales and zero points that are in it already."""
+
+    model: ir.Model
+    plan: Plan
+    names: Names
+    activations: dict[str, Triple] = field(default_factory=dict)
+    codes: dict[tuple[str, str], ir.Value] = field(default_factory=dict)
+
+    def constant(self, array: np.ndarray, name: str) -> ir.Value:
+        """A new initializer."""
+        return add_initializer(self.model.graph, array, self.names.fresh(name))
+
+    def insert(self, before: ir.Node, op_type: str, inputs: list[ir.Value | None], name: str) -> ir.Value:
+        """A new node in front of ``before``; its output."""
+        output = ir.Value(name=self.names.fresh(f"{name}_Output"))
+        node = ir.Node("", op_type, inputs, outputs=[output], name=name)
+        self.model.graph.insert_before(before, node)
+        return output
+
+    def activation(self, value: ir.Value, reader: ir.Node) -> Triple:
+        """Codes, scale and zero point of an activation, made once."""
+        name = value.name or ""
+        if name not in self.activations:
+            labels = ("quantized", "scale", "zero_point")
+            outputs = [ir.Value(name=self.names.fresh(f"{name}_{label}")) for label in labels]
+            node = ir.Node("", "DynamicQuantizeLinear", [value], outputs=outputs, name=f"{name}_QuantizeLinear")
+            producer = value.producer()
+            graph = self.model.graph
+            if producer is not None:
+                graph.insert_after(producer, node)
+            else:
+                graph.insert_before(graph[0], node)
+            self.activations[name] = outputs[0], outputs[1], outputs[2]
+        return self.activations[name]
+
+    def weight(
+        self, value: ir.Value, form: str = "", arrange: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> ir.Value:
+        """The codes of a weight, arranged for one kind of kernel; computed when the file is written."""
+        name = value.name or ""
+        if (name, form) not in self.codes:
+            tensor, source, dtype = self.plan.tensors[name], value.const_value, onnx_type(self.plan.tensors[name].spec)
+            if source is None:
+                raise ModelError(f"the initializer {name!r} has no values")
+            turn = arrange or (lambda array: array)
+            shape = turn(np.broadcast_to(np.uint8(0), source.shape.numpy())).shape
+            label = self.names.fresh(f"{name}_quantized{form}")
+
+            def compute() -> ir.TensorProtocol:
+                codes = turn(codes_of(source.numpy(), tensor).astype(dtype.numpy(), copy=False))
+                return ir.tensor(np.ascontiguousarray(codes), dtype=dtype)
+
+            lazy = ir.LazyTensor(compute, dtype, ir.Shape(shape), name=label)
+            self.codes[name, form] = add_initializer(self.model.graph, lazy, label)
+        return self.codes[name, form]
+
+    def zero_point(self, name: str) -> ir.Value:
+        """The zero point of a weight: one number where all are equal."""
+        tensor = self.plan.tensors[name]
+        points = np.asarray(tensor.zero_point).astype(onnx_type(tensor.spec).numpy())
+        first = points.reshape(-1)[0] if points.size else points
+        return self.constant(np.asarray(first if (points == first).all() else points), f"{name}_zero_point")
+
+
+def emit_dynamic(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
+    """Rewrite the quantized nodes of ``model``, which is used up."""
+    writer = Writer(model, plan, Names(model))
+    for node in list(model.graph):
+        if plan.nodes[node.name or ""].quantized:
+            BUILDERS[node.op_type](writer, node)
+    remove_unused(model)
+    return model
+
+
+def _matmul(writer: Writer, node: ir.Node) -> None:
+    data, second = node.inputs[0], node.inputs[1]
+    if data is None or second is None:
+        raise ModelError(f"the node {node.name!r} lacks an input")
+    codes, scale, zero_point = writer.activation(data, node)
+    if (second.name or "") in writer.plan.tensors and writer.plan.tensors[second.name or ""].role == "weight":
+        others = writer.weight(second), _scale(writer, second), writer.zero_point(second.name or "")
+    else:
+        others = writer.activation(second, node)
+    _product(writer, node, "MatMulInteger", (codes, scale, zero_point), others, None)
+
+
+def _gemm(writer: Writer, node: ir.Node) -> None:
+    data, weight, bias = node.inputs[0], node.inputs[1], input_at(node, 2)
+    if data is None or weight is None:
+        raise ModelError(f"the node {node.name!r} lacks an input")
+    alpha, beta = gemm_factors(node)
+    turned = bool(int_attribute(node, "transB", 0))
+    codes = writer.weight(weight, "_T", np.transpose) if turned else writer.weight(weight)
+    others = codes, _scale(writer, weight, alpha), writer.zero_point(weight.name or "")
+    values = constant_array(bias)
+    if values is not None and beta != 1.0:
+        bias = writer.constant((values * beta).astype(values.dtype), f"{node.name}_bias")
+    _product(writer, node, "MatMulInteger", writer.activation(data, node), others, bias)
+
+
+def _conv(writer: Writer, node: ir.Node) -> None:
+    data, weight, bias = node.inputs[0], node.inputs[1], input_at(node, 2)
+    if data is None or weight is None:
+        raise ModelError(f"the node {node.name!r} lacks an input")
+    channels = (-1, *(1 for _ in (weight.shape or ())[2:]))
+    others = writer.weight(weight), _scale(writer, weight, shape=channels), writer.zero_point(weight.name or "")
+    values = constant_array(bias)
+    if values is not None:
+        bias = writer.constant(values.reshape(channels), f"{node.name}_bias")
+    _product(writer, node, "ConvInteger", writer.activation(data, node), others, bias, kept_attributes(node))
+
+
+def _scale(writer: Writer, weight: ir.Value, factor: float = 1.0, shape: tuple[int, ...] | None = None) -> ir.Value:
+    """The scale of a weight as the product needs it."""
+    scale = np.asarray(writer.plan.tensors[weight.name or ""].scale * np.float32(factor), np.float32)
+    return writer.constant(scale.reshape(shape) if shape is not None and scale.ndim else scale, f"{weight.name}_scale")
+
+
+def _product(
+    writer: Writer,
+    node: ir.Node,
+    op_type: str,
+    first: Triple,
+    second: Triple,
+    bias: ir.Value | None,
+    attributes: list[ir.Attr] | None = None,
+) -> None:
+    """Integer product, Cast, Mul by both scales, Add: the pattern that ONNX Runtime fuses."""
+    inputs = [first[0], second[0], first[2], second[2]]
+    product = ir.Value(name=writer.names.fresh(f"{node.name}_{op_type}_Output"))
+    integer = ir.Node("", op_type, inputs, attributes or [], outputs=[product], name=f"{node.name}_quant")
+    writer.model.graph.insert_before(node, integer)
+    cast = ir.Value(name=writer.names.fresh(f"{node.name}_Cast_Output"))
+    to_float = [ir.AttrInt64("to", int(ir.DataType.FLOAT))]
+    writer.model.graph.insert_before(
+        node, ir.Node("", "Cast", [product], to_float, outputs=[cast], name=f"{node.name}_Cast")
+    )
+    scales = writer.insert(node, "Mul", [first[1], second[1]], f"{node.name}_scales_Mul")
+    result = writer.insert(node, "Mul", [cast, scales], f"{node.name}_Mul")
+    if bias is not None:
+        result = writer.insert(node, "Add", [result, bias], f"{node.name}_Add")
+    take_over(result, node.outputs[0])
+
+
+def _gather(writer: Writer, node: ir.Node) -> None:
+    """Codes and the scales of their rows are gathered, then multiplied."""
+    table, indices = node.inputs[0], node.inputs[1]
+    if table is None:
+        raise ModelError(f"the node {node.name!r} lacks an input")
+    rows = (-1, *(1 for _ in (table.shape or ())[1:]))
+    codes = writer.insert(node, "Gather", [writer.weight(table), indices], f"{node.name}_quant")
+    scales = writer.insert(node, "Gather", [_scale(writer, table, shape=rows), indices], f"{node.name}_scale")
+    one, zero_point = writer.constant(np.asarray(np.float32(1)), "one"), writer.zero_point(table.name or "")
+    counts = writer.insert(node, "DequantizeLinear", [codes, one, zero_point], f"{node.name}_DequantizeLinear")
+    take_over(writer.insert(node, "Mul", [counts, scales], f"{node.name}_Mul"), node.outputs[0])
+
+
+def _lstm(writer: Writer, node: ir.Node) -> None:
+    """com.microsoft DynamicQuantizeLSTM: weights [directions, inputs, 4 hidden], a scale per direction."""
+    inputs: list[ir.Value | None] = [input_at(node, position) for position in range(8)]
+    parameters: list[ir.Value | None] = []
+    for position in (1, 2):
+        weight = inputs[position]
+        if weight is None:
+            raise ModelError(f"the node {node.name!r} lacks an input")
+        inputs[position] = writer.weight(weight, "_T", lambda array: array.transpose(0, 2, 1))
+        tensor = writer.plan.tensors[weight.name or ""]
+        points = np.asarray(tensor.zero_point).astype(onnx_type(tensor.spec).numpy())
+        parameters += [_scale(writer, weight), writer.constant(points, f"{weight.name}_zero_point")]
+    outputs = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in node.outputs]
+    attributes = kept_attributes(node, ("layout",))
+    new = ir.Node(MICROSOFT, "DynamicQuantizeLSTM", [*inputs, *parameters], attributes, outputs=outputs, name=node.name)
+    writer.model.graph.insert_before(node, new)
+    for old, value in zip(node.outputs, outputs, strict=True):
+        old.replace_all_uses_with(value, replace_graph_outputs=True)
+    writer.model.graph.remove(node, safe=True)
+    writer.model.graph.opset_imports.setdefault(MICROSOFT, 1)
+
+
+BUILDERS: dict[str, Callable[[Writer, ir.Node], None]] = {
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Conv": _conv,
+    "Gather": _gather,
+    "LSTM": _lstm,
+}
