@@ -9,6 +9,7 @@ Nothing is changed before every check has passed, and whatever raises later is u
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,6 +26,7 @@ from quark.torch.config.model import SLOTS, QConfig, check_available
 from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.fake_quantize import Quantizer, calibrate_with, make_quantizer
 from quark.torch.kv_cache import cache_quantizers, settle_scales
+from quark.torch.files import quantize_checkpoint
 from quark.torch.matching import Match, Matches, match
 from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach, quantized_layers
 from quark.torch.shared_scales import share_expert_inputs, share_weight_scales
@@ -143,6 +145,32 @@ class ModelQuantizer:
                 len(self.unreached),
                 ", ".join(self.unreached),
             )
+
+    def direct_quantize_checkpoint(
+        self,
+        pretrained_model_path: str | os.PathLike[str],
+        save_path: str | os.PathLike[str],
+        keep_excluded_layers_as_original_model_state: bool = False,
+        *,
+        weight_converters: Any = None,
+        device: str | None = None,
+        presharded_weights: Any = None,
+        workers: int | None = 1,
+    ) -> None:
+        """Quantize a checkpoint file by file, without a model in memory; see ``quark.torch.files``.
+
+        Args:
+            pretrained_model_path: folder with ``config.json`` and safetensors files.
+            save_path: new folder; that of an interrupted job is continued.
+            keep_excluded_layers_as_original_model_state: what is not quantized is copied as it is, whatever this says.
+            weight_converters, presharded_weights: not available.
+            device: where tensors are quantized; None: the CPU.
+            workers: files made at once; None: as joblib's ``parallel_config`` says.
+        """
+        for name, value in (("weight_converters", weight_converters), ("presharded_weights", presharded_weights)):
+            if value is not None:
+                raise ConfigError(f"{name} is not available; leave it None")
+        quantize_checkpoint(pretrained_model_path, save_path, self.config, device=device or "cpu", workers=workers)
 
     @staticmethod
     def freeze(model: Model, quantize: bool | None = None, runtime_options: Any = None) -> Model:

@@ -311,7 +311,7 @@ RARE: dict[str, Any] = {
 }
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {  # a field and the only value with which a model can be quantized yet
     "quant_mode": (QuantizationMode.eager_mode,),
-    "quant_flow": (QuantFlow.standard,),
+    "quant_flow": (QuantFlow.standard, QuantFlow.file2file),
     "gpu_resident_blocks": (0,),
 }
 

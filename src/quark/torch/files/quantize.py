@@ -1,0 +1,252 @@
+"""A checkpoint quantized file by file, tensor by tensor: memory holds a tensor and what it becomes.
+
+    headers of all files → skeleton → match → plan → for each file: read, quantize, pack, write a tensor at a time
+                                                   → index, configuration, the other files of the folder
+
+The numbers are those of ``ModelQuantizer.quantize_model`` and ``export_safetensors``, bit for bit. Files are independent
+of each other: ``workers`` of them are made at once by joblib, whose backends (Ray, Dask) may be on other machines that
+see the same folders. A file appears when it is whole. What is there is never deleted; an interrupted job goes on where
+it was when it is started again, and a folder with anything else in it is an error.
+
+Not handled: static activations, which need samples, and stacked experts in files, which stay float and are named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quark.errors import ConfigError
+from quark.torch.config.model import QConfig, check_available
+from quark.torch.export.checkpoint import SUFFIX, Checkpoint, opened, read_checkpoint, tensor_of
+from quark.torch.export.config.config import JsonExporterConfig
+from quark.torch.export.layout import layout_of_quantizer, store
+from quark.torch.export.shards import Item, write_file
+from quark.torch.export.state import named, renamed
+from quark.torch.fake_quantize import calibrate_with, parts
+from quark.torch.files.plan import Quantized, plan
+from quark.torch.files.skeleton import Stored, skeleton_of, stored_tensors
+from quark.torch.matching import check_patterns, find_candidates, match
+from quark.torch.shared_scales import has_tensor_scale, share
+
+log = logging.getLogger(__name__)
+PROGRESS = "quark_progress.json"  # in the target while it is not complete
+INDEX = ".index.json"
+LEFT_OUT = ("config.json", "README.md")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file.
+
+    Attributes:
+        source, target: folders.
+        file: its name in both.
+        tensors: what is in it, by the names in memory.
+        quantized: of these, and of those that share a scale with them, how they are quantized.
+        pack_method: order of codes in a word.
+        device: where tensors are quantized.
+    """
+
+    source: Path
+    target: Path
+    file: str
+    tensors: Mapping[str, Stored]
+    quantized: Mapping[str, Quantized]
+    pack_method: str
+    device: str
+
+    def run(self) -> int:
+        """Write the file; bytes."""
+        goal = self.target / self.file
+        if not goal.exists():
+            part = goal.with_name(f".{goal.name}.part")
+            write_file(part, [self.item(name) for name in self.tensors])
+            os.replace(part, goal)
+        return goal.stat().st_size
+
+    def item(self, name: str) -> Item:
+        """What a tensor becomes."""
+        stored, found = self.tensors[name], self.quantized.get(name)
+        if found is None:
+            return Item({name: (stored.shape, stored.dtype)}, lambda: {name: self.read(stored)})
+        form = layout_of_quantizer(found.quantizer(), stored.shape, self.pack_method).form()
+        return Item({named(name, key): entry for key, entry in form.items()}, lambda: self.codes(found))
+
+    def codes(self, found: Quantized) -> dict[str, torch.Tensor]:
+        """A tensor quantized and packed."""
+        value, quantizer = self.read(found.stored).to(self.device), found.quantizer()
+        calibrate_with(quantizer, value)
+        members = [part for part in parts(quantizer) if has_tensor_scale(part)]
+        if members and found.siblings:
+            share([*members, *(part for name in found.siblings if name != found.name for part in self.scales(name))])
+        return renamed(found.name, store(value, quantizer, self.pack_method))
+
+    def scales(self, name: str) -> list[Any]:
+        """The quantizers of another tensor that have one scale."""
+        quantizer = self.quantized[name].quantizer()
+        calibrate_with(quantizer, self.read(self.quantized[name].stored).to(self.device))
+        return [part for part in parts(quantizer) if has_tensor_scale(part)]
+
+    def read(self, stored: Stored) -> torch.Tensor:
+        """One tensor of the source."""
+        path = self.source / stored.file
+        with opened(path) as file:
+            return tensor_of(file, path, stored.name)
+
+
+def quantize_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    config: QConfig,
+    *,
+    pack_method: str = "reorder",
+    device: str = "cpu",
+    workers: int | None = 1,
+) -> None:
+    """Quantize the checkpoint in ``source`` into the folder ``target``.
+
+    Args:
+        source: ``config.json`` and safetensors files (with their index, if they are several).
+        target: a new or empty folder, or that of the same job, interrupted.
+        config: how; activations must be dynamic or float.
+        pack_method: order of 4-bit codes in a word, "reorder" or "order".
+        device: where tensors are quantized.
+        workers: files made at once, by processes of joblib; None: as joblib's ``parallel_config`` says.
+
+    Raises:
+        ConfigError: something that needs samples, a pattern that matches nothing, a target that holds something else.
+        ModelError: files that are missing or broken.
+    """
+    check_available(config)
+    if config.algo_config:
+        raise ConfigError("algo_config: algorithms need a model in memory and samples; files have neither")
+    export = JsonExporterConfig(pack_method=pack_method)
+    checkpoint, goal = read_checkpoint(source), Path(target).expanduser().resolve()
+    tensors = stored_tensors(checkpoint)
+    model = skeleton_of(checkpoint, tensors)
+    check_patterns(model, config, list(find_candidates(model)))
+    found = match(model, config, skeleton=True)
+    quantized = plan(found, tensors, config)
+    warn_of_stacked(tensors)
+    described = {**config.to_dict(), "exclude": list(found.excluded), "quant_method": "quark", "export": export.to_dict()}
+    begin(goal, checkpoint, described)
+    jobs = jobs_of(checkpoint, goal, tensors, quantized, pack_method, device)
+    run(jobs, workers)
+    finish(goal, checkpoint, jobs, described)
+
+
+def warn_of_stacked(tensors: Mapping[str, Stored]) -> None:
+    """Name the stacked experts, which stay float."""
+    stacked = [name for name, stored in tensors.items() if len(stored.shape) == 3 and "expert" in name]
+    if stacked:
+        log.warning("%d tensors of stacked experts stay float: %s", len(stacked), ", ".join(stacked))
+
+
+def jobs_of(
+    checkpoint: Checkpoint,
+    goal: Path,
+    tensors: Mapping[str, Stored],
+    quantized: Mapping[str, Quantized],
+    pack_method: str,
+    device: str,
+) -> list[Job]:
+    """One job a file."""
+    jobs = []
+    for file in checkpoint.files:
+        own = {name: stored for name, stored in tensors.items() if stored.file == file}
+        needed = {name for key in own if key in quantized for name in (key, *quantized[key].siblings)}
+        rows = {name: quantized[name] for name in needed}
+        jobs.append(Job(checkpoint.folder, goal, file, own, rows, pack_method, device))
+    return jobs
+
+
+def run(jobs: list[Job], workers: int | None) -> None:
+    """All jobs, with a progress bar where there is a terminal."""
+    from joblib import Parallel, delayed
+
+    from quark.report.progress import bars
+
+    with bars() as update:
+        results = Parallel(n_jobs=workers, return_as="generator_unordered")(delayed(Job.run)(job) for job in jobs)
+        for done, _ in enumerate(results, 1):
+            update("quantize files", done, len(jobs))
+
+
+# ---- the target folder -----------------------------------------------------------------------------------------------
+
+
+def begin(goal: Path, checkpoint: Checkpoint, described: Mapping[str, Any]) -> None:
+    """Mark the target as that of this job, or find the mark of this job there.
+
+    Raises:
+        ConfigError: the folder holds something else.
+    """
+    if goal.exists() and not goal.is_dir():
+        raise ConfigError(f"{str(goal)!r} is a file; the quantized checkpoint needs a folder")
+    mark = {"job": fingerprint(checkpoint, described)}
+    there = sorted(path.name for path in goal.iterdir()) if goal.is_dir() else []
+    if PROGRESS in there:
+        if json.loads((goal / PROGRESS).read_text(encoding="utf-8")) != mark:
+            raise ConfigError(f"{str(goal)!r} holds the beginning of another job; delete it, or use another folder")
+        log.info("%s: %d files are there already", goal, sum(name.endswith(SUFFIX) for name in there))
+        return
+    if there:
+        raise ConfigError(f"{str(goal)!r} is not empty (it holds {there[0]!r}); nothing is overwritten: use a new folder")
+    goal.mkdir(parents=True, exist_ok=True)
+    write_json(goal / PROGRESS, mark)
+
+
+def fingerprint(checkpoint: Checkpoint, described: Mapping[str, Any]) -> str:
+    """Changes with the source files and the configuration."""
+    files = [(name, (checkpoint.folder / name).stat()) for name in sorted(checkpoint.files)]
+    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+    return hashlib.sha256(json.dumps([facts, described], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def finish(goal: Path, checkpoint: Checkpoint, jobs: list[Job], described: Mapping[str, Any]) -> None:
+    """The index, the other files of the source, and last the configuration."""
+    copy_others(checkpoint, goal)
+    if len(jobs) > 1 or any(checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")):
+        write_index(goal, checkpoint, jobs)
+    config = without_quantization(checkpoint.config)
+    write_json(goal / "config.json", {**config, "quantization_config": dict(described)})
+    (goal / PROGRESS).unlink()
+
+
+def copy_others(checkpoint: Checkpoint, goal: Path) -> None:
+    """Tokenizer, generation settings, licence: everything but tensors, their index, and what is written anew."""
+    for path in checkpoint.folder.iterdir():
+        kept = path.is_file() and path.name not in LEFT_OUT and not path.name.endswith((SUFFIX, SUFFIX + INDEX))
+        if kept and not path.name.startswith("."):
+            shutil.copyfile(path, goal / path.name)
+
+
+def write_index(goal: Path, checkpoint: Checkpoint, jobs: list[Job]) -> None:
+    """Which file has which tensor."""
+    forms = {job.file: [item for name in job.tensors for item in [job.item(name)]] for job in jobs}
+    places = {tensor: file for file, items in forms.items() for item in items for tensor in item.form}
+    total = sum(item.size for items in forms.values() for item in items)
+    stem = next((path.name for path in checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")), f"model{SUFFIX}{INDEX}")
+    write_json(goal / stem, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
+
+
+def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config.json`` without what an earlier quantization wrote."""
+    return {key: value for key, value in config.items() if key != "quantization_config"}
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A whole file, or none."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(part, path)
