@@ -25,8 +25,8 @@ from quark.torch.calibration import calibrate, evaluating
 from quark.torch.config.model import SLOTS, QConfig, check_available
 from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.fake_quantize import Quantizer, calibrate_with, make_quantizer
-from quark.torch.kv_cache import cache_quantizers, settle_scales
 from quark.torch.files import quantize_checkpoint
+from quark.torch.kv_cache import cache_quantizers, settle_scales
 from quark.torch.matching import Match, Matches, match
 from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach, quantized_layers
 from quark.torch.shared_scales import share_expert_inputs, share_weight_scales

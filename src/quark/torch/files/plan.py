@@ -1,4 +1,4 @@
-"""What becomes of every tensor of a checkpoint, decided before a value is read; plain values that processes exchange."""
+"""What becomes of every tensor of a checkpoint, decided before a value is read: plain values, for any process."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     headers of all files → skeleton → match → plan → for each file: read, quantize, pack, write a tensor at a time
                                                    → index, configuration, the other files of the folder
 
-The numbers are those of ``ModelQuantizer.quantize_model`` and ``export_safetensors``, bit for bit. Files are independent
-of each other: ``workers`` of them are made at once by joblib, whose backends (Ray, Dask) may be on other machines that
+The numbers are those of ``ModelQuantizer.quantize_model`` and ``export_safetensors``, bit for bit. Files do not depend
+on each other: ``workers`` of them are made at once by joblib, whose backends (Ray, Dask) may be on other machines that
 see the same folders. A file appears when it is whole. What is there is never deleted; an interrupted job goes on where
 it was when it is started again, and a folder with anything else in it is an error.
 
@@ -131,14 +131,19 @@ def quantize_checkpoint(
     if config.algo_config:
         raise ConfigError("algo_config: algorithms need a model in memory and samples; files have neither")
     export = JsonExporterConfig(pack_method=pack_method)
-    checkpoint, goal = read_checkpoint(source), Path(target).expanduser().resolve()
+    checkpoint, goal = read_checkpoint(Path(source)), Path(target).expanduser().resolve()
     tensors = stored_tensors(checkpoint)
     model = skeleton_of(checkpoint, tensors)
     check_patterns(model, config, list(find_candidates(model)))
     found = match(model, config, skeleton=True)
     quantized = plan(found, tensors, config)
     warn_of_stacked(tensors)
-    described = {**config.to_dict(), "exclude": list(found.excluded), "quant_method": "quark", "export": export.to_dict()}
+    described = {
+        **config.to_dict(),
+        "exclude": list(found.excluded),
+        "quant_method": "quark",
+        "export": export.to_dict(),
+    }
     begin(goal, checkpoint, described)
     jobs = jobs_of(checkpoint, goal, tensors, quantized, pack_method, device)
     run(jobs, workers)
@@ -201,7 +206,9 @@ def begin(goal: Path, checkpoint: Checkpoint, described: Mapping[str, Any]) -> N
         log.info("%s: %d files are there already", goal, sum(name.endswith(SUFFIX) for name in there))
         return
     if there:
-        raise ConfigError(f"{str(goal)!r} is not empty (it holds {there[0]!r}); nothing is overwritten: use a new folder")
+        raise ConfigError(
+            f"{str(goal)!r} is not empty (it holds {there[0]!r}); nothing is overwritten: use a new folder"
+        )
     goal.mkdir(parents=True, exist_ok=True)
     write_json(goal / PROGRESS, mark)
 

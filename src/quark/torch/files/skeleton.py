@@ -135,5 +135,3 @@ def put(model: nn.Module, path: list[str], layer: nn.Module) -> None:
             model._modules[name] = nn.Module()
         model = model._modules[name]  # type: ignore[assignment]
     model._modules[path[-1]] = layer
-
-

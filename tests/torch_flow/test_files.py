@@ -1,0 +1,253 @@
+"""Checkpoints quantized file by file: the same bits as in memory, little memory, resumable, nothing deleted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quark.errors import ConfigError, ModelError
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.export.api import export_safetensors, import_model_from_safetensors
+from quark.torch.files import quantize_checkpoint
+from quark.torch.quantization.config.config import QConfig, QLayerConfig
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
+HEADS = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+SCHEMES = [
+    "int4_wo_32",
+    "uint4_wo_32",
+    "int8_wo_per_channel",
+    "ptpc_fp8",
+    "mxfp4",
+    "mxfp6_e2m3",
+    "int4_fp8",
+    "amdfp4",
+    "bfp16",
+]
+IDS = torch.randint(5, 120, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**HEADS)).eval()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bfloat16 checkpoint in several files, with a file beside."""
+    folder = tmp_path_factory.mktemp("source")
+    llama().to(torch.bfloat16).save_pretrained(folder, max_shard_size="100KB")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "README.md").write_text("of the float model")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    return folder
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found.update(load_file(path))
+    return found
+
+
+def bits(value: torch.Tensor) -> bytes:
+    return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert set(one) == set(other)
+    for name, value in one.items():
+        assert value.dtype == other[name].dtype and value.shape == other[name].shape, name
+        assert bits(value) == bits(other[name]), name
+
+
+def in_memory(source: Path, config: QConfig, folder: Path) -> Any:
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto", attn_implementation="eager").eval()
+    ModelQuantizer(config).quantize_model(model)
+    export_safetensors(model, folder)
+    return model
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_same_bits_as_in_memory(scheme: str, source: Path, tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config(scheme)
+    model = in_memory(source, config, tmp_path / "memory")
+    ModelQuantizer(config).direct_quantize_checkpoint(source, tmp_path / "files")
+    assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))
+    one, other = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("files", "memory"))
+    assert one["quantization_config"] == other["quantization_config"]
+    names = {path.name for path in (tmp_path / "files").iterdir()}
+    assert {"tokenizer.json", "model.safetensors.index.json", "generation_config.json"} <= names
+    assert not names & {"README.md", "quark_progress.json"}
+    with torch.no_grad():
+        loaded = import_model_from_safetensors(None, tmp_path / "files")
+        assert torch.equal(loaded(IDS).logits, model(IDS).logits)
+
+
+def test_weights_of_siblings_in_several_files_share_their_scale(source: Path, tmp_path: Path) -> None:
+    template = LLMTemplate.get("llama")
+    weight = template.get_config("nvfp4").global_quant_config.weight
+    groups = [["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"]]
+    config = QConfig(QLayerConfig(weight=weight), exclude=["lm_head"], shared_scale_groups=groups)
+    in_memory(source, config, tmp_path / "memory")
+    quantize_checkpoint(source, tmp_path / "files", config)
+    made = tensors(tmp_path / "files")
+    assert_same(made, tensors(tmp_path / "memory"))
+    q, k = (made[f"model.layers.1.self_attn.{name}.weight_scale_2"] for name in ("q_proj", "k_proj"))
+    assert q == k
+
+
+def test_files_at_once_are_the_same(source: Path, tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config("int4_wo_32")
+    for name, workers in (("one", 1), ("two", 2)):
+        quantize_checkpoint(source, tmp_path / name, config, workers=workers)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_a_single_file_and_an_unknown_architecture(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    state = {
+        "blocks.0.up.weight": torch.randn(64, 32), "blocks.0.up.bias": torch.randn(64),
+        "blocks.0.norm.weight": torch.ones(32),
+        "embed.weight": torch.randn(50, 32), "head.weight": torch.randn(50, 32), "steps": torch.arange(3),
+    }  # fmt: skip
+    save_file(state, source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps({"architectures": ["OfMine"], "model_type": "mine"}))
+    config = QConfig(LLMTemplate.get("llama").get_config("int8_wo_per_channel").global_quant_config, exclude=["head"])
+    quantize_checkpoint(source, tmp_path / "target", config)
+    made = tensors(tmp_path / "target")
+    scale = state["blocks.0.up.weight"].abs().amax(1) / 127.5
+    assert torch.equal(made["blocks.0.up.weight_scale"], scale)
+    assert torch.equal(
+        made["blocks.0.up.weight"],
+        (state["blocks.0.up.weight"] / scale[:, None]).round().clamp(-128, 127).to(torch.int8),
+    )
+    for name in set(state) - {"blocks.0.up.weight"}:
+        assert torch.equal(made[name], state[name])
+    with pytest.raises(ConfigError, match="blocks"):
+        quantize_checkpoint(source, tmp_path / "other", QConfig(config.global_quant_config, exclude=["block.0.up"]))
+
+
+def test_experts_of_old_names_become_those_in_memory(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    fields = {**HEADS, "num_local_experts": 4, "num_hidden_layers": 1}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**fields)).eval()
+    model.save_pretrained(tmp_path / "source")
+    assert any(".w1." in name for name in tensors(tmp_path / "source"))
+    config = LLMTemplate.get("mixtral").get_config("int8_wo_per_channel")
+    in_memory(tmp_path / "source", config, tmp_path / "memory")
+    quantize_checkpoint(tmp_path / "source", tmp_path / "files", config)
+    assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))
+
+
+KILLED = """
+import sys
+from quark.torch import LLMTemplate
+from quark.torch.files import quantize, quantize_checkpoint
+import os, signal
+write = quantize.write_file
+def slow(path, items, made=[0]):
+    made[0] += 1
+    if made[0] == 3:
+        path.write_bytes(b"half a file")
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(path, items)
+quantize.write_file = slow
+quantize_checkpoint(sys.argv[1], sys.argv[2], LLMTemplate.get("llama").get_config("int4_wo_32"))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_a_killed_job_goes_on_where_it_was(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = LLMTemplate.get("llama").get_config("int4_wo_32")
+    run = subprocess.run([sys.executable, "-c", KILLED, str(source), str(tmp_path / "target")], check=False)
+    assert run.returncode == -signal.SIGKILL
+    there = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "target").glob("*.safetensors")}
+    assert len(there) == 2 and not (tmp_path / "target" / "config.json").exists()
+    with pytest.raises(ConfigError, match="another job"):
+        quantize_checkpoint(source, tmp_path / "target", LLMTemplate.get("llama").get_config("int8_wo_per_channel"))
+    quantize_checkpoint(source, tmp_path / "target", config)
+    quantize_checkpoint(source, tmp_path / "whole", config)
+    assert {path.name for path in (tmp_path / "target").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "target" / path.name).read_bytes()
+    assert all((tmp_path / "target" / name).stat().st_mtime_ns == when for name, when in there.items())
+
+
+def test_nothing_that_is_there_is_touched(source: Path, tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config("int4_wo_32")
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"thesis\.txt"):
+        quantize_checkpoint(source, target, config)
+    assert [path.name for path in target.iterdir()] == ["thesis.txt"]
+    quantize_checkpoint(source, tmp_path / "done", config)
+    with pytest.raises(ConfigError, match="not empty"):
+        quantize_checkpoint(source, tmp_path / "done", config)
+    with pytest.raises(ConfigError, match="is a file"):
+        quantize_checkpoint(source, target / "thesis.txt", config)
+
+
+def test_what_needs_samples_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
+    template = LLMTemplate.get("llama")
+    with pytest.raises(ConfigError, match="needs samples"):
+        quantize_checkpoint(source, tmp_path / "target", template.get_config("fp8"))
+    with pytest.raises(ConfigError, match="samples"):
+        quantize_checkpoint(source, tmp_path / "target", template.get_config("int4_wo_32", algorithm="gptq"))
+    with pytest.raises(ConfigError, match="group_size=128 does not divide"):
+        quantize_checkpoint(source, tmp_path / "target", template.get_config("int4_wo_128"))
+    with pytest.raises(ModelError, match="not a folder"):
+        quantize_checkpoint(tmp_path / "nowhere", tmp_path / "target", template.get_config("int4_wo_32"))
+    assert not (tmp_path / "target").exists()
+
+
+def test_tied_heads_are_explained(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**HEADS, "tie_word_embeddings": True}))
+    model.save_pretrained(tmp_path / "source")
+    config = LLMTemplate.get("llama").get_config("int4_wo_32", exclude_layers=[])
+    with pytest.raises(ModelError, match=r"lm_head.*exclude it"):
+        quantize_checkpoint(tmp_path / "source", tmp_path / "target", config)
+    quantize_checkpoint(tmp_path / "source", tmp_path / "target", LLMTemplate.get("llama").get_config("int4_wo_32"))
+
+
+MEASURE = """
+import resource, sys, torch
+from quark.torch import LLMTemplate
+from quark.torch.files import quantize_checkpoint
+import quark.torch.export.api, transformers
+torch.zeros(1); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+quantize_checkpoint(sys.argv[1], sys.argv[2], LLMTemplate.get("llama").get_config("int8_wo_per_channel"))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="units of ru_maxrss")
+def test_memory_stays_under_two_files(tmp_path: Path) -> None:
+    fields = {**HEADS, "vocab_size": 256, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields)).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "source", max_shard_size="100MB")
+    del model
+    sizes = [path.stat().st_size for path in (tmp_path / "source").glob("*.safetensors")]
+    assert len(sizes) >= 2
+    run = [sys.executable, "-c", MEASURE, str(tmp_path / "source"), str(tmp_path / "target")]
+    more = int(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
+    assert more < 2 * max(sizes)
