@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import onnx
@@ -150,6 +151,74 @@ def half_model(opset: int = 15) -> onnx.ModelProto:
     )
 
 
+def _mixed(opset: int = 13) -> onnx.ModelProto:
+    """Conv, Mul, Add, Concat, Resize, MatMul, Sigmoid."""
+    graph = """
+    mixed (float[2, 4, 6, 6] x) => (float[2, 8, 12, 12] y, float[2, 4, 6, 5] z) {
+        c = Conv (x, w, b) m = Mul (c, x) a = Add (m, c) s = Sigmoid (a) j = Concat <axis = 1> (s, a)
+        r = Resize <mode = "nearest"> (j, , sizes) y = Relu (r)
+        n = MatMul (a, v) z = Tanh (n)
+    }"""
+    weights = {"w": models.normal(4, 4, 1, 1), "b": models.normal(4), "v": models.normal(6, 5)}
+    return models.model(graph, {**weights, "sizes": np.array([1, 1, 2, 2], np.float32)}, opset)
+
+
+@cache
+def quantized(preset: str, float_model: Callable[[], onnx.ModelProto] = _mixed, **options: object) -> onnx.ModelProto:
+    """A small model under a preset."""
+    from quark.onnx import Config, ModelQuantizer, get_default_config
+
+    config = get_default_config(preset)
+    config.extra_options.update({"PrintSummary": False, **options})
+    proto = float_model()
+    result = ModelQuantizer(Config(config)).quantize_model(proto, None, [models.feeds(proto, seed=k) for k in range(3)])
+    assert result is not None
+    return result
+
+
+def unaligned_bias() -> onnx.ModelProto:
+    """A quantized Conv whose int32 bias has a scale of its own, and whose weight has one channel of almost 0."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(quantized("A8W8"))
+    for tensor in proto.graph.initializer:
+        if tensor.name in ("b_quantized_scale", "b_quantized"):
+            array = onnx.numpy_helper.to_array(tensor)
+            changed = array * np.float32(2) if tensor.name.endswith("scale") else array // 2
+            tensor.CopyFrom(onnx.numpy_helper.from_array(changed.astype(array.dtype), tensor.name))
+    return proto
+
+
+def channels_far_apart() -> onnx.ModelProto:
+    """A quantized Conv of which one channel is almost 0."""
+
+    def small() -> onnx.ModelProto:
+        weight = models.normal(4, 4, 1, 1)
+        weight[1] *= 1e-9
+        graph = "far (float[2, 4, 6, 6] x) => (float[2, 4, 6, 6] y) { c = Conv (x, w) r = Relu (c) y = Neg (r) }"
+        return models.model(graph, {"w": weight})
+
+    return quantized("A8W8_CPU", small)
+
+
+def extended() -> onnx.ModelProto:
+    """An 8-bit model whose Q and DQ are those of com.amd.quark."""
+    from quark.operators import add_functions
+
+    proto = onnx.ModelProto()
+    proto.CopyFrom(quantized("A8W8"))
+    for node in proto.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            node.op_type, node.domain = f"Extended{node.op_type}", "com.amd.quark"
+    add_functions(proto)
+    return proto
+
+
+def infinite() -> onnx.ModelProto:
+    """A mask of -inf."""
+    mask = np.triu(np.full((5, 5), -np.inf, np.float32), 1)
+    return models.model("inf (float[2, 5, 5] x) => (float[2, 5, 5] y) { a = Add (x, m) y = Softmax (a) }", {"m": mask})
+
+
 TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "gelu": gelu,
     "gelu below opset 20": lambda: gelu(13),
@@ -162,6 +231,16 @@ TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "quantized_clips": quantized_clips,
     "image_model": image_model,
     "half_model": half_model,
+    "a8w8": lambda: quantized("A8W8"),
+    "u8s8 cpu": lambda: quantized("A8W8_CPU"),
+    "xint8": lambda: quantized("XINT8"),
+    "bf16": lambda: quantized("BF16"),
+    "bf16 casts": lambda: quantized("BF16", BF16QDQToCast=True),
+    "bfp16": lambda: quantized("BFP16"),
+    "unaligned_bias": unaligned_bias,
+    "channels_far_apart": channels_far_apart,
+    "infinite": infinite,
+    "extended": extended,
 }
 
 

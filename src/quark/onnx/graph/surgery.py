@@ -268,6 +268,19 @@ def drop_if_unused(value: ir.Value | None) -> bool:
     return True
 
 
+def remove_unused_functions(model: ir.Model) -> None:
+    """Drop the model-local functions that no node calls, directly or through another function."""
+    pending, used = list(ir.traversal.RecursiveGraphIterator(model.graph)), set()
+    while pending:
+        node = pending.pop()
+        key = (node.domain, node.op_type, node.overload)
+        if key in model.functions and key not in used:
+            used.add(key)
+            pending += ir.traversal.RecursiveGraphIterator(model.functions[key])
+    for key in [key for key in model.functions if key not in used]:
+        del model.functions[key]
+
+
 def tensor_bytes(model: ir.Model) -> int:
     """Bytes of all initializers, those of subgraphs included."""
     return sum(_bytes_of(graph.initializers.values()) for graph in model.graphs())

@@ -9,13 +9,20 @@ import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
 from quark.onnx.passes import (
+    align_scale,
     batch_norm_to_conv,
+    bfloat16_nodes,
+    bias_scale,
+    bias_to_int16,
+    channel_scales,
     clip6_to_relu,
     clip_to_relu,
+    code_types,
     constants,
     fill_value_info,
     fix_shapes,
     float16_to_float32,
+    float32_to_half,
     fold_batch_norm,
     fold_batch_norm_after_concat,
     fold_div_into_matmul,
@@ -28,12 +35,18 @@ from quark.onnx.passes import (
     nchw_to_nhwc,
     node_attributes,
     opset_version,
+    qdq_to_qop,
+    quant_to_float,
     reduce_mean_to_pool,
+    remove_qdq,
+    replace_inf,
+    resize_to_power_of_two,
     simplify,
     split_large_pool,
     split_to_slice,
     unshare,
 )
+from quark.onnx.passes.custom_domains import rename, to_contrib
 from quark.onnx.passes.row import Pass
 
 BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -143,5 +156,105 @@ TABLE: tuple[Pass, ...] = (
         "convert_clip_to_relu", "A Clip from 0 becomes a Relu where quantization cuts off the rest.", clip_to_relu.run
     ),
     Pass("fold_relu", "A Relu or Clip disappears where the codes behind it do its work.", fold_relu.run),
+    Pass(
+        "adjust_bias_scale",
+        "The scale of a quantized bias becomes input scale x weight scale.",
+        bias_scale.run,
+        changes="biases whose scale was another",
+    ),
+    Pass(
+        "align_scale",
+        "One scale around operators that only move values.",
+        align_scale.run,
+        changes="the grids of the tensors around them",
+    ),
+    Pass(
+        "constrain_per_channel_weight_scale",
+        "The least scale of a weight's channels is raised where it is far below the largest.",
+        channel_scales.run,
+        changes="channels whose weights are almost 0",
+    ),
+    Pass(
+        "convert_resize_fs_to_pof2s",
+        "Codes around a Resize get a power-of-two scale.",
+        resize_to_power_of_two.run,
+        changes="the grids of the tensors around a Resize",
+    ),
+    Pass(
+        "convert_code_type",
+        "Another type for the codes of activations, such as uint8 for int8.",
+        code_types.run,
+        changes="nothing, but for u16_to_u8: fewer codes",
+    ),
+    Pass(
+        "convert_bias_int32_to_int16",
+        "Quantized biases of 32 bits become 16 bits, with a coarser scale where they need it.",
+        bias_to_int16.run,
+        changes="biases beyond 16 bits are rounded",
+    ),
+    Pass(
+        "remove_qdq",
+        "Take the Q/DQ pairs of activations out; stored weights keep their codes.",
+        remove_qdq.run,
+        changes="activations are no longer rounded",
+    ),
+    Pass(
+        "remove_qdq_between_op_types",
+        "Take Q/DQ pairs out between pairs of operators.",
+        remove_qdq.between,
+        changes="the tensors between them are no longer rounded",
+    ),
+    Pass(
+        "remove_qdq_mul_add",
+        "Take Q/DQ pairs out between a Mul and the Add that alone reads it.",
+        remove_qdq.mul_add,
+        changes="the tensors between them are no longer rounded",
+    ),
+    Pass(
+        "convert_quant_to_float",
+        "A quantized model becomes a float one with the weights that its codes stand for.",
+        quant_to_float.run,
+        changes="activations are no longer rounded",
+    ),
+    Pass(
+        "convert_qdq_to_qop",
+        "Q/DQ around Conv, MatMul, Add, Mul and Sigmoid becomes the integer operator.",
+        qdq_to_qop.run,
+        changes="results by one code at most: the integer kernels round once more",
+    ),
+    Pass("convert_customqdq_to_qdq", "Extended Q and DQ of integers become those of com.microsoft.", to_contrib),
+    Pass(
+        "convert_custom_ops",
+        "Operators of com.amd.quark get the names that older tools know, or back.",
+        rename,
+    ),
+    Pass(
+        "insert_clip_before_bfloat16_qdq",
+        "A Clip to the finite bfloat16 values before every Q of that type.",
+        bfloat16_nodes.insert_clip,
+    ),
+    Pass(
+        "replace_bfloat16_qdq_with_cast",
+        "Casts in the place of extended Q and DQ of bfloat16.",
+        bfloat16_nodes.to_cast,
+    ),
+    Pass(
+        "remove_bfloat16_cast",
+        "Take out pairs of Casts to bfloat16 and back.",
+        bfloat16_nodes.remove_cast,
+        changes="tensors are no longer rounded to bfloat16",
+    ),
+    Pass(
+        "convert_fp32_to_half",
+        "A float32 model computes in float16 or bfloat16.",
+        float32_to_half.run,
+        changes="every tensor is rounded to the narrower type",
+    ),
+    Pass(
+        "replace_inf_weights",
+        "Infinite weights become large finite ones.",
+        replace_inf.run,
+        changes="what is infinite",
+    ),
     Pass("fill_value_info", "State the type and shape of every tensor.", fill_value_info.run),
 )

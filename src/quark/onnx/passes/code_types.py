@@ -1,0 +1,71 @@
+"""Other types for the codes of activations (the tools convert_s8s8_to_u8s8, convert_u16s8_to_s16s8, …).
+
+    int8 → uint8      zero point + 128               the same grid: outputs stay
+    uint16 → int16    zero point - 32768             the same grid: outputs stay
+    uint16 → uint8    scale · 257, zero point / 257  the same range with fewer codes: outputs change
+
+Stored weights keep their type. Biases whose scale is input scale × weight scale follow it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.errors import ConfigError, unknown
+from quark.onnx.graph.quantized import Rewriter, code_type, parameters, stages
+from quark.onnx.graph.report import PassReport
+from quark.onnx.passes import bias_scale
+
+
+@dataclass(frozen=True)
+class Change:
+    """codes' = codes / ratio + shift, scale' = scale · ratio."""
+
+    old: str
+    new: str
+    shift: int
+    ratio: int = 1
+
+
+CHANGES = {
+    "s8_to_u8": Change("INT8", "UINT8", 128),
+    "u8_to_s8": Change("UINT8", "INT8", -128),
+    "u16_to_s16": Change("UINT16", "INT16", -32768),
+    "s16_to_u16": Change("INT16", "UINT16", 32768),
+    "u16_to_u8": Change("UINT16", "UINT8", 0, 257),
+}
+Which = Annotated[str, f"Which change: {', '.join(CHANGES)}."]
+
+
+def run(model: ir.Model, change: Which) -> PassReport:
+    """Change the codes of every activation of that type, in place.
+
+    Raises:
+        ConfigError: there is no such change.
+    """
+    if change not in CHANGES:
+        raise ConfigError(unknown("change of codes", change, CHANGES))
+    row, rewriter, fired, refused = CHANGES[change], Rewriter(model), 0, []
+    for stage in stages(model):
+        if code_type(stage.first) != row.old:
+            continue
+        if stage.first.overload:
+            refused.append(f"{stage.first.name!r} stays: its operator is a function for codes of {row.old}")
+            continue
+        found = parameters(stage.first)
+        if found is None or any(code_type(node) != row.old for node in stage.last):
+            refused.append(
+                f"{stage.first.name!r} stays: its parameters are computed, or its codes are read differently"
+            )
+            continue
+        scale, zero_point = found
+        offset = np.rint(zero_point / row.ratio) + row.shift
+        rewriter.set_parameters(stage, scale * row.ratio, offset, ir.DataType[row.new])
+        fired += 1
+    if row.ratio != 1:
+        bias_scale.run(model)
+    return PassReport("code_types", fired, tuple(refused))
