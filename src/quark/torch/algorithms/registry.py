@@ -11,9 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from quark.errors import ConfigError
+from quark.torch.algorithms.awq import run_awq
 from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.gptq import run_gptq
-from quark.torch.config.algorithms import AlgoConfig, GPTQConfig
+from quark.torch.algorithms.smooth import run_autosmooth, run_smooth
+from quark.torch.config.algorithms import (
+    AlgoConfig,
+    AutoSmoothQuantConfig,
+    AWQConfig,
+    GPTQConfig,
+    SmoothQuantConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,12 @@ class Algorithm:
     tunes: bool
 
 
-ALGORITHMS: tuple[Algorithm, ...] = (Algorithm(GPTQConfig, run_gptq, tunes=True),)
+ALGORITHMS: tuple[Algorithm, ...] = (
+    Algorithm(SmoothQuantConfig, run_smooth, tunes=False),
+    Algorithm(AutoSmoothQuantConfig, run_autosmooth, tunes=False),
+    Algorithm(AWQConfig, run_awq, tunes=False),
+    Algorithm(GPTQConfig, run_gptq, tunes=True),
+)
 
 
 def algorithm_of(config: AlgoConfig) -> Algorithm:

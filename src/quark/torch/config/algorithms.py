@@ -98,6 +98,61 @@ class GPTQConfig(AlgoConfig):
         self.need(self.static_groups or not self.desc_act, "static_groups", "True where desc_act is")
 
 
+@dataclass
+class SmoothQuantConfig(AlgoConfig):
+    """SmoothQuant: part of the range of activations goes to the weights (Xiao et al. 2023).
+
+    Attributes:
+        alpha: 0 (nothing) to 1 (the whole range).
+        scale_clamp_min: lower bound of the scales.
+        scaling_layers: places, as dictionaries with ``prev_op`` and ``layers``; empty: all that are found.
+        model_decoder_layers: path of the decoder blocks; empty: found.
+    """
+
+    name: str = "smooth"
+    alpha: float = 1
+    scale_clamp_min: float = 1e-3
+    scaling_layers: list[dict[str, Any]] = field(default_factory=list)
+    model_decoder_layers: str = ""
+
+    def check(self) -> None:
+        """Ranges."""
+        self.need(0 <= self.alpha <= 1, "alpha", "between 0 and 1")
+        self.need(self.scale_clamp_min > 0, "scale_clamp_min", "positive")
+
+
+@dataclass
+class AutoSmoothQuantConfig(AlgoConfig):
+    """SmoothQuant with the best exponent at each place.
+
+    Attributes:
+        scaling_layers, model_decoder_layers: as in ``SmoothQuantConfig``.
+        compute_scale_loss: "MSE", "MAE", or "RMSE" (mean of the roots of the absolute differences).
+    """
+
+    name: str = "autosmoothquant"
+    scaling_layers: list[dict[str, Any]] | None = None
+    model_decoder_layers: str | None = None
+    compute_scale_loss: str = "MSE"
+
+    def check(self) -> None:
+        """The loss is known."""
+        self.need(self.compute_scale_loss in ("MSE", "MAE", "RMSE"), "compute_scale_loss", "'MSE', 'MAE' or 'RMSE'")
+
+
+@dataclass
+class AWQConfig(AlgoConfig):
+    """AWQ: channels of large activations are scaled up before rounding, then groups are clipped (Lin et al. 2023).
+
+    Attributes:
+        scaling_layers, model_decoder_layers: as in ``SmoothQuantConfig``.
+    """
+
+    name: str = "awq"
+    scaling_layers: list[dict[str, Any]] = field(default_factory=list)
+    model_decoder_layers: str = ""
+
+
 def load_quant_algo_config_from_file(path: str | Path) -> AlgoConfig:
     """The algorithm that a JSON file describes.
 
@@ -114,8 +169,11 @@ def load_quant_algo_config_from_file(path: str | Path) -> AlgoConfig:
 load_pre_optimization_config_from_file = load_quant_algo_config_from_file
 
 __all__ = [
+    "AWQConfig",
     "AlgoConfig",
+    "AutoSmoothQuantConfig",
     "GPTQConfig",
+    "SmoothQuantConfig",
     "load_pre_optimization_config_from_file",
     "load_quant_algo_config_from_file",
 ]

@@ -1,0 +1,273 @@
+"""Scales per channel between what writes a tensor and what reads it: the ground of SmoothQuant and AWQ.
+
+    norm → linears      weight / s (and bias / s),  columns * s
+    linear → linear     rows / s (and bias / s),    columns * s      input channels that share a row share its scale
+
+Where such places are is found from the model (``quark.torch.structure``), which proves that the model computes the
+same; ``scaling_layers`` of a configuration chooses among them. Blocks are worked on one at a time. Of the inputs of
+each place a fixed number of rows is kept, spread over all samples, besides running statistics: candidates are judged on
+those by the error of the layers that read them, without running the model again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.algorithms.smoothquant import shared_channels
+from quark.errors import ConfigError, unknown
+from quark.torch.algorithms.blocks import Stream, find_blocks, record
+from quark.torch.algorithms.context import Context, matrix, new_quantizer
+from quark.torch.algorithms.guard import keep_if_better, quantize_new, quantized_matrix
+from quark.torch.algorithms.inputs import Watch
+from quark.torch.calibration import run
+from quark.torch.layers import kind_of
+from quark.torch.matching import Match
+from quark.torch.structure import Structure, find_structure
+
+log = logging.getLogger(__name__)
+ROWS = 1024  # inputs kept per place
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a scale per channel can go.
+
+    Attributes:
+        source: name of the norm or linear layer that is divided.
+        readers: names of the linear layers that are multiplied.
+        others: names of further modules whose weight's columns are multiplied (routers).
+        offset: of a norm's weight.
+        channels: of a linear source: its output channel for each input channel of the reader; None for norms.
+        block: name of the decoder block; empty outside.
+    """
+
+    source: str
+    readers: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    offset: float = 0.0
+    channels: torch.Tensor | None = field(default=None, repr=False)
+    block: str = ""
+
+
+@dataclass
+class Inputs:
+    """What was read at a place.
+
+    Attributes:
+        amax, total: largest magnitude and sum of magnitudes per channel, float32.
+        count: rows seen.
+        rows: some of them, float32 [n, channels].
+        hessian: sum of x x^T, where it is asked for.
+    """
+
+    amax: torch.Tensor
+    total: torch.Tensor
+    count: int = 0
+    rows: list[torch.Tensor] = field(default_factory=list)
+    hessian: torch.Tensor | None = None
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """Mean magnitude per channel."""
+        return self.total / max(self.count, 1)
+
+    @property
+    def sample(self) -> torch.Tensor:
+        """The rows that were kept."""
+        return torch.cat(self.rows)
+
+    def add(self, x: torch.Tensor, keep: int, squares: bool) -> None:
+        """Take in one input, and keep up to ``keep`` of its rows, evenly spread."""
+        rows = x.detach().reshape(-1, x.shape[-1]).float()
+        self.amax = torch.maximum(self.amax, rows.abs().amax(0))
+        self.total += rows.abs().sum(0)
+        self.count += len(rows)
+        self.rows.append(rows[:: max(1, -(-len(rows) // keep))].clone())
+        if squares:
+            self.hessian = rows.T @ rows if self.hessian is None else self.hessian.addmm_(rows.T, rows)
+
+
+Chooser = Callable[[Context, Place, list[Match], Inputs], None]
+
+
+def places(structure: Structure) -> Iterator[Place]:
+    """Every place of a model."""
+    for group in structure.groups:
+        yield Place(group.norm, group.linears, group.others, group.offset, None, group.block)
+    for pair in structure.pairs:
+        yield Place(pair.source, (pair.target,), channels=pair.channels, block=pair.block)
+
+
+def chosen(structure: Structure, layers: Sequence[Mapping[str, Any]] | None) -> list[Place]:
+    """The places that ``scaling_layers`` names (all, where it is empty).
+
+    Raises:
+        ConfigError: an entry that names no place of the model; what there is, is shown.
+    """
+    found = list(places(structure))
+    if not layers:
+        return found
+    kept: list[Place] = []
+    for entry in layers:
+        source, readers = str(entry.get("prev_op", "")), [str(name) for name in entry.get("layers", ())]
+        fit = [place for place in found if ends(place.source, source) and same_names(place.readers, readers)]
+        if not fit:
+            known = sorted({relative(place) for place in found})
+            raise ConfigError(
+                "scaling_layers: " + unknown("prev_op → layers", f"{source} → {', '.join(readers)}", known)
+            )
+        kept += [place for place in fit if place not in kept]
+    return kept
+
+
+def ends(name: str, suffix: str) -> bool:
+    """Whether a name is, or ends with, another."""
+    return name == suffix or name.endswith(f".{suffix}")
+
+
+def same_names(names: tuple[str, ...], suffixes: list[str]) -> bool:
+    """Whether each name ends with one of the suffixes, and each suffix is used."""
+    return len(names) == len(suffixes) and all(any(ends(name, suffix) for suffix in suffixes) for name in names)
+
+
+def relative(place: Place) -> str:
+    """A place in the words of ``scaling_layers``."""
+    cut = len(place.block) + 1 if place.block else 0
+    return f"{place.source[cut:]} → {', '.join(name[cut:] for name in place.readers)}"
+
+
+@torch.no_grad()
+def scale_places(
+    context: Context, layers: Sequence[Mapping[str, Any]] | None, path: str, choose: Chooser, squares: bool = False
+) -> None:
+    """Let ``choose`` change every place whose readers are quantized, block by block.
+
+    Args:
+        context: the float model.
+        layers, path: ``scaling_layers`` and ``model_decoder_layers`` of a configuration.
+        choose: called with each place, its quantized readers and their inputs.
+        squares: the inputs hold their Hessian.
+    """
+    wanted = chosen(find_structure(context.model, context.samples[0] if context.samples else None, path), layers)
+    items = {name: item for item in context.found.quantized for name in item.layer.names if item.stages["weight"]}
+    wanted = [place for place in wanted if any(name in items for name in place.readers)]
+    blocks, stream = record(context.model, find_blocks(context.model, path), context.samples)
+    for name, block in blocks.modules.items():
+        here = [place for place in wanted if place.block == name]
+        found = read_block(context, name, block, stream, here, squares)
+
+        def change(found: list[tuple[Place, Inputs]] = found) -> None:
+            for place, inputs in found:
+                choose(context, place, [items[reader] for reader in place.readers if reader in items], inputs)
+
+        if name and not keep_if_better(context, name, block, stream, change):
+            log.info("%s stays as it was: its answers would not get better", name)
+        elif not name:
+            change()
+        stream = stream.advance(name, block)
+    for place in (place for place in wanted if place.block not in blocks.modules):
+        whole = Stream(list(context.samples))
+        for _, inputs in read_block(context, "", context.model, whole, [place], squares):
+            choose(context, place, [items[reader] for reader in place.readers if reader in items], inputs)
+
+
+def read_block(
+    context: Context, name: str, block: nn.Module, stream: Stream, here: list[Place], squares: bool
+) -> list[tuple[Place, Inputs]]:
+    """The inputs of the places of one block, from one run per sample."""
+    if not here:
+        return []
+    modules = dict(context.model.named_modules())
+    keep = max(1, ROWS // max(len(stream.hidden), 1))
+    found: dict[str, Inputs] = {}
+
+    def see(reader: str, x: torch.Tensor) -> None:
+        if x.numel():
+            size = torch.zeros(x.shape[-1], device=x.device)
+            found.setdefault(reader, Inputs(size, size.clone())).add(x, keep, squares)
+
+    names = {reader for place in here for reader in place.readers}
+    watch = Watch({reader: modules[reader] for reader in names}, see, stop=False)
+    for k in range(len(stream.hidden)):
+        watch.run(partial(stream.forward, name, block, k) if name else partial(run, block, stream.hidden[k]))
+    reached = ((place, [found[reader] for reader in place.readers if reader in found]) for place in here)
+    return [(place, max(inputs, key=lambda item: item.count)) for place, inputs in reached if inputs]
+
+
+def fold(context: Context, place: Place, s: torch.Tensor) -> None:
+    """Put the scales ``s`` (per input channel of the readers) into the weights around a place."""
+    modules = dict(context.model.named_modules())
+    source = modules[place.source]
+    down = s if place.channels is None else source_scales(source, place.channels, s)
+    if place.channels is None:
+        weight = source._parameters["weight"].detach().float()
+        context.undo.set_parameter(source, "weight", (weight + place.offset) / s - place.offset)
+    else:
+        kind = kind_of(source)
+        value = matrix(source, kind) / down[:, None]  # type: ignore[arg-type]
+        context.undo.set_parameter(source, "weight", value.T.contiguous() if kind.transposed else value)  # type: ignore[union-attr]
+        s = down[place.channels]
+    if source._parameters.get("bias") is not None:
+        context.undo.set_parameter(source, "bias", source._parameters["bias"].detach().float() / down)
+    for name in (*place.readers, *place.others):
+        module = modules[name]
+        kind = kind_of(module)
+        weight = module._parameters["weight"].detach().float()
+        context.undo.set_parameter(module, "weight", weight * (s[:, None] if kind and kind.transposed else s))
+
+
+def source_scales(source: nn.Module, channels: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    """What each output channel of a linear source is divided by."""
+    kind = kind_of(source)
+    count = source._parameters["weight"].shape[1 if kind.transposed else 0]  # type: ignore[union-attr]
+    return shared_channels(s, channels.to(s.device), count)
+
+
+def effective(context: Context, place: Place, s: torch.Tensor) -> torch.Tensor:
+    """``s`` as ``fold`` will apply it: equal where input channels share a row of the source."""
+    if place.channels is None:
+        return s
+    source = dict(context.model.named_modules())[place.source]
+    return source_scales(source, place.channels, s)[place.channels]
+
+
+# ---- the error of the readers ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Says how far the outputs of quantized layers are from those of the float ones, under a scale per channel.
+
+    Attributes:
+        items: the layers.
+        rows: inputs of all of them, [n, channels].
+        power: of the differences that are averaged: 2 (mean squared), 1 (mean absolute), 0.5.
+    """
+
+    items: list[Match]
+    rows: torch.Tensor
+    power: float = 2.0
+
+    def error(self, s: torch.Tensor | None = None) -> float:
+        """The mean of |difference|**power, summed over the layers."""
+        return sum(self.error_of(item, s) for item in self.items)
+
+    def error_of(self, item: Match, s: torch.Tensor | None) -> float:
+        """The error of one layer."""
+        weight = matrix(item.layer.module, item.layer.kind)
+        scaled = weight if s is None else weight * s
+        tuned = quantized_matrix(item, scaled)
+        quantizer = new_quantizer(item, "input_tensors")
+        if quantizer is None:
+            difference = self.rows @ ((tuned if s is None else tuned / s) - weight).T
+        else:
+            x = quantize_new(quantizer, self.rows if s is None else self.rows / s)
+            difference = x @ tuned.T - self.rows @ weight.T
+        return float(difference.abs().pow_(self.power).double().mean())
