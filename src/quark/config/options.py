@@ -12,17 +12,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from quark.config.conflicts import check_together
+from quark.config.overrides import parse_overrides
 from quark.errors import ConfigError, unknown
 
 #: Options of the interface that this version does not implement yet: refused by name, never ignored.
 NOT_YET = frozenset(
     [
-        "AdjustBiasScale",
         "EnableDualQuantNodePairs",
         "EnableSubgraph",
-        "Int16Bias",
         "MatMulNBitsParams",
-        "TensorQuantOverrides",
         "UseMatMulNBits",
     ]
 )
@@ -137,6 +135,12 @@ class Options(BaseModel):
         [], 3, "No Q/DQ between these pairs of operator types."
     )
     RemoveFusedQDQ: bool = _option(False, 3, "Let the options above remove block operators (BFP, MX) as well.")
+    TensorQuantOverrides: dict[str, list[dict[str, Any]]] = _option(
+        {},
+        3,
+        "Per tensor name a list of one dictionary (or one per channel) with quant_type, symmetric, reduce_range, rmin "
+        "and rmax, scale and zero_point, axis, convert: wins over every other rule.",
+    )
     # 4 ---------------------------------------------------------------------------------------------------------------
     CalibTensorRangeSymmetric: bool | None = _option(
         None,
@@ -196,6 +200,12 @@ class Options(BaseModel):
         5,
         "Biases as int32 with scale input x weight. Default: False when both activations and weights have "
         "power-of-two scales (the NPU flow: biases have the weight's type and a scale of their own), else True.",
+    )
+    Int16Bias: bool = _option(
+        False, 5, "Biases as int16, at the least 2**k times input x weight scale at which they fit; needs opset 21."
+    )
+    AdjustBiasScale: bool = _option(
+        True, 5, "Biases configured as int32 get the scale input x weight; False: the scale of their own values."
     )
     # 6 ---------------------------------------------------------------------------------------------------------------
     ActivationScaled: bool = _option(False, 6, "Scale bfloat16 and float16 activations into a reduced range.")
@@ -286,6 +296,7 @@ def parse_options(given: Mapping[str, Any] | None) -> Options:
             raise ConfigError(f"the option {name!r} of extra_options is not implemented in this version")
         if name not in Options.model_fields:
             raise ConfigError(unknown("option", name, Options.model_fields) + " (field extra_options)")
+    parse_overrides(given.get("TensorQuantOverrides") or {})
     try:
         options = Options(**given)
     except ValidationError as error:

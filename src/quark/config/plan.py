@@ -36,6 +36,7 @@ class TensorPlan:
         observed: whether its own range counts; a layout operator's output takes its group's.
         readers: nodes that read the quantized values; ``None`` means every reader.
         fixed_range: a range known without data (Softmax gives 0..1).
+        given: scale and zero point that the user gave; nothing is searched.
         bias_of: for biases, (input tensor, weight tensor) whose scales multiply.
         range: (lo, hi) found by calibration, scalars or one per channel or group.
         scale, zero_point: the parameters; shaped by the spec's granularity.
@@ -50,6 +51,7 @@ class TensorPlan:
     observed: bool = True
     readers: frozenset[str] | None = None
     fixed_range: tuple[float, float] | None = None
+    given: tuple[Any, Any] | None = None
     bias_of: tuple[str, str] | None = None
     range: tuple[Any, Any] | None = None
     scale: np.ndarray | None = None
@@ -134,7 +136,8 @@ def _tensor_to_dict(tensor: TensorPlan) -> dict[str, Any]:
     entry["spec"] = spec
     entry["readers"] = None if tensor.readers is None else sorted(tensor.readers)
     entry["changes"] = list(tensor.changes)
-    entry["range"] = None if tensor.range is None else [_listed(side) for side in tensor.range]
+    for key in ("range", "given"):
+        entry[key] = None if entry[key] is None else [_listed(side) for side in entry[key]]
     for key in ("scale", "zero_point"):
         entry[key] = _listed(entry[key])
     return entry
@@ -152,6 +155,6 @@ def _tensor_from_dict(entry: dict[str, Any]) -> TensorPlan:
         "scale": None if entry["scale"] is None else np.asarray(entry["scale"], np.float32),
         "zero_point": None if entry["zero_point"] is None else np.asarray(entry["zero_point"], np.int32),
     }
-    for key in ("fixed_range", "bias_of", "range"):
+    for key in ("fixed_range", "bias_of", "range", "given"):
         changed[key] = None if entry[key] is None else tuple(entry[key])
     return TensorPlan(**{**entry, **changed})

@@ -30,6 +30,7 @@ class TensorSpec:
         rounding: rounding of the elements.
         method: name of a row of ``quark.observers.SEARCHES``; how the range is found.
         settings: settings of that method, as sorted (name, value) pairs so that the spec stays hashable.
+        reduced: half of the codes only, for integer kernels that saturate (``reduce_range``).
         dynamic: the range is taken at run time instead of at calibration.
     """
 
@@ -42,6 +43,7 @@ class TensorSpec:
     method: str = "minmax"
     settings: tuple[tuple[str, Any], ...] = ()
     dynamic: bool = False
+    reduced: bool = False
 
     def __post_init__(self) -> None:
         for kind, value, allowed in (

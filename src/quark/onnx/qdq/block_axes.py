@@ -13,8 +13,20 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.plan import Plan
+from quark.config.tensor import TensorSpec
 from quark.numerics.granularity import Group
 from quark.onnx.graph.surgery import int_attribute
+from quark.onnx.qdq.carriers import block_size
+
+
+def in_blocks(spec: TensorSpec, value: ir.Value) -> TensorSpec:
+    """The spec of a block format with its default axis: the second one, where convolutions have their channels."""
+    size = block_size(spec)
+    if size is None:
+        return spec
+    shape = value.shape if value.const_value is None else value.const_value.shape
+    rank = 2 if shape is None else len(shape)
+    return replace(spec, granularity=Group(1 if rank > 1 else 0, size))
 
 
 def refine(model: ir.Model, plan: Plan, job: Job) -> None:

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.options import Options
+from quark.config.overrides import Override, parse_overrides
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.blocks import BLOCKS
@@ -138,8 +139,18 @@ def opset_of(job: Job) -> int:
         ConfigError: a granularity that the format's carrier does not have.
     """
     layers = [job.rules.default, *(rule.layer for rule in job.rules.rules if rule.layer is not None)]
-    needed = [opset for layer in layers for opset in _opsets(layer, job.options)]
+    needed = [STORED_FROM["INT16"]] if job.options.Int16Bias else []
+    overrides = parse_overrides(job.options.TensorQuantOverrides)
+    needed += [opset for wanted in overrides.values() for opset in _told(wanted)]
+    needed += [opset for layer in layers for opset in _opsets(layer, job.options)]
     return max([job.options.ConvertOpsetVersion or BASE_OPSET, *needed])
+
+
+def _told(wanted: Override) -> Iterator[int]:
+    """The opsets of the types of one override."""
+    for format in (wanted.format, wanted.convert and wanted.convert.format):
+        if format:
+            yield STORED_FROM.get(get_format(format).onnx_type or "", BASE_OPSET)
 
 
 def _opsets(layer: LayerSpec, options: Options) -> Iterator[int]:

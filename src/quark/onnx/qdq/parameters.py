@@ -28,6 +28,7 @@ from quark.onnx.qdq.float_biases import check_half, float_biases
 
 _ONE, _ZERO = np.float32(1), np.int64(0)
 _INT32_MAX = 2.0**31 - 1
+_INT16_MAX = 2.0**15 - 1
 #: A scale that is further off than this has nothing to do with the range any more.
 _INT16_TOLERANCE = 0.1
 #: Headroom for the float32 rounding of the scales' product.
@@ -76,6 +77,10 @@ def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple
         for member in members:
             plan.put(replace(member, scale=_ONE, zero_point=_ZERO))
         return
+    if members[0].given is not None:
+        for member in members:
+            plan.put(_as_given(member, members[0].given))
+        return
     found = [ranges[m.name] if m.fixed_range is None else m.fixed_range for m in members if m.observed]
     lo, hi = min(side[0] for side in found), max(side[1] for side in found)
     scale, zero_point = _from_range(members[0].spec, lo, hi, scaled)
@@ -84,8 +89,38 @@ def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple
         plan.put(replace(member, range=found_range, scale=np.asarray(scale), zero_point=np.asarray(zero_point)))
 
 
+def _as_given(tensor: TensorPlan, given: tuple[Any, Any]) -> TensorPlan:
+    scale, zero_point = (np.asarray(side) for side in given)
+    row = get_format(tensor.spec.format)
+    wide = scale.astype(np.float64)
+    low, high = (row.min - zero_point) * wide, (row.max - zero_point) * wide
+    span = (low, high) if low.ndim else (float(low), float(high))
+    return replace(tensor, range=span, scale=scale.astype(np.float32), zero_point=zero_point.astype(np.int32))
+
+
+def _halved(spec: TensorSpec, lo: Any, hi: Any) -> tuple[Any, Any]:
+    """A wider range, whose scale and zero point put [lo, hi] onto half of the codes (``reduce_range``).
+
+    Signed b bits: -2**(b-2)..2**(b-2); unsigned: 0..2**(b-1)-1.
+    """
+    row = get_format(spec.format)
+    if not row.has_zero_point or (spec.symmetric and row.min == 0):
+        raise ConfigError(f"reduce_range is for integers, symmetric ones signed, not for {spec.describe()}")
+    lo, hi = np.minimum(np.asarray(lo, np.float64), 0), np.maximum(np.asarray(hi, np.float64), 0)
+    top = (row.max + 1) // 2 if row.min else row.max // 2
+    bottom = -top if row.min else 0
+    if spec.symmetric:
+        widest = np.maximum(-lo, hi) * row.divisor(True, spec.narrow) / top
+        return -widest, widest
+    scale = (hi - lo) / (top - bottom)
+    start = lo + (row.min - bottom) * scale
+    return start, start + (row.max - row.min) * scale
+
+
 def _from_range(spec: TensorSpec, lo: Any, hi: Any, scaled: bool) -> tuple[np.ndarray, np.ndarray]:
     """Scale and zero point; a scaled float type maps the larger side to its reduced range."""
+    if spec.reduced:
+        lo, hi = _halved(spec, lo, hi)
     if not scaled:
         scale, zero_point = spec.grid.parameters(lo, hi)
         if spec.scale_rule == "int16":
@@ -110,7 +145,11 @@ def _set_weight(plan: Plan, tensor: TensorPlan, values: np.ndarray, scaled: bool
     if get_format(tensor.spec.format).unit_scale and not scaled:
         plan.put(replace(tensor, scale=_ONE, zero_point=_ZERO))
         return
-    lo, hi = weight_range(values, tensor.spec, tensor.name)
+    if tensor.given is not None:
+        plan.put(_as_given(tensor, tensor.given))
+        return
+    found = tensor.fixed_range or weight_range(values, tensor.spec, tensor.name)
+    lo, hi = np.asarray(found[0]), np.asarray(found[1])
     scale, zero_point = _from_range(tensor.spec, lo, hi, scaled)
     plan.put(replace(tensor, range=(lo, hi), scale=np.asarray(scale), zero_point=np.asarray(zero_point)))
 
@@ -156,7 +195,18 @@ def _make_room(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
 def _set_bias(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
     data, weight = (plan.tensors[name] for name in tensor.bias_of or ("", ""))
     scale = np.asarray(data.scale * _per_channel(weight.scale, values))
+    if tensor.spec.format == "int16":
+        scale = _shifted(scale, values)
     plan.put(replace(tensor, scale=scale.astype(np.float32), zero_point=np.zeros(scale.shape, np.int32)))
+
+
+def _shifted(scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """The least 2**k times the product of scales, k >= 0, at which the bias fits 16 bits (``Int16Bias``)."""
+    wide = scale.astype(np.float64)
+    needed = np.abs(bias.astype(np.float64)) / (wide * _INT16_MAX)
+    if not scale.ndim:
+        needed = needed.max(initial=0.0)
+    return wide * np.exp2(np.maximum(np.ceil(np.log2(np.maximum(needed, 2.0**-60))), 0))
 
 
 def _per_channel(scale: Any, bias: np.ndarray) -> np.ndarray:

@@ -19,7 +19,8 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx.graph.surgery import is_constant
-from quark.onnx.qdq import align, block_axes, fuse, outputs, passthrough, selection, slots
+from quark.onnx.qdq import align, block_axes, fuse, outputs, overrides, passthrough, selection, slots
+from quark.onnx.qdq.block_axes import in_blocks
 from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
 
@@ -66,6 +67,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     align.align(model, placement.plan, job)
     passthrough.pass_through(model, placement.plan, job.options.CalibPassthroughOpTypes)
     block_axes.refine(model, placement.plan, job)
+    overrides.override(model, placement.plan, job.options)
     _settle(placement.plan)
     return placement.plan
 
@@ -251,16 +253,6 @@ def _add_activation(
     )
 
 
-def in_blocks(spec: TensorSpec, value: ir.Value) -> TensorSpec:
-    """The spec of a block format with its default axis: the second one, where convolutions have their channels."""
-    size = block_size(spec)
-    if size is None:
-        return spec
-    shape = value.shape if value.const_value is None else value.const_value.shape
-    rank = 2 if shape is None else len(shape)
-    return replace(spec, granularity=Group(1 if rank > 1 else 0, size))
-
-
 def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str, placement: Placement) -> None:
     """Record a constant; one that another node already uses with another spec gets a copy of its own."""
     plan, name = placement.plan, value.name or ""
@@ -286,33 +278,23 @@ def own_copy(node: ir.Node, value: ir.Value, model: ir.Model) -> str:
 
 
 def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placement: Placement) -> None:
-    bias, weight, options = slots.bias_input(node, rule), slots.weight_input(node, rule), placement.job.options
+    bias, options = slots.bias_input(node, rule), placement.job.options
     data = node.inputs[0]
     if bias is None or data is None or not options.QuantizeBias or layer.weight is None:
         return
     own = layer.bias or (layer.weight if _like_weight(layer.weight, placement.job) else None)
-    if own is not None:
+    rescaled = own is not None and own.format == "int32" and options.AdjustBiasScale
+    scale_tensor = _bias_scale(node, rule, layer, bias, placement) if own is None or rescaled else None
+    if own is not None and scale_tensor is None:
         _add_constant(node, bias, in_blocks(replace(own, granularity=Tensor()), bias), reason, placement)
-        return
-    if layer.inputs is None or not (
-        get_format(layer.inputs.format).has_zero_point and get_format(layer.weight.format).has_zero_point
-    ):
-        return  # a product of scales is a scale for integers only
-    if max(get_format(layer.inputs.format).bits, get_format(layer.weight.format).bits) > _WIDEST_WITH_BIAS:
-        return  # no bias fits 32 bits at so fine a scale, and no integer kernel asks for it
-    scale_tensor = node.inputs[rule.weight if weight is not None and rule.weight is not None else 1]
-    if scale_tensor is None or (scale_tensor.name or "") not in placement.plan.tensors:
+    if scale_tensor is None:
         return
     granularity = placement.plan.tensors[scale_tensor.name or ""].spec.granularity
-    if isinstance(granularity, Group):
-        return  # a sum over groups has no single scale for the bias to share
-    if isinstance(granularity, Channel) and not slots.has_channels(bias, scale_tensor, granularity.axis):
-        return  # a bias that broadcasts (Gemm) has no element for each channel's scale
     if (bias.name or "") in placement.plan.tensors:
         bias_name = own_copy(node, bias, placement.model)
     else:
         bias_name = bias.name or ""
-    spec = TensorSpec(format="int32", granularity=granularity)
+    spec = TensorSpec(format="int16" if options.Int16Bias else "int32", granularity=granularity)
     placement.plan.tensors[bias_name] = TensorPlan(
         bias_name,
         "bias",
@@ -324,8 +306,33 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
     )
 
 
+def _bias_scale(
+    node: ir.Node, rule: OpRule, layer: LayerSpec, bias: ir.Value, placement: Placement
+) -> ir.Value | None:
+    """The tensor whose scale times the input's is that of the bias; ``None`` where there is no such product."""
+    if layer.inputs is None or layer.weight is None:
+        return None
+    formats = get_format(layer.inputs.format), get_format(layer.weight.format)
+    if not all(row.has_zero_point for row in formats):
+        return None  # a product of scales is a scale for integers only
+    if max(row.bits for row in formats) > _WIDEST_WITH_BIAS:
+        return None  # no bias fits 32 bits at so fine a scale, and no integer kernel asks for it
+    weight = slots.weight_input(node, rule)
+    scale_tensor = node.inputs[rule.weight if weight is not None and rule.weight is not None else 1]
+    if scale_tensor is None or (scale_tensor.name or "") not in placement.plan.tensors:
+        return None
+    granularity = placement.plan.tensors[scale_tensor.name or ""].spec.granularity
+    if isinstance(granularity, Group):
+        return None  # a sum over groups has no single scale for the bias to share
+    if isinstance(granularity, Channel) and not slots.has_channels(bias, scale_tensor, granularity.axis):
+        return None  # a bias that broadcasts (Gemm) has no element for each channel's scale
+    return scale_tensor
+
+
 def _like_weight(weight: TensorSpec, job: Job) -> bool:
     """Whether biases have the weight's type and a scale of their own instead of 32 bits."""
+    if job.options.Int16Bias:
+        return False
     if job.options.Int32Bias is not None:
         return not job.options.Int32Bias
     return job.npu or get_format(weight.format).unit_scale

@@ -1,0 +1,138 @@
+"""``TensorQuantOverrides``: what single tensors are told by name, typed and checked.
+
+    {"tensor": [{"quant_type": Int16, "symmetric": False, ...}]}        one entry: the whole tensor
+    {"weight": [{"axis": 0, "rmin": -1.0, "rmax": 1.0}, {"rmin": ..}]}  one entry per channel
+
+Keys: ``quant_type`` (a data type class, its name, or a member of ONNX Runtime's ``QuantType``), ``symmetric``,
+``reduce_range`` (half of the codes), ``rmin`` and ``rmax``, or ``scale`` and ``zero_point``, ``axis``, and
+``convert``: an entry of the same kind for the nodes in its ``recv_nodes`` (all readers without it), which then read the
+tensor in that second type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quark.errors import ConfigError, unknown
+from quark.numerics.formats import FORMATS, get_format
+
+KEYS = (
+    *("quant_type", "symmetric", "reduce_range", "rmin", "rmax"),
+    *("scale", "zero_point", "axis", "convert"),
+)
+#: Names of ONNX Runtime that are not the name of a format behind a Q.
+_SPELLED = {
+    "qfloat8e4m3fn": "fp8_e4m3",
+    "qfloat8e5m2": "fp8_e5m2",
+    "qbfp": "bfp16",
+    "qmx": "mxint8",
+}
+_BY_VALUE = ("scale", "zero_point")
+_BY_RANGE = ("symmetric", "reduce_range", "rmin", "rmax")
+
+
+@dataclass(frozen=True)
+class Override:
+    """What one tensor is told; ``None`` leaves what the rules of the configuration say.
+
+    Attributes:
+        format: row of ``quark.numerics.formats.FORMATS``.
+        range: (lows, highs), one per channel or one.
+        parameters: (scales, zero points), likewise.
+        axis: of the channels.
+        convert: the second type, for ``readers`` (all where that is ``None``).
+    """
+
+    format: str | None = None
+    symmetric: bool | None = None
+    reduce_range: bool | None = None
+    range: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    parameters: tuple[tuple[float, ...], tuple[int, ...]] | None = None
+    axis: int | None = None
+    convert: Override | None = None
+    readers: frozenset[str] | None = None
+
+
+def parse_overrides(given: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Override]:
+    """The overrides of a configuration.
+
+    Raises:
+        ConfigError: the tensor, the key and what is allowed.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"TensorQuantOverrides must be a dictionary from tensor name to a list, not {given!r}")
+    return {name: _override(f"TensorQuantOverrides[{name!r}]", entries) for name, entries in given.items()}
+
+
+def _override(where: str, entries: Sequence[Mapping[str, Any]]) -> Override:
+    if not isinstance(entries, Sequence) or not entries or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError(f"{where} must be a list of dictionaries, one or one per channel, not {entries!r}")
+    first = entries[0]
+    for entry in entries:
+        _check(where, entry)
+    if len(entries) > 1 and "axis" not in first:
+        raise ConfigError(f"{where} has {len(entries)} entries, one per channel: the first must give the axis")
+    convert = dict(first.get("convert", {}))
+    readers = convert.pop("recv_nodes", None)
+    format = _format(where, first.get("quant_type"))
+    if "axis" in first and format is not None and not get_format(format).has_zero_point:
+        raise ConfigError(f"{where}: the data type {format!r} has no scale per channel; leave out axis")
+    return Override(
+        format=format,
+        symmetric=first.get("symmetric"),
+        reduce_range=first.get("reduce_range"),
+        range=_columns(where, entries, ("rmin", "rmax")),
+        parameters=_columns(where, entries, _BY_VALUE),
+        axis=first.get("axis"),
+        convert=_override(f"{where} convert", [convert]) if convert else None,
+        readers=None if readers is None else frozenset(readers),
+    )
+
+
+def _check(where: str, entry: Mapping[str, Any]) -> None:
+    for key in entry:
+        if key not in KEYS:
+            raise ConfigError(unknown(f"key of {where}", key, KEYS))
+    for one, other in (("scale", "zero_point"), ("zero_point", "scale"), ("rmin", "rmax"), ("rmax", "rmin")):
+        if one in entry and other not in entry:
+            raise ConfigError(f"{where}: {one} needs {other} beside it")
+    both = [key for key in _BY_RANGE if key in entry]
+    if "scale" in entry and both:
+        raise ConfigError(f"{where}: scale and zero_point say everything; leave out {', '.join(both)}")
+
+
+def _columns(where: str, entries: Sequence[Mapping[str, Any]], keys: tuple[str, str]) -> Any:
+    """The values of two keys over all entries; ``None`` where no entry has them."""
+    having = [entry for entry in entries if keys[0] in entry]
+    if not having:
+        return None
+    if len(having) < len(entries):
+        raise ConfigError(f"{where}: every channel needs {keys[0]} and {keys[1]}, or none")
+    low, high = (tuple(_number(where, key, entry[key]) for entry in entries) for key in keys)
+    if keys[0] == "scale" and min(low) <= 0:
+        raise ConfigError(f"{where}: scale must be positive, not {min(low)!r}")
+    if keys[0] == "rmin" and any(a > b for a, b in zip(low, high, strict=True)):
+        raise ConfigError(f"{where}: rmin must not be above rmax")
+    return low, high
+
+
+def _number(where: str, key: str, value: Any) -> float | int:
+    try:
+        return int(value) if key == "zero_point" else float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {key} must be a number, not {value!r}") from error
+
+
+def _format(where: str, given: Any) -> str | None:
+    """The row of a data type class, of a name, or of a member of an enumeration of types."""
+    if given is None:
+        return None
+    if isinstance(given, type) and hasattr(given, "format"):
+        return str(given.format)
+    name = str(getattr(given, "name", given)).lower()
+    found = _SPELLED.get(name, name.removeprefix("q"))
+    if found not in FORMATS:
+        raise ConfigError(unknown(f"quant_type of {where}", str(given), FORMATS))
+    return found

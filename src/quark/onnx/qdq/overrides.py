@@ -1,0 +1,137 @@
+"""``TensorQuantOverrides`` in the Plan: what the configuration tells single tensors wins over every rule.
+
+A tensor that is told something shares its scale with no other any more. ``convert`` puts an Identity before the readers
+that want a second type; its output is quantized with that type, and the Identity is taken out when the graph is
+written.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.options import Options
+from quark.config.overrides import Override, parse_overrides
+from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError, unknown
+from quark.numerics.formats import get_format
+from quark.numerics.granularity import Channel, Tensor
+from quark.onnx.graph.surgery import bypass
+from quark.onnx.qdq.block_axes import in_blocks
+
+_log = logging.getLogger(__name__)
+REASON = "TensorQuantOverrides"
+
+
+def override(model: ir.Model, plan: Plan, options: Options) -> None:
+    """Write the overrides into the plan. (An int32 bias keeps its product of scales under ``AdjustBiasScale``.)
+
+    Raises:
+        ConfigError: a tensor that the model does not have (the nearest name is shown), or values that do not fit it.
+    """
+    overrides = parse_overrides(options.TensorQuantOverrides)
+    if not overrides:
+        return
+    values = _values(model)
+    for name, wanted in overrides.items():
+        if name not in values:
+            raise ConfigError(unknown(f"tensor in {REASON}", name, values))
+        if name not in plan.tensors:
+            _log.warning("%s: %r is not quantized, so there is nothing to override", REASON, name)
+            continue
+        if plan.tensors[name].role == "bias" and options.AdjustBiasScale and wanted.format in (None, "int32"):
+            continue
+        plan.put(_overridden(plan.tensors[name], wanted, values[name]))
+        if wanted.convert is not None:
+            _convert(model, plan, values[name], wanted.convert, wanted.readers)
+
+
+def _values(model: ir.Model) -> dict[str, ir.Value]:
+    graph = model.graph
+    made = (output for node in graph for output in node.outputs)
+    return {str(value.name): value for value in (*graph.inputs, *graph.initializers.values(), *made)}
+
+
+def _overridden(tensor: TensorPlan, wanted: Override, value: ir.Value) -> TensorPlan:
+    spec = _spec(tensor.spec, wanted, value)
+    parameters = None if wanted.parameters is None else _parameters(tensor, spec, wanted, value)
+    return replace(
+        tensor,
+        role="weight" if tensor.role == "bias" else tensor.role,
+        bias_of=None,
+        spec=spec,
+        reason=f"{REASON}[{tensor.name!r}]",
+        group=tensor.name,
+        observed=True,
+        fixed_range=tensor.fixed_range if wanted.range is None else _shaped(wanted.range),
+        given=parameters,
+    )
+
+
+def _spec(spec: TensorSpec, wanted: Override, value: ir.Value) -> TensorSpec:
+    format = wanted.format or spec.format
+    symmetric = spec.symmetric if wanted.symmetric is None else wanted.symmetric
+    granularity = spec.granularity if wanted.format is None else Tensor()
+    if wanted.axis is not None:
+        granularity = Channel(wanted.axis % max(len(value.shape or ()), 1))
+    elif wanted.range is not None or wanted.parameters is not None:
+        granularity = Tensor()
+    reduced = spec.reduced if wanted.reduce_range is None else wanted.reduce_range
+    found = replace(spec, format=format, symmetric=symmetric, granularity=granularity, reduced=reduced)
+    return in_blocks(found, value)
+
+
+def _shaped(columns: tuple[tuple[float, ...], tuple[float, ...]]) -> tuple[Any, Any]:
+    low, high = columns
+    return (low[0], high[0]) if len(low) == 1 else (list(low), list(high))
+
+
+def _parameters(tensor: TensorPlan, spec: TensorSpec, wanted: Override, value: ir.Value) -> tuple[Any, Any]:
+    """Scale and zero point as they were given, checked against the tensor."""
+    scales, zeros = wanted.parameters or ((), ())
+    row, shape = get_format(spec.format), tuple(value.shape or ())
+    channels = shape[wanted.axis] if wanted.axis is not None else 1
+    if isinstance(channels, int) and len(scales) not in (1, channels):
+        raise ConfigError(f"{REASON}[{tensor.name!r}]: {len(scales)} entries for {channels} channels")
+    if row.has_zero_point and not all(row.min <= zero <= row.max for zero in zeros):
+        raise ConfigError(f"{REASON}[{tensor.name!r}]: zero_point must lie in {row.min}..{row.max} for {spec.format}")
+    scale, zero = np.asarray(scales, np.float32), np.asarray(zeros, np.int64)
+    return (scale.reshape(()), zero.reshape(())) if len(scales) == 1 else (scale, zero)
+
+
+def _convert(model: ir.Model, plan: Plan, value: ir.Value, wanted: Override, readers: frozenset[str] | None) -> None:
+    """Let some readers read the tensor in a second type."""
+    name = f"{value.name}_convert"
+    uses = [use for use in value.uses() if readers is None or use.node.name in readers]
+    missing = (readers or frozenset()) - {use.node.name for use in uses}
+    if missing:
+        raise ConfigError(f"{REASON}[{value.name!r}] convert: {sorted(missing)[0]!r} does not read this tensor")
+    known = plan.tensors[str(value.name)]
+    copy = ir.Value(name=name, shape=value.shape, type=value.type)
+    node = ir.node("Identity", [value], outputs=[copy], name=name)
+    producer = value.producer()
+    if producer is not None:
+        model.graph.insert_after(producer, node)
+    else:
+        model.graph.insert_before(model.graph[0], node)
+    for use in uses:
+        use.node.replace_input_with(use.idx, copy)
+    taken = {use.node.name for use in uses}
+    if known.readers is not None:
+        plan.put(replace(known, readers=(known.readers - taken) | {name}))
+    plan.nodes[name] = NodePlan(name, "Identity", True, f"{REASON}: convert")
+    plain = replace(known, name=name, group=name, readers=None, given=None, fixed_range=None)
+    plan.put(_overridden(plain, wanted, copy))
+
+
+def drop_converters(model: ir.Model, plan: Plan) -> None:
+    """Take the Identity nodes of ``convert`` out of the written graph: a DequantizeLinear feeds the second pair."""
+    names = {name for name, node in plan.nodes.items() if node.reason == f"{REASON}: convert"}
+    for node in [node for node in model.graph if node.name in names and node.op_type == "Identity"] if names else ():
+        if node.inputs[0] is not None:
+            bypass(node, node.inputs[0])
