@@ -57,7 +57,7 @@ class Step:
 
     option: str
     name: str
-    given: Callable[[Options], dict[str, Any]] = lambda options: {}
+    given: Callable[[Job], dict[str, Any]] = lambda job: {}
     default: Callable[[Job], bool] = lambda job: False
 
     def wanted(self, job: Job) -> bool:
@@ -73,6 +73,13 @@ def _device(job: Job) -> bool:
     return job.npu or (job.target == "any" and not narrow and not casts)
 
 
+def _coarse(job: Job) -> bool:
+    """Whether weights have one 8-bit scale (or a narrower one) for all channels, and the device leaves a choice."""
+    weight = job.rules.default.weight
+    narrow = weight is not None and weight.format in ("int8", "uint8", "int4", "uint4")
+    return not job.npu and narrow and weight is not None and weight.granularity == Tensor()
+
+
 #: What a model needs before anything looks at it; runs under SkipPreprocess too.
 FIRST = (
     Step("RemoveInputInit", "remove_input_init"),
@@ -81,11 +88,16 @@ FIRST = (
 #: Tidying and rewriting: types and shapes, folding, fusing, forms that the target has kernels for.
 PREPARE = (
     Step("ConvertNCHWToNHWC", "convert_nchw_to_nhwc"),
-    Step("FixShapes", "fix_shapes", lambda options: {"input_output_name_shapes": options.FixShapes}),
+    Step("FixShapes", "fix_shapes", lambda job: {"input_output_name_shapes": job.options.FixShapes}),
     Step("OptimizeModel", "optimize_with_ort"),
-    Step("FoldBatchNorm", "fold_batch_norm", default=lambda job: job.options.OptimizeModel),
+    Step(
+        "FoldBatchNorm",
+        "fold_batch_norm",
+        lambda job: {"keep_resolution": job.options.FoldBatchNorm is None and _coarse(job)},
+        lambda job: job.options.OptimizeModel,
+    ),
     Step("FoldBatchNorm", "fold_batch_norm_after_concat", default=lambda job: job.options.OptimizeModel),
-    Step("SimplifyModel", "simplify", lambda options: {"simplify_Options": options.SimplifyModelOptions}),
+    Step("SimplifyModel", "simplify", lambda job: {"simplify_Options": job.options.SimplifyModelOptions}),
     Step("FuseInstanceNorm", "fuse_instance_norm"),
     Step("FuseL2Norm", "fuse_l2_norm"),
     Step("FuseLayerNorm", "fuse_layer_norm"),
@@ -98,12 +110,12 @@ PREPARE = (
     Step("SplitLargeKernelPool", "split_large_kernel_pool", default=_device),
     Step("ConvertSplitToSlice", "convert_split_to_slice", default=_device),
     Step("ConvertBNToConv", "convert_bn_to_conv", default=_device),
-    Step("CopySharedInit", "copy_shared_init", lambda options: {"shared_init_op_types": options.CopySharedInit}),
-    Step("CopyBiasInit", "copy_bias_init", lambda options: {"shared_bias_op_types": options.CopyBiasInit}),
+    Step("CopySharedInit", "copy_shared_init", lambda job: {"shared_init_op_types": job.options.CopySharedInit}),
+    Step("CopyBiasInit", "copy_bias_init", lambda job: {"shared_bias_op_types": job.options.CopyBiasInit}),
 )
 #: What happens to the quantized model before it is written.
 FINISH = (
-    Step("ConvertClipToRelu", "convert_clip_to_relu", lambda options: {"loose": True}),
+    Step("ConvertClipToRelu", "convert_clip_to_relu", lambda job: {"loose": True}),
     Step("FoldRelu", "fold_relu"),
     Step("FillAllValueInfo", "fill_value_info"),
 )
@@ -119,7 +131,7 @@ def run_steps(model: ir.Model, steps: Sequence[Step], job: Job) -> list[PassRepo
         row = get_pass(step.name)
         if row.shapes and stale:
             infer_shapes(model)
-        reports.append(apply(model, row, row.arguments(step.given(job.options)) or {}))
+        reports.append(apply(model, row, row.arguments(step.given(job)) or {}))
         stale = (stale and not row.shapes) or reports[-1].fired > 0
     return reports
 
