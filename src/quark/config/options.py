@@ -60,8 +60,8 @@ class Options(BaseModel):
     FoldBatchNorm: bool | None = _option(
         None,
         1,
-        "Fold BatchNormalization into the layers before it, through a Concat too. Default: as OptimizeModel, but not where "
-        "a depthwise weight with one 8-bit scale would lose its channels to rounding (outside the NPU flow).",
+        "Fold BatchNormalization into the layers before it, through a Concat too. Default: as OptimizeModel, but not "
+        "where a depthwise weight with one 8-bit scale would lose its channels to rounding (outside the NPU flow).",
     )
     FuseInstanceNorm: bool = _option(True, 1, "Written-out instance normalization becomes InstanceNormalization.")
     FuseL2Norm: bool = _option(True, 1, "A vector divided by its length becomes LpNormalization.")

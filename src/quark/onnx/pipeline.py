@@ -9,7 +9,6 @@ from typing import Any
 import onnx_ir as ir
 
 from quark.config.job import Job, with_scale_rule
-from quark.config.options import Options
 from quark.errors import ModelError
 from quark.numerics.granularity import Tensor
 from quark.onnx.graph.lift import lift
