@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.torch_flow.export.networks import IDS, Mixed, llama, logits
+from tests.torch_flow.export.programs import loaded_by
 from tests.torch_flow.export.schemes import every
 from torch import nn
 
@@ -101,6 +102,7 @@ def test_transformers_and_our_reader_give_the_logits(name: str, dtype: torch.dty
     )
     assert not any(found.values())
     assert torch.equal(logits(theirs), expected)
+    loaded_by("quark", name, "transformers")
     ours = import_model_from_safetensors(llama(dtype), tmp_path / "m")
     assert torch.equal(logits(ours), expected)
     assert torch.equal(

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from quark.errors import ModelError
 from quark.torch.export.model_files import read_json
@@ -104,6 +103,8 @@ def indexed_files(folder: Path, index: Path) -> dict[str, tuple[str, ...]]:
 
 def opened(path: Path):  # type: ignore[no-untyped-def]
     """A safetensors file, its header checked."""
+    from safetensors import SafetensorError, safe_open
+
     if not path.is_file():
         raise ModelError(f"{str(path)!r} is missing")
     try:
@@ -120,6 +121,8 @@ def names_in(path: Path) -> list[str]:
 
 def tensor_of(source, path: Path, name: str) -> torch.Tensor:  # type: ignore[no-untyped-def]
     """One tensor of an open file."""
+    from safetensors import SafetensorError
+
     try:
         return source.get_tensor(name)
     except (SafetensorError, RuntimeError, ValueError) as error:

@@ -1,0 +1,240 @@
+"""``export_compressed_tensors``: checkpoints of the library compressed-tensors, which vLLM and transformers read.
+
+Codes, scales and packing are made by the library from our values, scales and zero points, layer by layer:
+
+    pack-quantized     int4, int8 weights only        nvfp4-pack-quantized   NVFP4 blocks under a tensor scale
+    int-quantized      int8 weights and activations   mxfp4-pack-quantized   MXFP4 blocks
+    float-quantized    FP8 E4M3 weights, with or without activations
+
+Unsigned codes become signed ones (both shifted by half the range). Not handled: other formats, two stages, layers that
+are not linear, outputs and biases; they are refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from quark.errors import ConfigError
+from quark.numerics.blocks import Block
+from quark.numerics.elements import Int
+from quark.numerics.granularity import Channel, Group, Tensor, Token
+from quark.torch.export.folder import new_folder
+from quark.torch.export.huggingface import config_of
+from quark.torch.export.layout import BlockLayout, layout_of_quantizer, store
+from quark.torch.export.model_files import copy_beside, write_config
+from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
+from quark.torch.export.state import items_of
+from quark.torch.export.stored import StoredScales, StoredTensor
+from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.kv_cache import cache_quantizers
+from quark.torch.quantized_layer import QuantLayer, quantized_layers
+
+Arguments = dict[str, Any]
+
+
+def export_compressed_tensors(
+    model: nn.Module, output_dir: str | os.PathLike[str], max_shard_size: int = SHARD_SIZE
+) -> None:
+    """Write a quantized model in the format ``compressed-tensors``.
+
+    Args:
+        model: quantized; it is not changed.
+        output_dir: new folder, or one without a model in it.
+        max_shard_size: bytes of tensors per file.
+
+    Raises:
+        ConfigError: a scheme that the format does not have; the layer is named.
+        ModelError: a model that is not quantized.
+    """
+    config_of(model)
+    schemes = {name: scheme_of(name, layer) for name, layer in quantized_layers(model)}
+    if any(True for _ in cache_quantizers(model)):
+        raise ConfigError("compressed-tensors: caches that are quantized after RoPE cannot be written")
+    described, formats = quantization_config(model, schemes)
+    items = compressed_items(model, schemes, formats)
+    with new_folder(output_dir) as folder:
+        write_shards(folder, items, "model", max_shard_size)
+        copy_beside(model, folder)
+        write_config(model, folder, described)
+
+
+def refuse(name: str, sentence: str) -> NoReturn:
+    """Raise ``ConfigError``."""
+    raise ConfigError(f"compressed-tensors cannot hold {name!r}: {sentence}")
+
+
+def scheme_of(name: str, layer: QuantLayer) -> Any:
+    """The ``QuantizationScheme`` of a layer."""
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    if not isinstance(layer, nn.Linear):
+        refuse(name, f"it is a {layer.float_class.__name__}, and only linear layers can be")
+    slots = dict(layer.quantizers())
+    if others := [slot for slot in slots if slot not in ("weight", "input_tensors")]:
+        refuse(name, f"{others[0]} is quantized")
+    weight, activation = part_of(name, layer, "weight"), part_of(name, layer, "input_tensors")
+    if weight is None:
+        refuse(name, "its weight is float")
+    inputs = None if activation is None else QuantizationArgs(**arguments(name, activation, weight=False))
+    return QuantizationScheme(
+        targets=[f"re:^{name}$".replace(".", r"\.")],
+        weights=QuantizationArgs(**arguments(name, weight, weight=True)),
+        input_activations=inputs,
+    )
+
+
+def part_of(name: str, layer: QuantLayer, slot: str) -> FakeQuantize | None:
+    """The only stage of a slot, with its parameters."""
+    quantizer = dict(layer.quantizers()).get(slot)
+    if quantizer is None:
+        return None
+    if isinstance(quantizer, StoredTensor):
+        quantizer = quantizer.quantizer(layer.weight)  # type: ignore[arg-type]
+    elif isinstance(quantizer, StoredScales):
+        quantizer = quantizer.settled()
+    found = list(parts(quantizer))
+    if len(found) != 1:
+        refuse(name, f"{slot} has {len(found)} stages")
+    if found[0].stage.real_zero:
+        refuse(name, f"{slot} has real zero points")
+    return found[0]
+
+
+def arguments(name: str, part: FakeQuantize, weight: bool) -> Arguments:
+    """What ``QuantizationArgs`` is made with."""
+    stage, row = part.stage, part.stage.format
+    if isinstance(row, Block):
+        return block_arguments(name, row, weight)
+    if not (isinstance(row, Int) and row.bits in (4, 8)) and row.name != "fp8_e4m3":
+        refuse(name, f"{row.name} is no format of it")
+    number = "int" if isinstance(row, Int) else "float"
+    symmetric = stage.spec.symmetric and row.middle == 0
+    made: Arguments = {"num_bits": row.bits, "type": number, "symmetric": symmetric}
+    made["dynamic"] = stage.spec.dynamic and not weight
+    return {**made, **strategy(name, part)}
+
+
+def strategy(name: str, part: FakeQuantize) -> Arguments:
+    """Which elements share a scale."""
+    match part.granularity:
+        case Tensor():
+            return {"strategy": "tensor"}
+        case Token():
+            return {"strategy": "token"}
+        case Channel(axis=0):
+            return {"strategy": "channel"}
+        case Group(axis=-1 | 1, size=size):
+            return {"strategy": "group", "group_size": size}
+    refuse(name, f"scales {part.granularity} are none of its strategies")
+
+
+def block_arguments(name: str, row: Block, weight: bool) -> Arguments:
+    """NVFP4 and MXFP4."""
+    made: Arguments = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": row.size}
+    if row.tensor_scale and (row.rule, row.size) == ("e4m3", 16):
+        dynamic: Any = False if weight else "local"
+        return {**made, "strategy": "tensor_group", "scale_dtype": torch.float8_e4m3fn, "dynamic": dynamic}
+    if row.name.startswith("mxfp4") and row.size == 32:
+        return {**made, "strategy": "group", "scale_dtype": torch.uint8, "dynamic": not weight}
+    refuse(name, f"blocks of {row.name} are no format of it")
+
+
+def quantization_config(model: nn.Module, schemes: Mapping[str, Any]) -> tuple[Arguments, dict[str, Any]]:
+    """``quantization_config``, and the format of each layer."""
+    from compressed_tensors.compressors.format import infer_module_format
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
+
+    formats = {name: infer_module_format(nn.Linear, scheme) for name, scheme in schemes.items()}
+    groups: dict[str, Any] = {}
+    members: dict[str, list[str]] = {}
+    for name, scheme in schemes.items():
+        key = f"{scheme.weights} {scheme.input_activations} {formats[name]}"
+        members.setdefault(key, []).append(name)
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    for number, names in enumerate(members.values()):
+        targets = ["Linear"] if len(members) == 1 else names
+        scheme = schemes[names[0]].model_copy(update={"targets": targets, "format": formats[names[0]]})
+        groups[f"group_{number}"] = scheme
+    chosen = set(formats.values())
+    config = QuantizationConfig(
+        config_groups=groups,
+        format=next(iter(chosen)).value if len(chosen) == 1 else "mixed-precision",
+        quantization_status=QuantizationStatus.COMPRESSED,
+        ignore=[name for name in linear if name not in schemes],
+    )
+    return {**config.model_dump(mode="json"), "quant_method": "compressed-tensors"}, formats
+
+
+def compressed_items(model: nn.Module, schemes: Mapping[str, Any], formats: Mapping[str, Any]) -> list[Item]:
+    """All tensors of the model; the weights of quantized layers as the library packs them."""
+    layers = dict(quantized_layers(model))
+    own = {f"{name}.weight" for name in layers}
+    parameters = tuple(f"{name}.input_" for name in layers)
+    items = [
+        item
+        for item in items_of(model, "order", "fake_quantized")
+        if not own & set(item.form) and not all(name.startswith(parameters) for name in item.form)
+    ]
+    return items + [layer_item(name, layer, schemes[name], formats[name]) for name, layer in layers.items()]
+
+
+def layer_item(name: str, layer: QuantLayer, scheme: Any, format: Any) -> Item:
+    """The tensors of one layer."""
+
+    def make(values: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        from compressed_tensors.compressors import BaseCompressor
+
+        compressor: Any = BaseCompressor.get_value_from_registry(format.value)
+        packed = compressor.compress(state_of(name, layer, scheme), scheme)
+        return {f"{name}.{key}": value.detach().contiguous() for key, value in packed.items()}
+
+    form = {key: (tuple(value.shape), value.dtype) for key, value in make().items()}
+    return Item(form, make)
+
+
+@torch.no_grad()
+def state_of(name: str, layer: QuantLayer, scheme: Any) -> dict[str, torch.Tensor]:
+    """Values and parameters of a layer, as the library names and shapes them."""
+    part: Any = part_of(name, layer, "weight")
+    quantizer: Any = layer.weight_quantizer
+    weight: Any = layer._parameters["weight"]
+    plain = layer.frozen and not isinstance(quantizer, StoredTensor)
+    values = weight if plain else quantizer(weight.detach())
+    state = {"weight": values.float(), **weight_parameters(part, values, scheme)}
+    activation: Any = part_of(name, layer, "input_tensors")
+    if activation is not None and activation.scale is not None and activation.stage.calibrated:
+        scale, block = activation.scale.float().reshape(-1), activation.stage.is_block
+        state["input_global_scale" if block else "input_scale"] = 1 / scale if block else scale
+        if not scheme.input_activations.symmetric:
+            state["input_zero_point"] = signed(activation, activation.zero_point).to(torch.int8).reshape(-1)
+    return state
+
+
+def weight_parameters(part: FakeQuantize, values: torch.Tensor, scheme: Any) -> dict[str, torch.Tensor]:
+    """Scale, zero point and tensor scale of a weight."""
+    layout = layout_of_quantizer(part, tuple(values.shape))
+    if isinstance(layout, BlockLayout):
+        stored = store(values, part, frozen=True)
+        storage, coded = layout.block.storage, stored["scale"].view(torch.uint8)
+        made = {"weight_scale": storage.decode(coded).float()}
+        if layout.block.tensor_scale:
+            made["weight_global_scale"] = 1 / stored["scale_2"].reshape(1)
+        return made
+    scale, zero_point = (part.scale, part.zero_point) if part.scale is not None else part.parameters(values)
+    columns = -1 if isinstance(part.granularity, Group) else 1
+    shape = (1,) if isinstance(part.granularity, Tensor) else (values.shape[0], columns)
+    made = {"weight_scale": scale.float().reshape(shape)}  # type: ignore[union-attr]
+    if not scheme.weights.symmetric:
+        made["weight_zero_point"] = signed(part, zero_point).to(torch.int8).reshape(shape)  # type: ignore[arg-type]
+    return made
+
+
+def signed(part: FakeQuantize, zero_point: torch.Tensor) -> torch.Tensor:
+    """A zero point among signed codes."""
+    row = part.stage.format
+    return zero_point - (0 if getattr(row, "signed", True) else 1 << int(row.bits) - 1)

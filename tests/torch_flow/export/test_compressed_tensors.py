@@ -1,0 +1,111 @@
+"""Checkpoints of compressed-tensors, loaded by transformers with that library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.torch_flow.export.networks import IDS, Mixed, llama, logits
+from tests.torch_flow.export.programs import loaded_by
+from tests.torch_flow.export.test_reload import layer, nvfp4, quantized
+from torch import nn
+
+from quark.errors import ConfigError
+from quark.torch.export.api import export_compressed_tensors, export_safetensors, import_model_from_safetensors
+from quark.torch.quantization.config.config import (
+    FP8E4M3PerChannelSpec,
+    FP8E4M3PerTensorSpec,
+    Int4PerChannelSpec,
+    Int4PerGroupSpec,
+    Int8PerChannelSpec,
+    Int8PerTensorSpec,
+    MX6Spec,
+    OCP_MXFP4Spec,
+    QConfig,
+    QLayerConfig,
+)
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("compressed_tensors")
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # of the library
+INT8 = Int8PerChannelSpec(0, symmetric=True)
+EXACT = {
+    "W4A16 groups": layer(Int4PerGroupSpec(-1, 32)),
+    "W4A16 channels": layer(Int4PerChannelSpec(0)),
+    "W8A16": layer(INT8),
+    "W8A8 int8": layer(INT8, Int8PerChannelSpec(1, is_dynamic=True)),
+    "W8A8 int8 static": layer(INT8, Int8PerTensorSpec()),
+    "W8A8 FP8": layer(FP8E4M3PerChannelSpec(0), FP8E4M3PerChannelSpec(1, is_dynamic=True)),
+    "W8A8 FP8 static": layer(FP8E4M3PerTensorSpec(), FP8E4M3PerTensorSpec()),
+}
+EXACT["W8A8 int8"].input_tensors.symmetric = True
+IN_BFLOAT16 = {  # the library decodes these to bfloat16
+    "NVFP4 weights": layer(nvfp4(False)),
+    "MXFP4 weights": layer(OCP_MXFP4Spec(-1, False)),
+    "MXFP4": layer(OCP_MXFP4Spec(-1, False), OCP_MXFP4Spec(-1, True)),
+}
+
+
+def load(folder: Path) -> nn.Module:
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    assert not any(found.values())
+    return model
+
+
+@pytest.mark.parametrize("name", [*EXACT, *IN_BFLOAT16])
+def test_logits_are_those_of_the_quantized_model(name: str, tmp_path: Path) -> None:
+    dtype = torch.float32 if name in EXACT else torch.bfloat16
+    model = quantized(llama(dtype), QConfig({**EXACT, **IN_BFLOAT16}[name], exclude=["lm_head"]))
+    expected, float_logits = logits(model), logits(llama(dtype))
+    export_compressed_tensors(model, tmp_path / "m")
+    theirs = logits(load(tmp_path / "m"))
+    assert torch.allclose(theirs, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
+    assert (theirs - float_logits).abs().max() > 0.01 * expected.abs().max()
+    loaded_by("compressed-tensors", name, "transformers", "compressed-tensors")
+
+
+def test_nvfp4_activations_are_about_the_same(tmp_path: Path) -> None:
+    """The library computes local scales of activations in bfloat16, ours are those of float32."""
+    model = quantized(llama(torch.bfloat16), QConfig(layer(nvfp4(False), nvfp4(True)), exclude=["lm_head"]))
+    export_compressed_tensors(model, tmp_path / "m")
+    theirs, ours = logits(load(tmp_path / "m")).float(), logits(model).float()
+    similar = torch.cosine_similarity(theirs.flatten(), ours.flatten(), dim=0)
+    assert similar > torch.cosine_similarity(logits(llama(torch.bfloat16)).float().flatten(), ours.flatten(), dim=0)
+    assert similar > 0.98
+    loaded_by("compressed-tensors", "NVFP4 (activations within 2 %)", "transformers", "compressed-tensors")
+
+
+def test_frozen_and_reloaded_models_give_the_same_files(tmp_path: Path) -> None:
+    config = QConfig(EXACT["W4A16 groups"], exclude=["lm_head"])
+    model = quantized(llama(), config)
+    export_compressed_tensors(model, tmp_path / "a", max_shard_size=50_000)
+    export_safetensors(model, tmp_path / "quark")
+    again = import_model_from_safetensors(llama(), tmp_path / "quark")
+    export_compressed_tensors(again, tmp_path / "b", max_shard_size=50_000)
+    files = sorted(path.name for path in (tmp_path / "a").glob("*.safetensors"))
+    assert len(files) > 1
+    for file in files:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_layers_of_their_own_get_groups_of_their_own(tmp_path: Path) -> None:
+    special = {"*down_proj": EXACT["W8A16"]}
+    model = quantized(llama(), QConfig(EXACT["W4A16 groups"], exclude=["lm_head"], layer_quant_config=special))
+    export_compressed_tensors(model, tmp_path / "m")
+    groups = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]["config_groups"]
+    assert sorted(len(group["targets"]) for group in groups.values()) == [2, 12]
+    assert torch.equal(logits(load(tmp_path / "m")), logits(model))
+
+
+def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+    model = quantized(llama(), QConfig(layer(MX6Spec(-1))))
+    with pytest.raises(ConfigError, match=r"cannot hold 'model\.layers\.0.*mx6 are no format of it"):
+        export_compressed_tensors(model, tmp_path / "m")
+    int8 = Int8PerTensorSpec().to_quantization_spec()
+    mixed = quantized(Mixed(), QConfig(QLayerConfig(weight=int8, output_tensors=int8)))
+    with pytest.raises(ConfigError, match="'fc': output_tensors is quantized"):
+        export_compressed_tensors(mixed, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+    assert IDS.shape == (2, 12)
