@@ -15,6 +15,7 @@ CONFLICTS: tuple[tuple[str, Any, str, Any, str], ...] = (
     ("CryptoMode", True, "SaveAndRestore", ..., _NO_TRACE),
     ("CryptoMode", True, "SaveTensorHistFig", True, _NO_TRACE),
     ("CryptoMode", True, "DebugMode", True, "no message may say anything about the model"),
+    ("UseMatMulNBits", True, "UseFP32Scale", True, "a float16 model keeps float16 scales there"),
     ("EncryptionAlgorithm", ..., "CryptoMode", False, "it says how CryptoMode encrypts"),
     ("SaveAndRestore", ..., "NumBins", 0, _TOO_LARGE),
     ("SaveAndRestore", ..., "CalibOptimizeMem", False, _TOO_LARGE),

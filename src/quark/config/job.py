@@ -40,6 +40,8 @@ class Job:
     @property
     def mode(self) -> str:
         """A row of ``quark.onnx.qdq.modes.MODES``."""
+        if self.options.UseMatMulNBits:
+            return "nbits"
         dynamic = self.rules.default.inputs is not None and self.rules.default.inputs.dynamic
         return "dynamic" if dynamic else "static"
 

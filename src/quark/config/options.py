@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from quark.config.conflicts import check_together
+from quark.config.nbits import parse_nbits
 from quark.config.overrides import parse_overrides
 from quark.errors import ConfigError, unknown
 
@@ -20,8 +21,6 @@ NOT_YET = frozenset(
     [
         "EnableDualQuantNodePairs",
         "EnableSubgraph",
-        "MatMulNBitsParams",
-        "UseMatMulNBits",
     ]
 )
 
@@ -266,6 +265,18 @@ class Options(BaseModel):
     RefineBlockAxis: bool | None = _option(
         None, 8, "Blocks run along the axis that MatMul and Gemm sum over, and along Softmax's own (default: yes)."
     )
+    # 9 ---------------------------------------------------------------------------------------------------------------
+    UseMatMulNBits: bool = _option(
+        False,
+        9,
+        "Store the weights of MatMul, Gemm and Gather in few bits; nothing else is quantized, no data is read.",
+    )
+    MatMulNBitsParams: dict[str, Any] = _option(
+        {},
+        9,
+        "Algorithm (DEFAULT, GPTQ, HQQ), GroupSize (128; a power of two from 16), Symmetric (True), Bits (4; 2, 4, 8), "
+        "AccuracyLevel (0: ONNX Runtime's choice, 1 float32, 2 float16, 3 bfloat16, 4 int8).",
+    )
     # 10 --------------------------------------------------------------------------------------------------------------
     ExecutionProviders: list[str] = _option(["CPUExecutionProvider"], 10, "ONNX Runtime providers for calibration.")
     TmpDir: str | None = _option(
@@ -307,4 +318,5 @@ def parse_options(given: Mapping[str, Any] | None) -> Options:
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"the option {place} cannot be {first['input']!r}: {first['msg']}") from error
     check_together(dict(options))
+    parse_nbits(options.MatMulNBitsParams)
     return options

@@ -77,6 +77,12 @@ def _both(format: str, doc: str, **options: bool) -> Preset:
 
 
 PRESETS: dict[str, Preset] = {
+    "MATMUL_NBITS": Preset(
+        "4-bit weights in groups of 128 for MatMul, Gemm and Gather; activations stay float",
+        TensorSpec("float16"),
+        TensorSpec("uint4"),
+        MappingProxyType({"UseMatMulNBits": True, "MatMulNBitsParams": {"AccuracyLevel": 1}}),
+    ),
     "UINT8_DYNAMIC_QUANT": Preset(
         "uint8 weights, activations quantized at run time: no calibration data",
         TensorSpec("uint8", symmetric=False, dynamic=True),

@@ -138,6 +138,8 @@ def opset_of(job: Job) -> int:
     Raises:
         ConfigError: a granularity that the format's carrier does not have.
     """
+    if job.mode == "nbits":
+        return job.options.ConvertOpsetVersion or BASE_OPSET
     layers = [job.rules.default, *(rule.layer for rule in job.rules.rules if rule.layer is not None)]
     needed = [STORED_FROM["INT16"]] if job.options.Int16Bias else []
     overrides = parse_overrides(job.options.TensorQuantOverrides)

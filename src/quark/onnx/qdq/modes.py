@@ -15,6 +15,7 @@ from quark.config.rules import NodeInfo
 from quark.onnx.qdq.dynamic import place_dynamic
 from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.emit_dynamic import emit_dynamic
+from quark.onnx.qdq.nbits import emit_nbits, no_parameters, place_nbits
 from quark.onnx.qdq.parameters import set_parameters
 from quark.onnx.qdq.place import place
 
@@ -36,5 +37,6 @@ class Mode:
 
 MODES: dict[str, Mode] = {
     "static": Mode(place, set_parameters, emit),
+    "nbits": Mode(place_nbits, no_parameters, emit_nbits),
     "dynamic": Mode(place_dynamic, set_parameters, emit_dynamic),
 }

@@ -5,6 +5,7 @@ Both compile to a ``Job``. Compiling reads them and never changes them, so one o
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -219,7 +220,7 @@ class QuantizationConfig:
         layer = LayerSpec(preset.activation, preset.weight, None, preset.activation)
         return cls(
             layer=layer,
-            extra_options=dict(preset.options),
+            extra_options=deepcopy(dict(preset.options)),
             target=preset.target,
             include_cle=preset.cle,
             use_dynamic_quant=preset.activation.dynamic,
@@ -261,7 +262,7 @@ class Config:
         layer = _dynamic(replace(legacy.layer, inputs=None)) if legacy.use_dynamic_quant else legacy.layer
         rules = Rules(layer, (Rule(excluded, None, "nodes_to_exclude"),) if excluded else ())
         algorithms = checked(legacy.algorithms, "algorithms")
-        wanted = legacy.include_cle and not legacy.use_dynamic_quant
+        wanted = legacy.include_cle and not (legacy.use_dynamic_quant or options.UseMatMulNBits)
         if wanted and not any(isinstance(entry, CLEConfig) for entry in algorithms):
             algorithms = (CLEConfig(), *algorithms)
         return for_target(Job(rules, options, legacy.target, legacy.use_external_data_format, algorithms))

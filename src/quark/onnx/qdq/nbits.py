@@ -1,0 +1,214 @@
+"""``UseMatMulNBits``: weights in few bits, in groups with a scale each; activations stay float.
+
+    MatMul, Gemm   -> com.microsoft MatMulNBits           codes [N, groups, group size x bits / 8]
+    Gather         -> com.microsoft GatherBlockQuantized  codes [rows, columns x bits / 8]
+
+ONNX Runtime runs both on any processor, with 2, 4 and 8 bits. What a weight becomes is the business of
+``nbits_algorithms``; this module chooses the nodes and writes them.
+
+Not handled: stacked matrices (a constant of more than two axes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.job import Job
+from quark.config.nbits import NBits, parse_nbits
+from quark.config.options import Options
+from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.config.rules import NodeInfo
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError, ModelError, unknown
+from quark.numerics.granularity import Group
+from quark.numerics.packing import pack
+from quark.onnx.graph.surgery import (
+    Names,
+    add_initializer,
+    float_attribute,
+    input_at,
+    int_attribute,
+    is_constant,
+    take_over,
+)
+from quark.onnx.passes.constants import remove_unused
+from quark.onnx.qdq import slots
+from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, Blocks
+from quark.onnx.qdq.selection import bound
+
+MICROSOFT = "com.microsoft"
+#: operator -> position of its weight.
+WEIGHTS = {"MatMul": 1, "Gemm": 1, "Gather": 0}
+
+
+def place_nbits(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
+    """The Plan: which weights are stored in few bits.
+
+    Raises:
+        ConfigError: an algorithm that is not there, or a name that matches nothing.
+    """
+    nbits = parse_nbits(job.options.MatMulNBitsParams)
+    if nbits.Algorithm not in ALGORITHMS:
+        raise ConfigError(unknown("Algorithm in MatMulNBitsParams", nbits.Algorithm, ALGORITHMS))
+    plan, decisions, shaping = Plan(), bound(model, job, before), slots.computes_shapes(model)
+    for node in model.graph:
+        decision = decisions[node.name or ""]
+        why = decision.reason if decision.layer is None else _why_float(node, nbits, job.options, node in shaping)
+        plan.nodes[node.name or ""] = NodePlan(node.name or "", node.op_type, why is None, why or "UseMatMulNBits")
+        if why is None:
+            _add(node, nbits, plan)
+    return plan
+
+
+def _why_float(node: ir.Node, nbits: NBits, options: Options, shaping: bool) -> str | None:
+    if node.domain not in ("", "ai.onnx") or node.op_type not in WEIGHTS:
+        return "UseMatMulNBits stores the weights of MatMul, Gemm and Gather only"
+    chosen = options.OpTypesToQuantize
+    if chosen and node.op_type not in (*chosen, *options.ExtraOpTypesToQuantize):
+        return f"{node.op_type} is not among the operator types to quantize"
+    if options.NodesToQuantize and node.name not in options.NodesToQuantize:
+        return "NodesToQuantize does not name it"
+    weight = input_at(node, WEIGHTS[node.op_type])
+    if weight is None or not (slots.is_float(weight) and is_constant(weight)) or shaping:
+        return "it has no constant weight"
+    if len(weight.shape or ()) != 2:
+        return f"its weight has {len(weight.shape or ())} axes, and the operator takes a matrix"
+    if node.op_type == "Gemm" and (int_attribute(node, "transA", 0) or _scaled(node)):
+        return "it transposes its first input or scales its product"
+    if node.op_type == "Gather":
+        return _why_not_gather(node, weight, nbits)
+    return None
+
+
+def _scaled(node: ir.Node) -> bool:
+    return float_attribute(node, "alpha", 1.0) != 1.0 or float_attribute(node, "beta", 1.0) != 1.0
+
+
+def _why_not_gather(node: ir.Node, table: ir.Value, nbits: NBits) -> str | None:
+    columns = (table.shape or (0, 0))[1]
+    if int_attribute(node, "axis", 0) != 0:
+        return "it gathers columns"
+    if not isinstance(columns, int) or columns % nbits.GroupSize:
+        return f"its rows of {columns} are no multiple of the group size {nbits.GroupSize}"
+    return None
+
+
+def _add(node: ir.Node, nbits: NBits, plan: Plan) -> None:
+    value = node.inputs[WEIGHTS[node.op_type]]
+    name = "" if value is None else value.name or ""
+    rows = node.op_type == "Gather" or bool(int_attribute(node, "transB", 0))
+    spec = TensorSpec(f"uint{nbits.Bits}", nbits.Symmetric, granularity=Group(1 if rows else 0, nbits.GroupSize))
+    known = plan.tensors.get(name)
+    readers = (known.readers if known and known.readers else frozenset()) | {node.name or ""}
+    because = f"UseMatMulNBits ({nbits.Algorithm}): {node.op_type} {node.name!r}"
+    plan.put(TensorPlan(name, "weight", spec, because, name, readers=readers))
+
+
+def no_parameters(model: ir.Model, plan: Plan, ranges: object, options: Options) -> None:
+    """Scales come with the codes, when they are written."""
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+Written = tuple[ir.Value, ir.Value, ir.Value | None]
+
+
+def emit_nbits(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
+    """Rewrite the chosen nodes of ``model``, which is used up; the scales go into ``plan``."""
+    nbits, names = parse_nbits(options.MatMulNBitsParams), Names(model)
+    done: dict[tuple[str, bool], Written] = {}
+    for node in list(model.graph):
+        if not plan.nodes[node.name or ""].quantized:
+            continue
+        weight = node.inputs[WEIGHTS[node.op_type]]
+        if weight is None or weight.const_value is None:
+            raise ModelError(f"the node {node.name!r} has no weight")
+        rows = node.op_type == "Gather" or bool(int_attribute(node, "transB", 0))
+        key = weight.name or "", rows
+        if key not in done:
+            done[key] = _write(model, names, plan, weight, nbits, rows)
+        (_gather if node.op_type == "Gather" else _product)(model, names, node, done[key], nbits)
+    model.graph.opset_imports.setdefault(MICROSOFT, 1)
+    remove_unused(model)
+    return model
+
+
+def _write(model: ir.Model, names: Names, plan: Plan, weight: ir.Value, nbits: NBits, rows: bool) -> Written:
+    """Codes, scales and zero points of one weight as initializers; the float values are let go."""
+    source = weight.const_value
+    if source is None:
+        raise ModelError(f"the initializer {weight.name!r} has no values")
+    values = source.numpy()
+    blocks = ALGORITHMS[nbits.Algorithm].run(values if rows else values.T, nbits, None)
+    if not np.isfinite(blocks.scales).all():
+        raise ModelError(f"the constant {weight.name!r} holds NaN or infinity; such a weight cannot be quantized")
+    tensor, shape = plan.tensors[weight.name or ""], source.shape.numpy()
+    if isinstance(source, ir.ExternalTensor):
+        del values
+        source.release()
+    middle = np.full(blocks.scales.shape, 1 << (nbits.Bits - 1), np.uint8)
+    points = middle if blocks.zero_points is None else blocks.zero_points
+    plan.put(replace(tensor, scale=blocks.scales, zero_point=points))
+    return _initializers(model, names, f"{weight.name}", blocks, nbits, weight, shape[1] if rows else shape[0])
+
+
+def _initializers(
+    model: ir.Model, names: Names, name: str, blocks: Blocks, nbits: NBits, weight: ir.Value, columns: int
+) -> Written:
+    def add(array: np.ndarray, label: str) -> ir.Value:
+        return add_initializer(model.graph, array, names.fresh(f"{name}_{label}"))
+
+    half = weight.dtype == ir.DataType.FLOAT16
+    scales = add(blocks.scales.astype(np.float16 if half else np.float32), "scales")
+    points = (
+        None if blocks.zero_points is None else add(np.asarray(pack(blocks.zero_points, nbits.Bits)), "zero_points")
+    )
+    return add(np.asarray(pack(blocks.codes, nbits.Bits)), f"Q{nbits.Bits}"), scales, points
+
+
+def _product(model: ir.Model, names: Names, node: ir.Node, written: Written, nbits: NBits) -> None:
+    """MatMulNBits for MatMul and Gemm; the bias of a Gemm is added."""
+    codes, scales, points = written
+    weight, bias = node.inputs[1], input_at(node, 2)
+    shape = (0, 0) if weight is None or weight.const_value is None else weight.const_value.shape.numpy()
+    turned = bool(int_attribute(node, "transB", 0))
+    sizes = {"K": shape[1 if turned else 0], "N": shape[0 if turned else 1]}
+    numbers = {**sizes, "bits": nbits.Bits, "block_size": nbits.GroupSize}
+    if nbits.AccuracyLevel:
+        numbers["accuracy_level"] = nbits.AccuracyLevel
+    attributes = [ir.AttrInt64(name, int(value)) for name, value in numbers.items()]
+    output = ir.Value(name=names.fresh(f"{node.name}_Q{nbits.Bits}_Output"))
+    inputs = [node.inputs[0], codes, scales, *([points] if points is not None else [])]
+    name = f"{node.name}_Q{nbits.Bits}"
+    model.graph.insert_before(node, ir.Node(MICROSOFT, "MatMulNBits", inputs, attributes, outputs=[output], name=name))
+    if bias is not None:
+        added = ir.Value(name=names.fresh(f"{name}_Add_Output"))
+        model.graph.insert_before(node, ir.Node("", "Add", [output, bias], outputs=[added], name=f"{name}_Add"))
+        output = added
+    take_over(output, node.outputs[0])
+
+
+def _gather(model: ir.Model, names: Names, node: ir.Node, written: Written, nbits: NBits) -> None:
+    """GatherBlockQuantized: blocks run along the rows of the table."""
+    codes, scales, points = written
+    flat, matrix = _two_axes(model, names, codes), _two_axes(model, names, scales)
+    numbers = {"bits": nbits.Bits, "block_size": nbits.GroupSize, "gather_axis": 0, "quantize_axis": 1}
+    attributes = [ir.AttrInt64(name, value) for name, value in numbers.items()]
+    inputs = [flat, node.inputs[1], matrix, *([points] if points is not None else [])]
+    output, name = ir.Value(name=names.fresh(f"{node.name}_Output")), f"{node.name}_Q{nbits.Bits}"
+    new = ir.Node(MICROSOFT, "GatherBlockQuantized", inputs, attributes, outputs=[output], name=name)
+    model.graph.insert_before(node, new)
+    take_over(output, node.outputs[0])
+
+
+def _two_axes(model: ir.Model, names: Names, value: ir.Value) -> ir.Value:
+    """The initializer as [rows, all the rest]; as it is where it has two axes."""
+    tensor = value.const_value
+    if tensor is None or len(tensor.shape) == 2:
+        return value
+    array = tensor.numpy()
+    return add_initializer(model.graph, array.reshape(len(array), -1), names.fresh(f"{value.name}_rows"))

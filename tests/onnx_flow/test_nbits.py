@@ -1,0 +1,135 @@
+"""UseMatMulNBits: what the codes mean, on stock ONNX Runtime, at every width that it runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from tests.onnx_flow import models
+
+from quark.config.nbits import BITS, NBits
+from quark.errors import ConfigError
+from quark.onnx import Config, ModelQuantizer, QConfig, get_default_config
+from quark.onnx.qdq.nbits_algorithms import ALGORITHMS
+
+GRAPH = """
+g (float[N, 96] x, int64[N] i) => (float[N, 24] y, float[N, 24] z, float[N, 64] e) {
+    y = MatMul (x, w)
+    z = Gemm <transB = 1> (x, v, b)
+    e = Gather (table, i)
+}
+"""
+WEIGHTS = {
+    "w": models.normal(96, 24),
+    "v": models.normal(24, 96, seed=1) + 0.5,
+    "b": models.normal(24, seed=2),
+    "table": models.normal(11, 64, seed=3),
+}
+
+
+def config(**parameters: object) -> QConfig:
+    return QConfig(extra_options={"PrintSummary": False, "UseMatMulNBits": True, "MatMulNBitsParams": parameters})
+
+
+def restored(weight: np.ndarray, nbits: NBits) -> np.ndarray:
+    """The weight [rows, columns] that the blocks stand for."""
+    blocks = ALGORITHMS["DEFAULT"].run(weight, nbits, None)
+    half = 1 << (nbits.Bits - 1)
+    zero = np.full(blocks.scales.shape, half) if blocks.zero_points is None else blocks.zero_points
+    values = (blocks.codes.astype(np.float32) - zero[..., None].astype(np.float32)) * blocks.scales[..., None]
+    return values.reshape(len(weight), -1)[:, : weight.shape[1]]
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_runtime_computes_with_the_codes(bits: int, size: int, symmetric: bool) -> None:
+    proto, nbits = models.model(GRAPH, WEIGHTS), NBits(GroupSize=size, Symmetric=symmetric, Bits=bits, AccuracyLevel=1)
+    result = ModelQuantizer(config(**dict(nbits))).run(proto)
+    quantized = result.proto
+    assert quantized is not None
+    assert models.op_types(quantized) == ["MatMulNBits", "MatMulNBits", "Add", "GatherBlockQuantized"]
+    inputs = {"x": models.normal(5, 96, seed=7), "i": np.array([0, 10, 4, 4, 1])}
+    y, z, e = models.run(quantized, inputs)
+    w, v, table = restored(WEIGHTS["w"].T, nbits).T, restored(WEIGHTS["v"], nbits), restored(WEIGHTS["table"], nbits)
+    np.testing.assert_allclose(y, inputs["x"] @ w, atol=2e-4)
+    np.testing.assert_allclose(z, inputs["x"] @ v.T + WEIGHTS["b"], atol=2e-4)
+    np.testing.assert_allclose(e, table[inputs["i"]], atol=1e-6)
+    stored = sum(numpy_helper.to_array(t).nbytes for t in quantized.graph.initializer if "_Q" in t.name)
+    assert stored == (96 * 24 + 24 * 96 + 11 * 64) * bits // 8
+    assert result.plan.tensors["w"].scale.shape == (24, 96 // size)
+
+
+def test_rows_that_do_not_fill_a_group() -> None:
+    proto = models.model("g (float[N, 50] x) => (float[N, 7] y) { y = MatMul (x, w) }", {"w": models.normal(50, 7)})
+    for symmetric in (True, False):
+        quantized = ModelQuantizer(config(GroupSize=32, Symmetric=symmetric, Bits=8)).quantize_model(proto)
+        inputs = {"x": models.normal(3, 50, seed=4)}
+        np.testing.assert_allclose(models.run(quantized, inputs)[0], models.run(proto, inputs)[0], atol=0.1)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_no_worse_than_onnxruntime(symmetric: bool) -> None:
+    quantizer = pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
+    proto = models.model("g (float[N, 96] x) => (float[N, 24] y) { y = MatMul (x, w) }", {"w": WEIGHTS["w"]})
+    theirs = onnx.ModelProto()
+    theirs.CopyFrom(proto)
+    tool = quantizer.MatMulNBitsQuantizer(theirs, block_size=32, is_symmetric=symmetric, bits=4)
+    tool.process()
+    inputs = {"x": np.eye(96, dtype=np.float32)}
+    ours = ModelQuantizer(config(GroupSize=32, Symmetric=symmetric)).quantize_model(proto)
+    errors = [np.square(models.run(q, inputs)[0] - WEIGHTS["w"]).sum() for q in (ours, tool.model.model)]
+    assert errors[0] <= errors[1] * 1.0001
+
+
+def test_the_best_of_two_scales() -> None:
+    x = np.array([[1.0, -0.2, 0.1, 0.99] * 4], np.float32)  # the largest twice: it must not be clipped
+    for bits in BITS:
+        blocks = ALGORITHMS["DEFAULT"].run(x, NBits(GroupSize=16, Bits=bits), None)
+        half = 1 << (bits - 1)
+        errors = []
+        for scale in (-1.0 / half, 1.0 / (half - 1)):
+            codes = np.clip(np.rint(x / np.float32(scale)), -half, half - 1)
+            errors.append(np.square(codes * np.float32(scale) - x).sum())
+        ours = np.square((blocks.codes[0].astype(np.float32) - half) * blocks.scales[0, 0] - x).sum()
+        assert ours == pytest.approx(min(errors), rel=1e-5)
+
+
+def test_float16_and_what_stays_float() -> None:
+    graph = """g (float16[N, 32] x, float16[32, 4] z) => (float16[N, 8] y, float16[N, 4] q) {
+        y = MatMul (x, w)
+        q = MatMul (x, z)
+    }"""
+    proto = models.model(graph, {"w": models.normal(32, 8).astype(np.float16)})
+    result = ModelQuantizer(config(GroupSize=16)).run(proto)
+    assert result.proto is not None and models.op_types(result.proto) == ["MatMulNBits", "MatMul"]
+    assert "no constant weight" in result.plan.explain("q")
+    models.session(result.proto)
+
+
+def test_the_preset_and_excluded_nodes() -> None:
+    preset = get_default_config("MATMUL_NBITS")
+    preset.print_summary, preset.nodes_to_exclude = False, ["y"]
+    preset.extra_options["MatMulNBitsParams"]["GroupSize"] = 32
+    quantized = ModelQuantizer(Config(global_quant_config=preset)).quantize_model(models.model(GRAPH, WEIGHTS))
+    assert quantized is not None
+    assert models.op_types(quantized) == ["MatMul", "MatMulNBits", "Add", "GatherBlockQuantized"]
+    levels = [a.i for node in quantized.graph.node for a in node.attribute if a.name == "accuracy_level"]
+    assert levels == [1]
+    assert "GroupSize" not in get_default_config("MATMUL_NBITS").extra_options["MatMulNBitsParams"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"Bits": 3}, "Bits cannot be 3: .*runs 2, 4, 8 bits"),
+        ({"GroupSize": 100}, "GroupSize cannot be 100: .*powers of two from 16"),
+        ({"GroupSise": 16}, "'GroupSise'. Did you mean 'GroupSize'"),
+        ({"Algorithm": "AWQ"}, "Algorithm cannot be 'AWQ'"),
+        ({"AccuracyLevel": 5}, "AccuracyLevel cannot be 5"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(parameters: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**parameters)
