@@ -51,7 +51,9 @@ STORED_FROM = {
 ACTIVATION_TYPES = ("INT8", "UINT8", "INT16", "UINT16")
 #: Types whose constants are read by Cast and Mul: ONNX Runtime folds those when it loads the model, dequantizes a
 #: DequantizeLinear at every run, and fuses it into integer kernels that then refuse the type.
-_FOLDED_TYPES = ("FLOAT8E4M3FN", "FLOAT8E5M2")
+_FOLDED_TYPES = ("FLOAT8E4M3FN", "FLOAT8E5M2", "INT2", "UINT2")
+#: The same for types whose standard constants are refused in groups only, beside 8-bit activations.
+_FOLDED_IN_GROUPS = ("INT8", "UINT8")
 #: Types of the extended operators.
 _EXTENDED_TYPES = ("INT32", "UINT32", "FLOAT16", "BFLOAT16")
 
@@ -123,7 +125,8 @@ def constant_kind(spec: TensorSpec, options: Options) -> Kind:
     if spec.format in BLOCKS:
         return "block"
     row = get_format(spec.format)
-    if row.onnx_type in _FOLDED_TYPES:
+    groups = isinstance(spec.granularity, Group)
+    if row.onnx_type in _FOLDED_TYPES or (groups and row.onnx_type in _FOLDED_IN_GROUPS):
         return "cast"
     if row.onnx_type in STORED_FROM:
         return "standard"
@@ -175,7 +178,8 @@ def _check_granularity(spec: TensorSpec, slot: str, kind: Kind) -> None:
         raise ConfigError(
             f"{slot}: an activation has one scale per tensor (QuantGranularity.Tensor), not {spec.granularity}"
         )
-    if kind not in ("standard", "block") and isinstance(spec.granularity, Group):
+    folded = kind == "cast" and not get_format(spec.format).unit_scale
+    if kind not in ("standard", "block") and not folded and isinstance(spec.granularity, Group):
         raise ConfigError(
             f"{slot}: ONNX has no groups of the data type {spec.format!r}; allowed are Tensor and Channel"
         )

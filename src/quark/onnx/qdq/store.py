@@ -16,6 +16,7 @@ from quark.errors import ModelError
 from quark.numerics.affine import fake_quantize, quantize
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import get_format
+from quark.numerics.granularity import Group
 from quark.numerics.packing import pack
 from quark.onnx.qdq.carriers import Kind, onnx_type
 from quark.onnx.qdq.carry import AMD, OWN, Carried, axis_of, block_axis, single
@@ -77,15 +78,35 @@ def _extended(carried: Carried) -> list[ir.Node]:
 
 
 def _cast(carried: Carried) -> list[ir.Node]:
+    """Codes behind Cast, Sub and Mul, which ONNX Runtime computes when it loads the model and never fuses."""
+    tensor = carried.tensor
     nodes = [single(carried, "Cast", [_typed(carried)], {"to": int(ir.DataType.FLOAT)})]
-    scale = np.asarray(carried.tensor.scale, np.float32)
-    if np.any(scale != 1.0):
-        rank, axis = len(carried.value.shape or ()), axis_of(carried.tensor).get("axis", 0)
-        if scale.ndim:
-            scale = scale.reshape([-1 if position == axis else 1 for position in range(rank)])
-        factor = carried.parameters.add(scale, f"{carried.name}_scale")
-        nodes.append(single(carried, "Mul", [nodes[-1].outputs[0], factor], {}, kind="Mul"))
+    steps = [("Mul", np.asarray(tensor.scale, np.float32), 1.0)]
+    if get_format(tensor.spec.format).has_zero_point:
+        steps.insert(0, ("Sub", np.asarray(tensor.zero_point, np.float32), 0.0))
+    value = nodes[0].outputs[0]
+    for op_type, values, idle in steps:
+        if np.any(values != idle):
+            spread, operand = _beside(carried, values, op_type)
+            nodes += [*spread, single(carried, op_type, [value, operand], {}, kind=op_type)]
+            value = nodes[-1].outputs[0]
     return nodes
+
+
+def _beside(carried: Carried, values: np.ndarray, op_type: str) -> tuple[list[ir.Node], ir.Value]:
+    """Parameters in a shape that broadcasts over the constant: as they are, per channel, or gathered per group."""
+    granularity, shape = carried.tensor.spec.granularity, tuple(source_of(carried).shape.numpy())
+    name = f"{carried.name}_{'scale' if op_type == 'Mul' else 'zero_point'}"
+    if not values.ndim:
+        return [], carried.parameters.add(values, name)
+    if isinstance(granularity, Group):
+        axis = granularity.axis % len(shape)
+        index = carried.parameters.add(np.arange(shape[axis]) // granularity.size, f"{name}_index")
+        kept = carried.parameters.add(values.reshape(granularity.grid(shape)), name)
+        gather = single(carried, "Gather", [kept, index], {"axis": axis}, kind=f"{op_type}_Gather")
+        return [gather], gather.outputs[0]
+    axis = axis_of(carried.tensor).get("axis", 0)
+    return [], carried.parameters.add(values.reshape([-1 if k == axis else 1 for k in range(len(shape))]), name)
 
 
 def _element(carried: Carried) -> list[ir.Node]:
