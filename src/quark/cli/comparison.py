@@ -35,7 +35,7 @@ def run(request: Request, report: Path | None, json: bool) -> None:
         print_json(facts(found))
         return
     show(output_table(found))
-    show(layer_table(found.layers))
+    show(layer_table(found))
 
 
 def output_table(found: Comparison) -> Table:
@@ -46,11 +46,27 @@ def output_table(found: Comparison) -> Table:
     return Table("End to end", ("output", "SQNR", "cosine", "L2", "PSNR"), rows, note)
 
 
-def layer_table(layers: tuple[Layer, ...]) -> Table:
-    """Layer by layer, the worst first."""
-    ranked = sorted(layers, key=lambda layer: layer.sqnr)
-    rows = tuple((one.name or one.tensor, one.op_type, decibels(one.sqnr), f"{one.cosine:.6f}") for one in ranked)
-    return Table("Layer by layer, worst first", ("node", "operator", "SQNR", "cosine"), rows)
+#: A layer whose codes clip more than this share of its values is told so.
+CLIPPED = 0.01
+
+
+def layer_table(found: Comparison) -> Table:
+    """Layer by layer, the worst first, with cause and remedy where they are known."""
+    ranked = sorted(found.layers, key=lambda layer: layer.sqnr)
+    rows = tuple(
+        (one.name or one.tensor, one.op_type, decibels(one.sqnr), f"{one.cosine:.6f}", advice(one, found))
+        for one in ranked
+    )
+    return Table("Layer by layer, worst first", ("node", "operator", "SQNR", "cosine", "cause and remedy"), rows)
+
+
+def advice(layer: Layer, found: Comparison) -> str:
+    """Why a layer's output is off, as far as its own weights and codes tell; empty where they are fine."""
+    said = [one.advice for one in found.weak if one.node == layer.name]
+    clipped = next((tensor.clipped for tensor in found.tensors if tensor.name == layer.tensor), 0.0)
+    if clipped > CLIPPED:
+        said.append(f"its codes clip {clipped:.0%} of the values; calibrate with MinMax or a higher Percentile")
+    return "; ".join(said)
 
 
 def facts(found: Comparison) -> dict[str, object]:
@@ -67,4 +83,4 @@ def page(request: Request, found: Comparison) -> Report:
     """The HTML page of one comparison."""
     headline = tuple((f"SQNR of {name}", decibels(distance.sqnr)) for name, distance in list(found.outputs.items())[:4])
     title = f"{request.quantized.name} against {request.model.name}"
-    return Report(title, headline, (output_table(found),), found.layers, found.tensors)
+    return Report(title, headline, (output_table(found), layer_table(found)), found.layers, found.tensors)

@@ -68,7 +68,7 @@ def run(request: Request, report: Path | None, plan: Path | None, check: bool, j
         print_json(facts(request, result, seconds, done))
         return
     if settings.get("PrintSummary", True):
-        for table in summary_tables(result.plan):
+        for table in summary_tables(result.plan, result.weak):
             show(table)
     show(outcome(request, done))
     say(f"Wrote {request.output} in {seconds:.1f} s." + (f" Report: {report}" if report and done else ""))
@@ -150,6 +150,6 @@ def page(request: Request, result: Result, check: Check) -> Report:
         ("latency", f"{milliseconds(check.seconds['float'])} → {milliseconds(check.seconds['quantized'])}"),
         ("preset", request.preset),
     )
-    tables = (outcome(request, check), *summary_tables(result.plan))
+    tables = (outcome(request, check), *summary_tables(result.plan, result.weak))
     title = f"{request.model.name} → {request.output.name}"
     return Report(title, headline, tables, check.comparison.layers, check.comparison.tensors)

@@ -26,10 +26,11 @@ from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
 from quark.observers.histogram import Histogram
 from quark.onnx.data import checked, inputs_of
+from quark.onnx.diagnosis import of_model
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Feed, Libraries, Runner
 from quark.onnx.graph.surgery import constant_array
-from quark.report.values import Layer, TensorView
+from quark.report.values import Layer, TensorView, Weakness
 
 Model = str | Path | onnx.ModelProto
 BINS = 128
@@ -138,12 +139,13 @@ class CodeRange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The distances of all outputs, and of all layers and tensors that could be matched."""
+    """The distances of all outputs, of all layers and tensors that could be matched, and the layers of weak weights."""
 
     outputs: dict[str, Distance]
     layers: tuple[Layer, ...]
     tensors: tuple[TensorView, ...]
     samples: int
+    weak: tuple[Weakness, ...] = ()
 
 
 def compare(
@@ -184,7 +186,8 @@ def compare(
             _observe(distance, codes, x, y)
         if progress:
             progress(done)
-    return Comparison(outputs, _layers(pairs, distances), _views(pairs, ranges), done)
+    weak = of_model(second) if layers else ()
+    return Comparison(outputs, _layers(pairs, distances), _views(pairs, ranges), done, weak)
 
 
 def _observe(distance: Distance, codes: CodeRange | None, x: np.ndarray, y: np.ndarray) -> None:

@@ -18,6 +18,7 @@ from quark.config.plan import Plan
 from quark.errors import ModelError
 from quark.onnx.algorithms.stages import transform
 from quark.onnx.data_layout import in_layout
+from quark.onnx.diagnosis import of_plan
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.adapt import adapt
@@ -29,6 +30,7 @@ from quark.onnx.resume import open_resume
 from quark.onnx.scratch import Scratch
 from quark.report.progress import bars
 from quark.report.summary import print_summary
+from quark.report.values import Weakness
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -42,12 +44,14 @@ class Result:
         passes: what the graph passes did and refused to do.
         seconds: time of each stage.
         proto: the quantized model, when no output path was given.
+        weak: the layers that lose most to their weights.
     """
 
     plan: Plan
     passes: list[PassReport]
     seconds: dict[str, float] = field(default_factory=dict)
     proto: onnx.ModelProto | None = None
+    weak: tuple[Weakness, ...] = ()
 
 
 def quantize(
@@ -81,13 +85,14 @@ def quantize(
             mode.set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
             prepared.reports.extend(adapt(model, plan, job) if job.mode == "static" else [])
+            weak = of_plan(model, plan)
         with _timed(seconds, "write"):
             model = mode.emit(model, plan, job.options)
             prepared.reports.extend(finish(model, job, prepared.after))
             proto = _write(model, model_output, job)
     if job.options.PrintSummary:
-        print_summary(plan)
-    return Result(plan, prepared.reports, seconds, proto)
+        print_summary(plan, weak=weak)
+    return Result(plan, prepared.reports, seconds, proto, weak)
 
 
 def _keep_input(model_input: str | Path | onnx.ModelProto, model_output: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from quark.config.plan import Plan
-from quark.report.tables import print_table
-from quark.report.values import Table
+from quark.report.tables import decibels, print_table
+from quark.report.values import Table, Weakness
 
 
 def operator_table(plan: Plan) -> Table:
@@ -37,17 +38,29 @@ def float_table(plan: Plan) -> Table:
     return Table("Left in float", ("because", "operators"), rows)
 
 
+#: Rows of the table of weaknesses on a terminal.
+SHOWN = 10
+
+
+def weakness_table(found: Sequence[Weakness], shown: int = SHOWN) -> Table:
+    """Layers that lose most to their weights, the worst first."""
+    rows = tuple((one.node, one.op_type, decibels(one.sqnr), one.advice) for one in found[:shown])
+    more = f"{len(found) - shown} more. " if len(found) > shown else ""
+    note = f"{more}The outputs of layers are ranked by `quark onnx compare`."
+    return Table("Weakest layers", ("node", "operator", "SQNR of weights", "cause and remedy"), rows, note)
+
+
 def _counted(types: Counter[str]) -> str:
     return ", ".join(f"{op_type} {count}" if count > 1 else op_type for op_type, count in types.most_common())
 
 
-def summary_tables(plan: Plan) -> tuple[Table, ...]:
-    """The tables of a Plan; those without a row are left out."""
-    tables = (operator_table(plan), format_table(plan), float_table(plan))
+def summary_tables(plan: Plan, weak: Sequence[Weakness] = ()) -> tuple[Table, ...]:
+    """The tables of a Plan and of its weak layers; those without a row are left out."""
+    tables = (operator_table(plan), format_table(plan), float_table(plan), weakness_table(weak))
     return tuple(table for table in tables if table.rows)
 
 
-def print_summary(plan: Plan, console: Console | None = None) -> None:
+def print_summary(plan: Plan, console: Console | None = None, weak: Sequence[Weakness] = ()) -> None:
     """Write what was quantized, how, and what was not, to ``console`` or to standard output."""
-    for table in summary_tables(plan):
+    for table in summary_tables(plan, weak):
         print_table(table, console)

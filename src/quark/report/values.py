@@ -44,6 +44,23 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Weakness:
+    """A layer that loses much, why, and what would help.
+
+    Attributes:
+        node: node name in the float model.
+        op_type: its operator.
+        sqnr: signal to quantization noise of its weight, dB.
+        advice: cause and remedy in one sentence.
+    """
+
+    node: str
+    op_type: str
+    sqnr: float
+    advice: str
+
+
+@dataclass(frozen=True)
 class TensorView:
     """The values that one tensor took and the range that its codes can hold.
 

@@ -1,0 +1,160 @@
+"""Which layers lose most to their weights, why, and what would help.
+
+Per channel c of a weight, with the codes q and the values w:
+
+    SQNR   10 log10(sum w_c^2 / sum (w_c - Q(w_c))^2), the median over the channels (dB)
+    bits   1 + log2(max |w_c| / scale), the bits that the channel's values use, at the weakest tenth of the channels
+
+One scale for all channels serves the widest one; a channel a hundred times narrower keeps two of eight bits, and a
+depthwise convolution has nothing else to make up for it. Large weights are judged by a part of every channel
+(``SAMPLED`` values a weight). Not handled: block formats and floats, whose resolution follows the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.plan import Plan, TensorPlan
+from quark.numerics.affine import fake_quantize
+from quark.numerics.elements import Int
+from quark.numerics.formats import FORMATS, get_format
+from quark.numerics.granularity import Channel, Tensor
+from quark.onnx.graph.surgery import constant_array, input_at, int_attribute
+from quark.onnx.qdq import slots
+from quark.onnx.qdq.op_rules import OP_RULES, OpRule
+from quark.report.values import Weakness
+
+SAMPLED = 1 << 16
+#: A weight whose weakest channels keep no more than this share of their bits is worth a line, and one below so many dB.
+SHARE, ENOUGH = 0.5, 20.0
+#: Channels narrower than this part of the widest one are dead: nothing is lost with them.
+DEAD = 1e-9
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of one node: values float32 [channels, n], scale [channels] or [1], and how its codes are made.
+
+    ``exact``: the values are the float ones; otherwise those that the codes stand for.
+    """
+
+    node: ir.Node
+    values: np.ndarray
+    scale: np.ndarray
+    zero_point: np.ndarray
+    format: Int
+    exact: bool = True
+
+
+def of_plan(model: ir.Model, plan: Plan) -> tuple[Weakness, ...]:
+    """The weak weights of a Plan with all its scales, the worst first. ``model`` still holds the float weights."""
+    return _ranked(_planned(model, plan))
+
+
+def of_model(quantized: ir.Model) -> tuple[Weakness, ...]:
+    """The same for a quantized model as it is in its file; the error of a code is taken to be uniform."""
+    return _ranked(_stored(quantized))
+
+
+def _ranked(weights: Iterable[Weight]) -> tuple[Weakness, ...]:
+    found = (judge(weight) for weight in weights)
+    return tuple(sorted((one for one in found if one is not None), key=lambda weakness: weakness.sqnr))
+
+
+def _planned(model: ir.Model, plan: Plan) -> Iterator[Weight]:
+    for node, rule, value in _weight_slots(model):
+        tensor = plan.tensors.get(value.name or "")
+        array = constant_array(value)
+        if tensor is None or tensor.scale is None or array is None or not _has_channels(tensor):
+            continue
+        row = cast(Int, get_format(tensor.spec.format))
+        yield from _rows(node, rule, array, np.asarray(tensor.scale), np.asarray(tensor.zero_point), row)
+
+
+def _has_channels(tensor: TensorPlan) -> bool:
+    whole = isinstance(tensor.spec.granularity, (Tensor, Channel))
+    return whole and isinstance(get_format(tensor.spec.format), Int)
+
+
+def _stored(model: ir.Model) -> Iterator[Weight]:
+    for node, rule, value in _weight_slots(model):
+        reader = value.producer()
+        if reader is None or reader.op_type != "DequantizeLinear" or len(reader.inputs) < 2:
+            continue
+        codes, scale = (constant_array(source) for source in reader.inputs[:2])
+        zero = constant_array(reader.inputs[2]) if len(reader.inputs) > 2 else None
+        source = reader.inputs[0]
+        kind = source.dtype.name if source is not None and source.dtype is not None else ""
+        row = next((row for row in FORMATS.values() if row.onnx_type == kind), None)
+        if codes is None or scale is None or not isinstance(row, Int):
+            continue
+        zeros = np.zeros(scale.shape, np.int64) if zero is None else zero
+        for weight in _rows(node, rule, codes.astype(np.float32), scale, zeros, row):
+            values = (weight.values - weight.zero_point[:, None]) * weight.scale[:, None]
+            yield replace(weight, values=values, exact=False)
+
+
+def _weight_slots(model: ir.Model) -> Iterator[tuple[ir.Node, OpRule, ir.Value]]:
+    """Every node that sums products, and what it reads as its weight."""
+    for node in model.graph:
+        rule = OP_RULES.get(node.op_type)
+        value = None if rule is None or rule.weight is None else input_at(node, rule.weight)
+        if rule is not None and value is not None:
+            yield node, rule, value
+
+
+def _rows(
+    node: ir.Node, rule: OpRule, array: np.ndarray, scale: np.ndarray, zero: np.ndarray, row: Int
+) -> Iterator[Weight]:
+    """The weight as rows of channels, if it has any that its scales fit."""
+    if array.ndim < 2 or not array.size:
+        return
+    channels = slots.weight_axes(node, rule)[0] % array.ndim
+    rows = np.moveaxis(array, channels, 0).reshape(array.shape[channels], -1)
+    step = max(1, rows.size // SAMPLED)
+    if scale.size in (1, len(rows)):
+        yield Weight(node, rows[:, ::step].astype(np.float32), scale.reshape(-1), zero.reshape(-1), row)
+
+
+def judge(weight: Weight) -> Weakness | None:
+    """What is wrong with a weight, or ``None``."""
+    widest = np.abs(weight.values).max(1)
+    alive = widest > DEAD * widest.max()
+    if not alive.any():
+        return None
+    one = weight.scale.size == 1
+    scale = np.broadcast_to(weight.scale, widest.shape)
+    noise = _noise(weight, scale)
+    signal = np.square(weight.values, dtype=np.float64).sum(1)
+    with np.errstate(divide="ignore"):
+        sqnr = float(np.median(10 * np.log10(signal[alive] / noise[alive])))
+        used = 1 + np.log2(widest[alive] / scale[alive])
+    bits = int(weight.format.bits)
+    kept = int(np.clip(np.rint(np.quantile(used, 0.1)), 0, bits))
+    starved = one and len(widest) > 1 and kept <= SHARE * bits
+    if not starved and sqnr >= ENOUGH:
+        return None
+    return Weakness(weight.node.name or "", weight.node.op_type, sqnr, _advice(weight, starved, kept, bits, sqnr))
+
+
+def _noise(weight: Weight, scale: np.ndarray) -> np.ndarray:
+    """The squared error of every channel."""
+    if not weight.exact:
+        return np.square(scale, dtype=np.float64) / 12 * weight.values.shape[1]
+    zero_point = np.broadcast_to(weight.zero_point, scale.shape)
+    rounded = fake_quantize(weight.values, scale, zero_point, weight.format, Channel(0))
+    return np.square(weight.values - rounded, dtype=np.float64).sum(1)
+
+
+def _advice(weight: Weight, starved: bool, kept: int, bits: int, sqnr: float) -> str:
+    """Cause and remedy in one sentence."""
+    depthwise = int_attribute(weight.node, "group", 1) > 1
+    kind = "depthwise weights" if depthwise else "weights"
+    if starved:
+        return f"{kind} per tensor keep {kept} of {bits} bits; per channel keeps {bits}"
+    return f"{bits} bits leave {kind} {sqnr:.0f} dB; exclude the node or give it a wider type"
