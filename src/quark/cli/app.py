@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from quark.cli.torch_app import torch_app
 from quark.cli.transformation import WithPasses
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 onnx_app = typer.Typer(no_args_is_help=True, help="Quantize, inspect and compare ONNX models.")
 app.add_typer(onnx_app, name="onnx")
+app.add_typer(torch_app, name="torch")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 Data = Annotated[

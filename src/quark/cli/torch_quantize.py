@@ -1,0 +1,158 @@
+"""``quark torch quantize`` and ``quantize-files``: configure, quantize, write, measure, tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quark.cli.output import print_json, say, show
+from quark.errors import ConfigError
+from quark.report import Table, file_size
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where samples come from."""
+
+    data: Path | None
+    samples: int
+    seq_len: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was typed."""
+
+    model: Path
+    output: Path
+    scheme: str
+    kv_cache: str | None
+    algorithms: tuple[str, ...]
+    layers: tuple[str, ...]
+    exclude: tuple[str, ...] | None
+    source: Source
+    device: str
+    trust_remote_code: bool
+
+
+def run(request: Request, check: bool, json: bool) -> None:
+    """Quantize in memory, and tell on standard output."""
+    from quark.torch.config.schemes import cache_scheme, scheme
+    from quark.torch.export.folder import check_target
+    from quark.torch.language import calibration_samples, load_model, load_tokenizer, perplexity, read_ids
+
+    scheme(request.scheme)  # mistakes are told before a model is loaded
+    if request.kv_cache:
+        cache_scheme(request.kv_cache)
+    layers = layer_schemes(request.layers)
+    check_target(request.output.expanduser().resolve())
+    source, remote = request.source, request.trust_remote_code
+    tokenizer = partial(load_tokenizer, request.model, remote)
+    rows = read_ids(source.data, tokenizer) if source.data else []
+    samples = calibration_samples(rows, source.seq_len, source.samples)
+    model = load_model(request.model, request.device, remote)
+    facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.scheme}
+    measured = [row[: source.samples * source.seq_len] for row in rows[: source.samples]] if check else []
+    if measured:
+        facts["perplexity_before"] = perplexity(model, measured, source.seq_len)
+    facts |= quantized(model, request, layers, samples)
+    if measured:
+        facts["perplexity_after"] = perplexity(model, measured, source.seq_len)
+    facts |= sizes(request.model, request.output)
+    tell(facts, json)
+
+
+def quantized(model: Any, request: Request, layers: dict[str, str], samples: Sequence[Any]) -> dict[str, Any]:
+    """Quantize a model and write it."""
+    from quark.torch import LLMTemplate, ModelQuantizer
+    from quark.torch.export.huggingface import export_safetensors
+    from quark.torch.quantized_layer import quantized_layers
+
+    config = LLMTemplate.for_model(model).get_config(
+        request.scheme,
+        request.algorithms or None,
+        request.kv_cache,
+        layer_config=layers,
+        exclude_layers=request.exclude,
+    )
+    start = time.perf_counter()
+    quantizer = ModelQuantizer(config)
+    quantizer.quantize_model(model, samples or None)
+    export_safetensors(model, request.output)
+    return {
+        "seconds": time.perf_counter() - start,
+        "quantized_layers": sum(1 for _ in quantized_layers(model)),
+        "excluded": list(model.quant_config.exclude),
+        "unreached": quantizer.unreached,
+        "calibration_windows": len(samples),
+    }
+
+
+def run_files(
+    model: Path,
+    output: Path,
+    chosen: tuple[str, tuple[str, ...], Sequence[str] | None],
+    workers: int,
+    device: str,
+    json: bool,
+) -> None:
+    """Quantize file by file, and tell on standard output."""
+    from quark.torch import LLMTemplate, ModelQuantizer
+    from quark.torch.export.checkpoint import read_checkpoint
+    from quark.torch.files.skeleton import skeleton_of, stored_tensors
+
+    scheme, layers, exclude = chosen
+    checkpoint = read_checkpoint(model)
+    skeleton = skeleton_of(checkpoint, stored_tensors(checkpoint))
+    template = LLMTemplate.for_model(skeleton)
+    config = template.get_config(scheme, layer_config=layer_schemes(layers), exclude_layers=exclude)
+    start = time.perf_counter()
+    ModelQuantizer(config).direct_quantize_checkpoint(model, output, device=device, workers=workers)
+    facts = {"model": str(model), "output": str(output), "scheme": scheme, "seconds": time.perf_counter() - start}
+    tell({**facts, **sizes(model, output)}, json)
+
+
+def layer_schemes(texts: Sequence[str]) -> dict[str, str]:
+    """The schemes of single layers.
+
+    Raises:
+        ConfigError: not GLOB=SCHEME, or an unknown scheme.
+    """
+    from quark.torch.config.schemes import scheme
+
+    found = {}
+    for text in texts:
+        glob, sign, name = text.partition("=")
+        if not (glob and sign and name):
+            raise ConfigError(f"--layer {text!r}: give a glob and a scheme, as in '*down_proj=int8_wo_per_channel'")
+        scheme(name)
+        found[glob] = name
+    return found
+
+
+def sizes(model: Path, output: Path) -> dict[str, int]:
+    """Bytes of the tensor files before and after."""
+    before, after = (sum(path.stat().st_size for path in folder.glob("*.safetensors")) for folder in (model, output))
+    return {"bytes_before": before, "bytes_after": after}
+
+
+def tell(facts: dict[str, Any], json: bool) -> None:
+    """The facts, as a table or as one object."""
+    if json:
+        print_json(facts)
+        return
+    rows = [("size", f"{file_size(facts['bytes_before'])} → {file_size(facts['bytes_after'])}")]
+    if "quantized_layers" in facts:
+        rows.append(("quantized layers", str(facts["quantized_layers"])))
+        rows.append(("stay float", ", ".join(facts["excluded"][:6]) + (", …" if len(facts["excluded"]) > 6 else "")))
+    if "perplexity_before" in facts:
+        rows.append(("perplexity", f"{facts['perplexity_before']:.4f} → {facts['perplexity_after']:.4f}"))
+    rows.append(("seconds", f"{facts['seconds']:.1f}"))
+    note = "The perplexity is that of the calibration data." if "perplexity_before" in facts else ""
+    show(Table(f"{facts['scheme']}: {facts['output']}", ("fact", "value"), tuple(rows), note))
+    if facts.get("unreached"):
+        say(f"No sample reached {', '.join(facts['unreached'])}; they stay float.")

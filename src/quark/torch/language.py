@@ -1,0 +1,198 @@
+"""Language models in folders: loading them without running their code, texts as token windows, perplexity.
+
+    perplexity = exp( mean over all tokens but the first of  -log p(token | tokens before it in its window) )
+
+Windows do not overlap but for one token, so that every token is predicted once; the last window may be shorter.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from quark.errors import ConfigError, DataError, ModelError
+from quark.report.progress import bars
+
+Ids = torch.Tensor
+KINDS = (".txt", ".md", ".jsonl", ".npz", ".npy")
+
+
+def is_quantized(folder: Path) -> bool:
+    """Whether ``config.json`` says that a model is quantized."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ModelError(f"{str(folder / 'config.json')!r} cannot be read: {error}") from error
+    return isinstance(config, dict) and "quantization_config" in config
+
+
+def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = False) -> nn.Module:
+    """The language model in a folder, in ``eval()``: a float one in its own type, or a quantized one.
+
+    Raises:
+        ModelError: no model, or one that transformers cannot load.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"{str(folder)!r} is not a folder; models are loaded from local folders")
+    if is_quantized(folder):
+        from quark.torch.export.reload import import_model_from_safetensors
+
+        return import_model_from_safetensors(None, folder, trust_remote_code=trust_remote_code, device=device)
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{str(folder)!r} cannot be loaded: {first_line(error)}") from error
+    return model.to(device).eval()
+
+
+def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
+    """The tokenizer in a folder.
+
+    Raises:
+        ModelError: there is none that transformers can load.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{str(folder)!r} has no tokenizer that can be loaded: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's words."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def read_ids(path: Path, tokenizer: Callable[[], Any]) -> list[Ids]:
+    """The token ids of a file, one row a document.
+
+    Args:
+        path: ``.txt`` (one document), ``.jsonl`` (one a line: a string, or an object with "text" or "input_ids"), or
+            ``.npz`` or ``.npy`` of ids (rows are documents; of several arrays the one called input_ids).
+        tokenizer: makes the tokenizer, where text has to be read.
+
+    Raises:
+        DataError: a file that is missing, empty, or of another kind.
+    """
+    if not path.is_file():
+        raise DataError(f"the data {str(path)!r} is not a file")
+    if path.suffix in (".npz", ".npy"):
+        rows = read_array(path)
+    elif path.suffix == ".jsonl":
+        rows = [as_ids(value, tokenizer) for value in read_lines(path)]
+    elif path.suffix in KINDS:
+        rows = [tokens_of(path.read_text(encoding="utf-8"), tokenizer)]
+    else:
+        raise DataError(f"the data {str(path)!r} has no known kind; kinds: {', '.join(KINDS)}")
+    rows = [row for row in rows if len(row)]
+    if not rows:
+        raise DataError(f"the data {str(path)!r} is empty")
+    return rows
+
+
+def read_array(path: Path) -> list[Ids]:
+    """Rows of token ids."""
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        values = loaded
+    else:
+        names = [name for name in ("input_ids", *loaded.files) if name in loaded.files]
+        values = loaded[names[0]]
+    if values.dtype.kind not in "iu" or values.ndim not in (1, 2):
+        raise DataError(f"{str(path)!r} holds {values.dtype} of shape {values.shape}; token ids are integers in rows")
+    return [torch.from_numpy(row.astype(np.int64)) for row in np.atleast_2d(values)]
+
+
+def read_lines(path: Path) -> Iterator[Any]:
+    """The values of a JSON-lines file."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"line {number} of {str(path)!r} is no JSON: {error.msg}") from error
+
+
+def as_ids(value: Any, tokenizer: Callable[[], Any]) -> Ids:
+    """Token ids of one line."""
+    if isinstance(value, dict) and "input_ids" in value:
+        return torch.tensor(value["input_ids"], dtype=torch.int64)
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise DataError('a line of a .jsonl file is a string, or an object with "text" or "input_ids"')
+    return tokens_of(text, tokenizer)
+
+
+def tokens_of(text: str, tokenizer: Callable[[], Any]) -> Ids:
+    """The ids of a text; a warning about its length would be about one window, which it is not."""
+    ids = tokenizer()(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def windows(rows: list[Ids], length: int) -> Iterator[Ids]:
+    """Windows of at most ``length + 1`` ids; each begins with the last token of the one before it in its document."""
+    for row in rows:
+        yield from (row[start : start + length + 1] for start in range(0, max(len(row) - 1, 1), length))
+
+
+def calibration_samples(rows: list[Ids], length: int, count: int) -> list[dict[str, Ids]]:
+    """The first ``count`` windows of ``length`` ids, as arguments of a model; short ones only if all are short."""
+    parts = [row[start : start + length] for row in rows for start in range(0, len(row), length)]
+    whole = [part for part in parts if len(part) == length]
+    return [{"input_ids": part[None]} for part in (whole or parts)[:count]]
+
+
+@torch.no_grad()
+def perplexity(model: nn.Module, rows: list[Ids], length: int) -> float:
+    """How surprised ``model`` is by texts, in windows of ``length`` tokens; lower is better, 1 is certainty.
+
+    Raises:
+        DataError: no token with another before it.
+    """
+    device = next(model.parameters()).device
+    parts = [part for part in windows(rows, length) if len(part) > 1]
+    if not parts:
+        raise DataError("a perplexity needs at least two tokens")
+    total, count = 0.0, 0
+    with bars() as update:
+        for done, part in enumerate(parts, 1):
+            ids = part.to(device)
+            logits = model(input_ids=ids[None, :-1]).logits[0].double()
+            total += float(nn.functional.cross_entropy(logits, ids[1:], reduction="sum"))
+            count += len(ids) - 1
+            update("perplexity", done, len(parts))
+    return math.exp(total / count) if total / count < 700 else math.inf
+
+
+def load_metric(text: str) -> Callable[[nn.Module, Any], Any]:
+    """The function that ``file.py:function`` names; it is called with the model and the tokenizer's maker.
+
+    Raises:
+        ConfigError: no such file or function.
+    """
+    file, _, name = text.rpartition(":")
+    path = Path(file)
+    if not file or not path.is_file():
+        raise ConfigError(f"--metric {text!r}: give a file and a function in it, as in task.py:accuracy")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--metric: {str(path)!r} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"--metric: {str(path)!r} has no function {name!r}")
+    return function

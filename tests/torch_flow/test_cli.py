@@ -1,0 +1,177 @@
+"""``quark torch``: what is typed, what is written, and every mistake in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quark.cli import main
+from quark.torch import LLMTemplate
+from quark.torch.language import perplexity, windows
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+Capture = pytest.CaptureFixture[str]
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "runs",
+    "into",
+    "woods",
+    "where",
+    "nobody",
+    "sees",
+    "it",
+    "again",
+]
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer of words, a text, lines, and ids."""
+    folder = tmp_path_factory.mktemp("torch-cli")
+    torch.manual_seed(0)
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", *WORDS])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]").save_pretrained(folder / "model")
+    config = transformers.LlamaConfig(vocab_size=len(vocabulary), **SIZES, initializer_range=0.2)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "model", max_shard_size="100KB")
+    generator = np.random.default_rng(0)
+    words = [WORDS[k] for k in generator.integers(len(WORDS), size=200)]
+    (folder / "text.txt").write_text(" ".join(words))
+    lines = [
+        json.dumps({"text": " ".join(words[:40])}),
+        json.dumps(" ".join(words[40:80])),
+        json.dumps({"input_ids": [1, 2]}),
+    ]
+    (folder / "lines.jsonl").write_text("\n".join(lines))
+    np.savez(folder / "ids.npz", input_ids=generator.integers(1, 18, (4, 32)))
+    (folder / "metric.py").write_text(
+        "def heads(model, tokenizer):\n    return {'vocabulary': len(tokenizer), 'half': 0.5}\n"
+    )
+    return folder
+
+
+def typed(*words: object) -> int:
+    return main(["torch", *map(str, words)])
+
+
+def object_on(capture: Capture) -> dict[str, Any]:
+    return json.loads(capture.readouterr().out, parse_constant=pytest.fail)
+
+
+def sentence(capture: Capture) -> str:
+    printed = capture.readouterr()
+    assert printed.out == "" and "Traceback" not in printed.err
+    (error,) = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+    return error
+
+
+@pytest.mark.parametrize("data", ["text.txt", "lines.jsonl", "ids.npz"])
+def test_quantize_and_evaluate(data: str, folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    output = tmp_path / "out"
+    options = ["--scheme", "fp8", "--kv-cache", "fp8", "--data", folder / data, "--seq-len", 32, "--json"]
+    assert typed("quantize", folder / "model", "-o", output, *options) == 0
+    facts = object_on(capsys)
+    assert facts["quantized_layers"] == 14 and facts["excluded"] == ["lm_head"] and facts["unreached"] == []
+    assert facts["perplexity_after"] == pytest.approx(facts["perplexity_before"], rel=0.1)
+    assert facts["perplexity_after"] != facts["perplexity_before"]
+    assert facts["bytes_after"] < 0.5 * facts["bytes_before"]
+    assert (output / "tokenizer.json").exists()
+    assert typed("evaluate", output, "--data", folder / data, "--seq-len", 32, "--json") == 0
+    assert object_on(capsys)["perplexity"] == pytest.approx(facts["perplexity_after"], rel=1e-3)
+
+
+def test_the_perplexity_is_that_of_the_definition(folder: Path, capsys: Capture) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    ids = tokenizer((folder / "text.txt").read_text(), return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        loss = model(ids, labels=ids).loss
+    assert perplexity(model, [ids[0]], 1000) == pytest.approx(float(loss.exp()), rel=1e-5)
+    parts = list(windows([ids[0]], 64))
+    assert sum(len(part) - 1 for part in parts) == len(ids[0]) - 1  # every token once
+    assert typed("evaluate", folder / "model", "--data", folder / "text.txt", "--seq-len", 1000) == 0
+    assert f"{float(loss.exp()):.2f}"[:-1] in capsys.readouterr().out
+
+
+def test_files_are_those_of_memory(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    options = ["--scheme", "int4_wo_32", "--layer", "*down_proj=int8_wo_per_channel", "--json"]
+    assert typed("quantize", folder / "model", "-o", tmp_path / "memory", *options) == 0
+    assert typed("quantize-files", folder / "model", "-o", tmp_path / "files", *options) == 0
+    capsys.readouterr()
+    for name in ("memory", "files"):
+        assert typed("evaluate", tmp_path / name, "--data", folder / "text.txt", "--json") == 0
+    one, other = capsys.readouterr().out.strip().split("\n}\n")
+    assert json.loads(one + "}")["perplexity"] == json.loads(other)["perplexity"]
+
+
+def test_a_metric_of_ones_own(folder: Path, capsys: Capture) -> None:
+    assert typed("evaluate", folder / "model", "--metric", f"{folder / 'metric.py'}:heads", "--json") == 0
+    assert object_on(capsys) == {"model": str(folder / "model"), "vocabulary": len(WORDS) + 1, "half": 0.5}
+
+
+def test_schemes(capsys: Capture) -> None:
+    assert typed("schemes", "--json") == 0
+    found = object_on(capsys)
+    assert list(found["layers"]) == LLMTemplate.get_supported_schemes() and "int8_per_token" in found["kv_cache"]
+    assert found["layers"]["int4_wo_128"] == ["int4 per_group of 128", "float"]
+    assert typed("schemes") == 0
+    assert "int4_wo_128" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["quantize", "model", "-o", "out", "--scheme", "int4_wo_129"], "int4_wo_128"),
+        (["quantize", "model", "-o", "out", "--scheme", "fp8", "--kv-cache", "fp9"], "fp8"),
+        (["quantize", "model", "-o", "out", "--scheme", "fp8"], "need samples"),
+        (["quantize", "model", "-o", "out", "--scheme", "int4_wo_128", "--layer", "x"], "as in '*down_proj="),
+        (["quantize", "model", "-o", "out", "--scheme", "int4_wo_32", "--exclude", "*lmhead"], "lm_head"),
+        (["quantize", "model", "-o", "model", "--scheme", "int4_wo_32"], "holds a model already"),
+        (["quantize", "nowhere", "-o", "out", "--scheme", "int4_wo_32"], "is not a folder"),
+        (["quantize", "model", "-o", "out", "--scheme", "fp8", "--data", "metric.py"], "no known kind"),
+        (["quantize-files", "model", "-o", "out", "--scheme", "fp8"], "needs samples"),
+        (["evaluate", "model"], "nothing to measure"),
+        (["evaluate", "model", "--metric", "metric.py:feet"], "no function 'feet'"),
+        (["evaluate", "model", "--data", "text.rtf"], "is not a file"),
+    ],
+)
+def test_mistakes(
+    words: list[str], expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(folder)
+    assert typed(*words) == 1
+    assert expected in sentence(capsys)
+    assert not (folder / "out").exists()
+
+
+def test_code_of_a_model_does_not_run_unasked(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    target = tmp_path / "remote"
+    target.mkdir()
+    config = {
+        "architectures": ["Mine"],
+        "model_type": "mine",
+        "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
+    }
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    assert typed("quantize", target, "-o", tmp_path / "out", "--scheme", "int4_wo_32") == 1
+    assert "cannot be loaded" in sentence(capsys)
+    assert not (tmp_path / "ran").exists()
