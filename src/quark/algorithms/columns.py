@@ -69,6 +69,10 @@ class Columns:
         """The rows ``index``, in that order, in C order."""
         return self.map(lambda part: contiguous(part[index]))
 
+    def take_row(self, index: int) -> Columns:
+        """One row, without its axis."""
+        return self.map(lambda part: part[index])
+
     @property
     def transposed(self) -> Columns:
         """The grid of the transposed matrix."""

@@ -13,13 +13,17 @@ from typing import Any
 from quark.errors import ConfigError
 from quark.torch.algorithms.awq import run_awq
 from quark.torch.algorithms.context import Context
-from quark.torch.algorithms.gptq import run_gptq
+from quark.torch.algorithms.gptq import run_gptaq, run_gptq, run_qronos
+from quark.torch.algorithms.rotation import run_rotation
 from quark.torch.algorithms.smooth import run_autosmooth, run_smooth
 from quark.torch.config.algorithms import (
     AlgoConfig,
     AutoSmoothQuantConfig,
     AWQConfig,
+    GPTAQConfig,
     GPTQConfig,
+    QronosConfig,
+    RotationConfig,
     SmoothQuantConfig,
 )
 
@@ -40,10 +44,13 @@ class Algorithm:
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (
+    Algorithm(RotationConfig, run_rotation, tunes=False),
     Algorithm(SmoothQuantConfig, run_smooth, tunes=False),
     Algorithm(AutoSmoothQuantConfig, run_autosmooth, tunes=False),
     Algorithm(AWQConfig, run_awq, tunes=False),
+    Algorithm(GPTAQConfig, run_gptaq, tunes=True),
     Algorithm(GPTQConfig, run_gptq, tunes=True),
+    Algorithm(QronosConfig, run_qronos, tunes=True),
 )
 
 
@@ -54,7 +61,7 @@ def algorithm_of(config: AlgoConfig) -> Algorithm:
         ConfigError: there is none.
     """
     for row in ALGORITHMS:
-        if isinstance(config, row.config):
+        if type(config) is row.config:
             return row
     known = ", ".join(sorted(row.config.name for row in ALGORITHMS))
     raise ConfigError(f"algo_config: {config.name!r} is not available; those that are: {known}")

@@ -124,10 +124,17 @@ def round_layer(context: Context, item: Match, rounding: Callable[[Job], torch.T
     for part in parts(job.quantizer):
         part.scale, part.zero_point = (None if x is None else x.clone() for x in (part.scale, part.zero_point))
     tuned = job.quantized(rounding(job))
-    worse = loss(tuned - weight, sums.hessian) > loss(nearest - weight, sums.hessian)
+    worse = output_loss(tuned, weight, sums) > output_loss(nearest, weight, sums)
     set_matrix(context, item, torch.where(worse[:, None], nearest, tuned))
     for part, old in zip(parts(job.quantizer), before, strict=True):
         put_back(part, old, worse, rows=1 if kind.transposed else 0)
+
+
+def output_loss(values: torch.Tensor, weight: torch.Tensor, sums: Sums) -> torch.Tensor:
+    """|W X - Q X~|^2 per row, up to what does not depend on Q; X is X~ without a float twin."""
+    error = values - weight
+    rows = loss(error, sums.hessian)
+    return rows if sums.cross is None else rows - 2 * ((weight @ (sums.cross - sums.hessian)) * error).sum(1)
 
 
 def put_back(part: FakeQuantize, old: Parameters, worse: torch.Tensor, rows: int) -> None:

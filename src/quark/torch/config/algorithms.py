@@ -99,6 +99,52 @@ class GPTQConfig(AlgoConfig):
 
 
 @dataclass
+class GPTAQConfig(GPTQConfig):
+    """GPTQ that makes up for the error of its inputs as well (Li et al. 2025).
+
+    Attributes:
+        alpha: part of that correction.
+        others: as in ``GPTQConfig``.
+    """
+
+    name: str = "gptaq"
+    alpha: float = 0.25
+
+    def check(self) -> None:
+        """Those of GPTQ; groups stay as they are."""
+        super().check()
+        self.need(0 <= self.alpha <= 1, "alpha", "between 0 and 1")
+        self.need(self.static_groups, "static_groups", "True")
+
+
+@dataclass
+class QronosConfig(AlgoConfig):
+    """Qronos: least-squares correction of the inputs' error, then diffusion of rounding errors (Zhang et al. 2025).
+
+    Attributes:
+        inside_layer_modules, model_decoder_layers, block_size, desc_act, static_groups: as in ``GPTQConfig``.
+        alpha: part of the Hessian's largest eigenvalue that is added to its diagonal.
+        beta: of the peer's factorization, where it changes only rounding errors; of no influence here.
+    """
+
+    inside_layer_modules: list[str] = field(default_factory=list)
+    model_decoder_layers: str = ""
+    name: str = "qronos"
+    block_size: int = 128
+    desc_act: bool = True
+    static_groups: bool = True
+    alpha: float = 1e-3
+    beta: float = 1e4
+
+    def check(self) -> None:
+        """Sizes."""
+        self.need(isinstance(self.block_size, int) and self.block_size > 0, "block_size", "a positive integer")
+        self.need(self.alpha > 0, "alpha", "positive")
+        self.need(self.beta > 0, "beta", "positive")
+        self.need(self.static_groups, "static_groups", "True")
+
+
+@dataclass
 class SmoothQuantConfig(AlgoConfig):
     """SmoothQuant: part of the range of activations goes to the weights (Xiao et al. 2023).
 
@@ -153,6 +199,68 @@ class AWQConfig(AlgoConfig):
     model_decoder_layers: str = ""
 
 
+@dataclass
+class OnlineRotationConfig:
+    """Which layers turn their inputs when the model runs; kept for files of the peer.
+
+    Attributes:
+        shared_parallel: layers that read one tensor share its rotation (here they always have equal ones).
+        online_rotation_layers: names; None: all.
+        use_input_prescale: of the peer.
+    """
+
+    shared_parallel: bool = True
+    online_rotation_layers: list[str] | None = None
+    use_input_prescale: bool = False
+
+
+@dataclass
+class RotationConfig(AlgoConfig):
+    """QuaRot: Hadamard rotations spread outliers over all channels (Ashkboos et al. 2024).
+
+    Attributes:
+        scaling_layers, backbone, model_decoder_layers, v_proj, o_proj, self_attn, mlp: where things are; found from
+            the model, but for ``model_decoder_layers`` where it is given.
+        r1: the residual stream.
+        r2: values, head by head.
+        r3: queries and keys behind the rotary embedding; not available.
+        r4: inputs of down projections, when the model runs.
+        rotation_size: turn blocks of this many channels; None: all at once.
+        random_r1, random_r2: with random signs (of a fixed seed).
+        online_r1_rotation: turn the inputs of each layer when the model runs, instead of the residual stream.
+        online_config, trainable, train_smooth, smooth_positions: of the peer; trained rotations are not available.
+    """
+
+    scaling_layers: Any = None
+    name: str = "rotation"
+    r1: bool = True
+    r2: bool = False
+    r3: bool = False
+    r4: bool = False
+    rotation_size: int | None = None
+    random_r1: bool = False
+    random_r2: bool = False
+    backbone: str = "model"
+    model_decoder_layers: str = ""
+    v_proj: str = "self_attn.v_proj"
+    o_proj: str = "self_attn.o_proj"
+    self_attn: str = "self_attn"
+    mlp: str = "mlp"
+    online_r1_rotation: bool | None = None
+    online_config: OnlineRotationConfig | None = None
+    trainable: bool = False
+    train_smooth: bool | None = None
+    smooth_positions: list[str] | None = None
+
+    def check(self) -> None:
+        """What is there, and what goes together."""
+        self.need(not self.r3, "r3", "False: rotated keys are not available")
+        self.need(not self.trainable, "trainable", "False: trained rotations are not available")
+        self.need(not self.train_smooth, "train_smooth", "None: trained rotations are not available")
+        self.need(self.rotation_size is None or self.rotation_size > 0, "rotation_size", "positive, or None")
+        self.need(self.r1 or self.r2 or self.r4, "r1", "True where r2 and r4 are not: nothing would be rotated")
+
+
 def load_quant_algo_config_from_file(path: str | Path) -> AlgoConfig:
     """The algorithm that a JSON file describes.
 
@@ -172,7 +280,11 @@ __all__ = [
     "AWQConfig",
     "AlgoConfig",
     "AutoSmoothQuantConfig",
+    "GPTAQConfig",
     "GPTQConfig",
+    "OnlineRotationConfig",
+    "QronosConfig",
+    "RotationConfig",
     "SmoothQuantConfig",
     "load_pre_optimization_config_from_file",
     "load_quant_algo_config_from_file",

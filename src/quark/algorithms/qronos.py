@@ -1,0 +1,83 @@
+"""Qronos: correct the past, shape the future (Zhang et al. 2025).
+
+    minimize |W X - Q X~|^2,   H = X~ X~^T,  G = X X~^T
+
+The first column is rounded to what repairs most of the mismatch of the inputs, all others are set to the least-squares
+solution given that, and then the errors of rounding are diffused as in GPTQ:
+
+    q_0 = round( (W G_:0 - W_rest H_rest,0) / H_00 )
+    W_rest <- (W G_:rest - q_0 H_0,rest) H_rest^-1
+"""
+
+from __future__ import annotations
+
+from quark.algorithms.columns import Columns, contiguous
+from quark.algorithms.gptaq import solve_upper, transposed_solve
+from quark.algorithms.gptq import diffuse, ordering, upper_factor
+from quark.numerics.array import Array, float32, namespace
+
+POWER_STEPS = 30  # iterations for the largest eigenvalue
+
+
+def qronos(
+    weight: Array,
+    hessian: Array,
+    cross: Array,
+    grid: Columns,
+    block_size: int = 128,
+    alpha: float = 1e-3,
+    act_order: bool = True,
+) -> Array:
+    """The matrix on the grid; float32 [rows, columns].
+
+    Args:
+        weight: [rows, columns].
+        hessian: sum of x~ x~^T over the inputs of the quantized model.
+        cross: sum of x x~^T, x the inputs of the float model.
+        grid: of the weight.
+        block_size, act_order: as in ``gptq``.
+        alpha: part of the largest eigenvalue of the Hessian that is added to its diagonal (and to that of ``cross``).
+    """
+    order = ordering(hessian, act_order)
+    h, g = float32(hessian[order][:, order]), float32(cross[order][:, order])
+    mean = float(namespace(h).diagonal(h).mean()) or 1.0
+    added = alpha * largest_eigenvalue(h)
+    factor = upper_factor(h, added / mean)
+    columns = contiguous(float32(weight).T[order])
+    turned = grid.transposed.rows(order)
+    wanted = corrected(columns, h, g, factor, added, turned)
+    rounded = diffuse(wanted, factor / namespace(factor).diagonal(factor), turned, block_size)
+    out = namespace(rounded).empty_like(rounded)
+    out[order] = rounded
+    return contiguous(out.T)
+
+
+def corrected(columns: Array, h: Array, g: Array, factor: Array, added: float, grid: Columns) -> Array:
+    """The columns [n, rows] that are to be rounded: the first is on its grid already."""
+    xp = namespace(columns)
+    whole = g.T @ columns  # (W G)^T
+    top = float(h[0, 0]) or 1.0
+    first = grid.take_row(0).round(xp.where(h[0, 0] > 0, (whole[0] - h[1:, 0] @ columns[1:]) / top, columns[0]))
+    out = xp.empty_like(columns)
+    out[0] = first
+    if len(columns) > 1:
+        right = whole[1:] + added * columns[1:] - h[0, 1:][:, None] * first
+        rest = factor[1:, 1:]  # H_rest + added I = rest rest^T
+        dead = xp.diagonal(h)[1:] == 0
+        solved = transposed_solve(rest, solve_upper(rest, right))
+        out[1:] = xp.where(dead[:, None], columns[1:], solved)
+    return out
+
+
+def largest_eigenvalue(matrix: Array) -> float:
+    """Of a positive semidefinite matrix, by power iteration from the vector of ones."""
+    xp = namespace(matrix)
+    x = xp.ones_like(matrix[0])
+    value = 0.0
+    for _ in range(POWER_STEPS):
+        y = matrix @ x
+        value = float(xp.linalg.norm(y))
+        if value == 0:
+            return 0.0
+        x = y / value
+    return value
