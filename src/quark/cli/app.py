@@ -159,6 +159,20 @@ def transform(
     transformation.run(model, output, config, json)
 
 
+@onnx_app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    epilog="**Example**: `quark onnx tool convert_fp16_to_fp32 model.onnx out.onnx`",
+)
+def tool(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The tool; without one, a list of them.")] = "",
+) -> None:
+    """Convert, strip, inspect: one small program per job (`quark onnx tool` lists them, `NAME --help` explains one)."""
+    from quark.cli import tooling
+
+    raise typer.Exit(tooling.run(name, context.args))
+
+
 @app.command()
 def presets(json: Json = False) -> None:
     """List the ready-made configurations."""

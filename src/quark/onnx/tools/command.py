@@ -1,0 +1,220 @@
+"""What every tool shares: its arguments, reading and writing the model, telling what was done, exit codes.
+
+A tool is a value: a name, a sentence, arguments, and a function. Those that are a graph pass (:func:`over_pass`) take
+the parameters of the pass. Every tool takes its files by position (``tool in.onnx out.onnx``) or by flag, under each
+name that tools of this interface use: ``--input_model``, ``--input_model_path`` or ``--input``; the output likewise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quark.errors import ConfigError, QuarkError
+
+MODEL_FLAGS = ("model", "model_path")
+REQUIRED = object()
+
+
+def boolean(text: str) -> bool:
+    """True or False from what people type."""
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in words:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return words[text.lower()]
+
+
+def names(text: str) -> list[str]:
+    """``a;b`` or ``a,b``, or a JSON list."""
+    if text.lstrip().startswith("["):
+        return [str(one) for one in json.loads(text)]
+    return [one.strip() for one in text.replace(",", ";").split(";") if one.strip()]
+
+
+def pairs(text: str) -> list[tuple[str, str]]:
+    """``Conv,Relu;Add,Relu``."""
+    found = [tuple(part.strip() for part in pair.split(",")) for pair in text.split(";") if pair.strip()]
+    if any(len(pair) != 2 for pair in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form A,B;C,D")
+    return [(pair[0], pair[1]) for pair in found]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument besides the files. A boolean without a value is true.
+
+    Attributes:
+        parameter: the parameter of the pass that takes it, where that has another name.
+    """
+
+    name: str
+    doc: str
+    kind: Callable[[str], Any] = str
+    default: Any = REQUIRED
+    parameter: str = ""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool.
+
+    Attributes:
+        name: how it is called.
+        doc: one sentence.
+        run: gets the parsed arguments; returns what to print.
+        arguments: besides the files.
+        files: what it reads and writes, as "input" and "output".
+        order: positional arguments in order; the files by default.
+    """
+
+    name: str
+    doc: str
+    run: Callable[[argparse.Namespace], str | None]
+    arguments: tuple[Argument, ...] = ()
+    files: tuple[str, ...] = ("input", "output")
+    order: tuple[str, ...] = ()
+
+    @property
+    def positions(self) -> tuple[str, ...]:
+        """Names of the arguments that may be given by position."""
+        return self.order or self.files
+
+
+def parser_of(tool: Tool) -> argparse.ArgumentParser:
+    """The command line of a tool."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m quark.onnx.tools.{tool.name}",
+        description=tool.doc,
+        epilog="Exit codes: 0 done, 1 the model cannot be converted, 2 wrong usage.",
+        allow_abbrev=False,
+    )
+    made.add_argument("positional", nargs="*", metavar="VALUE", help=f"by position: {' '.join(tool.positions)}")
+    for file in tool.files:
+        flags = [f"--{file}_{end}" for end in MODEL_FLAGS] + [f"--{file}"]
+        made.add_argument(*flags, dest=file, help=f"the {file} file")
+    for one in tool.arguments:
+        shown = one.doc if one.default is REQUIRED else f"{one.doc} Default: {one.default}."
+        extra: dict[str, Any] = {"nargs": "?", "const": True} if one.kind is boolean else {}
+        made.add_argument(f"--{one.name}", type=one.kind, dest=one.name, help=shown.replace("%", "%%"), **extra)
+    if "output" in tool.files:
+        made.add_argument("--save_as_external_data", "--external_data", type=boolean, nargs="?", const=True)
+    return made
+
+
+def parse(tool: Tool, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments by name; positional ones fill what no flag has given, in order."""
+    made = parser_of(tool)
+    given = made.parse_args(arguments)
+    kinds = {one.name: one.kind for one in tool.arguments}
+    free = [name for name in tool.positions if getattr(given, name, None) is None]
+    if len(given.positional) > len(free):
+        made.error(f"too many values: {given.positional}; by position it takes {' '.join(tool.positions)}")
+    for name, text in zip(free, given.positional, strict=False):
+        try:
+            setattr(given, name, kinds.get(name, str)(text))
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            made.error(f"{name}: {error}")
+    for one in tool.arguments:
+        if getattr(given, one.name) is None and one.default is not REQUIRED:
+            setattr(given, one.name, one.default)
+    missing = [name for name in (*tool.files, *kinds) if getattr(given, name) is None and _needed(tool, name)]
+    if missing:
+        made.error(f"{', '.join(missing)} is missing")
+    return given
+
+
+def _needed(tool: Tool, name: str) -> bool:
+    return name in tool.files or any(one.name == name and one.default is REQUIRED for one in tool.arguments)
+
+
+def main(tool: Tool, arguments: Sequence[str] | None = None) -> int:
+    """Run a tool; an error of the user's input is one sentence on standard error."""
+    given = parse(tool, arguments)
+    try:
+        told = tool.run(given)
+    except QuarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if told:
+        print(told)
+    return 0
+
+
+def over_pass(
+    name: str,
+    doc: str,
+    pass_name: str = "",
+    fixed: dict[str, Any] | None = None,
+    arguments: tuple[Argument, ...] = (),
+    order: tuple[str, ...] = (),
+) -> Tool:
+    """A tool that applies one graph pass to a file.
+
+    Args:
+        name: of the tool, and of the pass where ``pass_name`` is empty.
+        fixed: parameters of the pass that the tool sets.
+        arguments: parameters of the pass that its user sets; the names are those of the pass.
+        order: positional arguments, where the files are not all.
+    """
+
+    def run(given: argparse.Namespace) -> str:
+        values = {one.parameter or one.name: getattr(given, one.name) for one in arguments}
+        chosen = {key: value for key, value in values.items() if value is not None}
+        return apply_pass(pass_name or name, {**(fixed or {}), **chosen}, given)
+
+    return Tool(name, doc, run, arguments, order=order)
+
+
+def apply_pass(name: str, parameters: dict[str, Any], given: argparse.Namespace) -> str:
+    """Read, apply a pass, write; what it did, in words."""
+    from quark.onnx.graph import model as files
+    from quark.onnx.passes.registry import get_pass
+    from quark.onnx.shapeshifter import run_passes
+
+    row = get_pass(name)
+    files.check_writable(Path(given.output))
+    model = files.load(given.input)
+    (report,) = run_passes(model, ((row, row.arguments(parameters) or {}),))
+    files.save(model, Path(given.output), bool(given.save_as_external_data))
+    lines = [f"{name}: {report.fired} changes", *(f"  {reason}" for reason in report.refused)]
+    return "\n".join([*lines, f"written: {given.output}"])
+
+
+def random_quantize(given: argparse.Namespace, preset: str, options: dict[str, Any], source: Any = None) -> str:
+    """Quantize a file under a preset on generated data: for trying things out, not for results."""
+    from quark.onnx import Config, ModelQuantizer, get_default_config
+
+    config = get_default_config(preset)
+    excluded, external = options.pop("exclude", []), options.pop("external", False)
+    config.nodes_to_exclude = [*config.nodes_to_exclude, *excluded]
+    config.use_external_data_format = bool(external)
+    config.extra_options.update({"UseRandomData": True, "PrintSummary": False, **options})
+    ModelQuantizer(Config(config)).quantize_model(given.input if source is None else source, given.output)
+    return f"quantized under {preset} on generated data; written: {given.output}"
+
+
+def run_as_program(tool: Tool) -> None:
+    """The end of every tool's file."""
+    sys.exit(main(tool))
+
+
+def find(name: str) -> Tool:
+    """The tool of a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from importlib import import_module
+
+    from quark.errors import unknown
+    from quark.onnx.tools.names import TOOLS
+
+    if name not in TOOLS:
+        raise ConfigError(unknown("tool", name, TOOLS))
+    found: Tool = import_module(f"quark.onnx.tools.{name}").TOOL
+    return found

@@ -1,0 +1,10 @@
+"""A float16 model becomes a float32 one."""
+
+from __future__ import annotations
+
+from quark.onnx.tools.command import over_pass, run_as_program
+
+TOOL = over_pass("convert_fp16_to_fp32", "A float16 model becomes a float32 one.")
+
+if __name__ == "__main__":
+    run_as_program(TOOL)

@@ -1,0 +1,16 @@
+"""A float32 model computes in float16."""
+
+from __future__ import annotations
+
+from quark.onnx.tools.command import Argument, boolean, over_pass, run_as_program
+
+TOOL = over_pass(
+    "convert_fp32_to_fp16",
+    "A float32 model computes in float16.",
+    "convert_fp32_to_half",
+    {"to": "float16"},
+    arguments=(Argument("keep_io_types", "Inputs and outputs stay float32.", boolean, False),),
+)
+
+if __name__ == "__main__":
+    run_as_program(TOOL)

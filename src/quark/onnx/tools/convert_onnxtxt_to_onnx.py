@@ -1,0 +1,30 @@
+"""A model from its text."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import onnx
+from google.protobuf import text_format  # type: ignore[import-untyped]
+
+from quark.errors import ModelError
+from quark.onnx.graph.model import load, save
+from quark.onnx.tools.command import Tool, run_as_program
+
+
+def run(given: argparse.Namespace) -> str:
+    """Read the text and write the model."""
+    proto = onnx.ModelProto()
+    try:
+        text_format.Parse(Path(given.input).read_text(encoding="utf-8"), proto)
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        raise ModelError(f"{given.input} is no text of a model: {error}") from error
+    save(load(proto), Path(given.output), bool(given.save_as_external_data))
+    return f"written: {given.output}"
+
+
+TOOL = Tool("convert_onnxtxt_to_onnx", "A model from its text.", run)
+
+if __name__ == "__main__":
+    run_as_program(TOOL)

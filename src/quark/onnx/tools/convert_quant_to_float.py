@@ -1,0 +1,12 @@
+"""A quantized model becomes a float one with the weights that its codes stand for."""
+
+from __future__ import annotations
+
+from quark.onnx.tools.command import over_pass, run_as_program
+
+TOOL = over_pass(
+    "convert_quant_to_float", "A quantized model becomes a float one with the weights that its codes stand for."
+)
+
+if __name__ == "__main__":
+    run_as_program(TOOL)

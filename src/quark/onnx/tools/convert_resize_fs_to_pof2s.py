@@ -1,0 +1,10 @@
+"""Codes around a Resize get a power-of-two scale."""
+
+from __future__ import annotations
+
+from quark.onnx.tools.command import over_pass, run_as_program
+
+TOOL = over_pass("convert_resize_fs_to_pof2s", "Codes around a Resize get a power-of-two scale.")
+
+if __name__ == "__main__":
+    run_as_program(TOOL)

@@ -1,0 +1,29 @@
+"""Quantize a model on generated data: to try a configuration out, not for results."""
+
+from __future__ import annotations
+
+import argparse
+
+from quark.onnx.tools.command import Argument, Tool, names, random_quantize, run_as_program
+
+ARGUMENTS = (
+    Argument("config", "A preset; `quark presets` lists them.", str, "XINT8"),
+    Argument("exclude_nodes", "Nodes that stay float, as a;b.", names, ()),
+)
+
+
+def run(given: argparse.Namespace) -> str:
+    """Quantize on generated data."""
+    options = {"exclude": given.exclude_nodes, "external": given.save_as_external_data}
+    return random_quantize(given, given.config, options)
+
+
+TOOL = Tool(
+    "random_quantize",
+    "Quantize a model on generated data: to try a configuration out, not for results.",
+    run,
+    ARGUMENTS,
+)
+
+if __name__ == "__main__":
+    run_as_program(TOOL)

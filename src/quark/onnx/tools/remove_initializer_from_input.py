@@ -1,0 +1,10 @@
+"""Initializers stop being graph inputs."""
+
+from __future__ import annotations
+
+from quark.onnx.tools.command import over_pass, run_as_program
+
+TOOL = over_pass("remove_initializer_from_input", "Initializers stop being graph inputs.", "remove_input_init")
+
+if __name__ == "__main__":
+    run_as_program(TOOL)

@@ -1,0 +1,10 @@
+"""Take Q/DQ pairs out between a Mul and the Add that alone reads it."""
+
+from __future__ import annotations
+
+from quark.onnx.tools.command import over_pass, run_as_program
+
+TOOL = over_pass("remove_qdq_mul_add", "Take Q/DQ pairs out between a Mul and the Add that alone reads it.")
+
+if __name__ == "__main__":
+    run_as_program(TOOL)
