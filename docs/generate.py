@@ -13,6 +13,7 @@ from quark.numerics.scales import SCALE_RULES
 from quark.onnx.passes.row import Pass
 from quark.onnx.passes.table import TABLE
 from quark.onnx.qdq import carriers
+from quark.onnx.quantization.config import data_type
 
 HERE = Path(__file__).parent
 DEFAULT = Options()
@@ -45,7 +46,7 @@ ACTIVATION = {
 CONSTANT = {
     "standard": "codes + DequantizeLinear",
     "extended": "codes + com.amd.quark ExtendedDequantizeLinear",
-    "cast": "codes + Cast, Mul",
+    "cast": "codes + Cast, Sub, Mul",
     "element": "packed codes + org.openquark PackedDequantize",
     "block": "packed codes and scales + org.openquark BlockDequantize",
 }
@@ -55,6 +56,16 @@ RUNS = {
     "element": "any, through a model-local function",
     "block": "any, through a model-local function; compilers that know the name",
 }
+
+
+def spec_of(name: str) -> str:
+    """How the ONNX dialect spells a format: the spec class and, for shared exponents, the scale type."""
+    base, _, rule = name.rpartition("_") if name.endswith(("_even", "_ceil")) else (name, "", "")
+    classes = [value for value in vars(data_type).values() if isinstance(value, type)]
+    for one in classes:
+        if getattr(one, "format", None) == base:
+            return f"`{one.__name__}Spec`" + (f", `ScaleType.E8M0{rule.title()}`" if rule else "")
+    return "– (a scale format)"
 
 
 def format_row(name: str, row: Format) -> list[str]:
@@ -70,6 +81,7 @@ def format_row(name: str, row: Format) -> list[str]:
     block = f"{BLOCKS[name].size}" if name in BLOCKS else "–"
     return [
         f"`{name}`",
+        spec_of(name),
         f"{float(row.bits):g}",
         f"{number(row.min)} .. {number(row.max)}",
         block,
@@ -104,7 +116,12 @@ needed; a runtime that registers a kernel of its own for the name uses that.
   float32 products.
 - Activations of 2 to 4 bits and FP8 are written as one `QuantizeDequantize` each: a standard pair around a Conv would
   be fused into QLinearConv, which refuses these types, and the file would not load in a default session.
-- FP8 constants are read by `Cast` and `Mul`, which ONNX Runtime folds when it loads the model.
+- Constants in FP8 and 2 bits, and 8-bit integers in groups, are read by `Cast`, `Sub` and `Mul`, which ONNX Runtime
+  folds when it loads the model. It would fuse `DequantizeLinear` beside 8-bit activations into an integer kernel, which
+  then refuses the type or the groups: a file that does not load, or does not run.
+- bfloat16 costs two Casts per activation, and ONNX Runtime 1.31 runs a Cast to bfloat16 in one thread, 0.6 ns a value;
+  reading it back costs 0.3 ns. A rounding by (x + 65535 x) - 65535 x in three vectorised operations would be faster, but
+  is wrong from 2**111 on, for infinities and for subnormal numbers, so it is not used.
 - `AddQDQPairToWeight` keeps float weights behind the activation operators, for compilers that quantize weights
   themselves.
 """
@@ -112,7 +129,7 @@ needed; a runtime that registers a kernel of its own for the name uses that.
 
 def formats_page() -> str:
     """The page of formats and scale rules."""
-    header = "format, bits, range, block, bytes per value, ONNX activation, ONNX weight, opset, torch, who runs it"
+    header = "format, ONNX spec, bits, range, block, bytes per value, ONNX activation, ONNX weight, opset, torch, who runs it"
     return FORMATS_PAGE.format(
         formats=table(header.split(", "), [format_row(name, row) for name, row in FORMATS.items()]),
         rules=", ".join(f"`{name}`" for name in SCALE_RULES),

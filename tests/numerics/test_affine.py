@@ -215,3 +215,35 @@ def test_wide_integers_need_no_float64_to_be_rounded(name, narrow):
             expected = row.snap(x.copy(), zero, half_even, narrow).astype(np.float32)
             found = row.place(x.copy(), zero, half_even, narrow)
         np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+@pytest.mark.parametrize("row", [row for row in FORMATS.values() if row.name != "e8m0"], ids=lambda row: row.name)
+def test_how_values_lie_in_memory_changes_nothing(row):
+    """Strided, reversed, transposed, read-only, broadcast and bfloat16 arrays of NumPy and torch."""
+    x = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)
+    scale, zero = Grid(row).parameters(-3.0, 3.0)
+    expected = fake_quantize(x, scale, zero, row)
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    laid = [np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], x[::-1, ::-1].copy()[::-1, ::-1], frozen]
+    laid += [torch.from_numpy(x.T.copy()).T, torch.nn.Parameter(torch.from_numpy(x))]
+    for one in laid:
+        np.testing.assert_array_equal(np.asarray(fake_quantize(one, scale, zero, row)), expected)
+    wide = fake_quantize(np.broadcast_to(x[:1], (6, 64)), scale, zero, row)
+    np.testing.assert_array_equal(wide, np.broadcast_to(fake_quantize(x[:1], scale, zero, row), (6, 64)))
+    half = x.astype(ml_dtypes.bfloat16)
+    found = fake_quantize(half, scale, zero, row)
+    assert found.dtype == half.dtype
+    rounded = fake_quantize(half.astype(np.float32), scale, zero, row).astype(half.dtype)
+    np.testing.assert_array_equal(found.astype(np.float32), rounded.astype(np.float32))
+
+
+@pytest.mark.slow
+def test_more_than_two_to_the_31_values():
+    """2.2e9 values that share one row in memory; the codes take 2.2 GB."""
+    row = np.linspace(-2, 2, 32768, dtype=np.float32)
+    codes = quantize(np.broadcast_to(row, (67000, 32768)), 0.01, 0, FORMATS["int8"])
+    assert codes.shape == (67000, 32768)
+    expected = quantize(row, 0.01, 0, FORMATS["int8"])
+    for index in (0, 65535, 65536, 66999):
+        np.testing.assert_array_equal(codes[index], expected)

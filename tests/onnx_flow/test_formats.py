@@ -257,3 +257,29 @@ def test_weights_beside_integer_activations(activation: str, weight: str, granul
     assert result.proto is not None
     expected = simulated(x, result.plan.tensors["x"]).astype(np.float64) @ simulated(w, result.plan.tensors["w"])
     np.testing.assert_allclose(run(result.proto, x), expected, rtol=1e-5, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    "name", ["Int8Spec", "Int4Spec", "Int3Spec", "FP8E4M3Spec", "BFloat16Spec", "MX6Spec", "NVFP4Spec"]
+)
+def test_a_weight_without_elements_stays_as_it_is(name: str) -> None:
+    text = (
+        "g (float[n,72] x) => (float[n,40] y) { e = MatMul(x, none)  h = MatMul(x, w)  y = Concat <axis = 1> (e, h) }"
+    )
+    proto = models.model(text, {"none": W[:, :0], "w": W})
+    found, plan = quantized(proto, name, name, X)
+    assert "none" not in plan.tensors and "w" in plan.tensors
+    assert models.run(found, {"x": X})[0].shape == (5, 40)
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in ("Int2Spec", "UInt2Spec")])
+def test_a_float16_model(name: str) -> None:
+    """The rounding of the data type is what is lost, not more."""
+    half = models.model("g (float16[n,72] x) => (float16[n,40] y) { y = MatMul(x, w) }", {"w": W.astype(np.float16)})
+    x = X.astype(np.float16)
+    proto, plan = quantized(half, name, name, x)
+    expected = simulated(x.astype(np.float32), plan.tensors["x"]).astype(np.float64)
+    expected = expected @ simulated(W.astype(np.float16).astype(np.float32), plan.tensors["w"])
+    found = run(proto, x)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, expected, rtol=4e-3, atol=4e-3 * np.abs(expected).max())

@@ -19,8 +19,11 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 def is_float(value: ir.Value | None) -> bool:
-    """Whether a value is a tensor of a type that models compute in, and not a weight that a feed may override."""
+    """Whether a value is a tensor of a type that models compute in, with elements, and no weight that a feed may
+    override."""
     if value is None or (value.is_graph_input() and value.is_initializer()):
+        return False
+    if value.shape is not None and 0 in value.shape:
         return False
     return value.dtype in _FLOATS and isinstance(value.type, ir.TensorType)
 
