@@ -119,9 +119,10 @@ needed; a runtime that registers a kernel of its own for the name uses that.
 - Constants in FP8 and 2 bits, and 8-bit integers in groups, are read by `Cast`, `Sub` and `Mul`, which ONNX Runtime
   folds when it loads the model. It would fuse `DequantizeLinear` beside 8-bit activations into an integer kernel, which
   then refuses the type or the groups: a file that does not load, or does not run.
-- bfloat16 costs two Casts per activation, and ONNX Runtime 1.31 runs a Cast to bfloat16 in one thread, 0.6 ns a value;
-  reading it back costs 0.3 ns. A rounding by (x + 65535 x) - 65535 x in three vectorised operations would be faster, but
-  is wrong from 2**111 on, for infinities and for subnormal numbers, so it is not used.
+- bfloat16 costs two Casts per activation. ONNX Runtime 1.31 runs a Cast to bfloat16 in one thread, 0.6 ns a value;
+  reading it back costs 0.3 ns. A rounding by (x + 65535 x) - 65535 x in three vectorised operations would be faster and
+  is exact (ties too) from 2**-126 to 2**112, but wrong beyond, for infinities and for subnormal numbers, and nothing as
+  cheap tells when; so it is not used.
 - `AddQDQPairToWeight` keeps float weights behind the activation operators, for compilers that quantize weights
   themselves.
 """
@@ -129,9 +130,9 @@ needed; a runtime that registers a kernel of its own for the name uses that.
 
 def formats_page() -> str:
     """The page of formats and scale rules."""
-    header = "format, ONNX spec, bits, range, block, bytes per value, ONNX activation, ONNX weight, opset, torch, who runs it"
+    header = "format, ONNX spec, bits, range, block, bytes per value, ONNX activation, ONNX weight, opset, torch"
     return FORMATS_PAGE.format(
-        formats=table(header.split(", "), [format_row(name, row) for name, row in FORMATS.items()]),
+        formats=table([*header.split(", "), "who runs it"], [format_row(name, row) for name, row in FORMATS.items()]),
         rules=", ".join(f"`{name}`" for name in SCALE_RULES),
     )
 
