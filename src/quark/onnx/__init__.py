@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, custom_config, get_default_config
-from quark.onnx.quantization.config.algorithm import AlgoConfig, CLEConfig
+from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig
 from quark.onnx.quantization.config.custom_config import (
     A8W8_QCONFIG,
     A16W8_QCONFIG,
@@ -144,6 +144,8 @@ __all__ = [
     "XINT8_QCONFIG",
     "AMDFP4G32Spec",
     "AMDFP4Spec",
+    "AdaQuantConfig",
+    "AdaRoundConfig",
     "AlgoConfig",
     "BFP16Spec",
     "BFloat16",

@@ -1,4 +1,4 @@
-"""One quantization, read aloud: load, prepare, transform, place, calibrate, parameters, adapt, emit, save, report."""
+"""A quantization, read aloud: load, prepare, transform, place, calibrate, parameters, adapt, tune, emit, save."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.errors import ModelError
-from quark.onnx.algorithms.stages import transform
+from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.stages import reader_for, transform, tune
 from quark.onnx.data_layout import in_layout
 from quark.onnx.diagnosis import of_plan
 from quark.onnx.graph import model as files
@@ -73,19 +74,22 @@ def quantize(
         with _timed(seconds, "prepare"):
             prepared = prepare(source, job)
             model, job, mode = prepared.model, prepared.job, MODES[prepared.job.mode]
+        reader = in_layout(reader_for(job, reader), prepared.moved)
+        context = Context(job, reader, scratch, resume, update)
         with _timed(seconds, "transform"):
-            prepared.reports.extend(transform(model, job))
+            prepared.reports.extend(transform(model, context))
         with _timed(seconds, "place"):
             plan = mode.place(model, job, known)
             _refuse_nothing(plan)
         with _timed(seconds, "calibrate"):
-            reader = in_layout(reader, prepared.moved)
             ranges = calibrated(model, plan, job, reader, scratch, resume, partial(update, "calibrate"))
         with _timed(seconds, "parameters"):
             mode.set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
             prepared.reports.extend(adapt(model, plan, job) if job.mode == "static" else [])
             weak = of_plan(model, plan)
+        with _timed(seconds, "tune"):
+            prepared.reports.extend(tune(model, plan, context))
         with _timed(seconds, "write"):
             model = mode.emit(model, plan, job.options)
             prepared.reports.extend(finish(model, job, prepared.after))

@@ -11,21 +11,39 @@ from typing import Any
 import onnx_ir as ir
 
 from quark.config.job import Job
-from quark.onnx.algorithms import cle
+from quark.config.plan import Plan
+from quark.onnx.algorithms import cle, finetune
+from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.graph.report import PassReport
-from quark.onnx.quantization.config.algorithm import AlgoConfig, CLEConfig
+from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig
 
-Transform = Callable[[ir.Model, Any, Job], PassReport]
+Transform = Callable[[ir.Model, Any, Context], PassReport]
+Tune = Callable[[ir.Model, Plan, Any, Context], PassReport]
 
 
-def _cle(model: ir.Model, config: CLEConfig, job: Job) -> PassReport:
-    return cle.run(model, config, job.options.ReplaceClip6Relu)
+def _cle(model: ir.Model, config: CLEConfig, context: Context) -> PassReport:
+    return cle.run(model, config, context.job.options.ReplaceClip6Relu)
 
 
 TRANSFORMS: dict[type[AlgoConfig], Transform] = {CLEConfig: _cle}
+TUNES: dict[type[AlgoConfig], Tune] = {AdaRoundConfig: finetune.run, AdaQuantConfig: finetune.run}
+#: Algorithms that read the calibration data, which then has to be read more than once.
+READS_DATA = frozenset([AdaRoundConfig, AdaQuantConfig])
 
 
-def transform(model: ir.Model, job: Job) -> list[PassReport]:
+def reader_for(job: Job, reader: Any) -> Any:
+    """The reader, its samples kept in memory where an algorithm reads it again and it cannot be."""
+    return rereadable(reader) if any(type(config) in READS_DATA for config in job.algorithms) else reader
+
+
+def transform(model: ir.Model, context: Context) -> list[PassReport]:
     """Run the algorithms that change the float model, in the order of ``algo_config``."""
-    chosen = [(TRANSFORMS[type(config)], config) for config in job.algorithms if type(config) in TRANSFORMS]
-    return [run(model, config, job) for run, config in chosen]
+    chosen = [(TRANSFORMS[type(config)], config) for config in context.job.algorithms if type(config) in TRANSFORMS]
+    return [run(model, config, context) for run, config in chosen]
+
+
+def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
+    """Run the algorithms that change weights at final scales, in the order of ``algo_config``."""
+    chosen = [(TUNES[type(config)], config) for config in context.job.algorithms if type(config) in TUNES]
+    return [run(model, plan, config, context) for run, config in chosen]

@@ -7,23 +7,10 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from quark.errors import ConfigError, unknown
+from quark.onnx.quantization.config.algo_base import AlgoConfig, is_number
+from quark.onnx.quantization.config.finetune import AdaQuantConfig, AdaRoundConfig
 
-
-@dataclass(frozen=True)
-class AlgoConfig:
-    """Base of the algorithm configurations. ``name`` is what dictionaries call them."""
-
-    name: ClassVar[str] = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The name and the fields that differ from their defaults."""
-        defaults = {f.name: f.default for f in fields(self)}
-        changed = {key: getattr(self, key) for key, value in defaults.items() if getattr(self, key) != value}
-        return {"name": self.name, **changed}
-
-    def _require(self, field: str, allowed: bool, what: str) -> None:
-        if not allowed:
-            raise ConfigError(f"{type(self).__name__}: the field {field} cannot be {getattr(self, field)!r}; {what}")
+__all__ = ["ALGO_NAME_TO_CLASS", "AdaQuantConfig", "AdaRoundConfig", "AlgoConfig", "CLEConfig", "checked", "from_dict"]
 
 
 @dataclass(frozen=True)
@@ -52,16 +39,14 @@ class CLEConfig(AlgoConfig):
         whole = type(self.cle_steps) is int and (self.cle_steps > 0 or self.cle_steps == -1)
         self._require("cle_steps", whole, "it is a positive number of steps, or -1 for until nothing changes")
         for field in ("cle_weight_threshold", "cle_total_layer_diff_threshold"):
-            self._require(field, _is_number(getattr(self, field), 0), "it is a number of at least 0")
+            self._require(field, is_number(getattr(self, field), 0), "it is a number of at least 0")
         for field in ("cle_scale_append_bias", "cle_scale_use_threshold"):
             self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
 
 
-def _is_number(value: Any, low: float, high: float = float("inf")) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-
-
-ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {CLEConfig.name: CLEConfig}
+ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
+    kind.name: kind for kind in (CLEConfig, AdaRoundConfig, AdaQuantConfig)
+}
 
 
 def from_dict(data: Mapping[str, Any]) -> AlgoConfig:

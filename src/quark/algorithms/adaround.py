@@ -1,0 +1,173 @@
+"""AdaRound: learn for every weight whether it is rounded up or down.
+
+    W̃ = s · clip(⌊W / s⌋ + h(V) + z, n, p) − s z        h(V) = clip(1.2 σ(V) − 0.1, 0, 1)
+    minimize  ‖ f(W x) − f(W̃ x̂) ‖²  +  λ Σ (1 − |2 h(V) − 1|^β)
+
+V starts where h is the fraction of W / s, so that W̃ is the float weight. β falls along a cosine from 20 to 2: first
+only undecided weights feel the second term, in the end all are driven to 0 or 1. It is off during the warm start. At
+the end h ≥ ½ rounds up. torch differentiates with respect to W̃ alone; the rest of the gradient is written out.
+
+Source: Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization", section 3.
+
+Not handled: formats whose codes are not integers (AdaQuant trains those).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quark.algorithms.reconstruction import (
+    Batches,
+    Data,
+    Layer,
+    Settings,
+    Stopper,
+    Tensor,
+    Trained,
+    as_tensor,
+    check_device,
+    import_torch,
+    learning_rate,
+    log_step,
+    mean_error,
+    reconstruction_error,
+    settled,
+)
+
+#: The stretched sigmoid of the paper.
+ZETA, GAMMA = 1.1, -0.1
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class Codes:
+    """The integer grid of a weight: ``scale`` and ``zero_point`` broadcast against it, codes run from low to high."""
+
+    scale: np.ndarray
+    zero_point: np.ndarray
+    low: int
+    high: int
+
+
+def adaround(layer: Layer, codes: Codes, data: Data, settings: Settings) -> Trained:
+    """Train one layer.
+
+    Returns:
+        Weights that lie on the grid, and the bias as it was.
+
+    Raises:
+        ConfigError: torch is not there, or not the device.
+    """
+    torch = import_torch("AdaRound")
+    check_device(torch, settings.device)
+    rounding = Rounding(torch, layer.weight, codes, settings.device)
+    bias = None if layer.bias is None else as_tensor(torch, layer.bias).to(settings.device)
+    batches = Batches(torch, data, settings)
+    with torch.no_grad():
+        before = mean_error(layer, batches, rounding.nearest(), bias)
+    steps = _train(torch, layer, rounding, bias, batches, settings, learning_rate(settings, before))
+    with torch.no_grad():
+        weight = rounding.decided()
+        after = mean_error(layer, batches, weight, bias)
+    return settled(layer, before, after, steps, weight.cpu().numpy(), layer.bias)
+
+
+def _train(
+    torch: Any,
+    layer: Layer,
+    rounding: Rounding,
+    bias: Tensor | None,
+    batches: Batches,
+    settings: Settings,
+    rate: float,
+) -> int:
+    warm = math.ceil(settings.warm_start * settings.iterations)
+    adam, stop = Adam(torch, rounding.v, rate), Stopper(settings)
+    for step, (inputs, target) in zip(range(1, settings.iterations + 1), batches.random(), strict=False):
+        with torch.no_grad():
+            weight = rounding.soft()
+        weight.requires_grad_()
+        loss = reconstruction_error(layer.forward(inputs, weight, bias), target, layer.channel_axis)
+        (gradient,) = torch.autograd.grad(loss, weight)
+        beta = None if step <= warm else annealed(step, warm, settings)
+        with torch.no_grad():
+            adam.step(rounding.gradient(gradient, beta, settings.reg_param))
+        log_step(layer, settings, step, loss.detach())
+        if step > warm and stop.ends(loss.detach()):
+            return step
+    return settings.iterations
+
+
+def annealed(step: int, warm: int, settings: Settings) -> float:
+    """β of a step: a cosine from the first of ``beta_range`` to the second."""
+    start, end = settings.beta_range
+    passed = (step - warm) / max(settings.iterations - warm, 1)
+    return end + 0.5 * (start - end) * (1 + math.cos(passed * math.pi))
+
+
+class Rounding:
+    """V and what it makes of the weight. Buffers are reused, so that a step allocates little."""
+
+    def __init__(self, torch: Any, weight: np.ndarray, codes: Codes, device: str) -> None:
+        self._torch = torch
+        scale = np.broadcast_to(codes.scale, weight.shape).astype(np.float32)
+        self._compact = codes.scale.size == 1
+        self.scale = as_tensor(torch, np.reshape(codes.scale, -1)[0] if self._compact else scale).to(device)
+        steps = as_tensor(torch, weight).to(device) / self.scale
+        self._rounded = steps.round()
+        floor = steps.floor()
+        fraction = ((steps - floor) - GAMMA) / (ZETA - GAMMA)
+        self.v = torch.log(fraction).sub_(torch.log1p(-fraction))
+        zero_point = as_tensor(torch, np.asarray(codes.zero_point, np.float32)).to(device)
+        self._floor, self._low, self._high = floor, codes.low - zero_point, codes.high - zero_point
+        self._sigmoid = torch.empty_like(self.v)
+
+    def nearest(self) -> Tensor:
+        """The weight rounded to nearest."""
+        return self._torch.clamp(self._rounded, self._low, self._high) * self.scale
+
+    def soft(self) -> Tensor:
+        """W̃ of the current V."""
+        torch = self._torch
+        torch.sigmoid(self.v, out=self._sigmoid)
+        steps = self._sigmoid.mul(ZETA - GAMMA).add_(GAMMA).clamp_(0, 1).add_(self._floor)
+        return torch.clamp(steps, self._low, self._high).mul_(self.scale)
+
+    def decided(self) -> Tensor:
+        """The weight rounded as V has decided."""
+        return self._torch.clamp(self._floor + (self.v >= 0), self._low, self._high) * self.scale
+
+    def gradient(self, of_weight: Tensor, beta: float | None, reg: float) -> Tensor:
+        """The gradient with respect to V, after ``soft``."""
+        torch, sigmoid = self._torch, self._sigmoid
+        h = sigmoid.mul(ZETA - GAMMA).add_(GAMMA)
+        inside = (h > 0) & (h < 1)
+        h.clamp_(0, 1)
+        code = self._floor + h
+        total = of_weight.mul_(self.scale).mul_((code >= self._low) & (code <= self._high))
+        if beta is not None:
+            centred = h.mul_(2).sub_(1)
+            slope = centred.abs().pow_(beta - 1).mul_(torch.sign(centred)).mul_(-2 * beta * reg)
+            total.add_(slope)
+        return total.mul_(inside).mul_(sigmoid).mul_(1 - sigmoid).mul_(ZETA - GAMMA)
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015) on one tensor, in place."""
+
+    def __init__(self, torch: Any, parameter: Tensor, rate: float) -> None:
+        self._parameter, self._rate, self._steps = parameter, rate, 0
+        self._mean, self._square = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+    def step(self, gradient: Tensor) -> None:
+        """One step against the gradient, which is used up."""
+        self._steps += 1
+        (b1, b2), t = _BETAS, self._steps
+        self._mean.lerp_(gradient, 1 - b1)
+        self._square.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
+        root = self._square.sqrt().div_(math.sqrt(1 - b2**t)).add_(_EPSILON)
+        self._parameter.addcdiv_(self._mean, root, value=-self._rate / (1 - b1**t))

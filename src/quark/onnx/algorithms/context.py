@@ -1,0 +1,22 @@
+"""What an algorithm of the ONNX flow may use besides the model and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quark.config.job import Job
+from quark.onnx.resume import Resume
+from quark.onnx.scratch import Scratch
+
+
+@dataclass(frozen=True)
+class Context:
+    """The job, the calibration data, finished work, a place for files, and who hears of progress."""
+
+    job: Job
+    reader: Any
+    scratch: Scratch
+    resume: Resume
+    progress: Callable[[str, int, int | None], None]

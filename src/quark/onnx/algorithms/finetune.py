@@ -1,0 +1,323 @@
+"""The stage that trains weights: walk through the float model and its quantized twin side by side, layer by layer.
+
+A layer's data are collected once: what the twin (with the layers before it already trained) feeds it, and what the
+float model makes of it. Trained weights go into the twin at once and into the float model at the end, as values that
+lie on their grid. A layer that got worse is put back. With ``SaveAndRestore`` finished layers are not trained again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.algorithms.adaquant import adaquant
+from quark.algorithms.adaround import Codes, adaround
+from quark.algorithms.reconstruction import Data, Forward, Layer, Settings, Trained, check_device, import_torch
+from quark.config.plan import Plan, TensorPlan
+from quark.errors import ConfigError
+from quark.numerics.elements import Int
+from quark.numerics.formats import get_format
+from quark.numerics.granularity import Channel
+from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.forward import CHANNEL_AXIS, forward_of
+from quark.onnx.algorithms.layers import Tunable, tunable_layers
+from quark.onnx.algorithms.samples import feeds_of, keeper, providers_of
+from quark.onnx.algorithms.twin import rounded, twin_of
+from quark.onnx.algorithms.walk import Walk
+from quark.onnx.graph import model as files
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.run import Runner
+from quark.onnx.graph.surgery import constant_array, set_constant
+from quark.onnx.quantization.config.finetune import AdaRoundConfig, FineTuneConfig
+
+
+def run(model: ir.Model, plan: Plan, config: FineTuneConfig, context: Context) -> PassReport:
+    """Train every layer that the configuration names, in place.
+
+    Raises:
+        ConfigError: torch or the device is not there, or no weight has a type that the algorithm can train.
+        DataError: there is no calibration data.
+    """
+    title = type(config).__name__.removesuffix("Config")
+    torch = import_torch(title)
+    check_device(torch, config.optim_device)
+    layers, refused = tunable_layers(model, plan, config.target_op_type)
+    layers, beyond = _trainable(layers, config, torch)
+    refused += beyond
+    _refuse_none(layers, refused, title)
+    stage = _Stage(model, plan, config, context, torch, layers)
+    kept = stage.train()
+    return PassReport(config.name, kept, tuple(refused))
+
+
+def _trainable(layers: list[Tunable], config: FineTuneConfig, torch: Any) -> tuple[list[Tunable], list[str]]:
+    found, refused = [], []
+    for layer in layers:
+        kind = get_format(layer.weight.spec.format)
+        if isinstance(config, AdaRoundConfig) and not isinstance(kind, Int):
+            refused.append(
+                f"{layer.name!r} stays: AdaRound trains integers, and its weight is {kind.name}; use AdaQuant"
+            )
+        elif forward_of(layer.node, layer.activation, torch) is None:
+            refused.append(f"{layer.name!r} stays: an attribute of it cannot be trained through")
+        else:
+            found.append(layer)
+    return found, refused
+
+
+def _refuse_none(layers: list[Tunable], refused: list[str], title: str) -> None:
+    if not layers:
+        shown = "; ".join(refused[:3]) or "the model has no layer of the types in target_op_type"
+        raise ConfigError(f"{title} finds nothing to train: {shown}")
+
+
+@dataclass
+class _Stage:
+    """One run of one algorithm."""
+
+    model: ir.Model
+    plan: Plan
+    config: FineTuneConfig
+    context: Context
+    torch: Any
+    layers: list[Tunable]
+
+    def train(self) -> int:
+        """Train all layers; how many were improved."""
+        job, config = self.context.job, self.config
+        twin = twin_of(self.model, self.plan, job.options)
+        nodes = {node.name: node for node in twin.graph}
+        results: dict[str, dict[str, np.ndarray]] = {}
+        todo = []
+        for layer in self.layers:
+            done = self.context.resume.done(config.name, layer.name)
+            if done is None:
+                todo.append(layer)
+            else:
+                results[layer.name] = done
+                self._into_twin(twin, layer, done)
+        if todo:
+            self._walk(twin, nodes, todo, results)
+        for layer in self.layers:
+            self._into_model(layer, results[layer.name])
+        return sum(bool(found["kept"]) for found in results.values())
+
+    def _walk(
+        self,
+        twin: ir.Model,
+        nodes: dict[str | None, ir.Node],
+        todo: list[Tunable],
+        results: dict[str, dict[str, np.ndarray]],
+    ) -> None:
+        config, options = self.config, self.context.job.options
+        feeds = feeds_of(self.model, self.context, config.data_size, config.batch_size if config.dynamic_batch else 1)
+        keep = keeper(config, self.context.scratch)
+        providers = providers_of(config.infer_device)
+        reads = {layer.name: str(nodes[layer.name].inputs[0].name) for layer in todo}  # type: ignore[union-attr]
+        reference = self.model if config.ref_model_path is None else files.load(config.ref_model_path)
+        float_reads = [layer.source for layer in todo] if config.drop_ratio < 1 else []
+        stops = [*(layer.target for layer in todo), *float_reads]
+        _check_names(reference, stops, config.ref_model_path)
+        libraries = options.UserCustomOpLibPath
+        floats = Walk(reference, feeds, stops, providers, libraries, keep)
+        quantized = Walk(twin, feeds, reads.values(), providers, libraries, keep)
+        early = floats.advance(stops) if config.mem_opt_level == 0 else None
+        judge = _Judge(self.model, twin, feeds, config, providers) if config.selective_update else None
+        done = len(self.layers) - len(todo)
+        for group in _groups(todo, quantized, reads, config.parallel):
+            names = [name for layer in group for name in (layer.target, *([layer.source] if float_reads else []))]
+            found = early if early is not None else floats.advance(names)
+            inputs = quantized.advance([reads[layer.name] for layer in group])
+            jobs = [
+                partial(self._one, layer, _data(layer, reads[layer.name], inputs, found, config)) for layer in group
+            ]
+            del found, inputs
+            with ThreadPoolExecutor(config.num_workers) as pool:
+                trained = list(pool.map(lambda job: job(), jobs)) if len(jobs) > 1 else [jobs[0]()]
+            for layer, one in zip(group, trained, strict=True):
+                arrays = _arrays(one)
+                if judge is not None:
+                    arrays = judge.choose(partial(self._into_twin, twin, layer), arrays, self._untouched(layer))
+                self._into_twin(twin, layer, arrays)
+                results[layer.name] = arrays
+                self.context.resume.finish(config.name, layer.name, arrays)
+                done += 1
+                self.context.progress(config.name, done, len(self.layers))
+
+    # ---- one layer ---------------------------------------------------------------------------------------------------
+
+    def _one(self, layer: Tunable, data: Data) -> Trained:
+        config = self.config
+        weight = np.asarray(layer.constant(1), np.float32)
+        forward = forward_of(layer.node, layer.activation, self.torch)
+        if config.output_qdq and forward is not None:
+            forward = self._quantized_output(layer, forward)
+        bias = layer.constant(2) if len(layer.node.inputs) > 2 else None
+        axis = CHANNEL_AXIS.get(layer.node.op_type, 1)
+        known = None if bias is None else np.asarray(bias, np.float32)
+        trained = Layer(layer.name, forward, weight, known, axis)  # type: ignore[arg-type]
+        if isinstance(config, AdaRoundConfig):
+            if known is not None and layer.bias is not None:
+                trained = replace(trained, bias=np.asarray(rounded(known, layer.bias), np.float32))
+            found = adaround(trained, codes_of(layer.weight, weight.shape), data, settings_of(config))
+            return replace(found, bias=known)
+        round_bias = None if layer.bias is None else partial(_rounded_tensor, self.torch, tensor=layer.bias)
+        round_weight = partial(_rounded_tensor, self.torch, tensor=layer.weight)
+        return adaquant(trained, round_weight, round_bias, data, settings_of(config))
+
+    def _quantized_output(self, layer: Tunable, forward: Forward) -> Forward:
+        """``forward`` and the quantization of its result, through which gradients pass as they are."""
+        tensor = self.plan.tensors.get(layer.target)
+        if tensor is None or tensor.scale is None:
+            return forward
+
+        def run_through(x: Any, weight: Any, bias: Any) -> Any:
+            y = forward(x, weight, bias)
+            return y + (rounded(y.detach(), tensor) - y).detach()
+
+        return run_through
+
+    def _untouched(self, layer: Tunable) -> dict[str, np.ndarray]:
+        bias = layer.constant(2) if len(layer.node.inputs) > 2 else None
+        arrays = {"weight": np.asarray(layer.constant(1)), "kept": np.array(False)}
+        return arrays if bias is None else {**arrays, "bias": bias}
+
+    def _into_twin(self, twin: ir.Model, layer: Tunable, arrays: dict[str, np.ndarray]) -> None:
+        """The values that the trained arrays will be rounded to."""
+        _store(twin, layer.weight.name, np.asarray(rounded(np.asarray(arrays["weight"], np.float32), layer.weight)))
+        if "bias" in arrays and layer.bias is not None:
+            _store(twin, layer.bias.name, np.asarray(rounded(np.asarray(arrays["bias"], np.float32), layer.bias)))
+
+    def _into_model(self, layer: Tunable, arrays: dict[str, np.ndarray]) -> None:
+        _store(self.model, layer.weight.name, arrays["weight"])
+        if "bias" in arrays and self.config.update_bias:
+            _store(self.model, str(layer.node.inputs[2].name), arrays["bias"])  # type: ignore[union-attr]
+
+
+def settings_of(config: FineTuneConfig) -> Settings:
+    """The part of a configuration that concerns the training of one layer."""
+    return Settings(
+        iterations=config.num_iterations,
+        batch_size=1 if config.dynamic_batch else config.batch_size,
+        learning_rate=config.learning_rate,
+        lr_adjust=(config.lr_adjust[0], config.lr_adjust[1]) if config.lr_adjust else None,
+        early_stop=config.early_stop,
+        stretch=config.num_batches if config.num_batches > 1 else 0,
+        drop_ratio=config.drop_ratio,
+        update_bias=config.update_bias,
+        seed=config.fixed_seed,
+        device=config.optim_device,
+        pin_memory=config.pin_memory,
+        log_period=int(config.log_period),
+        reg_param=config.reg_param,
+        beta_range=(config.beta_range[0], config.beta_range[1]),
+        warm_start=config.warm_start,
+    )
+
+
+def codes_of(tensor: TensorPlan, shape: tuple[int, ...]) -> Codes:
+    """The integer grid of a weight of ``shape``."""
+    kind, spec = get_format(tensor.spec.format), tensor.spec
+    if not isinstance(kind, Int):
+        raise ConfigError(f"AdaRound trains integers, and {tensor.name!r} is {spec.format}")
+    low = kind.min + (spec.narrow and spec.symmetric)
+    scale, zero_point = (_beside(value, tensor, shape) for value in (tensor.scale, tensor.zero_point))
+    return Codes(scale, zero_point, low, kind.max)
+
+
+def _beside(value: Any, tensor: TensorPlan, shape: tuple[int, ...]) -> np.ndarray:
+    """A scale or zero point in a shape that broadcasts against the weight."""
+    array, granularity = np.asarray(value), tensor.spec.granularity
+    if array.size == 1:
+        return array.reshape(())
+    if isinstance(granularity, Channel):
+        return array.reshape([-1 if axis == granularity.axis % len(shape) else 1 for axis in range(len(shape))])
+    return np.asarray(granularity.expand(array, shape))
+
+
+def _rounded_tensor(torch: Any, values: Any, tensor: TensorPlan) -> Any:
+    """``rounded`` for a torch tensor; biases, whose codes are computed in NumPy, go there and back."""
+    if tensor.role != "bias":
+        return rounded(values, tensor)
+    return torch.from_numpy(np.asarray(rounded(values.detach().cpu().numpy(), tensor))).to(values.device)
+
+
+def _store(model: ir.Model, name: str, array: np.ndarray) -> None:
+    value = model.graph.initializers[name]
+    before = np.asarray(constant_array(value))
+    set_constant(value, np.asarray(array).reshape(before.shape).astype(before.dtype))
+
+
+def _arrays(trained: Trained) -> dict[str, np.ndarray]:
+    arrays = {
+        "weight": trained.weight,
+        "kept": np.array(trained.kept),
+        "errors": np.array([trained.before, trained.after]),
+    }
+    return arrays if trained.bias is None else {**arrays, "bias": trained.bias}
+
+
+def _data(layer: Tunable, read: str, inputs: Any, found: Any, config: FineTuneConfig) -> Data:
+    floats = [sample[layer.source] for sample in found] if config.drop_ratio < 1 else []
+    return Data([sample[read] for sample in inputs], floats, [sample[layer.target] for sample in found])
+
+
+def _check_names(model: ir.Model, names: Sequence[str], path: str | None) -> None:
+    known = {value.name for node in model.graph for value in node.outputs} | {v.name for v in model.graph.inputs}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"ref_model_path: {path!r} has no tensor {name!r}, which a layer's target is")
+
+
+def _groups(layers: list[Tunable], walk: Walk, reads: dict[str, str], parallel: bool) -> list[list[Tunable]]:
+    """Layers one at a time, or neighbours that do not depend on each other together."""
+    if not parallel:
+        return [[layer] for layer in layers]
+    groups: list[list[Tunable]] = []
+    for layer in layers:
+        before = walk.names_before(reads[layer.name])
+        if groups and not any(other.name in before for other in groups[-1]):
+            groups[-1].append(layer)
+        else:
+            groups.append([layer])
+    return groups
+
+
+class _Judge:
+    """The distance of one output of the quantized model to the float model's, over all samples."""
+
+    def __init__(
+        self, model: ir.Model, twin: ir.Model, feeds: Sequence[Any], config: FineTuneConfig, providers: Sequence[str]
+    ) -> None:
+        if config.output_index >= len(model.graph.outputs):
+            raise ConfigError(
+                f"output_index is {config.output_index}; the model has {len(model.graph.outputs)} outputs"
+            )
+        self._twin, self._feeds, self._providers = twin, feeds, providers
+        self._name = str(twin.graph.outputs[config.output_index].name)
+        wanted = str(model.graph.outputs[config.output_index].name)
+        runner = Runner(model, [wanted], (), providers)
+        self._expected = [runner.run(feed).values[wanted].astype(np.float64) for feed in feeds]
+        self._best = self._distance()
+
+    def _distance(self) -> float:
+        runner = Runner(self._twin, [self._name], (), self._providers)
+        pairs = zip(self._feeds, self._expected, strict=True)
+        return float(np.mean([np.linalg.norm(runner.run(feed).values[self._name] - y) for feed, y in pairs]))
+
+    def choose(
+        self, put: Any, arrays: dict[str, np.ndarray], untouched: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The trained arrays where they bring the output nearer, the untouched ones otherwise."""
+        put(arrays)
+        distance = self._distance()
+        if distance < self._best:
+            self._best = distance
+            return arrays
+        return untouched

@@ -1,0 +1,85 @@
+"""The samples of an algorithm: read once, checked, joined where that is asked for, and kept where the settings say."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.errors import ConfigError, DataError
+from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.walk import Keep
+from quark.onnx.data import CachedDataReader, Feed, checked, inputs_of
+from quark.onnx.graph.session import CPU
+from quark.onnx.quantization.config.finetune import FineTuneConfig
+from quark.onnx.ranges import samples_of
+from quark.onnx.scratch import Scratch
+
+
+def rereadable(reader: Any) -> Any:
+    """The reader, or a copy of its samples in memory where it can be read only once."""
+    again = hasattr(reader, "rewind") or hasattr(reader, "reset_iter")
+    if reader is None or again or (isinstance(reader, Iterable) and iter(reader) is not reader):
+        return reader
+    return CachedDataReader(reader)
+
+
+def feeds_of(model: ir.Model, context: Context, limit: int | None = None, joined: int = 1) -> list[Feed]:
+    """At most ``limit`` samples; ``joined`` of them at a time along their first axis.
+
+    Raises:
+        DataError: there is no data, or it does not fit the model.
+        ConfigError: samples are to be joined and the model's first axis is fixed.
+    """
+    samples = samples_of(model, context.job.options, context.reader)
+    feeds = list(islice(checked(samples, inputs_of(model)), limit))
+    if joined == 1:
+        return feeds
+    fixed = [one for one in inputs_of(model) if not one.shape or one.shape[0] is not None]
+    if fixed:
+        raise ConfigError(f"dynamic_batch: the first axis of the input {fixed[0]} is fixed")
+    return [_joined(feeds[start : start + joined]) for start in range(0, len(feeds), joined)]
+
+
+def _joined(feeds: list[Feed]) -> Feed:
+    try:
+        return {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
+    except ValueError as error:
+        raise DataError(f"dynamic_batch: samples differ in shape and cannot be joined ({error})") from error
+
+
+def keeper(config: FineTuneConfig, scratch: Scratch) -> Keep:
+    """Where arrays stay: in memory, or from level 2 on in files that are mapped back."""
+    if config.mem_opt_level < 2:
+        return lambda array: array
+    parent = scratch.folder("mem_opt_level=2") if config.cache_dir is None else Path(config.cache_dir)
+    parent.mkdir(parents=True, exist_ok=True)
+
+    def keep(array: np.ndarray) -> np.ndarray:
+        if array.nbytes < 1 << 12:
+            return array
+        with tempfile.NamedTemporaryFile(dir=parent, suffix=".npy", delete=False) as file:
+            np.save(file, array)
+        return np.load(file.name, mmap_mode="r")
+
+    return keep
+
+
+def providers_of(device: str) -> tuple[str, ...]:
+    """The execution providers of an ``infer_device``.
+
+    Raises:
+        ConfigError: no such device name.
+    """
+    kind = device.partition(":")[0]
+    if kind == "cpu":
+        return CPU
+    known = {"cuda": "CUDAExecutionProvider", "gpu": "CUDAExecutionProvider", "rocm": "ROCMExecutionProvider"}
+    if kind not in known:
+        raise ConfigError(f"infer_device cannot be {device!r}; allowed: cpu, cuda, rocm")
+    return (known[kind], *CPU)

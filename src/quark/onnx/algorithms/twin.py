@@ -1,0 +1,44 @@
+"""The quantized model as it will answer, with weights that can still be changed: activations pass through Q and DQ,
+constants are float initializers that hold the values their codes stand for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.options import Options
+from quark.config.plan import Plan, TensorPlan
+from quark.numerics.affine import fake_quantize
+from quark.numerics.array import Array
+from quark.numerics.formats import get_format
+from quark.onnx.graph.surgery import set_constant
+from quark.onnx.qdq.emit import emit
+from quark.onnx.qdq.parameters import constant
+from quark.onnx.qdq.store import codes_of
+
+
+def twin_of(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
+    """A copy of ``model`` that answers as the quantized model will; nodes keep their names.
+
+    Args:
+        model: prepared float model; comes back unchanged.
+        plan: complete, with scales.
+    """
+    twin = model.clone()
+    for tensor in plan.of_role("weight", "bias"):
+        value = twin.graph.initializers[tensor.name]
+        array = constant(value)
+        set_constant(value, rounded(array, tensor).astype(array.dtype))
+    return emit(twin, Plan({tensor.name: tensor for tensor in plan.of_role("activation")}, plan.nodes), options)
+
+
+def rounded(values: Array, tensor: TensorPlan) -> Array:
+    """What a constant becomes: the values of its codes under its plan. Takes arrays and torch tensors."""
+    if tensor.role == "bias":
+        scale = np.asarray(tensor.scale)
+        return (codes_of(np.asarray(values), tensor) * scale.astype(np.float32)).astype(np.float32)
+    spec = tensor.spec
+    narrow = spec.narrow and spec.symmetric
+    scale, zero_point, kind = tensor.scale, tensor.zero_point, get_format(spec.format)
+    return fake_quantize(values, scale, zero_point, kind, spec.granularity, spec.rounding, narrow)

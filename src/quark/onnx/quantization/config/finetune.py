@@ -1,0 +1,120 @@
+"""``AdaRoundConfig`` and ``AdaQuantConfig``: fine-tuning of weights, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quark.onnx.quantization.config.algo_base import AlgoConfig, is_number, is_whole
+
+DEFAULT_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
+_FLAGS = ("early_stop", "selective_update", "update_bias", "output_qdq", "dynamic_batch", "parallel", "pin_memory")
+
+
+@dataclass(frozen=True)
+class FineTuneConfig(AlgoConfig):
+    """What both algorithms share.
+
+    Attributes:
+        optim_device: device of torch that trains: "cpu", "cuda", "cuda:1", …
+        infer_device: where ONNX Runtime collects the layers' data: "cpu" or "cuda[:n]".
+        fixed_seed: of the order of the samples.
+        data_size: samples used at most.
+        batch_size: samples per step.
+        num_batches: steps whose mean error ``early_stop`` looks at; 1: a tenth of all steps.
+        num_iterations: steps per layer.
+        learning_rate: of Adam.
+        early_stop: end a layer when a stretch of steps was no better than the best one before.
+        output_index: the model's output that ``selective_update`` compares.
+        lr_adjust: (error, rate): the learning rate of layers whose error before training is larger.
+        target_op_type: operator types whose layers are trained.
+        selective_update: keep a layer only if the model's output comes nearer to the float model's.
+        update_bias: train biases too.
+        output_qdq: include the quantization of the layer's result in what is trained.
+        drop_ratio: share of batches with the quantized model's input; the others have the float model's.
+        mem_opt_level: 0 keeps the targets of all layers, 1 those of one layer, 2 puts everything on disk.
+        cache_dir: folder for level 2; a temporary one by default.
+        log_period: steps between two lines of the log.
+        ref_model_path: another float model, with the same tensor names, whose tensors are the targets.
+        dynamic_batch: let ONNX Runtime take ``batch_size`` samples at once; the model's first axis must be free.
+        parallel: train layers that do not depend on each other at the same time.
+        select_max_mem_layer: first try one step of the layer that needs most memory.
+        num_workers: threads of ``parallel``.
+        pin_memory: hold samples where a GPU fetches them by itself.
+        use_gds: not available; files go through the processor.
+    """
+
+    optim_device: str = "cpu"
+    infer_device: str = "cpu"
+    fixed_seed: int = 1705472343
+    data_size: int = 1_000_000_000
+    batch_size: int = 1
+    num_batches: int = 1
+    num_iterations: int = 1000
+    learning_rate: float = 0.1
+    early_stop: bool = False
+    output_index: int = 0
+    lr_adjust: tuple[float, float] | None = None
+    target_op_type: tuple[str, ...] | list[str] = DEFAULT_TYPES
+    selective_update: bool = False
+    update_bias: bool = False
+    output_qdq: bool = False
+    drop_ratio: float = 1.0
+    mem_opt_level: int = 1
+    cache_dir: str | None = None
+    log_period: int | float = 100
+    ref_model_path: str | None = None
+    dynamic_batch: bool = False
+    parallel: bool = False
+    reg_param: float = 0.01
+    beta_range: tuple[float, float] = (20, 2)
+    warm_start: float = 0.2
+    select_max_mem_layer: bool = False
+    num_workers: int = 1
+    pin_memory: bool = False
+    use_gds: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("data_size", "batch_size", "num_batches", "num_iterations", "num_workers"):
+            self._require(name, is_whole(getattr(self, name), 1), "it is a whole number of at least 1")
+        for name in ("fixed_seed", "output_index"):
+            self._require(name, is_whole(getattr(self, name), 0), "it is a whole number of at least 0")
+        for name in (*_FLAGS, "select_max_mem_layer", "use_gds"):
+            self._require(name, isinstance(getattr(self, name), bool), "it is True or False")
+        for name in ("drop_ratio", "warm_start"):
+            self._require(name, is_number(getattr(self, name), 0, 1), "it is a number from 0 to 1")
+        self._require("learning_rate", is_number(self.learning_rate, 1e-30), "it is a positive number")
+        self._require("log_period", is_number(self.log_period, 0), "it is a number of steps; 0 is no log")
+        self._require("reg_param", is_number(self.reg_param, 0), "it is a number of at least 0")
+        self._require("mem_opt_level", self.mem_opt_level in (0, 1, 2), "allowed: 0, 1, 2")
+        for name in ("lr_adjust", "beta_range"):
+            value = getattr(self, name)
+            pair = isinstance(value, (tuple, list)) and len(value) == 2 and all(is_number(side, 0) for side in value)
+            empty = name == "lr_adjust" and value in (None, (), [])
+            self._require(name, pair or empty, "it is a pair of numbers")
+        types = self.target_op_type
+        listed = isinstance(types, (tuple, list)) and set(types) <= set(DEFAULT_TYPES) and len(types) > 0
+        self._require("target_op_type", listed, f"it is a list of {', '.join(DEFAULT_TYPES)}")
+        self._require("use_gds", not self.use_gds, "reading past the processor is not available; leave it False")
+
+
+@dataclass(frozen=True)
+class AdaRoundConfig(FineTuneConfig):
+    """AdaRound: learn whether each weight is rounded up or down. For integer weights.
+
+    Attributes:
+        reg_param: weight of the term that drives every rounding to up or down.
+        beta_range: exponent of that term at its beginning and its end.
+        warm_start: share of the steps before that term counts.
+    """
+
+    name: ClassVar[str] = "adaround"
+
+
+@dataclass(frozen=True)
+class AdaQuantConfig(FineTuneConfig):
+    """AdaQuant: train weights (and biases) through their rounding. For every format."""
+
+    name: ClassVar[str] = "adaquant"
+    num_iterations: int = 3000
+    learning_rate: float = 1e-5
