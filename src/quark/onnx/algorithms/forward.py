@@ -90,7 +90,8 @@ def _conv_transpose(node: ir.Node, torch: Any) -> Forward | None:
         # torch takes one padding per axis: what the end has more is cut off
         whole = table[rank](x, weight, bias, strides, 0, extra, groups, dilations)
         cut = [slice(pads[k], whole.shape[k + 2] - pads[k + rank]) for k in range(rank)]
-        return whole[tuple([slice(None), slice(None), *cut])]
+        everywhere = (slice(None), slice(None), *cut)
+        return whole[everywhere]
 
     return run
 

@@ -36,9 +36,9 @@ def twin_of(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
 def rounded(values: Array, tensor: TensorPlan) -> Array:
     """What a constant becomes: the values of its codes under its plan. Takes arrays and torch tensors."""
     if tensor.role == "bias":
-        scale = np.asarray(tensor.scale)
-        return (codes_of(np.asarray(values), tensor) * scale.astype(np.float32)).astype(np.float32)
+        scale = np.asarray(tensor.scale, np.float32)
+        return (codes_of(np.asarray(values), tensor) * scale).astype(np.float32)
     spec = tensor.spec
     narrow = spec.narrow and spec.symmetric
-    scale, zero_point, kind = tensor.scale, tensor.zero_point, get_format(spec.format)
-    return fake_quantize(values, scale, zero_point, kind, spec.granularity, spec.rounding, narrow)
+    kind = get_format(spec.format)
+    return fake_quantize(values, tensor.scale, tensor.zero_point, kind, spec.granularity, spec.rounding, narrow)
