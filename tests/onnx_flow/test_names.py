@@ -96,7 +96,7 @@ PRESET_NAMES = {
     ],
 }
 #: Names whose algorithm or rule is not there yet: whoever adds it removes the name.
-WAITING = re.compile(r"ADAROUND|ADAQUANT|ACCURATE|MIXED|DYNAMIC|NBITS")
+WAITING = re.compile(r"MIXED|NBITS")
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *OURS])

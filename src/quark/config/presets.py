@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from quark.config.job import Target
 from quark.config.tensor import TensorSpec
@@ -27,6 +27,7 @@ class Preset:
     weight: TensorSpec
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     target: Target = "any"
+    tuning: Literal["", "adaround", "adaquant"] = ""
 
     @property
     def cle(self) -> bool:
@@ -159,8 +160,41 @@ def _is_whole_integer(spec: TensorSpec) -> bool:
     return isinstance(spec.granularity, Tensor) and isinstance(get_format(spec.format), Int)
 
 
+def _tuned(preset: Preset, tuning: Literal["adaround", "adaquant"]) -> Preset:
+    """The same with its weights fine-tuned layer by layer."""
+    return replace(preset, doc=f"{preset.doc}; weights tuned by {tuning}", tuning=tuning)
+
+
+_INTEGER_ROWS = ("XINT8", "S8S8_AAWS", "U8S8_AAWS", "S16S8_ASWS", "A8W8", "A16W8", "U16S8_AAWS")
+_FLOAT_ROWS = ("FP16", "BF16", "BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3")
+_ACCURATE_ROWS = ("INT8_CNN", "INT16_CNN", "INT8_TRANSFORMER", "INT16_TRANSFORMER")
+
+
+def _accurate(name: str) -> Preset:
+    """The default row with ranges that drop one value in a million, and AdaRound."""
+    row = PRESETS[f"{name}_DEFAULT"]
+    options = {key: value for key, value in row.options.items() if key != "CalibMovingAverage"}
+    accurate = replace(
+        row,
+        doc=row.doc.replace(", CNNs", "") + ", ranges by percentile",
+        activation=replace(row.activation, method="percentile"),
+        options=MappingProxyType({**options, "Percentile": 99.9999}),
+    )
+    return _tuned(accurate, "adaround")
+
+
+PRESETS |= {f"{name}_ADAROUND": _tuned(PRESETS[name], "adaround") for name in _INTEGER_ROWS}
+PRESETS |= {
+    f"{name}_ADAQUANT": _tuned(PRESETS[name], "adaquant")
+    for name in (*_INTEGER_ROWS, *_FLOAT_ROWS, "MXFP4E2M1", "MXINT8")
+}
+PRESETS |= {f"{name}_ACCURATE": _accurate(name) for name in _ACCURATE_ROWS}
 #: Beside every preset with integer weights per tensor, which a depthwise layer of unlike channels cannot live with.
-PRESETS |= {f"{name}_PER_CHANNEL": _per_channel(row) for name, row in PRESETS.items() if _is_whole_integer(row.weight)}
+PRESETS |= {
+    f"{name}_PER_CHANNEL": _per_channel(row)
+    for name, row in PRESETS.items()
+    if _is_whole_integer(row.weight) and not row.tuning
+}
 
 
 def get_preset(name: str) -> Preset:

@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any
 from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, custom_config, get_default_config
 from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig
 from quark.onnx.quantization.config.custom_config import (
+    A8W8_ADAQUANT_QCONFIG,
+    A8W8_ADAROUND_QCONFIG,
     A8W8_QCONFIG,
+    A16W8_ADAQUANT_QCONFIG,
+    A16W8_ADAROUND_QCONFIG,
     A16W8_QCONFIG,
     BF16_QCONFIG,
     BFP16_QCONFIG,
     VINT8_QCONFIG,
+    XINT8_ADAQUANT_QCONFIG,
+    XINT8_ADAROUND_QCONFIG,
     XINT8_QCONFIG,
 )
 from quark.onnx.quantization.config.data_type import (
@@ -119,7 +125,11 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "A8W8_ADAQUANT_QCONFIG",
+    "A8W8_ADAROUND_QCONFIG",
     "A8W8_QCONFIG",
+    "A16W8_ADAQUANT_QCONFIG",
+    "A16W8_ADAROUND_QCONFIG",
     "A16W8_QCONFIG",
     "AMDFP4",
     "AMDFP4G32",
@@ -141,6 +151,8 @@ __all__ = [
     "MXFP8E5M2",
     "NVFP4",
     "VINT8_QCONFIG",
+    "XINT8_ADAQUANT_QCONFIG",
+    "XINT8_ADAROUND_QCONFIG",
     "XINT8_QCONFIG",
     "AMDFP4G32Spec",
     "AMDFP4Spec",

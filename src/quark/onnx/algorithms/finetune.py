@@ -93,29 +93,19 @@ class _Stage:
         job, config = self.context.job, self.config
         twin = twin_of(self.model, self.plan, job.options)
         nodes = {node.name: node for node in twin.graph}
-        results: dict[str, dict[str, np.ndarray]] = {}
-        todo = []
-        for layer in self.layers:
-            done = self.context.resume.done(config.name, layer.name)
-            if done is None:
-                todo.append(layer)
-            else:
-                results[layer.name] = done
-                self._into_twin(twin, layer, done)
-        if todo:
-            self._walk(twin, nodes, todo, results)
+        finished = {layer.name: self.context.resume.done(config.name, layer.name) for layer in self.layers}
+        results = {name: arrays for name, arrays in finished.items() if arrays is not None}
+        if len(results) < len(self.layers):
+            self._walk(twin, nodes, results)
         for layer in self.layers:
             self._into_model(layer, results[layer.name])
         return sum(bool(found["kept"]) for found in results.values())
 
     def _walk(
-        self,
-        twin: ir.Model,
-        nodes: dict[str | None, ir.Node],
-        todo: list[Tunable],
-        results: dict[str, dict[str, np.ndarray]],
+        self, twin: ir.Model, nodes: dict[str | None, ir.Node], results: dict[str, dict[str, np.ndarray]]
     ) -> None:
-        config, options = self.config, self.context.job.options
+        """Train what is not in ``results`` yet. The cuts are the same either way, so that all bits are."""
+        config, options, todo = self.config, self.context.job.options, self.layers
         feeds = feeds_of(self.model, self.context, config.data_size, config.batch_size if config.dynamic_batch else 1)
         keep = keeper(config, self.context.scratch)
         providers = providers_of(config.infer_device)
@@ -129,26 +119,31 @@ class _Stage:
         quantized = Walk(twin, feeds, reads.values(), providers, libraries, keep)
         early = floats.advance(stops) if config.mem_opt_level == 0 else None
         judge = _Judge(self.model, twin, feeds, config, providers) if config.selective_update else None
-        done = len(self.layers) - len(todo)
         for group in _groups(todo, quantized, reads, config.parallel):
             names = [name for layer in group for name in (layer.target, *([layer.source] if float_reads else []))]
             found = early if early is not None else floats.advance(names)
             inputs = quantized.advance([reads[layer.name] for layer in group])
-            jobs = [
-                partial(self._one, layer, _data(layer, reads[layer.name], inputs, found, config)) for layer in group
-            ]
+            new = [layer for layer in group if layer.name not in results]
+            data = {layer.name: _data(layer, reads[layer.name], inputs, found, config) for layer in new}
             del found, inputs
-            with ThreadPoolExecutor(config.num_workers) as pool:
-                trained = list(pool.map(lambda job: job(), jobs)) if len(jobs) > 1 else [jobs[0]()]
-            for layer, one in zip(group, trained, strict=True):
-                arrays = _arrays(one)
+            for layer, arrays in zip(new, self._train_group(new, data), strict=True):
+                chosen = arrays
                 if judge is not None:
-                    arrays = judge.choose(partial(self._into_twin, twin, layer), arrays, self._untouched(layer))
-                self._into_twin(twin, layer, arrays)
-                results[layer.name] = arrays
-                self.context.resume.finish(config.name, layer.name, arrays)
-                done += 1
-                self.context.progress(config.name, done, len(self.layers))
+                    chosen = judge.choose(partial(self._into_twin, twin, layer), arrays, self._untouched(layer))
+                results[layer.name] = chosen
+                self.context.resume.finish(config.name, layer.name, chosen)
+                self.context.progress(config.name, len(results), len(self.layers))
+            for layer in group:
+                self._into_twin(twin, layer, results[layer.name])
+            if judge is not None and len(new) < len(group):
+                judge.start_here()
+
+    def _train_group(self, layers: list[Tunable], data: dict[str, Data]) -> list[dict[str, np.ndarray]]:
+        """Layers that do not depend on each other, in threads where there are several."""
+        if len(layers) < 2:
+            return [_arrays(self._one(layer, data[layer.name])) for layer in layers]
+        with ThreadPoolExecutor(self.config.num_workers) as pool:
+            return [_arrays(one) for one in pool.map(lambda layer: self._one(layer, data[layer.name]), layers)]
 
     # ---- one layer ---------------------------------------------------------------------------------------------------
 
@@ -304,6 +299,10 @@ class _Judge:
         wanted = str(model.graph.outputs[config.output_index].name)
         runner = Runner(model, [wanted], (), providers)
         self._expected = [runner.run(feed).values[wanted].astype(np.float64) for feed in feeds]
+        self._best = self._distance()
+
+    def start_here(self) -> None:
+        """Measure the twin as it is now: later layers have to be better than that."""
         self._best = self._distance()
 
     def _distance(self) -> float:

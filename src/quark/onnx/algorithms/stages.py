@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.plan import Plan
+from quark.errors import ConfigError
 from quark.onnx.algorithms import cle, finetune
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import rereadable
@@ -44,6 +45,13 @@ def transform(model: ir.Model, context: Context) -> list[PassReport]:
 
 
 def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
-    """Run the algorithms that change weights at final scales, in the order of ``algo_config``."""
+    """Run the algorithms that change weights at final scales, in the order of ``algo_config``.
+
+    Raises:
+        ConfigError: the activations have no scales before the model runs.
+    """
     chosen = [(TUNES[type(config)], config) for config in context.job.algorithms if type(config) in TUNES]
+    if chosen and context.job.mode != "static":
+        names = ", ".join(type(config).__name__ for _, config in chosen)
+        raise ConfigError(f"algo_config: {names} needs scales that are known beforehand, not dynamic quantization")
     return [run(model, plan, config, context) for run, config in chosen]

@@ -16,7 +16,7 @@ from quark.config.rules import Rule, Rules, Selector, Subgraph
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.observers.distribution import ALLOWED as DISTRIBUTION_FORMATS
-from quark.onnx.quantization.config.algorithm import AlgoConfig, CLEConfig, checked
+from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig, checked
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig, QuantGranularity
 
 Excluded = str | tuple[list[str], list[str]]
@@ -223,8 +223,17 @@ class QuantizationConfig:
             extra_options=deepcopy(dict(preset.options)),
             target=preset.target,
             include_cle=preset.cle,
+            algorithms=_fine_tuning(preset),
             use_dynamic_quant=preset.activation.dynamic,
         )
+
+
+def _fine_tuning(preset: Preset) -> list[AlgoConfig]:
+    """The fine-tuning of a preset, with the settings that presets have."""
+    if not preset.tuning:
+        return []
+    made = AdaRoundConfig() if preset.tuning == "adaround" else AdaQuantConfig()
+    return [replace(made, data_size=1000, batch_size=2, num_iterations=1000, early_stop=True)]
 
 
 class Config:
