@@ -21,14 +21,18 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
 @contextmanager
-def new_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
+def new_folder(target: str | os.PathLike[str], beside: bool = False) -> Iterator[Path]:
     """A temporary folder that becomes ``target`` when the block ends without an error.
+
+    Args:
+        target: the folder.
+        beside: its files may lie beside a model that is there.
 
     Raises:
         ConfigError: ``target`` is a file, or holds a model already.
     """
     goal = Path(target).expanduser().resolve()
-    check_target(goal)
+    check_target(goal, beside)
     goal.parent.mkdir(parents=True, exist_ok=True)
     work = goal.parent / f".{goal.name}.{uuid4().hex[:12]}"
     work.mkdir()
@@ -39,14 +43,14 @@ def new_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def check_target(goal: Path) -> None:
+def check_target(goal: Path, beside: bool) -> None:
     """The target is free, or a folder without a model."""
     if not goal.exists():
         return
     if not goal.is_dir():
         raise ConfigError(f"{str(goal)!r} is a file; an export needs a folder")
     found = [path.name for pattern in (*LAST, *WEIGHTS) for path in goal.glob(pattern)]
-    if found:
+    if found and not beside:
         raise ConfigError(
             f"{str(goal)!r} holds a model already ({', '.join(sorted(found)[:4])}); delete it, or export elsewhere"
         )

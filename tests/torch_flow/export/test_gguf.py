@@ -1,0 +1,219 @@
+"""GGUF files, read back with the gguf package and with transformers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.torch_flow.export.networks import IDS, logits
+from tests.torch_flow.export.programs import loaded_by
+from tests.torch_flow.export.test_reload import layer, quantized
+from torch import nn
+
+from quark.errors import ConfigError, ModelError
+from quark.torch.export.api import export_gguf, export_safetensors, import_model_from_safetensors
+from quark.torch.export.ggml_blocks import K_QUANTS, k_block
+from quark.torch.quantization.config.config import (
+    FP8E4M3PerTensorSpec,
+    Int4PerChannelSpec,
+    Int4PerGroupSpec,
+    Int8PerGroupSpec,
+    OCP_MXFP4Spec,
+    QConfig,
+    Uint4PerGroupSpec,
+)
+
+gguf = pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")
+HIDDEN, VOCAB = 256, 300
+WORDS = "the quick brown fox jumps over the lazy dog while quantized models answer questions about numbers and scales"
+EXACT = {  # scales that float16 holds
+    "Q4_0": layer(Int4PerGroupSpec(-1, 32, scale_type="float16")),
+    "Q4_0 of groups of 64": layer(Int4PerGroupSpec(-1, 64, scale_type="float16")),
+    "Q4_0 of channels": layer(Int4PerChannelSpec(0, scale_type="float16")),
+    "Q8_0": layer(Int8PerGroupSpec(-1, 32, scale_type="float16")),
+    "MXFP4": layer(OCP_MXFP4Spec(-1, False)),
+}
+ROUNDED = {"Q4_1": layer(Uint4PerGroupSpec(-1, 32)), "Q4_0 float32 scales": layer(Int4PerGroupSpec(-1, 32))}
+
+
+def model_of(family: str = "llama", tie: bool = False) -> nn.Module:
+    name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}[family]
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=HIDDEN, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2,
+        vocab_size=VOCAB, tie_word_embeddings=tie, max_position_embeddings=128, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = getattr(transformers, f"{name}ForCausalLM")._from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or "bias" in name:
+                parameter.copy_((torch.randn(parameter.shape, generator=generator) / 12).half())
+    return model
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    trainer = pytest.importorskip("sentencepiece")
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    trainer.SentencePieceTrainer.train(
+        sentence_iterator=iter([WORDS] * 20), model_prefix=str(folder / "tokenizer"), vocab_size=290, model_type="bpe",
+        byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("bpe")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=295, special_tokens=["<|endoftext|>", "<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([WORDS] * 4, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages }}"})
+    )
+    return folder
+
+
+def read(path: Path) -> tuple[dict[str, object], dict[str, object]]:
+    reader = gguf.GGUFReader(path)
+    return {name: field.contents() for name, field in reader.fields.items()}, {t.name: t for t in reader.tensors}
+
+
+def of_transformers(path: Path) -> nn.Module:
+    return transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("scheme", EXACT)
+def test_transformers_computes_the_same(family: str, scheme: str, bpe: Path, tmp_path: Path) -> None:
+    model = quantized(model_of(family), QConfig(EXACT[scheme], exclude=["lm_head"]))
+    export_gguf(model, tmp_path, family, bpe)
+    theirs = logits(of_transformers(tmp_path / f"{family}.gguf"))
+    assert torch.allclose(theirs, logits(model), rtol=0, atol=1e-5 * float(theirs.abs().max()))
+    loaded_by("GGUF", f"{scheme} ({family})", "gguf", "transformers")
+
+
+@pytest.mark.parametrize("scheme", ROUNDED)
+def test_float16_scales_are_near(scheme: str, sentencepiece: Path, tmp_path: Path) -> None:
+    model = quantized(model_of(), QConfig(ROUNDED[scheme], exclude=["lm_head"]))
+    export_gguf(model, tmp_path, "llama", sentencepiece)
+    theirs = logits(of_transformers(tmp_path / "llama.gguf"))
+    assert torch.allclose(theirs, logits(model), rtol=0, atol=5e-3 * float(theirs.abs().max()))
+    loaded_by("GGUF", f"{scheme} (llama)", "gguf", "transformers")
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *K_QUANTS])
+def test_types_of_a_float_model(kind: str, sentencepiece: Path, tmp_path: Path) -> None:
+    model = model_of()
+    export_gguf(model, tmp_path, "llama", sentencepiece, weight_type=kind)
+    fields, tensors = read(tmp_path / "llama.gguf")
+    found = tensors["blk.1.ffn_down.weight"]
+    assert found.tensor_type.name == kind
+    values = gguf.quants.dequantize(found.data, found.tensor_type).reshape(HIDDEN, 512)
+    weight = model.model.layers[1].mlp.down_proj.weight.detach().numpy()
+    bound = {"F32": 0, "F16": 1e-3, "BF16": 8e-3, "Q8_0": 1e-2, "Q6_K": 3e-2, "Q5_K": 6e-2, "Q4_K": 0.1}.get(kind, 0.15)
+    assert np.abs(values - weight).max() <= bound * np.abs(weight).max()
+    expected = {"F16": "MOSTLY_F16", "F32": "ALL_F32"}.get(
+        kind, f"MOSTLY_{kind}{'_S' if kind in ('Q4_K', 'Q5_K') else ''}"
+    )
+    assert gguf.LlamaFileType(fields["general.file_type"]).name == expected
+    loaded_by("GGUF", f"{kind} of a float model (llama)", "gguf")
+
+
+@pytest.mark.parametrize("kind", K_QUANTS)
+def test_k_quants_are_nearly_as_good_as_their_bits(kind: str) -> None:
+    bits = {"Q4_K": 4, "Q5_K": 5, "Q6_K": 6}[kind]
+    x = np.random.default_rng(1).normal(size=(8, 1024)).astype(np.float32) * np.linspace(0.01, 4, 8)[:, None]
+    x[0, :256] = 0
+    back = gguf.quants.dequantize(k_block(kind, x), gguf.GGMLQuantizationType[kind]).reshape(x.shape)
+    step = 2 * np.abs(x).reshape(8, -1, 32).max(-1) / (2**bits - 1)
+    assert np.abs(back - x).reshape(8, -1, 32).max(-1)[1:].mean() < 0.75 * step[1:].mean()
+    assert (back[0, :256] == 0).all()
+    again = gguf.quants.dequantize(k_block(kind, back), gguf.GGMLQuantizationType[kind]).reshape(x.shape)
+    assert np.abs(again - back).max() < step.max()
+
+
+def test_metadata_and_sentencepiece(sentencepiece: Path, tmp_path: Path) -> None:
+    model = quantized(model_of(), QConfig(EXACT["Q4_0"], exclude=["lm_head"]))
+    export_gguf(model, tmp_path, "llama", sentencepiece)
+    fields, tensors = read(tmp_path / "llama.gguf")
+    expected = {
+        "general.architecture": "llama", "llama.block_count": 2, "llama.context_length": 128,
+        "llama.embedding_length": HIDDEN, "llama.feed_forward_length": 512, "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2, "llama.rope.dimension_count": 64, "llama.vocab_size": VOCAB,
+        "llama.rope.freq_base": 10000.0, "general.file_type": 2, "general.quantization_version": 2,
+        "tokenizer.ggml.model": "llama",
+    }  # fmt: skip
+    assert {name: fields[name] for name in expected} == expected
+    assert abs(fields["llama.attention.layer_norm_rms_epsilon"] - 1e-6) < 1e-9
+    assert len(fields["tokenizer.ggml.tokens"]) == len(fields["tokenizer.ggml.scores"]) == VOCAB
+    assert tensors["token_embd.weight"].tensor_type.name == "F16"
+    assert tensors["blk.0.attn_norm.weight"].tensor_type.name == "F32"
+    assert tensors["blk.0.attn_q.weight"].tensor_type.name == "Q4_0"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="llama.gguf")
+    source = pytest.importorskip("sentencepiece").SentencePieceProcessor(
+        model_file=str(sentencepiece / "tokenizer.model")
+    )
+    assert tokenizer("the lazy fox", add_special_tokens=False)["input_ids"] == source.encode("the lazy fox")
+
+
+def test_byte_level_vocabulary(bpe: Path, tmp_path: Path) -> None:
+    model = quantized(model_of("qwen2"), QConfig(EXACT["Q4_0"], exclude=["lm_head"]))
+    export_gguf(model, tmp_path, "qwen2", bpe)
+    fields, tensors = read(tmp_path / "qwen2.gguf")
+    assert (fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]) == ("gpt2", "qwen2")
+    assert fields["tokenizer.ggml.tokens"][1] == "<s>"
+    assert fields["tokenizer.ggml.token_type"][:4] == [3, 3, 3, 1]
+    assert fields["tokenizer.ggml.bos_token_id"] == 1
+    assert fields["tokenizer.chat_template"] == "{{ messages }}"
+    assert len(fields["tokenizer.ggml.merges"]) > 10
+    assert tensors["blk.0.attn_q.bias"].tensor_type.name == "F32"
+    source = transformers.PreTrainedTokenizerFast(tokenizer_file=str(bpe / "tokenizer.json"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="qwen2.gguf")
+    text = "the quick models answer 123"
+    assert tokenizer(text)["input_ids"] == source(text)["input_ids"]
+
+
+def test_tied_and_reloaded_models(bpe: Path, tmp_path: Path) -> None:
+    model = quantized(model_of(tie=True), QConfig(EXACT["Q4_0"], exclude=["lm_head"]))
+    export_gguf(model, tmp_path / "a", "llama", bpe)
+    assert "output.weight" not in read(tmp_path / "a" / "llama.gguf")[1]
+    assert torch.allclose(logits(of_transformers(tmp_path / "a" / "llama.gguf")), logits(model), atol=1e-4)
+    export_safetensors(model, tmp_path / "quark")
+    again = import_model_from_safetensors(model_of(tie=True), tmp_path / "quark")
+    export_gguf(again, tmp_path / "quark", "llama", bpe)
+    assert (tmp_path / "quark" / "llama.gguf").read_bytes() == (tmp_path / "a" / "llama.gguf").read_bytes()
+
+
+def test_what_does_not_fit_is_refused(bpe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = quantized(model_of(), QConfig(layer(FP8E4M3PerTensorSpec(), FP8E4M3PerTensorSpec()), exclude=["lm_head"]))
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(ConfigError, match=r"q_proj.weight' is fp8_e4m3.*no GGUF type"),
+    ):
+        export_gguf(model, tmp_path / "m", "llama", bpe)
+    assert "no quantized activations" in caplog.text
+    with pytest.raises(ModelError, match="the model is 'llama', not 'qwen2'"):
+        export_gguf(model, tmp_path / "m", "qwen2", bpe)
+    with pytest.raises(ConfigError, match="Did you mean 'llama'"):
+        export_gguf(model, tmp_path / "m", "lama", bpe)
+    odd = quantized(model_of(), QConfig(layer(Int4PerGroupSpec(-1, 16)), exclude=["lm_head"]))
+    with pytest.raises(ConfigError, match="multiple of 32"):
+        export_gguf(odd, tmp_path / "m", "llama", bpe)
+    with pytest.raises(ModelError, match=r"neither tokenizer\.model nor tokenizer\.json"):
+        export_gguf(model_of(), tmp_path / "m", "llama", tmp_path, weight_type="F16")
+    assert not (tmp_path / "m").exists()
+    assert IDS.max() < VOCAB
