@@ -43,7 +43,7 @@ def new_folder(target: str | os.PathLike[str], beside: bool = False) -> Iterator
         shutil.rmtree(work, ignore_errors=True)
 
 
-def check_target(goal: Path, beside: bool) -> None:
+def check_target(goal: Path, beside: bool = False) -> None:
     """The target is free, or a folder without a model."""
     if not goal.exists():
         return
