@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from quark.errors import ConfigError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.experts import UnfusedExperts, unfuse_experts
+from quark.torch.export.api import export_safetensors, import_model_from_safetensors
 from quark.torch.quantization.config.config import Int8PerChannelSpec, Int8PerTensorSpec, QConfig, QLayerConfig
 
 transformers = pytest.importorskip("transformers")
@@ -113,3 +115,17 @@ def test_experts_can_be_named_one_by_one() -> None:
     ModelQuantizer(config).quantize_model(model)
     quantized = [name for name, module in model.named_modules() if type(module).__name__ == "QuantLinear"]
     assert quantized == [f"model.layers.{layer}.mlp.experts.2.up_proj" for layer in (0, 1)]
+
+
+@pytest.mark.parametrize("name", ["MixtralForCausalLM", "GptOssForCausalLM"])
+@pytest.mark.parametrize("excluded", [False, True])
+@torch.no_grad()
+def test_files_of_experts_come_back(name: str, excluded: bool, tmp_path: Path) -> None:
+    model = build(name)
+    exclude = ["lm_head", "*experts*"] if excluded else ["lm_head"]
+    ModelQuantizer(QConfig(CHANNEL, exclude=exclude)).quantize_model(model)
+    export_safetensors(model, tmp_path / "out")
+    loaded = import_model_from_safetensors(None, tmp_path / "out")
+    assert len(experts(loaded)) == (0 if excluded else 2)
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-5)

@@ -306,9 +306,7 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
     )
 
 
-def _bias_scale(
-    node: ir.Node, rule: OpRule, layer: LayerSpec, bias: ir.Value, placement: Placement
-) -> ir.Value | None:
+def _bias_scale(node: ir.Node, rule: OpRule, layer: LayerSpec, bias: ir.Value, placement: Placement) -> ir.Value | None:
     """The tensor whose scale times the input's is that of the bias; ``None`` where there is no such product."""
     if layer.inputs is None or layer.weight is None:
         return None

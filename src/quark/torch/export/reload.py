@@ -8,6 +8,7 @@ the configuration asks for, or the tensor is named in an error.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import nn
 
 from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.config.model import QConfig
+from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import CUSTOM_MODES, from_custom, key_mapping
@@ -26,6 +28,8 @@ from quark.torch.export.skeleton import is_inside_attention, map_attention, map_
 from quark.torch.quantized_layer import quantized_layers
 
 METHODS = ("quark", *CUSTOM_MODES)
+
+EXPERT = re.compile(r"experts\.\d+\.")  # in the name of a tensor: experts taken apart
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,10 @@ def map_model(model: nn.Module, scheme: Scheme) -> None:
     """Make a float model ready to take the tensors."""
     if any(True for _ in quantized_layers(model)):
         raise ModelError(f"{type(model).__name__} is quantized already; pass a float model")
+    taken_apart = unfuse_experts(model)
     map_attention(model, scheme.config)
     map_layers(model, scheme.config, scheme.stored.pack_method, scheme.stored.weight_format)
+    fuse_untouched(taken_apart)
 
 
 def from_transformers(
@@ -127,7 +133,7 @@ def from_transformers(
             f"have; pass the float model"
         )
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
-    if is_inside_attention(scheme.config):
+    if is_inside_attention(scheme.config) or any(EXPERT.search(name) for name in checkpoint.names):
         del config.quantization_config
         config._attn_implementation = attn_implementation
         own = cls._from_config(config) if cls else auto.from_config(config)
