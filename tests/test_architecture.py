@@ -33,6 +33,7 @@ LAYERS = {  # a module imports from lower numbers only, and from its own package
     "demo": 5,
 }
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
+PUBLIC_NAMES = ("quark.torch.utils",)  # users import from it; it holds names only
 PRINTERS = ("quark.cli", "quark.demo", "quark.report", "quark.onnx.tools", "quark.torch.tools")
 
 
@@ -178,7 +179,7 @@ def test_house_style(module: str) -> None:
     lines = len(path_of(module).read_text(encoding="utf-8").splitlines())
     assert lines <= LONGEST_FILE, f"{module} has {lines} lines"
     assert ast.get_docstring(tree), f"{module} has no docstring"
-    assert not module.endswith(".utils"), f"{module}: name the thing, not 'utils'"
+    assert not module.endswith(".utils") or module in PUBLIC_NAMES, f"{module}: name the thing, not 'utils'"
     assert long_functions(tree) == []
     assert open_keywords(tree) == []
     if not module.startswith(PRINTERS):
