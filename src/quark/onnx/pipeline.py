@@ -123,16 +123,21 @@ FINISH = (
 def run_steps(model: ir.Model, steps: Sequence[Step], job: Job) -> list[PassReport]:
     """Run the steps that the job wants, in order, in place. Shapes are inferred again only after something changed."""
     reports: list[PassReport] = []
-    stale = True
+    stale, present = True, _operators(model)
     for step in steps:
-        if not step.wanted(job):
-            continue
         row = get_pass(step.name)
+        if not step.wanted(job) or (row.when and not present.intersection(row.when)):
+            continue
         if row.shapes and stale:
             infer_shapes(model)
         reports.append(apply(model, row, row.arguments(step.given(job)) or {}))
         stale = (stale and not row.shapes) or reports[-1].fired > 0
+        present = _operators(model) if reports[-1].fired else present
     return reports
+
+
+def _operators(model: ir.Model) -> set[str]:
+    return {node.op_type for node in ir.traversal.RecursiveGraphIterator(model.graph)}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
         return value.const_value.numpy()
     maker = value.producer()
     tensor = attribute(maker, "value") if maker is not None and maker.op_type == "Constant" else None
-    return tensor.numpy() if isinstance(tensor, ir.TensorProtocol) else None
+    return None if tensor is None else tensor.numpy()  # type: ignore[attr-defined]
 
 
 def input_at(node: ir.Node, position: int) -> ir.Value | None:

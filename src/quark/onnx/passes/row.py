@@ -60,6 +60,7 @@ class Pass:
         doc: one sentence.
         run: the function.
         shapes: whether it reads shapes, which are inferred for it first.
+        when: operators without any of which it has nothing to do; empty for any graph.
         changes: what it changes besides the graph, in words; empty where the model's outputs stay what they were.
     """
 
@@ -67,6 +68,7 @@ class Pass:
     doc: str
     run: Run
     shapes: bool = False
+    when: tuple[str, ...] = ()
     changes: str = ""
 
     @cached_property

@@ -105,6 +105,7 @@ TABLE: tuple[Pass, ...] = (
         "BatchNormalization after a Concat goes into every branch.",
         fold_batch_norm_after_concat.run,
         shapes=True,
+        when=("BatchNormalization",),
     ),
     Pass("simplify", "Run onnxslim where a cheap look at the graph says it can gain something.", _simplify),
     Pass(
@@ -112,6 +113,7 @@ TABLE: tuple[Pass, ...] = (
         "Written-out instance normalization becomes InstanceNormalization.",
         fuse_instance_norm.run,
         shapes=True,
+        when=("Sqrt",),
     ),
     Pass("fuse_l2_norm", "A vector divided by its length becomes LpNormalization.", fuse_l2_norm.run),
     Pass(
@@ -119,6 +121,7 @@ TABLE: tuple[Pass, ...] = (
         "Written-out layer normalization becomes LayerNormalization (opset 17).",
         fuse_layer_norm.run,
         shapes=True,
+        when=("ReduceMean",),
     ),
     Pass("fuse_gelu", "Written-out GELU, exact or by tanh, becomes Gelu (opset 20).", fuse_gelu.run),
     Pass("fold_div_into_matmul", "A division by a constant goes into the weights before it.", fold_div_into_matmul.run),
@@ -133,19 +136,28 @@ TABLE: tuple[Pass, ...] = (
         "A mean over the spatial axes becomes GlobalAveragePool.",
         reduce_mean_to_pool.run,
         shapes=True,
+        when=("ReduceMean",),
     ),
     Pass(
         "split_large_kernel_pool",
         "A global average over more than 512 pixels becomes two averages.",
         split_large_pool.run,
         shapes=True,
+        when=("GlobalAveragePool",),
     ),
-    Pass("convert_split_to_slice", "A Split becomes one Slice per output.", split_to_slice.run, shapes=True),
+    Pass(
+        "convert_split_to_slice",
+        "A Split becomes one Slice per output.",
+        split_to_slice.run,
+        shapes=True,
+        when=("Split",),
+    ),
     Pass(
         "convert_bn_to_conv",
         "A BatchNormalization that stands alone becomes a depthwise 1x1 convolution.",
         batch_norm_to_conv.run,
         shapes=True,
+        when=("BatchNormalization",),
     ),
     Pass(
         "set_node_attributes", "Set attributes of named nodes.", node_attributes.run, changes="what the attributes do"

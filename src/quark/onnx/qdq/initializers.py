@@ -33,7 +33,7 @@ class Parameters:
             scale = np.asarray(tensor.scale, np.float16 if tensor.spec.scale_rule == "float16" else np.float32)
             dtype = zero_type or onnx_type(tensor.spec)
             zero_point = np.asarray(tensor.zero_point).astype(dtype.numpy())
-            named = ir.tensor(zero_point, dtype=dtype, name=f"{prefix}_zero_point")
+            named = ir.Tensor(zero_point, dtype=dtype, name=f"{prefix}_zero_point")
             self._made[key] = (
                 self.add(scale, f"{prefix}_scale"),
                 self.add(named, f"{prefix}_zero_point"),

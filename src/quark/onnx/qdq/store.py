@@ -61,7 +61,7 @@ def _typed(carried: Carried) -> ir.Value:
     def compute() -> ir.TensorProtocol:
         codes = codes_of(source.numpy(), tensor)
         as_bits = dtype.is_floating_point()
-        return ir.tensor(codes.view(dtype.numpy()) if as_bits else codes.astype(dtype.numpy(), copy=False), dtype=dtype)
+        return ir.Tensor(codes.view(dtype.numpy()) if as_bits else codes.astype(dtype.numpy(), copy=False), dtype=dtype)
 
     name = f"{carried.name}_quantized"
     lazy = ir.LazyTensor(compute, dtype, ir.Shape(tuple(source.numpy().shape)), name=name)

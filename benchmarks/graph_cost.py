@@ -1,0 +1,101 @@
+"""What the graph costs: chains of Conv and Relu of growing length, quantized, in processor seconds.
+
+    python -m benchmarks.graph_cost [--preset A8W8] [--json FILE]
+
+The tensors are tiny, so that what is measured is the handling of nodes. For each length: the whole job, and how much of
+it ONNX Runtime's sessions and runs and OnnxSlim took ("inference"). The rest is ours, and has to grow in proportion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from quark.onnx import Config, ModelQuantizer, get_default_config
+
+LENGTHS = (100, 200, 400, 1000)
+CHANNELS, SIZE = 4, 8
+
+
+def chain(length: int) -> onnx.ModelProto:
+    """``length`` times Conv (1x1, with bias) and Relu: twice as many nodes."""
+    rng = np.random.default_rng(0)
+    nodes, weights, name = [], [], "x"
+    for k in range(length):
+        for kind, shape in (("w", (CHANNELS, CHANNELS, 1, 1)), ("b", (CHANNELS,))):
+            weights.append(numpy_helper.from_array(rng.normal(0, 0.5, shape).astype(np.float32), f"{kind}{k}"))
+        nodes.append(helper.make_node("Conv", [name, f"w{k}", f"b{k}"], [f"c{k}"], name=f"conv{k}"))
+        name = "y" if k == length - 1 else f"r{k}"
+        nodes.append(helper.make_node("Relu", [f"c{k}"], [name], name=f"relu{k}"))
+    ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, [1, CHANNELS, SIZE, SIZE]) for end in ("x", "y")]
+    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+
+class Clock:
+    """Processor seconds spent inside wrapped functions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function with its time counted."""
+
+        def timed(*positional: Any, **named: Any) -> Any:
+            start = time.process_time()
+            try:
+                return function(*positional, **named)
+            finally:
+                self.seconds += time.process_time() - start
+
+        return timed
+
+
+def measure(length: int, preset: str) -> dict[str, float]:
+    """Processor seconds of one job: in all, inference and OnnxSlim, and the rest."""
+    config = get_default_config(preset)
+    config.extra_options.update(PrintSummary=False)
+    model, rng = chain(length), np.random.default_rng(1)
+    feeds = [{"x": rng.normal(0, 1, (1, CHANNELS, SIZE, SIZE)).astype(np.float32)} for _ in range(2)]
+    clock, session = Clock(), onnxruntime.InferenceSession
+    kept = session.__init__, session.run
+    session.__init__, session.run = clock.wrap(kept[0]), clock.wrap(kept[1])  # type: ignore[method-assign]
+    start = time.process_time()
+    try:
+        ModelQuantizer(Config(config)).quantize_model(model, None, feeds)
+    finally:
+        session.__init__, session.run = kept  # type: ignore[method-assign]
+    total = time.process_time() - start
+    return {"nodes": 2 * length, "total": total, "inference": clock.seconds, "ours": total - clock.seconds}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--preset", default="A8W8")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    measure(5, given.preset)
+    rows = [measure(length, given.preset) for length in given.lengths]
+    for row in rows:
+        per_node = 1000 * row["ours"] / row["nodes"]
+        print(
+            f"{row['nodes']:>6.0f} nodes  {row['total']:6.2f} s  inference {row['inference']:5.2f} s  "
+            f"ours {row['ours']:5.2f} s  ({per_node:.2f} ms a node)"
+        )
+    if given.json:
+        given.json.write_text(json.dumps({"preset": given.preset, "rows": rows}, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
