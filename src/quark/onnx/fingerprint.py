@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.job import Job
+from quark.onnx.graph.surgery import let_go
 from quark.onnx.graph.weightless import external_proto
 
 #: Options that change how the work is done or told, and not the model that comes out.
@@ -38,8 +39,7 @@ def of_model(model: ir.Model) -> str:
     for name, tensor in weights.items():
         digest.update(name.encode())
         digest.update(_bytes(tensor.numpy()))
-        if isinstance(tensor, ir.ExternalTensor):
-            tensor.release()
+        let_go(tensor)
     return digest.hexdigest()
 
 

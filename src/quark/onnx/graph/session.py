@@ -3,6 +3,8 @@
 The weights go in as ``OrtValue`` that share the arrays of the model, so that opening costs one copy (ONNX Runtime's
 own packing) instead of four: measured on ResNet-50 shapes, 0.26 s instead of 1.37 s, and 80 MB less at the peak.
 
+External data stay in their files: ONNX Runtime maps them itself and lets go of what it packs into a form of its own.
+
 Not handled: types below a byte (int4 and the like) travel with the protobuf; they are small.
 """
 
@@ -17,8 +19,10 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from quark.errors import ModelError
-from quark.onnx.graph.weightless import external_proto
+from quark.onnx.graph.weightless import data_folder, external_proto, file_proto
 
+#: Where a model that is handed over in memory has its external data.
+_FOLDER = "session.model_external_initializers_file_folder_path"
 CPU = ("CPUExecutionProvider",)
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     _state.EPFail,
@@ -52,7 +56,10 @@ def open_session(
         ModelError: ONNX Runtime does not accept the model; the message carries its reason.
     """
     options = options or _quiet()
-    proto, weights = external_proto(model)
+    folder = data_folder(model)
+    proto, weights = external_proto(model) if folder is None else file_proto(model, folder)
+    if folder is not None:
+        options.add_session_config_entry(_FOLDER, str(folder))
     values = [_shared(tensor) for tensor in weights.values()]
     options.add_external_initializers(list(weights), values)
     try:

@@ -7,6 +7,7 @@ an initializer that the caller of the model cannot override (one that is also a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import onnx_ir as ir
@@ -158,6 +159,16 @@ def tensor_alias(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
         name=name,
         cache=not kept,
     )
+
+
+def let_go(tensor: ir.TensorProtocol | None) -> None:
+    """Unmap external data that was looked at; it is mapped again when it is needed. Nothing else may hold its array.
+
+    Mapped pages count as memory of the process until then.
+    """
+    if isinstance(tensor, ir.ExternalTensor):
+        with suppress(BufferError):  # an array of it is still in use somewhere: it stays mapped
+            tensor.release()
 
 
 def in_memory(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:

@@ -12,8 +12,9 @@ Not handled: large constants inside subgraphs and in attributes of nodes; they t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeGuard
 
 import onnx
@@ -101,25 +102,56 @@ def _with_weights(model: ir.Model, large: Mapping[str, ir.Value], inputs: set[st
     return model
 
 
-def external_proto(model: ir.Model, limit: int = LARGE) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
+def external_proto(
+    model: ir.Model, limit: int = LARGE, stay: frozenset[ir.Value] = frozenset()
+) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
     """The protobuf with large initializers as external data that is not there, and their tensors by name.
 
-    Types below a byte stay in the protobuf; so does what no node reads, because ONNX Runtime would not find it.
+    Types below a byte stay in the protobuf; so does what no node reads, because ONNX Runtime would not find it. The
+    initializers in ``stay`` are written as they are.
     """
     large = large_initializers(model, limit)
     read = {name: value for name, value in large.items() if value.uses() or value.is_graph_output()}
-    kept = {name: value.const_value for name, value in read.items() if _whole_bytes(value.const_value)}
+    kept = {
+        name: value.const_value for name, value in read.items() if value not in stay and _whole_bytes(value.const_value)
+    }
     absent = {large[name]: _absent(name, tensor) for name, tensor in kept.items()}
-    with swapped({**_read(model), **absent}):
+    with swapped({**_read(model, stay | set(absent)), **absent}):
         return ir.to_proto(model), kept
 
 
-def _read(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
+def file_proto(
+    model: ir.Model, folder: Path, limit: int = LARGE
+) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
+    """As ``external_proto``, but large initializers that are external data in ``folder`` stay where they are."""
+    there = {
+        value: ir.ExternalTensor(
+            Path(tensor.path).name, tensor.offset, tensor.length, tensor.dtype, shape=shape_of(tensor), name=name
+        )
+        for name, value in large_initializers(model, limit).items()
+        if isinstance(tensor := value.const_value, ir.ExternalTensor) and Path(tensor.path).parent == folder
+    }
+    with swapped(there):
+        return external_proto(model, limit, frozenset(there))
+
+
+def data_folder(model: ir.Model, limit: int = LARGE) -> Path | None:
+    """The folder that holds most of the external data of the large initializers; ``None`` where there is none."""
+    sizes: dict[Path, int] = {}
+    for value in large_initializers(model, limit).values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and tensor.dtype.bitwidth >= 8:
+            folder = Path(tensor.path).parent
+            sizes[folder] = sizes.get(folder, 0) + tensor.nbytes
+    return max(sizes, key=sizes.__getitem__) if sizes else None
+
+
+def _read(model: ir.Model, but: Set[ir.Value] = frozenset()) -> dict[ir.Value, ir.TensorProtocol]:
     """External data as tensors in memory: a protobuf that is in memory has no folder to find files in."""
     return {
         value: ir.Tensor(tensor.numpy(), tensor.dtype, shape=shape_of(tensor), name=tensor.name)
         for value in model.graph.initializers.values()
-        if isinstance(tensor := value.const_value, ir.ExternalTensor)
+        if value not in but and isinstance(tensor := value.const_value, ir.ExternalTensor)
     }
 
 

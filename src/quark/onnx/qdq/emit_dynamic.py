@@ -11,7 +11,7 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ModelError
-from quark.onnx.graph.surgery import Names, add_initializer, constant_array, input_at, int_attribute, take_over
+from quark.onnx.graph.surgery import Names, add_initializer, constant_array, input_at, int_attribute, let_go, take_over
 from quark.onnx.passes.constants import remove_unused
 from quark.onnx.qdq.carriers import onnx_type
 from quark.onnx.qdq.dynamic import gemm_factors, kept_attributes
@@ -73,6 +73,7 @@ class Writer:
 
             def compute() -> ir.TensorProtocol:
                 codes = turn(codes_of(source.numpy(), tensor).astype(dtype.numpy(), copy=False))
+                let_go(source)
                 return ir.tensor(np.ascontiguousarray(codes), dtype=dtype)
 
             lazy = ir.LazyTensor(compute, dtype, ir.Shape(shape), name=label)

@@ -33,6 +33,7 @@ from quark.onnx.graph.surgery import (
     input_at,
     int_attribute,
     is_constant,
+    let_go,
     take_over,
 )
 from quark.onnx.passes.constants import remove_unused
@@ -147,9 +148,8 @@ def _write(model: ir.Model, names: Names, plan: Plan, weight: ir.Value, nbits: N
     if not np.isfinite(blocks.scales).all():
         raise ModelError(f"the constant {weight.name!r} holds NaN or infinity; such a weight cannot be quantized")
     tensor, shape = plan.tensors[weight.name or ""], source.shape.numpy()
-    if isinstance(source, ir.ExternalTensor):
-        del values
-        source.release()
+    del values
+    let_go(source)
     middle = np.full(blocks.scales.shape, 1 << (nbits.Bits - 1), np.uint8)
     points = middle if blocks.zero_points is None else blocks.zero_points
     plan.put(replace(tensor, scale=blocks.scales, zero_point=points))

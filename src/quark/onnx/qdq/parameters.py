@@ -22,7 +22,7 @@ from quark.numerics.formats import get_format
 from quark.numerics.granularity import Tensor
 from quark.observers.mse_modes import ROW_SEARCHES
 from quark.observers.non_overflow import fitted
-from quark.onnx.graph.surgery import constant_array
+from quark.onnx.graph.surgery import constant_array, let_go
 from quark.onnx.qdq.carriers import REDUCED_RANGE, block_size
 from quark.onnx.qdq.float_biases import check_half, float_biases
 
@@ -48,6 +48,7 @@ def set_parameters(model: ir.Model, plan: Plan, ranges: Mapping[str, tuple[Any, 
     initializers = model.graph.initializers
     for tensor in plan.of_role("weight"):
         _set_weight(plan, tensor, constant(initializers[tensor.name]), options.WeightScaled)
+        let_go(initializers[tensor.name].const_value)
     set_biases(model, plan)
 
 

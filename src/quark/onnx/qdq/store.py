@@ -18,6 +18,7 @@ from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Group
 from quark.numerics.packing import pack
+from quark.onnx.graph.surgery import let_go, shape_of
 from quark.onnx.qdq.carriers import Kind, onnx_type
 from quark.onnx.qdq.carry import AMD, OWN, Carried, axis_of, block_axis, single
 from quark.operators.storage import stored
@@ -60,11 +61,12 @@ def _typed(carried: Carried) -> ir.Value:
 
     def compute() -> ir.TensorProtocol:
         codes = codes_of(source.numpy(), tensor)
+        let_go(source)
         as_bits = dtype.is_floating_point()
         return ir.Tensor(codes.view(dtype.numpy()) if as_bits else codes.astype(dtype.numpy(), copy=False), dtype=dtype)
 
     name = f"{carried.name}_quantized"
-    lazy = ir.LazyTensor(compute, dtype, ir.Shape(tuple(source.numpy().shape)), name=name)
+    lazy = ir.LazyTensor(compute, dtype, shape_of(source), name=name)
     return carried.parameters.add(lazy, name)
 
 
