@@ -99,6 +99,48 @@ def quantize(
     quantization.run(request, report, plan, check, json)
 
 
+@onnx_app.command(
+    epilog="""**Examples**
+
+`quark onnx plan model.onnx --preset XINT8`
+
+`quark onnx plan model.onnx --preset A8W8 --exclude conv1 --tensors`"""
+)
+def plan(
+    model: Annotated[Path, typer.Argument(help="The float model, an .onnx file.")],
+    preset: Preset = "A8W8_CPU",
+    settings: Settings = None,
+    target: Target = None,
+    exclude: Exclude = None,
+    tensors: Annotated[bool, typer.Option(help="Also list every quantized tensor.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what a quantization would do, without data and without writing anything.
+
+    What is quantized with which data type by which rule, what stays float and why, and the predicted file size, memory
+    and time.
+    """
+    from quark.cli import planning
+    from quark.cli.quantization import Request
+    from quark.cli.sources import Source
+
+    source = Source(None, False, None, "0", "1")
+    request = Request(model, model, preset, source, tuple(settings or ()), target, tuple(exclude or ()))
+    planning.run(request, tensors, json)
+
+
+@onnx_app.command(epilog="**Example**: `quark onnx explain quantized.onnx conv1_output`")
+def explain(
+    model: Annotated[Path, typer.Argument(help="A model that was quantized by this tool.")],
+    name: Annotated[str, typer.Argument(metavar="TENSOR", help="A tensor or node, by its name in either model.")],
+    json: Json = False,
+) -> None:
+    """Say why a tensor or node of a quantized model is what it is, and by which rule."""
+    from quark.cli import planning
+
+    planning.run_explain(model, name, json)
+
+
 @onnx_app.command(epilog="**Example**: `quark onnx inspect model.onnx`")
 def inspect(
     model: Annotated[Path, typer.Argument(help="An .onnx file, float or quantized.")],

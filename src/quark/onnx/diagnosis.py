@@ -24,7 +24,7 @@ from quark.numerics.affine import fake_quantize
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS, get_format
 from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import constant_array, input_at, int_attribute
+from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, let_go
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_rules import OP_RULES, OpRule
 from quark.report.values import Weakness
@@ -74,6 +74,8 @@ def _planned(model: ir.Model, plan: Plan) -> Iterator[Weight]:
             continue
         row = cast(Int, get_format(tensor.spec.format))
         yield from _rows(node, rule, array, np.asarray(tensor.scale), np.asarray(tensor.zero_point), row)
+        del array
+        let_go(value.const_value)
 
 
 def _has_channels(tensor: TensorPlan) -> bool:

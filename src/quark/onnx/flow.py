@@ -19,7 +19,10 @@ from quark.errors import ModelError
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.stages import reader_for, transform, tune
 from quark.onnx.data_layout import in_layout
+from quark.onnx.describe import file_bytes
 from quark.onnx.diagnosis import of_plan
+from quark.onnx.explain import attach
+from quark.onnx.forecast import resident, written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.adapt import adapt
@@ -30,8 +33,9 @@ from quark.onnx.ranges import calibrated
 from quark.onnx.resume import open_resume
 from quark.onnx.scratch import Scratch
 from quark.report.progress import bars
-from quark.report.summary import print_summary
-from quark.report.values import Weakness
+from quark.report.summary import cost_table, print_summary
+from quark.report.tables import print_table
+from quark.report.values import Table, Weakness
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -93,10 +97,20 @@ def quantize(
         with _timed(seconds, "write"):
             model = mode.emit(model, plan, job.options)
             prepared.reports.extend(finish(model, job, prepared.after))
+            if not job.options.CryptoMode:
+                attach(model, plan)
             proto = _write(model, model_output, job)
     if job.options.PrintSummary:
         print_summary(plan, weak=weak)
+        print_table(_cost(model_input, model_output, sum(seconds.values())))
     return Result(plan, prepared.reports, seconds, proto, weak)
+
+
+def _cost(model_input: files.ModelInput, model_output: str | Path | None, seconds: float) -> Table:
+    """The table of ``quark onnx plan`` with what was measured."""
+    before = file_bytes(model_input) if isinstance(model_input, (str, Path)) else None
+    after = None if model_output is None else written_bytes(Path(model_output))
+    return cost_table("Measured", before, after, resident(), seconds)
 
 
 def _keep_input(model_input: str | Path | onnx.ModelProto, model_output: Path) -> None:

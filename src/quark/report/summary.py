@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from quark.config.plan import Plan
-from quark.report.tables import decibels, print_table
+from quark.report.tables import decibels, file_size, print_table
 from quark.report.values import Table, Weakness
 
 
@@ -48,6 +48,43 @@ def weakness_table(found: Sequence[Weakness], shown: int = SHOWN) -> Table:
     more = f"{len(found) - shown} more. " if len(found) > shown else ""
     note = f"{more}The outputs of layers are ranked by `quark onnx compare`."
     return Table("Weakest layers", ("node", "operator", "SQNR of weights", "cause and remedy"), rows, note)
+
+
+def rule_table(plan: Plan) -> Table:
+    """Quantized tensors per rule of the configuration that decided about them."""
+    rules: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for tensor in plan:
+        rules[tensor.reason.rpartition(": ")[0] or tensor.reason][tensor.role] += 1
+    rows = tuple((rule, _counted(roles)) for rule, roles in rules.items())
+    return Table("By which rule", ("rule", "tensors"), rows)
+
+
+def decision_table(plan: Plan) -> Table:
+    """Every quantized tensor with its spec and its reason."""
+    rows = tuple((t.name, t.role, t.spec.describe(), t.reason) for t in plan)
+    return Table("Tensors", ("tensor", "role", "data type", "because"), rows)
+
+
+def cost_table(
+    title: str, before: int | None, after: int | None, peak: int, seconds: float | None, of: str = ""
+) -> Table:
+    """File size, memory and time, predicted or measured; what is not known is left out.
+
+    Args:
+        before, after: bytes of the float and of the quantized file.
+        peak: bytes of memory at the peak.
+        seconds: time, of what ``of`` says.
+    """
+    rows = []
+    if after:
+        rows.append(("file", file_size(after)))
+        if before:
+            rows.append(("against the float file", f"{before / after:.1f}×"))
+    if peak:
+        rows.append(("memory at the peak", file_size(peak)))
+    if seconds is not None:
+        rows.append((f"time {of}".strip(), f"{seconds:.3g} s"))
+    return Table(title, ("what", "how much"), tuple(rows))
 
 
 def _counted(types: Counter[str]) -> str:

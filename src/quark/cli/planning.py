@@ -1,0 +1,67 @@
+"""``quark onnx plan`` and ``quark onnx explain``: what will happen, and why something did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from quark.cli.output import print_json, say, show
+from quark.cli.quantization import Request, configure
+from quark.cli.settings import parse_settings
+from quark.config.plan import Plan
+from quark.onnx.describe import file_bytes
+from quark.onnx.explain import explain
+from quark.onnx.forecast import Forecast, forecast
+from quark.report import Table
+from quark.report.summary import cost_table, decision_table, rule_table, summary_tables
+
+
+def run(request: Request, tensors: bool, json: bool) -> None:
+    """Decide about every tensor and predict the cost; nothing is written, no data are read."""
+    found = forecast(configure(request, parse_settings(request.settings)).compile(), request.model)
+    if json:
+        print_json(facts(request.model, found))
+        return
+    for table in tables(request.model, found, tensors):
+        show(table)
+    say("Nothing was written. `quark onnx quantize` with the same options does it.")
+
+
+def tables(model: Path, found: Forecast, tensors: bool) -> Iterable[Table]:
+    """The decisions and the predicted cost."""
+    yield from summary_tables(found.plan)
+    yield rule_table(found.plan)
+    if tensors:
+        yield decision_table(found.plan)
+    yield cost_table(
+        "Predicted", file_bytes(model), found.bytes, found.peak_bytes, found.seconds_per_sample, "per sample"
+    )
+
+
+def facts(model: Path, found: Forecast) -> dict[str, Any]:
+    """The same as data, for ``--json``."""
+    return {
+        "model": model,
+        "bytes": {"float": file_bytes(model), "predicted": found.bytes},
+        "peak_bytes": found.peak_bytes,
+        "seconds_per_sample": found.seconds_per_sample,
+        "tensors": _tensors(found.plan),
+        "nodes": {
+            n.name: {"op_type": n.op_type, "quantized": n.quantized, "reason": n.reason}
+            for n in found.plan.nodes.values()
+        },
+    }
+
+
+def _tensors(plan: Plan) -> dict[str, Any]:
+    return {t.name: {"role": t.role, "spec": t.spec.describe(), "reason": t.reason, "group": t.group} for t in plan}
+
+
+def run_explain(model: Path, name: str, json: bool) -> None:
+    """Say why one tensor or node of a quantized model is what it is."""
+    lines = explain(model, name)
+    if json:
+        print_json({"model": model, "name": name, "because": lines.splitlines()})
+        return
+    print(lines)

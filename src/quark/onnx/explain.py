@@ -1,0 +1,94 @@
+"""Why a tensor of a quantized model is what it is: the decisions travel with the model.
+
+``attach`` writes every decision (tensor, spec, rule; node, quantized or not, reason) into the model's metadata under
+``openquark.plan``: JSON, compressed, in base64, some 10 to 30 bytes per tensor. ``explain`` reads it back; it needs the
+quantized file only. Metadata are ignored by runtimes, and a tool that rewrites the model may drop them.
+
+Not handled: models written under ``CryptoMode``, which carry no words about themselves.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from quark.config.plan import Plan
+from quark.errors import ConfigError, ModelError, unknown
+from quark.onnx.graph.model import load
+
+KEY = "openquark.plan"
+VERSION = 1
+#: What emission appends to the name of a tensor that it writes (``quark.onnx.qdq``).
+SUFFIXES = (
+    *("_QuantizeLinear_Output", "_DequantizeLinear_Output", "_QuantizeDequantize_Output", "_QuantizeLinear_Input"),
+    *("_QuantizeLinear", "_DequantizeLinear", "_QuantizeDequantize", "_quantized_scale", "_quantized_zero_point"),
+    *("_quantized", "_scale", "_zero_point", "_scales", "_zero_points", "_Q2", "_Q4", "_Q8", "_bf16", "_codes"),
+)
+
+
+def attach(model: ir.Model, plan: Plan) -> None:
+    """Write the decisions of ``plan`` into the metadata of ``model``."""
+    lines = {
+        "version": VERSION,
+        "tensors": {tensor.name: plan.explain(tensor.name) for tensor in plan},
+        "nodes": {name: _of_node(plan, name) for name in plan.nodes},
+    }
+    packed = zlib.compress(json.dumps(lines, separators=(",", ":")).encode(), 9)
+    model.metadata_props[KEY] = base64.b64encode(packed).decode()
+
+
+def explain(path: str | Path, name: str) -> str:
+    """The decision about a tensor or a node of a quantized model, in one line each.
+
+    Args:
+        path: the quantized model.
+        name: a tensor or node of the float model, or what it became (``conv1_quantized``, ``x_DequantizeLinear``).
+
+    Raises:
+        ModelError: the file is no model of ours.
+        ConfigError: it has no tensor or node of this name; the nearest one is shown.
+    """
+    model = load(path)
+    lines = _decisions(model, path)
+    known = {**lines["nodes"], **lines["tensors"]}
+    for candidate in (name, *_bases(name)):
+        found = [lines[kind][candidate] for kind in ("tensors", "nodes") if candidate in lines[kind]]
+        if found:
+            return "\n".join(found)
+    makers = {value.name: node.name or "" for node in model.graph for value in node.outputs}
+    if name in makers:
+        node = lines["nodes"].get(makers[name])
+        inner = "float: no quantized tensor has this name"
+        return f"tensor {name!r}: {inner}" + (
+            f"; its node: {node}" if node else "; it is part of how others are written"
+        )
+    raise ConfigError(unknown("tensor or node", name, [*known, *(value for value in makers if value)]))
+
+
+def _of_node(plan: Plan, name: str) -> str:
+    node = plan.nodes[name]
+    return f"{node.op_type} {name!r}: {'quantized' if node.quantized else 'float'}, because {node.reason}"
+
+
+def _bases(name: str) -> list[str]:
+    """What the tensor may have been called before it was written."""
+    return [name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)]
+
+
+def _decisions(model: ir.Model, path: str | Path) -> dict[str, Any]:
+    text = model.metadata_props.get(KEY)
+    if text is None:
+        raise ModelError(
+            f"{str(path)!r} carries no decisions: another tool or version made it, or it was quantized under CryptoMode"
+        )
+    try:
+        lines: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise ModelError(f"{str(path)!r}: its decisions ({KEY}) are damaged: {error}") from error
+    return lines
