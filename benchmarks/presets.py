@@ -1,0 +1,126 @@
+"""Presets on the real models, ours beside the peer's of the same name, from the same calibration data.
+
+    python -m benchmarks.presets [--peer-python PATH] [--models NAME ...] [--presets NAME ...] [--json FILE]
+
+Signal-to-noise ratio of each output over held-out samples and the model's task metric, both on stock ONNX Runtime, and
+wall time and peak memory of the quantization in a process of its own (package import not in the time, but in the
+memory). The peer gets a second chance, the model lifted to opset 13, where its first file is unusable. A peer's file
+that needs its compiled operators does not run here; that is said, and no figure is made up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks import measure, models
+from benchmarks.fidelity import OURS, QUARK, Bench, Score, judge, leads, prepare
+
+PRESETS = ("XINT8", "A8W8", "A16W8", "U8S8_AAWS", "BF16", "BFP16")
+HEAD = "| model | preset | tool | metrics | SQNR dB | our lead dB | seconds | peak GB |\n" + 8 * "|---" + "|"
+MODELS = ("squeezenet11_flowers5", "yolox_nano", "ultraface_rfb320", "silero_vad", "gtcrn", "stories260K")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One preset on one model with one tool.
+
+    Attributes:
+        seconds: wall time of the quantization.
+        peak_gb: most memory resident, imports included.
+    """
+
+    model: str
+    preset: str
+    tool: str
+    score: Score
+    seconds: float
+    peak_gb: float
+
+
+def run_one(bench: Bench, preset: str, tool: str, python: str, timeout: float) -> Row:
+    """Quantize with one tool and judge the file; the peer's second chance is the lifted model."""
+    chances = list(bench.models().values()) if tool == QUARK else [bench.example.path]
+    rows = []
+    for number, path in enumerate(chances):
+        output = bench.folder / f"{bench.example.name}__{preset}__{tool.replace(' ', '_')}_{number}.onnx"
+        output.unlink(missing_ok=True)
+        job = {"model": str(path), "output": str(output), "feeds": str(bench.feeds), "preset": preset}
+        outcome = measure.run_job("quark_job", job, python, timeout)
+        found = judged(bench, output) if outcome.ok else Score(error=outcome.error)
+        rows.append(Row(bench.example.name, preset, tool, found, outcome.seconds, outcome.peak_gb))
+        output.unlink(missing_ok=True)
+        if found.error is None:
+            break
+    return max(rows, key=lambda row: row.score.mean_sqnr)
+
+
+def judged(bench: Bench, output: Path) -> Score:
+    """The score of a file; one that does not load or run is a result too."""
+    try:
+        return judge(bench, output, with_metrics=True)
+    except Exception as error:  # noqa: BLE001  (a file that does not load or run is a finding, not an end)
+        return Score(error=f"unusable file: {str(error)[:200]}")
+
+
+def cells(row: Row, ours: Score | None) -> list[str]:
+    """One line of the table; the peer's says by how much ours leads on each output."""
+    found = row.score
+    if found.error is not None:
+        return [row.model, row.preset, row.tool, found.error[:90], "", "", "", ""]
+    lead = "" if ours is None else ", ".join(f"{one.decibels:+.1f} {one.verdict}" for one in leads(ours, [found]))
+    return [
+        row.model,
+        row.preset,
+        row.tool,
+        ", ".join(f"{name} {value:.4g}" for name, value in found.metrics.items()),
+        ", ".join(f"{value:.2f}" for value in found.sqnr.values()),
+        lead,
+        f"{row.seconds:.1f}",
+        f"{row.peak_gb:.2f}",
+    ]
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.presets", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--peer-python", help="interpreter of an environment that holds AMD Quark")
+    parser.add_argument("--data", type=Path, default=models.DATA, help="folder of the real models")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
+    parser.add_argument("--presets", nargs="+", default=list(PRESETS), metavar="NAME")
+    parser.add_argument("--timeout", type=float, default=1200, help="seconds for one quantization")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table line by line; 0 when ours never fails and is never worse."""
+    run, machine, rows = parse(argv), measure.machine(), []
+    tools = {OURS: sys.executable, **({QUARK: run.peer_python} if run.peer_python else {})}
+    print(measure.machine_line(machine), end="\n\n")
+    print(HEAD)
+    good = True
+    with tempfile.TemporaryDirectory() as folder:
+        for example in models.real_examples(run.data):
+            bench = prepare(example, Path(folder)) if example.name in run.models else None
+            for preset in run.presets if bench is not None else ():
+                ours: Score | None = None
+                for tool, python in tools.items():
+                    row = run_one(bench, preset, tool, python, run.timeout)  # type: ignore[arg-type]
+                    print("| " + " | ".join(cells(row, ours)) + " |", flush=True)
+                    rows.append(row)
+                    good &= tool == QUARK or row.score.error is None
+                    good &= ours is None or all(lead.verdict != "WORSE" for lead in leads(ours, [row.score]))
+                    ours = row.score
+    if run.json:
+        run.json.write_text(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
