@@ -63,7 +63,6 @@ def spec(name: str, method: str, **fields: str) -> dict[str, str]:
 
 INT8 = {"activation": "QInt8", "weight": "QInt8", "symmetric": True}
 XINT8 = spec("XInt8Spec", "MinMSE")
-ALIGNMENTS = dict.fromkeys(("AlignConcat", "AlignPool", "AlignPad", "AlignSlice"), False)
 CONFIGS = {
     "int8-minmax": Config(spec("Int8Spec", "MinMax"), spec("Int8Spec", "MinMax"), {**INT8, "method": "MinMax"}),
     "int8-percentile": Config(
@@ -74,7 +73,7 @@ CONFIGS = {
         spec("Int8Spec", "MinMax", quant_granularity="Channel"),
         {"activation": "QUInt8", "weight": "QInt8", "symmetric": False, "per_channel": True, "method": "MinMax"},
     ),
-    "xint8-mse": Config(XINT8, XINT8, None, {"Int32Bias": True, **ALIGNMENTS}, {"EnableNPUCnn": False}),
+    "xint8-mse": Config(XINT8, XINT8, None, {"EnableNPUCnn": False}, {"EnableNPUCnn": False}),
     "xint8-mse-npu": Config(XINT8, XINT8, None),
     "int16-int8-minmax": Config(
         spec("Int16Spec", "MinMax"), spec("Int8Spec", "MinMax"), {**INT8, "activation": "QInt16", "method": "MinMax"}
