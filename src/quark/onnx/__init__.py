@@ -9,7 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, custom_config, get_default_config
-from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig
+from quark.onnx.quantization.config.algorithm import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AlgoConfig,
+    BiasCorrectionConfig,
+    CLEConfig,
+)
 from quark.onnx.quantization.config.custom_config import (
     A8W8_ADAQUANT_QCONFIG,
     A8W8_ADAROUND_QCONFIG,
@@ -163,6 +169,7 @@ __all__ = [
     "BFloat16",
     "BFloat16Spec",
     "BaseDataType",
+    "BiasCorrectionConfig",
     "CLEConfig",
     "CachedDataReader",
     "CalibMethod",

@@ -13,11 +13,17 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.errors import ConfigError
-from quark.onnx.algorithms import cle, finetune
+from quark.onnx.algorithms import bias_correction, cle, finetune
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.graph.report import PassReport
-from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig
+from quark.onnx.quantization.config.algorithm import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AlgoConfig,
+    BiasCorrectionConfig,
+    CLEConfig,
+)
 
 Transform = Callable[[ir.Model, Any, Context], PassReport]
 Tune = Callable[[ir.Model, Plan, Any, Context], PassReport]
@@ -28,9 +34,13 @@ def _cle(model: ir.Model, config: CLEConfig, context: Context) -> PassReport:
 
 
 TRANSFORMS: dict[type[AlgoConfig], Transform] = {CLEConfig: _cle}
-TUNES: dict[type[AlgoConfig], Tune] = {AdaRoundConfig: finetune.run, AdaQuantConfig: finetune.run}
+TUNES: dict[type[AlgoConfig], Tune] = {
+    AdaRoundConfig: finetune.run,
+    AdaQuantConfig: finetune.run,
+    BiasCorrectionConfig: bias_correction.run,
+}
 #: Algorithms that read the calibration data, which then has to be read more than once.
-READS_DATA = frozenset([AdaRoundConfig, AdaQuantConfig])
+READS_DATA = frozenset([AdaRoundConfig, AdaQuantConfig, BiasCorrectionConfig])
 
 
 def reader_for(job: Job, reader: Any) -> Any:

@@ -67,6 +67,12 @@ class Walk:
         self._forget()
         return found
 
+    def edit(self, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Give a tensor at the cut other values, in every sample that still holds it."""
+        for sample in self._live:
+            if name in sample:
+                sample[name] = self._keep(change(np.asarray(sample[name])))
+
     def names_before(self, name: str) -> set[str]:
         """Names of all nodes that a tensor depends on and that have not run."""
         return {node.name or "" for node in self._ancestors([self._values[name]])}

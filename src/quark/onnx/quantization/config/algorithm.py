@@ -10,7 +10,16 @@ from quark.errors import ConfigError, unknown
 from quark.onnx.quantization.config.algo_base import AlgoConfig, is_number
 from quark.onnx.quantization.config.finetune import AdaQuantConfig, AdaRoundConfig
 
-__all__ = ["ALGO_NAME_TO_CLASS", "AdaQuantConfig", "AdaRoundConfig", "AlgoConfig", "CLEConfig", "checked", "from_dict"]
+__all__ = [
+    "ALGO_NAME_TO_CLASS",
+    "AdaQuantConfig",
+    "AdaRoundConfig",
+    "AlgoConfig",
+    "BiasCorrectionConfig",
+    "CLEConfig",
+    "checked",
+    "from_dict",
+]
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,15 @@ class CLEConfig(AlgoConfig):
             self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
 
 
+@dataclass(frozen=True)
+class BiasCorrectionConfig(AlgoConfig):
+    """Move the bias of every quantized Conv, ConvTranspose and Gemm so that its channels keep their means."""
+
+    name: ClassVar[str] = "bias_correction"
+
+
 ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
-    kind.name: kind for kind in (CLEConfig, AdaRoundConfig, AdaQuantConfig)
+    kind.name: kind for kind in (CLEConfig, BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig)
 }
 
 
