@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import lcm
 
 from quark.errors import ConfigError, unknown
-from quark.numerics.array import Array, as_array, cast, empty
+from quark.numerics.array import Array, as_array, cast, empty, namespace
 from quark.numerics.granularity import pad
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -53,7 +53,7 @@ def pack(codes: Array, bits: int, first: str = "low", order: tuple[int, ...] | N
         words |= stream[..., k] << position(k, run, bits, first)
     out = empty((*words.shape, size), "uint8", words)
     for k in range(size):
-        out[..., k] = cast((words >> position(k, size, 8, first)) & 0xFF, "uint8")
+        out[..., k] = words if size == 1 else cast((words >> position(k, size, 8, first)) & 0xFF, "uint8")
     out = out.reshape((*codes.shape[:-1], whole // run * size))
     kept = -(-count * bits // (8 * word)) * word
     return out if order is not None else out[..., :kept]
@@ -116,7 +116,7 @@ def permuted(codes: Array, order: tuple[int, ...] | None) -> Array:
     if order is None:
         return codes
     runs = codes.reshape((*codes.shape[:-1], -1, len(order)))
-    return runs[..., list(order)].reshape(codes.shape)
+    return namespace(codes).stack([runs[..., k] for k in order], -1).reshape(codes.shape)  # faster than an index
 
 
 def inverse(order: tuple[int, ...] | None) -> tuple[int, ...] | None:
