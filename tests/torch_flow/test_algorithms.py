@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.quantization.config.config import (
     GPTQConfig,
+    HQQConfig,
     Int4PerChannelSpec,
     Int4PerGroupSpec,
     Int8PerTensorSpec,
@@ -34,8 +36,12 @@ W4A8 = QLayerConfig(input_tensors=Int8PerTensorSpec().to_quantization_spec(), we
 LAYERS = {"int4": INT4, "uint4": UINT4, "channel": CHANNEL, "mxfp4": MXFP4, "w4a8": W4A8}
 
 
-EVERYWHERE = ("rotation",)  # changes the whole model, for better or worse
-UNHARMFUL = [row.config() for row in ALGORITHMS if row.config.name not in EVERYWHERE]
+ELSEWHERE = ("rotation", "hqq")  # one changes the whole model, the other looks at weights only: tests of their own
+SETTINGS: dict[str, dict[str, Any]] = {
+    "autoround": {"iters": 8, "lr": 0.06, "minmax_lr": 0.01, "batch_size": 2},
+    "svdquant": {"min_layer_size": 32, "svd_rank": 2, "alpha_candidates": [0.5]},
+}
+UNHARMFUL = [row.config(**SETTINGS.get(row.config.name, {})) for row in ALGORITHMS if row.config.name not in ELSEWHERE]
 
 
 class Norm(nn.Module):
@@ -110,7 +116,9 @@ def same_state(model: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    "layer", ["int4", "w4a8", *(pytest.param(x, marks=pytest.mark.slow) for x in LAYERS if x[0] != "i")]
+)
 @pytest.mark.parametrize("config", UNHARMFUL, ids=lambda config: config.name)
 def test_never_worse_than_rounding(config: AlgoConfig, layer: str) -> None:
     """Contract of the registry, on the data of the calibration (blocks are judged one by one, so that their sum may be
@@ -124,6 +132,24 @@ def test_never_worse_than_rounding(config: AlgoConfig, layer: str) -> None:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_gptq_beats_rounding_on_other_data(layer: str) -> None:
     assert error(quantize(LAYERS[layer], [GPTQConfig()]), 5) < 0.8 * error(quantize(LAYERS[layer], None), 5)
+
+
+def test_hqq_moves_scales_or_real_zero_points() -> None:
+    real = QLayerConfig(
+        weight=replace(Uint4PerGroupSpec(ch_axis=-1, group_size=16).to_quantization_spec(), zero_point_type="float32")
+    )
+    for layer in (INT4, real):
+        errors = [
+            float(
+                sum((p.detach() - q).abs().pow(0.7).sum() for p, q in zip(weights(m), weights(decoder()), strict=True))
+            )
+            for m in (ModelQuantizer.freeze(quantize(layer, algorithms)) for algorithms in (None, [HQQConfig()]))
+        ]
+        assert errors[1] < 0.97 * errors[0]
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [value for name, value in model.named_parameters() if name.startswith("parts") and value.dim() == 2]
 
 
 @pytest.mark.parametrize("config", [GPTQConfig(desc_act=False, static_groups=False), GPTQConfig(block_size=7)])

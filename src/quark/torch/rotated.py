@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from quark.algorithms.hadamard import Rotation
+from quark.errors import ModelError
+from quark.torch.corrected import ErrorCorrected
 
 SLOT = "input_rotation"
 
@@ -48,6 +50,21 @@ def online_rotations(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rotatio
     for name, module in model.named_modules():
         if SLOT in module.__dict__:
             yield name, module, module.__dict__[SLOT]
+
+
+def refuse_to_export(model: nn.Module) -> None:
+    """Raise for layers that no format holds yet: their files would be read back as another model.
+
+    Raises:
+        ModelError: inputs that are turned online, or branches of low rank.
+    """
+    turned = [name for name, _, _ in online_rotations(model)]
+    wrapped = [name for name, module in model.named_modules() if isinstance(module, ErrorCorrected)]
+    for names, algorithm in ((turned, "online rotations (r4, online_r1_rotation)"), (wrapped, "svdquant")):
+        if names:
+            raise ModelError(
+                f"no export holds {algorithm} yet; {names[0]!r} and {len(names) - 1} more layers have them"
+            )
 
 
 def matrix_of(rotation: Rotation) -> torch.Tensor:

@@ -11,20 +11,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from quark.errors import ConfigError
+from quark.torch.algorithms.autoround import run_autoround
 from quark.torch.algorithms.awq import run_awq
 from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.gptq import run_gptaq, run_gptq, run_qronos
+from quark.torch.algorithms.hqq import run_hqq
 from quark.torch.algorithms.rotation import run_rotation
 from quark.torch.algorithms.smooth import run_autosmooth, run_smooth
+from quark.torch.algorithms.svdquant import run_svdquant
 from quark.torch.config.algorithms import (
     AlgoConfig,
+    AutoRoundConfig,
     AutoSmoothQuantConfig,
     AWQConfig,
     GPTAQConfig,
     GPTQConfig,
+    HQQConfig,
     QronosConfig,
     RotationConfig,
     SmoothQuantConfig,
+    SVDQuantConfig,
 )
 
 
@@ -48,9 +54,12 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(SmoothQuantConfig, run_smooth, tunes=False),
     Algorithm(AutoSmoothQuantConfig, run_autosmooth, tunes=False),
     Algorithm(AWQConfig, run_awq, tunes=False),
+    Algorithm(SVDQuantConfig, run_svdquant, tunes=False),
     Algorithm(GPTAQConfig, run_gptaq, tunes=True),
     Algorithm(GPTQConfig, run_gptq, tunes=True),
     Algorithm(QronosConfig, run_qronos, tunes=True),
+    Algorithm(AutoRoundConfig, run_autoround, tunes=True),
+    Algorithm(HQQConfig, run_hqq, tunes=True),
 )
 
 

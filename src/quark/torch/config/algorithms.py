@@ -261,6 +261,104 @@ class RotationConfig(AlgoConfig):
         self.need(self.r1 or self.r2 or self.r4, "r1", "True where r2 and r4 are not: nothing would be rotated")
 
 
+@dataclass
+class AutoRoundConfig(AlgoConfig):
+    """AutoRound: learn the rounding of the weights of a block together (Cheng et al. 2023).
+
+    Attributes:
+        iters: steps per block.
+        lr, minmax_lr: of the roundings and of the clips; they fall to 0.
+        enable_minmax_tuning: clips are learned.
+        batch_size: samples per step.
+        inside_layer_modules, model_decoder_layers: as in ``GPTQConfig``.
+    """
+
+    name: str = "autoround"
+    iters: int = 200
+    lr: float = 1 / 200
+    enable_minmax_tuning: bool = True
+    minmax_lr: float = 1 / 200
+    batch_size: int = 8
+    inside_layer_modules: list[str] = field(default_factory=list)
+    model_decoder_layers: str = ""
+
+    def check(self) -> None:
+        """Positive numbers."""
+        self.need(isinstance(self.iters, int) and self.iters > 0, "iters", "a positive integer")
+        self.need(isinstance(self.batch_size, int) and self.batch_size > 0, "batch_size", "a positive integer")
+        self.need(self.lr > 0, "lr", "positive")
+        self.need(self.minmax_lr > 0, "minmax_lr", "positive")
+
+
+@dataclass
+class HQQConfig(AlgoConfig):
+    """HQQ: scales and zero points without data (Badri & Shaji 2023); not in the peer's torch flow.
+
+    Attributes:
+        iterations: rounds.
+        lp_norm: of the weight error; below 1.
+        beta, kappa: weight of the outliers, and its growth per round.
+    """
+
+    name: str = "hqq"
+    iterations: int = 20
+    lp_norm: float = 0.7
+    beta: float = 10.0
+    kappa: float = 1.01
+
+    def check(self) -> None:
+        """Ranges."""
+        self.need(isinstance(self.iterations, int) and self.iterations > 0, "iterations", "a positive integer")
+        self.need(0 < self.lp_norm <= 1, "lp_norm", "above 0, at most 1")
+        self.need(self.beta > 0, "beta", "positive")
+        self.need(self.kappa >= 1, "kappa", "1 or more")
+
+
+@dataclass
+class SVDQuantConfig(AlgoConfig):
+    """SVDQuant: a float branch of low rank takes the hard part of each weight (Li et al. 2024).
+
+    Attributes:
+        svd_rank: of the branch.
+        smooth_alpha: exponent of the smoothing, where it is not searched.
+        search_alpha: the best of ``alpha_candidates`` (None: 0.05 to 0.95) per layer.
+        alpha_search_max_samples: of the peer; here up to 1024 rows over all samples are kept.
+        exclude_patterns: layers whose name holds one of these stay without a branch.
+        min_layer_size: of the smaller side of a weight.
+        use_gptq, gptq_n_bits, gptq_symmetric, gptq_group_size, gptq_blocksize, gptq_percdamp, gptq_actorder: of the
+            peer; put ``GPTQConfig`` behind this algorithm instead.
+    """
+
+    name: str = "svdquant"
+    svd_rank: int = 32
+    smooth_alpha: float = 0.5
+    search_alpha: bool = True
+    alpha_candidates: list[float] | None = None
+    alpha_search_max_samples: int = 8
+    exclude_patterns: list[str] = field(
+        default_factory=lambda: ["time_embedding", "add_time_proj", "conv_in", "conv_out", "time_proj"]
+    )
+    min_layer_size: int = 256
+    use_gptq: bool = False
+    gptq_n_bits: int = 4
+    gptq_symmetric: bool = True
+    gptq_group_size: int = -1
+    gptq_blocksize: int = 128
+    gptq_percdamp: float = 0.01
+    gptq_actorder: bool = False
+
+    def check(self) -> None:
+        """Ranges, and what another algorithm does."""
+        self.need(isinstance(self.svd_rank, int) and self.svd_rank > 0, "svd_rank", "a positive integer")
+        self.need(0 <= self.smooth_alpha <= 1, "smooth_alpha", "between 0 and 1")
+        candidates = self.alpha_candidates
+        self.need(
+            candidates is None or (len(candidates) > 0 and all(0 <= a <= 1 for a in candidates)),
+            "alpha_candidates", "None, or numbers between 0 and 1",
+        )  # fmt: skip
+        self.need(not self.use_gptq, "use_gptq", "False: put GPTQConfig behind SVDQuantConfig in algo_config")
+
+
 def load_quant_algo_config_from_file(path: str | Path) -> AlgoConfig:
     """The algorithm that a JSON file describes.
 
@@ -279,12 +377,15 @@ load_pre_optimization_config_from_file = load_quant_algo_config_from_file
 __all__ = [
     "AWQConfig",
     "AlgoConfig",
+    "AutoRoundConfig",
     "AutoSmoothQuantConfig",
     "GPTAQConfig",
     "GPTQConfig",
+    "HQQConfig",
     "OnlineRotationConfig",
     "QronosConfig",
     "RotationConfig",
+    "SVDQuantConfig",
     "SmoothQuantConfig",
     "load_pre_optimization_config_from_file",
     "load_quant_algo_config_from_file",

@@ -28,6 +28,7 @@ from quark.torch.fake_quantize import parts
 from quark.torch.layers import kind_of
 from quark.torch.matching import Candidate, choose
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
+from quark.torch.rotated import refuse_to_export
 
 MODES = ("quark", *CUSTOM_MODES)
 SIGNS = -0x77777778  # 0x88888888: the highest bit of each of eight codes
@@ -89,6 +90,7 @@ def config_of(model: nn.Module) -> QConfig:
     config = getattr(model, "quant_config", None)
     if not isinstance(config, QConfig):
         raise ModelError(f"{type(model).__name__} is not quantized; ModelQuantizer(config).quantize_model comes first")
+    refuse_to_export(model)
     overrides = {
         name: left for name, layer in quantized_layers(model) if (left := without_unreached(name, layer, config))
     }

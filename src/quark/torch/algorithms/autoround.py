@@ -1,0 +1,150 @@
+"""AutoRound for the torch flow: all weights of a decoder block learn their rounding together.
+
+    minimize  mean (block~(x~) - block(x))^2      x~: behind the quantized blocks,  x: behind the float ones
+
+A block whose loss over all samples is not below that of rounding to nearest keeps the nearest values.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from quark.algorithms.autoround import Learned
+from quark.torch.algorithms.blocks import HIDDEN, Stream, find_blocks, first, record
+from quark.torch.algorithms.context import Context, disabled, set_matrix
+from quark.torch.algorithms.grids import grid_of
+from quark.torch.algorithms.tune import check_inside, float_twin, wanted
+from quark.torch.config.algorithms import AutoRoundConfig
+from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.matching import Match
+
+
+@dataclass(frozen=True)
+class Task:
+    """A weight that is learned.
+
+    Attributes:
+        name: of the layer in its block.
+        item: the layer.
+        learned: its state, in the layout in which the weight is stored.
+        part: the last stage of its quantizer.
+    """
+
+    name: str
+    item: Match
+    learned: Learned
+    part: FakeQuantize
+
+
+def run_autoround(context: Context, config: AutoRoundConfig) -> None:
+    """Tune the weights of ``context.model``."""
+    blocks = find_blocks(context.model, config.model_decoder_layers)
+    check_inside(config.inside_layer_modules, context, blocks.modules)
+    with disabled([context.model]):
+        blocks, stream = record(context.model, blocks, context.samples)
+    clean = Stream(list(stream.hidden), dict(stream.calls))
+    with ExitStack() as stack:
+        weights = [item.layer.module._modules["weight_quantizer"] for item in context.layers().values()]
+        stack.enter_context(disabled(module for module in weights if module is not None))
+        for name, block in blocks.modules.items():
+            with torch.no_grad():
+                twin = float_twin(block)
+                goals = [target(clean, name, twin, k) for k in range(len(stream.hidden))]
+            learn_block(context, config, name, block, stream, goals)
+            with torch.no_grad():
+                stream = stream.advance(name, block)
+            clean = Stream(goals, {other: calls for other, calls in clean.calls.items() if other != name})
+
+
+def target(stream: Stream, name: str, block: nn.Module, k: int) -> torch.Tensor:
+    """What a block answers to sample ``k``."""
+    return first(stream.forward(name, block, k) if name else block(stream.hidden[k]))
+
+
+def learn_block(
+    context: Context, config: AutoRoundConfig, name: str, block: nn.Module, stream: Stream, goals: list[torch.Tensor]
+) -> None:
+    """Learn the rounding of one block."""
+    items = context.layers()
+    tasks = [
+        start(key, items[module], config.enable_minmax_tuning)
+        for key, module in block.named_modules()
+        if module in items and wanted(key, config.inside_layer_modules)
+    ]
+    if not tasks:
+        return
+    generator = torch.Generator().manual_seed(0)
+    loss = partial(sample_loss, name, block, stream, goals, tasks)
+    nearest = [task.learned.snapshot() for task in tasks]
+    with torch.no_grad():
+        bound = sum(float(loss(k)) for k in range(len(goals)))
+    best, lowest = nearest, float("inf")
+    for step in range(config.iters):
+        chosen = torch.randperm(len(goals), generator=generator)[: config.batch_size].tolist()
+        before, total = [task.learned.snapshot() for task in tasks], 0.0
+        with torch.enable_grad():
+            for k in chosen:
+                value = loss(k)
+                value.backward()  # type: ignore[no-untyped-call]
+                total += float(value.detach())
+        if total / len(chosen) < lowest:
+            best, lowest = before, total / len(chosen)
+        rest = 1 - step / config.iters
+        for task in tasks:
+            task.learned.move(config.lr * rest, config.minmax_lr * rest)
+    settle(tasks, best)
+    with torch.no_grad():
+        if sum(float(loss(k)) for k in range(len(goals))) > bound:
+            settle(tasks, nearest)
+        for task in tasks:
+            write(context, task)
+
+
+def start(name: str, item: Match, clips: bool) -> Task:
+    """A weight, rounded to nearest to begin with."""
+    module = item.layer.module
+    quantizer = module._modules["weight_quantizer"]
+    weight = module._parameters["weight"].detach().float()  # type: ignore[union-attr]
+    *before, part = parts(quantizer)  # type: ignore[arg-type]
+    moving = clips and not before and part.stage.calibrated and not part.stage.is_block and not part.stage.real_zero
+    moving = moving and part.stage.spec.scale_rule == "float32"
+    expand = partial(part.granularity.expand, shape=tuple(weight.shape))
+    learned = Learned.start(weight, grid_of(quantizer, weight), part.scale if moving else None, expand)  # type: ignore[arg-type]
+    return Task(name, item, learned, part)
+
+
+def sample_loss(
+    name: str, block: nn.Module, stream: Stream, goals: list[torch.Tensor], tasks: list[Task], k: int
+) -> torch.Tensor:
+    """The loss of one sample."""
+    weights = {f"{task.name}.weight": task.learned.value().to(goals[k].dtype) for task in tasks}
+    if not name:
+        output = functional_call(block, weights, (stream.hidden[k],))
+    else:
+        args, kwargs = stream.calls[name][k]
+        args, kwargs = (
+            (args, {**kwargs, HIDDEN: stream.hidden[k]}) if HIDDEN in kwargs else ((stream.hidden[k], *args), kwargs)
+        )
+        output = functional_call(block, weights, args, kwargs)
+    return (first(output).float() - goals[k].float()).square().mean()
+
+
+def settle(tasks: list[Task], values: list[list[torch.Tensor]]) -> None:
+    """Put what was learned to ``values``."""
+    for task, value in zip(tasks, values, strict=True):
+        task.learned.restore(value)
+
+
+def write(context: Context, task: Task) -> None:
+    """The learned values and scales into the layer."""
+    learned, kind = task.learned, task.item.layer.kind
+    value = learned.value().detach()
+    if learned.clip is not None:
+        task.part.scale = task.part.scale * learned.clip.detach()  # type: ignore[operator]
+    set_matrix(context, task.item, value.T if kind.transposed else value)

@@ -1,0 +1,45 @@
+"""HQQ for the torch flow: better scales, or real zero points, for the weights, without data.
+
+Zero points move where they are real numbers (``ZeroPointType.float32``), scales elsewhere.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quark.algorithms.hqq import hqq
+from quark.numerics.elements import Int
+from quark.torch.algorithms.context import Context
+from quark.torch.config.algorithms import HQQConfig
+from quark.torch.fake_quantize import FakeQuantize, parts
+
+
+@torch.no_grad()
+def run_hqq(context: Context, config: HQQConfig) -> None:
+    """Improve the scales of every integer weight of ``context.model``."""
+    for item in context.found.quantized:
+        quantizer = item.layer.module._modules["weight_quantizer"]
+        if quantizer is None:
+            continue
+        *before, part = parts(quantizer)
+        stage = part.stage
+        if before or not stage.calibrated or not isinstance(stage.format, Int) or stage.spec.scale_rule != "float32":
+            continue
+        improve(part, item.layer.module._parameters["weight"].detach().float(), config)  # type: ignore[union-attr]
+
+
+def improve(part: FakeQuantize, weight: torch.Tensor, config: HQQConfig) -> None:
+    """New parameters for one quantizer.
+
+    The real zero point of a quantizer counts from the lowest code; HQQ's does too.
+    """
+    tiles = part.granularity.tile(weight)
+    tiles = tiles.reshape(-1, tiles.shape[-1])
+    scale, zero = part.scale.reshape(-1), part.zero_point.reshape(-1).float()  # type: ignore[union-attr]
+    found = hqq(
+        tiles, scale, zero, part.stage.format, not part.stage.real_zero,  # type: ignore[arg-type]
+        config.iterations, config.lp_norm, config.beta, config.kappa,
+    )  # fmt: skip
+    part.scale = found.scale.reshape(part.scale.shape)  # type: ignore[union-attr]
+    if part.stage.real_zero:
+        part.zero_point = found.zero.reshape(part.zero_point.shape)  # type: ignore[union-attr]

@@ -1,0 +1,60 @@
+"""``ErrorCorrected``: a quantized linear layer with a small float branch beside it.
+
+x' = x / smooth;    y = layer(x') + l2(l1(x'))
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class ErrorCorrected(nn.Module):
+    """The branch and the layer.
+
+    Attributes:
+        layer: the linear layer (of the smoothed residual), which is quantized.
+        correction: ``l1`` [rank, in] and ``l2`` [out, rank], float, without bias.
+        smooth: what inputs are divided by, [in].
+    """
+
+    smooth: torch.Tensor
+
+    def __init__(self, layer: nn.Module, down: torch.Tensor, up: torch.Tensor, smooth: torch.Tensor) -> None:
+        super().__init__()
+        like = layer._parameters["weight"]
+        options = {"bias": False, "dtype": like.dtype, "device": like.device}  # type: ignore[union-attr]
+        l1 = nn.Linear(down.shape[1], down.shape[0], **options)  # type: ignore[arg-type]
+        l2 = nn.Linear(up.shape[1], up.shape[0], **options)  # type: ignore[arg-type]
+        l1.weight, l2.weight = (
+            nn.Parameter(value.to(like.dtype), requires_grad=False)  # type: ignore[union-attr]
+            for value in (down, up)
+        )
+        self.layer = layer
+        self.correction = nn.ModuleDict({"l1": l1, "l2": l2})
+        self.register_buffer("smooth", smooth.to(like.dtype))  # type: ignore[union-attr]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The answer of the layer, corrected."""
+        x = x / self.smooth
+        return self.layer(x) + self.correction["l2"](self.correction["l1"](x))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """That of the layer: some models ask for its type or device."""
+        return self.layer.weight  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """That of the layer."""
+        return self.layer.bias  # type: ignore[return-value]
+
+    @property
+    def in_features(self) -> int:
+        """Length of its inputs."""
+        return len(self.smooth)
+
+    @property
+    def out_features(self) -> int:
+        """Length of its outputs."""
+        return int(self.correction.get_parameter("l2.weight").shape[0])
