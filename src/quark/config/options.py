@@ -20,7 +20,6 @@ from quark.errors import ConfigError, unknown
 NOT_YET = frozenset(
     [
         "EnableDualQuantNodePairs",
-        "EnableSubgraph",
     ]
 )
 
@@ -120,6 +119,7 @@ class Options(BaseModel):
     AlignEltwiseQuantType: bool = _option(
         True, 2, "Constant operands of Add, Mul, … have the activation's type; False: the weight's."
     )
+    EnableSubgraph: bool = _option(False, 2, "Quantize the bodies of If and Loop too, each on the data that enters it.")
     # 3 ---------------------------------------------------------------------------------------------------------------
     AddQDQPairToWeight: bool = _option(False, 3, "Keep float weights behind Q and DQ instead of storing the codes.")
     OpTypesToExcludeOutputQuantization: list[str] = _option([], 3, "Outputs of these operator types stay float.")

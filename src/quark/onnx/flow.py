@@ -15,8 +15,10 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.plan import Plan
-from quark.errors import ModelError
+from quark.config.rules import NodeInfo
+from quark.errors import ConfigError, ModelError
 from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import reader_for, transform, tune
 from quark.onnx.data_layout import in_layout
 from quark.onnx.describe import file_bytes
@@ -29,9 +31,10 @@ from quark.onnx.npu.adapt import adapt
 from quark.onnx.pipeline import finish, prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import known_nodes
-from quark.onnx.ranges import calibrated
+from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.resume import open_resume
 from quark.onnx.scratch import Scratch
+from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record
 from quark.report.progress import bars
 from quark.report.summary import cost_table, print_summary
 from quark.report.tables import print_table
@@ -74,17 +77,20 @@ def quantize(
     with bars() if progress is None else _given(progress) as update, Scratch(job.options) as scratch:
         with _timed(seconds, "load"):
             source = files.load(model_input)
-            resume, known = open_resume(source, job), known_nodes(source)
+            resume = open_resume(source, job)
+            known = all_known(source) if job.options.EnableSubgraph else known_nodes(source)
         with _timed(seconds, "prepare"):
             prepared = prepare(source, job)
             model, job, mode = prepared.model, prepared.job, MODES[prepared.job.mode]
         reader = in_layout(reader_for(job, reader), prepared.moved)
+        reader = rereadable(reader) if job.options.EnableSubgraph else reader
         context = Context(job, reader, scratch, resume, update)
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, context))
         with _timed(seconds, "place"):
+            bodies = _bodies(model, context, known)
             plan = mode.place(model, job, known)
-            _refuse_nothing(plan)
+            _refuse_nothing(plan, bodies)
         with _timed(seconds, "calibrate"):
             ranges = calibrated(model, plan, job, reader, scratch, resume, partial(update, "calibrate"))
         with _timed(seconds, "parameters"):
@@ -95,7 +101,10 @@ def quantize(
         with _timed(seconds, "tune"):
             prepared.reports.extend(tune(model, plan, context))
         with _timed(seconds, "write"):
+            install(model, bodies)
+            prepared.reports.extend(bodies.reports)
             model = mode.emit(model, plan, job.options)
+            record(plan, bodies)
             prepared.reports.extend(finish(model, job, prepared.after))
             if not job.options.CryptoMode:
                 attach(model, plan)
@@ -120,8 +129,18 @@ def _keep_input(model_input: str | Path | onnx.ModelProto, model_output: Path) -
         raise ModelError(f"the output path {str(model_output)!r} is the float model itself: give another path")
 
 
-def _refuse_nothing(plan: Plan) -> None:
-    if not plan.tensors:
+def _bodies(model: ir.Model, context: Context, known: list[NodeInfo]) -> Made:
+    """The quantized bodies of If and Loop, where they are asked for."""
+    job = context.job
+    if not job.options.EnableSubgraph:
+        return Made()
+    if job.mode != "static":
+        raise ConfigError("EnableSubgraph needs static quantization: ranges of a body come from calibration data")
+    return quantize_bodies(model, job, samples_of(model, job.options, context.reader), known)
+
+
+def _refuse_nothing(plan: Plan, bodies: Made) -> None:
+    if not plan.tensors and not bodies.bodies:
         kinds = sorted({node.op_type for node in plan.nodes.values()})
         reasons = "; ".join(sorted({f"{node.op_type}: {node.reason}" for node in plan.nodes.values()})[:5])
         raise ModelError(

@@ -112,6 +112,12 @@ PREPARE = (
     Step("CopySharedInit", "copy_shared_init", lambda job: {"shared_init_op_types": job.options.CopySharedInit}),
     Step("CopyBiasInit", "copy_bias_init", lambda job: {"shared_bias_op_types": job.options.CopyBiasInit}),
 )
+#: The part of it that bodies of If and Loop get.
+BODY = tuple(
+    step
+    for step in PREPARE
+    if step.name.startswith(("optimize", "fold", "fuse", "convert_split", "convert_bn", "copy"))
+)
 #: What happens to the quantized model before it is written.
 FINISH = (
     Step("ConvertClipToRelu", "convert_clip_to_relu", lambda job: {"loose": True}),

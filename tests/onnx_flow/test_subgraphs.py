@@ -1,0 +1,163 @@
+"""Bodies of If and Loop are quantized on the data that enters them, and the model still answers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import pytest
+from tests.onnx_flow import models
+
+from quark.errors import ConfigError
+from quark.onnx import Config, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, get_default_config
+from quark.onnx.quantization.config.spec import CalibMethod
+
+QUIET = {"PrintSummary": False, "EnableSubgraph": True}
+
+
+def quantized(proto: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], **options: object) -> onnx.ModelProto:
+    spec = Int8Spec(calibration_method=CalibMethod.MinMax)
+    config = QConfig(QLayerConfig(input_tensors=spec, weight=spec), extra_options={**QUIET, **options})
+    result = ModelQuantizer(config).quantize_model(proto, None, feeds)
+    assert result is not None
+    onnx.checker.check_model(result, full_check=True)
+    return result
+
+
+def bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    def inside(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    yield attribute.g
+                    yield from inside(attribute.g)
+
+    yield from inside(proto.graph)
+
+
+def kinds(graph: onnx.GraphProto) -> list[str]:
+    return [node.op_type for node in graph.node]
+
+
+def sqnr(reference: np.ndarray, found: np.ndarray) -> float:
+    return float(10 * np.log10(max((reference**2).sum(), 1e-20) / max(((reference - found) ** 2).sum(), 1e-30)))
+
+
+def branch_feeds(flags: list[bool]) -> list[dict[str, np.ndarray]]:
+    return [{"x": models.normal(2, 4, seed=k), "flag": np.array(flag)} for k, flag in enumerate(flags)]
+
+
+def test_both_branches_are_quantized_on_the_samples_that_take_them() -> None:
+    proto, feeds = models.branching(), branch_feeds([True, False, True, False])
+    result = quantized(proto, feeds)
+    then, other = bodies(result)
+    for body in (then, other):
+        assert "QuantizeLinear" in kinds(body)
+        assert any(tensor.data_type == onnx.TensorProto.INT8 for tensor in body.initializer)
+    for feed in feeds:
+        assert sqnr(models.run(proto, feed)[0], models.run(result, feed)[0]) > 25
+
+
+def test_bodies_stay_float_without_the_option() -> None:
+    proto = models.branching()
+    result = quantized(proto, branch_feeds([True, False]), EnableSubgraph=False, ForceQuantizeNoInputCheck=True)
+    assert all("QuantizeLinear" not in kinds(body) for body in bodies(result))
+
+
+def test_a_branch_that_no_sample_takes_stays_float() -> None:
+    proto = models.branching()
+    result = quantized(proto, branch_feeds([True, True]))
+    then, other = bodies(result)
+    assert "QuantizeLinear" in kinds(then) and kinds(other) == ["Constant", "MatMul", "Relu"]
+    feed = {"x": models.normal(2, 4, seed=9), "flag": np.array(False)}
+    assert sqnr(models.run(proto, feed)[0], models.run(result, feed)[0]) > 25
+
+
+def loop(opset: int = 13) -> onnx.ModelProto:
+    """Three iterations of state = tanh(state W + x) with an outer weight and an outer activation; scans the states."""
+    graph = """
+    loop (float[2, 4] x) => (float[2, 4] y, float[n, 2, 4] states) {
+        r = Relu (x)
+        y, states = Loop (count, go, x) <
+            body = step (int64 i, bool c, float[2, 4] s) => (bool again, float[2, 4] t, float[2, 4] seen) {
+                again = Identity (c)
+                m = MatMul (s, w)
+                a = Add (m, r)
+                t = Tanh (a)
+                seen = Mul (t, a)
+            }
+        >
+    }"""
+    weights = {"w": models.normal(4, 4), "count": np.array(3), "go": np.array(True)}
+    return models.model(graph, weights, opset)
+
+
+def test_a_loop_is_calibrated_on_every_iteration() -> None:
+    proto = loop()
+    feeds = [{"x": models.normal(2, 4, seed=k)} for k in range(6)]
+    result = quantized(proto, feeds)
+    (body,) = bodies(result)
+    assert "QuantizeLinear" in kinds(body) and "w" not in {tensor.name for tensor in result.graph.initializer}
+    for feed in feeds:
+        for reference, found in zip(models.run(proto, feed), models.run(result, feed), strict=True):
+            assert sqnr(reference, found) > 25
+
+
+def test_a_body_inside_a_body() -> None:
+    graph = """
+    nested (float[2, 4] x, bool flag) => (float[2, 4] y) {
+        y = If (flag) <
+            then_branch = then () => (float[2, 4] t) {
+                k = MatMul (x, w)
+                big = Constant <value = bool {1}> ()
+                t = If (big) <
+                    then_branch = inner () => (float[2, 4] u) { u = MatMul (k, w) },
+                    else_branch = never () => (float[2, 4] v) { v = Neg (k) }
+                >
+            },
+            else_branch = other () => (float[2, 4] o) { o = Neg (x) }
+        >
+    }"""
+    proto, feeds = models.model(graph, {"w": models.normal(4, 4)}), branch_feeds([True, False, True])
+    result = quantized(proto, feeds)
+    inner = next(body for body in bodies(result) if "MatMul" in kinds(body) and "If" not in kinds(body))
+    assert "QuantizeLinear" in kinds(inner)
+    for feed in feeds:
+        assert sqnr(models.run(proto, feed)[0], models.run(result, feed)[0]) > 25
+
+
+def test_rules_name_nodes_of_bodies() -> None:
+    spec = Int8Spec(calibration_method=CalibMethod.MinMax)
+    config = QConfig(QLayerConfig(input_tensors=spec, weight=spec), exclude=["t"], extra_options=QUIET)
+    result = ModelQuantizer(config).quantize_model(models.branching(), None, branch_feeds([True, False]))
+    then, other = bodies(result)
+    assert "QuantizeLinear" not in kinds(then) and "QuantizeLinear" in kinds(other)
+
+
+def test_dynamic_quantization_refuses() -> None:
+    config = get_default_config("UINT8_DYNAMIC_QUANT")
+    config.extra_options.update(QUIET)
+    with pytest.raises(ConfigError, match="EnableSubgraph needs static"):
+        ModelQuantizer(Config(config)).quantize_model(models.branching(), None)
+
+
+def test_formats_that_travel_as_functions() -> None:
+    config = get_default_config("BFP16")
+    config.extra_options.update(QUIET)
+    proto, feeds = models.branching(), branch_feeds([True, False])
+    result = ModelQuantizer(Config(config)).quantize_model(proto, None, feeds)
+    assert all("BFPQuantizeDequantize" in kinds(body) for body in bodies(result))
+    for feed in feeds:
+        assert sqnr(models.run(proto, feed)[0], models.run(result, feed)[0]) > 25
+
+
+def test_voice_activity_detection() -> None:
+    path = models.REAL_MODELS / "silero_vad_16k_op15.onnx"
+    if not path.exists():
+        pytest.skip("no shared models beside the repository")
+    proto = onnx.load(path)
+    feeds = [models.real_feeds("silero_vad_16k_op15", proto)]
+    plain, result = quantized(proto, feeds, EnableSubgraph=False), quantized(proto, feeds)
+    for reference, found in zip(models.run(plain, feeds[0]), models.run(result, feeds[0]), strict=True):
+        np.testing.assert_array_equal(found, reference)  # its bodies hold an LSTM and shapes: nothing to quantize
