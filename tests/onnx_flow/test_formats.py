@@ -143,7 +143,12 @@ def test_weights_take_the_bytes_that_their_format_promises(name: str) -> None:
     assert promised <= weights <= 1.02 * promised
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+TUNED = ("ADAROUND", "ADAQUANT", "ACCURATE", "MIXED")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * any(t in n for t in TUNED)) for n in sorted(PRESETS)]
+)
 def test_every_preset_gives_a_model_of_the_demo_that_loads(name: str, tmp_path: Path) -> None:
     (train, _), (test, _) = digits.split()
     config = q.get_default_config(name)
