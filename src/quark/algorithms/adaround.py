@@ -124,6 +124,7 @@ class Rounding:
         self.v = torch.log(fraction).sub_(torch.log1p(-fraction))
         zero_point = as_tensor(torch, np.asarray(codes.zero_point, np.float32)).to(device)
         self._floor, self._low, self._high = floor, codes.low - zero_point, codes.high - zero_point
+        self._stuck = (floor < self._low) | (floor >= self._high)
         self._sigmoid = torch.empty_like(self.v)
 
     def nearest(self) -> Tensor:
@@ -142,18 +143,20 @@ class Rounding:
         return self._torch.clamp(self._floor + (self.v >= 0), self._low, self._high) * self.scale
 
     def gradient(self, of_weight: Tensor, beta: float | None, reg: float) -> Tensor:
-        """The gradient with respect to V, after ``soft``."""
-        torch, sigmoid = self._torch, self._sigmoid
-        h = sigmoid.mul(ZETA - GAMMA).add_(GAMMA)
-        inside = (h > 0) & (h < 1)
-        h.clamp_(0, 1)
-        code = self._floor + h
-        total = of_weight.mul_(self.scale).mul_((code >= self._low) & (code <= self._high))
+        """The gradient with respect to V, after ``soft``; ``of_weight`` is used up.
+
+        With c = 2 h − 1 before the clip: dh/dV = 1.2 (¼ − (c / 2.4)²), and 0 where |c| ≥ 1.
+        """
+        torch, span = self._torch, ZETA - GAMMA
+        centred = self._sigmoid.mul(2 * span).sub_(span)
+        size = centred.abs()
+        decided = size >= 1
+        total = of_weight.mul_(self.scale)
         if beta is not None:
-            centred = h.mul_(2).sub_(1)
-            slope = centred.abs().pow_(beta - 1).mul_(torch.sign(centred)).mul_(-2 * beta * reg)
-            total.add_(slope)
-        return total.mul_(inside).mul_(sigmoid).mul_(1 - sigmoid).mul_(ZETA - GAMMA)
+            power = size.log_().mul_(beta - 1).exp_()  # four times as fast as a power
+            total.add_(torch.copysign(power, centred), alpha=-2 * beta * reg)
+        total.mul_(centred.square_().mul_(-1 / (4 * span)).add_(span / 4))
+        return total.masked_fill_(decided.logical_or_(self._stuck), 0)
 
 
 class Adam:
