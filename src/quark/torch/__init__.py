@@ -1,11 +1,32 @@
 """The torch flow: ``ModelQuantizer(config).quantize_model(model, dataloader)`` quantizes a PyTorch model in place;
 ``LLMTemplate`` makes configurations of language models; ``export_safetensors`` writes the quantized model and
-``import_model_from_safetensors`` reads it."""
+``import_model_from_safetensors`` reads it.
+
+Export and import are loaded when they are first asked for, so that importing this module stays cheap.
+"""
 
 from __future__ import annotations
 
-from quark.torch.export.api import export_safetensors, import_model_from_safetensors
+from typing import TYPE_CHECKING, Any
+
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.template import LLMTemplate
 
+if TYPE_CHECKING:
+    from quark.torch.export.api import export_safetensors, import_model_from_safetensors
+
+_LATE = {
+    "export_safetensors": "quark.torch.export.api",
+    "import_model_from_safetensors": "quark.torch.export.api",
+}
+
 __all__ = ["LLMTemplate", "ModelQuantizer", "export_safetensors", "import_model_from_safetensors"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what was left out until it is asked for (PEP 562)."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LATE[name]), name)

@@ -25,7 +25,6 @@ from quark.torch.calibration import calibrate, evaluating
 from quark.torch.config.model import SLOTS, QConfig, check_available
 from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.fake_quantize import Quantizer, calibrate_with, make_quantizer
-from quark.torch.files import quantize_checkpoint
 from quark.torch.kv_cache import cache_quantizers, settle_scales
 from quark.torch.matching import Match, Matches, match
 from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach, quantized_layers
@@ -167,6 +166,8 @@ class ModelQuantizer:
             device: where tensors are quantized; None: the CPU.
             workers: files made at once; None: as joblib's ``parallel_config`` says.
         """
+        from quark.torch.files import quantize_checkpoint
+
         for name, value in (("weight_converters", weight_converters), ("presharded_weights", presharded_weights)):
             if value is not None:
                 raise ConfigError(f"{name} is not available; leave it None")
