@@ -140,16 +140,14 @@ def test_hqq_moves_scales_or_real_zero_points() -> None:
     )
     for layer in (INT4, real):
         errors = [
-            float(
-                sum((p.detach() - q).abs().pow(0.7).sum() for p, q in zip(weights(m), weights(decoder()), strict=True))
-            )
+            float(sum((p - q).abs().pow(0.7).sum() for p, q in zip(weights(m), weights(decoder()), strict=True)))
             for m in (ModelQuantizer.freeze(quantize(layer, algorithms)) for algorithms in (None, [HQQConfig()]))
         ]
         assert errors[1] < 0.97 * errors[0]
 
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
-    return [value for name, value in model.named_parameters() if name.startswith("parts") and value.dim() == 2]
+    return [value.detach() for name, value in model.named_parameters() if name.startswith("parts") and value.dim() == 2]
 
 
 @pytest.mark.parametrize("config", [GPTQConfig(desc_act=False, static_groups=False), GPTQConfig(block_size=7)])
