@@ -61,14 +61,14 @@ def explain(path: str | Path, name: str) -> str:
         found = [lines[kind][candidate] for kind in ("tensors", "nodes") if candidate in lines[kind]]
         if found:
             return "\n".join(found)
-    makers = {value.name: node.name or "" for node in model.graph for value in node.outputs}
-    if name in makers:
-        node = lines["nodes"].get(makers[name])
-        inner = "float: no quantized tensor has this name"
-        return f"tensor {name!r}: {inner}" + (
-            f"; its node: {node}" if node else "; it is part of how others are written"
-        )
-    raise ConfigError(unknown("tensor or node", name, [*known, *(value for value in makers if value)]))
+    values = [*model.graph.inputs, *model.graph.initializers.values()]
+    values += [value for node in model.graph for value in node.outputs]
+    here = next((value for value in values if value.name == name), None)
+    if here is None:
+        raise ConfigError(unknown("tensor or node", name, [*known, *(str(value.name) for value in values)]))
+    nodes = [here.producer(), *(use.node for use in here.uses())]
+    told = [lines["nodes"][node.name] for node in nodes if node is not None and node.name in lines["nodes"]]
+    return "\n".join([f"tensor {name!r}: float, because no rule quantizes it; its nodes:", *told])
 
 
 def _of_node(plan: Plan, name: str) -> str:

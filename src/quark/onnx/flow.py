@@ -20,9 +20,12 @@ from quark.errors import ConfigError, ModelError
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import reader_for, transform, tune
+from quark.onnx.compare import Comparison
 from quark.onnx.data_layout import in_layout
 from quark.onnx.describe import file_bytes
 from quark.onnx.diagnosis import of_plan
+from quark.onnx.discretion import check_secret, discreet, tell_decisions
+from quark.onnx.evaluation import check_evaluation, evaluate, metric_table
 from quark.onnx.explain import attach
 from quark.onnx.forecast import resident, written_bytes
 from quark.onnx.graph import model as files
@@ -53,6 +56,7 @@ class Result:
         seconds: time of each stage.
         proto: the quantized model, when no output path was given.
         weak: the layers that lose most to their weights.
+        metrics: what ``EvalMetrics`` measured.
     """
 
     plan: Plan
@@ -60,6 +64,7 @@ class Result:
     seconds: dict[str, float] = field(default_factory=dict)
     proto: onnx.ModelProto | None = None
     weak: tuple[Weakness, ...] = ()
+    metrics: Comparison | None = None
 
 
 def quantize(
@@ -70,7 +75,22 @@ def quantize(
     progress: Progress | None = None,
 ) -> Result:
     """Run one job on one model; see ``ModelQuantizer.quantize_model``."""
+    check_secret(job.options, model_input, model_output)
+    check_evaluation(job.options, reader)
+    with discreet(job.options):
+        return _quantize(job, model_input, model_output, reader, progress)
+
+
+def _quantize(
+    job: Job,
+    model_input: str | Path | onnx.ModelProto,
+    model_output: str | Path | None,
+    reader: Any,
+    progress: Progress | None,
+) -> Result:
+    """The stages, in order."""
     seconds: dict[str, float] = {}
+    given = reader
     if model_output is not None:
         files.check_writable(Path(model_output))
         _keep_input(model_input, Path(model_output))
@@ -91,6 +111,8 @@ def quantize(
             bodies = _bodies(model, context, known)
             plan = mode.place(model, job, known)
             _refuse_nothing(plan, bodies)
+            if job.options.DebugMode:
+                tell_decisions(plan)
         with _timed(seconds, "calibrate"):
             ranges = calibrated(model, plan, job, reader, scratch, resume, partial(update, "calibrate"))
         with _timed(seconds, "parameters"):
@@ -109,10 +131,16 @@ def quantize(
             if not job.options.CryptoMode:
                 attach(model, plan)
             proto = _write(model, model_output, job)
-    if job.options.PrintSummary:
+    metrics = None
+    if job.options.EvalMetrics:
+        written = proto if model_output is None else model_output
+        metrics = None if written is None else evaluate(model_input, written, job.options, given)
+    if job.options.PrintSummary and not job.options.CryptoMode:
         print_summary(plan, weak=weak)
         print_table(_cost(model_input, model_output, sum(seconds.values())))
-    return Result(plan, prepared.reports, seconds, proto, weak)
+        if metrics is not None:
+            print_table(metric_table(metrics))
+    return Result(plan, prepared.reports, seconds, proto, weak, metrics)
 
 
 def _cost(model_input: files.ModelInput, model_output: str | Path | None, seconds: float) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 from rich import box
 from rich.console import Console
@@ -62,3 +63,8 @@ def to_rich(table: Table) -> RichTable:
 def print_table(table: Table, console: Console | None = None) -> None:
     """Write the table to ``console``, or to standard output."""
     (console or Console()).print(to_rich(table))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Write lines as they are to standard error."""
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print("\n".join(lines))

@@ -213,6 +213,9 @@ class QuantizationConfig:
     algorithms: list[AlgoConfig] = field(default_factory=list)
     target: Target = "any"
     use_dynamic_quant: bool = False
+    debug_mode: bool = False
+    crypto_mode: bool = False
+    ignore_warnings: bool = True
 
     @classmethod
     def from_preset(cls, preset: Preset) -> QuantizationConfig:
@@ -262,6 +265,9 @@ class Config:
             "ExecutionProviders": legacy.execution_providers,
             "OptimizeModel": legacy.optimize_model,
             "PrintSummary": legacy.print_summary,
+            "DebugMode": legacy.debug_mode,
+            "CryptoMode": legacy.crypto_mode,
+            "IgnoreWarnings": legacy.ignore_warnings,
             **{name: value for name, value in lists.items() if value},
             **modes,
             **legacy.extra_options,

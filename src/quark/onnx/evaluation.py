@@ -1,0 +1,58 @@
+"""``EvalMetrics``: cosine similarity and L2 distance of the quantized model's outputs to the float model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from quark.config.options import Options
+from quark.errors import ConfigError
+from quark.onnx.compare import Comparison, compare
+from quark.onnx.data import REWINDS, samples_of
+from quark.report.tables import decibels
+from quark.report.values import Table
+
+
+def check_evaluation(options: Options, reader: Any) -> None:
+    """Raise before the work where the data of ``EvalMetrics`` would be gone after it.
+
+    Raises:
+        ConfigError: no data, or a calibration reader that can be read once only.
+    """
+    if not options.EvalMetrics or options.EvalDataReader is not None:
+        return
+    once = isinstance(reader, Iterator) or (hasattr(reader, "get_next") and not _rewinds(reader))
+    if reader is None or once:
+        why = "there is no calibration reader" if reader is None else "the calibration reader can be read only once"
+        raise ConfigError(f"EvalMetrics: {why}. Give EvalDataReader, or a reader with rewind()")
+
+
+def _rewinds(reader: Any) -> bool:
+    return any(hasattr(reader, name) for name in REWINDS)
+
+
+def evaluate(
+    model_input: str | Path | onnx.ModelProto, quantized: str | Path | onnx.ModelProto, options: Options, reader: Any
+) -> Comparison:
+    """Run both models on the data of the options.
+
+    Raises:
+        DataError: no samples, or samples that do not fit.
+    """
+    source = options.EvalDataReader if options.EvalDataReader is not None else reader
+    for name in REWINDS:
+        if hasattr(source, name):
+            getattr(source, name)()
+            break
+    limit = None if options.EvalDataReader is not None else options.CalibDataSize
+    samples = samples_of(source, limit)
+    return compare(model_input, quantized, samples, layers=False, libraries=options.UserCustomOpLibPath)
+
+
+def metric_table(found: Comparison) -> Table:
+    """One row per output."""
+    rows = tuple((n, f"{d.cosine:.6f}", f"{d.l2:.4g}", decibels(d.sqnr)) for n, d in found.outputs.items())
+    return Table("Evaluation", ("output", "cosine", "L2", "SQNR"), rows, f"Over {found.samples} samples.")

@@ -1,0 +1,191 @@
+"""CryptoMode, DebugMode, IgnoreWarnings, PrintSummary, EvalMetrics, UserCustomOpLibPath: each by its effect."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from tests.onnx_flow import models
+
+from quark.errors import ConfigError, ModelError
+from quark.onnx import CalibMethod, Config, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, get_default_config
+from quark.onnx.compare import compare
+
+SECRET = "secret_layer"
+
+
+def samples(count: int = 3) -> list[dict[str, np.ndarray]]:
+    return [models.feeds(models.cnn(), index) for index in range(count)]
+
+
+def config(method: str = "MinMSE", **options: Any) -> QConfig:
+    layer = QLayerConfig(input_tensors=Int8Spec(calibration_method=CalibMethod[method]), weight=Int8Spec())
+    return QConfig(layer, extra_options={"PrintSummary": False, **options})
+
+
+def secret_model() -> onnx.ModelProto:
+    proto = models.cnn()
+    for node in proto.graph.node:
+        node.name = f"{SECRET}_{node.output[0]}"
+    return proto
+
+
+@pytest.mark.parametrize("encryption", [None, "AES-256"])
+def test_crypto_mode_leaves_no_trace(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    encryption: str | None,
+) -> None:
+    """Everything that is written anywhere is searched for the model's weights and names."""
+    written: list[bytes] = []
+    real = io.open
+
+    def watched(file: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        handle = real(file, mode, *rest, **more)
+        if not isinstance(file, int) and any(letter in mode for letter in "wax+"):
+            write = handle.write
+
+            class Spy:
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(handle, name)
+
+                def __enter__(self) -> Any:
+                    return self
+
+                def __exit__(self, *error: Any) -> None:
+                    handle.close()
+
+                def write(self, content: Any) -> int:
+                    written.append(content if isinstance(content, bytes) else str(content).encode())
+                    return int(write(content))
+
+            return Spy()
+        return handle
+
+    monkeypatch.setattr(io, "open", watched)
+    monkeypatch.setattr(builtins, "open", watched)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    caplog.set_level(logging.DEBUG)
+    logging.getLogger("quark.onnx.flow").warning("heard before")
+    options = {"CryptoMode": True, "CalibOptimizeDisk": False, "EncryptionAlgorithm": encryption, "PrintSummary": True}
+    proto = secret_model()
+
+    def reader() -> Iterator[dict[str, np.ndarray]]:
+        logging.getLogger("quark.onnx.graph.shapes").warning("about %s", SECRET)
+        yield from samples()
+
+    quantized = ModelQuantizer(config(**options, TmpDir=str(tmp_path))).quantize_model(proto, None, reader())
+    logging.getLogger("quark.onnx.flow").warning("heard after")
+    assert quantized is not None and not quantized.metadata_props
+    assert bool(written) == (encryption is not None)
+    weights = [onnx.numpy_helper.to_array(tensor).tobytes()[:32] for tensor in proto.graph.initializer]
+    sample = samples()[0]["x"].tobytes()[:32]
+    for content in written:
+        assert SECRET.encode() not in content and sample not in content
+        assert not any(weight in content for weight in weights)
+    assert not list(tmp_path.iterdir())
+    texts = capfd.readouterr()
+    assert texts.out == texts.err == ""
+    assert [record.message for record in caplog.records if record.name.startswith("quark")] == [
+        "heard before",
+        "heard after",
+    ]
+    models.session(quantized)
+
+
+def test_the_spy_sees_what_is_written_without_crypto_mode(tmp_path: Path) -> None:
+    files: set[str] = set()
+
+    def reader() -> Iterator[dict[str, np.ndarray]]:
+        for sample in samples():
+            yield sample
+            files.update(path.name for path in tmp_path.rglob("*.values"))
+
+    ModelQuantizer(config(CalibOptimizeDisk=False, TmpDir=str(tmp_path))).quantize_model(models.cnn(), None, reader())
+    assert files
+
+
+def test_crypto_mode_wants_a_model_in_memory(tmp_path: Path) -> None:
+    onnx.save(models.cnn(), tmp_path / "m.onnx")
+    with pytest.raises(ConfigError, match="give the model as an onnx"):
+        ModelQuantizer(config(CryptoMode=True)).quantize_model(tmp_path / "m.onnx", None, samples())
+    with pytest.raises(ConfigError, match="leave model_output out"):
+        ModelQuantizer(config(CryptoMode=True)).quantize_model(models.cnn(), tmp_path / "q.onnx", samples())
+    assert os.listdir(tmp_path) == ["m.onnx"]
+
+
+def test_debug_mode_tells_every_decision(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    ModelQuantizer(config()).quantize_model(models.cnn(), None, samples())
+    assert "because global_config" not in caplog.text
+    plan = ModelQuantizer(config(DebugMode=True)).run(models.cnn(), None, samples()).plan
+    for name in (*plan.tensors, *plan.nodes):
+        assert plan.explain(name) in caplog.text
+
+
+def test_warnings_of_libraries_are_hidden_and_the_filters_stay() -> None:
+    def reader() -> Iterator[dict[str, np.ndarray]]:
+        for sample in samples():
+            warnings.warn("from a library", UserWarning, stacklevel=1)
+            yield sample
+
+    before = list(warnings.filters)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        ModelQuantizer(config(IgnoreWarnings=True)).quantize_model(models.cnn(), None, reader())
+        assert not [one for one in heard if "library" in str(one.message)]
+        ModelQuantizer(config(IgnoreWarnings=False)).quantize_model(models.cnn(), None, reader())
+        assert [one for one in heard if "library" in str(one.message)]
+    assert warnings.filters == before
+
+
+def test_print_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    ModelQuantizer(config(PrintSummary=False)).quantize_model(models.cnn(), None, samples())
+    assert capsys.readouterr().out == ""
+    ModelQuantizer(config(PrintSummary=True)).quantize_model(models.cnn(), None, samples())
+    assert "Quantized tensors" in capsys.readouterr().out
+
+
+def test_metrics_are_those_of_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = samples(5)[3:]
+    job = config(EvalMetrics=True, EvalDataReader=others, PrintSummary=True)
+    result = ModelQuantizer(job).run(models.cnn(), tmp_path / "q.onnx", samples())
+    assert result.metrics is not None and result.metrics.samples == 2
+    expected = compare(models.cnn(), tmp_path / "q.onnx", others, layers=False)
+    assert result.metrics.outputs == expected.outputs
+    assert f"{expected.outputs['y'].cosine:.6f}" in capsys.readouterr().out
+    same = ModelQuantizer(config(EvalMetrics=True)).run(models.cnn(), None, samples())
+    assert same.metrics is not None and same.metrics.samples == 3
+    assert ModelQuantizer(config()).run(models.cnn(), None, samples()).metrics is None
+
+
+def test_metrics_on_a_reader_that_is_gone_are_refused_at_once() -> None:
+    for reader, why in ((iter(samples()), "can be read only once"), (None, "there is no calibration reader")):
+        with pytest.raises(ConfigError, match=f"EvalMetrics: .*{why}"):
+            ModelQuantizer(config(EvalMetrics=True, UseRandomData=True)).quantize_model(models.cnn(), None, reader)
+
+
+def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    library = tmp_path / "nothing.so"
+    library.write_bytes(b"no library")
+    with pytest.raises(ModelError, match=r"UserCustomOpLibPath: .*nothing\.so"):
+        ModelQuantizer(config(UserCustomOpLibPath=str(library))).quantize_model(models.cnn(), None, samples())
+
+
+def test_the_older_configuration_has_the_same_switches() -> None:
+    legacy = get_default_config("A8W8")
+    legacy.crypto_mode, legacy.debug_mode = True, False
+    options = Config(global_quant_config=legacy).compile().options
+    assert options.CryptoMode and not options.DebugMode and options.IgnoreWarnings
