@@ -33,6 +33,7 @@ from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.selection import known_nodes
+from quark.onnx.subgraphs import all_known
 
 #: Bytes of the two nodes, the scale and the zero point of an activation, names included.
 PAIR = 360
@@ -69,7 +70,7 @@ def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
         ConfigError: the configuration does not fit the model.
     """
     source = files.load(model_input)
-    known = known_nodes(source)
+    known = all_known(source) if job.options.EnableSubgraph else known_nodes(source)
     prepared = prepare(source, job)
     model, job = prepared.model, prepared.job
     plan = MODES[job.mode].place(model, job, known)
