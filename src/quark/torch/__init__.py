@@ -13,20 +13,31 @@ from quark.torch.quantizer import ModelQuantizer
 from quark.torch.template import LLMTemplate
 
 if TYPE_CHECKING:
-    from quark.torch.export.api import export_safetensors, import_model_from_safetensors
+    from quark.torch.export.api import (
+        export_compressed_tensors,
+        export_gguf,
+        export_onnx,
+        export_safetensors,
+        import_model_from_safetensors,
+    )
 
-_LATE = {
-    "export_safetensors": "quark.torch.export.api",
-    "import_model_from_safetensors": "quark.torch.export.api",
-}
+_LATE = "quark.torch.export.api"
 
-__all__ = ["LLMTemplate", "ModelQuantizer", "export_safetensors", "import_model_from_safetensors"]
+__all__ = [
+    "LLMTemplate",
+    "ModelQuantizer",
+    "export_compressed_tensors",
+    "export_gguf",
+    "export_onnx",
+    "export_safetensors",
+    "import_model_from_safetensors",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Import what was left out until it is asked for (PEP 562)."""
-    if name not in _LATE:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_LATE[name]), name)
+    return getattr(import_module(_LATE), name)

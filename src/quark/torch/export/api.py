@@ -9,10 +9,18 @@ from quark.torch.config.model import QConfig
 from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.gguf_model import export_gguf
 from quark.torch.export.huggingface import export_safetensors
+from quark.torch.export.onnx_model import export_onnx
 from quark.torch.export.reload import import_model_from_safetensors
 from quark.torch.export.skeleton import is_inside_attention, map_layers, unpack
 
-__all__ = ["export_compressed_tensors", "export_gguf", "export_safetensors", "import_model_from_safetensors", "unpack"]
+__all__ = [
+    "export_compressed_tensors",
+    "export_gguf",
+    "export_onnx",
+    "export_safetensors",
+    "import_model_from_safetensors",
+    "unpack",
+]
 
 
 def _map_to_quark(

@@ -233,13 +233,16 @@ class BlockLayout(Layout):
 
     def restore(self, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """float32 values."""
+        above = stored[self.name("scale", 1)] if self.block.tensor_scale else None
+        return self.block.decode(self.encoded(stored), axis_of(self.granularity), above)
+
+    def encoded(self, stored: Mapping[str, torch.Tensor]) -> Encoded:
+        """Codes, block scales and shifts."""
         codes = self.codes.get(stored[CODES], self.block.element, self.shape, self.pack_method)
         shift = None
         if self.block.sub_block:
             shift = SHIFTS.get(stored[self.name("scale", 1)], BITS, self.grid(self.block.sub_block), self.pack_method)
-        above = stored[self.name("scale", 1)] if self.block.tensor_scale else None
-        scale = stored[self.name("scale")].view(torch.uint8)
-        return self.block.decode(Encoded(codes, scale, shift), axis_of(self.granularity), above)
+        return Encoded(codes, stored[self.name("scale")].view(torch.uint8), shift)
 
 
 class PairLayout:
@@ -271,10 +274,14 @@ class PairLayout:
 
     def restore(self, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """float32 values."""
-        if self.relative:
-            name = self.second.name("scale")
-            stored = {**stored, name: stored[name] * get_scale(stored["scale"], self.first.stage)}
-        return self.second.restore(stored)
+        return self.second.restore(self.absolute(stored))
+
+    def absolute(self, stored: Mapping[str, torch.Tensor]) -> Stored:
+        """The stored tensors with the scale of the second stage as it is."""
+        if not self.relative:
+            return dict(stored)
+        name = self.second.name("scale")
+        return {**stored, name: stored[name] * get_scale(stored["scale"], self.first.stage)}
 
 
 def layout_of(

@@ -1,0 +1,152 @@
+"""``export_onnx``: a quantized torch model as an ONNX file that stock ONNX Runtime runs.
+
+    mark every quantizer → torch.onnx (dynamo) → nodes of the formats → operators as functions → file
+
+Weights are stored as codes, also after ``freeze``. The model is not changed. ONNX Runtime rounds the activations of
+layers with 4- and 8-bit weights to int8 by its own choice (MatMulNBits); the session option
+``session.qdq_matmulnbits_accuracy_level`` = "1" has it compute in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.errors import ConfigError
+from quark.torch.export.folder import new_folder
+from quark.torch.export.huggingface import config_of
+from quark.torch.export.onnx_marks import DOMAIN, Marked, marking, quantizers_of
+from quark.torch.export.skeleton import compact_layers, unpack
+
+FILE = "quark_model.onnx"
+OPSET = 21  # 4-bit types, and scales per block
+EXTERNAL = 1 << 30  # bytes above which tensors go to a file of their own
+
+
+def export_onnx(
+    model: nn.Module,
+    output_dir: str | os.PathLike[str],
+    input_args: torch.Tensor | tuple[Any, ...],
+    opset_version: int | None = None,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    verbose: bool = False,
+    do_constant_folding: bool = True,
+    operator_export_type: Any = None,
+    uint4_int4_flag: bool = False,
+    dynamo: bool = True,
+    dynamic_shapes: Any = None,
+) -> None:
+    """Write ``<output_dir>/quark_model.onnx``.
+
+    Args:
+        model: quantized, frozen or not, or imported; float32.
+        output_dir: made if it is not there.
+        input_args: what the model is called with, to trace it.
+        opset_version: 21 or later; None: 21.
+        input_names, output_names: of the graph.
+        verbose: the exporter reports.
+        do_constant_folding: simplify the graph.
+        operator_export_type, uint4_int4_flag, dynamo: of the peer's interface; there is one exporter, and 4-bit codes
+            are always stored as such.
+        dynamic_shapes: which dimensions vary, as ``torch.onnx.export`` takes them.
+
+    Raises:
+        ModelError: a model that is not quantized.
+        ConfigError: a scheme that ONNX cannot say, or a file that is there already.
+    """
+    config_of(model)
+    if opset_version is not None and opset_version < OPSET:
+        raise ConfigError(f"opset_version must be {OPSET} or later, not {opset_version}")
+    if (Path(output_dir) / FILE).exists():
+        raise ConfigError(f"{str(Path(output_dir) / FILE)!r} is there already; delete it, or export to another folder")
+    if any(True for _ in compact_layers(model)):
+        model = unpack(copy.deepcopy(model))
+    found = quantizers_of(model)
+    arguments = input_args if isinstance(input_args, tuple) else (input_args,)
+    training = model.training
+    try:
+        with marking(model.eval(), found), torch.no_grad():
+            program: Any = torch.onnx.export(
+                model,
+                arguments,
+                dynamo=True,
+                opset_version=opset_version or OPSET,
+                input_names=list(input_names) or None,
+                output_names=list(output_names) or None,
+                verbose=verbose,
+                optimize=do_constant_folding,
+                dynamic_shapes=dynamic_shapes,
+            )
+    finally:
+        model.train(training)
+    with new_folder(output_dir, beside=True) as folder:
+        save(replaced(program.model_proto, found), folder / FILE)
+
+
+def replaced(proto: Any, found: Sequence[Marked]) -> Any:
+    """The graph with nodes of the formats in the place of the marks, and the functions of our operators."""
+    from quark.operators import add_functions
+    from quark.torch.export.onnx_nodes import nodes_of
+
+    graph, made = proto.graph, []
+    renamed: dict[str, str] = {}
+    done: dict[int, str] = {}
+    outputs = {value.name for value in graph.output}
+    for node in graph.node:
+        for k, name in enumerate(node.input):
+            node.input[k] = renamed.get(name, name)
+        if node.domain != DOMAIN:
+            made.append(node)
+            continue
+        key = node.attribute[0].i
+        constant = found[key].value is not None
+        if not (constant and key in done):
+            nodes, result = nodes_of(found[key], node.input[0])
+            made.extend(nodes.nodes)
+            fresh = [tensor for tensor in nodes.constants if not (constant and key in done)]
+            graph.initializer.extend(fresh)
+            done[key] = result
+        renamed[node.output[0]] = done[key]
+        if node.output[0] in outputs:
+            made.append(identity(done[key], node.output[0]))
+    del graph.node[:]
+    graph.node.extend(made)
+    drop_unused(graph)
+    for k in reversed(range(len(proto.opset_import))):
+        if proto.opset_import[k].domain == DOMAIN:
+            del proto.opset_import[k]
+    del graph.value_info[:]
+    add_functions(proto)
+    return proto
+
+
+def identity(source: str, target: str) -> Any:
+    """A node that gives a tensor another name."""
+    from onnx import helper
+
+    return helper.make_node("Identity", [source], [target])
+
+
+def drop_unused(graph: Any) -> None:
+    """Remove the float weights that nothing reads any more."""
+    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def save(proto: Any, path: Path) -> None:
+    """The file; large models keep their tensors beside it."""
+    import onnx
+
+    if proto.ByteSize() < EXTERNAL:
+        onnx.save(proto, path)
+        return
+    onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}.data")

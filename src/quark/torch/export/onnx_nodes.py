@@ -1,0 +1,345 @@
+"""The ONNX nodes of one quantized tensor, built from standard operators and those of ``quark.operators``.
+
+integers of ONNX          QuantizeLinear, DequantizeLinear; constants are stored as codes behind DequantizeLinear
+FP8 constants             FLOAT8 codes behind Cast and Mul: ONNX Runtime computes them once, when it loads
+float16, bfloat16         Cast, and Cast back
+blocks                    the block operators; constants packed behind BlockDequantize
+other elements            QuantizeDequantize; constants packed behind PackedDequantize
+dynamic scales            the scale from ReduceMin and ReduceMax, per tensor, token or group
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import NodeProto, TensorProto, helper
+
+from quark.errors import ConfigError
+from quark.numerics.affine import axis_of
+from quark.numerics.blocks import Block, Encoded
+from quark.numerics.elements import Float, Int
+from quark.numerics.granularity import Channel, Group, Tensor, Token
+from quark.operators import OWN_DOMAIN, stored, stream
+from quark.torch.export.layout import BlockLayout, ElementLayout, PairLayout, layout_of_quantizer, store
+from quark.torch.export.onnx_marks import Marked
+from quark.torch.fake_quantize import FakeQuantize, parts
+
+STANDARD = ("int8", "uint8", "int16", "uint16", "int32", "int4", "uint4")
+ACTIVATIONS = ("int8", "uint8", "int16", "uint16")
+ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
+AMD = "com.amd.quark"
+BFP = {"bfp16": ("to_bfp", 16, 8), "mx6": ("to_bfp_prime", 13, 16), "mx9": ("to_bfp_prime", 16, 16)}
+SMALLEST = float(np.finfo(np.float32).tiny)
+
+
+class Nodes:
+    """Nodes and constants that are being made for one tensor.
+
+    Attributes:
+        nodes, constants: in order.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.nodes: list[NodeProto] = []
+        self.constants: list[TensorProto] = []
+
+    def constant(self, kind: str, value: np.ndarray, dtype: int | None = None) -> str:
+        """An initializer; ``dtype`` for types that NumPy does not have, whose bytes ``value`` holds."""
+        name = f"{self.name}.{kind}"
+        code = helper.np_dtype_to_tensor_dtype(value.dtype) if dtype is None else dtype
+        made = TensorProto(name=name, data_type=code, dims=value.shape, raw_data=np.ascontiguousarray(value).tobytes())
+        self.constants.append(made)
+        return name
+
+    def packed(self, kind: str, codes: np.ndarray, bits: int, dtype: int) -> str:
+        """An initializer of codes below a byte, as ONNX packs them."""
+        name = f"{self.name}.{kind}"
+        made = TensorProto(name=name, data_type=dtype, dims=codes.shape, raw_data=stream(codes, bits).tobytes())
+        self.constants.append(made)
+        return name
+
+    def op(self, kind: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
+        """A node; the name of its only output."""
+        name = f"{self.name}.{kind}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], name, domain=domain or None, **attributes))
+        return name
+
+
+def nodes_of(marked: Marked, source: str) -> tuple[Nodes, str]:
+    """The nodes that quantize a tensor; the name of what they make.
+
+    Args:
+        marked: the quantizer, and the value of a constant.
+        source: name of the float tensor, for activations.
+
+    Raises:
+        ConfigError: a scheme that ONNX cannot say.
+    """
+    nodes = Nodes(marked.name)
+    if marked.value is not None:
+        return nodes, constant(nodes, marked)
+    for part in parts(marked.quantizer):
+        if part.enabled:
+            source = activation(nodes, part, source)
+    return nodes, source
+
+
+# ---- activations -----------------------------------------------------------------------------------------------------
+
+
+def activation(nodes: Nodes, part: FakeQuantize, x: str) -> str:
+    """One stage of an activation."""
+    row, stage = part.stage.format, part.stage
+    if stage.real_zero or stage.spec.rounding != "half_even":
+        refuse(nodes.name, "real zero points and roundings other than half_even are not written for activations")
+    if isinstance(row, Block):
+        return block_activation(nodes, part, row, x)
+    if row.unit_scale:
+        kind = getattr(TensorProto, row.onnx_type or "")
+        return nodes.op("Cast", [nodes.op("Cast", [x], to=kind)], to=TensorProto.FLOAT)
+    if not stage.calibrated:
+        return dynamic(nodes, part, x)
+    axis = part.granularity.axis if isinstance(part.granularity, Channel) else 0
+    if not isinstance(part.granularity, Tensor | Channel):
+        refuse(nodes.name, f"static scales {part.granularity} are not written for activations")
+    assert_ready(nodes, part)
+    if row.name in ACTIVATIONS:
+        scale, zero = parameters(nodes, part.scale, part.zero_point, row)  # type: ignore[arg-type]
+        q = nodes.op("QuantizeLinear", [x, scale, zero], axis=axis)
+        return nodes.op("DequantizeLinear", [q, scale, zero], axis=axis)
+    scale = nodes.constant("scale", array(part.scale).astype(np.float32))  # type: ignore[arg-type]
+    zeros = np.zeros(tuple(part.scale.shape), np.int32) if part.zero_point is None else array(part.zero_point)  # type: ignore[union-attr]
+    zero = nodes.constant("zero_point", zeros.astype(np.int32))
+    return nodes.op("QuantizeDequantize", [x, scale, zero], OWN_DOMAIN, format=row.name, axis=axis)
+
+
+def assert_ready(nodes: Nodes, part: FakeQuantize) -> None:
+    """A static scale is there."""
+    if part.scale is None:
+        refuse(nodes.name, "no sample has given it a scale")
+
+
+def refuse(name: str, sentence: str) -> None:
+    """Raise ``ConfigError``."""
+    raise ConfigError(f"ONNX cannot hold {name!r}: {sentence}")
+
+
+def array(value: torch.Tensor) -> np.ndarray:
+    """A tensor in NumPy."""
+    return value.detach().cpu().numpy()
+
+
+def parameters(nodes: Nodes, scale: torch.Tensor, zero_point: torch.Tensor, row: Any) -> tuple[str, str]:
+    """Scale and zero point of the standard operators."""
+    zeros = array(zero_point)
+    kind = getattr(TensorProto, row.onnx_type)
+    if row.bits == 32:  # the operator takes no other zero point than 0
+        if zeros.any():
+            refuse(nodes.name, "int32 has no zero points")
+        zero = ""
+    elif row.bits < 8:
+        zero = nodes.packed("zero_point", zeros.astype(np.int32), row.bits, kind)
+    else:
+        zero = nodes.constant("zero_point", zeros.astype(row.code_dtype))
+    return nodes.constant("scale", array(scale).astype(np.float32)), zero
+
+
+def block_activation(nodes: Nodes, part: FakeQuantize, row: Block, x: str) -> str:
+    """An activation in blocks."""
+    axis = axis_of(part.granularity)
+    mode = ROUNDING_MODES[part.stage.spec.rounding]
+    if row.name in BFP and row.size == BFP[row.name][2]:
+        method, width, size = BFP[row.name]
+        settings: dict[str, Any] = {"bfp_method": method, "bit_width": width, "block_size": size}
+        return nodes.op("BFPQuantizeDequantize", [x], AMD, axis=axis, rounding_mode=mode, **settings)
+    if known(row).size != row.size:
+        refuse(nodes.name, f"blocks of {row.size} elements are not those of {row.name}")
+    inputs = [x]
+    if row.tensor_scale:
+        if not part.stage.calibrated:
+            refuse(nodes.name, "the scale above the blocks must be static")
+        assert_ready(nodes, part)
+        inputs.append(nodes.constant("tensor_scale", array(part.scale).astype(np.float32).reshape(())))  # type: ignore[arg-type]
+    return nodes.op("BlockQuantizeDequantize", inputs, OWN_DOMAIN, format=known(row).name, axis=axis)
+
+
+def known(row: Block) -> Block:
+    """The row of the table that has this rule and length; a size or rule of the user's may have none."""
+    from quark.numerics.blocks import BLOCKS
+
+    same = [
+        other
+        for other in BLOCKS.values()
+        if (other.element, other.rule, other.size) == (row.element, row.rule, row.size)
+    ]
+    return next((other for other in same if other.sub_block == row.sub_block), BLOCKS[row.name])
+
+
+def dynamic(nodes: Nodes, part: FakeQuantize, x: str) -> str:
+    """A scale from the values themselves: x / s rounded and clipped, times s."""
+    row, spec, granularity = part.stage.format, part.stage.spec, part.granularity
+    if spec.scale_rule != "float32" or not isinstance(row, Int | Float):
+        refuse(nodes.name, f"dynamic scales of the rule {spec.scale_rule!r} are not written")
+    x, shape = grouped(nodes, x, granularity)
+    axes = reduced(nodes, granularity, x)
+    high = nodes.op("Max", [nodes.op("ReduceMax", [x, *axes], keepdims=1), number(nodes, "zero", 0.0)])
+    low = nodes.op("Min", [nodes.op("ReduceMin", [x, *axes], keepdims=1), number(nodes, "zero", 0.0)])
+    grid = part.stage.grid
+    span = nodes.op("Max", [high, nodes.op("Neg", [low])]) if grid.centred else nodes.op("Sub", [high, low])
+    wide = [nodes.op("Cast", [span], to=TensorProto.DOUBLE), nodes.constant("divisor", np.float64(grid.divisor)[()])]
+    exact = nodes.op("Div", wide)
+    scale = nodes.op("Cast", [exact], to=TensorProto.FLOAT)
+    tiny = nodes.op("Less", [scale, number(nodes, "tiny", SMALLEST)])
+    scale = nodes.op("Where", [tiny, number(nodes, "one", 1.0), scale])
+    y = nodes.op("Div", [x, scale])
+    if isinstance(row, Int):
+        zero = number(nodes, "middle", float(row.middle)) if grid.centred else moving_zero(nodes, row, low, scale)
+        placed = nodes.op("Add", [nodes.op("Round", [y]), zero])
+        bounds = [number(nodes, "lowest", float(row.min)), number(nodes, "highest", float(row.max))]
+        y = nodes.op("Sub", [nodes.op("Clip", [placed, *bounds]), zero])
+    else:
+        inputs = [y, number(nodes, "unit", 1.0), nodes.constant("nothing", np.int32(0)[()])]
+        y = nodes.op("QuantizeDequantize", inputs, OWN_DOMAIN, format=row.name, axis=0)
+    y = nodes.op("Mul", [y, scale])
+    return y if shape is None else nodes.op("Reshape", [y, shape])
+
+
+def moving_zero(nodes: Nodes, row: Int, low: str, scale: str) -> str:
+    """The zero point clip(round(min - lo / s))."""
+    steps = nodes.op("Sub", [number(nodes, "first", float(row.min)), nodes.op("Div", [low, scale])])
+    bounds = [number(nodes, "least", float(row.min)), number(nodes, "most", float(row.max))]
+    return nodes.op("Clip", [nodes.op("Round", [steps]), *bounds])
+
+
+def number(nodes: Nodes, kind: str, value: float) -> str:
+    """A float constant, once per tensor."""
+    name = f"{nodes.name}.{kind}"
+    if not any(made.name == name for made in nodes.constants):
+        nodes.constant(kind, np.float32(value)[()])
+    return name
+
+
+def grouped(nodes: Nodes, x: str, granularity: Any) -> tuple[str, str | None]:
+    """``x`` with groups as its last axis, and the shape to return to."""
+    if not isinstance(granularity, Group):
+        return x, None
+    if granularity.axis != -1:
+        refuse(nodes.name, f"dynamic groups along the axis {granularity.axis}; the last axis (-1) is written")
+    shape = nodes.op("Shape", [x])
+    front = nodes.op("Shape", [x], start=0, end=-1)
+    blocks = nodes.constant("groups", np.array([-1, granularity.size], np.int64))
+    return nodes.op("Reshape", [x, nodes.op("Concat", [front, blocks], axis=0)]), shape
+
+
+def reduced(nodes: Nodes, granularity: Any, x: str) -> list[str]:
+    """The axes that share a scale, as an input; nothing means all."""
+    if isinstance(granularity, Tensor):
+        return []
+    if isinstance(granularity, Token | Group):
+        return [nodes.constant("axes", np.array([-1], np.int64))]
+    refuse(nodes.name, f"dynamic scales {granularity} are not written")
+    return []
+
+
+# ---- constants -------------------------------------------------------------------------------------------------------
+
+
+def constant(nodes: Nodes, marked: Marked) -> str:
+    """The stored form of a weight or bias."""
+    value: torch.Tensor = marked.value.detach().float()  # type: ignore[union-attr]
+    layout = layout_of_quantizer(marked.quantizer, tuple(value.shape), "order")
+    made = {key: kept.cpu() for key, kept in store(value, marked.quantizer, "order", marked.frozen).items()}
+    if isinstance(layout, PairLayout):
+        made = layout.absolute(made)
+        layout = layout.second
+    if isinstance(layout, BlockLayout):
+        return block_constant(nodes, layout, made)
+    if not isinstance(layout, ElementLayout):
+        raise TypeError(f"no layout of {nodes.name}")
+    codes = layout.turn(layout.codes.get(made[""], layout.element, layout.turned(layout.shape), "order"))
+    return element_constant(nodes, layout, array(codes.contiguous()), made)
+
+
+def block_constant(nodes: Nodes, layout: BlockLayout, made: dict[str, torch.Tensor]) -> str:
+    """Packed blocks."""
+    row = known(layout.block)
+    if row.size != layout.block.size:
+        refuse(nodes.name, f"blocks of {layout.block.size} elements are not those of {row.name}")
+    encoded = layout.encoded(made)
+    plain = Encoded(*(None if part is None else array(part) for part in encoded))
+    above = made[layout.name("scale", 1)].item() if row.tensor_scale else None
+    kept = stored(plain, row, axis_of(layout.granularity), above)
+    inputs = [nodes.constant(name, value) for name, value in kept.tensors.items()]
+    if "tensor_scale" in kept.tensors and "shifts" not in kept.tensors:
+        inputs.insert(2, "")
+    return nodes.op("BlockDequantize", inputs, OWN_DOMAIN, **kept.attributes)
+
+
+def element_constant(nodes: Nodes, layout: ElementLayout, codes: np.ndarray, made: dict[str, torch.Tensor]) -> str:
+    """Codes with their scales."""
+    row: Any = layout.element
+    kind = getattr(TensorProto, row.onnx_type) if row.onnx_type else None
+    if not layout.stage.needs_range:
+        return nodes.op("Cast", [nodes.constant("codes", codes, kind)], to=TensorProto.FLOAT)
+    if layout.stage.real_zero:
+        refuse(nodes.name, "real zero points are not written")
+    scale, zero = layout.scale(made), layout.zero_point(made)
+    if row.name in STANDARD and not (isinstance(layout.granularity, Group) and row.bits == 32):
+        return standard_constant(nodes, layout, codes, scale, zero)
+    full = array(layout.granularity.expand(scale, layout.shape).contiguous())
+    if isinstance(row, Float) and kind is not None and row.bits == 8:
+        values = nodes.op("Cast", [nodes.constant("codes", codes, kind)], to=TensorProto.FLOAT)
+        short = array(scale).reshape(layout.granularity.grid(layout.shape))
+        same = isinstance(layout.granularity, Tensor | Channel)
+        return nodes.op("Mul", [values, nodes.constant("scale", short if same else full)])
+    return packed_constant(nodes, layout, codes, scale, zero)
+
+
+def standard_constant(
+    nodes: Nodes, layout: ElementLayout, codes: np.ndarray, scale: torch.Tensor, zero: torch.Tensor
+) -> str:
+    """Codes behind DequantizeLinear."""
+    row: Any = layout.element
+    kind = getattr(TensorProto, row.onnx_type)
+    stored_codes = nodes.packed("codes", codes, row.bits, kind) if row.bits < 8 else nodes.constant("codes", codes)
+    attributes: dict[str, Any] = {}
+    granularity = layout.granularity
+    if isinstance(granularity, Channel):
+        attributes = {"axis": granularity.axis}
+    elif isinstance(granularity, Group):
+        axis = granularity.axis % len(layout.shape)
+        attributes = {"axis": axis, "block_size": min(granularity.size, layout.shape[axis])}
+    elif not isinstance(granularity, Tensor):
+        refuse(nodes.name, f"scales {granularity} are none of DequantizeLinear")
+    names = [name for name in parameters(nodes, scale, zero, row) if name]
+    return nodes.op("DequantizeLinear", [stored_codes, *names], **attributes)
+
+
+def packed_constant(
+    nodes: Nodes, layout: ElementLayout, codes: np.ndarray, scale: torch.Tensor, zero: torch.Tensor
+) -> str:
+    """Codes of a type that ONNX (or its runtime) does not have; groups become rows."""
+    granularity, shape = layout.granularity, layout.shape
+    axis, rows = 0, shape
+    if isinstance(granularity, Group):
+        if granularity.axis % len(shape) != len(shape) - 1 or shape[-1] % min(granularity.size, shape[-1]):
+            refuse(nodes.name, f"{layout.element.name} {granularity}: whole groups along the last axis are written")
+        size = min(granularity.size, shape[-1])
+        rows = (prod(shape) // size, size)
+    elif isinstance(granularity, Channel):
+        axis = granularity.axis
+    elif not isinstance(granularity, Tensor):
+        refuse(nodes.name, f"{layout.element.name} with scales {granularity}")
+    inputs = [
+        nodes.constant("codes", stream(codes, int(layout.element.bits))),
+        nodes.constant("scale", array(scale.contiguous()).astype(np.float32).reshape(-1 if scale.dim() else ())),
+        nodes.constant("zero_point", array(zero.contiguous()).astype(np.int32).reshape(-1 if zero.dim() else ())),
+        nodes.constant("shape", np.array(rows, np.int64)),
+    ]
+    y = nodes.op("PackedDequantize", inputs, OWN_DOMAIN, format=layout.element.name, axis=axis)
+    return y if rows == shape else nodes.op("Reshape", [y, nodes.constant("whole", np.array(shape, np.int64))])
