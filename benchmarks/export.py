@@ -108,7 +108,7 @@ def resident() -> int:
 
 def speed(size: str, shard_size: int) -> None:
     """Export and reload against a plain copy with safetensors, and the memory they take."""
-    model = model_of(size)
+    model: nn.Module | None = model_of(size)
     spec = Int4PerGroupSpec(-1, 128).to_quantization_spec()
     count = sum(parameter.numel() for parameter in model.parameters())
     with tempfile.TemporaryDirectory() as text:
@@ -125,7 +125,7 @@ def speed(size: str, shard_size: int) -> None:
         peak.running = False
         peak.join()
         shard = max(path.stat().st_size for path in (folder / "m").glob("*.safetensors"))
-        del model
+        model = None
         with torch.device("meta"):
             skeleton = Decoder(*SHAPES[size])
         reading = Peak()
