@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,9 @@ def export_onnx(
     arguments = input_args if isinstance(input_args, tuple) else (input_args,)
     training = model.training
     try:
-        with marking(model.eval(), found), torch.no_grad():
+        with marking(model.eval(), found), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # the exporter's own
+            warnings.simplefilter("ignore", DeprecationWarning)
             program: Any = torch.onnx.export(
                 model,
                 arguments,

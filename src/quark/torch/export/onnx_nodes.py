@@ -63,11 +63,13 @@ class Nodes:
         self.constants.append(made)
         return name
 
-    def op(self, kind: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
+    def _op(self, kind: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
         """A node; the name of its only output."""
         name = f"{self.name}.{kind}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name, domain=domain or None, **attributes))
         return name
+
+    op = _op
 
 
 def nodes_of(marked: Marked, source: str) -> tuple[Nodes, str]:
