@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from quark.errors import ConfigError
+from quark.torch.calibration import evaluating
 from quark.torch.export.folder import new_folder
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.onnx_marks import DOMAIN, Marked, marking, quantizers_of
@@ -71,24 +72,20 @@ def export_onnx(
         model = unpack(copy.deepcopy(model))
     found = quantizers_of(model)
     arguments = input_args if isinstance(input_args, tuple) else (input_args,)
-    training = model.training
-    try:
-        with marking(model.eval(), found), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # the exporter's own
-            warnings.simplefilter("ignore", DeprecationWarning)
-            program: Any = torch.onnx.export(
-                model,
-                arguments,
-                dynamo=True,
-                opset_version=opset_version or OPSET,
-                input_names=list(input_names) or None,
-                output_names=list(output_names) or None,
-                verbose=verbose,
-                optimize=do_constant_folding,
-                dynamic_shapes=dynamic_shapes,
-            )
-    finally:
-        model.train(training)
+    with evaluating(model), marking(model, found), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the exporter's own
+        warnings.simplefilter("ignore", DeprecationWarning)
+        program: Any = torch.onnx.export(
+            model,
+            arguments,
+            dynamo=True,
+            opset_version=opset_version or OPSET,
+            input_names=list(input_names) or None,
+            output_names=list(output_names) or None,
+            verbose=verbose,
+            optimize=do_constant_folding,
+            dynamic_shapes=dynamic_shapes,
+        )
     with new_folder(output_dir, beside=True) as folder:
         save(replaced(program.model_proto, found), folder / FILE)
 
