@@ -37,6 +37,20 @@ def test_every_group_gets_no_worse_and_most_get_better(name: str, symmetric: boo
     assert np.array_equal(found.zero if move_scale else found.scale, zero if move_scale else scale)
 
 
+def test_scale_and_zero_together_beat_either_alone() -> None:
+    tiles, scale, zero = start(False, "uint3")
+    alone = [losses(tiles, hqq(tiles, scale, zero, FORMATS["uint3"], move), "uint3").sum() for move in (False, True)]
+    both = hqq(tiles, scale, zero, FORMATS["uint3"], True, move_zero=True)
+    assert losses(tiles, both, "uint3").sum() < 0.98 * min(alone)
+    assert (losses(tiles, both, "uint3") <= losses(tiles, Parameters(scale, zero), "uint3")).all()
+
+
+def test_constant_groups_keep_finite_parameters() -> None:
+    tiles = np.full((3, 8), 0.5, np.float32)
+    found = hqq(tiles, np.ones(3, np.float32), np.zeros(3, np.float32), FORMATS["uint4"], True, move_zero=True)
+    assert np.isfinite(found.scale).all() and np.isfinite(found.zero).all()
+
+
 def test_numpy_and_torch_agree() -> None:
     tiles, scale, zero = start(False, "uint4")
     found = hqq(tiles, scale, zero, FORMATS["uint4"])

@@ -2,9 +2,9 @@
 
     minimize  |W - s (Q - z)|_p^p,  p < 1, which lets a few weights be wrong for the good of the others
 
-in turns: the outliers E = shrink(W - W_r, beta), then the least-squares zero point (or scale, where zero points are
-fixed or integers) of W - E, then new codes; beta grows by ``growth`` each round. A scale group that did not get better
-keeps what it had.
+in turns: the outliers E = shrink(W - W_r, beta), then the least-squares zero point of W - E (or the scale, where zero
+points are fixed or integers; or both, which is the line through the codes), then new codes; beta grows by ``growth``
+each round. A scale group that did not get better keeps what it had.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def hqq(
     p: float = 0.7,
     beta: float = 10.0,
     growth: float = 1.01,
+    move_zero: bool | None = None,
 ) -> Parameters:
     """Better parameters for weights.
 
@@ -42,10 +43,12 @@ def hqq(
         tiles: [groups, n], the weights that share a scale in a row (``Granularity.tile``).
         scale, zero: [groups], from where the search starts.
         format: an integer format.
-        move_scale: move the scale instead of the zero point (which must be 0, or an integer).
+        move_scale: move the scale.
         iterations: rounds.
         p, beta, growth: of the paper.
+        move_zero: move the zero point, which is then a real number; None: where the scale stays.
     """
+    move_zero = not move_scale if move_zero is None else move_zero
     xp = namespace(tiles)
     w = float32(tiles)
     s, z = (float32(as_parameter(value, tiles)).reshape(-1, 1) for value in (scale, zero))
@@ -53,13 +56,11 @@ def hqq(
     lowest = error(w, best, format, p)
     for _ in range(iterations):
         codes = round_codes(w, s, z, format)
-        residual = w - s * (codes - z)
-        kept = w - shrink(residual, beta, p)
+        kept = w - shrink(w - s * (codes - z), beta, p)
         if move_scale:
-            centred = codes - z
-            s = (kept * centred).sum(-1, keepdims=True) / (centred * centred).sum(-1, keepdims=True)
-            s = xp.where((s > TINY) & xp.isfinite(s), s, best.scale)
-        else:
+            slope = slope_of(kept, codes, codes.mean(-1, keepdims=True) if move_zero else z)
+            s = xp.where(slope > TINY, slope, best.scale)
+        if move_zero:
             z = (codes - kept / s).mean(-1, keepdims=True)
         beta *= growth
         now = error(w, Parameters(s, z), format, p)
@@ -67,6 +68,14 @@ def hqq(
         lowest = xp.where(better, now, lowest)
         best = Parameters(xp.where(better, s, best.scale), xp.where(better, z, best.zero))
     return Parameters(best.scale.reshape(-1), best.zero.reshape(-1))
+
+
+def slope_of(values: Array, codes: Array, middle: Array) -> Array:
+    """The least-squares scale of ``values`` over codes counted from ``middle``, [groups, 1]; 0 where every code is
+    ``middle``."""
+    centred = codes - middle
+    spread = (centred * centred).sum(-1, keepdims=True)
+    return (values * centred).sum(-1, keepdims=True) / namespace(codes).where(spread > 0, spread, 1 + 0 * spread)
 
 
 def round_codes(w: Array, s: Array, z: Array, format: Element) -> Array:

@@ -1,6 +1,6 @@
 """HQQ for the torch flow: better scales, or real zero points, for the weights, without data.
 
-Zero points move where they are real numbers (``ZeroPointType.float32``), scales elsewhere.
+Scales move, and with them the zero points that are real numbers (``ZeroPointType.float32``).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def improve(part: FakeQuantize, weight: torch.Tensor, config: HQQConfig) -> None
     tiles = tiles.reshape(-1, tiles.shape[-1])
     scale, zero = part.scale.reshape(-1), part.zero_point.reshape(-1).float()  # type: ignore[union-attr]
     found = hqq(
-        tiles, scale, zero, part.stage.format, not part.stage.real_zero,  # type: ignore[arg-type]
-        config.iterations, config.lp_norm, config.beta, config.kappa,
+        tiles, scale, zero, part.stage.format, True,  # type: ignore[arg-type]
+        config.iterations, config.lp_norm, config.beta, config.kappa, part.stage.real_zero,
     )  # fmt: skip
     part.scale = found.scale.reshape(part.scale.shape)  # type: ignore[union-attr]
     if part.stage.real_zero:
