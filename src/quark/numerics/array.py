@@ -18,6 +18,7 @@ Array: TypeAlias = Any  # numpy.ndarray or torch.Tensor: one source, so one name
 
 SIGN = -0x80000000  # the sign bit of a float32, as int32
 INFINITY = 0x7F800000  # the exponent field of a float32, all ones: the bits of +inf
+CLIP_SIZE = 1 << 12  # elements from which NumPy's clip, one pass but much ado, is faster than two passes
 MAGNITUDE = 0x7FFFFFFF  # everything but the sign
 
 
@@ -122,14 +123,16 @@ def clip(x: Array, lo: Array, hi: Array) -> Array:
     if is_torch(lo):  # torch's own clip is not vectorised for bounds that are tensors
         torch = sys.modules["torch"]
         return torch.minimum(torch.maximum(x, lo), hi)
+    if not is_torch(x) and x.size < CLIP_SIZE:
+        return np.minimum(np.maximum(x, lo), hi)
     return namespace(x).clip(x, lo, hi)
 
 
 def pow2(exponent: Array) -> Array:
     """2.0**exponent as float32, exactly, for int32 exponents -149..128 (below: 0; 128: infinity)."""
     xp = namespace(exponent)
-    normal = (xp.clip(exponent, -126, 128) + 127) << 23
-    subnormal = xp.ones_like(exponent) << xp.clip(exponent + 149, 0, 23)
+    normal = (clip(exponent, -126, 128) + 127) << 23
+    subnormal = xp.ones_like(exponent) << clip(exponent + 149, 0, 23)
     subnormal *= cast(exponent >= -149, "int32")
     return from_bits(xp.where(exponent >= -126, normal, subnormal))
 

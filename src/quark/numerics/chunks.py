@@ -8,6 +8,7 @@ NumPy in their own memory. On a GPU, where a chunk would be a kernel launch, the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,8 +71,7 @@ def blockwise(
     noise = noise_of(rounding, shape, x)
     grids = [shared(parameter).reshape(granularity.grid(shape)) for parameter in parameters]
     with quiet():
-        pieces = list(granularity.pieces(shape))
-        for piece in map(merge, pieces) if len(pieces) == 1 else pieces:
+        for piece in pieces_of(granularity, shape):
             source, target = view(x, piece), view(out, piece)
             dither = None if noise is None else view(noise, piece)
             mine = [view_parameter(grid, piece) for grid in grids]
@@ -80,6 +80,13 @@ def blockwise(
                 part = shared(source[index])
                 function(part, *(spread(take(p, index), part.shape) for p in mine), rule, shared(target[index]))
     return out
+
+
+@lru_cache(maxsize=256)
+def pieces_of(granularity: Granularity, shape: tuple[int, ...]) -> tuple[Piece, ...]:
+    """The pieces of a tensor of ``shape``, with as few axes as possible; kept, because shapes come again."""
+    pieces = tuple(granularity.pieces(shape))
+    return (merge(pieces[0]),) if len(pieces) == 1 else pieces
 
 
 def elementwise(function: Callable[[Array, Rule], Array], x: Array, rounding: Rounding) -> Array:

@@ -24,6 +24,7 @@ from quark.numerics.array import (
     as_array,
     as_parameter,
     cast,
+    clip,
     float32,
     from_bits,
     namespace,
@@ -88,7 +89,7 @@ def position(scale: Array) -> Array:
     exponent = (bits >> 23) - 127 + cast((bits & 0x7FFFFF) >= SQRT2_FRACTION, "int32")
     tiny = 127 - cast(bits >= 0x5A827A, "int32")  # subnormal: 127 below 2**-126.5, else 126
     xp = namespace(scale)
-    return xp.where(bits >> 23 == 0, tiny, xp.clip(-exponent, -127, 127))
+    return xp.where(bits >> 23 == 0, tiny, clip(-exponent, -127, 127))
 
 
 def int16_fraction(scale: Array) -> Array:

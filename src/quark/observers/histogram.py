@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -241,15 +242,12 @@ class Histogram:
 
     def _joined(self, counts: np.ndarray) -> Bins:
         """Bins of one sign, joined towards zero; empty ones left out."""
+        starts = _joints(self._mantissa)
+        sums = np.add.reduceat(counts, starts)
+        kept = np.flatnonzero(sums)
         edges = self._edges()
-        lefts, rights, sums = [], [], []
-        for octave in range(OCTAVES):
-            step = 1 << min(OCTAVES - 1 - octave, self._mantissa - SPARSE)
-            part = slice(octave << self._mantissa, octave + 1 << self._mantissa)
-            lefts.append(edges[:-1][part][::step])
-            rights.append(edges[1:][part][step - 1 :: step])
-            sums.append(counts[part].reshape(-1, step).sum(1, dtype=np.float64))
-        return _occupied([np.concatenate(column) for column in (lefts, rights, sums)])
+        ends = np.append(starts[1:], self._bins)
+        return edges[starts[kept]], edges[ends[kept]], sums[kept].astype(np.float64)
 
     def linear(self, bins: int) -> tuple[np.ndarray, np.ndarray]:
         """Counts [bins] and edges [bins + 1] of equal bins between lo and hi, for pictures."""
@@ -260,6 +258,17 @@ class Histogram:
         widen = 0.5 * (self.hi == self.lo)
         found, edges = np.histogram(middle, bins, (self.lo - widen, self.hi + widen), weights=counts)
         return found.astype(np.int64), edges
+
+
+@cache
+def _joints(mantissa: int) -> np.ndarray:
+    """The first of the bins that are joined to one: the fewer in an octave, the further it lies below the largest."""
+    octaves = np.arange(OCTAVES)
+    steps = 1 << np.minimum(OCTAVES - 1 - octaves, mantissa - SPARSE)
+    parts = [
+        np.arange(octave << mantissa, octave + 1 << mantissa, step) for octave, step in zip(octaves, steps, strict=True)
+    ]
+    return np.concatenate(parts)
 
 
 def _exponent(magnitude: float) -> int:

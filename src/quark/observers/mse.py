@@ -16,7 +16,7 @@ too).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,8 @@ FINE_STEPS = tuple(2.0 ** (sign / k) for k in (16, 32, 64) for sign in (1, -1))
 CANDIDATES = (2.0, 1.0, 0.5, 0.25, 0.125)
 HOPELESS = 4.0
 LARGE = 1 << 15
+#: Values that are rounded under all candidates at once.
+SMALL = 1 << 15
 
 Span = tuple[np.ndarray, np.ndarray]
 Sides = tuple[bool, bool]
@@ -70,6 +72,14 @@ class Rows:
         off = np.abs(off, out=off) if self.power == 1 else np.square(off, out=off)
         return off.sum(-1, dtype=np.float64) if self.weights is None else off @ self.weights
 
+    def errors_of(self, scales: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
+        """The same under several scales [k, rows] at once, float64 [k, rows]: small rows cost less in one piece."""
+        count = len(scales)
+        if count * self.values.size > SMALL:
+            return np.stack([self.error_of(scale, zero_point) for scale in scales])
+        every = replace(self, values=np.tile(self.values, (count, 1)))
+        return every.error_of(scales.reshape(-1), np.tile(zero_point, count)).reshape(scales.shape)
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -87,6 +97,10 @@ class Kept:
         """The same under a given scale and zero point."""
         rows = (Rows(part[None], self.grid, power=self.power) for part in self.statistic.parts())
         return np.sum([row.error_of(scale, zero_point) for row in rows], axis=0)
+
+    def errors_of(self, scales: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
+        """The same under several scales [k, 1], float64 [k, 1]."""
+        return np.stack([self.error_of(scale, zero_point) for scale in scales])
 
 
 def search(statistic: Histogram, grid: Grid, symmetric: bool | None = None) -> tuple[float, float]:
@@ -190,14 +204,14 @@ def _powers(rows: Rows | Kept, data: Span, centred: bool) -> Span:
     if centred:
         zero_point = np.full_like(zero_point, rows.grid.format.middle)
     best, least = full, np.full(full.shape, np.inf)
-    factor, improved = CANDIDATES[0], True
-    while factor >= CANDIDATES[-1] or improved:
-        scale = (full * np.float32(factor)).astype(np.float32)
-        error = rows.error_of(scale, zero_point)
-        better = error < least
-        best, least = np.where(better, scale, best), np.minimum(error, least)
-        improved = bool(better.any()) and bool((scale > np.finfo(np.float32).tiny).all())
-        factor /= 2
+    scales = np.multiply.outer(np.array(CANDIDATES, np.float32), full).astype(np.float32)
+    while True:
+        for scale, error in zip(scales, rows.errors_of(scales, zero_point), strict=True):
+            better = error < least
+            best, least = np.where(better, scale, best), np.minimum(error, least)
+        if not better.any() or (scale <= np.finfo(np.float32).tiny).any():
+            break
+        scales = scales[-1:] / 2
     return representable(best, zero_point, rows.grid)
 
 

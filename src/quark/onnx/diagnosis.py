@@ -137,11 +137,20 @@ def judge(weight: Weight) -> Weakness | None:
         sqnr = float(np.median(10 * np.log10(signal[alive] / noise[alive])))
         used = 1 + np.log2(widest[alive] / scale[alive])
     bits = int(weight.format.bits)
-    kept = int(np.clip(np.rint(np.quantile(used, 0.1)), 0, bits))
+    kept = int(np.clip(np.rint(_lowest_tenth(used)), 0, bits))
     starved = one and len(widest) > 1 and kept <= SHARE * bits
     if not starved and sqnr >= ENOUGH:
         return None
     return Weakness(weight.node.name or "", weight.node.op_type, sqnr, _advice(weight, starved, kept, bits, sqnr))
+
+
+def _lowest_tenth(used: np.ndarray) -> float:
+    """The value that a tenth lies below, between its neighbours (``np.quantile`` takes ten times as long)."""
+    ascending = np.sort(used)
+    place = 0.1 * (len(used) - 1)
+    below = int(place)
+    above = min(below + 1, len(used) - 1)
+    return float(ascending[below] + (place - below) * (ascending[above] - ascending[below]))
 
 
 def _noise(weight: Weight, scale: np.ndarray) -> np.ndarray:

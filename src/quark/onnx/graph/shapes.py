@@ -9,11 +9,13 @@ Not handled: operators that ONNX does not know (their outputs stay unknown, and 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.serde import deserialize_value_info_proto
 
-from quark.onnx.graph.weightless import through_proto
+from quark.onnx.graph.weightless import light_proto
 
 _log = logging.getLogger(__name__)
 
@@ -27,12 +29,11 @@ def infer_shapes(model: ir.Model) -> int:
         Number of values that learnt something. 0, with a warning in the log, where inference gives up on the model.
     """
     try:
-        inferred = through_proto(model, _infer)
+        inferred = _infer(light_proto(model))
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
         _log.warning("shape inference gave up: %s", error)
         return 0
-    pairs = zip(model.graphs(), inferred.graphs(), strict=True)
-    return sum(_learn_graph(ours, theirs) for ours, theirs in pairs)
+    return _learn_graph(model.graph, inferred.graph)
 
 
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -43,10 +44,26 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=True)
 
 
-def _learn_graph(graph: ir.Graph, inferred: ir.Graph) -> int:
-    """Graphs come out of inference with the same nodes in the same order (and without unnamed last outputs)."""
-    nodes = zip(graph, inferred, strict=True)
-    return sum(_learn(ours, theirs) for a, b in nodes for ours, theirs in zip(a.outputs, b.outputs, strict=False))
+def _learn_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> int:
+    """Learn what the protobuf of the same graph says of the tensors that its nodes make, subgraphs included."""
+    found = {info.name: info for info in (*inferred.value_info, *inferred.output)}
+    learnt = 0
+    for node, proto in zip(graph, inferred.node, strict=True):
+        for value in node.outputs:
+            if value.name in found:
+                learnt += _learn(value, deserialize_value_info_proto(found[value.name], None))
+        for attribute in proto.attribute:
+            theirs = [attribute.g] if attribute.HasField("g") else attribute.graphs
+            pairs = zip(_bodies(node.attributes[attribute.name]), theirs, strict=True) if theirs else ()
+            learnt += sum(_learn_graph(*pair) for pair in pairs)
+    return learnt
+
+
+def _bodies(attribute: ir.Attr) -> Sequence[ir.Graph]:
+    """The graphs in an attribute."""
+    if attribute.type == ir.AttributeType.GRAPH:
+        return (attribute.as_graph(),)
+    return attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
 
 
 def _learn(value: ir.Value, inferred: ir.Value) -> bool:

@@ -85,9 +85,14 @@ def through_proto(model: ir.Model, edit: Callable[[onnx.ModelProto], onnx.ModelP
         limit: Bytes above which an initializer is left out.
     """
     large = large_initializers(model, limit)
-    with _as_inputs(model, large), swapped(_read(model)):
-        proto = ir.to_proto(model)
-    return _with_weights(ir.from_proto(edit(proto)), large, {value.name for value in model.graph.inputs})
+    edited = ir.from_proto(edit(light_proto(model, limit)))
+    return _with_weights(edited, large, {value.name for value in model.graph.inputs})
+
+
+def light_proto(model: ir.Model, limit: int = LARGE) -> onnx.ModelProto:
+    """The protobuf form of ``model``; initializers of more than ``limit`` bytes are typed graph inputs in it."""
+    with _as_inputs(model, large_initializers(model, limit)), swapped(_read(model)):
+        return ir.to_proto(model)
 
 
 def _with_weights(model: ir.Model, large: Mapping[str, ir.Value], inputs: set[str | None]) -> ir.Model:

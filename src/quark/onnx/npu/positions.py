@@ -29,9 +29,15 @@ class Positions:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._groups = {name: [member.name for member in members] for name, members in plan.groups().items()}
+        self._known: dict[str, np.ndarray | None] = {}
 
     def of(self, name: str) -> np.ndarray | None:
         """The position of a tensor, int64 scalar or one per channel; ``None`` where it has none."""
+        if name not in self._known:
+            self._known[name] = self._read_off(name)
+        return self._known[name]
+
+    def _read_off(self, name: str) -> np.ndarray | None:
         tensor = self._plan.tensors.get(name)
         if tensor is None or tensor.scale is None or tensor.spec.scale_rule != "power_of_two":
             return None
@@ -76,6 +82,7 @@ class Positions:
         tensor = self._plan.tensors[name]
         for member in self._groups[tensor.group] if tensor.role == "activation" else [name]:
             self._plan.put(_moved(self._plan.tensors[member], new, note))
+            self._known[member] = new
         return True
 
 
