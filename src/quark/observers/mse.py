@@ -211,7 +211,7 @@ def _powers(rows: Rows | Kept, data: Span, centred: bool) -> Span:
             best, least = np.where(better, scale, best), np.minimum(error, least)
         if not better.any() or (scale <= np.finfo(np.float32).tiny).any():
             break
-        scales = scales[-1:] / 2
+        scales = (scales[-1:] / 2).astype(np.float32)
     return representable(best, zero_point, rows.grid)
 
 
