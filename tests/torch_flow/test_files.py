@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,6 +115,19 @@ def test_files_at_once_are_the_same(source: Path, tmp_path: Path) -> None:
         quantize_checkpoint(source, tmp_path / name, config, workers=workers)
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_processes_of_an_earlier_call_find_relative_folders(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LLMTemplate.get("llama").get_config("int4_wo_32")
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        shutil.copytree(source, folder / "model")
+        monkeypatch.chdir(folder)
+        quantize_checkpoint("model", "quantized", config, workers=2)
+        shutil.rmtree(folder / "model")
+    assert_same(tensors(tmp_path / "first" / "quantized"), tensors(tmp_path / "second" / "quantized"))
 
 
 def test_a_single_file_and_an_unknown_architecture(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Scratch:
     """
 
     def __init__(self, options: Options) -> None:
-        self._parent = None if options.TmpDir is None else Path(options.TmpDir)
+        self._parent = None if options.TmpDir is None else Path(options.TmpDir).resolve()
         self._secret, self._encrypted = options.CryptoMode, options.EncryptionAlgorithm is not None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files = 0

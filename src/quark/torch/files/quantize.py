@@ -131,7 +131,8 @@ def quantize_checkpoint(
     if config.algo_config:
         raise ConfigError("algo_config: algorithms need a model in memory and samples; files have neither")
     export = JsonExporterConfig(pack_method=pack_method)
-    checkpoint, goal = read_checkpoint(Path(source)), Path(target).expanduser().resolve()
+    # absolute: joblib keeps its processes, which may be in the folder of an earlier call
+    checkpoint, goal = read_checkpoint(Path(source).resolve()), Path(target).expanduser().resolve()
     tensors = stored_tensors(checkpoint)
     model = skeleton_of(checkpoint, tensors)
     check_patterns(model, config, list(find_candidates(model)))
