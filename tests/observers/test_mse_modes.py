@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from tests.observers.test_golden import GOLDEN, NAMES, stored
+from tests.observers.test_golden import GOLDEN, NAMES, TYPES, grid, stored
 from tests.onnx_flow import models
 
 from quark.errors import ConfigError
@@ -26,13 +26,30 @@ def scale(span: tuple[float, float]) -> float:
 
 
 @golden
+@pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "zeros"])
-def test_votes_are_those_of_the_reference(name: str) -> None:
-    votes = SEARCHES["mse_most_common"].observe({"grid": POW2})
+def test_votes_are_those_of_the_reference(name: str, kind: str) -> None:
+    target = grid(kind, "power_of_two")
+    settings = {"grid": target}
+    votes = SEARCHES["mse_most_common"].observe(settings)
     for batch in stored()[1][name]:
         votes.update(batch)
-    span = SEARCHES["mse_most_common"].find(votes, POW2, {})
-    assert scale(span) == stored()[0][name]["pow2 MinMSE MostCommon"]["int8_sym"]["x"]["scale"]
+    found = target.parameters(*SEARCHES["mse_most_common"].find(votes, target, settings))
+    oracle = stored()[0][name]["pow2 MinMSE MostCommon"][kind]["x"]
+    assert found == (oracle["scale"], oracle["zero_point"])
+
+
+def test_voters_may_have_zero_points_of_their_own() -> None:
+    target = grid("uint8_asym", "power_of_two")
+    found = {}
+    for symmetric in (True, False):
+        settings = {"grid": target, "symmetric": symmetric}
+        votes = SEARCHES["mse_most_common"].observe(settings)
+        for low in (0.0, 0.0, -1.0):
+            votes.update(np.linspace(low, 3.9, 999, dtype=np.float32))
+        again = Votes.from_state(votes.state())
+        found[symmetric] = target.parameters(*SEARCHES["mse_most_common"].find(again, target, settings))
+    assert found == {True: (2**-5, 128), False: (2**-6, 0)}  # codes -4 ... 4 against 0 ... 4
 
 
 def test_equally_frequent_votes_take_the_smallest_and_survive_a_restart() -> None:
@@ -75,16 +92,14 @@ def test_percentile_scales_of_weights_are_those_of_the_reference(name: str, labe
     if name == "growing":
         weight = weight * np.exp2(np.arange(-3.0, 5.0)).reshape(8, 1, 1, 1)
     rows = weight.reshape(8, -1) if "channel" in label else weight.reshape(1, -1)
-    grid = Grid(INT8, kind.endswith("_sym"))
-    ours = grid.parameters(*rows_by_percentile(rows.astype(np.float32), grid))[0]
+    target = Grid(INT8, kind.endswith("_sym"))
+    ours = target.parameters(*rows_by_percentile(rows.astype(np.float32), target))[0]
     np.testing.assert_allclose(ours, np.atleast_1d(oracle["scale"]), rtol=1e-6)
 
 
 def test_a_histogram_judges_nearly_as_well_as_the_values() -> None:
     rows = models.normal(4, 4096, seed=3)
-    grid = Grid(INT8)
-    by_histogram, exact = rows_by_histogram(rows, grid), SEARCHES["mse"].search
-    assert exact is not None
+    by_histogram = rows_by_histogram(rows, Grid(INT8))
     np.testing.assert_allclose(by_histogram[1], np.abs(rows).max(1), rtol=0.3)
 
 

@@ -14,7 +14,7 @@ from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.observers import Memory
 from quark.onnx import ModelQuantizer, QConfig, QLayerConfig
-from quark.onnx.quantization.config.spec import CalibMethod, FP8E4M3Spec, Int8Spec
+from quark.onnx.quantization.config.spec import CalibMethod, FP8E4M3Spec, Int8Spec, UInt8Spec
 from quark.onnx.scratch import PART, Scratch, Spilled, aes
 
 
@@ -163,3 +163,18 @@ def test_distribution_on_other_types_names_the_fp8_specs() -> None:
 def test_options_that_exclude_each_other(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         parse_options(options)
+
+
+@pytest.mark.parametrize("method", ["MinMax", "MinMSE", "Entropy", "Percentile", "LayerwisePercentile"])
+def test_ranges_are_symmetric_on_request_with_every_method(method: str) -> None:
+    lo, hi = plan_of(method, UInt8Spec, CalibTensorRangeSymmetric=True).tensors["x"].range
+    assert -lo == hi > 0 or method not in ("MinMax", "Entropy")  # thresholds of the others end where the data end
+    assert plan_of(method, UInt8Spec, CalibTensorRangeSymmetric=False).tensors["x"].range[1] > 0
+
+
+def test_distribution_is_symmetric_whatever_is_asked() -> None:
+    ranges = {
+        plan_of("Distribution", FP8E4M3Spec, CalibTensorRangeSymmetric=is_so).tensors["x"].range
+        for is_so in (False, True)
+    }
+    assert len(ranges) == 1

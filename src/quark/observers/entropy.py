@@ -32,14 +32,21 @@ FAVOURITES = 12
 FINE_STEPS = (1 / 16, 1 / 32, 1 / 64)
 
 
-def search(statistic: Histogram, grid: Grid, levels: int = 128) -> tuple[float, float]:
-    """The range of least divergence, no wider than the data.
+def search(statistic: Histogram, grid: Grid, levels: int = 128, symmetric: bool = False) -> tuple[float, float]:
+    """The range of least divergence, no wider than the data; ``symmetric``: its wider side on both sides.
 
     Args:
         statistic: histogram of the values.
         grid: the tensor's quantizer.
-        levels: the smallest threshold keeps this many bins (``NumQuantizedBins``).
+        levels: the smallest threshold keeps this many bins.
+        symmetric: mirror the wider side (``CalibTensorRangeSymmetric``).
     """
+    lo, hi = _least_divergence(statistic, grid, levels)
+    widest = max(-lo, hi)
+    return (-widest, widest) if symmetric else (lo, hi)
+
+
+def _least_divergence(statistic: Histogram, grid: Grid, levels: int) -> tuple[float, float]:
     counts, width = magnitudes(statistic)
     if counts.size <= levels or not width:
         return statistic.lo, statistic.hi

@@ -7,7 +7,8 @@ Power-of-two scales: with s0 the scale of the full range, the candidates 2 s0, s
 the range that the codes can express. Other scales: the range is shrunk from the full one, in steps of 1/8 octave and
 then of 1/64 around the best; both sides together, or one after the other where the zero point is free. Going down
 ends when the error has passed four times the least: by then the clipped part alone exceeds the least, and it only
-grows.
+grows. Few values make a rugged error, so weights are polished: scales within 16/1024 of the best and, where the zero
+point is free, zero points within 2 of it; then s ← s Σxy / Σy² with y = Q(x), the best scale for the codes that are.
 
 Activations are searched on a histogram, weights on their own values (large tensors with one scale: on a histogram
 too).
@@ -30,6 +31,9 @@ COARSE_STEPS = tuple(2.0 ** (-k / 8) for k in range(1, 161))
 FINE_STEPS = tuple(2.0 ** (sign / k) for k in (16, 32, 64) for sign in (1, -1))
 CANDIDATES = (2.0, 1.0, 0.5, 0.25, 0.125)
 HOPELESS = 4.0
+NEAR = tuple(1 + k / 1024 for k in range(-16, 17))
+SHIFTS = (0, 1, -1, 2, -2)
+FITS = 4
 LARGE = 1 << 15
 #: Values that are rounded under all candidates at once.
 SMALL = 1 << 15
@@ -65,9 +69,7 @@ class Rows:
 
     def error_of(self, scale: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
         """The same under given scales and zero points."""
-        quantized = fake_quantize(
-            self.values, scale, zero_point, self.grid.format, Channel(0), narrow=self.narrow and self.grid.symmetric
-        )
+        quantized = self._quantized(scale, zero_point)
         off = np.subtract(self.values, quantized, out=quantized)
         off = np.abs(off, out=off) if self.power == 1 else np.square(off, out=off)
         return off.sum(-1, dtype=np.float64) if self.weights is None else off @ self.weights
@@ -79,6 +81,18 @@ class Rows:
             return np.stack([self.error_of(scale, zero_point) for scale in scales])
         every = replace(self, values=np.tile(self.values, (count, 1)))
         return every.error_of(scales.reshape(-1), np.tile(zero_point, count)).reshape(scales.shape)
+
+    def fitted(self, scale: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
+        """The scale of every row, float32 [rows], of least squared error for the codes that ``scale`` gives."""
+        quantized = self._quantized(scale, zero_point)
+        power = np.square(quantized).sum(-1, dtype=np.float64)
+        shared = np.multiply(quantized, self.values, out=quantized).sum(-1, dtype=np.float64)
+        usable = (power > 0) & (shared > 0)
+        return np.where(usable, scale * shared / np.where(usable, power, 1), scale).astype(np.float32)
+
+    def _quantized(self, scale: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
+        narrow = self.narrow and self.grid.symmetric
+        return fake_quantize(self.values, scale, zero_point, self.grid.format, Channel(0), narrow=narrow)
 
 
 @dataclass(frozen=True)
@@ -135,11 +149,13 @@ def search_rows(values: np.ndarray, grid: Grid, symmetric: bool | None = None) -
     Args:
         values: [..., n], one row per scale; finite, n > 0.
         grid: the quantizer of every row.
-        symmetric: as for ``search``.
+        symmetric: as for ``search``; but the zero point of power-of-two scales is free where the grid's is.
 
     Returns:
         lo and hi, float64 [...].
     """
+    if symmetric is None and grid.scale_rule == "power_of_two":
+        symmetric = grid.centred
     rows = values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
     if len(rows) == 1 and rows.size > LARGE:
         histogram = Histogram()
@@ -147,8 +163,41 @@ def search_rows(values: np.ndarray, grid: Grid, symmetric: bool | None = None) -
         lo, hi = (np.array([bound]) for bound in search(histogram, grid, symmetric))
     else:
         extremes = rows.min(-1).astype(np.float64), rows.max(-1).astype(np.float64)
-        lo, hi = _search(Rows(rows, grid, narrow=grid.narrow), extremes, symmetric)
+        judge = Rows(rows, grid, narrow=grid.narrow)
+        lo, hi = polished(judge, _search(judge, extremes, symmetric))
     return lo.reshape(values.shape[:-1]), hi.reshape(values.shape[:-1])
+
+
+def polished(rows: Rows, span: Span) -> Span:
+    """``span`` moved to the least error in its neighbourhood, row by row; snapped scales stay as they are."""
+    grid = rows.grid
+    if grid.scale_rule != "float32" or grid.format.unit_scale:
+        return span
+    found, zero_point = grid.parameters(*span)
+    best, least = span, rows.error_of(found, zero_point)
+    for shift in SHIFTS[:1] if grid.centred else SHIFTS:
+        zero = np.clip(zero_point + shift, grid.format.min, grid.format.max).astype(zero_point.dtype)
+        scale, error = _nearby(rows, found, zero)
+        best, least = _better(best, least, _range_of(scale, zero, grid), error)
+    return best
+
+
+def _nearby(rows: Rows, start: np.ndarray, zero_point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The best scale near ``start`` under fixed zero points, and its error."""
+    best, least = start, rows.error_of(start, zero_point)
+    for step in (*NEAR, *(None,) * FITS):
+        scale = rows.fitted(best, zero_point) if step is None else (start * np.float32(step)).astype(np.float32)
+        error = rows.error_of(scale, zero_point)
+        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+    return best, least
+
+
+def _range_of(scale: np.ndarray, zero_point: np.ndarray, grid: Grid) -> Span:
+    """The range whose scale and zero point these are."""
+    if grid.centred:
+        half = scale.astype(np.float64) * grid.divisor
+        return -half, half
+    return representable(scale, zero_point, grid)
 
 
 def range_errors(

@@ -6,7 +6,7 @@ Activations with power-of-two scales
     Percentile   the search of ``mse`` on the values within a percentile of |x|: what lies outside has no say
 Weights with float scales
     Percentile   the best of four ranges, those that keep 99.9, 99.99, 99.999 and 99.9999 percent of the values
-    HistCenter   the search of ``mse`` judged at the centres of a histogram instead of at the values
+    HistCenter   the search of ``mse`` on a histogram instead of on the values, which only polish what it found
 
 ``All``, the search of ``mse`` on all values, has an error at least as small as that of any of them.
 """
@@ -36,10 +36,13 @@ class Votes:
 
     Args:
         grid: the tensor's quantizer.
+        symmetric: each sample's range is symmetric around 0 (``CalibTensorRangeSymmetric``); it always is where the
+            grid has no free zero point.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, symmetric: bool = True) -> None:
         self.grid = grid
+        self.symmetric = symmetric
         self.extremes = MinMax()
         self.ranges: Counter[tuple[float, float]] = Counter()
 
@@ -62,7 +65,7 @@ class Votes:
         """Add the vote of one sample."""
         if x.size:
             self.extremes.update(x)
-            lo, hi = mse.search_rows(x.reshape(1, -1), self.grid)
+            lo, hi = mse.search_rows(x.reshape(1, -1), self.grid, self.symmetric or self.grid.centred)
             self.ranges[(float(lo[0]), float(hi[0]))] += 1
 
     def merge(self, other: Votes) -> None:
@@ -75,13 +78,14 @@ class Votes:
         grid = [self.grid.format.name, str(int(self.grid.symmetric)), str(int(self.grid.narrow)), self.grid.scale_rule]
         ranges = np.array(list(self.ranges), np.float64).reshape(-1, 2)
         votes = np.array(list(self.ranges.values()), np.int64)
-        return {"ranges": ranges, "votes": votes, "grid": np.array(grid), **self.extremes.state()}
+        told = {"grid": np.array(grid), "symmetric": np.array(self.symmetric)}
+        return {"ranges": ranges, "votes": votes, **told, **self.extremes.state()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Votes:
         """The statistic that ``state()`` described."""
         name, symmetric, narrow, rule = (str(part) for part in state["grid"])
-        new = cls(Grid(get_format(name), symmetric == "1", narrow == "1", rule))
+        new = cls(Grid(get_format(name), symmetric == "1", narrow == "1", rule), bool(state["symmetric"]))
         new.extremes = MinMax.from_state(state)
         pairs = zip(np.asarray(state["ranges"]).tolist(), np.asarray(state["votes"]).tolist(), strict=True)
         new.ranges.update({(lo, hi): votes for (lo, hi), votes in pairs})
@@ -89,15 +93,20 @@ class Votes:
 
 
 def most_common(statistic: Votes, grid: Grid) -> tuple[float, float]:
-    """The range with most votes; of several the smallest.
+    """The scale with most votes, of several the smallest; the zero point that most of its voters have, if it is free.
 
     Raises:
-        ConfigError: scales that are no powers of two, or a free zero point: hardly two samples would agree.
+        ConfigError: scales that are no powers of two: hardly two samples would agree.
     """
-    if grid.scale_rule != "power_of_two" or not grid.centred:
-        raise ConfigError("MinMSEModePof2Scale: MostCommon needs power-of-two scales and symmetric data types")
-    lo, hi = min(statistic.ranges, key=lambda span: (-statistic.ranges[span], span[1]))
-    return lo, hi
+    if grid.scale_rule != "power_of_two":
+        raise ConfigError("MinMSEModePof2Scale: MostCommon needs power-of-two scales")
+    votes: Counter[float] = Counter()
+    scales = {span: float(grid.parameters(*span)[0]) for span in statistic.ranges}
+    for span, scale in scales.items():
+        votes[scale] += statistic.ranges[span]
+    chosen = min(votes, key=lambda scale: (-votes[scale], scale))
+    agreed = [span for span, scale in scales.items() if scale == chosen]
+    return min(agreed, key=lambda span: (-statistic.ranges[span], span[1]))
 
 
 def within_percentile(
@@ -132,12 +141,14 @@ def rows_by_percentile(values: np.ndarray, grid: Grid) -> Span:
 
 def rows_by_histogram(values: np.ndarray, grid: Grid) -> Span:
     """The search of ``mse`` on a histogram of each row; arguments of ``rows_by_percentile``."""
+    rows = values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
     found = []
-    for row in values.reshape(-1, values.shape[-1]):
+    for row in rows:
         histogram = Histogram()
         histogram.update(row)
         found.append(mse.search(histogram, grid))
     lo, hi = np.array(found, np.float64).T
+    lo, hi = mse.polished(Rows(rows, grid, narrow=grid.narrow), (lo, hi))
     return lo.reshape(values.shape[:-1]), hi.reshape(values.shape[:-1])
 
 

@@ -33,7 +33,7 @@ def request_of(spec: TensorSpec, options: Options, spill: Callable[[], Store] = 
     if options.CalibMovingAverage:
         method = _MOVING.get(method, method)
     if method == "mse_most_common":
-        return Request(spec.grid, method, {"grid": spec.grid})
+        return Request(spec.grid, method, {"grid": spec.grid, **_settings(method, options)})
     settings = {**_settings(method, options), **_statistic(method, options, spill), **dict(spec.settings)}
     return Request(spec.grid, method, settings)
 
@@ -54,7 +54,7 @@ def _statistic(method: str, options: Options, spill: Callable[[], Store]) -> dic
 
 def _settings(method: str, options: Options) -> dict[str, Any]:
     settings: dict[str, Any] = {}
-    if options.CalibTensorRangeSymmetric is not None:
+    if options.CalibTensorRangeSymmetric is not None and "symmetric" in SEARCHES[method].settings:
         settings["symmetric"] = options.CalibTensorRangeSymmetric
     if method in _MOVING.values():
         settings["constant"] = options.CalibMovingAverageConstant
