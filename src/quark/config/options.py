@@ -148,8 +148,8 @@ class Options(BaseModel):
         None,
         4,
         "Make calibrated ranges symmetric around 0: MinMax and Entropy mirror the wider side, the others cut both sides "
-        "at one threshold, no wider than the data. Default: True for Percentile, LayerwisePercentile and power-of-two "
-        "scales, False for the others; symmetric data types are symmetric either way.",
+        "at one threshold, no wider than the data. Default: True for Percentile, LayerwisePercentile and "
+        "power-of-two scales, False for the others; symmetric data types are symmetric either way.",
     )
     CalibMovingAverage: bool = _option(False, 4, "MinMax: exponential moving average of per-sample extremes.")
     CalibMovingAverageConstant: Fraction = _option(0.01, 4, "Weight of the newest sample in the moving average.")
