@@ -147,8 +147,8 @@ class Options(BaseModel):
     CalibTensorRangeSymmetric: bool | None = _option(
         None,
         4,
-        "Make calibrated ranges symmetric around 0: MinMax and Entropy mirror the wider side, the others cut both sides "
-        "at one threshold, no wider than the data. Default: True for Percentile, LayerwisePercentile and "
+        "Make calibrated ranges symmetric around 0: MinMax and Entropy mirror the wider side, the others cut both "
+        "sides at one threshold, no wider than the data. Default: True for Percentile, LayerwisePercentile and "
         "power-of-two scales, False for the others; symmetric data types are symmetric either way.",
     )
     CalibMovingAverage: bool = _option(False, 4, "MinMax: exponential moving average of per-sample extremes.")
