@@ -132,7 +132,7 @@ def quantize_checkpoint(
         raise ConfigError("algo_config: algorithms need a model in memory and samples; files have neither")
     export = JsonExporterConfig(pack_method=pack_method)
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
-    checkpoint, goal = read_checkpoint(Path(source).resolve()), Path(target).expanduser().resolve()
+    checkpoint, goal = read_checkpoint(Path(source).expanduser().resolve()), Path(target).expanduser().resolve()
     tensors = stored_tensors(checkpoint)
     model = skeleton_of(checkpoint, tensors)
     check_patterns(model, config, list(find_candidates(model)))
