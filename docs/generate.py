@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from quark.config.options import NOT_YET, Options
+from quark.config.options import Options
 from quark.config.tensor import TensorSpec
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import FORMATS, Format
@@ -144,8 +144,6 @@ into `extra_options` of a preset, or behind `--set` on the command line. An unkn
 nearest one.
 
 {options}
-
-Known names that this version does not implement yet, and refuses by name: {missing}.
 """
 
 
@@ -158,7 +156,6 @@ def options_page() -> str:
         rows.append([f"`{name}`", group, f"`{field.default!r}`", field.description or ""])
     return OPTIONS_PAGE.format(
         options=table(["option", "group", "default", "effect"], rows),
-        missing=", ".join(f"`{name}`" for name in sorted(NOT_YET)),
     )
 
 

@@ -16,13 +16,6 @@ from quark.config.nbits import parse_nbits
 from quark.config.overrides import parse_overrides
 from quark.errors import ConfigError, unknown
 
-#: Options of the interface that this version does not implement yet: refused by name, never ignored.
-NOT_YET = frozenset(
-    [
-        "EnableDualQuantNodePairs",
-    ]
-)
-
 
 def _option(default: Any, group: int, doc: str) -> Any:
     return Field(default, description=doc, json_schema_extra={"group": group})
@@ -125,6 +118,11 @@ class Options(BaseModel):
     OpTypesToExcludeOutputQuantization: list[str] = _option([], 3, "Outputs of these operator types stay float.")
     NodesToExcludeOutputQuantization: list[str] = _option([], 3, "Outputs of the nodes of these names stay float.")
     DedicatedQDQPair: bool = _option(False, 3, "One Q/DQ pair per consumer instead of one shared pair.")
+    EnableDualQuantNodePairs: bool = _option(
+        False,
+        3,
+        "Two pairs where precisions meet: the writer's type, then the reader's; each node has its own around it.",
+    )
     QDQOpTypePerChannelSupportToAxis: dict[str, int] = _option({}, 3, "Channel axis of weights per operator type.")
     RemoveQDQConvClip: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a Clip that follows.")
     RemoveQDQConvRelu: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a Relu that follows.")
@@ -303,12 +301,10 @@ def parse_options(given: Mapping[str, Any] | None) -> Options:
     """Validate ``extra_options``.
 
     Raises:
-        ConfigError: an unknown name (the nearest one is shown), an option that this version lacks, or a bad value.
+        ConfigError: an unknown name (the nearest one is shown), or a bad value.
     """
     given = dict(given or {})
     for name in given:
-        if name in NOT_YET:
-            raise ConfigError(f"the option {name!r} of extra_options is not implemented in this version")
         if name not in Options.model_fields:
             raise ConfigError(unknown("option", name, Options.model_fields) + " (field extra_options)")
     parse_overrides(given.get("TensorQuantOverrides") or {})

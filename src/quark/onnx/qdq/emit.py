@@ -22,7 +22,7 @@ from quark.onnx.passes.constants import remove_unused
 from quark.onnx.qdq.carriers import activation_kind, constant_kind
 from quark.onnx.qdq.carry import ACTIVATION_NODES, AMD, OWN, Carried, single
 from quark.onnx.qdq.initializers import Parameters
-from quark.onnx.qdq.overrides import drop_converters
+from quark.onnx.qdq import second_type
 from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant
 from quark.operators import add_functions
 
@@ -41,7 +41,7 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
             _activation(model.graph, carried)
         else:
             _constant(model.graph, carried)
-    drop_converters(model, plan)
+    second_type.drop(model, plan)
     remove_unused(model)
     return _with_functions(model)
 

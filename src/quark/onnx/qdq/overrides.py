@@ -1,8 +1,6 @@
 """``TensorQuantOverrides`` in the Plan: what the configuration tells single tensors wins over every rule.
 
-A tensor that is told something shares its scale with no other any more. ``convert`` puts an Identity before the readers
-that want a second type; its output is quantized with that type, and the Identity is taken out when the graph is
-written.
+A tensor that is told something shares its scale with no other any more. ``convert`` gives some readers a second type.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.overrides import Override, parse_overrides
-from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import bypass
 from quark.onnx.qdq.block_axes import in_blocks
+from quark.onnx.qdq.second_type import insert
 
 _log = logging.getLogger(__name__)
 REASON = "TensorQuantOverrides"
@@ -106,32 +104,14 @@ def _parameters(tensor: TensorPlan, spec: TensorSpec, wanted: Override, value: i
 
 def _convert(model: ir.Model, plan: Plan, value: ir.Value, wanted: Override, readers: frozenset[str] | None) -> None:
     """Let some readers read the tensor in a second type."""
-    name = f"{value.name}_convert"
     uses = [use for use in value.uses() if readers is None or use.node.name in readers]
     missing = (readers or frozenset()) - {use.node.name for use in uses}
     if missing:
         raise ConfigError(f"{REASON}[{value.name!r}] convert: {sorted(missing)[0]!r} does not read this tensor")
-    known = plan.tensors[str(value.name)]
-    copy = ir.Value(name=name, shape=value.shape, type=value.type)
-    node = ir.node("Identity", [value], outputs=[copy], name=name)
-    producer = value.producer()
-    if producer is not None:
-        model.graph.insert_after(producer, node)
-    else:
-        model.graph.insert_before(model.graph[0], node)
-    for use in uses:
-        use.node.replace_input_with(use.idx, copy)
-    taken = {use.node.name for use in uses}
+    known, name = plan.tensors[str(value.name)], f"{value.name}_convert"
+    copy = insert(model, plan, value, name, [use.node for use in uses])
     if known.readers is not None:
+        taken = {use.node.name for use in uses}
         plan.put(replace(known, readers=(known.readers - taken) | {name}))
-    plan.nodes[name] = NodePlan(name, "Identity", True, f"{REASON}: convert")
     plain = replace(known, name=name, group=name, readers=None, given=None, fixed_range=None)
     plan.put(_overridden(plain, wanted, copy))
-
-
-def drop_converters(model: ir.Model, plan: Plan) -> None:
-    """Take the Identity nodes of ``convert`` out of the written graph: a DequantizeLinear feeds the second pair."""
-    names = {name for name, node in plan.nodes.items() if node.reason == f"{REASON}: convert"}
-    for node in [node for node in model.graph if node.name in names and node.op_type == "Identity"] if names else ():
-        if node.inputs[0] is not None:
-            bypass(node, node.inputs[0])

@@ -19,7 +19,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx.graph.surgery import is_constant
-from quark.onnx.qdq import align, block_axes, fuse, outputs, overrides, passthrough, selection, slots
+from quark.onnx.qdq import align, block_axes, dual_pairs, fuse, outputs, overrides, passthrough, selection, slots
 from quark.onnx.qdq.block_axes import in_blocks
 from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
@@ -64,10 +64,11 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     _leave_outputs(placement)
     outputs.leave_float(model, placement.plan, job)
     fuse.drop_fused(model, placement.plan, job)
+    dual_pairs.pair_boundaries(model, placement.plan, job, decisions)
     align.align(model, placement.plan, job)
     passthrough.pass_through(model, placement.plan, job.options.CalibPassthroughOpTypes)
-    block_axes.refine(model, placement.plan, job)
     overrides.override(model, placement.plan, job.options)
+    block_axes.refine(model, placement.plan, job)
     _settle(placement.plan)
     return placement.plan
 
