@@ -19,10 +19,10 @@ from quark.config.plan import Plan
 from quark.errors import ModelError
 from quark.onnx.graph.weightless import through_proto
 from quark.onnx.passes.constants import remove_unused
+from quark.onnx.qdq import second_type
 from quark.onnx.qdq.carriers import activation_kind, constant_kind
 from quark.onnx.qdq.carry import ACTIVATION_NODES, AMD, OWN, Carried, single
 from quark.onnx.qdq.initializers import Parameters
-from quark.onnx.qdq import second_type
 from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant
 from quark.operators import add_functions
 
