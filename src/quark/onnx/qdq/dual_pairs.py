@@ -99,7 +99,7 @@ def _settle_input(node: ir.Node, value: ir.Value, own: LayerSpec, at: Boundaries
         return
     key = (tensor.name, own.inputs.format)
     reason = f"{OPTION}: {node.op_type} {name!r} reads {tensor.name!r} in its own type"
-    if tensor.readers == frozenset([name]) and key not in at.made:  # the last that reads the first pair: it becomes its own
+    if tensor.readers == frozenset([name]) and key not in at.made:  # the last reader of the first pair takes it over
         at.plan.put(replace(tensor, spec=in_blocks(own.inputs, value), reason=reason))
         return
     if tensor.readers is not None:
