@@ -69,16 +69,21 @@ def export_safetensors(
     if custom_mode != "quark" and (weight_format, pack_method) != ("real_quantized", "reorder"):
         raise ConfigError(f"custom_mode {custom_mode!r} has real_quantized weights in the order 'reorder'")
     if custom_mode == "quark":
-        described: dict[str, Any] = {**config.to_dict(), "quant_method": "quark", "export": export.to_dict()}
+        entry = described(config, export)
     else:
-        described = custom_config(config, custom_mode, export.to_dict())
+        entry = custom_config(config, custom_mode, export.to_dict())
     items = items_of(model, pack_method, weight_format)
     if custom_mode != "quark":
         items = custom_items(items, model, custom_mode, config)
     with new_folder(output_dir) as folder:
         write_shards(folder, items, stem_of(model), max_shard_size)
         copy_beside(model, folder)
-        write_config(model, folder, described)
+        write_config(model, folder, entry)
+
+
+def described(config: QConfig, export: JsonExporterConfig) -> dict[str, Any]:
+    """The ``quantization_config`` of ``config.json``."""
+    return {**config.to_dict(), "quant_method": "quark", "export": export.to_dict()}
 
 
 def config_of(model: nn.Module) -> QConfig:

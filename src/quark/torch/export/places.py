@@ -91,8 +91,16 @@ def quantizer_places(layer: QuantLayer) -> Iterator[tuple[str, Place]]:
                     yield f"{prefix}_{activation_name(part, kind, number)}", (part, kind)
 
 
-def put(module: nn.Module, own: str, value: torch.Tensor, what: str) -> torch.Tensor:
-    """One tensor to its place.
+def place_of(model: nn.Module, name: str) -> Place:
+    """The module and the name in it that the dotted ``name`` means."""
+    owner, _, own = name.rpartition(".")
+    return model.get_submodule(owner), own
+
+
+def put(
+    module: nn.Module, own: str, value: torch.Tensor, what: str, device: torch.device | None = None
+) -> torch.Tensor:
+    """One tensor to its place, on ``device`` (None: where the place is, or the CPU).
 
     Returns:
         What the module holds now.
@@ -101,14 +109,16 @@ def put(module: nn.Module, own: str, value: torch.Tensor, what: str) -> torch.Te
         ModelError: another shape or type than the place has.
     """
     old: torch.Tensor = getattr(module, own)
-    free = isinstance(module, FakeQuantize) and old.is_meta  # a scale whose number the configuration does not tell
+    free = isinstance(module, FakeQuantize) and not old.numel()  # a scale whose number the configuration does not tell
     if not free and tuple(value.shape) != tuple(old.shape):
         raise ModelError(f"{what} has the shape {list(value.shape)}, and the model needs {list(old.shape)}")
+    if old.dtype == torch.uint8 and value.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        value = value.view(torch.uint8)
     if value.dtype != old.dtype:
         if not (value.dtype in FLOATS and old.dtype in FLOATS) and not isinstance(module, FakeQuantize):
             raise ModelError(f"{what} is {value.dtype}, and the model needs {old.dtype}")
         value = value.to(old.dtype)
-    return share(module, own, value.to("cpu" if old.is_meta else old.device))
+    return share(module, own, value.to(device or ("cpu" if old.is_meta else old.device)))
 
 
 def share(module: nn.Module, own: str, value: torch.Tensor) -> torch.Tensor:

@@ -106,7 +106,7 @@ def map_model(model: nn.Module, scheme: Scheme) -> None:
         raise ModelError(f"{type(model).__name__} is quantized already; pass a float model")
     taken_apart = unfuse_experts(model)
     map_attention(model, scheme.config)
-    map_layers(model, scheme.config, scheme.stored.pack_method, scheme.stored.weight_format)
+    map_layers(model, scheme.config, scheme.stored.pack_method, scheme.stored.weight_format, bytes_only=True)
     fuse_untouched(taken_apart)
 
 
@@ -127,6 +127,11 @@ def from_transformers(
     names = checkpoint.config.get("architectures") or []
     auto: Any = transformers.AutoModelForCausalLM
     cls: Any = getattr(transformers, names[0], None) if isinstance(names, list) and names else None
+    if name := checkpoint.config.get("_class_name"):
+        raise ModelError(
+            f"{str(checkpoint.folder)!r} holds a {name}, a model of diffusers; pass the float model, or import "
+            f"quark.integrations.diffusers and call {name}.from_pretrained"
+        )
     if cls is None and not trust_remote_code:
         raise ModelError(
             f"{str(checkpoint.folder / 'config.json')!r} names the architecture {names!r}, which transformers does not "

@@ -32,8 +32,20 @@ FEATURES = {
 }
 
 
-def map_layers(model: nn.Module, config: QConfig, pack_method: str, weight_format: str = "real_quantized") -> None:
+def map_layers(
+    model: nn.Module,
+    config: QConfig,
+    pack_method: str,
+    weight_format: str = "real_quantized",
+    bytes_only: bool = False,
+) -> None:
     """Turn the layers of ``model`` that ``config`` names into quantized ones, whose parameters are still to be loaded.
+
+    Args:
+        model: float; its tensors may be on the meta device.
+        config: what the file says.
+        pack_method, weight_format: of the file.
+        bytes_only: codes of FP8 are held as bytes, so that nobody takes their type for that of the model.
 
     Raises:
         ConfigError, ModelError: the configuration does not fit the model.
@@ -44,7 +56,7 @@ def map_layers(model: nn.Module, config: QConfig, pack_method: str, weight_forma
         quantizers = {slot: activation(item, slot) for slot in ("input_tensors", "output_tensors")}
         for slot in OWN:
             quantizers[slot] = (stored if real else static)(item, slot, pack_method)
-        take_codes(item, quantizers)
+        take_codes(item, quantizers, bytes_only)
         attach(item.layer.module, quantizers)
         item.layer.module.__dict__["compact"] = real and any(quantizers[slot] for slot in OWN)
         for slot, quantizer in quantizers.items():
@@ -133,19 +145,21 @@ def features_of(module: nn.Module, item: Match, slot: str, quantizer: Quantizer)
 
 def fill(part: FakeQuantize, shape: tuple[int, ...] | None, device: torch.device) -> None:
     """Empty parameters, of the types that a file has; without ``shape`` those of the file are taken as they are."""
-    device, shape = (torch.device("meta"), ()) if shape is None else (device, shape)
+    device, shape = (torch.device("meta"), (0,)) if shape is None else (device, shape)
     part.scale = torch.empty(shape, dtype=torch.float32, device=device)
     if part.stage.format.has_zero_point:
         dtype = torch.float32 if part.stage.real_zero else torch.int32
         part.zero_point = torch.empty(shape, dtype=dtype, device=device)
 
 
-def take_codes(item: Match, quantizers: dict[str, Quantizer | None]) -> None:
+def take_codes(item: Match, quantizers: dict[str, Quantizer | None], bytes_only: bool) -> None:
     """Empty codes in the place of the weights that are kept as codes."""
     for slot in OWN:
         quantizer, module = quantizers[slot], item.layer.module
         if isinstance(quantizer, StoredTensor):
             shape, dtype = quantizer.layout.form()[CODES]
+            if bytes_only and dtype.itemsize == 1:
+                dtype = torch.uint8 if dtype.is_floating_point else dtype
             codes = torch.empty(shape, dtype=dtype, device=module._parameters[slot].device)
             module._parameters[slot] = nn.Parameter(codes, requires_grad=False)
 

@@ -124,8 +124,10 @@ def quantized_item(layer: QuantLayer, name: str, slot: str, pack_method: str, we
     if not isinstance(quantizer, StoredTensor):
         source = Source(name, lambda: value, quantizer, tuple(value.shape), value.dtype, layer.frozen)  # type: ignore[arg-type]
     elif weight_format == "real_quantized" and quantizer.layout.pack_method == pack_method:
-        form = {named(name, key): entry for key, entry in quantizer.layout.form().items()}
-        return Item(form, lambda: renamed(name, {**quantizer.stored, CODES: value.detach()}))
+        form = quantizer.layout.form()
+        codes = value.detach().view(form[CODES][1])  # those of FP8 may be held as bytes
+        held = {named(name, key): entry for key, entry in form.items()}
+        return Item(held, lambda: renamed(name, {**quantizer.stored, CODES: codes}))
     else:
         again = quantizer.quantizer(value)
         source = Source(name, lambda: quantizer(value), again, quantizer.layout.shape, quantizer.dtype, True)
