@@ -27,6 +27,7 @@ LAYERS = {  # a module imports from lower numbers only, and from its own package
     "config": 2,
     "algorithms": 3,
     "report": 3,
+    "search": 3,
     "onnx": 4,
     "torch": 4,
     "cli": 5,

@@ -23,6 +23,7 @@ onnx_app = typer.Typer(no_args_is_help=True, help="Quantize, inspect and compare
 app.add_typer(onnx_app, name="onnx")
 app.add_typer(torch_app, name="torch")
 
+DEFAULT_PRESET = "A8W8_CPU"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 Data = Annotated[
     Path | None,
@@ -40,7 +41,31 @@ ReportPath = Annotated[
     Path | None,
     typer.Option("--report", help="Also write an HTML page: SQNR per layer, histogram and clipping range per tensor."),
 ]
-Preset = Annotated[str, typer.Option("--preset", "-p", help="A configuration by name; `quark presets` lists them.")]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset", "-p", show_default=DEFAULT_PRESET, help="A configuration by name; `quark presets` lists them."
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="A configuration file in the place of a preset, such as a plan of `search`."),
+]
+Candidates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--candidate",
+        "-c",
+        metavar="NAME",
+        help="What a layer may become: a preset, two data types as in `uint8/int4@32`, or `float`; may be repeated.",
+    ),
+]
+Workers = Annotated[int, typer.Option(min=1, help="Layers that are tried at once.")]
+LedgerPath = Annotated[
+    Path | None,
+    typer.Option("--ledger", help="A .json file that finished layers are kept in; run again, it goes on from there."),
+]
+ChartReport = Annotated[Path | None, typer.Option("--report", help="Also write an HTML page with the layers plotted.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="OPTION=VALUE", help="Set one option (`quark options` lists them); may be repeated."),
@@ -58,6 +83,17 @@ PlanPath = Annotated[
 ]
 
 
+def chosen_preset(preset: str | None, config: Path | None) -> str:
+    """The preset that was typed, or the usual one.
+
+    Raises:
+        typer.BadParameter: a preset beside a configuration file, which names its own.
+    """
+    if preset is not None and config is not None:
+        raise typer.BadParameter("give --preset or --config, not both: the file names its preset")
+    return preset or DEFAULT_PRESET
+
+
 @onnx_app.command(
     epilog="""**Examples**
 
@@ -72,7 +108,8 @@ About 32 to 256 samples that look like the real inputs are enough. Exit codes: 0
 def quantize(
     model: Annotated[Path, typer.Argument(help="The float model, an .onnx file. It is not changed.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the quantized model.")],
-    preset: Preset = "A8W8_CPU",
+    preset: Preset = None,
+    config: ConfigFile = None,
     data: Data = None,
     random: Random = False,
     samples: Count = None,
@@ -95,7 +132,8 @@ def quantize(
     from quark.cli.sources import Source
 
     source = Source(data, random, samples, mean, std)
-    request = quantization.Request(model, output, preset, source, tuple(settings or ()), target, tuple(exclude or ()))
+    chosen = tuple(settings or ()), target, tuple(exclude or ()), config
+    request = quantization.Request(model, output, chosen_preset(preset, config), source, *chosen)
     quantization.run(request, report, plan, check, json)
 
 
@@ -108,7 +146,8 @@ def quantize(
 )
 def plan(
     model: Annotated[Path, typer.Argument(help="The float model, an .onnx file.")],
-    preset: Preset = "A8W8_CPU",
+    preset: Preset = None,
+    config: ConfigFile = None,
     settings: Settings = None,
     target: Target = None,
     exclude: Exclude = None,
@@ -125,8 +164,126 @@ def plan(
     from quark.cli.sources import Source
 
     source = Source(None, False, None, "0", "1")
-    request = Request(model, model, preset, source, tuple(settings or ()), target, tuple(exclude or ()))
+    chosen = tuple(settings or ()), target, tuple(exclude or ()), config
+    request = Request(model, model, chosen_preset(preset, config), source, *chosen)
     planning.run(request, tensors, json)
+
+
+@onnx_app.command(
+    epilog="""**Examples**
+
+`quark onnx sensitivity model.onnx --preset A8W8 --data samples/ --samples 16 --report layers.html`
+
+`quark onnx sensitivity model.onnx -p A8W8 -c A8W8 -c uint8/int4 -c A16W8 --data samples/`"""
+)
+def sensitivity(
+    model: Annotated[Path, typer.Argument(help="The float model, an .onnx file.")],
+    preset: Preset = None,
+    config: ConfigFile = None,
+    candidate: Candidates = None,
+    data: Data = None,
+    random: Random = False,
+    samples: Count = 16,
+    mean: Mean = "0",
+    std: Std = "1",
+    settings: Settings = None,
+    target: Target = None,
+    exclude: Exclude = None,
+    metric: Annotated[
+        str, typer.Option(help="What ranks the layers: sqnr, mse, cosine, kl, or FILE.py:FUNCTION of a model's path.")
+    ] = "sqnr",
+    workers: Workers = 1,
+    ledger: LedgerPath = None,
+    report: ChartReport = None,
+    json: Json = False,
+) -> None:
+    """Rank the layers by what the model loses when only that layer is quantized.
+
+    One calibration, then every layer alone under every candidate (the preset itself when none is given).
+    """
+    from quark.cli import searching
+    from quark.cli.sources import Source
+
+    request = searching.Request(
+        model,
+        chosen_preset(preset, config),
+        config,
+        tuple(candidate or ()),
+        Source(data, random, samples, mean, std),
+        (tuple(settings or ()), target, tuple(exclude or ())),
+        workers,
+        ledger,
+    )
+    searching.run_sensitivity(request, metric, report, json)
+
+
+@onnx_app.command(
+    epilog="""**Examples**
+
+`quark onnx search model.onnx -o plan.yaml --target "sqnr>=30" -c uint8/int4 -c A8W8 -c A16W8 --data samples/`
+
+`quark onnx search model.onnx -o plan.yaml --target "top1>=0.85" --metric task.py:top1 --budget latency --data samples/`
+
+`quark onnx quantize model.onnx -o q.onnx --config plan.yaml --data samples/`"""
+)
+def search(
+    model: Annotated[Path, typer.Argument(help="The float model, an .onnx file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The plan, a .yaml or .json file to edit and use.")],
+    goal: Annotated[
+        str | None, typer.Option("--target", metavar="METRIC>=X", help="What the whole quantized model has to reach.")
+    ] = None,
+    limit: Annotated[
+        float | None, typer.Option(help="In the place of a target: the most of the budget (bytes, bits or seconds).")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="What is to be small: size, bits or latency.")] = "size",
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION", help="Your metric for the target: function(path of a model) → number."
+        ),
+    ] = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    candidate: Candidates = None,
+    data: Data = None,
+    eval_data: Annotated[
+        Path | None, typer.Option("--eval-data", help="Samples that whole plans are measured on, as --data.")
+    ] = None,
+    random: Random = False,
+    samples: Count = 16,
+    mean: Mean = "0",
+    std: Std = "1",
+    settings: Settings = None,
+    layout: Annotated[
+        str | None, typer.Option("--layout", metavar="cpu|any", help="As `--target` of `quantize`.")
+    ] = None,
+    exclude: Exclude = None,
+    compare: Annotated[bool, typer.Option(help="Also measure every candidate for all layers.")] = True,
+    rounds: Annotated[int, typer.Option(min=1, help="Whole plans that are quantized and measured, at most.")] = 8,
+    workers: Workers = 1,
+    ledger: LedgerPath = None,
+    report: ChartReport = None,
+    json: Json = False,
+) -> None:
+    """Find a mixed-precision plan: a data type for every layer, so that a metric meets its target at least cost.
+
+    Every layer is tried alone, integer programming chooses, the whole plan is quantized and measured, until it holds.
+    """
+    from quark.cli import searching
+    from quark.cli.sources import Source
+
+    request = searching.Request(
+        model,
+        chosen_preset(preset, config),
+        config,
+        tuple(candidate or ()),
+        Source(data, random, samples, mean, std),
+        (tuple(settings or ()), layout, tuple(exclude or ())),
+        workers,
+        ledger,
+    )
+    wanted = searching.Wanted(output, goal, limit, budget, metric, eval_data, compare, rounds)
+    searching.run_search(request, wanted, report, json)
 
 
 @onnx_app.command(epilog="**Example**: `quark onnx explain quantized.onnx conv1_output`")

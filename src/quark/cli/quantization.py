@@ -15,6 +15,7 @@ from quark.cli.sources import Source, feeds
 from quark.errors import ConfigError, unknown
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import Comparison, compare
+from quark.onnx.config_file import load_config
 from quark.onnx.data import Feed
 from quark.onnx.describe import file_bytes
 from quark.onnx.flow import Result
@@ -40,6 +41,12 @@ class Request:
     settings: tuple[str, ...]
     target: str | None
     exclude: tuple[str, ...]
+    config: Path | None = None
+
+    @property
+    def named(self) -> str:
+        """The configuration in a word."""
+        return self.preset if self.config is None else str(self.config)
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,8 @@ def run(request: Request, report: Path | None, plan: Path | None, check: bool, j
 
 
 def configure(request: Request, settings: dict[str, Any]) -> Config:
-    """The preset with the options of the command line."""
-    config = get_default_config(request.preset)
+    """The preset or the configuration file, with the options of the command line."""
+    config = get_default_config(request.preset) if request.config is None else load_config(request.config)
     if request.target is not None:
         if request.target not in TARGETS:
             raise ConfigError(unknown("target", request.target, TARGETS))
@@ -127,7 +134,7 @@ def facts(request: Request, result: Result, seconds: float, check: Check | None)
     found: dict[str, Any] = {
         "model": request.model,
         "output": request.output,
-        "preset": request.preset,
+        "preset": request.named,
         "nodes": {"total": len(nodes), "quantized": sum(node.quantized for node in nodes)},
         "bytes": {"float": file_bytes(request.model), "quantized": file_bytes(request.output)},
         "seconds": {"total": seconds, **result.seconds},
@@ -148,7 +155,7 @@ def page(request: Request, result: Result, check: Check) -> Report:
         ("SQNR of the output" if len(check.comparison.outputs) == 1 else "SQNR, worst output", decibels(worst.sqnr)),
         ("size", f"{file_size(before)} → {file_size(after)}"),
         ("latency", f"{milliseconds(check.seconds['float'])} → {milliseconds(check.seconds['quantized'])}"),
-        ("preset", request.preset),
+        ("configuration", request.named),
     )
     tables = (outcome(request, check), *summary_tables(result.plan, result.weak))
     title = f"{request.model.name} → {request.output.name}"

@@ -40,7 +40,8 @@ Selector = str | Subgraph
 class Rule:
     """``layer`` for the nodes that ``selectors`` name; ``None`` keeps them in float.
 
-    ``by_type`` reads the selectors as operator types; ``source`` names the field of the user's configuration.
+    ``by_type`` reads the selectors as operator types; ``source`` names the field of the user's configuration;
+    ``inputs`` keeps tensors that only such float nodes read in float, too.
     """
 
     selectors: tuple[Selector, ...]
@@ -48,16 +49,19 @@ class Rule:
     source: str
     by_type: bool = False
     strict: bool = True
+    inputs: bool = False
 
 
 @dataclass(frozen=True)
 class Decision:
     """The specs of a node (``None``: it stays float), the reason in words, and its rank: that of later entries is
-    higher, and wins where two nodes share a tensor. The global configuration has rank 0."""
+    higher, and wins where two nodes share a tensor. The global configuration has rank 0. ``inputs``: its inputs stay
+    float with it."""
 
     layer: LayerSpec | None
     reason: str
     rank: int = 0
+    inputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Rules:
                 reason = f"{rule.source}: {_written(selector)}"
                 for name in _found(selector, nodes, before, rule):
                     if name in decisions:
-                        decisions[name] = Decision(rule.layer, reason, rank)
+                        decisions[name] = Decision(rule.layer, reason, rank, rule.inputs)
         return decisions
 
 

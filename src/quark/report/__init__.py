@@ -7,9 +7,10 @@ what a Plan did, ``quark.report.html`` writes the page.
 from __future__ import annotations
 
 from quark.report.tables import decibels, file_size, milliseconds, print_table, to_rich
-from quark.report.values import Layer, Report, Table, TensorView
+from quark.report.values import Chart, Layer, Report, Table, TensorView
 
 __all__ = [
+    "Chart",
     "Layer",
     "Report",
     "Table",

@@ -11,7 +11,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from quark.report.tables import is_numeric, plain
-from quark.report.values import Layer, Report, Table, TensorView
+from quark.report.values import Chart, Layer, Report, Table, TensorView
 
 
 def write_html(report: Report, path: str | Path) -> Path:
@@ -32,7 +32,13 @@ def render(report: Report) -> str:
         "STYLE": _asset("report.css"),
         "FACTS": "".join(_fact(label, value) for label, value in report.facts),
         "TABLES": "".join(_table(table) for table in report.tables),
-        "DATA": _embed({"layers": [_layer(x) for x in report.layers], "tensors": [_tensor(x) for x in report.tensors]}),
+        "DATA": _embed(
+            {
+                "layers": [_layer(x) for x in report.layers],
+                "tensors": [_tensor(x) for x in report.tensors],
+                "charts": [_chart(x) for x in report.charts],
+            }
+        ),
         "SCRIPT": _asset("report.js"),
         "PLOTLY": get_plotlyjs(),
     }
@@ -74,6 +80,11 @@ def _layer(layer: Layer) -> dict[str, Any]:
         "sqnr": plain(round(layer.sqnr, 2)),
         "cosine": plain(round(layer.cosine, 6)),
     }
+
+
+def _chart(chart: Chart) -> dict[str, Any]:
+    series = [{"label": label, "values": [plain(float(v)) for v in values]} for label, values in chart.series]
+    return {"title": chart.title, "axis": chart.axis, "names": list(chart.names), "series": series, "note": chart.note}
 
 
 def _tensor(tensor: TensorView) -> dict[str, Any]:

@@ -83,6 +83,25 @@ class TensorView:
 
 
 @dataclass(frozen=True)
+class Chart:
+    """Bars, one row a name, one colour a series.
+
+    Attributes:
+        title: what is shown.
+        axis: what the length of a bar is, with its unit.
+        names: of the rows, top to bottom.
+        series: (label, a value per row); ``nan`` leaves a row without a bar.
+        note: a line above.
+    """
+
+    title: str
+    axis: str
+    names: tuple[str, ...]
+    series: tuple[tuple[str, tuple[float, ...]], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything on one page. ``facts`` are the headline figures: (label, value)."""
 
@@ -91,3 +110,4 @@ class Report:
     tables: tuple[Table, ...] = ()
     layers: tuple[Layer, ...] = ()
     tensors: tuple[TensorView, ...] = field(default=())
+    charts: tuple[Chart, ...] = ()

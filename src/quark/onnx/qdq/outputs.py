@@ -1,4 +1,4 @@
-"""Graph outputs that stay float.
+"""Graph outputs that stay float, and inputs of layers that are to compute in float altogether.
 
 Quantizing the last result of a network costs accuracy (logits lose resolution, values beyond the calibrated range are
 clipped) and wins nothing where the operator can write float from integer operands (Gemm, MatMul) or is cheap. A
@@ -7,6 +7,8 @@ force every operator (``ForceQuantizeNoInputCheck``), keep the pairs that their 
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import onnx_ir as ir
 
@@ -42,3 +44,23 @@ def _movable(output: ir.Value) -> list[ir.Value]:
         value = source
         chain.append(value)
     return []
+
+
+def leave_inputs(model: ir.Model, plan: Plan, names: Collection[str]) -> None:
+    """Take the tensors out of the plan that only the nodes called ``names`` read, with the layout operators that only
+    move them to there: a layer that is kept in float for its precision wants the values before rounding."""
+    for node in (node for node in model.graph if node.name in names) if names else ():
+        for value in node.inputs:
+            while value is not None and _read_by(value, names):
+                plan.tensors.pop(value.name or "", None)
+                producer = value.producer()
+                if producer is None or producer.op_type not in OP_RULES:
+                    break
+                if OP_RULES[producer.op_type].output != "same" or len(producer.outputs) != 1:
+                    break
+                names = {*names, producer.name or ""}
+                value = producer.inputs[0]
+
+
+def _read_by(value: ir.Value, names: Collection[str]) -> bool:
+    return not value.is_graph_output() and all((use.node.name or "") in names for use in value.uses())

@@ -100,5 +100,40 @@ function drawTensors(tensors) {
   });
 }
 
+function drawChart(chart) {
+  const section = document.createElement("section");
+  const title = document.createElement("h2");
+  title.textContent = chart.title;
+  const note = document.createElement("p");
+  note.className = "note";
+  note.textContent = chart.note;
+  const plot = document.createElement("div");
+  section.append(title, note, plot);
+  document.getElementById("charts").append(section);
+  const finite = chart.series.flatMap(s => s.values.map(Number)).filter(Number.isFinite);
+  const longest = Math.max(1e-30, ...finite);
+  const length = v => (v === "inf" ? longest * 1.05 : v === "nan" ? null : Number(v));
+  const colors = ["#2166ac", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e", "#a6761d", "#666666"];
+  const traces = chart.series.map((s, i) => ({
+    type: "bar", orientation: "h", name: s.label, y: chart.names.map((_, k) => k), x: s.values.map(length),
+    marker: { color: colors[i % colors.length] },
+    text: s.values.map(v => (v === "inf" ? "equal" : v === "nan" ? "" : Number(v).toPrecision(3))),
+    textposition: "outside", cliponaxis: false, customdata: chart.names,
+    hovertemplate: "%{customdata}<br>" + s.label.replace(/[<>&]/g, "") + ": %{text}<extra></extra>",
+  }));
+  const layout = {
+    font, height: 110 + (10 + 14 * traces.length) * chart.names.length, bargap: 0.2, barmode: "group",
+    margin: { l: 10, r: 60, t: 30, b: 44 }, showlegend: traces.length > 1,
+    legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal" },
+    yaxis: {
+      autorange: "reversed", automargin: true, showgrid: false,
+      tickvals: chart.names.map((_, k) => k), ticktext: chart.names.map(n => shorten(n, 44).replace(/</g, "&lt;")),
+    },
+    xaxis: { title: { text: chart.axis }, gridcolor: grid, zerolinecolor: "#b8c4d0" },
+  };
+  Plotly.newPlot(plot, traces, layout, quiet);
+}
+
+data.charts.forEach(drawChart);
 drawLayers(data.layers);
 drawTensors(data.tensors);

@@ -194,6 +194,8 @@ class QuantizationConfig:
         enable_npu_cnn, enable_npu_transformer: the options ``EnableNPUCnn`` and ``EnableNPUTransformer``.
         algorithms: as ``algo_config`` of ``QConfig``.
         exclude: as in ``QConfig``; ``nodes_to_exclude`` and ``subgraphs_to_exclude`` are its older spellings.
+        layers: specs of single layers by node name or ``^regular expression``, as a search finds them; ``None`` keeps a
+            layer and its inputs in float. Later entries win, also at tensors that layers share.
     """
 
     layer: LayerSpec
@@ -216,6 +218,7 @@ class QuantizationConfig:
     debug_mode: bool = False
     crypto_mode: bool = False
     ignore_warnings: bool = True
+    layers: dict[str, LayerSpec | None] = field(default_factory=dict)
 
     @classmethod
     def from_preset(cls, preset: Preset) -> QuantizationConfig:
@@ -275,7 +278,8 @@ class Config:
         options = parse_options(given)
         excluded = _selectors([*legacy.nodes_to_exclude, *legacy.subgraphs_to_exclude])
         layer = _dynamic(replace(legacy.layer, inputs=None)) if legacy.use_dynamic_quant else legacy.layer
-        rules = Rules(layer, (Rule(excluded, None, "nodes_to_exclude"),) if excluded else ())
+        single = [Rule((name,), spec, "layers", inputs=spec is None) for name, spec in legacy.layers.items()]
+        rules = Rules(layer, (*single, Rule(excluded, None, "nodes_to_exclude")) if excluded else tuple(single))
         algorithms = checked(legacy.algorithms, "algorithms")
         wanted = legacy.include_cle and not (legacy.use_dynamic_quant or options.UseMatMulNBits)
         if wanted and not any(isinstance(entry, CLEConfig) for entry in algorithms):

@@ -1,0 +1,100 @@
+"""Sensitivities and plans as tables, charts and plain data, for both flows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from quark.report import Chart, Table, decibels, file_size, milliseconds
+from quark.search.values import Found, Study, Trial
+
+#: Layers of a chart; the others lose less.
+PLOTTED = 60
+
+
+def layer_table(study: Study) -> Table:
+    """One row a layer, that which loses most first (by its worst candidate)."""
+    names, columns = worst_first(study), study.candidates
+    rows = []
+    for name in names:
+        trials = [study.of(name, candidate) for candidate in columns]
+        kind = next(trial.kind for trial in trials if trial is not None)
+        rows.append((name, kind, *("–" if trial is None else loss_words(trial, study.metric) for trial in trials)))
+    heads = tuple(f"{column}: {loss_name(study.metric)}" for column in columns)
+    note = f"Each layer quantized alone, on {study.samples} samples."
+    return Table("Sensitivity, worst first", ("layer", "kind", *heads), tuple(rows), note)
+
+
+def worst_first(study: Study) -> list[str]:
+    """Names of layers by their largest loss."""
+    return list(dict.fromkeys(trial.layer for trial in study.ranked()))
+
+
+def loss_name(metric: str) -> str:
+    """What is shown of a trial."""
+    return metric.rpartition(":")[2]
+
+
+def loss_words(trial: Trial, metric: str) -> str:
+    """The loss as people read it."""
+    if metric == "sqnr":
+        return decibels(trial.metrics["sqnr"])
+    return f"{shown_value(trial, metric):.4g}"
+
+
+def shown_value(trial: Trial, metric: str) -> float:
+    """The measure that a study ranks by; that of the user's function as it returned it."""
+    return trial.metrics.get(metric, trial.metrics.get("value", trial.loss))
+
+
+def chart(study: Study) -> Chart:
+    """The layers that lose most, a series per candidate."""
+    names = worst_first(study)[:PLOTTED]
+    series = []
+    for candidate in study.candidates:
+        trials = [study.of(name, candidate) for name in names]
+        values = (math.nan if trial is None else shown_value(trial, study.metric) for trial in trials)
+        series.append((candidate, tuple(values)))
+    kinds = {trial.layer: trial.kind for trial in study.trials}
+    shown = (
+        f"The {len(names)} layers that lose most of {len(study.layers)}"
+        if len(names) < len(study.layers)
+        else "All layers"
+    )
+    unit = "SQNR, dB (longer is better)" if study.metric == "sqnr" else loss_name(study.metric)
+    note = f"{shown}, each quantized alone, worst first."
+    return Chart("Sensitivity", unit, tuple(f"{kinds[name]}  {name}" for name in names), tuple(series), note)
+
+
+def found_table(found: Found, target: str | None) -> Table:
+    """The plan beside uniform data types."""
+    budgets = [name for name in ("size", "bits", "latency") if name in found.costs]
+    rows = [("the plan", f"{found.value:.6g}", *(cost_words(name, found.costs[name]) for name in budgets))]
+    for name, (value, costs) in found.uniform.items():
+        measured = "" if value is None else f"{value:.6g}"
+        rows.append((f"all {name}", measured, *(cost_words(key, costs[key]) for key in budgets)))
+    counts = ", ".join(f"{count} × {name}" for name, count in found.counts().items())
+    note = f"{counts}. {found.measured} plans were quantized and measured{f' for {target}' if target else ''}."
+    return Table("Mixed precision", ("", found.metric, *budgets), tuple(rows), note)
+
+
+def cost_words(name: str, value: float) -> str:
+    """A cost with its unit."""
+    if name == "size":
+        return file_size(value)
+    return milliseconds(value) if name == "latency" else f"{value:,.0f}"
+
+
+def found_facts(found: Found) -> dict[str, Any]:
+    """A plan as data."""
+    uniform = {name: {found.metric: value, **costs} for name, (value, costs) in found.uniform.items()}
+    return {
+        "metric": found.metric,
+        "value": found.value,
+        "costs": dict(found.costs),
+        "counts": found.counts(),
+        "plans_measured": found.measured,
+        "layers": dict(found.layers),
+        "uniform": uniform,
+        "sensitivity": found.study.to_dict(),
+    }

@@ -1,0 +1,137 @@
+"""``quark onnx sensitivity`` and ``quark onnx search``: layers tried alone, and plans of mixed precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quark.cli.output import print_json, say, show, write_page
+from quark.cli.search_tables import chart, found_facts, found_table, layer_table
+from quark.cli.settings import parse_settings
+from quark.cli.sources import Source, feeds
+from quark.onnx.config_file import config_of, read_values
+from quark.onnx.search import save_plan, search
+from quark.onnx.sensitivity import sensitivity
+from quark.report import Report
+from quark.report.progress import bars
+from quark.search.plan_file import check_output
+
+#: Candidates of a search where none are given: the preset, more bits for activations, none.
+USUAL = ("A16W8", "float")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was typed; ``chosen``: settings, layout, excluded nodes."""
+
+    model: Path
+    preset: str
+    config: Path | None
+    candidates: tuple[str, ...]
+    source: Source
+    chosen: tuple[tuple[str, ...], str | None, tuple[str, ...]]
+    workers: int
+    ledger: Path | None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a search is for."""
+
+    output: Path
+    target: str | None
+    limit: float | None
+    budget: str
+    metric: str | None
+    eval_data: Path | None
+    compare: bool
+    rounds: int
+
+
+def values_of(request: Request) -> dict[str, Any]:
+    """The configuration as keys and values of a file, with what the command line adds."""
+    values: dict[str, Any] = {"preset": request.preset} if request.config is None else read_values(request.config)
+    settings, layout, exclude = request.chosen
+    options = {**(values.get("options") or {}), **parse_settings(settings)}
+    added: Mapping[str, Any] = {
+        "target": layout or values.get("target"),
+        "options": options,
+        "exclude": [*(values.get("exclude") or []), *exclude],
+    }
+    values |= {key: value for key, value in added.items() if value}
+    config_of(values)  # mistakes are told before the samples are read
+    return values
+
+
+def run_sensitivity(request: Request, metric: str, report: Path | None, json: bool) -> None:
+    """Rank the layers, on standard output."""
+    values = values_of(request)
+    samples = feeds(request.model, request.source)
+    candidates = request.candidates or (values["preset"],)
+    with bars() as update:
+        found = sensitivity(
+            request.model,
+            values,
+            samples,
+            candidates,
+            metric,
+            request.workers,
+            request.ledger,
+            lambda done, total: update("layers", done, total),
+        )
+    table = layer_table(found)
+    if report:
+        facts = (("layers", str(len(found.layers))), ("samples", str(found.samples)))
+        write_page(Report(f"{request.model.name}, layer by layer", facts, (table,), charts=(chart(found),)), report)
+        say(f"Report: {report}")
+    if json:
+        print_json({"model": request.model, "config": values, **found.to_dict()})
+        return
+    show(table)
+
+
+def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool) -> None:
+    """Find a plan, write it, and tell on standard output."""
+    values = values_of(request)
+    check_output(wanted.output)
+    samples = feeds(request.model, request.source)
+    source = request.source
+    held_out = (
+        None
+        if wanted.eval_data is None
+        else feeds(request.model, replace(source, data=wanted.eval_data, random=False, samples=None))
+    )
+    candidates = request.candidates or tuple(dict.fromkeys((values["preset"], *USUAL)))
+    with bars() as update:
+        found = search(
+            request.model,
+            values,
+            samples,
+            candidates,
+            wanted.target,
+            wanted.budget,
+            wanted.limit,
+            wanted.metric,
+            held_out,
+            request.workers,
+            request.ledger,
+            wanted.rounds,
+            wanted.compare,
+            lambda done, total: update("layers", done, total),
+        )
+    save_plan(wanted.output, values, found, wanted.target, wanted.budget)
+    table = found_table(found, wanted.target)
+    if report:
+        facts = ((found.metric, f"{found.value:.4g}"), ("plans measured", str(found.measured)))
+        tables = (table, layer_table(found.study))
+        write_page(
+            Report(f"{request.model.name}, mixed precision", facts, tables, charts=(chart(found.study),)), report
+        )
+        say(f"Report: {report}")
+    if json:
+        print_json({"model": request.model, "output": wanted.output, **found_facts(found)})
+        return
+    show(table)
+    say(f"Wrote {wanted.output}. Next: quark onnx quantize {request.model} -o OUT --config {wanted.output} --data ...")

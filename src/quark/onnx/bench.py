@@ -1,0 +1,397 @@
+"""One layer of a model quantized at a time: what is needed for it is prepared once, and every trial is cheap.
+
+    prepare, transform the float model once → per candidate: place, calibrate (one pass over the data), parameters
+    → per layer and candidate: emit only that layer's tensors, run a few samples, compare with the float outputs
+
+A layer owns its weights, its biases and what it reads; what it makes belongs to the layers that read it, and to it only
+where no quantized layer does. So the trials of all layers together hold every quantized tensor once.
+
+The prepared model, the samples and the float outputs lie in a folder: a trial runs in this process or in any that sees
+the folder (joblib), and memory holds one model, mapped, and one sample. Not handled: bodies of If and Loop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.job import Job, Target, for_target
+from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.config.rules import Rule
+from quark.config.tensor import LayerSpec
+from quark.errors import ConfigError, DataError
+from quark.numerics.formats import get_format
+from quark.onnx import fingerprint
+from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.samples import rereadable
+from quark.onnx.algorithms.stages import transform
+from quark.onnx.calibration import Request, find_ranges, observe
+from quark.onnx.data import Feed, checked, inputs_of
+from quark.onnx.data_layout import in_layout
+from quark.onnx.graph import model as files
+from quark.onnx.graph.run import Libraries, Runner
+from quark.onnx.npu.adapt import adapt
+from quark.onnx.npu.simulate import simulate
+from quark.onnx.pipeline import prepare
+from quark.onnx.qdq.modes import MODES
+from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
+from quark.onnx.qdq.parameters import observed
+from quark.onnx.qdq.selection import known_nodes
+from quark.onnx.qdq.settings import request_of
+from quark.onnx.quantization.config.candidates import candidate
+from quark.onnx.ranges import samples_of
+from quark.onnx.resume import Resume
+from quark.onnx.scratch import Scratch
+from quark.search.values import FLOAT
+
+MODEL = "float.onnx"
+#: Bits of a value that is not quantized.
+FLOAT_BITS = 32
+Tensors = tuple[TensorPlan, ...]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where trials find what they need; it travels to other processes.
+
+    Attributes:
+        folder: the prepared float model, samples and float outputs.
+        data: what the samples are called there.
+        outputs: names of the float outputs that are compared.
+        samples: how many there are.
+        job: of the whole model.
+        threads: of ONNX Runtime in one trial; ``None``: its choice.
+    """
+
+    folder: Path
+    data: str
+    outputs: tuple[str, ...]
+    samples: int
+    job: Job
+    threads: int | None = None
+
+    @property
+    def model(self) -> Path:
+        """The prepared float model."""
+        return self.folder / MODEL
+
+    def pairs(self) -> Iterator[tuple[Feed, dict[str, np.ndarray]]]:
+        """(sample, float outputs), one in memory at a time."""
+        for index in range(self.samples):
+            yield _read(self.file(index, "in")), _read(self.file(index, "out"))
+
+    def file(self, index: int, side: str) -> Path:
+        """Where one side of a sample is."""
+        return self.folder / f"{self.data}.{index}.{side}.npz"
+
+    def runner(self, model: ir.Model) -> Runner:
+        """A session that gives the outputs of ``model``."""
+        options = self.job.options
+        libraries: Libraries = options.UserCustomOpLibPath
+        return Runner(model, self.outputs, (), options.ExecutionProviders, libraries, self.threads)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer: what becomes of its tensors under every candidate that fits it, and what that costs."""
+
+    name: str
+    op_type: str
+    tensors: Mapping[str, Tensors]
+    costs: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything for the trials of one model.
+
+    Attributes:
+        site: what trials need.
+        units: the layers, in the order of the graph.
+        model, data: digests.
+        moved: inputs whose samples have their channels last in the prepared model.
+    """
+
+    site: Site
+    units: tuple[Unit, ...]
+    model: str
+    data: str
+    moved: frozenset[str]
+
+
+def candidate_layers(names: Sequence[str], target: Target, job: Job) -> dict[str, LayerSpec | None]:
+    """The specs of every candidate, as the target wants them.
+
+    Raises:
+        ConfigError: an unknown candidate, one that is listed twice, or none.
+    """
+    doubled = [name for name in names if list(names).count(name) > 1]
+    if not names or doubled:
+        raise ConfigError(f"the candidate {doubled[0]!r} is listed twice" if doubled else "there are no candidates")
+    found: dict[str, LayerSpec | None] = {}
+    for name in names:
+        rules = replace(job.rules, rules=(Rule((), candidate(name), "candidates"),))
+        found[name] = for_target(replace(job, rules=rules, target=target)).rules.rules[0].layer
+    return found
+
+
+def open_bench(
+    model_input: files.ModelInput,
+    job: Job,
+    candidates: Mapping[str, LayerSpec | None],
+    reader: Any,
+    scratch: Scratch,
+    workers: int = 1,
+) -> Bench:
+    """Prepare, calibrate once, and lay everything out for the trials.
+
+    Args:
+        model_input: the float model.
+        job: of the whole model; its rules decide which layers may be quantized at all.
+        candidates: name -> specs; ``None`` is float.
+        reader: the samples.
+        scratch: where the folder is made.
+        workers: how many trials run at once.
+
+    Raises:
+        ConfigError: a job that is not static, or nothing that can be quantized.
+        DataError: no samples, or no float output to compare.
+    """
+    if job.mode != "static":
+        raise ConfigError(f"single layers are quantized statically; the configuration asks for the mode {job.mode!r}")
+    source = files.load(model_input)
+    digest, known = fingerprint.of_model(source), known_nodes(source)
+    specs = [spec for spec in candidates.values() if spec is not None]
+    rules = replace(job.rules, rules=(*(Rule((), spec, "candidates") for spec in specs), *job.rules.rules))
+    prepared = prepare(source, replace(job, rules=rules))
+    model, job = prepared.model, prepared.job
+    reader = in_layout(rereadable(reader), prepared.moved)
+    transform(model, Context(job, reader, scratch, Resume(), lambda stage, done, total: None))
+    for spec in specs:  # constants that layers share get copies, the same for all candidates
+        MODES["static"].place(model, _whole(job, spec), known)
+    plans = {n: MODES["static"].place(model, _whole(job, s), known) for n, s in candidates.items() if s is not None}
+    _calibrate(model, plans, job, reader, scratch)
+    threads = None if workers == 1 else max(1, (os.cpu_count() or 1) // workers)
+    folder = scratch.folder("single layers").resolve()
+    ir.save(model.clone(), folder / MODEL, external_data=f"{MODEL}.data")
+    site = Site(folder, "data", _float_outputs(model), 0, job, threads)
+    site, data = lay_out(site, samples_of(model, job.options, reader))
+    units = tuple(_units(model, plans, list(candidates), _sizes(site, model)))
+    if not units:
+        raise ConfigError("nothing in the model can be quantized under these candidates")
+    return Bench(site, units, digest, data, prepared.moved)
+
+
+def _whole(job: Job, spec: LayerSpec) -> Job:
+    """The job with every layer that it quantizes under one candidate."""
+    everything = Rule(("^",), spec, "candidate", strict=False)
+    return replace(job, rules=replace(job.rules, rules=(everything, *job.rules.rules)))
+
+
+def _calibrate(model: ir.Model, plans: Mapping[str, Plan], job: Job, reader: Any, scratch: Scratch) -> None:
+    """Scales of all plans. Tensors that several plans observe in one way are observed once."""
+    rounds: list[dict[str, Request]] = []
+    homes: dict[str, int] = {}
+    wanted = {
+        name: {t.name: request_of(t.spec, job.options, scratch.store) for t in observed(plan, job.options)}
+        for name, plan in plans.items()
+    }
+    for name, requests in wanted.items():
+        fits = (k for k, known in enumerate(rounds) if all(_alike(known.get(n), r) for n, r in requests.items()))
+        homes[name] = next(fits, len(rounds))
+        rounds += [{}] if homes[name] == len(rounds) else []
+        rounds[homes[name]].update(requests)
+    options = job.options
+    providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
+    for number, requests in enumerate(rounds):
+        samples = samples_of(model, options, reader) if requests else ()
+        statistics = observe(model, requests, samples, providers, libraries) if requests else {}
+        for name in (name for name, home in homes.items() if home == number):
+            ranges = find_ranges(wanted[name], statistics)
+            MODES["static"].set_parameters(model, plans[name], ranges, options)
+    for plan in plans.values() if job.npu else ():
+        adapt(model.clone(), plan, job)
+
+
+def _alike(known: Request | None, wanted: Request) -> bool:
+    """Whether one statistic serves both."""
+    return known is None or (known.method, known.settings) == (wanted.method, wanted.settings)
+
+
+def _float_outputs(model: ir.Model) -> tuple[str, ...]:
+    kinds = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
+    names = tuple(str(value.name) for value in model.graph.outputs if value.dtype in kinds)
+    if not names:
+        raise DataError("the model has no float output to compare")
+    return names
+
+
+def lay_out(site: Site, samples: Any) -> tuple[Site, str]:
+    """Write the samples and the float outputs; the site with their number, and a digest of the samples."""
+    model, digest, count = _opened(str(site.model)), b"", 0
+    runner = site.runner(model)
+    for count, feed in enumerate(checked(samples, inputs_of(model)), start=1):
+        digest = fingerprint.of_arrays(feed, digest)
+        _write(site.file(count - 1, "in"), feed)
+        _write(site.file(count - 1, "out"), runner.run(feed).values)
+    return replace(site, samples=count), digest.hex()
+
+
+def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Arrays in order after their names, since a name may be one that ``savez`` takes for itself."""
+    np.savez(path, np.array(list(arrays)), *(np.asarray(array) for array in arrays.values()))
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as kept:
+        names = kept["arr_0"].tolist()
+        return {name: kept[f"arr_{place}"] for place, name in enumerate(names, start=1)}
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+
+
+def _units(
+    model: ir.Model, plans: Mapping[str, Plan], names: Sequence[str], sizes: Mapping[str, int]
+) -> Iterator[Unit]:
+    """The layers and what each of them owns."""
+    owned = {name: _owned(model, plan) for name, plan in plans.items()}
+    for node in model.graph:
+        name = node.name or ""
+        tensors = {key: found[name] for key, found in owned.items() if found.get(name)}
+        if not tensors:
+            continue
+        tensors = {key: () if key == FLOAT else tensors[key] for key in names if key == FLOAT or key in tensors}
+        kept = {tensor.name for found in tensors.values() for tensor in found}
+        made = [value for value in node.outputs if value.name in kept]
+        costs = {key: _costs([*node.inputs, *made], found, sizes) for key, found in tensors.items()}
+        yield Unit(name, node.op_type, tensors, costs)
+
+
+def _owned(model: ir.Model, plan: Plan) -> dict[str, Tensors]:
+    """The tensors of every layer that computes: its constants, what it reads, and what it makes for nobody else.
+
+    Layers that the configuration names in ``layers`` are decided already and left out.
+    """
+    computing = [node for node in model.graph if _computes(node, plan)]
+    pinned = {name for name, decision in plan.nodes.items() if decision.reason.startswith("layers: ")}
+    groups = {tensor.name: tensor.group for tensor in plan.of_role("activation")}
+    read = {groups[t.name] for node in computing for t in _inputs(node, plan)}
+    found = {}
+    for node in computing:
+        mine = frozenset([node.name or ""])
+        constants = [t for t in plan.of_role("weight", "bias") if (node.name or "") in (t.readers or ())]
+        inputs = [replace(t, group=t.name) for t in _inputs(node, plan)]
+        made = [plan.tensors[value.name or ""] for value in node.outputs if (value.name or "") in groups]
+        last = [replace(t, group=t.name) for t in made if t.group not in read]
+        if node.name in pinned:
+            continue
+        found[node.name or ""] = (*(replace(t, readers=mine) for t in (*constants, *inputs)), *last)
+    return found
+
+
+def _computes(node: ir.Node, plan: Plan) -> bool:
+    decision = plan.nodes.get(node.name or "")
+    return decision is not None and decision.quantized and OP_RULES.get(node.op_type, GENERIC).output != "same"
+
+
+def _inputs(node: ir.Node, plan: Plan) -> list[TensorPlan]:
+    """The activations that a node reads quantized, each once."""
+    names = dict.fromkeys(value.name or "" for value in node.inputs if value is not None)
+    found = [plan.tensors[name] for name in names if name in plan.tensors]
+    mine = node.name or ""
+    return [t for t in found if t.role == "activation" and (t.readers is None or mine in t.readers)]
+
+
+def _costs(values: Sequence[ir.Value | None], tensors: Tensors, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Bits of all values of a layer, and bytes of its float constants; those of quantized ones a trial tells."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    size = bits = 0.0
+    for value in {value.name: value for value in values if value is not None}.values():
+        name, tensor = value.name or "", by_name.get(value.name or "")
+        source = value.const_value
+        if not _is_float(value):
+            continue
+        size += 0 if source is None else source.nbytes
+        width = float(get_format(tensor.spec.format).bits) if tensor is not None else FLOAT_BITS
+        bits += width * (sizes.get(name, 1) if source is None else source.size)
+    return {"size": float(size), "bits": bits}
+
+
+def _sizes(site: Site, model: ir.Model) -> dict[str, int]:
+    """Elements of every activation; where shapes are not known they are those of the first sample."""
+    operands = [value for node in model.graph for value in (*node.inputs, *node.outputs)]
+    values = [value for value in operands if value is not None and value.const_value is None]
+    found, unknown = {}, []
+    for value in values:
+        shape = value.shape
+        if shape is not None and all(isinstance(size, int) for size in shape):
+            found[value.name or ""] = int(np.prod(shape.numpy(), dtype=np.int64))
+        elif value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16) and value.name:
+            unknown.append(value.name)
+    if unknown:
+        runner = Runner(model, unknown, (), site.job.options.ExecutionProviders, site.job.options.UserCustomOpLibPath)
+        feed, _ = next(site.pairs())
+        found |= {name: array.size for name, array in runner.run(feed).values.items()}
+    return found
+
+
+# ---- one trial -------------------------------------------------------------------------------------------------------
+
+
+def single(site: Site, name: str, op_type: str, tensors: Tensors) -> ir.Model:
+    """The float model with one layer quantized."""
+    model, before = _opened(str(site.model)).clone(), set()
+    plan = Plan({tensor.name: tensor for tensor in tensors}, {name: NodePlan(name, op_type, True, "alone")})
+    if site.job.npu:
+        before = {node.name for node in model.graph}
+        simulate(model, plan, site.job)
+        made = {node.name or "" for node in model.graph} - before
+        for tensor in tensors:
+            plan.put(tensor if tensor.readers is None else replace(tensor, readers=tensor.readers | made))
+    return MODES["static"].emit(model, plan, site.job.options)
+
+
+def stored_bytes(site: Site, name: str, tensors: Tensors, model: ir.Model) -> float:
+    """Bytes of a layer's constants in the model in which it is quantized: codes, scales, zero points, what stays float.
+
+    An initializer belongs to the tensor with the longest name that its own begins with.
+    """
+    before = _opened(str(site.model)).graph
+    node = next(node for node in before if node.name == name)
+    own = {value.name for value in node.inputs if value is not None and value.const_value is not None}
+    kept = [value for key, value in model.graph.initializers.items() if key in own and key not in _names(tensors)]
+    size = sum(value.const_value.nbytes for value in kept if value.const_value is not None and _is_float(value))
+    roles = {tensor.name: tensor.role for tensor in tensors}
+    for key, value in model.graph.initializers.items():
+        owners = [tensor for tensor in roles if key == tensor or key.startswith(f"{tensor}_")]
+        if (key in before.initializers and key not in roles) or not owners or value.const_value is None:
+            continue
+        size += value.const_value.nbytes if roles[max(owners, key=len)] != "activation" else 0
+    return float(size)
+
+
+def _names(tensors: Tensors) -> set[str]:
+    return {tensor.name for tensor in tensors}
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
+@lru_cache(maxsize=1)
+def _opened(path: str) -> ir.Model:
+    """The float model of a folder, its weights mapped; it stays open in this process for the trials that follow."""
+    return files.load(path)
+
+
+def close() -> None:
+    """Let go of the model that trials have opened, so that its folder can be removed."""
+    _opened.cache_clear()

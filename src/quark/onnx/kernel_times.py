@@ -1,0 +1,111 @@
+"""What each layer takes on ONNX Runtime, for the budget ``latency``: kernel times of uniformly quantized models.
+
+Per candidate, the model is quantized with all layers under it, runs with the profiler on, and every kernel's time goes
+to a layer: by the name of its node (fused kernels keep that of the operator that computes), Q and DQ pairs to the layer
+that reads them, renamed convolutions to the layer whose result they are called after. The cost of a layer is the median
+over the inferences. Adding up says nothing of the Q/DQ pairs that only meet at a border between two formats.
+
+Not handled: kernels that carry none of these names; the layout changes of the runtime are among them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from quark.onnx.bench import Site
+from quark.onnx.graph import model as files
+from quark.onnx.graph.run import session_options
+from quark.onnx.graph.session import open_session
+from quark.search.values import Study
+
+#: Inferences that are counted, after some that are not.
+RUNS, WARM = 20, 5
+KERNEL = "_kernel_time"
+Quantize = Callable[[Sequence[str], Path], Path]
+
+
+def with_latency(study: Study, site: Site, quantize: Quantize) -> Study:
+    """The study with the cost ``latency``, in seconds.
+
+    Args:
+        study: of the layers.
+        site: of the trials.
+        quantize: writes the model of a plan into a folder, and says where.
+    """
+    model = files.load(site.model)
+    seconds = {}
+    for name in study.candidates:
+        fits = [name if study.of(layer, name) else study.candidates[0] for layer in study.layers]
+        with tempfile.TemporaryDirectory(dir=site.folder, ignore_cleanup_errors=True) as folder:
+            seconds[name] = layer_seconds(quantize(fits, Path(folder)), site, owners(model, study.layers))
+    trials = (
+        replace(one, costs={**one.costs, "latency": seconds[one.candidate].get(one.layer, 0.0)}) for one in study.trials
+    )
+    return replace(study, trials=tuple(trials))
+
+
+def layer_seconds(path: Path, site: Site, names: Mapping[str, str]) -> dict[str, float]:
+    """Median seconds of the kernels of every layer, of the model at ``path``."""
+    options = session_options(site.job.options.UserCustomOpLibPath, site.threads)
+    options.enable_profiling = True
+    options.profile_file_prefix = str(path.parent / "profile")
+    session = open_session(files.load(path), options, site.job.options.ExecutionProviders)
+    feed, _ = next(site.pairs())
+    for _ in range(WARM + RUNS):
+        session.run(None, feed)
+    events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith(KERNEL):
+            times[event["name"].removesuffix(KERNEL)].append(event["dur"] * 1e-6)
+    found: dict[str, float] = defaultdict(float)
+    for kernel, seconds in times.items():
+        layer = layer_of(kernel, names)
+        if layer is not None:
+            found[layer] += statistics.median(seconds[WARM:] or seconds)
+    return dict(found)
+
+
+def layer_of(kernel: str, names: Mapping[str, str]) -> str | None:
+    """The layer of a kernel: that of the longest known name that the kernel's begins with."""
+    made = f"<{kernel.removesuffix('_nchwc')}"
+    if kernel.endswith("_nchwc") and made in names:
+        return names[made]
+    fits = [name for name in names if kernel == name or (kernel.startswith(name) and not kernel[len(name)].isalnum())]
+    return names[max(fits, key=len)] if fits else None
+
+
+def owners(model: ir.Model, layers: Sequence[str]) -> dict[str, str]:
+    """Names of nodes and tensors, and the layer each belongs to; ``<name`` for what a layer makes."""
+    known = set(layers)
+    found: dict[str, str] = {}
+    for node in model.graph:
+        layer = node.name or ""
+        if layer not in known:
+            continue
+        for value in node.inputs:
+            if value is not None and value.name:
+                found.setdefault(value.name, layer)
+        for name in _made(node, known):
+            found[f"<{name}"] = layer
+    return {**found, **{layer: layer for layer in layers}}
+
+
+def _made(node: ir.Node, layers: set[str]) -> list[str]:
+    """The outputs of a layer, and of the nodes that follow it and are no layers."""
+    names, value = [], node.outputs[0]
+    while value.name:
+        names.append(value.name)
+        uses = list(value.uses())
+        if len(uses) != 1 or (uses[0].node.name or "") in layers:
+            break
+        value = uses[0].node.outputs[0]
+    return names

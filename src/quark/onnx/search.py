@@ -1,0 +1,267 @@
+"""Mixed precision of an ONNX model: which candidate each layer gets, so that a metric meets its target at least cost.
+
+    sensitivities → integer programming → the whole plan quantized for real and measured → … → a configuration file
+
+``quark.search`` decides; this module measures. A plan is a configuration with ``layers``: what is measured is what
+``quark onnx quantize --config`` makes of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from quark.errors import ConfigError, unknown
+from quark.numerics.formats import get_format
+from quark.onnx import bench
+from quark.onnx.algorithms.samples import rereadable
+from quark.onnx.bench import Bench, Site
+from quark.onnx.config_file import config_of
+from quark.onnx.data import samples_of
+from quark.onnx.data_layout import in_layout
+from quark.onnx.graph import model as files
+from quark.onnx.kernel_times import with_latency
+from quark.onnx.quantization.config.candidates import candidate
+from quark.onnx.quantization.config.config import Config
+from quark.onnx.quantizer import ModelQuantizer
+from quark.onnx.scratch import Scratch
+from quark.onnx.sensitivity import Outputs, Progress, open_ledger, study
+from quark.search.function import digest_of, load_function, number_of
+from quark.search.ledger import Ledger
+from quark.search.loop import cheapest, within
+from quark.search.plan_file import write_plan
+from quark.search.target import Target, parse_target
+from quark.search.values import BUDGETS, FLOAT, Found, Study, total
+
+Model = str | Path | onnx.ModelProto
+METRICS = ("sqnr", "psnr", "cosine", "mse", "kl")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Measures whole plans.
+
+    Attributes:
+        model: the float model.
+        values: of the configuration file, without the plan's layers.
+        samples: of the calibration.
+        site: the data that plans are measured on.
+        metric: its name.
+        function: ``file.py:function`` of a metric of the user's.
+        ledger: where finished measurements are kept.
+        layers: names, in the order of the plans.
+    """
+
+    model: Model
+    values: Mapping[str, Any]
+    samples: Any
+    site: Site
+    metric: str
+    function: str | None
+    ledger: Ledger
+    layers: Sequence[str]
+
+    def __call__(self, plan: Sequence[str]) -> float:
+        """The metric of the model quantized by a plan."""
+        key = f"plan {digest_of_plan(plan)} {self.metric}"
+        known = self.ledger.done(key)
+        if known is None:
+            known = self.measured(plan)
+            self.ledger.finish(key, known)
+        return float(known)
+
+    def measured(self, plan: Sequence[str]) -> float:
+        """Quantize, and measure."""
+        with tempfile.TemporaryDirectory(dir=self.site.folder, ignore_cleanup_errors=True) as folder:
+            return self.of_file(self.quantized(plan, Path(folder)))
+
+    def quantized(self, plan: Sequence[str], folder: Path) -> Path:
+        """The model of a plan; the float model where the plan leaves everything as it is."""
+        pinned = self.values.get("layers") or {}
+        if set(plan) == {FLOAT} and not pinned:
+            return self.site.model
+        chosen = in_order(dict(zip(self.layers, plan, strict=True)))
+        config = Config(config_of({**self.values, "layers": {**chosen, **pinned}}))
+        config.global_quant_config.extra_options["PrintSummary"] = False
+        path = folder / "quantized.onnx"
+        ModelQuantizer(config).run(self.model, path, self.samples, lambda stage, done, of: None)
+        return path
+
+    def of_file(self, path: Path) -> float:
+        """The metric of a model's file."""
+        if self.function is not None:
+            return number_of(load_function(self.function)(str(path)), self.metric)
+        runner, outputs = self.site.runner(files.load(path)), Outputs()
+        for feed, reference in self.site.pairs():
+            outputs.update(reference, runner.run(feed).values, self.metric == "kl")
+        return outputs.metrics()[self.metric]
+
+
+def digest_of_plan(plan: Sequence[str]) -> str:
+    """A plan in few characters."""
+    return hashlib.blake2b("\n".join(plan).encode(), digest_size=8).hexdigest()
+
+
+def search(
+    model_input: Model,
+    config: Mapping[str, Any] | str,
+    samples: Any,
+    candidates: Sequence[str],
+    target: str | None = None,
+    budget: str = "size",
+    limit: float | None = None,
+    metric: str | None = None,
+    evaluation: Any = None,
+    workers: int = 1,
+    ledger: str | Path | None = None,
+    rounds: int = 8,
+    compare: bool = False,
+    progress: Progress | None = None,
+) -> Found:
+    """The cheapest plan that meets a target, or the most precise one within a limit; quantized for real and measured.
+
+    Args:
+        model_input: the float model; it stays as it is.
+        config: name of a preset, or keys and values of a configuration file; what holds for the whole model.
+        samples: of the calibration and of the trials of single layers.
+        candidates: what a layer may become.
+        target: such as ``sqnr>=30``; a metric in ``METRICS``, or any name where ``metric`` is given.
+        budget: ``size``, ``bits`` or ``latency``: what is to be small.
+        limit: the most of ``budget``, in the place of a target: bytes, bits or seconds.
+        metric: ``file.py:function``, called with the path of a model, gives the metric of the target.
+        evaluation: samples that plans are measured on; ``samples`` when omitted.
+        workers: trials at a time.
+        ledger: a JSON file that finished trials and measurements are kept in.
+        rounds: plans that are measured, at most (and the most precise one, where none of them met the target).
+        compare: also measure every candidate for all layers.
+        progress: called with the number of finished trials and of all.
+
+    Raises:
+        ConfigError: an unknown metric, budget or candidate, a target that cannot be reached (the best value is told),
+            or a ledger of something else.
+        ModelError, DataError: as ``ModelQuantizer.quantize_model``.
+    """
+    values = {"preset": config} if isinstance(config, str) else dict(config)
+    goal = checked_goal(target, limit, budget, metric)
+    job, samples = Config(config_of(values)).compile(), rereadable(samples)
+    with Scratch(job.options) as scratch:
+        layers = bench.candidate_layers(candidates, job.target, job)
+        if metric is not None:
+            load_function(metric)
+        made = bench.open_bench(model_input, job, layers, samples, scratch, workers)
+        try:
+            name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
+            kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
+            found = study(made, candidates, name, workers, kept, progress)
+            site = made.site if evaluation is None else _other(made, evaluation)
+            whole = Whole(model_input, values, samples, site, goal.metric, metric, kept, found.layers)
+            found = with_latency(found, made.site, whole.quantized) if budget == "latency" else found
+            return _solved(found, goal, limit, budget, whole, rounds, compare)
+        finally:
+            bench.close()
+
+
+def checked_goal(target: str | None, limit: float | None, budget: str, function: str | None) -> Target:
+    """The target; for a limit one that everything meets.
+
+    Raises:
+        ConfigError: neither or both, or an unknown metric or budget.
+    """
+    if budget not in BUDGETS:
+        raise ConfigError(unknown("budget", budget, BUDGETS))
+    if (target is None) == (limit is None):
+        raise ConfigError("give either a target such as 'sqnr>=30' or a limit of the budget")
+    if target is not None:
+        return parse_target(target, METRICS, function is not None)
+    return Target("sqnr" if function is None else function.rpartition(":")[2], True, float("-inf"))
+
+
+def _other(made: Bench, evaluation: Any) -> Site:
+    """The site of data of its own."""
+    site = replace(made.site, data="evaluation")
+    moved = in_layout(evaluation, made.moved)
+    return bench.lay_out(site, samples_of(moved))[0]
+
+
+def _solved(
+    found: Study, goal: Target, limit: float | None, budget: str, whole: Whole, rounds: int, compare: bool
+) -> Found:
+    """The plan and what it costs."""
+    if limit is None:
+        plan, value, count = cheapest(found, budget, goal, whole, rounds)
+    else:
+        plan = within(found, budget, limit)
+        value, count = whole(plan), 1
+    costs = {name: total(found, name, plan) for name in found.trials[0].costs}
+    uniform = {}
+    for name in found.candidates if compare else ():
+        if all(found.of(layer, name) is not None for layer in found.layers):
+            same = (name,) * len(plan)
+            uniform[name] = whole(same), {key: total(found, key, same) for key in costs}
+    chosen = in_order(dict(zip(found.layers, plan, strict=True)))
+    return Found(chosen, goal.metric, value, costs, count, found, uniform)
+
+
+def in_order(layers: Mapping[str, str]) -> dict[str, str]:
+    """The layers of a plan, the most precise last: later lines win where two layers share a tensor, so that none gets
+    less than it asks for."""
+    return dict(sorted(layers.items(), key=lambda item: _precision(item[1])))
+
+
+def _precision(name: str) -> tuple[float, float]:
+    """Bits of inputs and of weights."""
+    layer = candidate(name)
+    if layer is None:
+        return float("inf"), float("inf")
+    bits = [
+        float("inf") if spec is None else float(get_format(spec.format).bits) for spec in (layer.inputs, layer.weight)
+    ]
+    return bits[0], bits[1]
+
+
+def save_plan(path: Path, config: Mapping[str, Any] | str, found: Found, target: str | None, budget: str) -> None:
+    """Write a plan as a configuration file that ``quark onnx quantize --config`` reads.
+
+    Args:
+        path: ends in .yaml, .yml or .json.
+        config: as of ``search``.
+        found: what it returned.
+        target, budget: what was asked for, for the reader of the file.
+    """
+    values: dict[str, Any] = {"preset": config} if isinstance(config, str) else dict(config)
+    asked = target or f"least loss within the limit of {budget}"
+    figures = {found.metric: found.value, **found.costs}
+    summary = {"target": asked, "budget": budget, "measured_on": found.study.samples, **figures}
+    layers = {**found.layers, **(values.get("layers") or {})}
+    head = (
+        f"A mixed-precision plan: {asked}, {budget} as small as possible."
+        if target
+        else f"A mixed-precision plan: {asked}.",
+        f"Measured on the whole quantized model: {found.metric} {found.value:.6g}.",
+        "Lines under layers: a preset, two data types (uint8/int4@32) or float. Later lines win where layers share a",
+        "tensor. Edit them, and run: quark onnx quantize MODEL -o OUT --config THIS_FILE --data SAMPLES",
+    )
+    write_plan(path, {**values, "found": summary, "layers": layers}, notes_of(found), head)
+
+
+def notes_of(found: Found) -> dict[str, str]:
+    """For every layer: what it loses alone under what it got and under the cheapest candidate."""
+    notes = {}
+    for layer, name in found.layers.items():
+        one = found.study.of(layer, name)
+        if one is not None:
+            others = (
+                f"{t.candidate} {_loss(t)}" for t in found.study.trials if t.layer == layer and t.candidate != name
+            )
+            notes[layer] = f"{one.kind}, alone {_loss(one)}; " + ", ".join(others)
+    return notes
+
+
+def _loss(trial: Any) -> str:
+    return f"{trial.metrics['sqnr']:.1f} dB" if "sqnr" in trial.metrics else f"{trial.loss:.2g}"

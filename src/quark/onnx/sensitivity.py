@@ -1,0 +1,280 @@
+"""What each layer of an ONNX model loses when it alone is quantized.
+
+    noise    Σ over outputs  Σ (x − y)² / Σ x²     x: float outputs, y: with one layer quantized; adds up over layers
+    kl       mean over positions of  Σ p log(p / q),  p, q: softmax of the first output along its last axis
+    a function of the user's   |f(float model) − f(model with one layer quantized)|
+
+The calibration runs once for all candidates; see ``quark.onnx.bench``. Trials are divided over threads, or over what
+joblib is set to (``joblib.parallel_config``): processes, or a cluster that sees ``TmpDir``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.job import Job
+from quark.errors import ConfigError, DataError, unknown
+from quark.onnx import bench, fingerprint
+from quark.onnx.bench import Bench, Site, Tensors, Unit
+from quark.onnx.compare import Distance
+from quark.onnx.config_file import config_of
+from quark.onnx.graph import model as files
+from quark.onnx.quantization.config.config import Config, QuantizationConfig
+from quark.onnx.scratch import Scratch
+from quark.search.function import digest_of, load_function, number_of
+from quark.search.ledger import Ledger
+from quark.search.values import FLOAT, Study, Trial
+
+#: Measures that need no function; each is also a loss, in which ``sqnr`` and ``cosine`` are the noise.
+MEASURES = ("sqnr", "mse", "cosine", "kl")
+Progress = Callable[[int, int], None]
+Settings = Config | QuantizationConfig | Mapping[str, Any] | str
+
+
+@dataclass
+class Outputs:
+    """How far outputs are from those of the float model, over all samples."""
+
+    distances: dict[str, Distance] = field(default_factory=dict)
+    divergence: float = 0.0
+    positions: int = 0
+
+    def update(self, reference: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray], kl: bool) -> None:
+        """Add one sample; outputs whose shape depends on values, and differs, are left out."""
+        for number, (name, x) in enumerate(reference.items()):
+            y = values[name]
+            if x.shape != y.shape:
+                continue
+            self.distances.setdefault(name, Distance()).update(x, y)
+            if kl and not number:
+                found = divergence(x, y)
+                self.divergence += float(found.sum())
+                self.positions += found.size
+
+    def metrics(self) -> dict[str, float]:
+        """The measures: the worst output's SQNR and cosine, the mean MSE, the mean divergence where it was wanted.
+
+        Raises:
+            DataError: no output had a shape of its own in both models.
+        """
+        found = [distance for distance in self.distances.values() if distance.count]
+        if not found:
+            raise DataError("no output of the quantized model has the shape of the float model's")
+        noise = sum(one.noise / one.signal if one.signal else float(one.noise > 0) for one in found)
+        measured = {
+            "sqnr": min(one.sqnr for one in found),
+            "cosine": min(one.cosine for one in found),
+            "mse": float(np.mean([one.noise / one.count for one in found])),
+            "psnr": min(one.psnr for one in found),
+            "noise": float(noise),
+        }
+        return measured | ({"kl": self.divergence / self.positions} if self.positions else {})
+
+
+def divergence(reference: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """KL divergence in nats of the softmax along the last axis, per position."""
+    p, q = log_softmax(reference), log_softmax(values)
+    return np.sum(np.exp(p) * (p - q), axis=-1)
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    """Along the last axis, in float64."""
+    x = x.astype(np.float64)
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def sensitivity(
+    model_input: files.ModelInput,
+    config: Settings,
+    samples: Any,
+    candidates: Sequence[str] | None = None,
+    metric: str = "sqnr",
+    workers: int = 1,
+    ledger: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Study:
+    """The loss of every layer under every candidate, with only that layer quantized.
+
+    Args:
+        model_input: the float model; it stays as it is.
+        config: of the whole model: the name of a preset, keys and values of a configuration file
+            (``quark.onnx.config_file``), or what ``get_default_config`` gives. Its options, target, excluded nodes and
+            the algorithms that change the float model hold for every trial.
+        samples: of calibration and of the trials: a data reader, or an iterable of dictionaries. A few are enough.
+        candidates: presets, pairs of data types, ``float``; ``quark.onnx.quantization.config.candidates``. The preset
+            of the configuration when omitted.
+        metric: a name in ``MEASURES``, or ``file.py:function``, called with the path of a model.
+        workers: trials at a time.
+        ledger: a JSON file that finished trials are kept in; a run that was killed goes on with it.
+        progress: called with the number of finished trials and of all.
+
+    Returns:
+        The trials, with ``size`` and ``bits`` of every layer.
+
+    Raises:
+        ConfigError: a candidate, metric or configuration that cannot work, or a ledger of another model, data or
+            configuration.
+        ModelError, DataError: as ``ModelQuantizer.quantize_model``.
+    """
+    base, names = settings_of(config, candidates)
+    job = Config(base).compile()
+    with Scratch(job.options) as scratch:
+        layers = bench.candidate_layers(names, base.target, job)
+        check_metric(metric)
+        made = bench.open_bench(model_input, job, layers, samples, scratch, workers)
+        try:
+            return study(made, names, metric, workers, open_ledger(ledger, made, job, metric), progress)
+        finally:
+            bench.close()
+
+
+def settings_of(config: Settings, candidates: Sequence[str] | None) -> tuple[QuantizationConfig, list[str]]:
+    """The configuration of the whole model, and the candidates.
+
+    Raises:
+        ConfigError: no candidates, and a configuration that is not known by the name of a preset.
+    """
+    values = {"preset": config} if isinstance(config, str) else config
+    base = config_of(values) if isinstance(values, Mapping) else getattr(values, "global_quant_config", values)
+    if not isinstance(base, QuantizationConfig):
+        raise ConfigError(f"config is the name of a preset or what get_default_config gives, not {config!r}")
+    if candidates is None and not isinstance(values, Mapping):
+        raise ConfigError("give candidates, or the configuration as the name of a preset, which then is the candidate")
+    return base, [str(values["preset"])] if candidates is None else list(candidates)  # type: ignore[index]
+
+
+def check_metric(metric: str) -> None:
+    """Raise where a metric is neither a name nor a function that can be loaded."""
+    if ":" in metric:
+        load_function(metric)
+    elif metric not in MEASURES:
+        raise ConfigError(f"{unknown('metric', metric, MEASURES)}, or FILE.py:FUNCTION")
+
+
+def open_ledger(path: str | Path | None, made: Bench, job: Job, metric: str) -> Ledger:
+    """The ledger of a study; refused where it belongs to another one."""
+    own = {"model": made.model, "data": made.data, "metric": digest_of(metric) if ":" in metric else metric}
+    words = {name: value for name, value in fingerprint.of_job(job).items() if name not in ("algorithms", "target")}
+    return Ledger(path, {**own, **words})
+
+
+def study(
+    made: Bench, names: Sequence[str], metric: str, workers: int, ledger: Ledger, progress: Progress | None = None
+) -> Study:
+    """All trials, finished ones from the ledger."""
+    start = time.perf_counter()
+    tasks = [(unit, name) for unit in made.units for name in names if name in unit.tensors]
+    reference = _reference(made.site, metric, ledger)
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for unit, name in tasks:
+        known = ledger.done(_key(unit, name))
+        if known is not None:
+            found[unit.name, name] = known
+    left = [(unit, name) for unit, name in tasks if (unit.name, name) not in found]
+    for unit, name, measured in _results(made.site, left, metric, workers):
+        found[unit.name, name] = measured
+        ledger.finish(_key(unit, name), measured)
+        if progress is not None:
+            progress(len(found), len(tasks))
+    trials = tuple(_trial(unit, name, found[unit.name, name], metric, reference) for unit, name in tasks)
+    return Study(trials, metric, made.site.samples, time.perf_counter() - start)
+
+
+def _key(unit: Unit, name: str) -> str:
+    return f"{unit.name} as {name}"
+
+
+def _trial(unit: Unit, name: str, measured: Mapping[str, float], metric: str, reference: float) -> Trial:
+    loss = abs(measured["value"] - reference) if "value" in measured else measured[_loss_name(metric)]
+    metrics = {key: value for key, value in measured.items() if key != "size"}
+    costs = {**unit.costs[name], **({"size": measured["size"]} if "size" in measured else {})}
+    return Trial(unit.name, unit.op_type, name, loss, metrics, costs)
+
+
+def _loss_name(metric: str) -> str:
+    return metric if metric in ("mse", "kl") else "noise"
+
+
+def _reference(site: Site, metric: str, ledger: Ledger) -> float:
+    """What a function of the user's says of the float model; 0 for other metrics."""
+    if ":" not in metric:
+        return 0.0
+    known = ledger.done("the float model")
+    if known is None:
+        known = number_of(load_function(metric)(str(site.model)), metric.rpartition(":")[2])
+        ledger.finish("the float model", known)
+    return float(known)
+
+
+def _results(
+    site: Site, tasks: Sequence[tuple[Unit, str]], metric: str, workers: int
+) -> Iterator[tuple[Unit, str, dict[str, float]]]:
+    """(layer, candidate, measures), as they are finished; what stays float loses nothing."""
+    for unit, name in (task for task in tasks if task[1] == FLOAT):
+        yield unit, name, _nothing(site, metric)
+    alike: dict[bytes, list[tuple[Unit, str]]] = {}
+    for unit, name in (task for task in tasks if task[1] != FLOAT):
+        alike.setdefault(_digest(unit, name), []).append((unit, name))
+    chosen = [tasks[0] for tasks in alike.values()]
+    calls = (joblib.delayed(trial)(site, unit.name, unit.op_type, unit.tensors[name], metric) for unit, name in chosen)
+    if workers == 1 and joblib.parallel.get_active_backend(prefer="threads")[1] in (None, 1):
+        done: Iterator[Any] = (function(*args) for function, args, _ in calls)
+    else:
+        done = _parallel(calls, workers)
+    for same, measured in zip(alike.values(), done, strict=True):
+        yield from ((unit, name, measured) for unit, name in same)
+
+
+def _digest(unit: Unit, name: str) -> bytes:
+    """Equal where two candidates make the same of a layer (an addition has no weights that could differ)."""
+    arrays: dict[str, np.ndarray] = {}
+    for tensor in unit.tensors[name]:
+        what = f"{unit.name} {tensor.name} {tensor.spec.grid} {tensor.spec.granularity} {tensor.spec.rounding}"
+        arrays |= {f"{what} scale": np.asarray(tensor.scale), f"{what} zero": np.asarray(tensor.zero_point)}
+    return fingerprint.of_arrays(arrays)
+
+
+def _parallel(calls: Iterator[Any], workers: int) -> Iterator[Any]:
+    """Results in order; a few calls are under way at a time."""
+    backend, _ = joblib.parallel.get_active_backend(prefer="threads")
+    lazy = getattr(backend, "supports_return_generator", False)
+    kind = "generator" if lazy else "list"
+    return iter(joblib.Parallel(workers, prefer="threads", return_as=kind, batch_size=1)(calls))
+
+
+def _nothing(site: Site, metric: str) -> dict[str, float]:
+    if ":" in metric:
+        return {"value": number_of(load_function(metric)(str(site.model)), metric.rpartition(":")[2])}
+    exact = {"sqnr": float("inf"), "cosine": 1.0, "mse": 0.0, "psnr": float("inf"), "noise": 0.0}
+    return exact | ({"kl": 0.0} if metric == "kl" else {})
+
+
+def trial(site: Site, name: str, op_type: str, tensors: Tensors, metric: str) -> dict[str, float]:
+    """Quantize one layer, and measure; ``size`` is that of its constants."""
+    model = bench.single(site, name, op_type, tensors)
+    size = {"size": bench.stored_bytes(site, name, tensors, model)}
+    if ":" in metric:
+        return _by_function(site, model, metric) | size
+    runner, outputs = site.runner(model), Outputs()
+    for feed, reference in site.pairs():
+        outputs.update(reference, runner.run(feed).values, metric == "kl")
+    return outputs.metrics() | size
+
+
+def _by_function(site: Site, model: ir.Model, metric: str) -> dict[str, float]:
+    """Write the model, and call the user's function with its path."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=site.folder, ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "quantized.onnx"
+        files.save(model, path)
+        return {"value": number_of(load_function(metric)(str(path)), metric.rpartition(":")[2])}

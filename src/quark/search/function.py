@@ -1,0 +1,56 @@
+"""A user's function by ``file.py:function``, loaded from its file without touching the import path."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quark.errors import ConfigError, unknown
+
+
+def load_function(text: str, option: str = "--metric") -> Callable[..., Any]:
+    """The function that ``file.py:function`` names.
+
+    Raises:
+        ConfigError: no such file or function.
+    """
+    file, _, name = text.rpartition(":")
+    path = Path(file)
+    if not file or not path.is_file():
+        raise ConfigError(f"{option} {text!r}: give a file and a function in it, as in task.py:accuracy")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{option}: {str(path)!r} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{option}: {str(path)!r} has no function {name!r}")
+    return function
+
+
+def digest_of(text: str | None) -> str:
+    """What tells two functions apart: the content of the file, and the name."""
+    if text is None:
+        return "none"
+    file, _, name = text.rpartition(":")
+    return f"{name} of {hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()}"
+
+
+def number_of(value: Any, metric: str) -> float:
+    """The number that a user's function returned, or the entry called ``metric`` of the dictionary.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if isinstance(value, Mapping):
+        if metric not in value:
+            raise ConfigError(unknown("entry of the result of --metric", metric, value))
+        value = value[metric]
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--metric returned {value!r} for {metric!r}; it must return a number") from error

@@ -1,0 +1,92 @@
+"""One option per layer: the multiple-choice knapsack problem, by integer programming.
+
+    minimize    Σ objective[i, j] x[i, j]        subject to   Σ_j x[i, j] = 1 for every layer i
+                                                              Σ load[i, j] x[i, j] <= limit,   x binary
+
+Solved by HiGHS through ``scipy.optimize.milp`` (branch and cut), to optimality. Options of equal objective are told
+apart by a second run under the optimum of the first (lexicographic).
+
+H. Kellerer, U. Pferschy, D. Pisinger: Knapsack Problems, chapter 11 (2004).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from quark.errors import ConfigError
+
+#: How far a sum may be over its limit, relative to it: the solver works in float64 with tolerances of this size.
+SLACK = 1e-9
+
+
+def choose(objective: np.ndarray, load: np.ndarray, limit: float, tie: np.ndarray | None = None) -> np.ndarray | None:
+    """The option of every layer.
+
+    Args:
+        objective: what is minimized [layers, options]; infinite where an option does not exist.
+        load: what is limited [layers, options]; infinite where an option is forbidden.
+        limit: the most that the chosen loads may add up to.
+        tie: decides among equal objectives [layers, options].
+
+    Returns:
+        The number of an option for every layer [layers]; ``None`` where no choice keeps the limit.
+
+    Raises:
+        ConfigError: a layer without any option, or scipy is missing.
+    """
+    objective, load = np.asarray(objective, np.float64), np.asarray(load, np.float64)
+    allowed = np.isfinite(objective) & np.isfinite(load)
+    if not allowed.any(axis=1).all():
+        row = int(np.flatnonzero(~allowed.any(axis=1))[0])
+        raise ConfigError(f"layer {row} has no option that fits it")
+    least = np.where(allowed, load, np.inf).min(axis=1).sum()
+    if limit < least - SLACK * abs(least):
+        return None
+    found = _solve(objective, allowed, [(load, max(limit, least))])
+    if found is None or tie is None:
+        return found
+    best = objective[np.arange(len(found)), found].sum()
+    second = _solve(np.asarray(tie, np.float64), allowed, [(load, max(limit, least)), (objective, best)])
+    return found if second is None else second
+
+
+def _solve(objective: np.ndarray, allowed: np.ndarray, limits: list[tuple[np.ndarray, float]]) -> np.ndarray | None:
+    """One run of the solver over the allowed options."""
+    milp, LinearConstraint, Bounds, sparse = _scipy()
+    layers, columns = np.nonzero(allowed)
+    ones = np.ones(len(layers))
+    each = sparse.csr_array((ones, (layers, np.arange(len(layers)))), shape=(len(allowed), len(layers)))
+    constraints = [LinearConstraint(each, 1, 1)]
+    for load, limit in limits:
+        row, unit = load[allowed], _unit(load[allowed], limit)
+        constraints.append(LinearConstraint(row[None] / unit, -np.inf, limit / unit * (1 + SLACK)))
+    cost = objective[allowed]
+    result = milp(
+        cost / _unit(cost, 0.0),
+        integrality=ones,
+        bounds=Bounds(0, 1),
+        constraints=constraints,
+        options={"mip_rel_gap": 0.0},
+    )
+    if result.x is None:
+        return None
+    chosen = np.full(len(allowed), -1)
+    taken = result.x > 0.5
+    chosen[layers[taken]] = columns[taken]
+    return chosen
+
+
+def _unit(values: np.ndarray, limit: float) -> float:
+    """A number that brings values and limit near 1, where the solver's absolute tolerances mean something."""
+    return float(max(np.abs(values).max(initial=0.0), abs(limit))) or 1.0
+
+
+def _scipy() -> tuple[Any, Any, Any, Any]:
+    try:
+        from scipy import sparse
+        from scipy.optimize import Bounds, LinearConstraint, milp
+    except ImportError as error:
+        raise ConfigError("the search needs the package scipy: pip install 'openquark[search]'") from error
+    return milp, LinearConstraint, Bounds, sparse

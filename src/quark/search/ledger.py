@@ -1,0 +1,103 @@
+"""What a search has finished, in a JSON file, so that one that was killed goes on where it was.
+
+    {"version": 1, "belongs": {"model": digest, "data": digest, …}, "done": {key: {…}, …}}
+
+The file is replaced as a whole after every entry (written beside it, then renamed), so it is complete whenever it is
+there. One that belongs to another model, other data or another configuration is refused with the first difference.
+
+Not handled: two processes that write one file (workers hand their results to the process that has the ledger).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quark.errors import ConfigError
+
+VERSION = 1
+
+
+class Ledger:
+    """Finished entries; without a path they are forgotten with the process.
+
+    Args:
+        path: the JSON file, or ``None``.
+        belongs: what the entries belong to, by name, in comparable words.
+
+    Raises:
+        ConfigError: the file belongs to something else, is damaged, or its folder does not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, belongs: Mapping[str, str]) -> None:
+        self._path, self._belongs = None if path is None else Path(path), dict(belongs)
+        self._done: dict[str, Any] = {}
+        if self._path is not None:
+            self._open(self._path)
+
+    def done(self, key: str) -> Any:
+        """What ``finish`` was given; ``None`` where that is still to be done."""
+        return self._done.get(key)
+
+    def finish(self, key: str, value: Any) -> None:
+        """Remember an entry; on disk when this returns. Numbers that JSON lacks become words and come back."""
+        self._done[key] = value
+        if self._path is None:
+            return
+        state = {"version": VERSION, "belongs": self._belongs, "done": _written(self._done)}
+        draft = self._path.with_name(f".{self._path.name}.part")
+        draft.write_text(json.dumps(state), encoding="utf-8")
+        os.replace(draft, self._path)
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def _open(self, path: Path) -> None:
+        if not path.parent.is_dir():
+            raise ConfigError(f"the ledger {str(path)!r}: the folder {str(path.parent)!r} does not exist")
+        if not path.exists():
+            return
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            version, belongs, done = state["version"], dict(state["belongs"]), _read(dict(state["done"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._useless(f"it is no ledger of a search, or is damaged ({error})") from error
+        if version != VERSION:
+            raise self._useless(f"it has the version {version}, and this release reads {VERSION}")
+        for name in {**belongs, **self._belongs}:
+            before, now = belongs.get(name), self._belongs.get(name)
+            if before != now:
+                raise self._useless(f"it belongs to another {name} (was {_short(before)}, is {_short(now)})")
+        self._done = done
+
+    def _useless(self, why: str) -> ConfigError:
+        return ConfigError(f"the ledger {str(self._path)!r} cannot be used: {why}. Remove it, or name another file")
+
+
+_WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def _written(value: Any) -> Any:
+    """``value`` as strict JSON: ``{"float": "inf"}`` for what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _written(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_written(item) for item in value]
+    return {"float": str(float(value))} if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if set(value) == {"float"}:
+            return _WORDS[value["float"]]
+        return {key: _read(item) for key, item in value.items()}
+    return [_read(item) for item in value] if isinstance(value, list) else value
+
+
+def _short(text: str | None) -> str:
+    text = "absent" if text is None else str(text)
+    return repr(text) if len(text) <= 60 else repr(f"{text[:57]}...")

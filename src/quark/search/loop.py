@@ -1,0 +1,198 @@
+"""From sensitivities to a verified plan.
+
+    minimize cost(plan)   subject to   Σ loss(layer) <= E,   with E such that metric(quantized model) meets the target
+
+Losses add up only to first order, so E is found by measuring: the plan for a first E is quantized and measured; E
+moves by what was predicted against what was measured, or to the middle (geometric) of what is known to be enough and
+not to be enough, until no plan lies between or the rounds are used up. The cheapest plan that met the target wins.
+
+HAWQ-V3 (Yao et al., ICML 2021) chooses bit widths by integer programming over sensitivities; the measured loop is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quark.errors import ConfigError
+from quark.search.knapsack import choose
+from quark.search.target import Target
+from quark.search.values import FLOAT, Study
+
+Measure = Callable[[Sequence[str]], float]
+#: From the value of a metric to a loss that grows with Σ loss, where there is such a relation.
+LOSS_OF: dict[str, Callable[[float], float]] = {
+    "sqnr": lambda value: 10 ** (-value / 10),
+    "psnr": lambda value: 10 ** (-value / 10),
+    "cosine": lambda value: max(1 / max(value, 1e-9) ** 2 - 1, 0.0),
+    "mse": lambda value: value,
+    "kl": lambda value: value,
+}
+#: Metrics whose values are the sums of losses themselves, so that the target is the first E.
+DIRECT = ("sqnr", "cosine", "kl")
+
+
+@dataclass
+class Bracket:
+    """What is known of E: ``good`` met the target, ``bad`` did not."""
+
+    good: float
+    bad: float
+    tried: dict[tuple[str, ...], float] = field(default_factory=dict)
+
+
+def cheapest(
+    study: Study, budget: str, target: Target, measure: Measure, rounds: int = 8
+) -> tuple[tuple[str, ...], float, int]:
+    """The cheapest plan that meets the target.
+
+    Args:
+        study: losses and costs.
+        budget: the cost that is minimized.
+        target: what the measured metric has to reach.
+        measure: quantizes the model by a plan (a candidate per layer) and gives the metric.
+        rounds: plans that are measured, at most, beside the two extremes.
+
+    Returns:
+        The plan, the metric measured on it, and how many plans were measured.
+
+    Raises:
+        ConfigError: not even the most precise plan meets the target; the best value reached is told.
+    """
+    loss = study.table("loss")
+    least = float(loss.min(axis=1).sum())
+    first = _plan(study, budget, math.inf)
+    bracket = Bracket(least, _loss(study, first))
+    guess = LOSS_OF[target.metric](target.value) if target.metric in DIRECT else math.sqrt(least * bracket.bad)
+    best: tuple[str, ...] | None = None
+    limit = _inside(guess, bracket)
+    for _ in range(rounds):
+        plan = _plan(study, budget, limit)
+        value = _measured(plan, bracket, measure)
+        if target.met(value):
+            best = _cheaper(study, budget, plan, best)
+            if plan == first:
+                break
+            bracket.good = max(limit, _loss(study, plan))
+        else:
+            bracket.bad = min(limit, _loss(study, plan))
+        proposed = _next(target, bracket, _loss(study, plan), value)
+        if proposed is None or _plan(study, budget, proposed) in bracket.tried:
+            proposed = _untried(study, budget, bracket)
+        if proposed is None:
+            break
+        limit = proposed
+    if best is None:
+        best = _most_precise(study, budget, least, target, bracket, measure)
+    return best, bracket.tried[best], len(bracket.tried)
+
+
+def within(study: Study, budget: str, limit: float) -> tuple[str, ...]:
+    """The plan of the least loss whose cost is at most ``limit``.
+
+    Raises:
+        ConfigError: even the cheapest plan costs more.
+    """
+    cost = study.table(budget)
+    found = choose(study.table("loss"), cost, limit, cost)
+    if found is None:
+        least = cost.min(axis=1).sum()
+        raise ConfigError(f"--limit {limit:g}: the cheapest plan of these candidates has {budget} {least:.6g}")
+    return tuple(study.candidates[column] for column in found)
+
+
+def _plan(study: Study, budget: str, limit: float) -> tuple[str, ...]:
+    """The cheapest plan whose losses add up to at most ``limit``; among equals the one of fewer bits, then loss."""
+    loss = study.table("loss")
+    limit = min(limit, float(np.where(np.isfinite(loss), loss, 0).sum()))
+    tie = study.table("bits") if budget != "bits" and _has(study, "bits") else loss
+    found = choose(study.table(budget), loss, max(limit, float(loss.min(axis=1).sum())), tie)
+    if found is None:
+        raise ConfigError("no choice of candidates fits all layers")
+    return tuple(study.candidates[column] for column in found)
+
+
+def _has(study: Study, name: str) -> bool:
+    return all(name in trial.costs for trial in study.trials)
+
+
+def _loss(study: Study, plan: Sequence[str]) -> float:
+    loss, columns = study.table("loss"), study.candidates
+    return float(sum(loss[row, columns.index(candidate)] for row, candidate in enumerate(plan)))
+
+
+def _cost(study: Study, budget: str, plan: Sequence[str]) -> float:
+    cost, columns = study.table(budget), study.candidates
+    return float(sum(cost[row, columns.index(candidate)] for row, candidate in enumerate(plan)))
+
+
+def _measured(plan: tuple[str, ...], bracket: Bracket, measure: Measure) -> float:
+    if plan not in bracket.tried:
+        bracket.tried[plan] = measure(plan)
+    return bracket.tried[plan]
+
+
+def _cheaper(study: Study, budget: str, plan: tuple[str, ...], best: tuple[str, ...] | None) -> tuple[str, ...]:
+    return plan if best is None or _cost(study, budget, plan) < _cost(study, budget, best) else best
+
+
+def _inside(limit: float, bracket: Bracket) -> float:
+    """``limit`` within what is still open."""
+    return min(max(limit, bracket.good), bracket.bad)
+
+
+def _next(target: Target, bracket: Bracket, predicted: float, value: float) -> float | None:
+    """The next E: scaled by what was measured against what was predicted where the metric allows."""
+    relation = LOSS_OF.get(target.metric)
+    scaled = math.nan
+    if relation is not None and predicted > 0 and math.isfinite(value):
+        measured = relation(value)
+        scaled = predicted * relation(target.value) / measured if measured > 0 else math.nan
+    if bracket.good < scaled < bracket.bad:
+        return scaled
+    return _middle(bracket)
+
+
+def _middle(bracket: Bracket) -> float | None:
+    """Between what is enough and what is not; geometric, with a floor where 0 is enough."""
+    if bracket.bad <= 0 or bracket.good >= bracket.bad:
+        return None
+    return math.sqrt(max(bracket.good, bracket.bad * 1e-4) * bracket.bad)
+
+
+def _untried(study: Study, budget: str, bracket: Bracket) -> float | None:
+    """An E inside the bracket whose plan was not measured; ``None`` where a few halvings find none."""
+    low, high = bracket.good, bracket.bad
+    for _ in range(12):
+        middle = math.sqrt(max(low, high * 1e-4) * high) if high > 0 else 0.0
+        plan = _plan(study, budget, middle)
+        if plan not in bracket.tried:
+            return middle
+        low, high = (middle, high) if _loss(study, plan) <= bracket.good else (low, middle)
+        if not low < high:
+            break
+    return None
+
+
+def _most_precise(
+    study: Study, budget: str, least: float, target: Target, bracket: Bracket, measure: Measure
+) -> tuple[str, ...]:
+    """The plan of the least loss, if it meets the target.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    plan = _plan(study, budget, least)
+    value = _measured(plan, bracket, measure)
+    if target.met(value):
+        return plan
+    for other in bracket.tried.values():
+        value = other if target.better(other, value) else value
+    remedy = "" if FLOAT in study.candidates else f"; add more precise candidates, or {FLOAT!r}"
+    raise ConfigError(
+        f"the target {target} cannot be reached with the candidates {', '.join(study.candidates)}: the best of "
+        f"{len(bracket.tried)} measured plans has {target.metric} {value:.6g}{remedy}"
+    )

@@ -1,0 +1,109 @@
+"""Configuration files: YAML or JSON to read, and the one that a search writes, made to be edited by hand.
+
+scheme: int4_wo_32          # of every layer that no line below names (ONNX: preset)
+layers:
+  model.layers.0.mlp.down_proj: int8_wo_per_channel   # loss 0.0042 under int4_wo_32
+  model.layers.1.mlp.down_proj: float
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quark.errors import ConfigError, unknown
+
+KINDS = (".yaml", ".yml", ".json")
+
+
+def read_config(path: Path, allowed: Sequence[str]) -> dict[str, Any]:
+    """The mapping in a configuration file.
+
+    Args:
+        path: a YAML or JSON file.
+        allowed: the keys that it may have.
+
+    Raises:
+        ConfigError: no such file, not YAML or JSON, not a mapping, an unknown key (the nearest is shown).
+    """
+    check_kind(path, "--config")
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else yaml.load(text, _NoDoubles)  # noqa: S506 - a SafeLoader
+    except FileNotFoundError as error:
+        raise ConfigError(f"--config: the file {str(path)!r} does not exist") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"--config: {str(path)!r} cannot be read: {reason}") from error
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"--config: {str(path)!r} must hold a mapping with keys among {', '.join(allowed)}")
+    for key in found:
+        if key not in allowed:
+            raise ConfigError(f"--config {path}: {unknown('key', key, allowed)}")
+    return dict(found)
+
+
+def check_kind(path: Path, option: str) -> None:
+    """Raise where a configuration file has no known kind."""
+    if path.suffix not in KINDS:
+        raise ConfigError(f"{option} {str(path)!r}: a configuration file ends in {', '.join(KINDS)}")
+
+
+def check_output(path: Path) -> None:
+    """Raise before the work where the plan could not be written.
+
+    Raises:
+        ConfigError: another kind of file, a folder, or a folder that does not exist.
+    """
+    check_kind(path, "--output")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"--output {str(path)!r}: " + ("it is a folder" if path.is_dir() else "no such folder"))
+
+
+class _NoDoubles(yaml.SafeLoader):
+    """A layer that is named twice is an error: the second line would silently win."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """A mapping whose keys are all different."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"the key {key!r} is given twice (line {node.start_mark.line + 1} and below)")
+        return super().construct_mapping(node, deep)
+
+
+def write_plan(path: Path, values: Mapping[str, Any], notes: Mapping[str, str], head: Sequence[str]) -> None:
+    """Write a plan, whole or not at all.
+
+    Args:
+        path: ends in .yaml, .yml or .json.
+        values: what the file says; ``layers`` is a mapping.
+        notes: a remark for a layer's line (YAML only).
+        head: lines of comment above (YAML only).
+    """
+    text = json.dumps(values, indent=2) + "\n" if path.suffix == ".json" else _yaml(values, notes, head)
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+
+
+def _yaml(values: Mapping[str, Any], notes: Mapping[str, str], head: Sequence[str]) -> str:
+    lines = [f"# {line}".rstrip() for line in head]
+    for key, value in values.items():
+        if key != "layers":
+            lines += yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True).splitlines()
+    lines.append("layers:" if values["layers"] else "layers: {}")
+    entries = [(f"  {_scalar(name)}: {_scalar(value)}", notes.get(name)) for name, value in values["layers"].items()]
+    width = min(max((len(entry) for entry, _ in entries), default=0), 72)
+    lines += [entry if note is None else f"{entry:<{width}}  # {note}" for entry, note in entries]
+    return "\n".join(lines) + "\n"
+
+
+def _scalar(text: str) -> str:
+    """A string as YAML writes it, in quotes where it must be; always on one line."""
+    return yaml.safe_dump(text, width=float("inf"), allow_unicode=True).splitlines()[0]

@@ -1,0 +1,124 @@
+"""What is known of layers under candidates, as plain values that travel as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+#: The candidate that leaves a layer as it is.
+FLOAT = "float"
+#: What may be saved, and what its numbers are.
+BUDGETS = {
+    "size": "bytes of the layers' weights and biases as stored, scales and zero points included",
+    "bits": "bits that the layers read for one inference: weights and inputs",
+    "latency": "seconds of one inference",
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One layer quantized alone.
+
+    Attributes:
+        layer: its name.
+        kind: its operator or class.
+        candidate: how it was quantized.
+        loss: what the model's outputs lose, 0 or more; assumed to add up over layers.
+        metrics: the measures of the outputs, by name.
+        costs: by name of a budget.
+    """
+
+    layer: str
+    kind: str
+    candidate: str
+    loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Every layer under every candidate that fits it.
+
+    Attributes:
+        trials: in the order of the layers.
+        metric: what ``ranked`` sorts by, for people.
+        samples: how many the losses were measured on.
+        seconds: what the measuring took.
+    """
+
+    trials: tuple[Trial, ...]
+    metric: str
+    samples: int
+    seconds: float = 0.0
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers, in order."""
+        return list(dict.fromkeys(trial.layer for trial in self.trials))
+
+    @property
+    def candidates(self) -> list[str]:
+        """Names of the candidates, in order."""
+        return list(dict.fromkeys(trial.candidate for trial in self.trials))
+
+    def ranked(self, candidate: str | None = None) -> list[Trial]:
+        """The trials, of one candidate or of all, the largest loss first."""
+        chosen = [trial for trial in self.trials if candidate in (None, trial.candidate)]
+        return sorted(chosen, key=lambda trial: -trial.loss)
+
+    def of(self, layer: str, candidate: str) -> Trial | None:
+        """One trial; ``None`` where the candidate does not fit the layer."""
+        found = (trial for trial in self.trials if (trial.layer, trial.candidate) == (layer, candidate))
+        return next(found, None)
+
+    def table(self, name: str) -> np.ndarray:
+        """``loss`` or a cost as an array [layers, candidates]; infinite where a candidate does not fit."""
+        rows = {layer: row for row, layer in enumerate(self.layers)}
+        columns = {candidate: column for column, candidate in enumerate(self.candidates)}
+        found = np.full((len(rows), len(columns)), np.inf)
+        for trial in self.trials:
+            value = trial.loss if name == "loss" else trial.costs[name]
+            found[rows[trial.layer], columns[trial.candidate]] = value
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        ranked = [asdict(trial) for trial in self.ranked()]
+        return {"metric": self.metric, "samples": self.samples, "seconds": self.seconds, "trials": ranked}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan that was verified.
+
+    Attributes:
+        layers: candidate by layer.
+        metric, value: what was measured on the whole plan.
+        costs: of the whole plan, by budget, as predicted by adding up.
+        uniform: of every candidate for all layers: (metric, costs); ``None`` where it was not measured.
+        measured: how many plans were quantized and measured.
+        study: the sensitivities.
+    """
+
+    layers: Mapping[str, str]
+    metric: str
+    value: float
+    costs: Mapping[str, float]
+    measured: int
+    study: Study
+    uniform: Mapping[str, tuple[float | None, Mapping[str, float]]] = field(default_factory=dict)
+
+    def counts(self) -> dict[str, int]:
+        """How many layers got which candidate."""
+        chosen = list(self.layers.values())
+        return {candidate: chosen.count(candidate) for candidate in self.study.candidates if candidate in chosen}
+
+
+def total(study: Study, name: str, chosen: Sequence[str]) -> float:
+    """A cost, or ``loss``, of one candidate per layer, added up."""
+    table, columns = study.table(name), study.candidates
+    return float(sum(table[row, columns.index(candidate)] for row, candidate in enumerate(chosen)))
