@@ -1,0 +1,117 @@
+"""GGUF files run by a real llama.cpp: the same tokens, the same greedy text, nearly the same probabilities.
+
+``pip install xllamacpp`` brings llama.cpp and its server as a wheel; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+import torch
+from tests.torch_flow.export.programs import loaded_by
+from tests.torch_flow.export.test_gguf import EXACT, ROUNDED, WORDS, bpe, model_of, of_transformers, sentencepiece  # noqa: F401
+from tests.torch_flow.export.test_reload import quantized
+from torch import nn
+
+from quark.torch.export.api import export_gguf
+from quark.torch.quantization.config.config import QConfig
+
+xllamacpp = pytest.importorskip("xllamacpp")
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+PROMPT, STEPS = "the quick brown", 40
+LIMITS = {"F16": 0.02}  # of log probabilities; else llama.cpp rounds activations to int8
+TOP = 5
+SCHEMES = {**EXACT, **ROUNDED}
+CASES = [
+    *(("llama", scheme, "sentencepiece", None) for scheme in SCHEMES),
+    *((family, "Q4_0", "bpe", None) for family in ("llama", "mistral", "qwen2")),
+    *(("llama", None, "sentencepiece", kind) for kind in ("F16", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")),
+]
+
+
+@cache
+def trained(family: str, folder: Path) -> nn.Module:
+    """A model that has learnt the text by heart, so that its choices are clear."""
+    model, ids = model_of(family).train(), torch.tensor([tokenizer_of(folder)[0](" ".join([WORDS] * 3))])
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    for _ in range(60):
+        loss = model(ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half())  # GGUF keeps what is not quantized in float16
+    assert loss < 0.5
+    return model.eval()
+
+
+def tokenizer_of(folder: Path) -> Any:
+    if (folder / "tokenizer.model").is_file():
+        processor = pytest.importorskip("sentencepiece").SentencePieceProcessor(
+            model_file=str(folder / "tokenizer.model")
+        )
+        return processor.encode, processor.decode
+    made = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    return (lambda text: made(text)["input_ids"]), made.decode
+
+
+class Program:
+    """llama.cpp with a model."""
+
+    def __init__(self, path: Path) -> None:
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path = str(path)
+        parameters.n_ctx = 128
+        parameters.n_parallel = 1
+        parameters.cpuparams.n_threads = 1
+        parameters.warmup = False
+        self.server = xllamacpp.Server(parameters)
+
+    def ask(self, name: str, **fields: Any) -> dict[str, Any]:
+        data = json.dumps(fields).encode()
+        request = Request(f"{self.server.listening_address}/{name}", data, {"Content-Type": "application/json"})
+        with urlopen(request) as answer:
+            return json.load(answer)
+
+
+@pytest.mark.parametrize(("family", "scheme", "vocabulary", "kind"), CASES)
+def test_greedy_text_is_the_same(
+    family: str, scheme: str | None, vocabulary: str, kind: str | None, request: Any, tmp_path: Path
+) -> None:
+    folder = request.getfixturevalue(vocabulary)
+    encode, decode = tokenizer_of(folder)
+    model = copy.deepcopy(trained(family, folder))
+    if scheme is not None:
+        model = quantized(model, QConfig(SCHEMES[scheme], exclude=["lm_head"]))
+    export_gguf(model, tmp_path, family, folder, weight_type=kind)
+    if kind is not None:
+        model = of_transformers(tmp_path / f"{family}.gguf").eval()  # the values that were rounded, decoded
+    program = Program(tmp_path / f"{family}.gguf")
+    ids = encode(PROMPT)
+    assert program.ask("tokenize", content=PROMPT, add_special=False)["tokens"] == ids
+    told = program.ask(
+        "completion", prompt=ids, n_predict=STEPS, temperature=0, n_probs=TOP, return_tokens=True, ignore_eos=True,
+        cache_prompt=False,
+    )  # fmt: skip
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False)
+    assert told["tokens"] == expected[0, len(ids) :].tolist()
+    text = decode(told["tokens"])
+    assert told["content"].strip() == text.strip()
+    assert len(set(text.split())) > 4
+    with torch.no_grad():
+        ours = model(expected).logits[0, len(ids) - 1 : -1].float().log_softmax(-1)
+    theirs = [
+        [ours[k, entry["id"]].item() - entry["logprob"] for entry in step["top_logprobs"][:TOP]]
+        for k, step in enumerate(told["completion_probabilities"])
+    ]
+    assert np.abs(theirs).max() < LIMITS.get(str(kind), 0.5)
+    loaded_by("GGUF", f"{kind or scheme} ({family}, {vocabulary})", "xllamacpp")
