@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from tests.onnx_flow.codes import judged
 from tests.onnx_flow.models import session
 
 from quark.onnx import Config, ModelQuantizer, QConfig, QLayerConfig, XInt8Spec, get_default_config
@@ -74,6 +75,12 @@ def test_the_graph_computes_what_the_peers_does_and_is_sorted(name: str, mode: s
             wanted[value] = wanted.pop(f"{value}_Mul")
     ours = {node.output[0]: node.op_type for node in proto.graph.node if "Linear" not in node.op_type}
     assert {out.removesuffix("_QuantizeLinear_Input"): op_type for out, op_type in ours.items()} == wanted
+
+
+@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name in GOLDEN for mode in MODES])
+def test_codes_agree_with_scales(name: str, mode: str) -> None:
+    found = judged(quantized(name, SPEC, mode).proto, FOLDER / f"{name}.onnx")
+    assert len(found) >= 6 and all(found.values()), found
 
 
 @pytest.mark.parametrize("name", ["conv1.w", "conv1.b", "conv2.b", "conv6.b"])

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from benchmarks.models import load_examples
+from tests.onnx_flow.codes import judged
+from tests.onnx_flow.models import session
 
 import quark.onnx as q
 
@@ -23,6 +26,8 @@ MODELS = {
     "ultraface": ("ultraface_rfb320.onnx", "ultraface_rfb320_opset13", 128),
     "yolox": ("yolox_nano.onnx", "yolox_nano", 588),
 }
+#: Constants that both files hold with the same values: equalization is off, and no norm is folded in.
+NAMED = {("squeezenet", "XINT8_QCONFIG"): 52, ("yolox", "XINT8_QCONFIG"): 200}
 #: (model, preset) -> tensor -> (our position, the peer's), and why ours is right.
 EXCEPTIONS = {
     # Σ (x - Q(x))² over the 16 samples: 783,095 at position 0, 801,897 at 1; the peer's bins are too coarse to tell.
@@ -62,7 +67,13 @@ def test_positions_of_real_models_are_the_peers(model: str, preset: str, shared:
     file, entry, least = MODELS[model]
     stored = json.loads((shared / "golden" / "npu-real.json").read_text())["models"][entry]["runs"][preset]["tensors"]
     source = shared / "data" / "models" / file
-    plan = q.ModelQuantizer(config(preset)).run(source, None, list(feeds(model, shared / "data"))).plan
+    result = q.ModelQuantizer(config(preset)).run(source, None, list(feeds(model, shared / "data")))
+    plan = result.plan
+    onnx.checker.check_model(result.proto, full_check=True)  # sorted too
+    session(result.proto)
+    if (model, preset) in NAMED:
+        codes = judged(result.proto, source)
+        assert len(codes) >= NAMED[model, preset] and all(codes.values())
     ours = {tensor.name: int(-np.log2(float(np.asarray(tensor.scale)))) for tensor in plan}
     both = ours.keys() & stored.keys()
     assert len(both) >= least

@@ -1,4 +1,4 @@
-"""Two runs of the same job give identical files: every preset, in processes with other hash seeds, with other workers."""
+"""Two runs of the same job give identical files: every preset, other hash seeds, other workers."""
 
 from __future__ import annotations
 

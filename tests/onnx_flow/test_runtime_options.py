@@ -189,3 +189,31 @@ def test_the_older_configuration_has_the_same_switches() -> None:
     legacy.crypto_mode, legacy.debug_mode = True, False
     options = Config(global_quant_config=legacy).compile().options
     assert options.CryptoMode and not options.DebugMode and options.IgnoreWarnings
+
+
+IO = Path("/proc/self/io")
+
+
+def bytes_written() -> int:
+    """What this process has handed to the kernel to write, native code included."""
+    return int(next(line for line in IO.read_text().split("\n") if line.startswith("wchar")).split()[1])
+
+
+@pytest.mark.skipif(not IO.exists(), reason="counts written bytes by Linux's /proc/self/io")
+@pytest.mark.parametrize("preset", ["XINT8", "A8W8", "BFP16", "MATMUL_NBITS", "UINT8_DYNAMIC_QUANT"])
+def test_crypto_mode_writes_nothing_at_all(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    weights = {"w": models.normal(64, 4, 3, 3), "v": models.normal(64 * 16, 32)}  # 140 kB
+    graph = "g (float[1,4,6,6] x) => (float[1,32] y) { a = Conv(x, w) r = Relu(a) f = Flatten(r) y = MatMul(f, v) }"
+    proto = models.model(graph, weights)
+    written = {}
+    for crypto in (True, False):
+        made = get_default_config(preset)
+        made.extra_options |= {"PrintSummary": False, "CryptoMode": crypto}
+        output = None if crypto else tmp_path / "q.onnx"
+        before = bytes_written()
+        ModelQuantizer(Config(made)).quantize_model(proto, output, [models.feeds(proto)])
+        written[crypto] = bytes_written() - before
+        assert list(tmp_path.iterdir()) == ([] if crypto else [tmp_path / "q.onnx"])
+    assert written[True] < 1000 < 20_000 < written[False]
