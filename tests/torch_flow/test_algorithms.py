@@ -14,8 +14,10 @@ from quark.errors import ConfigError, DataError
 from quark.torch import ModelQuantizer
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.registry import ALGORITHMS
+from quark.torch.algorithms.tune import float_twin
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.quantization.config.config import (
+    AutoRoundConfig,
     GPTQConfig,
     HQQConfig,
     Int4PerChannelSpec,
@@ -168,6 +170,21 @@ def test_gptq_tunes_only_the_layers_that_are_named() -> None:
         name for name, value in model.state_dict().items() if name in start and not torch.equal(value, start[name])
     }
     assert tuned == {f"parts.{k}.{name}.weight" for k in range(DEEP) for name in "fa"}
+
+
+@pytest.mark.parametrize("config", [GPTQConfig, AutoRoundConfig])
+def test_layers_that_are_not_tuned_are_still_quantized(config: Any) -> None:
+    """Nothing keeps the float weights that it saw while quantizers were off."""
+    model = quantize(W4A8, [config(inside_layer_modules=["f"])])
+    before = model(samples()[0])
+    assert torch.equal(ModelQuantizer.freeze(copy.deepcopy(model))(samples()[0]), before)
+
+
+def test_the_twin_of_a_block_quantizes_nothing() -> None:
+    model = quantize(W4A8, None)
+    x, mask = torch.randn(1, 4, WIDTH), torch.zeros(4, 4)
+    assert not torch.equal(model.parts[0](x, mask=mask), decoder().parts[0](x, mask=mask))
+    assert torch.equal(float_twin(model.parts[0])(x, mask=mask), decoder().parts[0](x, mask=mask))
 
 
 def test_a_model_without_blocks_is_tuned_whole() -> None:

@@ -7,7 +7,6 @@ A block whose loss over all samples is not below that of rounding to nearest kee
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +16,7 @@ from torch.func import functional_call
 
 from quark.algorithms.autoround import Learned
 from quark.torch.algorithms.blocks import HIDDEN, Stream, find_blocks, first, record
-from quark.torch.algorithms.context import Context, disabled, set_matrix
+from quark.torch.algorithms.context import Context, disabled, float_weights, set_matrix
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.tune import check_inside, float_twin, wanted
 from quark.torch.config.algorithms import AutoRoundConfig
@@ -49,9 +48,7 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
     with disabled([context.model]):
         blocks, stream = record(context.model, blocks, context.samples)
     clean = Stream(list(stream.hidden), dict(stream.calls))
-    with ExitStack() as stack:
-        weights = [item.layer.module._modules["weight_quantizer"] for item in context.layers().values()]
-        stack.enter_context(disabled(module for module in weights if module is not None))
+    with float_weights(context):
         for name, block in blocks.modules.items():
             with torch.no_grad():
                 twin = float_twin(block)

@@ -91,9 +91,14 @@ def new_quantizer(item: Match, slot: str) -> Quantizer | None:
 
 @contextmanager
 def disabled(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """All quantizers in ``modules`` let tensors through as they are."""
-    found = [part for module in modules for part in module.modules() if isinstance(part, FakeQuantize)]
+    """All quantizers in ``modules`` let tensors through as they are.
+
+    Layers forget the weights that they have quantized, before and after: a weight kept from here would stay float.
+    """
+    inside = list(dict.fromkeys(part for module in modules for part in module.modules()))
+    found = [part for part in inside if isinstance(part, FakeQuantize)]
     before = [part.enabled for part in found]
+    forget_twins(inside)
     for part in found:
         part.enabled = False
     try:
@@ -101,3 +106,24 @@ def disabled(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for part, value in zip(found, before, strict=True):
             part.enabled = value
+        forget_twins(inside)
+
+
+@contextmanager
+def float_weights(context: Context) -> Iterator[None]:
+    """The weights of the layers that algorithms tune are multiplied as they are; activations stay quantized."""
+    layers = list(context.layers())
+    weights = [layer._modules["weight_quantizer"] for layer in layers]
+    try:
+        with disabled(weight for weight in weights if weight is not None):
+            forget_twins(layers)
+            yield
+    finally:
+        forget_twins(layers)
+
+
+def forget_twins(modules: Iterable[nn.Module]) -> None:
+    """Quantized layers among ``modules`` quantize their parameters anew when they are called next."""
+    for module in modules:
+        if isinstance(module, QuantLayer):
+            module.__dict__.pop("_twin", None)

@@ -16,6 +16,7 @@ from quark.torch.algorithms.blocks import Stream, first
 from quark.torch.algorithms.context import Context, matrix, new_quantizer
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
 from quark.torch.matching import Match
+from quark.torch.structure import answer, run_model
 
 SAMPLES = 8
 WORTH = 0.98  # part of the error that a change must leave at most: less is chance
@@ -50,6 +51,20 @@ def keep_if_better(context: Context, name: str, block: nn.Module, stream: Stream
     for module, values in parameters.items():
         module._parameters.update(values)
     return False
+
+
+def model_error(context: Context) -> Callable[[], float]:
+    """A function: how far the answers of the model, quantized as it will be, are from those that it gives now."""
+    items = [item for item in context.found.quantized if item.stages["weight"]]
+    samples = context.samples[:SAMPLES]
+    wanted = [answer(run_model(context.model, sample)).float() for sample in samples]
+
+    def error() -> float:
+        with quantizing(items):
+            found = [answer(run_model(context.model, sample)).float() for sample in samples]
+        return sum(float((x - y).square().double().mean()) for x, y in zip(found, wanted, strict=True))
+
+    return error
 
 
 @contextmanager

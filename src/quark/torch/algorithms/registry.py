@@ -13,6 +13,8 @@ from typing import Any
 from quark.errors import ConfigError
 from quark.torch.algorithms.autoround import run_autoround
 from quark.torch.algorithms.awq import run_awq
+from quark.torch.algorithms.bias import float_means, run_bias_correction
+from quark.torch.algorithms.cle import run_cle
 from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.gptq import run_gptaq, run_gptq, run_qronos
 from quark.torch.algorithms.hqq import run_hqq
@@ -24,6 +26,8 @@ from quark.torch.config.algorithms import (
     AutoRoundConfig,
     AutoSmoothQuantConfig,
     AWQConfig,
+    BiasCorrectionConfig,
+    CLEConfig,
     GPTAQConfig,
     GPTQConfig,
     HQQConfig,
@@ -42,15 +46,18 @@ class Algorithm:
         config: class of its settings.
         run: (context, settings); changes the model through ``context.undo``.
         tunes: runs at final scales, after the ranges are known; False: transforms the float model.
+        begin: (context, settings), what has to be known before anything is tuned; ``run`` gets it as third argument.
     """
 
     config: type[AlgoConfig]
-    run: Callable[[Context, Any], None]
+    run: Callable[..., None]
     tunes: bool
+    begin: Callable[[Context, Any], Any] | None = None
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(RotationConfig, run_rotation, tunes=False),
+    Algorithm(CLEConfig, run_cle, tunes=False),
     Algorithm(SmoothQuantConfig, run_smooth, tunes=False),
     Algorithm(AutoSmoothQuantConfig, run_autosmooth, tunes=False),
     Algorithm(AWQConfig, run_awq, tunes=False),
@@ -60,6 +67,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(QronosConfig, run_qronos, tunes=True),
     Algorithm(AutoRoundConfig, run_autoround, tunes=True),
     Algorithm(HQQConfig, run_hqq, tunes=True),
+    Algorithm(BiasCorrectionConfig, run_bias_correction, tunes=True, begin=float_means),
 )
 
 
@@ -94,7 +102,8 @@ def check_order(configs: Sequence[AlgoConfig]) -> None:
 
 def run_algorithms(configs: Sequence[AlgoConfig], context: Context, tunes: bool) -> None:
     """Run the algorithms of one of the two times, in order."""
-    for config in configs:
-        row = algorithm_of(config)
-        if row.tunes == tunes:
-            row.run(context, config)
+    chosen = [(algorithm_of(config), config) for config in configs]
+    chosen = [(row, config) for row, config in chosen if row.tunes == tunes]
+    known = [() if row.begin is None else (row.begin(context, config),) for row, config in chosen]
+    for (row, config), first in zip(chosen, known, strict=True):
+        row.run(context, config, *first)

@@ -24,7 +24,7 @@ from quark.algorithms.columns import Columns
 from quark.algorithms.gptq import loss
 from quark.errors import ConfigError, unknown
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
-from quark.torch.algorithms.context import Context, disabled, matrix, set_matrix
+from quark.torch.algorithms.context import Context, disabled, float_weights, forget_twins, matrix, set_matrix
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.inputs import Group, Sums, collect, find_groups
 from quark.torch.fake_quantize import FakeQuantize, Parameters, Quantizer, parts
@@ -79,8 +79,7 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
         blocks, stream = record(context.model, blocks, context.samples)
     twin_stream = Stream(list(stream.hidden), dict(stream.calls)) if paired else None
     with ExitStack() as stack:
-        weights = [item.layer.module._modules["weight_quantizer"] for item in context.layers().values()]
-        stack.enter_context(disabled(module for module in weights if module is not None))
+        stack.enter_context(float_weights(context))
         update = stack.enter_context(bars())
         for done, (name, block) in enumerate(blocks.modules.items()):
             update("tune", done, len(blocks.modules))
@@ -148,7 +147,10 @@ def put_back(part: FakeQuantize, old: Parameters, worse: torch.Tensor, rows: int
 def float_twin(block: nn.Module) -> nn.Module:
     """A copy of ``block`` that quantizes nothing."""
     twin = copy.deepcopy(block)
-    disabled([twin]).__enter__()
+    for part in twin.modules():
+        if isinstance(part, FakeQuantize):
+            part.enabled = False
+    forget_twins(twin.modules())
     return twin
 
 

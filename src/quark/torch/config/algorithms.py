@@ -315,6 +315,41 @@ class HQQConfig(AlgoConfig):
 
 
 @dataclass
+class CLEConfig(AlgoConfig):
+    """Cross-layer equalization: channels scaled between layers so that each can share one scale (Nagel et al. 2019).
+
+    Attributes:
+        cle_steps: times the whole model is gone through.
+        cle_weight_threshold: channels whose largest magnitudes on both sides sum to less stay as they are.
+        cle_scale_append_bias: count the bias as one more weight of its channel.
+        model_decoder_layers: path of the decoder blocks; empty: found.
+    """
+
+    name: str = "cle"
+    cle_steps: int = 2
+    cle_weight_threshold: float = 0.0
+    cle_scale_append_bias: bool = True
+    model_decoder_layers: str = ""
+
+    def check(self) -> None:
+        """Numbers."""
+        self.need(isinstance(self.cle_steps, int) and self.cle_steps > 0, "cle_steps", "a positive integer")
+        self.need(self.cle_weight_threshold >= 0, "cle_weight_threshold", "0 or more")
+
+
+@dataclass
+class BiasCorrectionConfig(AlgoConfig):
+    """Biases take back the shift of the channels' means that quantization causes (Nagel et al. 2019).
+
+    Attributes:
+        model_decoder_layers: path of the decoder blocks; empty: found.
+    """
+
+    name: str = "bias_correction"
+    model_decoder_layers: str = ""
+
+
+@dataclass
 class SVDQuantConfig(AlgoConfig):
     """SVDQuant: a float branch of low rank takes the hard part of each weight (Li et al. 2024).
 
@@ -379,6 +414,8 @@ __all__ = [
     "AlgoConfig",
     "AutoRoundConfig",
     "AutoSmoothQuantConfig",
+    "BiasCorrectionConfig",
+    "CLEConfig",
     "GPTAQConfig",
     "GPTQConfig",
     "HQQConfig",

@@ -1,0 +1,217 @@
+"""Bias correction for the torch flow: every quantized layer gives back what quantization adds to its channels' means.
+
+    b' = b + E[y] - E[y~]       y: in the float model,  y~: behind all layers that are corrected already
+
+The means of the float model are taken before anything is tuned. Then layer after layer is corrected, in the order of
+the calls and block by block; of a block only what comes before the layer runs. A channel keeps its bias where the
+quantized new one would not bring its mean nearer; a layer keeps all its biases where the answers of its block (of the
+model, where there are no blocks) would move away from the float ones: equal means before a ReLU are not equal behind.
+
+Not handled: layers without a bias (a new one would change what the model's files hold), layers called several times
+in one forward, experts that no sample reaches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.errors import DataError
+from quark.torch.algorithms.blocks import Stream, find_blocks, record
+from quark.torch.algorithms.context import Context, disabled
+from quark.torch.algorithms.guard import SAMPLES
+from quark.torch.algorithms.inputs import Enough, find_groups
+from quark.torch.calibration import run
+from quark.torch.config.algorithms import BiasCorrectionConfig
+from quark.torch.fake_quantize import calibrate_with, parts
+from quark.torch.matching import Match
+from quark.torch.structure import answer, run_model
+from quark.torch.structure_channels import axis_of
+
+log = logging.getLogger(__name__)
+ROWS = 256  # of each answer that is kept
+
+
+@dataclass
+class Mean:
+    """The mean of each channel of what a layer writes.
+
+    Attributes:
+        total: sums, float64; None before the first call.
+        count: values per channel.
+    """
+
+    total: torch.Tensor | None = None
+    count: int = 0
+
+    def add(self, layer: nn.Module, y: torch.Tensor) -> None:
+        """Take in one output."""
+        rows = y.detach().movedim(axis_of(layer, y), -1)
+        rows = rows.reshape(-1, rows.shape[-1])
+        total = rows.double().sum(0)
+        self.total = total if self.total is None else self.total + total
+        self.count += len(rows)
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The means, float64."""
+        if self.total is None:
+            raise DataError("bias_correction: a layer was not called by any sample")
+        return self.total / self.count
+
+
+@dataclass
+class Floats:
+    """What is known of the float model.
+
+    Attributes:
+        means: of the layers that can be corrected.
+        answers: some rows of what each block answers to the first samples; by the name of the block.
+    """
+
+    means: dict[nn.Module, Mean]
+    answers: dict[str, list[torch.Tensor]]
+
+
+def biased(context: Context) -> dict[nn.Module, Match]:
+    """The layers that can be corrected."""
+    return {
+        item.layer.module: item
+        for item in context.found.quantized
+        if item.layer.kind.features is not None and item.layer.module._parameters.get("bias") is not None
+    }
+
+
+@torch.no_grad()
+def float_means(context: Context, config: BiasCorrectionConfig) -> Floats:
+    """What the float model computes.
+
+    Raises:
+        DataError: no samples.
+    """
+    if not context.samples:
+        raise DataError("bias_correction needs samples, and there are none: give a dataloader")
+    blocks = find_blocks(context.model, config.model_decoder_layers)
+    names = {**blocks.modules, "": context.model}
+    known = Floats({layer: Mean() for layer in biased(context)}, {name: [] for name in names})
+
+    def see(layer: nn.Module, args: tuple[Any, ...], y: torch.Tensor) -> None:
+        if y.numel():
+            known.means[layer].add(layer, y)
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda module, args, output: append(known.answers[name], some_rows(answer(output)))
+
+    hooks = [layer.register_forward_hook(see) for layer in known.means]
+    hooks += [module.register_forward_hook(keep(name)) for name, module in names.items()]
+    try:
+        with disabled([context.model]):
+            for sample in context.samples:
+                run(context.model, sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return replace(known, means={layer: mean for layer, mean in known.means.items() if mean.count})
+
+
+def append(answers: list[torch.Tensor], rows: torch.Tensor) -> None:
+    """Keep the first few."""
+    if len(answers) < SAMPLES:
+        answers.append(rows)
+
+
+def some_rows(output: torch.Tensor) -> torch.Tensor:
+    """Up to ``ROWS`` rows of an answer, evenly spread; float32."""
+    rows = output.detach().reshape(-1, output.shape[-1]) if output.dim() else output.detach().reshape(1, 1)
+    return rows[:: max(1, -(-len(rows) // ROWS))].float().clone()
+
+
+@torch.no_grad()
+def run_bias_correction(context: Context, config: BiasCorrectionConfig, known: Floats) -> None:
+    """Correct the biases of ``context.model``."""
+    items = biased(context)
+    blocks = find_blocks(context.model, config.model_decoder_layers)
+    with disabled([context.model]):
+        blocks, stream = record(context.model, blocks, context.samples)
+    corrected = 0
+    for name, block in blocks.modules.items():
+        layers = {key: module for key, module in block.named_modules() if module in known.means and module in items}
+        order = [key for group in find_groups(name, block, stream, layers) for key in group.layers]
+        lowest = distance(name, block, stream, known.answers[name]) if order else 0.0
+        for key in order:
+            layer = layers[key]
+            shift = known.means[layer].value - mean_of(name, block, stream, layer)
+            old = correct(context, items[layer], shift)
+            error = distance(name, block, stream, known.answers[name])
+            if error > lowest:
+                set_bias(context, items[layer], old)
+            else:
+                lowest, corrected = error, corrected + 1
+        stream = stream.advance(name, block)
+    log.info("bias_correction: %d of %d layers", corrected, len(items))
+
+
+def distance(name: str, block: nn.Module, stream: Stream, wanted: list[torch.Tensor]) -> float:
+    """How far the answers of a block are from those of the float model."""
+    total = 0.0
+    for k, rows in enumerate(wanted):
+        output = stream.forward(name, block, k) if name else run_model(block, stream.hidden[k])
+        total += float((some_rows(answer(output)) - rows).square().double().mean())
+    return total
+
+
+def mean_of(name: str, block: nn.Module, stream: Stream, layer: nn.Module) -> torch.Tensor:
+    """The means of one layer of the quantized block; the rest of the block does not run."""
+    mean = Mean()
+
+    def see(module: nn.Module, args: tuple[Any, ...], y: torch.Tensor) -> None:
+        if y.numel():
+            mean.add(module, y)
+            raise Enough
+
+    hook = layer.register_forward_hook(see)
+    try:
+        for k in range(len(stream.hidden)):
+            try:
+                stream.forward(name, block, k)
+            except Enough:
+                continue
+    finally:
+        hook.remove()
+    return mean.value
+
+
+def correct(context: Context, item: Match, shift: torch.Tensor) -> torch.Tensor:
+    """Add ``shift`` to the bias of a layer, where its codes bring the means nearer; the bias before."""
+    old = item.layer.module._parameters["bias"].detach()  # type: ignore[union-attr]
+    before, wanted = quantized_bias(item, old), old.double() + shift
+    after = quantized_bias(item, wanted.to(old.dtype))
+    nearer = (shift - (after - before)).abs() < shift.abs()
+    set_bias(context, item, torch.where(nearer, wanted, old.double()))
+    return old
+
+
+def set_bias(context: Context, item: Match, bias: torch.Tensor) -> None:
+    """Give a layer a bias; its quantizer takes the range of that."""
+    layer = item.layer.module
+    context.undo.set_parameter(layer, "bias", bias)
+    quantizer = layer._modules["bias_quantizer"]
+    if quantizer is not None:
+        calibrate_with(quantizer, layer._parameters["bias"])  # type: ignore[arg-type]
+
+
+def quantized_bias(item: Match, bias: torch.Tensor) -> torch.Tensor:
+    """The values that the codes of a bias stand for, float64."""
+    quantizer = item.layer.module._modules["bias_quantizer"]
+    if quantizer is None:
+        return bias.detach().double()
+    calibrate_with(quantizer, bias)
+    value = bias.detach()
+    for part in parts(quantizer):
+        value = part.quantized(value)
+    return value.double()
