@@ -23,6 +23,7 @@ from quark.onnx.qdq import second_type
 from quark.onnx.qdq.carriers import activation_kind, constant_kind
 from quark.onnx.qdq.carry import ACTIVATION_NODES, AMD, OWN, Carried, single
 from quark.onnx.qdq.initializers import Parameters
+from quark.onnx.qdq.shield import shield
 from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant
 from quark.operators import add_functions
 
@@ -43,6 +44,7 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
             _constant(model.graph, carried)
     second_type.drop(model, plan)
     remove_unused(model)
+    shield(model)
     return _with_functions(model)
 
 
