@@ -1,26 +1,73 @@
-"""Nodes that keep a fault of ONNX Runtime away from a model.
+"""Nodes that keep two faults of ONNX Runtime (1.31) away from a model. Neither changes a value.
 
-ONNX Runtime (1.31) carries a DequantizeLinear forward over operators that only move values, and writes past the end of
-a node's inputs when it arrives at a subgraph that reads the result from outside (``If`` and ``Loop``; the functions of
-block formats have an ``If`` inside): the process ends when it loads the file. A ``Max`` of one tensor, a copy that the
-runtime neither removes nor looks through, stops it.
+The runtime carries a DequantizeLinear forward over operators that only move values.
+
+* Where it arrives at a subgraph that reads the result from outside (``If`` and ``Loop``; functions of block formats
+  have an ``If`` inside) it writes past the end of a node's inputs, and the process ends. A ``Max`` of one tensor, a
+  copy that the runtime neither removes nor looks through, stops it.
+* From opset 21 on the pair that it puts behind an int8 tensor loses its type on processors where int8 becomes uint8:
+  the file does not load. The same pair is written here, so that there is nothing to carry.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import Names
+from quark.onnx.graph.surgery import Names, is_constant, opset
 
 #: What ONNX Runtime carries a DequantizeLinear over.
 MOVERS = frozenset(["MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice"])
 #: Functions of these domains may hold an If that reads what they are given.
 DOMAINS = ("com.amd.quark", "org.openquark")
+#: The opset from which QuantizeLinear states the type of its result.
+TYPED = 21
 
 
-def shield(model: ir.Model) -> int:
-    """Put a copy before every such reader of what a DequantizeLinear reaches, in place; how many copies."""
-    names, made = Names(model), 0
+def shield(model: ir.Model) -> None:
+    """Write what is needed, in place."""
+    names = Names(model)
+    if opset(model) >= TYPED:
+        _close_pairs(model, names)
+    _put_copies(model, names)
+
+
+def _close_pairs(model: ir.Model, names: Names) -> None:
+    """Quantize what movers make of int8 tensors with the parameters of those, where a float node reads it."""
+    for node in list(model.graph):
+        pair = node.inputs[0].producer() if _is_mover(node) and node.inputs[0] is not None else None
+        if pair is None or pair.op_type != "DequantizeLinear" or pair.domain or not _is_computed_int8(pair.inputs[0]):
+            continue
+        value = node.outputs[0]
+        readers = [use for use in value.uses() if use.node.op_type != "QuantizeLinear" or use.idx]
+        if readers or value.is_graph_output():
+            _close(model, node, pair, readers, names)
+
+
+def _close(model: ir.Model, node: ir.Node, pair: ir.Node, readers: Sequence[ir.Usage], names: Names) -> None:
+    value = node.outputs[0]
+    codes = ir.Value(name=names.fresh(f"{value.name}_codes"), shape=value.shape, type=ir.TensorType(ir.DataType.INT8))
+    again = ir.Value(name=names.fresh(f"{value.name}_again"), shape=value.shape, type=value.type)
+    quantize = ir.node("QuantizeLinear", [value, *pair.inputs[1:]], outputs=[codes], name=str(codes.name))
+    dequantize = ir.node("DequantizeLinear", [codes, *pair.inputs[1:]], outputs=[again], name=str(again.name))
+    model.graph.insert_after(node, [quantize, dequantize])
+    for use in readers:
+        use.node.replace_input_with(use.idx, again)
+    if value.is_graph_output():
+        value.name, again.name = again.name, value.name
+        model.graph.outputs[:] = [again if output is value else output for output in model.graph.outputs]
+
+
+def _is_mover(node: ir.Node) -> bool:
+    return node.op_type in MOVERS and not node.domain
+
+
+def _is_computed_int8(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype == ir.DataType.INT8 and not is_constant(value)
+
+
+def _put_copies(model: ir.Model, names: Names) -> None:
     for node in list(model.graph):
         if not _carries(node):
             continue
@@ -33,8 +80,6 @@ def shield(model: ir.Model) -> int:
         model.graph.insert_after(node, ir.node("Max", [value], outputs=[copy], name=name))
         for use in inside:
             use.node.replace_input_with(use.idx, copy)
-        made += 1
-    return made
 
 
 def _is_below(node: ir.Node, model: ir.Model) -> bool:
@@ -44,7 +89,7 @@ def _is_below(node: ir.Node, model: ir.Model) -> bool:
 
 def _carries(node: ir.Node) -> bool:
     """Whether a node is a DequantizeLinear, or a chain of movers leads back to one."""
-    while node.op_type in MOVERS and not node.domain:
+    while _is_mover(node):
         source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
         if source is None:
             return False
