@@ -103,7 +103,7 @@ MOVED = """g (float[1,16,8,8] x) => (float[16,16] y, float[1,16,4,4] z) <int64[2
 
 @pytest.mark.parametrize("opset", [13, 21, 23])
 def test_int8_tensors_that_are_moved_and_left_float(opset: int) -> None:
-    options = {"ConvertOpsetVersion": opset, "NodesToExcludeOutputQuantization": ["pool"]}
+    options = {"ConvertOpsetVersion": opset, "NodesToExcludeOutputQuantization": ["pool", "flat"]}
     proto = models.model(MOVED, {"w": WEIGHTS["w"]})
     feed = models.feeds(proto)
     made = quantized(MOVED, options=options)
