@@ -12,6 +12,7 @@ The runtime carries a DequantizeLinear forward over operators that only move val
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -45,7 +46,7 @@ def _close_pairs(model: ir.Model, names: Names) -> None:
             _close(model, node, pair, readers, names)
 
 
-def _close(model: ir.Model, node: ir.Node, pair: ir.Node, readers: Sequence[ir.Usage], names: Names) -> None:
+def _close(model: ir.Model, node: ir.Node, pair: ir.Node, readers: Sequence[Any], names: Names) -> None:
     value = node.outputs[0]
     codes = ir.Value(name=names.fresh(f"{value.name}_codes"), shape=value.shape, type=ir.TensorType(ir.DataType.INT8))
     again = ir.Value(name=names.fresh(f"{value.name}_again"), shape=value.shape, type=value.type)
