@@ -68,7 +68,7 @@ def test_the_file_tells_the_same_as_the_plan() -> None:
 def test_the_summary_has_the_worst_first_and_counts_the_rest() -> None:
     [found] = quantized("A8W8").weak
     table = weakness_table([found] * 12)
-    assert len(table.rows) == 10 and table.note.startswith("2 more.")
+    assert len(table.rows) == 10 and table.note.startswith("2 more. A preset with _PER_CHANNEL has a scale per channel")
     assert table.rows[0][3] == found.advice
 
 

@@ -16,7 +16,7 @@ from quark.config.presets import PRESETS
 from quark.errors import ConfigError
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import FORMATS
-from quark.numerics.granularity import Channel
+from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.quantization.config import data_type, get_default_config_mapping, spec
 
 #: class: (bit width, lowest, highest, number of the ONNX type), None where the interface gives none.
@@ -189,7 +189,9 @@ def test_a_preset_is_also_an_object(name: str) -> None:
 
 
 def test_every_preset_with_one_scale_per_integer_weight_has_one_per_channel_beside_it() -> None:
-    assert {f"{name}_PER_CHANNEL" for name in ("A8W8", "A16W8", "XINT8", "U8S8_AAWS", "VINT8")} <= set(PRESETS)
+    whole = {name for name, row in PRESETS.items() if "int" in row.weight.format and row.weight.granularity == Tensor()}
+    assert {"A8W8", "A16W8", "XINT8", "XINT8_ADAROUND", "U8S8_AAWS", "VINT8", "INT8_CNN_ACCURATE"} <= whole
+    assert {f"{name}_PER_CHANNEL" for name in whole if "mx" not in PRESETS[name].weight.format} <= set(PRESETS)
     assert PRESETS["XINT8_PER_CHANNEL"].weight == replace(PRESETS["XINT8"].weight, granularity=Channel(-1))
     assert PRESETS["XINT8_PER_CHANNEL"].options == PRESETS["XINT8"].options
 

@@ -165,7 +165,9 @@ def test_metrics_are_those_of_a_comparison(tmp_path: Path, capsys: pytest.Captur
     assert result.metrics is not None and result.metrics.samples == 2
     expected = compare(models.cnn(), tmp_path / "q.onnx", others, layers=False)
     assert result.metrics.outputs == expected.outputs
-    assert f"{expected.outputs['y'].cosine:.6f}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"{expected.outputs['y'].cosine:.6f}" in told and "Layer by layer, worst first" in told
+    assert [layer.tensor for layer in result.metrics.layers]
     same = ModelQuantizer(config(EvalMetrics=True)).run(models.cnn(), None, samples())
     assert same.metrics is not None and same.metrics.samples == 3
     assert ModelQuantizer(config()).run(models.cnn(), None, samples()).metrics is None

@@ -8,7 +8,8 @@ from pathlib import Path
 from quark.cli.output import print_json, say, show, write_page
 from quark.cli.sources import Source, feeds
 from quark.onnx.compare import Comparison, compare
-from quark.report import Layer, Report, Table, decibels
+from quark.onnx.evaluation import layer_table
+from quark.report import Report, Table, decibels
 from quark.report.progress import bars
 
 
@@ -44,29 +45,6 @@ def output_table(found: Comparison) -> Table:
     rows = tuple((name, decibels(d.sqnr), f"{d.cosine:.6f}", f"{d.l2:.4g}", decibels(d.psnr)) for name, d in outputs)
     note = f"Over {found.samples} samples."
     return Table("End to end", ("output", "SQNR", "cosine", "L2", "PSNR"), rows, note)
-
-
-#: A layer whose codes clip more than this share of its values is told so.
-CLIPPED = 0.01
-
-
-def layer_table(found: Comparison) -> Table:
-    """Layer by layer, the worst first, with cause and remedy where they are known."""
-    ranked = sorted(found.layers, key=lambda layer: layer.sqnr)
-    rows = tuple(
-        (one.name or one.tensor, one.op_type, decibels(one.sqnr), f"{one.cosine:.6f}", advice(one, found))
-        for one in ranked
-    )
-    return Table("Layer by layer, worst first", ("node", "operator", "SQNR", "cosine", "cause and remedy"), rows)
-
-
-def advice(layer: Layer, found: Comparison) -> str:
-    """Why a layer's output is off, as far as its own weights and codes tell; empty where they are fine."""
-    said = [one.advice for one in found.weak if one.node == layer.name]
-    clipped = next((tensor.clipped for tensor in found.tensors if tensor.name == layer.tensor), 0.0)
-    if clipped > CLIPPED:
-        said.append(f"its codes clip {clipped:.0%} of the values; calibrate with MinMax or a higher Percentile")
-    return "; ".join(said)
 
 
 def facts(found: Comparison) -> dict[str, object]:

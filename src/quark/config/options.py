@@ -293,7 +293,9 @@ class Options(BaseModel):
     DebugMode: bool = _option(False, 11, "Log every decision of the plan.")
     PrintSummary: bool = _option(True, 11, "Print what was quantized when the work is done.")
     IgnoreWarnings: bool = _option(True, 11, "Hide warnings that this package raises while it works.")
-    EvalMetrics: bool = _option(False, 11, "Measure cosine similarity and L2 distance to the float model.")
+    EvalMetrics: bool = _option(
+        False, 11, "Measure cosine similarity and L2 distance to the float model; the summary then ranks layers too."
+    )
     EvalDataReader: Any = _option(None, 11, "Data for EvalMetrics; the calibration data when None.")
 
 

@@ -193,7 +193,7 @@ PRESETS |= {f"{name}_ACCURATE": _accurate(name) for name in _ACCURATE_ROWS}
 PRESETS |= {
     f"{name}_PER_CHANNEL": _per_channel(row)
     for name, row in PRESETS.items()
-    if _is_whole_integer(row.weight) and not row.tuning
+    if _is_whole_integer(row.weight)
 }
 
 

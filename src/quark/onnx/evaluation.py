@@ -1,4 +1,7 @@
-"""``EvalMetrics``: cosine similarity and L2 distance of the quantized model's outputs to the float model's."""
+"""``EvalMetrics``: cosine similarity and L2 distance of the quantized model's outputs to the float model's.
+
+With ``PrintSummary`` the layers are ranked by the SQNR of their outputs too, with cause and remedy.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import onnx
 
 from quark.config.options import Options
 from quark.errors import ConfigError
-from quark.onnx.compare import Comparison, compare
+from quark.onnx.compare import Comparison, Layer, compare
 from quark.onnx.data import REWINDS, samples_of
 from quark.report.tables import decibels
 from quark.report.values import Table
@@ -49,10 +52,36 @@ def evaluate(
             break
     limit = None if options.EvalDataReader is not None else options.CalibDataSize
     samples = samples_of(source, limit)
-    return compare(model_input, quantized, samples, layers=False, libraries=options.UserCustomOpLibPath)
+    layers = options.PrintSummary and not options.CryptoMode
+    return compare(model_input, quantized, samples, layers=layers, libraries=options.UserCustomOpLibPath)
 
 
 def metric_table(found: Comparison) -> Table:
     """One row per output."""
     rows = tuple((n, f"{d.cosine:.6f}", f"{d.l2:.4g}", decibels(d.sqnr)) for n, d in found.outputs.items())
     return Table("Evaluation", ("output", "cosine", "L2", "SQNR"), rows, f"Over {found.samples} samples.")
+
+
+#: A layer whose codes clip more than this share of its values is told so.
+CLIPPED = 0.01
+
+
+def layer_table(found: Comparison, shown: int | None = None) -> Table:
+    """The first ``shown`` layers by the SQNR of their outputs, the worst first, with cause and remedy where known."""
+    ranked = sorted(found.layers, key=lambda layer: layer.sqnr)[:shown]
+    rows = tuple(
+        (one.name or one.tensor, one.op_type, decibels(one.sqnr), f"{one.cosine:.6f}", advice(one, found))
+        for one in ranked
+    )
+    left = len(found.layers) - len(ranked)
+    columns = ("node", "operator", "SQNR", "cosine", "cause and remedy")
+    return Table("Layer by layer, worst first", columns, rows, f"{left} more." if left else "")
+
+
+def advice(layer: Layer, found: Comparison) -> str:
+    """Why a layer's output is off, as far as its own weights and codes tell; empty where they are fine."""
+    said = [one.advice for one in found.weak if one.node == layer.name]
+    clipped = next((tensor.clipped for tensor in found.tensors if tensor.name == layer.tensor), 0.0)
+    if clipped > CLIPPED:
+        said.append(f"its codes clip {clipped:.0%} of the values; calibrate with MinMax or a higher Percentile")
+    return "; ".join(said)

@@ -40,13 +40,19 @@ def float_table(plan: Plan) -> Table:
 
 #: Rows of the table of weaknesses on a terminal.
 SHOWN = 10
+PER_CHANNEL = "per channel keeps"
 
 
 def weakness_table(found: Sequence[Weakness], shown: int = SHOWN) -> Table:
     """Layers that lose most to their weights, the worst first."""
     rows = tuple((one.node, one.op_type, decibels(one.sqnr), one.advice) for one in found[:shown])
     more = f"{len(found) - shown} more. " if len(found) > shown else ""
-    note = f"{more}The outputs of layers are ranked by `quark onnx compare`."
+    remedy = (
+        "A preset with _PER_CHANNEL has a scale per channel. "
+        if any(PER_CHANNEL in one.advice for one in found)
+        else ""
+    )
+    note = f"{more}{remedy}The outputs of layers are ranked with EvalMetrics and by `quark onnx compare`."
     return Table("Weakest layers", ("node", "operator", "SQNR of weights", "cause and remedy"), rows, note)
 
 
