@@ -13,10 +13,10 @@ import onnx
 
 from quark.config.options import Options
 from quark.errors import ConfigError
-from quark.onnx.compare import Comparison, Layer, compare
+from quark.onnx.compare import Comparison, compare
 from quark.onnx.data import REWINDS, samples_of
 from quark.report.tables import decibels
-from quark.report.values import Table
+from quark.report.values import Layer, Table
 
 
 def check_evaluation(options: Options, reader: Any) -> None:
