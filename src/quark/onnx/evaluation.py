@@ -56,6 +56,11 @@ def evaluate(
     return compare(model_input, quantized, samples, layers=layers, libraries=options.UserCustomOpLibPath)
 
 
+def metric_tables(found: Comparison | None) -> tuple[Table, ...]:
+    """What was measured, for the summary: one row per output, and the ten weakest layers."""
+    return () if found is None else (metric_table(found), layer_table(found, shown=10))
+
+
 def metric_table(found: Comparison) -> Table:
     """One row per output."""
     rows = tuple((n, f"{d.cosine:.6f}", f"{d.l2:.4g}", decibels(d.sqnr)) for n, d in found.outputs.items())

@@ -25,7 +25,7 @@ from quark.onnx.data_layout import in_layout
 from quark.onnx.describe import file_bytes
 from quark.onnx.diagnosis import of_plan
 from quark.onnx.discretion import check_secret, discreet, tell_decisions
-from quark.onnx.evaluation import check_evaluation, evaluate, layer_table, metric_table
+from quark.onnx.evaluation import check_evaluation, evaluate, metric_tables
 from quark.onnx.explain import attach
 from quark.onnx.forecast import resident, written_bytes
 from quark.onnx.graph import model as files
@@ -138,9 +138,8 @@ def _quantize(
     if job.options.PrintSummary and not job.options.CryptoMode:
         print_summary(plan, weak=weak)
         print_table(_cost(model_input, model_output, sum(seconds.values())))
-        if metrics is not None:
-            print_table(metric_table(metrics))
-            print_table(layer_table(metrics, shown=10))
+        for table in metric_tables(metrics):
+            print_table(table)
     return Result(plan, prepared.reports, seconds, proto, weak, metrics)
 
 
