@@ -41,16 +41,26 @@ def search(statistic: Histogram, grid: Grid, levels: int = 128, symmetric: bool 
         levels: the smallest threshold keeps this many bins.
         symmetric: mirror the wider side (``CalibTensorRangeSymmetric``).
     """
-    lo, hi = _least_divergence(statistic, grid, levels)
+    lo, hi = _least_divergence(statistic, grid, levels, False)
     widest = max(-lo, hi)
     return (-widest, widest) if symmetric else (lo, hi)
 
 
-def _least_divergence(statistic: Histogram, grid: Grid, levels: int) -> tuple[float, float]:
+def search_both(statistic: Histogram, grid: Grid, levels: int = 128) -> tuple[float, float]:
+    """The range of least KL(P || Q) + KL(Q || P) (Jeffreys): where Jain et al. (MLSys 2020) start their thresholds.
+
+    Args:
+        statistic, grid, levels: as for ``search``.
+    """
+    return _least_divergence(statistic, grid, levels, True)
+
+
+def _least_divergence(statistic: Histogram, grid: Grid, levels: int, both: bool) -> tuple[float, float]:
+    """The range of least divergence, one-sided or ``both`` ways."""
     counts, width = magnitudes(statistic)
     if counts.size <= levels or not width:
         return statistic.lo, statistic.hi
-    divergences = Divergences(statistic, grid, counts, width)
+    divergences = Divergences(statistic, grid, counts, width, both)
     found = {bins: divergences.at(bins) for bins in _coarse(levels, counts.size)}
     for step in FINE_STEPS:
         best = min(found, key=found.__getitem__)
@@ -93,6 +103,7 @@ class Divergences:
     grid: Grid
     counts: np.ndarray
     width: float
+    both: bool = False
 
     def at(self, bins: int) -> float:
         """The divergence when the first ``bins`` bins are kept."""
@@ -107,7 +118,8 @@ class Divergences:
         seen = p > 0
         q = np.maximum(np.repeat(mass, np.diff(starts, append=bins))[seen], NEVER)
         p = p[seen] / p.sum()
-        return float(np.sum(p * np.log(p * q.sum() / q)))
+        weights = p - q / q.sum() if self.both else p
+        return float(np.sum(weights * np.log(p * q.sum() / q)))
 
     def _first_bins(self, bins: int) -> np.ndarray:
         """The first bin of every code."""

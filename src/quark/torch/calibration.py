@@ -20,6 +20,7 @@ from torch import nn
 
 from quark.errors import DataError
 from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.graph.point import points
 from quark.torch.kv_cache import cache_quantizers
 from quark.torch.quantized_layer import quantized_layers, static_parts
 from quark.torch.softmax import softmax_quantizers
@@ -45,9 +46,11 @@ def calibrate(model: nn.Module, samples: Iterable[Any]) -> list[str]:
 
 
 def static_activations(model: nn.Module) -> Iterator[FakeQuantize]:
-    """The quantizers whose range the samples give: of the inputs and outputs of layers, of caches, of attention."""
+    """The quantizers whose range the samples give: of layers, caches, attention, graphs."""
     for _, layer in quantized_layers(model):
         yield from (part for _, part in static_parts(layer))
+    for _, point in points(model):
+        yield from (part for part in parts(point) if part.stage.calibrated)
     for _, cache in cache_quantizers(model):
         yield from (part for part in parts(cache) if part.stage.calibrated)
     yield from (part for part in softmax_quantizers(model) if part.stage.calibrated)

@@ -51,8 +51,12 @@ class FakeQuantize(nn.Module):
         self.granularity = granularity or stage.spec.granularity
         self.observer: ObserverBase | None = None
         self.enabled = True
-        self.register_buffer("scale", None)
+        self.register_scale()
         self.register_buffer("zero_point", None)
+
+    def register_scale(self) -> None:
+        """A place for the scale that moves and is saved with the model."""
+        self.register_buffer("scale", None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` quantized, or only looked at while its range is being found."""
@@ -156,7 +160,7 @@ class FakeQuantize(nn.Module):
         before = self.scale, self.zero_point
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in zip(("scale", "zero_point"), before, strict=True):
-            value = self._buffers[name]
+            value = self._buffers.get(name)
             if old is not None and value is not None and value.dtype != old.dtype:
                 self._buffers[name] = old.to(value.device)
         return self

@@ -179,7 +179,7 @@ def check_patterns(model: nn.Module, config: QConfig, candidates: list[Candidate
     everything = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     layers = [name for layer in candidates for name in layer.names]
     for field, patterns, known in (
-        ("exclude", config.exclude, everything),
+        ("exclude", config.exclude, [*everything, *layers]),
         ("layer_quant_config", config.layer_quant_config, layers),
         ("kv_cache_quant_config", config.kv_cache_quant_config, layers),
         ("kv_cache_group", config.kv_cache_group, layers),

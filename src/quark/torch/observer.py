@@ -8,12 +8,13 @@ The scheme (``qscheme``) says which elements share a scale; an observer only say
 per-channel min/max observer in a per-group configuration finds the minima and maxima of the groups.
 
 ``Histogram`` statistics and the searches over them are those of ``quark.observers``; running minima and maxima are
-collected here on the tensor's own device. Not handled: observers whose scale is trained (``LSQObserver``,
-``TQTObserver``); they are refused by name when a configuration is made.
+collected here on the tensor's own device. ``LSQObserver`` and ``TQTObserver`` find where a scale starts that training
+learns (``quark.torch.learned``).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,8 @@ from quark.errors import ConfigError, DataError
 from quark.numerics.affine import fake_quantize
 from quark.numerics.granularity import Tensor
 from quark.observers import SEARCHES
+from quark.observers.entropy import search_both
+from quark.observers.histogram import Histogram
 from quark.observers.mse import search_rows
 
 Range = tuple[torch.Tensor, torch.Tensor]
@@ -35,6 +38,7 @@ class ObserverBase:
         registry: every subclass by its name, those of users too; configurations store the name.
         schemes: names of the ``QSchemeType`` members it works for; empty: all.
         rule: the scale rule that it implies, or None.
+        trained: training changes the scale.
         spec: how the tensor is quantized.
         count: values seen.
     """
@@ -251,17 +255,16 @@ class PerTensorPowOf2MinMSEObserver(_Searched):
     rule = "power_of_two"
 
 
-class PerChannelPowOf2MinMSEObserver(ObserverBase):
-    """The power-of-two scales of least squared error, for weights: one sample."""
+class _SearchedRows(ObserverBase):
+    """The scales of least squared error, for weights: one sample."""
 
     schemes = ("per_channel", "per_group")
-    rule = "power_of_two"
     found: Range | None = None
 
     def observe(self, x: torch.Tensor) -> None:
         """Search the rows of the only sample."""
         if self.found is not None:
-            raise DataError("PerChannelPowOf2MinMSEObserver takes one sample, a weight; static activations give many")
+            raise DataError(f"{type(self).__name__} takes one sample, a weight; static activations give many")
         rows = self.spec.granularity.tile(x.float())
         extremes(rows, self.spec)
         lo, hi = search_rows(rows.cpu().numpy(), self.spec.grid)
@@ -270,8 +273,14 @@ class PerChannelPowOf2MinMSEObserver(ObserverBase):
     def range(self) -> Range:
         """The ranges of the scales found."""
         if self.found is None:
-            raise DataError("PerChannelPowOf2MinMSEObserver has seen no values")
+            raise DataError(f"{type(self).__name__} has seen no values")
         return self.found
+
+
+class PerChannelPowOf2MinMSEObserver(_SearchedRows):
+    """The power-of-two scales of least squared error, for weights: one sample."""
+
+    rule = "power_of_two"
 
 
 class PerBlockMXDiffsObserver(ObserverBase):
@@ -307,15 +316,70 @@ class PerBlockMXDiffsObserver(ObserverBase):
 
 
 class LSQObserver(ObserverBase):
-    """A scale learnt in training."""
+    """The scale of least squared error, from which training learns on (``quark.torch.learned``)."""
 
+    schemes = ("per_tensor", "per_channel", "per_group")
     trained = True
+
+    def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
+        super().__init__(spec, device)
+        cls = PerTensorMSEObserver if isinstance(spec.granularity, Tensor) else _SearchedRows
+        self.searched: ObserverBase = cls(spec, device)
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Count the values of one sample."""
+        self.searched.observe(x)
+
+    def range(self) -> Range:
+        """The outcome of the search."""
+        return self.searched.range()
 
 
 class TQTObserver(ObserverBase):
-    """A power-of-two threshold learnt in training."""
+    """The threshold |mean| + 3 standard deviations, no wider than the data, from which training learns on."""
 
+    schemes = ("per_tensor",)
+    rule = "power_of_two"
     trained = True
+
+    def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
+        super().__init__(spec, device)
+        self.sums = torch.zeros(2, dtype=torch.float64)
+        self.values = 0
+        self.largest = 0.0
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Add one sample to the sums of x and x^2."""
+        lo, hi = extremes(x, self.spec)
+        self.largest = max(self.largest, float(-lo), float(hi))
+        wide = x.double()
+        self.sums += torch.stack([wide.sum(), wide.square().sum()]).cpu()
+        self.values += x.numel()
+
+    def range(self) -> Range:
+        """The threshold to both sides."""
+        mean, square = (self.sums / self.values).tolist()
+        threshold = min(abs(mean) + 3 * math.sqrt(max(square - mean * mean, 0.0)), self.largest)
+        return scalar(-threshold), scalar(threshold)
+
+
+class TQTDivergenceObserver(TQTObserver):
+    """The threshold of least Jeffreys divergence, KL(p || q) + KL(q || p), from which training learns on."""
+
+    def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
+        super().__init__(spec, device)
+        self.statistic = Histogram()
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Count the values of one sample."""
+        extremes(x, self.spec)
+        self.statistic.update(x.float().cpu().numpy())
+
+    def range(self) -> Range:
+        """The threshold to both sides."""
+        lo, hi = search_both(self.statistic, self.spec.grid)
+        threshold = max(-lo, hi)
+        return scalar(-threshold), scalar(threshold)
 
 
 def scalar(value: float) -> torch.Tensor:

@@ -10,8 +10,8 @@ class's own ``forward``, run on a twin of the object that holds the quantized we
 The twin is made once and kept while the weight stays the same, because quantizing a weight at each call would cost
 more than the layer. A change is noticed by the version of the parameter (optimizers, ``load_state_dict``) and by its
 address; a change through ``weight.data`` while the model is in ``eval()`` is not. In training the twin is made at
-every call, and gradients pass straight through to the float weight. ``freeze`` puts the quantized values in the place
-of the float ones and drops the twin.
+every call, and gradients pass straight through to the float weight, and to scales that are learned. ``freeze`` puts
+the quantized values in the place of the float ones and drops the twin.
 """
 
 from __future__ import annotations
@@ -90,14 +90,27 @@ class QuantLayer(nn.Module):
         """The float layer with quantized weight and bias."""
         if self.compact:
             return self.new_twin(lambda name, value: self.own_quantizer(name)(value.detach()))
-        if self.training and not self.frozen:
-            return self.new_twin(lambda name, value: straight_through(value, self.own_quantizer(name)))
+        learned = self.learned_scales()
+        if not self.frozen and (self.training or (learned and torch.is_grad_enabled())):
+            return self.new_twin(lambda name, value: self.own_quantizer(name)(value))
         key = tuple(identity(self._parameters[name]) for name in OWN if name in self._parameters)
+        key += tuple(identity(parameter) for parameter in learned)
         kept = self.__dict__.get("_twin")
         if kept is None or kept[0] != key:
             kept = self.__dict__["_twin"] = key, self.quantized_parameters()
         values = kept[1]
         return self.new_twin(lambda name, value: straight_through(value, lambda _: values[name]))
+
+    def learned_scales(self) -> list[torch.Tensor]:
+        """The scales of weight and bias that training changes."""
+        own = (self._modules[f"{name}_quantizer"] for name in OWN)
+        return [
+            scale
+            for quantizer in own
+            if quantizer is not None
+            for scale in quantizer._parameters.values()
+            if scale is not None
+        ]
 
     def own_quantizer(self, name: str) -> Quantizer:
         """The quantizer of the parameter called ``name``."""

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -22,12 +22,16 @@ from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.registry import algorithm_of, check_order, run_algorithms
 from quark.torch.attention import find_targets
 from quark.torch.calibration import calibrate, evaluating
-from quark.torch.config.model import SLOTS, QConfig, check_available
+from quark.torch.config.model import QConfig, check_available
+from quark.torch.config.type import QuantizationMode
 from quark.torch.experts import fuse_untouched, unfuse_experts
-from quark.torch.fake_quantize import Quantizer, calibrate_with, make_quantizer
+from quark.torch.graph.point import points
+from quark.torch.graph.quantize import keep, quantize_graph
 from quark.torch.kv_cache import cache_quantizers, settle_scales
+from quark.torch.learned import learned_scales
 from quark.torch.matching import Match, Matches, match
-from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach, quantized_layers
+from quark.torch.prepare import bake, prepare, restore
+from quark.torch.quantized_layer import quantized_layers
 from quark.torch.shared_scales import share_expert_inputs, share_weight_scales
 
 log = logging.getLogger(__name__)
@@ -61,7 +65,7 @@ class ModelQuantizer:
             logging.getLogger(__package__).setLevel(LEVELS[config.log_severity_level])  # type: ignore[index]
 
     def quantize_model(self, model: Model, dataloader: Iterable[Any] | None = None) -> Model:
-        """Quantize ``model`` in place.
+        """Quantize ``model`` in place; with ``fx_graph_mode`` make the quantized graph of it, and leave it as it is.
 
         Args:
             model: a float model; its layers become quantized layers, everything else stays.
@@ -69,7 +73,7 @@ class ModelQuantizer:
                 algorithms (which keep them all).
 
         Returns:
-            ``model``.
+            ``model``; with ``fx_graph_mode`` a new ``torch.fx.GraphModule``.
 
         Raises:
             ConfigError: a pattern that matches nothing, or a tensor that does not fit its configuration.
@@ -77,6 +81,9 @@ class ModelQuantizer:
             DataError: no samples where they are needed, or NaN. In all cases the model is as it was.
         """
         check_model(model)
+        if self.config.quant_mode is QuantizationMode.fx_graph_mode:
+            graph, self.unreached = quantize_graph(model, self.config, dataloader)
+            return cast(Model, keep(graph, self.config))
         with ExitStack() as undo:
             found = self.quantize(model, dataloader, undo)
             undo.pop_all()
@@ -175,7 +182,7 @@ class ModelQuantizer:
 
     @staticmethod
     def freeze(model: Model, quantize: bool | None = None, runtime_options: Any = None) -> Model:
-        """Put quantized values in the place of the float weights and biases, in place.
+        """Put quantized values in the place of the float weights and biases, in place; learned scales learn no more.
 
         A weight shared with a layer that is quantized otherwise, or not at all, is no longer shared.
 
@@ -194,6 +201,8 @@ class ModelQuantizer:
             raise ModelError(f"{type(model).__name__} has no quantized layer to freeze; quantize_model comes first")
         if quantize is not False:
             bake([layer for layer in layers if not layer.frozen])
+            for _, scale in learned_scales(model):
+                scale.requires_grad_(False)
         return model
 
 
@@ -201,7 +210,7 @@ def check_model(model: nn.Module) -> None:
     """A float model with all its weights in one place."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    if any(True for _ in (*quantized_layers(model), *cache_quantizers(model))):
+    if any(True for _ in (*quantized_layers(model), *cache_quantizers(model), *points(model))):
         raise ModelError(f"{type(model).__name__} is quantized already; start from the float model")
     devices = getattr(model, "hf_device_map", None) or {}
     away = [name or "the model" for name, device in devices.items() if str(device) in OFFLOADED]
@@ -214,21 +223,6 @@ def has_static_activations(found: Match) -> bool:
     return any(stage.calibrated for slot in ("input_tensors", "output_tensors") for stage in found.stages[slot])
 
 
-def prepare(found: Matches) -> None:
-    """Attach quantizers to every layer, and fix the ranges of weights and biases."""
-    for item in found.quantized:
-        module = item.layer.module
-        quantizers = {slot: quantizer_of(item, slot) for slot in SLOTS}
-        for slot in ("weight", "bias"):
-            quantizer = quantizers[slot]
-            if quantizer is not None:
-                calibrate_with(quantizer, getattr(module, slot))
-        attach(module, quantizers)
-        for quantizer in quantizers.values():
-            if quantizer is not None:
-                quantizer.train(module.training)
-
-
 def fast_paths(model: nn.Module) -> dict[nn.Module, int]:
     """The encoder layers of torch whose fused kernel would read float weights past their quantized layers."""
     layers = (module for module in model.modules() if isinstance(module, nn.TransformerEncoderLayer))
@@ -239,36 +233,3 @@ def set_fast_paths(layers: Iterable[nn.Module], activations: dict[nn.Module, int
     """Let the fused kernel know an activation (1, 2), or none (0): then it is not used."""
     for layer in layers:
         layer.activation_relu_or_gelu = activations[layer]  # type: ignore[assignment]
-
-
-def quantizer_of(item: Match, slot: str) -> Quantizer | None:
-    """The quantizer of one tensor of a layer."""
-    if not item.stages[slot]:
-        return None
-    name = f"{slot} of {item.layer.name!r}"
-    return make_quantizer(item.stages[slot], lambda stage: item.granularity(slot, stage), name)
-
-
-def restore(found: Matches) -> None:
-    """Make every layer what it was."""
-    for item in found.quantized:
-        detach(item.layer.module)
-
-
-def bake(layers: list[QuantLayer]) -> None:
-    """Replace the parameters of ``layers`` by their quantized values; equal ones stay shared.
-
-    ``before`` keeps the float parameters alive, so that their ids stay theirs.
-    """
-    made: dict[tuple[Any, ...], nn.Parameter] = {}
-    before = [layer._parameters[name] for layer in layers for name in OWN if name in layer._parameters]
-    for layer in layers:
-        for name, value in layer.quantized_parameters().items():
-            old, quantizer = layer._parameters[name], layer._modules[f"{name}_quantizer"]
-            key = (id(old), str(quantizer), type(layer).__name__)
-            if key not in made:
-                made[key] = nn.Parameter(value, requires_grad=old.requires_grad)  # type: ignore[union-attr]
-            layer._parameters[name] = made[key]
-        layer.frozen = True
-        layer.__dict__.pop("_twin", None)
-    del before

@@ -94,6 +94,8 @@ def compile_list(slot: str, configs: list[QTensorConfig]) -> Stages:
         refuse(f"{slot}: a tensor has one or two stages, and this one has {len(configs)}")
     if len(configs) == 2 and configs[1].is_scale_quant:
         return (two_level(slot, *configs),)
+    if len(configs) == 2 and any(config.observer_cls is not None and config.observer_cls.trained for config in configs):
+        refuse(f"{slot}: a scale that is learned belongs to a tensor with one stage, and this one has two")
     if any(config.is_scale_quant for config in configs):
         refuse(
             f"{slot}: is_scale_quant=True quantizes the scales of a stage before it, so it must be the second of two"
@@ -310,7 +312,6 @@ RARE: dict[str, Any] = {
     "keep_prequantized_layers": True,
 }
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {  # a field and the only value with which a model can be quantized yet
-    "quant_mode": (QuantizationMode.eager_mode,),
     "quant_flow": (QuantFlow.standard, QuantFlow.file2file),
     "gpu_resident_blocks": (0,),
 }
@@ -327,17 +328,6 @@ def check_available(config: QConfig) -> None:
         value = getattr(config, name)
         if value not in allowed:
             refuse(f"{name}={value!r} is not available yet; the only value that is: {allowed[0]!r}")
-    for slot in SLOTS:
-        for layer in (
-            config.global_quant_config,
-            *config.layer_quant_config.values(),
-            *config.layer_type_quant_config.values(),
-            *config.kv_cache_quant_config.values(),
-        ):
-            specs = getattr(layer, slot)
-            for spec in specs if isinstance(specs, list) else [specs]:
-                if spec is not None and spec.qat_spec is not None:
-                    refuse(f"{slot}: qat_spec={spec.qat_spec!r} is not available yet; leave it None")
 
 
 __all__ = ["Config", "QConfig", "QLayerConfig", "check_available", "type_names"]

@@ -22,6 +22,7 @@ from quark.errors import ConfigError, unknown
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Block2D, Channel, Granularity, Group, Tensor
 from quark.torch import observer as observers
+from quark.torch.config.qat import QATSpec, trained_observer
 from quark.torch.config.type import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType, member
 from quark.torch.observer import ObserverBase
 from quark.torch.stage import Stage
@@ -92,7 +93,7 @@ class QTensorConfig:
         scale_type: which numbers a scale may be.
         scale_format: of group scales: "e8m0", "e4m3", "e5m3" or "float32".
         scale_calculation_mode: how e8m0 is chosen: "even" (default), "floor" or "ceil".
-        qat_spec: settings of training; see ``quantize_model`` for what is not available.
+        qat_spec: settings of training, for a scale that is learned: a ``TQTSpec``. Not in ``to_dict``.
         mx_element_dtype: element type, for ``Dtype.mx``.
         zero_point_type: integer, or real.
         is_scale_quant: this stage quantizes the scales of the stage before it.
@@ -111,7 +112,7 @@ class QTensorConfig:
     scale_type: ScaleType | None = None
     scale_format: str | None = None
     scale_calculation_mode: str | None = None
-    qat_spec: Any = None
+    qat_spec: QATSpec | None = None
     mx_element_dtype: Dtype | None = None
     zero_point_type: ZeroPointType = ZeroPointType.int32
     is_scale_quant: bool = False
@@ -219,8 +220,8 @@ def check_values(config: QTensorConfig) -> None:
     size = config.group_size
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not (size > 0 or size == -1)):
         refuse(f"the field group_size must be a positive integer, or -1 for the whole axis, not {size!r}")
-    if cls is not None and cls.trained:
-        refuse(f"{cls.__name__} learns its scale in training, which is not available; use a min/max or MSE observer")
+    if config.qat_spec is not None and not isinstance(config.qat_spec, QATSpec):
+        refuse(f"the field qat_spec must be a TQTSpec or None, not {config.qat_spec!r}")
 
 
 def is_block(config: QTensorConfig) -> bool:
@@ -327,9 +328,27 @@ def chosen_observer(config: QTensorConfig) -> type[ObserverBase]:
     """The class that finds the range, checked against the scheme."""
     scheme = config.qscheme or QSchemeType.per_tensor
     cls = config.observer_cls or OBSERVERS[scheme]
+    if cls.trained:
+        check_trained(config, cls)
+        cls = trained_observer(cls, config.qat_spec)
+    elif config.qat_spec is not None:
+        refuse(f"qat_spec={config.qat_spec!r} belongs to observers that learn (TQTObserver), not to {cls.__name__}")
     if config.dtype in CASTS or is_block(config) or issubclass(cls, observers.UniformScalingObserver):
         return cls  # running extremes work for every scheme
     if cls.schemes and scheme.name not in cls.schemes:
         allowed = [name for name, other in ObserverBase.registry.items() if scheme.name in other.schemes]
         refuse(f"{cls.__name__} works for {' and '.join(cls.schemes)}, not {scheme.name}; {', '.join(allowed)} would")
     return cls
+
+
+def check_trained(config: QTensorConfig, cls: type[ObserverBase]) -> None:
+    """A scale can be learned: of static integers, and of the kind that the method has."""
+    if config.is_dynamic or is_block(config) or not isinstance(get_format(ELEMENTS[config.dtype]), Int):
+        refuse(f"{cls.__name__} learns the scale of static integers; {config.dtype.name} is in blocks, dynamic or none")
+    if config.zero_point_type is ZeroPointType.float32:
+        refuse(f"{cls.__name__} needs an integer zero point: zero_point_type must be int32")
+    if cls.rule is not None:
+        if config.symmetric is False or (config.symmetric is None and "uint" in config.dtype.name):
+            refuse(f"{cls.__name__} has one threshold for both sides: symmetric must be True")
+    elif config.scale_type not in (None, ScaleType.float, ScaleType.float32):
+        refuse(f"{cls.__name__} learns float scales, not {config.scale_type.name}; TQTObserver learns powers of two")

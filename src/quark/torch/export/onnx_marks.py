@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from quark.torch.fake_quantize import Quantizer
+from quark.torch.graph.point import points
 from quark.torch.kv_cache import CacheQuantizer
 from quark.torch.quantized_layer import OWN, QuantLayer, quantized_layers
 from quark.torch.softmax import SoftmaxQuantizer
@@ -48,6 +49,7 @@ def quantizers_of(model: nn.Module) -> list[Marked]:
             own = slot if slot in OWN else slot.removesuffix("_tensors")
             value = layer._parameters[slot] if slot in OWN else None
             found.append(Marked(f"{name}.{own}", quantizer, value, layer.frozen))
+    found += [Marked(name, point.quantizer) for name, point in points(model)]
     for name, module in model.named_modules():
         if isinstance(module, CacheQuantizer):
             found += [Marked(f"{name}.{role}", part) for role, part in module.named_children()]  # type: ignore[arg-type]

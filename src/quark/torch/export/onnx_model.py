@@ -12,7 +12,9 @@ from __future__ import annotations
 import copy
 import os
 import warnings
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +95,13 @@ def export_onnx(
 def replaced(proto: Any, found: Sequence[Marked]) -> Any:
     """The graph with nodes of the formats in the place of the marks, and the functions of our operators."""
     from quark.operators import add_functions
+    from quark.torch.export.onnx_moves import quantize_moved
     from quark.torch.export.onnx_nodes import nodes_of
 
     graph, made = proto.graph, []
     renamed: dict[str, str] = {}
     done: dict[int, str] = {}
+    calls: Counter[int] = Counter()
     outputs = {value.name for value in graph.output}
     for node in graph.node:
         for k, name in enumerate(node.input):
@@ -108,16 +112,17 @@ def replaced(proto: Any, found: Sequence[Marked]) -> Any:
         key = node.attribute[0].i
         constant = found[key].value is not None
         if not (constant and key in done):
-            nodes, result = nodes_of(found[key], node.input[0])
+            calls[key] += 1
+            nodes, result = nodes_of(again(found[key], calls[key]), node.input[0])
             made.extend(nodes.nodes)
-            fresh = [tensor for tensor in nodes.constants if not (constant and key in done)]
-            graph.initializer.extend(fresh)
+            graph.initializer.extend(nodes.constants)
             done[key] = result
         renamed[node.output[0]] = done[key]
         if node.output[0] in outputs:
             made.append(identity(done[key], node.output[0]))
     del graph.node[:]
     graph.node.extend(made)
+    quantize_moved(graph)
     drop_unused(graph)
     for k in reversed(range(len(proto.opset_import))):
         if proto.opset_import[k].domain == DOMAIN:
@@ -125,6 +130,11 @@ def replaced(proto: Any, found: Sequence[Marked]) -> Any:
     del graph.value_info[:]
     add_functions(proto)
     return proto
+
+
+def again(marked: Marked, call: int) -> Marked:
+    """A quantizer at its second call and later ones: names of nodes are used once."""
+    return marked if call == 1 else replace(marked, name=f"{marked.name}.call_{call}")
 
 
 def identity(source: str, target: str) -> Any:

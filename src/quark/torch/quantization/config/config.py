@@ -5,8 +5,19 @@ from __future__ import annotations
 from quark.torch.config.algorithms import *  # noqa: F403
 from quark.torch.config.algorithms import __all__ as ALGORITHMS
 from quark.torch.config.model import Config, QConfig, QLayerConfig
+from quark.torch.config.qat import QATSpec, TQTSpec
 from quark.torch.config.specs import *  # noqa: F403
 from quark.torch.config.specs import __all__ as SPECS
 from quark.torch.config.tensor import QTensorConfig, QuantizationSpec
 
-__all__ = ["Config", "QConfig", "QLayerConfig", "QTensorConfig", "QuantizationSpec", *ALGORITHMS, *SPECS]
+__all__ = [
+    "Config",
+    "QATSpec",
+    "QConfig",
+    "QLayerConfig",
+    "QTensorConfig",
+    "QuantizationSpec",
+    "TQTSpec",
+    *ALGORITHMS,
+    *SPECS,
+]

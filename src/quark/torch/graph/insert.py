@@ -1,0 +1,99 @@
+"""The quantizers of ``Places``, put into the graph."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule, Node
+
+from quark.numerics.granularity import Channel, Tensor
+from quark.torch.fake_quantize import FakeQuantize
+from quark.torch.graph.bias import BiasQuantizer
+from quark.torch.graph.place import Key, Places, Scheme
+from quark.torch.graph.point import Point
+from quark.torch.learned import learning_quantizer
+from quark.torch.quantized_layer import QuantLayer
+
+FOLDER = "quantizers"
+
+
+def insert(model: GraphModule, places: Places) -> None:
+    """Add a module per quantizer, and a call of it wherever a tensor is quantized."""
+    shared = {key: group[0] for group in places.shared for key in group}
+    made: dict[Key, str] = {}
+    calls: dict[tuple[Node, Scheme], Node] = {}
+
+    def quantized(tensor: Node, scheme: Scheme) -> Node:
+        key = places.key(tensor, scheme)
+        name = point_of(model, shared.get(key, key), places, made)
+        if (tensor, scheme) not in calls:
+            calls[tensor, scheme] = call_after(model, tensor, name)
+        return calls[tensor, scheme]
+
+    for tensor, reader, scheme in places.read:
+        reader.replace_input_with(tensor, quantized(tensor, scheme))
+    for tensor, scheme in places.written.items():
+        call = quantized(tensor, scheme)
+        for reader in [user for user in tensor.users if user is not call]:
+            reader.replace_input_with(tensor, call)
+    model.graph.lint()
+    model.recompile()
+
+
+def point_of(model: GraphModule, key: Key, places: Places, made: dict[Key, str]) -> str:
+    """The name of the quantizer of ``key``, which is made where it is not there yet."""
+    if key not in made:
+        node, (stages, granularities) = key
+        tensor = places.names[node]
+        meaning = dict(zip(stages, granularities, strict=True))
+        base = name = f"{FOLDER}.{tensor.replace('.', '_')}"
+        number = 1
+        while name in made.values():
+            number += 1
+            name = f"{base}_{number}"
+        model.add_submodule(
+            name, Point(learning_quantizer(stages, meaning.__getitem__, f"the tensor {tensor!r}", False))
+        )
+        made[key] = name
+    return made[key]
+
+
+def call_after(model: GraphModule, tensor: Node, name: str) -> Node:
+    """A call of the module ``name`` on ``tensor``; after all inputs of the graph, if it is one."""
+    place = tensor
+    while tensor.op in ("placeholder", "get_attr") and place.next.op in ("placeholder", "get_attr"):
+        place = place.next
+    with model.graph.inserting_after(place):
+        call = model.graph.call_module(name, (tensor,))
+    call.meta = {"val": tensor.meta.get("val")}
+    return call
+
+
+def align_biases(model: GraphModule) -> None:
+    """Let int32 biases have the scale of what they are added to, s_input s_weight, whenever it is asked for."""
+    for node in model.graph.nodes:
+        layer = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(layer, QuantLayer):
+            continue
+        source, weight, bias = point_before(model, node), layer.weight_quantizer, layer.bias_quantizer
+        if not all(isinstance(part, FakeQuantize) for part in (source, weight, bias)):
+            continue
+        if fits(source, weight, bias):  # type: ignore[arg-type]
+            layer._modules["bias_quantizer"] = BiasQuantizer(bias, source, weight)  # type: ignore[arg-type]
+
+
+def point_before(model: GraphModule, node: Node) -> FakeQuantize | None:
+    """The quantizer of the input of a layer, however far the values have moved since."""
+    before = node.args[0]
+    while isinstance(before, Node) and before.op == "call_function" and before.args:
+        before = before.args[0]
+    module = (
+        model.get_submodule(str(before.target)) if isinstance(before, Node) and before.op == "call_module" else None
+    )
+    found = module.quantizer if isinstance(module, Point) else None
+    return found if isinstance(found, FakeQuantize) else None
+
+
+def fits(source: FakeQuantize, weight: FakeQuantize, bias: FakeQuantize) -> bool:
+    """Whether the product of the scales is one scale per tensor or per output channel, of codes of 32 bits."""
+    static = all(part.scale is not None and not part.stage.is_block for part in (source, weight, bias))
+    plain = isinstance(source.granularity, Tensor) and isinstance(weight.granularity, Tensor | Channel)
+    return static and plain and bias.stage.spec.format == "int32"

@@ -1,0 +1,112 @@
+"""Calls of convolutions and linear layers become modules with the names they had, so that layers are layers again.
+
+A weight that is no parameter (computed in the graph) leaves the call as it is: it multiplies two activations.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from quark.torch.graph.calls import arguments, operator, tensor_of
+
+Arguments = dict[str, Any]
+SETTINGS = ("stride", "padding", "dilation", "groups")
+
+
+def convolution(cls: type[nn.Module], found: Arguments, weight: torch.Tensor, bias: bool) -> nn.Module:
+    """A convolution of ``cls``; its weight is set by the caller."""
+    settings = {name: as_tuple(found[name]) for name in SETTINGS}
+    groups = settings["groups"]
+    sizes = (weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]))
+    return cls(*sizes, **settings, bias=bias, device="meta")
+
+
+def transposed(cls: type[nn.Module], found: Arguments, weight: torch.Tensor, bias: bool) -> nn.Module:
+    """A transposed convolution, whose weight is [in, out / groups, ...]."""
+    settings = {name: as_tuple(found[name]) for name in (*SETTINGS, "output_padding")}
+    sizes = (weight.shape[0], weight.shape[1] * settings["groups"], tuple(weight.shape[2:]))
+    return cls(*sizes, **settings, bias=bias, device="meta")
+
+
+def linear(cls: type[nn.Module], found: Arguments, weight: torch.Tensor, bias: bool) -> nn.Module:
+    """A linear layer."""
+    return cls(weight.shape[1], weight.shape[0], bias=bias, device="meta")
+
+
+def as_tuple(value: Any) -> Any:
+    """Lists of the graph as the tuples that modules hold."""
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+Make = Callable[[type[nn.Module], Arguments, torch.Tensor, bool], nn.Module]
+LAYERS: dict[str, tuple[type[nn.Module], Make]] = {
+    "conv1d": (nn.Conv1d, convolution),
+    "conv2d": (nn.Conv2d, convolution),
+    "conv3d": (nn.Conv3d, convolution),
+    "conv_transpose2d": (nn.ConvTranspose2d, transposed),
+    "linear": (nn.Linear, linear),
+}
+
+
+def lift_layers(model: GraphModule, graph: Graph) -> GraphModule:
+    """A new module for ``graph`` (changed in place) with layers as modules; every tensor is a copy of ``model``'s."""
+    root: dict[str, Any] = {}
+    known: dict[str, str] = {}
+    for node in list(graph.nodes):
+        if operator(node) in LAYERS:
+            lift(model, graph, node, root, known)
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)
+    for node in graph.nodes:
+        if node.op in ("get_attr", "call_module") and str(node.target) not in root:
+            root[str(node.target)] = copied(model, node)
+    lifted = GraphModule(root, graph, class_name=type(model).__name__)
+    lifted.train(False)
+    return lifted
+
+
+def copied(model: GraphModule, node: Node) -> Any:
+    """What ``node`` reads: a copy of a tensor, a module of control flow as it is."""
+    value = tensor_of(model, node)
+    return copy.deepcopy(model.get_submodule(str(node.target)) if value is None else value)
+
+
+def lift(model: GraphModule, graph: Graph, node: Node, root: dict[str, Any], known: dict[str, str]) -> None:
+    """One call; calls with equal weight, bias and settings share a module."""
+    cls, make = LAYERS[operator(node)]
+    found = arguments(node)
+    weight, bias = tensor_of(model, found["weight"]), tensor_of(model, found["bias"])
+    if weight is None or (found["bias"] is not None and bias is None):
+        return
+    rest = {name: value for name, value in found.items() if name != "input"}
+    key = repr((cls.__name__, rest))
+    if key not in known:
+        layer = make(cls, found, weight, bias is not None)
+        for name, value in (("weight", weight), ("bias", bias)):
+            if value is not None:
+                kept = nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
+                layer._parameters[name] = kept
+        known[key] = free_name(str(found["weight"].target), root)
+        root[known[key]] = layer
+    with graph.inserting_after(node):
+        call = graph.call_module(known[key], (found["input"],))
+    call.meta = dict(node.meta)
+    node.replace_all_uses_with(call)
+    graph.erase_node(node)
+
+
+def free_name(target: str, root: dict[str, Any]) -> str:
+    """The name of the layer that had the weight called ``target``."""
+    name = target.removesuffix(".weight")
+    number = 1
+    while name in root:
+        number += 1
+        name = f"{target.removesuffix('.weight')}_{number}"
+    return name

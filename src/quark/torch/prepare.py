@@ -1,0 +1,62 @@
+"""Quantizers put on the layers that were matched, and taken off again; ``freeze``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from quark.torch.config.model import SLOTS
+from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
+from quark.torch.learned import LearnedScale, learning_quantizer
+from quark.torch.matching import Match, Matches
+from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach
+
+
+def prepare(found: Matches) -> None:
+    """Attach quantizers to every layer, and fix the ranges of weights and biases."""
+    for item in found.quantized:
+        module = item.layer.module
+        quantizers = {slot: quantizer_of(item, slot) for slot in SLOTS}
+        for slot in ("weight", "bias"):
+            quantizer = quantizers[slot]
+            if quantizer is not None:
+                calibrate_with(quantizer, getattr(module, slot))
+        attach(module, quantizers)
+        for quantizer in quantizers.values():
+            if quantizer is not None:
+                quantizer.train(module.training)
+
+
+def quantizer_of(item: Match, slot: str) -> Quantizer | None:
+    """The quantizer of one tensor of a layer."""
+    if not item.stages[slot]:
+        return None
+    name = f"{slot} of {item.layer.name!r}"
+    return learning_quantizer(item.stages[slot], lambda stage: item.granularity(slot, stage), name, slot in OWN)
+
+
+def restore(found: Matches) -> None:
+    """Make every layer what it was."""
+    for item in found.quantized:
+        detach(item.layer.module)
+
+
+def bake(layers: list[QuantLayer]) -> None:
+    """Replace the parameters of ``layers`` by their quantized values; equal ones stay shared.
+
+    ``before`` keeps the float parameters alive, so that their ids stay theirs.
+    """
+    made: dict[tuple[Any, ...], nn.Parameter] = {}
+    before = [layer._parameters[name] for layer in layers for name in OWN if name in layer._parameters]
+    for layer in layers:
+        for name, value in layer.quantized_parameters().items():
+            old, quantizer = layer._parameters[name], layer._modules[f"{name}_quantizer"]
+            learned = tuple(id(part) for part in parts(quantizer) if isinstance(part, LearnedScale))  # type: ignore[arg-type]
+            key = (id(old), str(quantizer), type(layer).__name__, learned)
+            if key not in made:
+                made[key] = nn.Parameter(value, requires_grad=old.requires_grad)  # type: ignore[union-attr]
+            layer._parameters[name] = made[key]
+        layer.frozen = True
+        layer.__dict__.pop("_twin", None)
+    del before
