@@ -168,7 +168,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"dtype": "int8", "qscheme": "per_tensor", "observer_cls": PerTensorMinMaxObserver(None)},
         ["class", "observer_cls"],
     ),
-    ({"dtype": "int8", "qscheme": "per_tensor", "observer_cls": observers.LSQObserver}, ["LSQObserver", "training"]),
+    ({"dtype": "fp4", "qscheme": "per_tensor", "observer_cls": observers.LSQObserver}, ["LSQObserver", "integers"]),
     ({"dtype": "int8", "qscheme": "per_tensor", "observer_cls": observers.PlaceholderObserver}, ["int8", "range"]),
     (
         {"dtype": "int8", "qscheme": "per_channel", "ch_axis": 0, "observer_cls": observers.PerTensorMSEObserver},

@@ -592,13 +592,6 @@ def test_freeze_of_a_float_model_is_an_error() -> None:
         ModelQuantizer.freeze(TwoLayers())
 
 
-def test_qat_settings_are_refused_wherever_they_stand() -> None:
-    trained = QLayerConfig(weight=QTensorConfig(Dtype.int8, qscheme=QSchemeType.per_tensor, qat_spec="TQT"))
-    for fields in ({}, {"layer_quant_config": {"*": trained}}, {"layer_type_quant_config": {nn.Linear: trained}}):
-        with pytest.raises(ConfigError, match="qat_spec"):
-            ModelQuantizer(QConfig(WEIGHTS if fields else trained, **fields))
-
-
 def test_the_log_level_is_set_only_when_asked_for() -> None:
     logger = logging.getLogger("quark.torch")
     before = logger.level
@@ -611,9 +604,9 @@ def test_the_log_level_is_set_only_when_asked_for() -> None:
         logger.setLevel(before)
 
 
-@pytest.mark.parametrize("field", ["kv_cache_post_rope", "quant_mode"])
+@pytest.mark.parametrize("field", ["kv_cache_post_rope", "gpu_resident_blocks"])
 def test_what_is_not_available_is_refused_by_name(field: str) -> None:
-    value: Any = {"kv_cache_post_rope": True, "quant_mode": "fx_graph_mode"}[field]
+    value: Any = {"kv_cache_post_rope": True, "gpu_resident_blocks": 2}[field]
     with pytest.raises(ConfigError, match=field):
         ModelQuantizer(QConfig(WEIGHTS, **{field: value}))
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quark.torch.graph.batch_norm import fold_batch_norm
+from quark.torch.learned import learned_scales
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.template import LLMTemplate
 
@@ -30,7 +32,9 @@ __all__ = [
     "export_gguf",
     "export_onnx",
     "export_safetensors",
+    "fold_batch_norm",
     "import_model_from_safetensors",
+    "learned_scales",
 ]
 
 

@@ -98,7 +98,7 @@ class FakeQuantize(nn.Module):
         spec, format = self.stage.spec, self.stage.format
         if not self.stage.needs_range and not isinstance(format, Block):
             return format.round(x, spec.rounding)
-        scale, zero_point = (self.scale, self.zero_point) if self.stage.calibrated else self.parameters(x)
+        scale, zero_point = (self.scale, self.zero_point) if self.stage.calibrated else self.parameters_from(x)
         if zero_point is None and scale is not None:  # a file of a format without zero points has none
             zero_point = torch.zeros_like(scale)
         if not self.stage.real_zero:
@@ -118,7 +118,7 @@ class FakeQuantize(nn.Module):
         scale, zero_point = (torch.as_tensor(value).to(lo.device) for value in self.stage.grid.parameters(low, high))
         return scale, zero_point
 
-    def parameters(self, x: torch.Tensor) -> Parameters:  # type: ignore[override]
+    def parameters_from(self, x: torch.Tensor) -> Parameters:
         """Scale and zero point for the values of ``x``."""
         if not self.stage.needs_range:
             return None, None

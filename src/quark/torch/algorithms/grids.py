@@ -23,7 +23,9 @@ def grid_of(quantizer: Quantizer, weight: torch.Tensor) -> Columns:
 
 def grid_of_part(part: FakeQuantize, weight: torch.Tensor) -> Columns:
     """The grid of one stage."""
-    return grid_under(part, weight, (part.scale, part.zero_point) if part.stage.calibrated else part.parameters(weight))
+    return grid_under(
+        part, weight, (part.scale, part.zero_point) if part.stage.calibrated else part.parameters_from(weight)
+    )
 
 
 def grid_under(part: FakeQuantize, weight: torch.Tensor, parameters: Parameters) -> Columns:
@@ -52,7 +54,7 @@ def refit_of(quantizer: Quantizer, transposed: bool) -> tuple[int, Refit] | None
 
     def refit(weights: torch.Tensor, start: int, stop: int) -> Columns:
         stored = weights.T if transposed else weights
-        parameters = part.parameters(stored)
+        parameters = part.parameters_from(stored)
         groups = slice(start // size, -(-stop // size))
         for whole, values in zip((part.scale, part.zero_point), parameters, strict=True):
             if whole is not None and values is not None:

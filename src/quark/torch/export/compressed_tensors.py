@@ -225,7 +225,7 @@ def weight_parameters(part: FakeQuantize, values: torch.Tensor, scheme: Any) -> 
         if layout.block.tensor_scale:
             made["weight_global_scale"] = 1 / stored["scale_2"].reshape(1)
         return made
-    scale, zero_point = (part.scale, part.zero_point) if part.scale is not None else part.parameters(values)
+    scale, zero_point = (part.scale, part.zero_point) if part.scale is not None else part.parameters_from(values)
     columns = -1 if isinstance(part.granularity, Group) else 1
     shape = (1,) if isinstance(part.granularity, Tensor) else (values.shape[0], columns)
     made = {"weight_scale": scale.float().reshape(shape)}  # type: ignore[union-attr]

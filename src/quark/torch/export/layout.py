@@ -342,7 +342,7 @@ def store(x: torch.Tensor, quantizer: Quantizer, pack_method: str = "reorder", f
 
 def parameters_of(part: FakeQuantize, x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Scale and zero point of a stage, found in ``x`` where they are not fixed."""
-    return (part.scale, part.zero_point) if part.scale is not None else part.parameters(x)
+    return (part.scale, part.zero_point) if part.scale is not None else part.parameters_from(x)
 
 
 def store_pair(x: torch.Tensor, layout: PairLayout, stages: list[FakeQuantize], frozen: bool) -> Stored:

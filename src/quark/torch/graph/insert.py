@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from quark.numerics.granularity import Channel, Tensor
@@ -76,7 +77,7 @@ def align_biases(model: GraphModule) -> None:
         source, weight, bias = point_before(model, node), layer.weight_quantizer, layer.bias_quantizer
         if not all(isinstance(part, FakeQuantize) for part in (source, weight, bias)):
             continue
-        if fits(source, weight, bias):  # type: ignore[arg-type]
+        if fits(layer, source, weight, bias):  # type: ignore[arg-type]
             layer._modules["bias_quantizer"] = BiasQuantizer(bias, source, weight)  # type: ignore[arg-type]
 
 
@@ -92,8 +93,11 @@ def point_before(model: GraphModule, node: Node) -> FakeQuantize | None:
     return found if isinstance(found, FakeQuantize) else None
 
 
-def fits(source: FakeQuantize, weight: FakeQuantize, bias: FakeQuantize) -> bool:
+def fits(layer: QuantLayer, source: FakeQuantize, weight: FakeQuantize, bias: FakeQuantize) -> bool:
     """Whether the product of the scales is one scale per tensor or per output channel, of codes of 32 bits."""
-    static = all(part.scale is not None and not part.stage.is_block for part in (source, weight, bias))
-    plain = isinstance(source.granularity, Tensor) and isinstance(weight.granularity, Tensor | Channel)
-    return static and plain and bias.stage.spec.format == "int32"
+    if any(part.scale is None or part.stage.is_block for part in (source, weight, bias)):
+        return False
+    of_outputs = isinstance(weight.granularity, Tensor) or weight.granularity == Channel(0)
+    if isinstance(layer, nn.ConvTranspose2d):  # [in, out / groups, ...]
+        of_outputs = isinstance(weight.granularity, Tensor) or (weight.granularity == Channel(1) and layer.groups == 1)
+    return isinstance(source.granularity, Tensor) and of_outputs and bias.stage.spec.format == "int32"

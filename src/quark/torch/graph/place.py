@@ -12,7 +12,7 @@ Layers are called as in the model (``features.3.squeeze``), operators by the mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -24,6 +24,7 @@ from quark.torch.graph.calls import is_real, operator, path_of
 from quark.torch.graph.operators import JOINS, end_of, inputs_of, inside, is_operator, source
 from quark.torch.layers import LayerKind
 from quark.torch.matching import Candidate, Match, Matches, bind, check_patterns, choose, find_candidates, is_excluded
+from quark.torch.quantized_layer import OWN
 from quark.torch.stage import Stages
 
 OPERATOR = LayerKind(nn.Module, None)
@@ -93,10 +94,9 @@ def place(model: GraphModule, config: QConfig) -> Places:
     check_patterns(model, config, candidates)
     written = written_by(units)
     read = tuple(reads(units, written))
-    matched = {
-        unit.given.layer: unit.given for unit in units if unit.given is not None and unit.candidate in layers.values()
-    }
-    quantized = tuple(item for item in matched.values() if any(item.stages.values()))
+    given = [unit.given for unit in units if unit.given is not None and unit.candidate.kind is not OPERATOR]
+    quantized = tuple(item for item in map(constants_of, given) if any(item.stages.values()))
+    quantized = tuple({item.layer: item for item in quantized}.values())
     if not (quantized or written or read):
         raise ModelError(f"nothing to quantize in the graph of {len(candidates)} layers and operators")
     excluded = tuple(layer.name for layer in candidates if is_excluded(layer, config))
@@ -127,6 +127,11 @@ def given_to(candidate: Candidate, config: QConfig) -> Match | None:
     if candidate.kind is not OPERATOR:
         return bind(candidate, found, origin, False)
     return Match(candidate, activations_of(found), origin)
+
+
+def constants_of(found: Match) -> Match:
+    """A layer with its weight and bias alone: its activations are the graph's."""
+    return replace(found, stages={slot: stages if slot in OWN else () for slot, stages in found.stages.items()})
 
 
 def activations_of(config: QLayerConfig) -> dict[str, Stages]:
