@@ -14,6 +14,7 @@ from quark.onnx.quantization.config.algorithm import (
     AdaRoundConfig,
     AlgoConfig,
     BiasCorrectionConfig,
+    ChannelEqualizationConfig,
     CLEConfig,
 )
 from quark.onnx.quantization.config.custom_config import (
@@ -174,6 +175,7 @@ __all__ = [
     "CachedDataReader",
     "CalibMethod",
     "CalibrationDataReader",
+    "ChannelEqualizationConfig",
     "Config",
     "DataType",
     "FP4E2M1Spec",

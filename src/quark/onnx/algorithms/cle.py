@@ -84,12 +84,12 @@ def _next_layer(node: ir.Node) -> ir.Node | None:
             return None
         if reader.op_type in ("Conv", "Gemm"):
             return reader
-        if not _is_homogeneous(reader):
+        if not is_homogeneous(reader):
             return None
         node = reader
 
 
-def _is_homogeneous(node: ir.Node) -> bool:
+def is_homogeneous(node: ir.Node) -> bool:
     """Whether f(s·x) = s·f(x) for positive s per channel, and channels stay apart on axis 1."""
     if node.op_type in ("Relu", "LeakyRelu"):
         return True

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.errors import ConfigError
-from quark.onnx.algorithms import bias_correction, cle, finetune
+from quark.onnx.algorithms import bias_correction, cle, equalization, finetune
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.graph.report import PassReport
@@ -22,6 +22,7 @@ from quark.onnx.quantization.config.algorithm import (
     AdaRoundConfig,
     AlgoConfig,
     BiasCorrectionConfig,
+    ChannelEqualizationConfig,
     CLEConfig,
 )
 
@@ -33,14 +34,14 @@ def _cle(model: ir.Model, config: CLEConfig, context: Context) -> PassReport:
     return cle.run(model, config, context.job.options.ReplaceClip6Relu)
 
 
-TRANSFORMS: dict[type[AlgoConfig], Transform] = {CLEConfig: _cle}
+TRANSFORMS: dict[type[AlgoConfig], Transform] = {CLEConfig: _cle, ChannelEqualizationConfig: equalization.run}
 TUNES: dict[type[AlgoConfig], Tune] = {
     AdaRoundConfig: finetune.run,
     AdaQuantConfig: finetune.run,
     BiasCorrectionConfig: bias_correction.run,
 }
 #: Algorithms that read the calibration data, which then has to be read more than once.
-READS_DATA = frozenset([AdaRoundConfig, AdaQuantConfig, BiasCorrectionConfig])
+READS_DATA = frozenset([ChannelEqualizationConfig, AdaRoundConfig, AdaQuantConfig, BiasCorrectionConfig])
 
 
 def reader_for(job: Job, reader: Any) -> Any:

@@ -179,7 +179,8 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
             and value not in placement.masked
         ):
             spec = _for_output(layer.outputs, node, placement.job)
-            _add_activation(value, spec, reason, placement, rank, fixed=rule.fixed_range)
+            fixed = value.meta.get(slots.KNOWN_RANGE, rule.fixed_range)
+            _add_activation(value, spec, reason, placement, rank, fixed=fixed)
     _add_bias(node, rule, layer, reason, placement)
 
 

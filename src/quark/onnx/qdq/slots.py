@@ -17,6 +17,9 @@ FAR_ABOVE = 1e6
 _MASK_SIZE_LIMIT = 1 << 24
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
+#: Key of ``ir.Value.meta`` for a range (lo, hi) beyond which the reader of a tensor does not care.
+KNOWN_RANGE = "known_range"
+
 
 def is_float(value: ir.Value | None) -> bool:
     """Whether a value is a tensor of a type that models compute in, with elements, and no weight that a feed may

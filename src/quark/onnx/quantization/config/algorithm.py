@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from quark.errors import ConfigError, unknown
-from quark.onnx.quantization.config.algo_base import AlgoConfig, is_number
+from quark.onnx.quantization.config.algo_base import AlgoConfig, is_number, is_whole
 from quark.onnx.quantization.config.finetune import AdaQuantConfig, AdaRoundConfig
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "AlgoConfig",
     "BiasCorrectionConfig",
     "CLEConfig",
+    "ChannelEqualizationConfig",
     "checked",
     "from_dict",
 ]
@@ -60,8 +61,36 @@ class BiasCorrectionConfig(AlgoConfig):
     name: ClassVar[str] = "bias_correction"
 
 
+@dataclass(frozen=True)
+class ChannelEqualizationConfig(AlgoConfig):
+    """Scale channels between convolutions so that weights and activations can share one scale per tensor.
+
+    Like ``CLEConfig``, but it measures the activations, and goes through SiLU, Concat and pooling. For power-of-two
+    scales, and networks whose channels differ widely.
+
+    Attributes:
+        steps: times all chains are gone through.
+        through_silu: scale through u · Sigmoid(u) as well, which takes one Mul more per layer.
+        widest: largest ratio of two scales of one layer.
+        data_size: samples used at most.
+    """
+
+    name: ClassVar[str] = "channel_equalization"
+    steps: int = 3
+    through_silu: bool = True
+    widest: float = 64.0
+    data_size: int = 64
+
+    def __post_init__(self) -> None:
+        for field in ("steps", "data_size"):
+            self._require(field, is_whole(getattr(self, field), 1), "it is a whole number of at least 1")
+        self._require("through_silu", isinstance(self.through_silu, bool), "it is True or False")
+        self._require("widest", is_number(self.widest, 1), "it is a number of at least 1")
+
+
 ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
-    kind.name: kind for kind in (CLEConfig, BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig)
+    kind.name: kind
+    for kind in (CLEConfig, ChannelEqualizationConfig, BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig)
 }
 
 

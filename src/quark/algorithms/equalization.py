@@ -1,0 +1,78 @@
+"""Equalization by data: scale channels so that weights and activations can each share one scale per tensor.
+
+    y = W2 · v,  v = f(W1 x + b)        W1, b, v -> W1 / s, b / s, v / s        W2 -> W2 · s
+
+A tensor t whose largest magnitude is R_t is rounded in steps of R_t / 2^(bits - 1), whatever the channel. Seen from y,
+its noise is what its channels' steps, scaled back, weigh there:
+
+    J(s) = sum_t 4^-bits_t R_t(s)^2 sum_c n_tc s_c^±2        R_t(s) = max_c r_tc s_c^∓1
+
++ for tensors that are divided by s, - for those that are multiplied. J is lowered channel by channel, over powers of
+two where s itself is stored in the graph in few bits. Cross-layer equalization (``cle.py``) balances the two weights alone;
+here the activations between them, and biases in few bits, count as well.
+
+Not handled: tensors with a scale per channel (leave their term out: no choice of s changes it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+SWEEPS = 3
+_STEPS = np.array([0, -1, 1, -2, 2, -8, 8])
+
+
+@dataclass(frozen=True)
+class Term:
+    """One tensor of a chain.
+
+    Attributes:
+        largest: r [C], the largest magnitude of every channel.
+        noise: n [C], what one step of this tensor weighs in every channel, at s = 1.
+        bits: of the tensor.
+        divided: whether s divides it; otherwise it is multiplied.
+    """
+
+    largest: np.ndarray
+    noise: np.ndarray
+    bits: float
+    divided: bool
+
+
+def equalizing_scales(
+    terms: Sequence[Term], before: np.ndarray, widest: float = 64.0, grain: float = 1.0
+) -> np.ndarray:
+    """s per channel, float64 [C].
+
+    Args:
+        terms: at least one; where the channels have scales already, those of the scaled tensors.
+        before: these scales; the result includes them and is 1 at most.
+        widest: the largest ratio of two scales.
+        grain: log2 s moves in steps of this; 1: powers of two.
+    """
+    given = np.log2(before)
+    exponents = np.zeros(len(given))
+    limit = np.floor(np.log2(widest))
+    for _ in range(SWEEPS):
+        start = exponents.copy()
+        for channel in np.argsort(-terms[0].largest, kind="stable"):
+            tried = np.tile(exponents, (len(_STEPS), 1))
+            tried[:, channel] += _STEPS * grain
+            spread = np.ptp(given + tried, axis=1)
+            costs = np.where(spread <= max(limit, spread[0]), cost(terms, tried), np.inf)
+            exponents = tried[int(np.argmin(costs))]
+        if (exponents == start).all():
+            break
+    return np.asarray(2.0 ** (given + exponents - (given + exponents).max()))
+
+
+def cost(terms: Sequence[Term], exponents: np.ndarray) -> np.ndarray:
+    """J for every row of log2 s [rows, C]."""
+    total = np.zeros(len(exponents))
+    for term in terms:
+        s = 2.0 ** (exponents if term.divided else -exponents)
+        total += 4.0**-term.bits * (term.largest / s).max(1) ** 2 * (term.noise * s * s).sum(1)
+    return total
