@@ -8,8 +8,8 @@ its noise is what its channels' steps, scaled back, weigh there:
     J(s) = sum_t 4^-bits_t R_t(s)^2 sum_c n_tc s_c^±2        R_t(s) = max_c r_tc s_c^∓1
 
 + for tensors that are divided by s, - for those that are multiplied. J is lowered channel by channel, over powers of
-two where s itself is stored in the graph in few bits. Cross-layer equalization (``cle.py``) balances the two weights alone;
-here the activations between them, and biases in few bits, count as well.
+two where s itself is stored in the graph in few bits. Cross-layer equalization (``cle.py``) balances the two weights
+alone; here the activations between them, and biases in few bits, count as well.
 
 Not handled: tensors with a scale per channel (leave their term out: no choice of s changes it).
 """
