@@ -160,11 +160,12 @@ def _observe(model: ir.Model, chains: Sequence[Chain], context: Context, limit: 
     options = context.job.options
     names = dict.fromkeys(name for row in wanted for name in row)
     runner = Runner(model, names, (), options.ExecutionProviders, options.UserCustomOpLibPath)
-    feeds, found = feeds_of(model, context, limit), []
+    feeds = feeds_of(model, context, limit)
+    found: list[_Seen] = []
     for done, feed in enumerate(feeds, 1):
         values = runner.run(feed).values
         lowest = [-np.inf if chain.gate is None else -_FLAT for chain in chains]
-        now = [_look(*(values[name] for name in row), low) for row, low in zip(wanted, lowest, strict=True)]
+        now = [_look(values[u], values[v], low) for (u, v), low in zip(wanted, lowest, strict=True)]
         found = now if not found else [_both(*pair) for pair in zip(found, now, strict=True)]
         context.progress("channel_equalization", done, len(feeds))
     return [replace(seen, power=seen.power / len(feeds)) for seen in found]
@@ -179,8 +180,8 @@ def _look(u: np.ndarray, v: np.ndarray, lowest: float) -> _Seen:
 
 def _both(one: _Seen, other: _Seen) -> _Seen:
     """Two together; mean squares are summed."""
-    largest = (np.maximum(a, b) for a, b in ((one.before, other.before), (one.after, other.after)))
-    return _Seen(*largest, one.power + other.power)
+    before, after = np.maximum(one.before, other.before), np.maximum(one.after, other.after)
+    return _Seen(before, after, one.power + other.power)
 
 
 def _terms(chain: Chain, seen: _Seen, s: np.ndarray, job: Job) -> list[Term]:
