@@ -270,6 +270,7 @@ def search(
     Every layer is tried alone, integer programming chooses, the whole plan is quantized and measured, until it holds.
     """
     from quark.cli import searching
+    from quark.cli.search_tables import Wanted
     from quark.cli.sources import Source
 
     request = searching.Request(
@@ -282,7 +283,7 @@ def search(
         workers,
         ledger,
     )
-    wanted = searching.Wanted(output, goal, limit, budget, metric, eval_data, compare, rounds)
+    wanted = Wanted(output, goal, limit, budget, metric, eval_data, compare, rounds)
     searching.run_search(request, wanted, report, json)
 
 

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from quark.report import Chart, Table, decibels, file_size, milliseconds
 from quark.search.values import Found, Study, Trial
 
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a search is for."""
+
+    output: Path
+    target: str | None
+    limit: float | None
+    budget: str
+    metric: str | None
+    eval_data: Path | None
+    compare: bool
+    rounds: int
+
+
 #: Layers of a chart; the others lose less.
 PLOTTED = 60
+#: Seconds below which a latency is told in microseconds.
+SHORT = 1e-4
 
 
 def layer_table(study: Study) -> Table:
@@ -82,7 +101,9 @@ def cost_words(name: str, value: float) -> str:
     """A cost with its unit."""
     if name == "size":
         return file_size(value)
-    return milliseconds(value) if name == "latency" else f"{value:,.0f}"
+    if name == "latency":
+        return milliseconds(value) if value >= SHORT else f"{value * 1e6:.3g} µs"
+    return f"{value:,.0f}"
 
 
 def found_facts(found: Found) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.cli.output import print_json, say, show, write_page
-from quark.cli.search_tables import chart, found_facts, found_table, layer_table
+from quark.cli.search_tables import Wanted, chart, found_facts, found_table, layer_table
 from quark.cli.settings import parse_settings
 from quark.cli.sources import Source, feeds
 from quark.onnx.config_file import config_of, read_values
@@ -34,20 +34,6 @@ class Request:
     chosen: tuple[tuple[str, ...], str | None, tuple[str, ...]]
     workers: int
     ledger: Path | None
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a search is for."""
-
-    output: Path
-    target: str | None
-    limit: float | None
-    budget: str
-    metric: str | None
-    eval_data: Path | None
-    compare: bool
-    rounds: int
 
 
 def values_of(request: Request) -> dict[str, Any]:

@@ -13,12 +13,32 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 ModelDir = Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A folder with config.json and safetensors files.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="A new folder for the quantized model.")]
 Scheme = Annotated[
-    str, typer.Option("--scheme", "-s", help="How layers are quantized; `quark torch schemes` lists them.")
+    str | None, typer.Option("--scheme", "-s", help="How layers are quantized; `quark torch schemes` lists them.")
 ]
 Layers = Annotated[
     list[str] | None,
     typer.Option("--layer", metavar="GLOB=SCHEME", help="Another scheme for some layers; may be repeated."),
 ]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="A configuration file in the place of a scheme, such as a plan of `search`."),
+]
+Candidates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--candidate",
+        "-c",
+        metavar="NAME",
+        help="What a layer may become: a scheme, with `+gptq` and the like behind, or `float`; may be repeated.",
+    ),
+]
+Tried = Annotated[int, typer.Option("--samples", min=1, help="Use at most so many windows of the data.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes that try layers; each loads the model.")]
+LedgerPath = Annotated[
+    Path | None,
+    typer.Option("--ledger", help="A .json file that finished layers are kept in; run again, it goes on from there."),
+]
+ChartReport = Annotated[Path | None, typer.Option("--report", help="Also write an HTML page with the layers plotted.")]
 Exclude = Annotated[
     list[str] | None,
     typer.Option(metavar="GLOB", help="Layers that stay float, in the place of the usual ones; may be repeated."),
@@ -31,6 +51,16 @@ Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python co
 Device = Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda.")]
 
 
+def check_choice(scheme: str | None, config: Path | None) -> None:
+    """One of the two says how layers are quantized.
+
+    Raises:
+        typer.BadParameter: neither or both.
+    """
+    if (scheme is None) == (config is None):
+        raise typer.BadParameter("give --scheme NAME or --config FILE" + ("" if scheme is None else ", not both"))
+
+
 @torch_app.command(
     epilog="""**Examples**
 
@@ -41,7 +71,8 @@ Device = Annotated[str, typer.Option(help="Where the model runs, such as cpu or 
 def quantize(
     model: ModelDir,
     output: Output,
-    scheme: Scheme,
+    scheme: Scheme = None,
+    config: ConfigFile = None,
     algorithm: Annotated[
         list[str] | None, typer.Option("--algorithm", "-a", help="An algorithm, such as gptq; may be repeated.")
     ] = None,
@@ -63,9 +94,12 @@ def quantize(
     from quark.cli import torch_quantize
     from quark.cli.torch_quantize import Request, Source
 
+    check_choice(scheme, config)
     names = tuple(algorithm or ()), tuple(layer or ()), None if exclude is None else tuple(exclude)
-    source = Source(data, samples, seq_len)
-    torch_quantize.run(Request(model, output, scheme, kv_cache, *names, source, device, trust_remote_code), check, json)
+    request = Request(
+        model, output, scheme, kv_cache, *names, Source(data, samples, seq_len), device, trust_remote_code, config
+    )
+    torch_quantize.run(request, check, json)
 
 
 @torch_app.command(
@@ -74,7 +108,9 @@ def quantize(
 def quantize_files(
     model: ModelDir,
     output: Output,
-    scheme: Scheme,
+    scheme: Annotated[
+        str, typer.Option("--scheme", "-s", help="How layers are quantized; `quark torch schemes` lists them.")
+    ],
     layer: Layers = None,
     exclude: Exclude = None,
     workers: Annotated[int, typer.Option(min=1, help="Files that are made at once.")] = 1,
@@ -88,6 +124,105 @@ def quantize_files(
     from quark.cli import torch_quantize
 
     torch_quantize.run_files(model, output, (scheme, tuple(layer or ()), exclude), workers, device, json)
+
+
+@torch_app.command(
+    epilog="""**Examples**
+
+`quark torch sensitivity llama/ --scheme int4_wo_128 --data calibration.txt --report layers.html`
+
+`quark torch sensitivity llama/ -c int4_wo_128 -c int4_wo_128+gptq -c mxfp4 --data calibration.txt`"""
+)
+def sensitivity(
+    model: ModelDir,
+    scheme: Scheme = None,
+    candidate: Candidates = None,
+    data: Text = None,
+    samples: Tried = 8,
+    seq_len: Length = 512,
+    exclude: Exclude = None,
+    metric: Annotated[
+        str, typer.Option(help="What ranks the layers: kl, sqnr, mse, cosine, or FILE.py:FUNCTION of the model.")
+    ] = "kl",
+    workers: Workers = 1,
+    ledger: LedgerPath = None,
+    report: ChartReport = None,
+    device: Device = "cpu",
+    trust_remote_code: Remote = False,
+    json: Json = False,
+) -> None:
+    """Rank the layers by what the model loses when only that layer is quantized.
+
+    One calibration for each candidate, then every layer alone; decoder blocks before a layer are not computed again.
+    """
+    from quark.cli import torch_search
+    from quark.cli.torch_quantize import Source
+
+    names = tuple(candidate or ()), None if exclude is None else tuple(exclude)
+    given = Source(data, samples, seq_len)
+    request = torch_search.Request(model, scheme, None, *names, given, workers, ledger, device, trust_remote_code)
+    torch_search.run_sensitivity(request, metric, report, json)
+
+
+@torch_app.command(
+    epilog="""**Examples**
+
+`quark torch search llama/ -o plan.yaml --target "kl<=0.01" -c int4_wo_32 -c int8_wo_per_channel --data text.txt`
+
+`quark torch search llama/ -o plan.yaml --target "perplexity<=32" --budget bits -c mxfp4 -c mxfp8 --data text.txt`
+
+`quark torch quantize llama/ -o llama-mixed/ --config plan.yaml --data text.txt`"""
+)
+def search(
+    model: ModelDir,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The plan, a .yaml or .json file to edit and use.")],
+    target: Annotated[
+        str | None, typer.Option(metavar="METRIC<=X", help="What the whole quantized model has to reach.")
+    ] = None,
+    limit: Annotated[
+        float | None, typer.Option(help="In the place of a target: the most of the budget (bytes, bits or seconds).")
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="What is to be small: size, bits, or latency (estimated for an MI300X).")
+    ] = "size",
+    metric: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:FUNCTION", help="Your metric for the target: function(model) → a number."),
+    ] = None,
+    scheme: Scheme = None,
+    config: ConfigFile = None,
+    candidate: Candidates = None,
+    data: Text = None,
+    eval_data: Annotated[
+        Path | None, typer.Option("--eval-data", help="What whole plans are measured on, as --data.")
+    ] = None,
+    samples: Tried = 8,
+    seq_len: Length = 512,
+    exclude: Exclude = None,
+    compare: Annotated[bool, typer.Option(help="Also measure every candidate for all layers.")] = True,
+    rounds: Annotated[int, typer.Option(min=1, help="Whole plans that are quantized and measured, at most.")] = 8,
+    workers: Workers = 1,
+    ledger: LedgerPath = None,
+    report: ChartReport = None,
+    device: Device = "cpu",
+    trust_remote_code: Remote = False,
+    json: Json = False,
+) -> None:
+    """Find a mixed-precision plan: a scheme for every layer, so that a metric meets its target at least cost.
+
+    Every layer is tried alone, integer programming chooses, the whole plan is quantized and measured, until it holds.
+    """
+    from quark.cli import torch_search
+    from quark.cli.search_tables import Wanted
+    from quark.cli.torch_quantize import Source
+
+    if scheme is not None and config is not None:
+        raise typer.BadParameter("give --scheme or --config, not both: the file names its scheme")
+    names = tuple(candidate or ()), None if exclude is None else tuple(exclude)
+    given = Source(data, samples, seq_len)
+    request = torch_search.Request(model, scheme, config, *names, given, workers, ledger, device, trust_remote_code)
+    wanted = Wanted(output, target, limit, budget, metric, eval_data, compare, rounds)
+    torch_search.run_search(request, wanted, report, json)
 
 
 @torch_app.command(epilog="**Example**: `quark torch evaluate llama-int4/ --data test.txt --seq-len 2048`")

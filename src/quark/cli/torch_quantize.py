@@ -29,7 +29,7 @@ class Request:
 
     model: Path
     output: Path
-    scheme: str
+    scheme: str | None
     kv_cache: str | None
     algorithms: tuple[str, ...]
     layers: tuple[str, ...]
@@ -37,48 +37,72 @@ class Request:
     source: Source
     device: str
     trust_remote_code: bool
+    config: Path | None = None
+
+    @property
+    def named(self) -> str:
+        """The configuration in a word."""
+        return self.scheme or str(self.config)
 
 
 def run(request: Request, check: bool, json: bool) -> None:
     """Quantize in memory, and tell on standard output."""
-    from quark.torch.config.schemes import cache_scheme, scheme
+    from quark.torch.config.schemes import cache_scheme
     from quark.torch.export.folder import check_target
     from quark.torch.language import calibration_samples, load_model, load_tokenizer, perplexity, read_ids
 
-    scheme(request.scheme)  # mistakes are told before a model is loaded
-    if request.kv_cache:
-        cache_scheme(request.kv_cache)
-    layers = layer_schemes(request.layers)
+    values = chosen_values(request)  # mistakes are told before a model is loaded
+    if values.get("kv_cache"):
+        cache_scheme(values["kv_cache"])
     check_target(request.output.expanduser().resolve())
     source, remote = request.source, request.trust_remote_code
     tokenizer = partial(load_tokenizer, request.model, remote)
     rows = read_ids(source.data, tokenizer) if source.data else []
     samples = calibration_samples(rows, source.seq_len, source.samples)
     model = load_model(request.model, request.device, remote)
-    facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.scheme}
+    facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.named}
     measured = [row[: source.samples * source.seq_len] for row in rows[: source.samples]] if check else []
     if measured:
         facts["perplexity_before"] = perplexity(model, measured, source.seq_len)
-    facts |= quantized(model, request, layers, samples)
+    facts |= quantized(model, request, values, samples)
     if measured:
         facts["perplexity_after"] = perplexity(model, measured, source.seq_len)
     facts |= sizes(request.model, request.output)
     tell(facts, json)
 
 
-def quantized(model: Any, request: Request, layers: dict[str, str], samples: Sequence[Any]) -> dict[str, Any]:
+def chosen_values(request: Request) -> dict[str, Any]:
+    """Keys and values of a configuration file: the file's, or those of a scheme, and what the command line adds.
+
+    Raises:
+        ConfigError: a name or value that cannot work.
+    """
+    from quark.torch.config_file import WHOLE, check_values, read_values
+
+    values: dict[str, Any] = {"scheme": request.scheme} if request.config is None else read_values(request.config)
+    layers = {**layer_schemes(request.layers), **(values.get("layers") or {})}
+    added = {
+        "algorithms": [*(values.get("algorithms") or []), *request.algorithms],
+        "kv_cache": request.kv_cache or values.get("kv_cache"),
+        "layers": layers,
+    }
+    given = {key: value for key, value in added.items() if value}
+    given |= {} if request.exclude is None else {"exclude": list(request.exclude)}
+    if WHOLE in values and given:
+        raise ConfigError(f"{request.config} is a whole QConfig; leave out what would change its {', '.join(given)}")
+    values |= given
+    check_values(values)
+    return values
+
+
+def quantized(model: Any, request: Request, values: dict[str, Any], samples: Sequence[Any]) -> dict[str, Any]:
     """Quantize a model and write it."""
-    from quark.torch import LLMTemplate, ModelQuantizer
+    from quark.torch import ModelQuantizer
+    from quark.torch.config_file import config_of
     from quark.torch.export.huggingface import export_safetensors
     from quark.torch.quantized_layer import quantized_layers
 
-    config = LLMTemplate.for_model(model).get_config(
-        request.scheme,
-        request.algorithms or None,
-        request.kv_cache,
-        layer_config=layers,
-        exclude_layers=request.exclude,
-    )
+    config = config_of(values, model)
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)

@@ -4,7 +4,7 @@
                                                               Σ load[i, j] x[i, j] <= limit,   x binary
 
 Solved by HiGHS through ``scipy.optimize.milp`` (branch and cut), to optimality. Options of equal objective are told
-apart by a second run under the optimum of the first (lexicographic).
+apart by further runs under the optimum of those before (lexicographic).
 
 H. Kellerer, U. Pferschy, D. Pisinger: Knapsack Problems, chapter 11 (2004).
 """
@@ -21,14 +21,14 @@ from quark.errors import ConfigError
 SLACK = 1e-9
 
 
-def choose(objective: np.ndarray, load: np.ndarray, limit: float, tie: np.ndarray | None = None) -> np.ndarray | None:
+def choose(objective: np.ndarray, load: np.ndarray, limit: float, *ties: np.ndarray) -> np.ndarray | None:
     """The option of every layer.
 
     Args:
         objective: what is minimized [layers, options]; infinite where an option does not exist.
         load: what is limited [layers, options]; infinite where an option is forbidden.
         limit: the most that the chosen loads may add up to.
-        tie: decides among equal objectives [layers, options].
+        ties: decide among equal objectives, the first one first [layers, options].
 
     Returns:
         The number of an option for every layer [layers]; ``None`` where no choice keeps the limit.
@@ -36,20 +36,23 @@ def choose(objective: np.ndarray, load: np.ndarray, limit: float, tie: np.ndarra
     Raises:
         ConfigError: a layer without any option, or scipy is missing.
     """
-    objective, load = np.asarray(objective, np.float64), np.asarray(load, np.float64)
-    allowed = np.isfinite(objective) & np.isfinite(load)
+    goals = [np.asarray(goal, np.float64) for goal in (objective, *ties)]
+    load = np.asarray(load, np.float64)
+    allowed = np.isfinite(goals[0]) & np.isfinite(load)
     if not allowed.any(axis=1).all():
         row = int(np.flatnonzero(~allowed.any(axis=1))[0])
         raise ConfigError(f"layer {row} has no option that fits it")
     least = np.where(allowed, load, np.inf).min(axis=1).sum()
     if limit < least - SLACK * abs(least):
         return None
-    found = _solve(objective, allowed, [(load, max(limit, least))])
-    if found is None or tie is None:
-        return found
-    best = objective[np.arange(len(found)), found].sum()
-    second = _solve(np.asarray(tie, np.float64), allowed, [(load, max(limit, least)), (objective, best)])
-    return found if second is None else second
+    limits, found = [(load, max(limit, least))], None
+    for goal in goals:
+        better = _solve(goal, allowed, limits)
+        if better is None:  # the optimum before is met only up to the solver's tolerance
+            return found
+        found = better
+        limits.append((goal, float(goal[np.arange(len(found)), found].sum())))
+    return found
 
 
 def _solve(objective: np.ndarray, allowed: np.ndarray, limits: list[tuple[np.ndarray, float]]) -> np.ndarray | None:

@@ -2,9 +2,10 @@
 
     minimize cost(plan)   subject to   Σ loss(layer) <= E,   with E such that metric(quantized model) meets the target
 
-Losses add up only to first order, so E is found by measuring: the plan for a first E is quantized and measured; E
-moves by what was predicted against what was measured, or to the middle (geometric) of what is known to be enough and
-not to be enough, until no plan lies between or the rounds are used up. The cheapest plan that met the target wins.
+Losses add up only to first order, so E is found by measuring: the plan for a first E is quantized and measured, then the
+cheapest of all where that was good enough. E moves by what was predicted against what was measured, or to the middle
+(geometric) of what is known to be enough and not to be enough, until no plan lies between or the rounds are used up.
+The cheapest plan that met the target wins.
 
 HAWQ-V3 (Yao et al., ICML 2021) chooses bit widths by integer programming over sensitivities; the measured loop is ours.
 """
@@ -79,7 +80,8 @@ def cheapest(
             bracket.good = max(limit, _loss(study, plan))
         else:
             bracket.bad = min(limit, _loss(study, plan))
-        proposed = _next(target, bracket, _loss(study, plan), value)
+        failed = any(not target.met(other) for other in bracket.tried.values())
+        proposed = _next(target, bracket, _loss(study, plan), value) if failed else bracket.bad
         if proposed is None or _plan(study, budget, proposed) in bracket.tried:
             proposed = _untried(study, budget, bracket)
         if proposed is None:
@@ -108,8 +110,8 @@ def _plan(study: Study, budget: str, limit: float) -> tuple[str, ...]:
     """The cheapest plan whose losses add up to at most ``limit``; among equals the one of fewer bits, then loss."""
     loss = study.table("loss")
     limit = min(limit, float(np.where(np.isfinite(loss), loss, 0).sum()))
-    tie = study.table("bits") if budget != "bits" and _has(study, "bits") else loss
-    found = choose(study.table(budget), loss, max(limit, float(loss.min(axis=1).sum())), tie)
+    ties = (study.table("bits"), loss) if budget != "bits" and _has(study, "bits") else (loss,)
+    found = choose(study.table(budget), loss, max(limit, float(loss.min(axis=1).sum())), *ties)
     if found is None:
         raise ConfigError("no choice of candidates fits all layers")
     return tuple(study.candidates[column] for column in found)

@@ -7,7 +7,7 @@ tune        finds better quantized weights, at final scales
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quark.errors import ConfigError
@@ -36,6 +36,7 @@ from quark.torch.config.algorithms import (
     SmoothQuantConfig,
     SVDQuantConfig,
 )
+from quark.torch.matching import matches
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ def check_order(configs: Sequence[AlgoConfig]) -> None:
     tuned = ""
     for config in configs:
         row = algorithm_of(config)
+        if config.layers and not row.tunes:
+            raise ConfigError(
+                f"algo_config: {config.name!r} changes the float model as a whole, so it cannot be for single layers"
+            )
         if tuned and not row.tunes:
             raise ConfigError(
                 f"algo_config: {config.name!r} changes the float weights, so it must come before {tuned!r}"
@@ -103,7 +108,21 @@ def check_order(configs: Sequence[AlgoConfig]) -> None:
 def run_algorithms(configs: Sequence[AlgoConfig], context: Context, tunes: bool) -> None:
     """Run the algorithms of one of the two times, in order."""
     chosen = [(algorithm_of(config), config) for config in configs]
-    chosen = [(row, config) for row, config in chosen if row.tunes == tunes]
-    known = [() if row.begin is None else (row.begin(context, config),) for row, config in chosen]
-    for (row, config), first in zip(chosen, known, strict=True):
-        row.run(context, config, *first)
+    steps = [(row, config, for_layers(context, config.layers)) for row, config in chosen if row.tunes == tunes]
+    known = [() if row.begin is None else (row.begin(own, config),) for row, config, own in steps]
+    for (row, config, own), first in zip(steps, known, strict=True):
+        row.run(own, config, *first)
+
+
+def for_layers(context: Context, patterns: Sequence[str]) -> Context:
+    """The context with the layers that ``patterns`` name, or with all.
+
+    Raises:
+        ConfigError: a name or glob that matches no quantized layer.
+    """
+    found = context.found
+    for pattern in patterns:
+        if not any(matches(item.layer, pattern) for item in found.quantized):
+            raise ConfigError(f"algo_config: layers: {pattern!r} matches no quantized layer")
+    chosen = tuple(item for item in found.quantized if any(matches(item.layer, pattern) for pattern in patterns))
+    return replace(context, found=replace(found, quantized=chosen)) if patterns else context

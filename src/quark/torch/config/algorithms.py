@@ -21,10 +21,12 @@ class AlgoConfig:
 
     Attributes:
         registry: the classes by name, those of users too.
+        layers: names and globs of the layers that are tuned; empty: all. For algorithms that tune quantized weights.
     """
 
     registry: ClassVar[dict[str, type[AlgoConfig]]] = {}
     name: str = ""
+    layers: list[str] = field(default_factory=list, kw_only=True)
 
     def __init_subclass__(cls) -> None:
         AlgoConfig.registry[cls.name] = cls
@@ -43,8 +45,9 @@ class AlgoConfig:
             raise ConfigError(f"{type(self).__name__}: {field}={getattr(self, field)!r} must be {allowed}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values; ``layers`` only where it says something, since other tools do not know it."""
+        values = asdict(self)
+        return {key: value for key, value in values.items() if key != "layers" or value}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> AlgoConfig:

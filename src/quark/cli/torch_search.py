@@ -1,0 +1,147 @@
+"""``quark torch sensitivity`` and ``quark torch search``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quark.cli.output import print_json, say, show, write_page
+from quark.cli.search_tables import Wanted, chart, found_facts, found_table, layer_table
+from quark.cli.torch_quantize import Source
+from quark.errors import ConfigError
+from quark.report import Report
+from quark.report.progress import bars
+from quark.search.plan_file import check_output
+from quark.search.values import FLOAT
+
+#: What a layer may become beside the scheme where no candidates are given.
+USUAL = ("int8_wo_per_channel", FLOAT)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was typed."""
+
+    model: Path
+    scheme: str | None
+    config: Path | None
+    candidates: tuple[str, ...]
+    exclude: tuple[str, ...] | None
+    source: Source
+    workers: int
+    ledger: Path | None
+    device: str
+    trust_remote_code: bool
+
+
+def candidates_of(request: Request, scheme: str | None, usual: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The candidates that were typed, or the scheme and the usual ones.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if not (request.candidates or scheme):
+        raise ConfigError("give --scheme NAME, or candidates with -c NAME; `quark torch schemes` lists them")
+    return request.candidates or tuple(dict.fromkeys((str(scheme), *usual)))
+
+
+def windows_of(request: Request, data: Path | None, ahead: int = 0) -> list[dict[str, Any]]:
+    """Windows of tokens, as arguments of the model; of one token more where ``ahead`` is 1.
+
+    Raises:
+        ConfigError: no data.
+    """
+    from quark.torch.language import calibration_samples, load_tokenizer, read_ids, windows
+
+    source = request.source
+    if data is None:
+        raise ConfigError("layers are tried on samples: give a text or token ids with --data FILE")
+    rows = read_ids(data, partial(load_tokenizer, request.model, request.trust_remote_code))
+    if not ahead:
+        return calibration_samples(rows, source.seq_len, source.samples)
+    parts = [part for part in windows(rows, source.seq_len) if len(part) > 1]
+    return [{"input_ids": part[None]} for part in parts]
+
+
+def run_sensitivity(request: Request, metric: str, report: Path | None, json: bool) -> None:
+    """Rank the layers, on standard output."""
+    from quark.torch.sensitivity import check_metric, first_scheme, sensitivity
+
+    candidates = candidates_of(request, request.scheme)
+    first_scheme(candidates)
+    check_metric(metric)
+    samples = windows_of(request, request.source.data)
+    with bars() as update:
+        found = sensitivity(
+            request.model,
+            samples,
+            candidates,
+            request.exclude,
+            metric,
+            request.workers,
+            request.ledger,
+            lambda done, total: update("layers", done, total),
+            request.device,
+            request.trust_remote_code,
+        )
+    table = layer_table(found)
+    if report:
+        facts = (("layers", str(len(found.layers))), ("windows", str(found.samples)))
+        write_page(Report(f"{request.model.name}, layer by layer", facts, (table,), charts=(chart(found),)), report)
+        say(f"Report: {report}")
+    if json:
+        print_json({"model": request.model, **found.to_dict()})
+        return
+    show(table)
+
+
+def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool) -> None:
+    """Find a plan, write it, and tell on standard output."""
+    from quark.torch.config_file import read_values
+    from quark.torch.search import checked_goal, save_plan, search, whole_values
+
+    values: dict[str, Any] = {} if request.config is None else read_values(request.config)
+    values |= {} if request.scheme is None else {"scheme": request.scheme}
+    values |= {} if request.exclude is None else {"exclude": list(request.exclude)}
+    candidates = candidates_of(request, values.get("scheme"), USUAL)
+    values = whole_values(
+        values if "scheme" in values else {"scheme": candidates[0].split("+")[0], **values}, candidates
+    )
+    checked_goal(wanted.target, wanted.limit, wanted.budget, wanted.metric)
+    check_output(wanted.output)
+    samples = windows_of(request, request.source.data)
+    held_out = None if wanted.eval_data is None else windows_of(request, wanted.eval_data, ahead=1)
+    with bars() as update:
+        found = search(
+            request.model,
+            samples,
+            candidates,
+            wanted.target,
+            wanted.budget,
+            wanted.limit,
+            values,
+            wanted.metric,
+            held_out,
+            request.workers,
+            request.ledger,
+            wanted.rounds,
+            wanted.compare,
+            lambda done, total: update("layers", done, total),
+            request.device,
+            request.trust_remote_code,
+        )
+    save_plan(wanted.output, values, found, wanted.target, wanted.budget)
+    table = found_table(found, wanted.target)
+    if report:
+        facts = ((found.metric, f"{found.value:.4g}"), ("plans measured", str(found.measured)))
+        tables = (table, layer_table(found.study))
+        title = f"{request.model.name}, mixed precision"
+        write_page(Report(title, facts, tables, charts=(chart(found.study),)), report)
+        say(f"Report: {report}")
+    if json:
+        print_json({"model": request.model, "output": wanted.output, **found_facts(found)})
+        return
+    show(table)
+    say(f"Wrote {wanted.output}. Next: quark torch quantize {request.model} -o OUT_DIR --config {wanted.output} ...")

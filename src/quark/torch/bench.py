@@ -1,0 +1,320 @@
+"""One layer of a model quantized at a time.
+
+Per candidate all layers get quantizers, calibrated once (and tuned once, where the candidate has algorithms), and all
+are off; a trial switches one layer on. What lies before the layer computes the same in every trial: decoder blocks
+before its own are skipped, and the hidden state that enters its block comes from one float run.
+
+    trials of a layer in block b of n      cost (n − b) / n of a forward pass per sample
+
+Memory: the model, the hidden states of the samples at one block, and tuned weights beside float ones where an algorithm
+changed them. Float outputs lie in files. Not handled: models whose blocks do not hand one hidden state on (every trial
+is then a whole forward pass).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from quark.errors import DataError
+from quark.torch.algorithms.blocks import find_blocks, first, record, without_cache
+from quark.torch.calibration import device_of, evaluating, run, to_device
+from quark.torch.config.model import QConfig
+from quark.torch.fake_quantize import parts
+from quark.torch.quantized_layer import QuantLayer, quantized_layers
+from quark.torch.quantizer import ModelQuantizer
+
+#: Rows of logits whose divergence is computed at a time, in float64.
+ROWS = 256
+
+
+@dataclass
+class Outputs:
+    """How far outputs are from those of the float model, over all samples."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    product: float = 0.0
+    other: float = 0.0
+    count: int = 0
+    divergence: float = 0.0
+    positions: int = 0
+    surprise: float = 0.0
+    tokens: int = 0
+
+    def update(self, reference: torch.Tensor, values: torch.Tensor, ids: torch.Tensor | None) -> None:
+        """Add one sample; ``ids`` are its tokens, where the model is a language model."""
+        x, y = reference.reshape(-1, reference.shape[-1]), values.reshape(-1, values.shape[-1])
+        for start in range(0, len(x), ROWS):
+            a, b = x[start : start + ROWS].double(), y[start : start + ROWS].double()
+            self.signal += float((a * a).sum())
+            self.noise += float(((a - b) ** 2).sum())
+            self.product += float((a * b).sum())
+            self.other += float((b * b).sum())
+            p, q = a.log_softmax(-1), b.log_softmax(-1)
+            self.divergence += float((p.exp() * (p - q)).sum())
+            self.positions += len(a)
+        self.count += x.numel()
+        if ids is not None and values.dim() == 3 and ids.shape[-1] > 1:
+            predicted = values[:, :-1].reshape(-1, values.shape[-1]).double()
+            following = ids[:, 1:].reshape(-1).to(predicted.device)
+            self.surprise += float(nn.functional.cross_entropy(predicted, following, reduction="sum"))
+            self.tokens += len(following)
+
+    def metrics(self) -> dict[str, float]:
+        """The measures by name."""
+        ratio = self.noise / self.signal if self.signal else float(self.noise > 0)
+        lengths = math.sqrt(self.signal * self.other)
+        found = {
+            "sqnr": math.inf if not self.noise else -10 * math.log10(ratio) if ratio else math.inf,
+            "cosine": min(self.product / lengths, 1.0) if lengths else 1.0,
+            "mse": self.noise / max(self.count, 1),
+            "kl": max(self.divergence / max(self.positions, 1), 0.0),
+            "noise": ratio,
+        }
+        if self.tokens:
+            found["perplexity"] = math.exp(min(self.surprise / self.tokens, 700.0))
+        return found
+
+
+@dataclass(frozen=True)
+class Site:
+    """The samples, and the folder with the float outputs for them."""
+
+    samples: Sequence[Any]
+    folder: Path
+
+    def reference(self, index: int) -> torch.Tensor:
+        """The float output for a sample."""
+        return torch.from_numpy(np.load(self.folder / f"{index}.npy", allow_pickle=False))
+
+
+def output_of(model: nn.Module, sample: Any) -> torch.Tensor:
+    """The logits, or the first tensor, that a model makes of a sample.
+
+    Raises:
+        DataError: it makes no tensor.
+    """
+    found: list[Any] = []
+    hook = model.register_forward_hook(lambda module, args, output: found.append(output))
+    try:
+        run(model, sample)
+    finally:
+        hook.remove()
+    output = getattr(found[-1], "logits", found[-1])
+    output = first(output)
+    if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+        raise DataError(f"{type(model).__name__} gives {type(output).__name__}; a tensor of numbers can be compared")
+    return output.detach()
+
+
+def ids_of(sample: Any) -> torch.Tensor | None:
+    """The tokens of a sample of a language model."""
+    if isinstance(sample, Mapping) and "input_ids" in sample:
+        return to_device(sample["input_ids"], torch.device("cpu"))
+    return None
+
+
+def lay_out(model: nn.Module, samples: Sequence[Any], folder: Path) -> Site:
+    """Write the float outputs.
+
+    Raises:
+        DataError: no samples.
+    """
+    if not samples:
+        raise DataError("layers are tried on samples, and there are none")
+    with running(model):
+        for index, sample in enumerate(samples):
+            np.save(folder / f"{index}.npy", output_of(model, sample).float().cpu().numpy())
+    return Site(samples, folder)
+
+
+@contextmanager
+def running(model: nn.Module) -> Iterator[None]:
+    """The model as it is measured: in ``eval()``, without gradients, without a cache of keys and values."""
+    with evaluating(model), without_cache(model):
+        yield
+
+
+def measure(model: nn.Module, site: Site, skip: Callable[[int], Any] | None = None) -> dict[str, float]:
+    """Run the samples and compare; ``skip(k)`` is a context in which sample ``k`` runs."""
+    outputs = Outputs()
+    with running(model):
+        for index, sample in enumerate(site.samples):
+            with ExitStack() as around:
+                if skip is not None:
+                    around.enter_context(skip(index))
+                values = output_of(model, sample).float().cpu()
+            outputs.update(site.reference(index), values, ids_of(sample))
+    return outputs.metrics()
+
+
+@dataclass
+class Bench:
+    """A model with the quantizers of one candidate, all off.
+
+    Attributes:
+        model: the model.
+        site: samples and float outputs.
+        layers: the layers of the candidate by name.
+        undo: takes everything back.
+        unreached: quantizers whose tensor no sample reached; they stay off.
+        tuned: (float weight, tuned weight) of the layers that an algorithm changed, by name and parameter.
+        blocks: decoder blocks that hand one hidden state on; empty: nothing can be skipped.
+        at: the block before which ``hidden`` was caught.
+        hidden: a tensor per sample.
+        pairs: whether a block returns a tuple.
+    """
+
+    model: nn.Module
+    site: Site
+    layers: dict[str, QuantLayer]
+    undo: ExitStack
+    tuned: dict[tuple[str, str], tuple[Any, Any]]
+    unreached: set[nn.Module]
+    blocks: dict[str, nn.Module] = field(default_factory=dict)
+    at: int = 0
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    pairs: bool = False
+
+    def trial(self, name: str) -> dict[str, float]:
+        """The measures of the model with one layer quantized."""
+        index = self.block_of(name)
+        if index != self.at:
+            self.hidden = [self.entering(index, k) for k in range(len(self.site.samples))] if index else []
+            self.at = index
+        layer = self.layers[name]
+        self.switch(name, layer, True)
+        try:
+            return measure(self.model, self.site, lambda k: self.skipping(k))
+        finally:
+            self.switch(name, layer, False)
+
+    def switch(self, name: str, layer: QuantLayer, on: bool) -> None:
+        """Turn the quantizers of a layer on or off."""
+        for (owner, key), pair in self.tuned.items():
+            if owner == name:
+                layer._parameters[key] = pair[int(on)]
+        for _, quantizer in layer.quantizers():
+            for part in parts(quantizer):
+                part.enabled = on and part not in self.unreached
+        layer.__dict__.pop("_twin", None)
+
+    def block_of(self, name: str) -> int:
+        """The number of the block that holds a layer; 0 for layers outside."""
+        places = [k for k, block in enumerate(self.blocks) if name.startswith(f"{block}.")]
+        return places[0] if places else len(self.blocks) if self.blocks and self.is_head(name) else 0
+
+    def is_head(self, name: str) -> bool:
+        """Whether a layer makes the model's output."""
+        head = getattr(self.model, "get_output_embeddings", lambda: None)()
+        return head is not None and head is self.layers[name]
+
+    def entering(self, index: int, k: int) -> torch.Tensor:
+        """The hidden state behind block ``index - 1``, in float."""
+        block, caught = list(self.blocks.values())[index - 1], []
+        hook = block.register_forward_hook(lambda module, args, output: caught.append(first(output)))
+        try:
+            with running(self.model), self.skipping(k):
+                run(self.model, self.site.samples[k])
+        finally:
+            hook.remove()
+        return caught[0].detach()
+
+    @contextmanager
+    def skipping(self, k: int) -> Iterator[None]:
+        """Blocks before ``at`` let everything through; the last of them returns what the float model has there."""
+        skipped = list(self.blocks.values())[: self.at]
+        for number, block in enumerate(skipped):
+            known = self.hidden[k] if number == self.at - 1 else None
+            block.__dict__["forward"] = self.passing(known)
+        try:
+            yield
+        finally:
+            for block in skipped:
+                block.__dict__.pop("forward", None)
+
+    def passing(self, known: torch.Tensor | None) -> Callable[..., Any]:
+        """A ``forward`` that returns ``known``, or its input."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            value = known if known is not None else kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            return (value,) if self.pairs else value
+
+        return forward
+
+
+def open_bench(model: nn.Module, config: QConfig, site: Site) -> Bench:
+    """Attach the quantizers of a candidate, calibrate and tune them, and turn all off. ``undo.close()`` ends it.
+
+    Raises:
+        ConfigError, ModelError, DataError: as ``ModelQuantizer.quantize_model``.
+    """
+    before = {name: dict(module._parameters) for name, module in model.named_modules()}
+    undo = ExitStack()
+    try:
+        ModelQuantizer(config).quantize(model, site.samples, undo)
+        layers = dict(quantized_layers(model))
+        tuned = {
+            (name, key): (before[name][key], value)
+            for name, layer in layers.items()
+            for key, value in layer._parameters.items()
+            if name in before and value is not before[name].get(key)
+        }
+        off: set[nn.Module] = {
+            p for layer in layers.values() for _, one in layer.quantizers() for p in parts(one) if not p.enabled
+        }
+        bench = Bench(model, site, layers, undo, tuned, off)
+        for name, layer in layers.items():
+            bench.switch(name, layer, False)
+        find_chain(bench)
+    except BaseException:
+        undo.close()
+        raise
+    return bench
+
+
+def find_chain(bench: Bench) -> None:
+    """Fill in the blocks of a model that hands one hidden state from block to block."""
+    with running(bench.model):
+        blocks, _ = record(bench.model, find_blocks(bench.model), list(bench.site.samples[:1]))
+    if not blocks.path:
+        return
+    kinds: list[bool] = []
+    last = list(blocks.modules.values())[-1]
+    hook = last.register_forward_hook(lambda module, args, output: kinds.append(isinstance(output, tuple)))
+    try:
+        with running(bench.model):
+            run(bench.model, bench.site.samples[0])
+    finally:
+        hook.remove()
+    bench.blocks, bench.pairs = dict(blocks.modules), kinds[0]
+
+
+def input_sizes(model: nn.Module, names: Sequence[str], sample: Any) -> dict[str, int]:
+    """Elements that layers read for one sample."""
+    found: dict[str, int] = {}
+    chosen = {name: module for name, module in model.named_modules() if name in set(names)}
+    hooks = []
+    for name, module in chosen.items():
+
+        def count(module: nn.Module, args: tuple[Any, ...], key: str = name) -> None:
+            if args and isinstance(args[0], torch.Tensor):
+                found[key] = found.get(key, 0) + args[0].numel()
+
+        hooks.append(module.register_forward_pre_hook(count))
+    try:
+        with running(model):
+            run(model, to_device(sample, device_of(model)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

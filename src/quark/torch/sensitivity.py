@@ -1,0 +1,387 @@
+"""What each layer of a PyTorch model loses when it alone is quantized.
+
+    kl       mean over positions of  Σ p log(p / q)  in nats, p, q: softmax of the outputs along the last axis
+    sqnr     of the outputs, dB; as a loss  Σ (x − y)² / Σ x²;  mse, cosine: likewise
+    a function of the user's   |f(float model) − f(model with one layer quantized)|
+
+``quark.torch.bench`` calibrates a candidate once and switches single layers. With several workers every process
+(joblib: loky, or a cluster) loads the model from its folder and takes some neighbouring layers at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from quark.errors import ConfigError, unknown
+from quark.search.function import digest_of, load_function, number_of
+from quark.search.ledger import Ledger
+from quark.search.values import FLOAT, Study, Trial
+from quark.torch.bench import Bench, Site, input_sizes, lay_out, open_bench, running
+from quark.torch.config_file import check_candidate, config_of, split
+from quark.torch.export.layout import layout_of
+from quark.torch.language import load_model
+from quark.torch.machine import MI300X, Machine, seconds_of
+from quark.torch.matching import Match, match
+from quark.torch.quantized_layer import OWN
+
+MEASURES = ("kl", "sqnr", "mse", "cosine")
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model: an object of this process, or the folder that every process loads it from."""
+
+    model: nn.Module | None = None
+    folder: Path | None = None
+    device: str = "cpu"
+    trust_remote_code: bool = False
+
+    def load(self) -> nn.Module:
+        """The model."""
+        if self.model is not None:
+            return self.model
+        if self.folder is None:
+            raise ConfigError("a model or a folder is needed")
+        return load_model(self.folder, self.device, self.trust_remote_code)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some layers under one candidate, the work of one process at a time."""
+
+    source: Source
+    values: str
+    candidate: str
+    site: Site
+    names: tuple[str, ...]
+    metric: str
+
+
+def sensitivity(
+    model: nn.Module | str | Path,
+    samples: Iterable[Any],
+    candidates: Sequence[str],
+    exclude: Sequence[str] | None = None,
+    metric: str = "kl",
+    workers: int = 1,
+    ledger: str | Path | None = None,
+    progress: Progress | None = None,
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+) -> Study:
+    """The loss of every layer under every candidate, with only that layer quantized.
+
+    Args:
+        model: a float model, which is left as it was, or the folder of one.
+        samples: of calibration and of the trials: tensors, mappings, tuples; a few are enough.
+        candidates: schemes (``quark torch schemes``), with ``+gptq`` and the like behind for an algorithm; ``float``.
+        exclude: names and globs of layers that stay float; ``None``: the usual ones of a language model.
+        metric: a name in ``MEASURES``, or ``file.py:function``, called with the model.
+        workers: processes; more than one need the model as a folder.
+        ledger: a JSON file that finished trials are kept in; a run that was killed goes on with it.
+        progress: called with the number of finished trials and of all.
+        device, trust_remote_code: for a model that is loaded from a folder.
+
+    Raises:
+        ConfigError: a candidate or metric that cannot work, or a ledger of another model, data or configuration.
+        ModelError, DataError: as ``ModelQuantizer.quantize_model``.
+    """
+    base = {"scheme": first_scheme(candidates), "exclude": None if exclude is None else list(exclude)}
+    source = source_of(model, workers, device, trust_remote_code)
+    check_metric(metric)
+    kept, loaded = list(samples), source.load()
+    with tempfile.TemporaryDirectory(prefix="quark-", ignore_cleanup_errors=True) as folder:
+        site = lay_out(loaded, kept, Path(folder))
+        book = open_ledger(ledger, loaded, site, base, metric)
+        return study(source, loaded, site, base, candidates, metric, workers, book, progress)
+
+
+def source_of(model: nn.Module | str | Path, workers: int, device: str, remote: bool) -> Source:
+    """Where the model comes from.
+
+    Raises:
+        ConfigError: several workers, and a model that only this process has.
+    """
+    if isinstance(model, nn.Module):
+        if workers != 1:
+            raise ConfigError(f"workers={workers}: every process loads the model itself; give its folder")
+        return Source(model)
+    source = Source(None, Path(model), device, remote)
+    return source if workers != 1 else Source(source.load())
+
+
+def check_metric(metric: str) -> None:
+    """Raise where a metric is neither a name nor a function that can be loaded."""
+    if ":" in metric:
+        load_function(metric)
+    elif metric not in MEASURES:
+        raise ConfigError(f"{unknown('metric', metric, MEASURES)}, or FILE.py:FUNCTION")
+
+
+def first_scheme(candidates: Sequence[str]) -> str:
+    """The scheme of the first candidate that has one, after all are checked.
+
+    Raises:
+        ConfigError: an unknown scheme, one that is listed twice, or none.
+    """
+    names = [split(name)[0] for name in candidates if name != FLOAT]
+    for name in candidates:
+        if name != FLOAT:
+            check_candidate(name)
+    doubled = [name for name in candidates if list(candidates).count(name) > 1]
+    if doubled or not names:
+        raise ConfigError(f"the candidate {doubled[0]!r} is listed twice" if doubled else "no candidate quantizes")
+    return names[0]
+
+
+def values_of(base: Mapping[str, Any], candidate: str) -> dict[str, Any]:
+    """Keys and values of a configuration that quantizes every layer by one candidate."""
+    name, algorithms = split(candidate)
+    kept = {key: value for key, value in base.items() if key in ("exclude",)}
+    return {**kept, "scheme": name, "algorithms": algorithms or None}
+
+
+# ---- ledgers ---------------------------------------------------------------------------------------------------------
+
+
+def open_ledger(path: str | Path | None, model: nn.Module, site: Site, base: Mapping[str, Any], metric: str) -> Ledger:
+    """The ledger of a study; refused where it belongs to another one."""
+    if path is None:
+        return Ledger(None, {})
+    own = {
+        "model": digest_of_model(model),
+        "data": digest_of_samples(site.samples),
+        "metric": digest_of(metric) if ":" in metric else metric,
+        "exclude": json.dumps(base.get("exclude")),
+    }
+    return Ledger(path, own)
+
+
+def digest_of_model(model: nn.Module) -> str:
+    """Of all parameters and buffers."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, value in model.state_dict().items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def digest_of_samples(samples: Sequence[Any]) -> str:
+    """Of all tensors and numbers in the samples."""
+    digest = hashlib.blake2b(digest_size=16)
+    for sample in samples:
+        _add(digest, sample)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        digest.update(f"{value.dtype} {tuple(value.shape)} ".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    elif isinstance(value, np.ndarray):
+        _add(digest, torch.from_numpy(np.ascontiguousarray(value)))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            digest.update(str(key).encode())
+            _add(digest, item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _add(digest, item)
+    else:
+        digest.update(repr(value).encode())
+
+
+# ---- trials ----------------------------------------------------------------------------------------------------------
+
+
+def study(
+    source: Source,
+    model: nn.Module,
+    site: Site,
+    base: Mapping[str, Any],
+    candidates: Sequence[str],
+    metric: str,
+    workers: int,
+    ledger: Ledger,
+    progress: Progress | None = None,
+    machine: Machine = MI300X,
+) -> Study:
+    """All trials, finished ones from the ledger."""
+    start = time.perf_counter()
+    layers = {name: matched(model, values_of(base, name)) for name in candidates if name != FLOAT}
+    order = list(dict.fromkeys(name for found in layers.values() for name in found))
+    sizes = input_sizes(model, order, site.samples[0])
+    reference = of_float(model, site, metric)
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for candidate, matches in layers.items():
+        for name in matches:
+            known = ledger.done(f"{name} as {candidate}")
+            if known is not None:
+                found[name, candidate] = known
+    wanted = sum(len(matches) for matches in layers.values())
+    todo = {c: [name for name in matches if (name, c) not in found] for c, matches in layers.items()}
+    parts = [part for c, names in todo.items() for part in divided(source, base, c, site, names, metric, workers)]
+    for part, name, measured in results(parts, model, workers):
+        found[name, part.candidate] = measured
+        ledger.finish(f"{name} as {part.candidate}", measured)
+        if progress is not None:
+            progress(len(found), wanted)
+    made = [
+        trial_of(name, c, layers, found, reference, metric, sizes, machine)
+        for name in order
+        for c in candidates
+        if c == FLOAT or name in layers[c]
+    ]
+    shown = metric if ":" not in metric else metric.rpartition(":")[2]
+    return Study(tuple(made), shown, len(site.samples), time.perf_counter() - start)
+
+
+def matched(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Match]:
+    """The layers that a configuration quantizes, by name."""
+    return {found.layer.name: found for found in match(model, config_of(values, model)).quantized}
+
+
+def of_float(model: nn.Module, site: Site, metric: str) -> dict[str, float]:
+    """The measures of the float model itself."""
+    if ":" in metric:
+        return {"value": number_of(load_function(metric)(model), metric.rpartition(":")[2])}
+    return {"sqnr": float("inf"), "cosine": 1.0, "mse": 0.0, "kl": 0.0, "noise": 0.0}
+
+
+def trial_of(
+    name: str,
+    candidate: str,
+    layers: Mapping[str, Mapping[str, Match]],
+    found: Mapping[tuple[str, str], dict[str, float]],
+    reference: Mapping[str, float],
+    metric: str,
+    sizes: Mapping[str, int],
+    machine: Machine,
+) -> Trial:
+    """One layer under one candidate, with its costs."""
+    item = next(matches[name] for matches in layers.values() if name in matches)
+    here = None if candidate == FLOAT else layers[candidate][name]
+    measured = reference if here is None else found[name, candidate]
+    key = metric if metric in ("mse", "kl") else "noise"
+    loss = abs(measured["value"] - reference["value"]) if "value" in measured else measured[key]
+    costs = costs_of(item, here, sizes.get(name, 0), machine)
+    return Trial(name, type(item.layer.module).__name__.removeprefix("Quant"), candidate, loss, dict(measured), costs)
+
+
+def costs_of(item: Match, here: Match | None, inputs: int, machine: Machine) -> dict[str, float]:
+    """Bytes of a layer's tensors in a file, bits that it reads, seconds by the roofline of ``machine``."""
+    size = bits = 0.0
+    widths: dict[str, float] = {}
+    for slot in OWN:
+        value = item.layer.module._parameters.get(slot)
+        if value is None:
+            continue
+        stages = () if here is None else here.stages[slot]
+        kept = float(value.element_size() * 8)
+        widths[slot] = kept if not stages else bits_of(stages[-1])
+        size += value.nbytes if here is None or not stages else file_bytes(here, slot, tuple(value.shape))
+        bits += widths[slot] * value.numel()
+    stages = () if here is None else here.stages["input_tensors"]
+    width = item.layer.module.weight.element_size() * 8.0 if not stages else bits_of(stages[-1])  # type: ignore[operator]
+    weight = item.layer.module._parameters["weight"]
+    products = 0 if weight is None else weight.numel() * (inputs / max(weight.shape[-1], 1))
+    costs = {"size": size, "bits": bits + width * inputs}
+    return {**costs, "latency": seconds_of(machine, size + width * inputs / 8, products, max(widths["weight"], width))}
+
+
+def bits_of(stage: Any) -> float:
+    """Bits per value of a stage, shares of block scales included."""
+    return float(stage.format.bits)
+
+
+def file_bytes(here: Match, slot: str, shape: tuple[int, ...]) -> float:
+    """Bytes of the stored tensors of one parameter: codes, scales, zero points."""
+    form = layout_of(here.stages[slot], lambda stage: here.granularity(slot, stage), shape).form()
+    return float(sum(int(np.prod(size, dtype=np.int64)) * kind.itemsize for size, kind in form.values()))
+
+
+def divided(
+    source: Source,
+    base: Mapping[str, Any],
+    candidate: str,
+    site: Site,
+    names: Sequence[str],
+    metric: str,
+    workers: int,
+) -> Iterator[Part]:
+    """The work in parts that processes take one after the other; neighbours stay together."""
+    size = len(names) if workers == 1 else max(1, -(-len(names) // (4 * workers)))
+    values = json.dumps(values_of(base, candidate), sort_keys=True)
+    for start in range(0, len(names), max(size, 1)):
+        yield Part(source, values, candidate, site, tuple(names[start : start + size]), metric)
+
+
+def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[tuple[Part, str, dict[str, float]]]:
+    """(part, layer, measures), as they are finished."""
+    if workers == 1:
+        for part in parts:
+            bench = open_bench(model, config_of(json.loads(part.values), model), part.site)
+            try:
+                yield from ((part, name, one_trial(bench, name, part.metric)) for name in part.names)
+            finally:
+                bench.undo.close()
+        return
+    import joblib
+
+    done = joblib.Parallel(workers, prefer="processes", return_as="generator_unordered", batch_size=1)(
+        joblib.delayed(work)(part, number) for number, part in enumerate(parts)
+    )
+    for number, found in done:
+        yield from ((parts[number], name, measured) for name, measured in found.items())
+
+
+def work(part: Part, number: int) -> tuple[int, dict[str, dict[str, float]]]:
+    """One part, in a process of its own."""
+    bench = kept_bench(part.source, part.values, part.site.folder, _Samples(part.site.samples))
+    return number, {name: one_trial(bench, name, part.metric) for name in part.names}
+
+
+class _Samples:
+    """Samples that are the same argument of a cached function for one folder."""
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self.samples = samples
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Samples)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@lru_cache(maxsize=1)
+def kept_bench(source: Source, values: str, folder: Path, samples: _Samples) -> Bench:
+    """The bench of a worker process; it stays for the parts that follow."""
+    model = source.load()
+    return open_bench(model, config_of(json.loads(values), model), Site(samples.samples, folder))
+
+
+def one_trial(bench: Bench, name: str, metric: str) -> dict[str, float]:
+    """Quantize one layer, and measure."""
+    if ":" not in metric:
+        return bench.trial(name)
+    layer = bench.layers[name]
+    bench.switch(name, layer, True)
+    try:
+        with running(bench.model):
+            return {"value": number_of(load_function(metric)(bench.model), metric.rpartition(":")[2])}
+    finally:
+        bench.switch(name, layer, False)

@@ -1,0 +1,158 @@
+"""Targets, the loop around the solver, ledgers and plan files, on made-up sensitivities."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from quark.errors import ConfigError
+from quark.search import Study, Trial, parse_target
+from quark.search.ledger import Ledger
+from quark.search.loop import cheapest, within
+from quark.search.plan_file import check_output, read_config, write_plan
+from quark.search.target import METRICS
+
+LOSSES = {"low": 4.0, "middle": 1.0, "high": 0.01}
+SIZES = {"low": 1.0, "middle": 2.0, "high": 4.0}
+
+
+def study(layers: int = 6) -> Study:
+    """Later layers are ten times as sensitive as the ones before them."""
+    trials = [
+        Trial(f"layer{k}", "Conv", name, LOSSES[name] * 10.0**-k, {}, {"size": SIZES[name], "bits": SIZES[name]})
+        for k in range(layers)
+        for name in LOSSES
+    ]
+    return Study(tuple(trials), "sqnr", 4)
+
+
+def truth(plan: Sequence[str], worse: float = 1.0) -> float:
+    """What a model would measure: the sum of the losses, times what adding up does not know; as a mean divergence."""
+    return worse * sum(LOSSES[name] * 10.0**-k for k, name in enumerate(plan))
+
+
+def size(plan: Sequence[str]) -> float:
+    return sum(SIZES[name] for name in plan)
+
+
+@pytest.mark.parametrize("worse", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("bound", [0.2, 1.5, 3.0])
+def test_the_cheapest_plan_that_holds_is_found_although_losses_do_not_add_up(worse: float, bound: float) -> None:
+    found, value, count = cheapest(study(), "size", parse_target(f"kl<={bound}", METRICS), lambda p: truth(p, worse))
+    possible = [plan for plan in itertools.product(LOSSES, repeat=6) if truth(plan, worse) <= bound]
+    assert value == truth(found, worse) <= bound
+    assert size(found) == min(map(size, possible))
+    assert count <= 9
+
+
+def test_a_metric_that_is_no_sum_is_reached_too() -> None:
+    target = parse_target("top1>=0.9", METRICS, function=True)
+    found, value, _ = cheapest(study(), "size", target, lambda plan: 1 - math.sqrt(truth(plan)) / 10)
+    assert value >= 0.9 and size(found) < size(["high"] * 6)
+
+
+def test_the_cheapest_of_all_is_taken_where_it_is_good_enough() -> None:
+    found, _, count = cheapest(study(), "size", parse_target("perplexity<=99", METRICS), truth)
+    assert set(found) == {"low"} and count <= 2
+
+
+def test_an_unreachable_target_tells_the_best_value() -> None:
+    with pytest.raises(ConfigError, match=r"kl <= 0.001 cannot be reached .* best of \d plans|has kl 0.0111") as error:
+        cheapest(study(), "size", parse_target("kl<=0.001", METRICS), truth)
+    assert "0.0111" in str(error.value) and "'float'" in str(error.value)
+
+
+def test_a_limit_gives_the_most_precise_plan_within_it() -> None:
+    found = within(study(), "size", 10.0)
+    best = min(truth(plan) for plan in itertools.product(LOSSES, repeat=6) if size(plan) <= 10)
+    assert truth(found) == pytest.approx(best)
+    with pytest.raises(ConfigError, match="cheapest plan of these candidates has size 6"):
+        within(study(), "size", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sqnr=30", "write a metric"),
+        ("sqnr>=much", "'much' is not a number"),
+        ("sqnr<=30", "sqnr>=30"),
+        ("kl>=0.1", "kl<=0.1"),
+        ("snqr>=30", "Did you mean 'sqnr'"),
+        ("top1>=0.85", "--metric FILE.py:FUNCTION"),
+    ],
+)
+def test_targets_that_cannot_be(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_target(text, METRICS)
+    assert words in str(error.value)
+
+
+def test_nan_meets_nothing() -> None:
+    for text in ("sqnr>=-inf", "kl<=inf"):
+        assert not parse_target(text, METRICS).met(math.nan)
+
+
+# ---- ledgers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_ledger_remembers_numbers_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "l.json"
+    Ledger(path, {"model": "a"}).finish("conv", {"sqnr": math.inf, "kl": 0.1 + 0.2, "list": [-math.inf]})
+    assert Ledger(path, {"model": "a"}).done("conv") == {"sqnr": math.inf, "kl": 0.1 + 0.2, "list": [-math.inf]}
+    json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert [file.name for file in tmp_path.iterdir()] == ["l.json"]
+
+
+@pytest.mark.parametrize("other", ["model", "data"])
+def test_a_ledger_of_something_else_is_refused_and_kept(tmp_path: Path, other: str) -> None:
+    path = tmp_path / "l.json"
+    Ledger(path, {"model": "a", "data": "b"}).finish("conv", 1.0)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=f"another {other} "):
+        Ledger(path, {"model": "a", "data": "b", other: "new"})
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "l.json"
+    path.write_text('{"version": 1, "done": {')
+    with pytest.raises(ConfigError, match="damaged"):
+        Ledger(path, {})
+
+
+# ---- plan files ------------------------------------------------------------------------------------------------------
+
+HOSTILE = ["/body/body.0/Conv", "a: b", "yes", "1.5", "#x", "'q\"", "x" * 200, "ü", "- a", "{b}", "^/layer/.*", "null"]
+
+
+@pytest.mark.parametrize("kind", ["yaml", "json"])
+def test_any_name_survives_a_plan_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"plan.{kind}"
+    layers = dict.fromkeys(HOSTILE, "A8W8")
+    write_plan(path, {"preset": "A16W8", "layers": layers}, {"yes": "alone 3 dB"}, ["what it is"])
+    assert read_config(path, ("preset", "layers")) == {"preset": "A16W8", "layers": layers}
+    if kind == "yaml":
+        assert "# alone 3 dB" in path.read_text(encoding="utf-8") and path.read_text().startswith("# what it is")
+
+
+def test_mistakes_in_a_configuration_file_are_named(tmp_path: Path) -> None:
+    for text, words in (
+        ("layerz: {}", "Did you mean 'layers'"),
+        ("layers: {a: b, a: c}", "'a' is given twice"),
+        ("[1]", "must hold a mapping"),
+        ("a: [", "cannot be read"),
+    ):
+        path = tmp_path / "plan.yaml"
+        path.write_text(text)
+        with pytest.raises(ConfigError) as error:
+            read_config(path, ("layers",))
+        assert words in str(error.value), text
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_config(tmp_path / "none.yaml", ())
+    with pytest.raises(ConfigError, match=r"ends in \.yaml"):
+        check_output(tmp_path / "plan.txt")
