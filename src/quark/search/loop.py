@@ -2,8 +2,8 @@
 
     minimize cost(plan)   subject to   Σ loss(layer) <= E,   with E such that metric(quantized model) meets the target
 
-Losses add up only to first order, so E is found by measuring: the plan for a first E is quantized and measured, then the
-cheapest of all where that was good enough. E moves by what was predicted against what was measured, or to the middle
+Losses add up only to first order, so E is found by measuring: the plan for a first E is quantized and measured, and
+the cheapest of all if that was good enough. E moves by what was predicted against what was measured, or to the middle
 (geometric) of what is known to be enough and not to be enough, until no plan lies between or the rounds are used up.
 The cheapest plan that met the target wins.
 
