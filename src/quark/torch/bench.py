@@ -245,11 +245,11 @@ class Bench:
     def passing(self, known: torch.Tensor | None) -> Callable[..., Any]:
         """A ``forward`` that returns ``known``, or its input."""
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def _forward(*args: Any, **kwargs: Any) -> Any:
             value = known if known is not None else kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
             return (value,) if self.pairs else value
 
-        return forward
+        return _forward
 
 
 def open_bench(model: nn.Module, config: QConfig, site: Site) -> Bench:
