@@ -12,7 +12,7 @@ One sample is in memory at a time. Not handled: tensors inside subgraphs, those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from quark.onnx.diagnosis import of_model
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Feed, Libraries, Runner
 from quark.onnx.graph.surgery import constant_array
+from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs, channels_last_outputs
 from quark.report.values import Layer, TensorView, Weakness
 
 Model = str | Path | onnx.ModelProto
@@ -173,8 +174,9 @@ def compare(
     first, second = load(float_model), load(quantized_model)
     names = _common_outputs(first, second)
     pairs = tuple(_pairs(first, second)) if layers else ()
-    end_to_end = _both(first, second, names, names, libraries)
-    inner = _both(first, second, [p.name for p in pairs], [p.twin for p in pairs], libraries)
+    moved = _moved(first, second)
+    end_to_end = _both(first, second, names, names, libraries, moved)
+    inner = _both(first, second, [p.name for p in pairs], [p.twin for p in pairs], libraries, moved)
     outputs = {name: Distance() for name in names}
     distances = [Distance() for _ in pairs]
     ranges = [_code_range(pair) for pair in pairs]
@@ -208,15 +210,30 @@ def _views(pairs: Iterable[Pair], ranges: Iterable[CodeRange | None]) -> tuple[T
     return tuple(codes.view(pair.name) for pair, codes in found if codes is not None and codes.count)
 
 
+def _moved(first: ir.Model, second: ir.Model) -> frozenset[str]:
+    """Inputs and outputs that have their channels last in the second model only (ConvertNCHWToNHWC)."""
+    inputs = channels_last_inputs(second) - channels_last_inputs(first)
+    return frozenset(inputs | (channels_last_outputs(second) - channels_last_outputs(first)))
+
+
 def _both(
-    first: ir.Model, second: ir.Model, names: list[str], twins: list[str], libraries: Libraries
+    first: ir.Model,
+    second: ir.Model,
+    names: list[str],
+    twins: list[str],
+    libraries: Libraries,
+    moved: Collection[str] = (),
 ) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
-    """A function that runs both models on a feed and gives the wanted tensors in pairs."""
+    """A function that runs both models on a feed and gives the wanted tensors in pairs, in the axes of the first."""
     ours, theirs = Runner(first, names, libraries=libraries), Runner(second, twins, libraries=libraries)
 
     def run(feed: Feed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        x, y = ours.run(feed).values, theirs.run(feed).values
-        return ((x[name], y[twin]) for name, twin in zip(names, twins, strict=True))
+        last = {name: np.moveaxis(array, 1, -1) if name in moved else array for name, array in feed.items()}
+        x, y = ours.run(feed).values, theirs.run(last).values
+        back = (
+            np.moveaxis(y[twin], -1, 1) if name in moved else y[twin] for name, twin in zip(names, twins, strict=True)
+        )
+        return ((x[name], array) for name, array in zip(names, back, strict=True))
 
     return run
 

@@ -57,9 +57,34 @@ def channels_last_inputs(model: ir.Model) -> set[str]:
     return {str(value.name) for value in model.graph.inputs if value.shape is not None and _is_last(value)}
 
 
+def channels_last_outputs(model: ir.Model) -> set[str]:
+    """The outputs that a Transpose to channels-last makes."""
+    return {str(value.name) for value in model.graph.outputs if _is_made_last(value)}
+
+
 def _is_last(value: ir.Value) -> bool:
-    readers = {use.node for use in value.uses()}
-    return len(value.shape or ()) == 4 and len(readers) == 1 and _transposes(next(iter(readers)), TO_NCHW)
+    if len(value.shape or ()) != 4:
+        return False
+    while True:
+        readers = {use.node for use in value.uses()}
+        if len(readers) != 1:
+            return False
+        reader = next(iter(readers))
+        if not _only_rounds(reader):
+            return _transposes(reader, TO_NCHW)
+        value = reader.outputs[0]
+
+
+def _is_made_last(value: ir.Value) -> bool:
+    maker = value.producer()
+    while maker is not None and _only_rounds(maker):
+        maker = maker.inputs[0].producer() if maker.inputs[0] is not None else None
+    return maker is not None and _transposes(maker, TO_NHWC)
+
+
+def _only_rounds(node: ir.Node) -> bool:
+    """Whether a node is part of what a quantizer puts on a tensor."""
+    return "uantize" in node.op_type or node.op_type == "Cast"
 
 
 def _check(model: ir.Model, listed: list[str] | None) -> None:
@@ -90,8 +115,7 @@ def _output_reason(value: ir.Value) -> str | None:
         return "it does not have four axes"
     if value.is_graph_input() or value.is_initializer():
         return "it is an input or a constant"
-    maker = value.producer()
-    return "it is channels-last already" if maker is not None and _transposes(maker, TO_NHWC) else None
+    return "it is channels-last already" if _is_made_last(value) else None
 
 
 def _transposes(node: ir.Node, order: list[int]) -> bool:
