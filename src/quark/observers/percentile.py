@@ -11,17 +11,18 @@ from __future__ import annotations
 from quark.errors import ConfigError
 from quark.numerics.affine import Grid
 from quark.observers.histogram import Histogram
+from quark.observers.tails import Tails
 
 DEFAULT = 99.999
 
 
 def search(
-    statistic: Histogram, grid: Grid, percentile: float = DEFAULT, symmetric: bool = True
+    statistic: Histogram | Tails, grid: Grid, percentile: float = DEFAULT, symmetric: bool = True
 ) -> tuple[float, float]:
     """The range that keeps ``percentile`` percent of the values.
 
     Args:
-        statistic: histogram of the values.
+        statistic: histogram or tails of the values.
         grid: not looked at.
         percentile: 0..100.
         symmetric: judge both sides by |x|; the range still ends where the data end.
@@ -37,7 +38,7 @@ def search(
     return statistic.quantile(outside), statistic.quantile(1 - outside)
 
 
-def clipped(statistic: Histogram, threshold: float) -> tuple[float, float]:
+def clipped(statistic: Histogram | Tails, threshold: float) -> tuple[float, float]:
     """[-threshold, threshold], no wider than the data on either side (one point if all data lie beyond it)."""
     lo, hi = max(-threshold, statistic.lo), min(threshold, statistic.hi)
     return min(lo, threshold), max(hi, -threshold)

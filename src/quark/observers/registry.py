@@ -26,6 +26,7 @@ from quark.observers import (
 from quark.observers.histogram import Histogram
 from quark.observers.mse_modes import Votes
 from quark.observers.statistics import MinMax, MovingMinMax, Statistic
+from quark.observers.tails import quantiles
 from quark.observers.values import counted
 
 Range = tuple[float, float]
@@ -48,12 +49,12 @@ class Search:
     @property
     def needs_values(self) -> bool:
         """Whether the extremes of each sample are not enough."""
-        return self.statistic in (Histogram, counted, Votes)
+        return self.statistic in (Histogram, counted, quantiles, Votes)
 
     @property
     def looks_twice(self) -> bool:
         """Whether it can use the values themselves after the histogram."""
-        return self.statistic is counted
+        return self.statistic in (counted, quantiles)
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -96,7 +97,7 @@ ROWS = (
     Search("moving_minmax", MovingMinMax, minmax.search),
     Search("non_overflow", MinMax, non_overflow.search),
     Search("moving_non_overflow", MovingMinMax, non_overflow.search),
-    Search("percentile", counted, percentile.search),
+    Search("percentile", quantiles, percentile.search),
     Search("layerwise_percentile", counted, layerwise_percentile.search),
     Search("mse", counted, mse.search),
     Search("mse_most_common", Votes, mse_modes.most_common),
