@@ -11,7 +11,8 @@ from quark.errors import DataError
 from quark.numerics.affine import Grid
 from quark.numerics.formats import FORMATS
 from quark.observers import SEARCHES
-from quark.observers.tails import MOST, Tails, tail_size
+from quark.observers.histogram import Histogram
+from quark.observers.tails import SHARE, Tails, quantiles
 
 SHAPES = {
     "normal": lambda rng, n: rng.standard_normal(n),
@@ -34,9 +35,7 @@ def test_quantiles_are_those_of_the_sorted_values(kind: str, sizes: list[int], p
     rng = np.random.default_rng(len(sizes))
     parts = [SHAPES[kind](rng, size).astype(np.float32) for size in sizes]
     whole = np.concatenate(parts)
-    size = tail_size(percentile, whole.size)
-    assert size is not None
-    tails = Tails(size, whole.size)
+    tails = Tails(1 - percentile / 100, len(parts))
     for part in parts:
         tails.update(part)
     rank = int(np.ceil(whole.size * percentile / 100 - 1e-6))
@@ -49,16 +48,21 @@ def test_quantiles_are_those_of_the_sorted_values(kind: str, sizes: list[int], p
     assert (tails.lo, tails.hi, tails.count) == (whole.min(), whole.max(), whole.size)
 
 
-@given(st.lists(st.lists(st.integers(-6, 6), min_size=1, max_size=40), min_size=1, max_size=6), st.integers(1, 50))
-def test_parts_merged_and_stored_are_the_whole(parts: list[list[int]], size: int) -> None:
-    total = sum(map(len, parts))
-    whole, merged = Tails(size, total), Tails(size, total)
+@given(
+    st.integers(1, 40).flatmap(
+        lambda size: st.lists(st.lists(st.integers(-6, 6), min_size=size, max_size=size), min_size=1, max_size=6)
+    ),
+    st.sampled_from([0.01, 0.2, 0.6]),
+)
+def test_parts_merged_and_stored_are_the_whole(parts: list[list[int]], outside: float) -> None:
+    whole, merged = Tails(outside, len(parts)), Tails(outside, len(parts))
     for part in parts:
         whole.update(np.array(part, np.float32))
-        own = Tails(size, total)
+        own = Tails(outside, len(parts))
         own.update(np.array(part, np.float32).reshape(1, -1))
         merged.merge(Tails.from_state(own.state()))
     ranked = sorted(value for part in parts for value in part)
+    size = 512
     assert merged.state()["high"].tolist() == ranked[::-1][:size]
     assert (-merged.state()["low"]).tolist() == ranked[:size]
     assert all(np.array_equal(merged.state()[key], array) for key, array in whole.state().items())
@@ -69,22 +73,44 @@ def test_the_range_is_that_of_the_histogram() -> None:
     row = SEARCHES["percentile"]
     for settings in ({"percentile": 99.99}, {"percentile": 99.99, "symmetric": False}):
         found = []
-        for extra in ({}, {"tail": tail_size(99.99, x.size), "expected": x.size}):
+        for extra in ({}, {"samples": 1}):
             statistic = row.observe({**settings, **extra})
+            assert isinstance(statistic, Tails) == bool(extra)
             statistic.update(x)
             found.append(row.find(statistic, grid(), {**settings, **extra}))
         assert found[0] == found[1]
 
 
-def test_what_was_not_promised_is_an_error() -> None:
-    tails = Tails(4, 10)
-    tails.update(np.arange(10))
-    with pytest.raises(DataError, match="11 values came where the length of the data promised 10"):
-        tails.update(np.ones(1))
+@pytest.mark.parametrize("factor", [1.0, 5.0])
+def test_larger_samples_than_the_first_are_no_error(factor: float) -> None:
+    """Later samples as wide as the first, or wider: the outermost values are those of the later ones."""
+    rng = np.random.default_rng(1)
+    parts = [rng.standard_normal(1000), factor * rng.standard_normal(50_000), factor * rng.standard_normal(200_000)]
+    tails = Tails(0.001, 3)
+    for part in parts:
+        tails.update(part.astype(np.float32))
+    magnitudes = np.sort(np.abs(np.concatenate(parts)).astype(np.float32))
+    assert tails.magnitude_quantile(0.999) == magnitudes[int(np.ceil(0.999 * magnitudes.size - 1e-6)) - 1]
+
+
+def test_what_is_gone_makes_the_range_wider_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    tails = Tails(0.01, 2)
+    tails.update(np.linspace(10, 20, 1000, dtype=np.float32))  # 512 of each end are kept, then more are needed
+    kept = np.linspace(10, 20, 1000, dtype=np.float32)[-512]
+    tails.update(np.linspace(-1, 1, 100_000, dtype=np.float32))
+    assert tails.quantile(0.995) == np.linspace(10, 20, 1000, dtype=np.float32)[-506]
+    assert not caplog.records
+    assert tails.quantile(0.99) == kept  # the 1011th value from above is one of the second sample, below 1
+    assert "samples grew during calibration" in caplog.text
+
+
+def test_nan_is_an_error() -> None:
     with pytest.raises(DataError, match="1 NaN and 1 infinite values among 3"):
-        Tails(4, 10).update(np.array([1, np.nan, np.inf]))
+        Tails(0.1, 1).update(np.array([1, np.nan, np.inf]))
 
 
-def test_far_in_a_histogram_is_smaller() -> None:
-    assert tail_size(99.999, 10**8) in (1002, 1003)  # 1000 and a little more
-    assert tail_size(50.0, 10 * MOST) is None
+def test_far_in_or_for_nobody_knows_how_many_samples_a_histogram_serves() -> None:
+    assert isinstance(quantiles(percentile=99.999, samples=1000), Tails)
+    for settings in ({"percentile": 99.0, "samples": 2}, {"percentile": 99.999}, {"bins": 64, "samples": 1}):
+        assert isinstance(quantiles(**settings), Histogram)
+    assert SHARE < 1

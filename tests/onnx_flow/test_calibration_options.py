@@ -13,6 +13,7 @@ from quark.config.options import parse_options
 from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.observers import Memory
+from quark.observers.tails import Tails
 from quark.onnx import ModelQuantizer, QConfig, QLayerConfig
 from quark.onnx.quantization.config.spec import CalibMethod, FP8E4M3Spec, Int8Spec, UInt8Spec
 from quark.onnx.scratch import PART, Scratch, Spilled, aes
@@ -35,6 +36,38 @@ def test_num_bins_sets_how_near_a_percentile_comes() -> None:
     exact = float(x[int(np.ceil(0.6 * x.size)) - 1])
     off = [abs(plan_of(NumBins=bins, Percentile=60.0).tensors["x"].range[1] - exact) for bins in (16, 8192, 0)]
     assert off[0] > off[1] > off[2] == 0
+
+
+def test_percentiles_of_a_known_number_of_samples_need_only_the_tails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unknown:
+        """A reader that does not say how many samples it has."""
+
+        def __init__(self) -> None:
+            self.left = samples()
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return self.left.pop(0) if self.left else None
+
+    inputs = UInt8Spec(calibration_method=CalibMethod.Percentile)
+    options = {"PrintSummary": False, "Percentile": 99.9}
+    config = QConfig(QLayerConfig(input_tensors=inputs, weight=Int8Spec()), extra_options=options)
+    made: list[int] = []
+    monkeypatch.setattr(Tails, "__init__", _noted(made, Tails.__init__))
+    plans, counts = [], []
+    for reader in (samples(), Unknown()):
+        plans.append(ModelQuantizer(config).run(models.cnn(), None, reader).plan)
+        counts.append(len(made))
+    assert counts[0] == counts[1] > 3
+    for name, tensor in plans[0].tensors.items():
+        assert np.allclose(tensor.range, plans[1].tensors[name].range, rtol=1e-3)
+
+
+def _noted(made: list[int], function: Any) -> Any:
+    def wrapper(self: Tails, outside: float, samples: int) -> None:
+        made.append(samples)
+        function(self, outside, samples)
+
+    return wrapper
 
 
 @pytest.mark.parametrize("method", ["Entropy"])

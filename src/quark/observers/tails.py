@@ -1,63 +1,107 @@
 """The smallest and the largest values of a tensor, as they are: all that a percentile far out needs.
 
-The p-th percentile of n values lies among the (1 - p/100) n outermost ones. Where n is known beforehand, so many are
-kept from each end and nothing else is counted: the result is exact, and a sample costs its extremes per block of 1024
-values (a tenth of a histogram), since only blocks that reach into a tail are looked at.
+The p-th percentile of n values lies among the (1 - p/100) n outermost ones. Where the number of samples is known
+beforehand, so many are kept from each end and nothing else is counted: the result is exact, and a sample costs its
+extremes per block of 1024 values (a tenth of a histogram), since only blocks that reach into a tail are looked at.
 
-Memory: 4 bytes a kept value. Not handled: percentiles that lie further in than what is kept (``IndexError``).
+n is foreseen as twice what samples as large as the largest so far would make. Where a later one is larger still, values
+that now count may be gone; if the percentile lies among those, the answer is the outermost value that may be missing (a
+range no narrower than asked), and the log says so. Samples of one size never come to that.
+
+Memory: 1/32 of a sample, or 512 values of each end. Not handled: percentiles further in (they take a histogram).
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from quark.errors import DataError
 from quark.observers.histogram import BLOCK, PER_OCTAVE, Histogram, rank_of
 from quark.observers.statistics import State, extremes
 from quark.observers.values import Store, counted
 
+log = logging.getLogger(__name__)
 CHUNK = 64 * BLOCK
-#: The most values of one end: with them tails are no larger than a histogram.
-MOST = 1 << 15
+#: The most that is asked for, of each end, as a share of a sample.
+SHARE = 1 / 64
+FEWEST, SLACK = 512, 2
+
+
+class Tail:
+    """The largest values of one tensor.
+
+    Attributes:
+        values: float32, descending.
+        gone: no value that is missing is larger.
+    """
+
+    def __init__(self) -> None:
+        self.values = np.empty(0, np.float32)
+        self.gone = np.float32(-np.inf)
+
+    def add(self, flat: np.ndarray, sign: int, largest: np.ndarray, size: int) -> None:
+        """Add the values ``flat`` times ``sign``; ``largest``: those of its blocks; keep ``size`` values."""
+        bound = self.values[-1] if self.values.size >= size else _below(self.gone)
+        if largest.size >= size:  # so many blocks reach this far, and so do as many values
+            bound = max(bound, _below(np.partition(largest, -size)[-size]))
+        blocks = np.flatnonzero(largest > bound)
+        if not blocks.size:
+            return
+        if blocks.size < largest.size // 4:
+            flat = np.concatenate([flat[block * BLOCK : (block + 1) * BLOCK] for block in blocks])
+        self.join(flat[flat > bound] if sign > 0 else -flat[flat < -bound], size)
+
+    def join(self, values: np.ndarray, size: int) -> None:
+        """Add values; keep the ``size`` largest."""
+        values = np.concatenate([self.values, values])
+        if values.size > size:
+            values = np.partition(values, values.size - size)[-size:]
+        self.values = np.sort(values)[::-1]
+        if self.values.size == size:
+            self.gone = max(self.gone, self.values[-1])
 
 
 class Tails:
-    """The ``size`` smallest and the ``size`` largest values of one tensor.
+    """Both ends of the values of one tensor.
 
     Args:
-        size: values kept of each end.
-        expected: the most values there will be; ``size`` was chosen for them.
+        outside: share of the values beyond the quantile that will be asked for.
+        samples: how many samples there will be.
 
     Attributes:
         lo, hi: smallest and largest value seen.
         count: values seen.
     """
 
-    def __init__(self, size: int, expected: int) -> None:
-        self.size, self.expected = size, expected
-        self.count = 0
-        self._high = np.empty(0, np.float32)  # descending
-        self._low = np.empty(0, np.float32)  # their opposites, descending
+    def __init__(self, outside: float, samples: int) -> None:
+        self.outside, self.samples = outside, samples
+        self.count = self._largest_sample = 0
+        self._high, self._low = Tail(), Tail()  # the low one holds opposites
 
     @property
     def lo(self) -> float:
         """The smallest value."""
-        return 0.0 - float(self._low[0]) if self.count else np.inf
+        return 0.0 - float(self._low.values[0]) if self.count else np.inf
 
     @property
     def hi(self) -> float:
         """The largest value."""
-        return float(self._high[0]) if self.count else -np.inf
+        return float(self._high.values[0]) if self.count else -np.inf
+
+    def _size(self) -> int:
+        """How many values are kept of each end."""
+        foreseen = SLACK * max(self.samples * self._largest_sample, self.count)
+        return max(math.ceil(self.outside * foreseen) + 2, FEWEST)
 
     def update(self, x: np.ndarray) -> None:
         """Add the values of one sample (any shape and float type).
 
         Raises:
-            DataError: NaN or infinity, or more values than expected.
+            DataError: NaN or infinity.
         """
         with np.errstate(over="ignore"):
             flat = np.ascontiguousarray(x, np.float32).reshape(-1)
@@ -66,88 +110,80 @@ class Tails:
         lowest, highest = _block_extremes(flat)
         if not (np.isfinite(lowest.min()) and np.isfinite(highest.max())):
             extremes(flat)  # says how many there are
-        self._high = self._joined(self._high, flat, highest, 1)
-        self._low = self._joined(self._low, flat, -lowest, -1)
-        self._add(flat.size)
-
-    def _joined(self, tail: np.ndarray, flat: np.ndarray, largest: np.ndarray, sign: int) -> np.ndarray:
-        """``tail`` with what ``flat`` times ``sign`` adds to it; ``largest``: the largest of each of its blocks."""
-        bound = tail[-1] if tail.size == self.size else np.float32(-np.inf)
-        if largest.size >= self.size:  # so many blocks reach this far, and so do as many values
-            reached = np.partition(largest, -self.size)[-self.size]
-            bound = max(bound, np.nextafter(reached, np.float32(-np.inf), dtype=np.float32))
-        blocks = np.flatnonzero(largest > bound)
-        if not blocks.size:
-            return tail
-        if blocks.size < largest.size // 4:
-            flat = np.concatenate([flat[block * BLOCK : (block + 1) * BLOCK] for block in blocks])
-        found = flat[flat > bound] if sign > 0 else -flat[flat < -bound]
-        return self._largest(np.concatenate([tail, found]))
-
-    def _largest(self, values: np.ndarray) -> np.ndarray:
-        if values.size > self.size:
-            values = np.partition(values, values.size - self.size)[-self.size :]
-        return np.sort(values)[::-1]
-
-    def _add(self, count: int) -> None:
-        self.count += count
-        if self.count > self.expected:
-            raise DataError(
-                f"{self.count} values came where the length of the data promised {self.expected}; the reader's __len__ "
-                "is the number of its samples"
-            )
+        self.count += flat.size
+        self._largest_sample = max(self._largest_sample, flat.size)
+        self._high.add(flat, 1, highest, self._size())
+        self._low.add(flat, -1, -lowest, self._size())
 
     def merge(self, other: Tails) -> None:
         """Add what ``other`` has seen; ``other`` stays as it is."""
-        self._high = self._largest(np.concatenate([self._high, other._high]))
-        self._low = self._largest(np.concatenate([self._low, other._low]))
-        self._add(other.count)
+        self.count += other.count
+        self._largest_sample = max(self._largest_sample, other._largest_sample)
+        for own, its in ((self._high, other._high), (self._low, other._low)):
+            own.gone = max(own.gone, its.gone)
+            own.join(its.values, self._size())
 
     def state(self) -> State:
         """Both tails, and what they were made for."""
-        sizes = {"size": self.size, "expected": self.expected, "count": self.count}
-        return {**{name: np.array(value) for name, value in sizes.items()}, "high": self._high, "low": self._low}
+        plain = {"outside": self.outside, "samples": self.samples, "count": self.count, "each": self._largest_sample}
+        tails = {"high": self._high.values, "low": self._low.values}
+        return {
+            **{name: np.array(value) for name, value in plain.items()},
+            **tails,
+            "gone": np.array([self._high.gone, self._low.gone], np.float32),
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Tails:
         """The statistic that ``state()`` described."""
-        new = cls(int(state["size"]), int(state["expected"]))
-        new.count = int(state["count"])
-        new._high, new._low = (np.array(state[side], np.float32) for side in ("high", "low"))
+        new = cls(float(state["outside"]), int(state["samples"]))
+        new.count, new._largest_sample = int(state["count"]), int(state["each"])
+        for tail, name, gone in zip((new._high, new._low), ("high", "low"), state["gone"], strict=True):
+            tail.values, tail.gone = np.array(state[name], np.float32), np.float32(gone)
         return new
 
     def quantile(self, share: float) -> float:
-        """The value that ``share`` (0..1) of all values do not exceed, exactly."""
+        """The value that ``share`` (0..1) of all values do not exceed."""
         rank = rank_of(share, self.count)
-        return float(self._high[self.count - rank]) if 2 * rank > self.count else 0.0 - float(self._low[rank - 1])
+        if 2 * rank > self.count:
+            return _at(self._high.values, self._high.gone, self.count - rank)
+        return 0.0 - _at(self._low.values, self._low.gone, rank - 1)
 
     def magnitude_quantile(self, share: float) -> float:
         """The same for |x|."""
-        inner = self._low[: self.count - self._high.size]  # of few values both ends hold the same
-        outer = np.sort(np.abs(np.concatenate([self._high, inner])))[::-1]
-        return float(outer[self.count - rank_of(share, self.count)])
-
-
-def tail_size(percentile: float, expected: int) -> int | None:
-    """How many values of each end the percentile of ``expected`` values needs; None where that is too many."""
-    size = math.ceil((1 - percentile / 100) * expected) + 2
-    return size if size <= MOST else None
+        high, low = self._high, self._low
+        inner = low.values[: self.count - high.values.size]  # of few values both ends hold the same
+        outer = np.sort(np.abs(np.concatenate([high.values, inner])))[::-1]
+        return _at(outer, max(high.gone, low.gone), self.count - rank_of(share, self.count))
 
 
 def quantiles(
     bins: int = PER_OCTAVE,
     keep: Callable[[], Store] | None = None,
-    tail: int | None = None,
-    expected: int = 0,
+    percentile: float = 0.0,
+    samples: int | None = None,
 ) -> Histogram | Tails:
-    """The statistic of a method that asks for quantiles.
+    """The statistic of a method that asks for percentiles.
 
     Args:
         bins, keep: of ``counted``.
-        tail: keep so many values of each end and no histogram.
-        expected: the most values there will be.
+        percentile: the one that will be asked for.
+        samples: how many samples there will be, or None if nobody knows.
     """
-    return counted(bins, keep) if tail is None else Tails(tail, expected)
+    outside = 1 - percentile / 100
+    plain = bins == PER_OCTAVE and keep is None
+    return Tails(outside, samples) if plain and samples and outside * samples <= SHARE else counted(bins, keep)
+
+
+def _at(values: np.ndarray, gone: np.float32, place: int) -> float:
+    if place < values.size and values[place] >= gone:
+        return float(values[place])
+    log.warning("samples grew during calibration; a percentile near %.6g is only known not to be further out", gone)
+    return float(gone)
+
+
+def _below(value: np.float32) -> np.float32:
+    return np.nextafter(value, np.float32(-np.inf), dtype=np.float32)
 
 
 def _block_extremes(flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,12 @@ class Request:
     def search(self) -> Search:
         """The row of ``SEARCHES``."""
         return SEARCHES[self.method]
+
+    def foreseeing(self, samples: int | None) -> Request:
+        """The request of a job with so many samples (None: nobody knows); some methods need less then."""
+        if samples is None or "samples" not in self.search.settings:
+            return self
+        return replace(self, settings={**self.settings, "samples": samples})
 
 
 def calibrate(

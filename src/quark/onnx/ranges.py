@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ConfigError, DataError
 from quark.observers import Histogram
-from quark.observers.tails import tail_size
 from quark.onnx import data
 from quark.onnx.calibration import Progress, Request, Statistics, find_ranges, observe
 from quark.onnx.qdq.parameters import observed
@@ -46,28 +43,12 @@ def calibrated(
         )
     samples = samples_of(model, options, reader)
     if not options.SaveTensorHistFig:
-        requests = _by_tails(model, requests, samples.total)
+        requests = {name: request.foreseeing(samples.total) for name, request in requests.items()}
     statistics = _statistics(model, requests, samples, options, scratch, resume, progress)
     ranges = find_ranges(requests, statistics)
     if options.SaveTensorHistFig:
         _save_figures(plan, statistics, ranges)
     return ranges
-
-
-def _by_tails(model: ir.Model, requests: dict[str, Request], samples: int | None) -> dict[str, Request]:
-    """The requests; percentiles of tensors of known size over a known number of samples need nothing but the tails."""
-    values = (*model.graph.inputs, *(value for node in model.graph for value in node.outputs))
-    shapes = {value.name: value.shape for value in values if value.shape is not None and value.shape.is_static()}
-
-    def cheaper(name: str, request: Request) -> Request:
-        if request.method != "percentile" or name not in shapes or {"bins", "keep"} & request.settings.keys():
-            return request
-        expected = (samples or 0) * math.prod(shapes[name].numpy())
-        size = tail_size(request.settings["percentile"], expected)
-        tails = {} if size is None else {"tail": size, "expected": expected}
-        return replace(request, settings={**request.settings, **tails})
-
-    return requests if samples is None else {name: cheaper(name, request) for name, request in requests.items()}
 
 
 def _statistics(
