@@ -1,7 +1,8 @@
 """Checkpoints under the names of other programs: ``custom_mode="fp8"`` and ``custom_mode="awq"``.
 
     fp8   weight and activations E4M3 per tensor; ``input_scale``, ``weight_scale``, and ``k_scale``, ``v_scale`` of the
-          attention module
+          attention module; or weights in blocks (DeepSeek's 128 x 128), ``weight_scale_inv``, and activations in groups
+          as long as a block, at run time
     awq   4-bit codes in groups along the inputs; ``qweight``, ``qzeros``, ``scales``, version "gemm"
 
 The tensors are those of ``quark``; only names and ``quantization_config`` differ. A configuration that a mode cannot
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 
 from quark.errors import ConfigError
 from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
-from quark.torch.config.specs import FP8E4M3PerTensorSpec, Uint4PerGroupSpec
+from quark.torch.config.specs import FP8E4M3PerGroupSpec, FP8E4M3PerTensorSpec, Uint4PerGroupSpec
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType
 
@@ -27,6 +28,7 @@ RENAMED = {
         (r"^(.*\.)k_proj\.output_scale$", r"\1k_scale"),
         (r"^(.*\.)v_proj\.output_scale$", r"\1v_scale"),
     ),
+    "fp8 blocks": ((r"^(.*\.)weight_scale$", r"\1weight_scale_inv"),),
     "awq": (
         (r"^(.*\.)weight_scale$", r"\1scales"),
         (r"^(.*\.)weight_zero_point$", r"\1qzeros"),
@@ -34,17 +36,26 @@ RENAMED = {
 }
 BACK = {
     "quark": (),
-    "fp8": ((r"\.k_scale$", ".k_proj.output_scale"), (r"\.v_scale$", ".v_proj.output_scale")),
+    "fp8": (
+        (r"\.k_scale$", ".k_proj.output_scale"),
+        (r"\.v_scale$", ".v_proj.output_scale"),
+        (r"\.weight_scale_inv$", ".weight_scale"),
+    ),
     "awq": ((r"\.qweight$", ".weight"), (r"\.scales$", ".weight_scale"), (r"\.qzeros$", ".weight_zero_point")),
 }
 KV = ("*k_proj", "*v_proj")
 
 
-def custom_name(name: str, mode: str, coded: bool) -> str:
+def naming_of(config: QConfig, mode: str) -> str:
+    """Which names of ``RENAMED`` a mode gives the tensors of a configuration."""
+    return "fp8 blocks" if mode == "fp8" and is_fp8_block(single(config.global_quant_config, "weight", mode)) else mode
+
+
+def custom_name(name: str, naming: str, coded: bool) -> str:
     """The name that a mode gives a tensor; ``coded`` ones are codes."""
-    if mode == "awq" and coded and name.endswith(".weight"):
+    if naming == "awq" and coded and name.endswith(".weight"):
         return name.removesuffix("weight") + "qweight"
-    for pattern, target in RENAMED[mode]:
+    for pattern, target in RENAMED[naming]:
         name = re.sub(pattern, target, name)
     return name
 
@@ -91,19 +102,45 @@ def is_fp8(found: QTensorConfig | None) -> bool:
     return found is not None and (found.dtype, found.qscheme) == (Dtype.fp8_e4m3, QSchemeType.per_tensor)
 
 
+def is_fp8_block(found: QTensorConfig | None) -> bool:
+    """E4M3 under a scale per two-dimensional block."""
+    return found is not None and (found.dtype, found.qscheme) == (Dtype.fp8_e4m3, QSchemeType.per_block)
+
+
+def fp8_block_config(config: QConfig, weight: QTensorConfig) -> dict[str, Any]:
+    """What "fp8" says about weights in blocks."""
+    inputs = single(config.global_quant_config, "input_tensors", "fp8")
+    size = [int(length) for length in weight.block_size or ()]
+    wanted = FP8E4M3PerGroupSpec(-1, size[1], is_dynamic=True).to_quantization_spec()
+    others = [slot for slot in ("output_tensors", "bias") if getattr(config.global_quant_config, slot) is not None]
+    if inputs is None or inputs.to_stage() != wanted.to_stage() or others or config.kv_cache_quant_config:
+        refuse(
+            "fp8",
+            f"with weights in blocks of {size[0]} x {size[1]} the input must be "
+            f"FP8E4M3PerGroupSpec(-1, {size[1]}, is_dynamic=True), and nothing else is quantized",
+        )
+    if weight.is_dynamic or weight.to_stage().spec.scale_rule != "float32":
+        refuse("fp8", "weights are static, and their scales float32")
+    return {"activation_scheme": "dynamic", "weight_block_size": size, "ignored_layers": list(config.exclude)}
+
+
 def fp8_config(config: QConfig) -> dict[str, Any]:
     """What "fp8" says."""
+    blocks = single(config.global_quant_config, "weight", "fp8")
+    if blocks is not None and is_fp8_block(blocks):
+        return fp8_block_config(config, blocks)
     weight, inputs, outputs, bias = (
         single(config.global_quant_config, slot, "fp8")
         for slot in ("weight", "input_tensors", "output_tensors", "bias")
     )
     if not is_fp8(weight) or not (inputs is None or is_fp8(inputs)) or outputs or bias:
-        refuse("fp8", "weight and input must be fp8_e4m3 per_tensor, output and bias None")
+        refuse("fp8", "weight and input must be fp8_e4m3 per_tensor, or weights per_block; output and bias None")
     caches = [single(layer, "output_tensors", "fp8") for layer in config.kv_cache_quant_config.values()]
     if not all(found is not None and is_fp8(found) and not found.is_dynamic for found in caches):
         refuse("fp8", "keys and values must be fp8_e4m3 per_tensor, static")
     return {
         "activation_scheme": None if inputs is None else "dynamic" if inputs.is_dynamic else "static",
+        "weight_block_size": None,
         "ignored_layers": list(config.exclude),
         "kv_cache_scheme": "static" if caches else None,
     }
@@ -147,9 +184,9 @@ def from_custom(data: Mapping[str, Any]) -> QConfig:
 
 def from_fp8(data: Mapping[str, Any]) -> QConfig:
     """The configuration that "fp8" means."""
-    if data.get("weight_block_size"):
-        raise ConfigError("quant_method 'fp8' with weight_block_size is not read here")
     scheme = data.get("activation_scheme")
+    if data.get("weight_block_size"):
+        return from_fp8_blocks(data)
     if scheme not in (None, "static", "dynamic"):
         raise ConfigError(f"quant_method 'fp8': activation_scheme is None, 'static' or 'dynamic', not {scheme!r}")
     static = FP8E4M3PerTensorSpec().to_quantization_spec()
@@ -160,6 +197,23 @@ def from_fp8(data: Mapping[str, Any]) -> QConfig:
         exclude=list(data.get("ignored_layers") or []),
         kv_cache_quant_config=caches,
     )
+
+
+def from_fp8_blocks(data: Mapping[str, Any]) -> QConfig:
+    """The configuration that "fp8" with ``weight_block_size`` means."""
+    size = data["weight_block_size"]
+    if not (isinstance(size, list | tuple) and len(size) == 2 and all(type(k) is int and k > 0 for k in size)):
+        raise ConfigError(f"quant_method 'fp8': weight_block_size must be two positive integers, not {size!r}")
+    if data.get("activation_scheme") != "dynamic" or data.get("scale_fmt") not in (None, "float"):
+        raise ConfigError(
+            "quant_method 'fp8' with weight_block_size: only activation_scheme 'dynamic' with float scales"
+        )
+    weight = QTensorConfig(
+        Dtype.fp8_e4m3, qscheme=QSchemeType.per_block, block_size=tuple(size), symmetric=True, is_dynamic=False
+    )
+    inputs = FP8E4M3PerGroupSpec(-1, size[1], is_dynamic=True).to_quantization_spec()
+    ignored = data.get("ignored_layers") or data.get("modules_to_not_convert") or []
+    return QConfig(QLayerConfig(weight=weight, input_tensors=inputs), exclude=list(ignored))
 
 
 class QuantConfigParser:

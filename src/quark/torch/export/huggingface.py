@@ -16,7 +16,7 @@ from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.type import Dtype
 from quark.torch.export.config.config import JsonExporterConfig
-from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_name, single
+from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_name, naming_of, single
 from quark.torch.export.folder import new_folder
 from quark.torch.export.layout import Form, Stored
 from quark.torch.export.model_files import copy_beside, is_diffusers, stem_of, write_config
@@ -119,12 +119,13 @@ def custom_items(items: Iterable[Item], model: nn.Module, mode: str, config: QCo
     """Items under the names of a mode; 4-bit codes become unsigned for "awq"."""
     coded = {f"{name}.weight" for name, _ in quantized_layers(model)}
     signed = mode == "awq" and single(config.global_quant_config, "weight", mode).dtype is Dtype.int4  # type: ignore[union-attr]
-    return [custom_item(item, mode, coded, signed) for item in items]
+    naming = naming_of(config, mode)
+    return [custom_item(item, naming, coded, signed) for item in items]
 
 
-def custom_item(item: Item, mode: str, coded: set[str], signed: bool) -> Item:
+def custom_item(item: Item, naming: str, coded: set[str], signed: bool) -> Item:
     """One item under the names of a mode."""
-    names = {name: custom_name(name, mode, name in coded) for name in item.form}
+    names = {name: custom_name(name, naming, name in coded) for name in item.form}
     form: Form = {names[name]: entry for name, entry in item.form.items()}
     words = {name for name in names if signed and names[name].rpartition(".")[2] in ("qweight", "qzeros")}
 
