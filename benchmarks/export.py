@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from quark.numerics.packing import AWQ_ORDER, pack
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.export.layout import store
 from quark.torch.fake_quantize import calibrate_with, make_quantizer
@@ -149,14 +150,24 @@ def timed(function) -> float:
 
 
 def packing() -> None:
-    """GB of float32 input per second: rounding, packing and scales of one matrix."""
+    """GB of float32 input per second: codes to bytes; and all of it, with rounding, scales and zero points."""
     x = torch.randn(4096, 4096)
+    nbytes = x.numel() * 4
+    for bits, order in ((4, None), (4, AWQ_ORDER), (3, None), (5, None), (6, None)):
+        codes = torch.randint(0, 1 << bits, x.shape, dtype=torch.uint8)
+        best = best_of(lambda codes=codes, bits=bits, order=order: pack(codes, bits, order=order))
+        print(f"pack {bits} bits{' in the order of AWQ' if order else ''}: {nbytes / best / 1e9:.2f} GB/s")
     for name in ("int8 per channel", "int4 groups of 128", "MXFP4", "FP8"):
         stages = QLayerConfig(weight=SCHEMES[name][0].to_quantization_spec()).stages("weight")
         quantizer = make_quantizer(stages, lambda stage: stage.spec.granularity, name)
         calibrate_with(quantizer, x)
-        best = min(timed(lambda quantizer=quantizer: store(x, quantizer)) for _ in range(5))
-        print(f"pack {name}: {x.numel() * 4 / best / 1e9:.2f} GB/s")
+        best = best_of(lambda quantizer=quantizer: store(x, quantizer))
+        print(f"round and pack {name}: {nbytes / best / 1e9:.2f} GB/s")
+
+
+def best_of(function) -> float:
+    """Seconds of the fastest of five."""
+    return min(timed(function) for _ in range(5))
 
 
 def main() -> None:

@@ -131,3 +131,16 @@ def test_refusals():
         pack(np.zeros(4, np.int32), 4, "hgh")
     with pytest.raises(ConfigError, match="2 bytes do not hold 5 codes"):
         unpack(np.zeros(2, np.uint8), 4, 5)
+
+
+@pytest.mark.parametrize("shape", [(16, 64), (7, 24), (5, 8), (3, 13), (300, 1024)])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_eight_codes_at_a_time_are_the_same_bytes(shape, bits, monkeypatch):
+    torch = pytest.importorskip("torch")
+    codes = np.random.default_rng(bits).integers(-128, 128, shape).astype(np.int8)
+    forms = [codes, codes.view(np.uint8), np.asfortranarray(codes), torch.from_numpy(codes.T.copy()).T]
+    cases = [(x, order, word) for x in forms for order in (None, AWQ_ORDER) for word in (1, 4)]
+    made = [np.asarray(pack(x, bits, order=order, word=word)) for x, order, word in cases]
+    monkeypatch.setattr("quark.numerics.packing.packed_by_eight", lambda *_: None)
+    for (x, order, word), found in zip(cases, made, strict=True):
+        np.testing.assert_array_equal(found, np.asarray(pack(x, bits, order=order, word=word)))
