@@ -530,3 +530,16 @@ def test_cost_is_linear_in_the_number_of_nodes(name: str) -> None:
     run(load(models.conv_chain(5)))
     small, middle, large = (calls(run, load(models.conv_chain(length))) for length in (100, 200, 400))
     assert middle < 2.3 * small and large < 2.3 * middle
+
+
+def test_casts_and_slices_that_change_nothing_go() -> None:
+    graph = """g (float[4,6] x, int64[4,6] k) => (float[4,6] y, float[4,6] z, float[4,3] u) {
+        a = Cast <to = 1> (x) b = Slice (a, zero, far, axis, one) y = Neg (b)
+        c = Cast <to = 1> (k) z = Neg (c) d = Slice (a, zero, three, axis, one) u = Neg (d) }"""
+    numbers = {"zero": [0], "far": [2**63 - 1], "axis": [1], "one": [1], "three": [3]}
+    proto = models.model(graph, {name: np.array(value) for name, value in numbers.items()})
+    model = load(proto)
+    constants.run(model)
+    assert sorted(operators(model)) == ["Cast", "Neg", "Neg", "Neg", "Slice"]
+    inputs = {"x": models.normal(4, 6), "k": np.arange(24).reshape(4, 6)}
+    models.assert_close(models.run(to_proto(model), inputs), models.run(proto, inputs), 0)

@@ -1,7 +1,7 @@
 """Plain constants and no detours: what exporters write around a network is taken away.
 
 * Constant nodes become initializers, so that weights are where every other pass looks for them.
-* Identity, and Dropout at inference, disappear.
+* Identity, Dropout at inference, a Cast to the type that is there and a Slice of everything disappear.
 * What can be computed now is computed now (:mod:`quark.onnx.passes.fold_constants`).
 * Nodes and initializers that no output depends on are removed.
 
@@ -10,18 +10,34 @@ Main graph only, except that unused nodes of subgraphs go too. Graph inputs, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import add_initializer, bypass, constant_array, input_at, label, tensor_alias
+from quark.onnx.graph.shapes import infer_shapes
+from quark.onnx.graph.surgery import (
+    add_initializer,
+    bypass,
+    constant_array,
+    input_at,
+    int_attribute,
+    label,
+    tensor_alias,
+)
 from quark.onnx.passes import fold_constants
+
+#: Exporters write the end of a Slice that takes everything as the largest int32 or int64.
+ENDLESS = 2**31 - 1
 
 
 def run(model: ir.Model) -> PassReport:
     """Lift, bypass, fold and clean, in place."""
     fired = lift_constant_nodes(model.graph)
+    if any(node.op_type == "Cast" for node in model.graph):
+        infer_shapes(model)  # it knows the types too
     bypassed, refused = _bypass_all(model.graph)
     fired += bypassed + remove_unused(model)
     folded = fold_constants.run(model)
@@ -74,10 +90,11 @@ def _bypass_all(graph: ir.Graph) -> tuple[int, list[str]]:
 
 
 def _passes_through(node: ir.Node) -> bool:
-    """Identity, and Dropout unless it is told to train."""
+    """Identity, Dropout unless it is told to train, and what changes neither type nor size."""
     if node.domain != "" or not node.inputs:
         return False
-    return node.op_type == "Identity" or (node.op_type == "Dropout" and not _trains(node))
+    judge = PASSES_THROUGH.get(node.op_type)
+    return judge is not None and judge(node)
 
 
 def _trains(node: ir.Node) -> bool:
@@ -87,6 +104,30 @@ def _trains(node: ir.Node) -> bool:
         return False
     value = constant_array(switch)
     return value is None or bool(value.any())
+
+
+def _keeps_type(node: ir.Node) -> bool:
+    """Whether a Cast goes to the type that its input is known to have."""
+    source = node.inputs[0]
+    return source is not None and source.dtype is not None and source.dtype == int_attribute(node, "to", 0)
+
+
+def _takes_all(node: ir.Node) -> bool:
+    """Whether a Slice goes from 0 in steps of 1 to an end that no axis reaches, on every axis."""
+    given = [input_at(node, index) for index in (1, 2, 4)]
+    starts, ends, steps = (None if value is None else constant_array(value) for value in given)
+    if starts is None or ends is None or (given[2] is not None and steps is None):
+        return False
+    return not starts.any() and bool((ends >= ENDLESS).all()) and (steps is None or bool((steps == 1).all()))
+
+
+#: Operator -> whether a node of it hands its first input on as it is.
+PASSES_THROUGH: dict[str, Callable[[ir.Node], bool]] = {
+    "Identity": lambda node: True,
+    "Dropout": lambda node: not _trains(node),
+    "Cast": _keeps_type,
+    "Slice": _takes_all,
+}
 
 
 def remove_unused(model: ir.Model) -> int:

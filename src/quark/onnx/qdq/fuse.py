@@ -13,7 +13,7 @@ from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.carriers import block_size
-from quark.onnx.qdq.op_rules import FUSED_PRODUCERS
+from quark.onnx.qdq.op_rules import FUSED_PRODUCERS, OP_RULES
 
 #: activation function -> the option that allows it to follow its producer without Q/DQ between.
 _SWITCH = {
@@ -23,6 +23,7 @@ _SWITCH = {
     "PRelu": "RemoveQDQConvPRelu",
     "Gelu": "RemoveQDQConvGelu",
 }
+_CLIPS = ("Relu", "Clip")
 _NPU_CLIPS = ((0.0, 6.0), (0.0, 1.0))
 
 
@@ -41,6 +42,36 @@ def drop_fused(model: ir.Model, plan: Plan, job: Job) -> None:
             listed = (producer.op_type, node.op_type) in pairs
             if listed or (value is node.inputs[0] and _is_fused(producer, value, node, plan, job)):
                 del plan.tensors[value.name or ""]
+
+
+def drop_before_moves(model: ir.Model, plan: Plan) -> None:
+    """Take float results that are only moved or clipped, to where they are rounded to blocks, out of the plan.
+
+    Blocks of the tensor before and behind a Reshape, Unsqueeze, Slice or Transpose hold other values: rounding in both
+    places rounds twice. Before a Relu, negative values that are about to go set the scale of those that stay. A tensor
+    that a quantized operator makes keeps its rounding.
+    """
+    for node in model.graph:
+        if node.op_type in OP_RULES and any(value.name in plan.tensors for value in _operands(node)):
+            continue
+        for value in node.outputs:
+            tensor = plan.tensors.get(value.name or "")
+            if tensor is None or block_size(tensor.spec) is None or value.is_graph_output():
+                continue
+            if value.uses() and all(_moves(use.node, plan) for use in value.uses()):
+                del plan.tensors[value.name or ""]
+
+
+def _operands(node: ir.Node) -> list[ir.Value]:
+    return [value for value in node.inputs if value is not None]
+
+
+def _moves(node: ir.Node, plan: Plan) -> bool:
+    rule = OP_RULES.get(node.op_type)
+    if rule is None or not (rule.output == "same" or node.op_type in _CLIPS):
+        return False
+    results = (plan.tensors.get(value.name or "") for value in node.outputs if value.uses() or value.is_graph_output())
+    return all(result is not None and block_size(result.spec) is not None for result in results)
 
 
 def _is_fused(producer: ir.Node, value: ir.Value, node: ir.Node, plan: Plan, job: Job) -> bool:
