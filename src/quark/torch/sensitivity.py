@@ -33,7 +33,8 @@ from quark.torch.config_file import check_candidate, config_of, split
 from quark.torch.export.layout import layout_of
 from quark.torch.language import load_model
 from quark.torch.machine import MI300X, Machine, seconds_of
-from quark.torch.matching import Match, match
+from quark.torch.config.model import QConfig
+from quark.torch.matching import Match, bind, decide, find_candidates, is_excluded, match
 from quark.torch.quantized_layer import OWN
 
 MEASURES = ("kl", "sqnr", "mse", "cosine")
@@ -147,11 +148,23 @@ def first_scheme(candidates: Sequence[str]) -> str:
     return names[0]
 
 
-def values_of(base: Mapping[str, Any], candidate: str) -> dict[str, Any]:
-    """Keys and values of a configuration that quantizes every layer by one candidate."""
+def values_of(model: nn.Module, base: Mapping[str, Any], candidate: str) -> dict[str, Any]:
+    """Keys and values of a configuration that quantizes every layer that a candidate fits."""
     name, algorithms = split(candidate)
-    kept = {key: value for key, value in base.items() if key in ("exclude",)}
-    return {**kept, "scheme": name, "algorithms": algorithms or None}
+    values = {"exclude": base.get("exclude"), "scheme": name, "algorithms": algorithms or None}
+    return {**values, "layers": dict.fromkeys(unfit(model, config_of(values, model)), FLOAT)}
+
+
+def unfit(model: nn.Module, config: QConfig) -> Iterator[str]:
+    """Layers whose tensors a configuration does not fit: groups that do not divide an axis, and the like."""
+    for layer in find_candidates(model):
+        if is_excluded(layer, config):
+            continue
+        found, source = decide(layer, config)
+        try:
+            _ = None if found is None else bind(layer, found, source, False)
+        except ConfigError:
+            yield layer.name
 
 
 # ---- ledgers ---------------------------------------------------------------------------------------------------------
@@ -221,7 +234,8 @@ def study(
 ) -> Study:
     """All trials, finished ones from the ledger."""
     start = time.perf_counter()
-    layers = {name: matched(model, values_of(base, name)) for name in candidates if name != FLOAT}
+    values = {name: values_of(model, base, name) for name in candidates if name != FLOAT}
+    layers = {name: matched(model, chosen) for name, chosen in values.items()}
     order = list(dict.fromkeys(name for found in layers.values() for name in found))
     sizes = input_sizes(model, order, site.samples[0])
     reference = of_float(model, site, metric)
@@ -233,7 +247,7 @@ def study(
                 found[name, candidate] = known
     wanted = sum(len(matches) for matches in layers.values())
     todo = {c: [name for name in matches if (name, c) not in found] for c, matches in layers.items()}
-    parts = [part for c, names in todo.items() for part in divided(source, base, c, site, names, metric, workers)]
+    parts = [part for c, names in todo.items() for part in divided(source, values[c], c, site, names, metric, workers)]
     for part, name, measured in results(parts, model, workers):
         found[name, part.candidate] = measured
         ledger.finish(f"{name} as {part.candidate}", measured)
@@ -315,7 +329,7 @@ def file_bytes(here: Match, slot: str, shape: tuple[int, ...]) -> float:
 
 def divided(
     source: Source,
-    base: Mapping[str, Any],
+    chosen: Mapping[str, Any],
     candidate: str,
     site: Site,
     names: Sequence[str],
@@ -324,7 +338,7 @@ def divided(
 ) -> Iterator[Part]:
     """The work in parts that processes take one after the other; neighbours stay together."""
     size = len(names) if workers == 1 else max(1, -(-len(names) // (4 * workers)))
-    values = json.dumps(values_of(base, candidate), sort_keys=True)
+    values = json.dumps(chosen, sort_keys=True)
     for start in range(0, len(names), max(size, 1)):
         yield Part(source, values, candidate, site, tuple(names[start : start + size]), metric)
 

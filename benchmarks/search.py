@@ -1,0 +1,104 @@
+"""Mixed precision that a search finds, against one data type for all layers at the same size.
+
+    python -m benchmarks.search [--models squeezenet stories]
+
+SqueezeNet-flowers (ONNX): 32 calibration images; SQNR of the logits and top-1 on the 80 held-out images. stories260K
+(PyTorch): 8 windows of 128 tokens; mean KL divergence to the float logits and perplexity on 8 other windows. For each
+uniform data type the search gets its size as the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SHARED = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
+ONNX = ("uint8/int3", "uint8/int4", "uint8/int8@channel", "uint16/int8@channel")
+TORCH = ("mxfp4_weight_only", "mxfp4_weight_only+gptq", "int8_wo_per_channel", "bfp16")
+
+
+def helper(name: str) -> Any:
+    """A module of the shared data."""
+    sys.path.insert(0, str(SHARED))
+    spec = importlib.util.spec_from_file_location(name, SHARED / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(*cells: object) -> None:
+    """One line of a Markdown table."""
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def squeezenet() -> None:
+    """ONNX."""
+    from quark.onnx import Config, ModelQuantizer
+    from quark.onnx.config_file import config_of
+    from quark.onnx.search import search
+
+    data = helper("load_examples")
+    path = SHARED / "models" / "squeezenet11_flowers5.onnx"
+    samples = list(data.calib_flowers5(32))
+    trials = samples[:8]
+
+    def quantized(layers: dict[str, str]) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "q.onnx"
+            config = Config(config_of({"preset": "A8W8_CPU", "layers": layers, "options": {"PrintSummary": False}}))
+            ModelQuantizer(config).quantize_model(str(path), str(target), samples)
+            return float(data.eval_flowers5(target)["top1"])
+
+    start = time.perf_counter()
+    ledger = Path(tempfile.mkdtemp()) / "l.json"
+    first = search(str(path), "A8W8_CPU", trials, ONNX, limit=1e12, compare=True, ledger=ledger)
+    print(
+        f"{len(first.study.trials)} trials in {time.perf_counter() - start:.1f} s; "
+        f"float top-1 {data.eval_flowers5(path)['top1']}"
+    )
+    row("plan", "kB", "SQNR dB", "top-1")
+    for kind, (value, costs) in first.uniform.items():
+        row(f"all {kind}", f"{costs['size'] / 1e3:.0f}", f"{value:.2f}", quantized(dict.fromkeys(first.layers, kind)))
+        found = search(str(path), "A8W8_CPU", trials, ONNX, limit=costs["size"], ledger=ledger)
+        counts = ", ".join(f"{count} × {key}" for key, count in found.counts().items())
+        row(
+            f"found ({counts})", f"{found.costs['size'] / 1e3:.0f}", f"{found.value:.2f}", quantized(dict(found.layers))
+        )
+
+
+def stories() -> None:
+    """PyTorch."""
+    import torch
+
+    from quark.torch.search import search
+
+    data, models = helper("load_examples"), helper("torch_models")
+    model = models.load_llama(SHARED / "models" / "stories260K.bin")
+    ids = np.atleast_2d(data.token_ids())
+    parts = [{"ids": torch.from_numpy(row_[None, :128].astype(np.int64))} for row_ in ids[:16]]
+    common = {"config": {"scheme": TORCH[0], "exclude": ["output"]}, "evaluation": parts[8:]}
+    start = time.perf_counter()
+    ledger = Path(tempfile.mkdtemp()) / "l.json"
+    first = search(model, parts[:8], TORCH, limit=1e12, compare=True, ledger=ledger, **common)
+    print(f"{len(first.study.trials)} trials in {time.perf_counter() - start:.1f} s")
+    row("plan", "kB", "KL, 1e-3 nats")
+    for kind, (value, costs) in first.uniform.items():
+        row(f"all {kind}", f"{costs['size'] / 1e3:.0f}", f"{value * 1e3:.3f}")
+    for limit in sorted({costs["size"] for _, costs in first.uniform.values()} | {150e3, 180e3}):
+        found = search(model, parts[:8], TORCH, limit=limit, ledger=ledger, **common)
+        counts = ", ".join(f"{count} × {key}" for key, count in found.counts().items())
+        row(f"found ({counts})", f"{found.costs['size'] / 1e3:.0f}", f"{found.value * 1e3:.3f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="*", default=["squeezenet", "stories"])
+    for chosen in parser.parse_args().models:
+        {"squeezenet": squeezenet, "stories": stories}[chosen]()

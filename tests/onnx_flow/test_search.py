@@ -1,0 +1,217 @@
+"""Sensitivity and search on small ONNX models: a planted layer is found, sizes are exact, a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tests.onnx_flow.models import model, normal
+
+from quark.errors import ConfigError
+from quark.onnx import Config, ModelQuantizer
+from quark.onnx.config_file import config_of, load_config
+from quark.onnx.quantization.config.candidates import candidate
+from quark.onnx.search import in_order, save_plan, search
+from quark.onnx.sensitivity import sensitivity
+
+LAYERS = 5
+PLANTED = "conv3"  # reads a tensor with one channel 300 times the others
+
+
+def chain() -> onnx.ModelProto:
+    """Convolutions in a row; the weight of one has a channel 300 times the others, which the next undoes."""
+    graph, weights, source = [], {}, "x"
+    for k in range(LAYERS):
+        weight = normal(8, 8, 3, 3, seed=k, scale=0.2)
+        if f"conv{k + 1}" == PLANTED:
+            weight[0] *= 300
+        if f"conv{k}" == PLANTED:
+            weight[:, 0] /= 300
+        weights[f"w{k}"], weights[f"b{k}"] = weight, normal(8, seed=10 + k, scale=0.1)
+        target = "y" if k == LAYERS - 1 else f"c{k}"
+        graph.append(f"[conv{k}] {target} = Conv<pads=[1,1,1,1]>({source}, w{k}, b{k})")
+        source = f"r{k}"
+        if k < LAYERS - 1:
+            graph.append(f"[relu{k}] r{k} = Relu(c{k})")
+    text = "g (float[1,8,8,8] x) => (float[1,8,8,8] y) {\n" + "\n".join(graph) + "\n}"
+    return model(text, weights)
+
+
+def feeds(count: int = 3) -> list[dict[str, np.ndarray]]:
+    return [{"x": normal(1, 8, 8, 8, seed=k)} for k in range(count)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("search") / "model.onnx"
+    onnx.save(chain(), made)
+    return made
+
+
+def test_the_planted_layer_comes_first_and_the_float_one_loses_nothing(path: Path) -> None:
+    found = sensitivity(path, "A8W8_CPU", feeds(), ["uint8/int8@channel", "float"])
+    assert found.layers == [f"conv{k}" for k in range(LAYERS)]
+    ranked = found.ranked("uint8/int8@channel")
+    assert ranked[0].layer == PLANTED
+    assert ranked[0].loss > 5 * ranked[1].loss > 0
+    assert all(trial.loss == 0 and trial.metrics["sqnr"] == np.inf for trial in found.ranked("float"))
+
+
+def test_a_trial_is_what_quantizing_only_that_layer_gives(path: Path) -> None:
+    """The same numbers as from the public verb with everything else excluded, for the layer at the end."""
+    import onnxruntime
+
+    found = sensitivity(path, "A8W8_CPU", feeds(), ["uint8/int8"])
+    last = f"conv{LAYERS - 1}"
+    config = config_of({"preset": "A8W8_CPU", "options": {"PrintSummary": False}, "layers": {last: "uint8/int8"}})
+    config.include_cle = False
+    config.nodes_to_exclude = [f"conv{k}" for k in range(LAYERS - 1)] + [f"relu{k}" for k in range(LAYERS - 1)]
+    made = ModelQuantizer(Config(config)).quantize_model(str(path), None, feeds())
+    runs = [onnxruntime.InferenceSession(m.SerializeToString()) for m in (chain(), made)]
+    pairs = [[session.run(None, feed)[0].astype(np.float64) for session in runs] for feed in feeds()]
+    noise = sum(((x - y) ** 2).sum() for x, y in pairs) / sum((x**2).sum() for x, _ in pairs)
+    trial = found.of(last, "uint8/int8")
+    assert trial is not None and trial.loss == pytest.approx(noise, rel=0.05)
+
+
+def stored(proto: onnx.ModelProto, names: Mapping[str, str]) -> int:
+    """Bytes of the initializers that weights and biases have become, from the file alone."""
+    total = 0
+    for tensor in proto.graph.initializer:
+        if any(tensor.name == name or tensor.name.startswith(f"{name}_") for name in names):
+            total += len(tensor.raw_data) or onnx.numpy_helper.to_array(tensor).nbytes
+    return total
+
+
+def test_a_found_plan_has_its_size_exactly_and_protects_the_planted_layer(path: Path, tmp_path: Path) -> None:
+    kinds = ["uint8/int4", "uint8/int8@channel", "float"]
+    found = search(path, "A8W8_CPU", feeds(), kinds, "sqnr>=16", compare=True)
+    assert found.value >= 16 > 5 > found.uniform["uint8/int8@channel"][0]
+    assert [layer for layer, name in found.layers.items() if name == "float"] == [PLANTED]
+    assert "uint8/int4" in found.layers.values()
+    assert found.costs["size"] < found.uniform["float"][1]["size"] / 2
+    plan = tmp_path / "plan.yaml"
+    save_plan(plan, "A8W8_CPU", found, "sqnr>=16", "size")
+    assert list(load_config(plan).layers) == list(found.layers)
+    config = load_config(plan)
+    config.extra_options["PrintSummary"] = False
+    made = ModelQuantizer(Config(config)).quantize_model(str(path), None, feeds())
+    names = {name: name for k in range(LAYERS) for name in (f"w{k}", f"b{k}")}
+    assert stored(made, names) == found.costs["size"]
+    formats = {layer: {"uint8/int4": onnx.TensorProto.INT4}.get(name) for layer, name in found.layers.items()}
+    types = {tensor.name: tensor.data_type for tensor in made.graph.initializer}
+    for layer, wanted in formats.items():
+        if wanted is not None:
+            assert types[f"w{layer[-1]}_quantized"] == wanted
+
+
+def test_a_float_layer_reads_what_was_not_rounded(path: Path) -> None:
+    layers = {f"conv{k}": "uint8/int8" for k in range(LAYERS)} | {"conv3": "float"}
+    config = config_of({"preset": "A8W8_CPU", "options": {"PrintSummary": False}, "layers": in_order(layers)})
+    made = ModelQuantizer(Config(config)).quantize_model(str(path), None, feeds())
+    produced = {name: node for node in made.graph.node for name in node.output}
+    conv = next(node for node in made.graph.node if node.name == "conv3")
+    assert produced[conv.input[0]].op_type == "Relu"
+    assert conv.input[1] == "w3"
+
+
+def test_the_more_precise_layer_decides_about_a_shared_tensor() -> None:
+    assert list(in_order({"a": "A16W8", "b": "float", "c": "uint8/int4", "d": "A8W8"})) == ["c", "d", "a", "b"]
+
+
+def test_workers_change_nothing(path: Path) -> None:
+    kinds = ["uint8/int4", "uint8/int8"]
+    alone, shared = (sensitivity(path, "A8W8_CPU", feeds(2), kinds, workers=n) for n in (1, 2))
+    assert [trial.loss for trial in alone.trials] == [trial.loss for trial in shared.trials]
+
+
+def test_a_function_of_the_users_ranks_and_is_a_target(path: Path, tmp_path: Path) -> None:
+    code = "import onnx\ndef floats(path):\n    return sum(t.data_type == 1 and len(t.dims) == 4"
+    (tmp_path / "task.py").write_text(f"{code} for t in onnx.load(path).graph.initializer)\n")
+    task = f"{tmp_path / 'task.py'}:floats"
+    found = sensitivity(path, "A8W8_CPU", feeds(2), ["uint8/int8"], task)
+    assert {trial.loss for trial in found.trials} == {1.0}  # each trial takes one float weight away
+    plan = search(path, "A8W8_CPU", feeds(2), ["uint8/int8", "float"], "floats>=2", metric=task)
+    assert plan.value == 2 and list(plan.layers.values()).count("float") == 2
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        search(path, "A8W8_CPU", feeds(2), ["uint8/int8"], "floats>=2", metric=task)
+
+
+KILLED = """
+import os, signal, sys
+from tests.onnx_flow.test_search import feeds
+from quark.onnx.sensitivity import sensitivity
+def stop(done, total):
+    if done == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+sensitivity(sys.argv[1], "A8W8_CPU", feeds(), ["uint8/int4", "uint8/int8"], ledger=sys.argv[2], progress=stop)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(path: Path, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.json"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    root = Path(__file__).parents[2]
+    call = [sys.executable, "-c", KILLED, str(path), str(ledger)]
+    assert subprocess.run(call, env=environment, cwd=root, capture_output=True).returncode == -signal.SIGKILL
+    kept = json.loads(ledger.read_text())["done"]
+    assert len(kept) == 4
+    seen: list[int] = []
+    kinds = ["uint8/int4", "uint8/int8"]
+    again = sensitivity(path, "A8W8_CPU", feeds(), kinds, ledger=ledger, progress=lambda done, total: seen.append(done))
+    assert seen == list(range(5, 2 * LAYERS + 1))
+    assert again.trials == sensitivity(path, "A8W8_CPU", feeds(), kinds).trials
+    with pytest.raises(ConfigError, match="another data"):
+        sensitivity(path, "A8W8_CPU", feeds(2), kinds, ledger=ledger)
+    with pytest.raises(ConfigError, match="another Percentile"):
+        values = {"preset": "A8W8_CPU", "options": {"Percentile": 99.0}}
+        sensitivity(path, values, feeds(), kinds, ledger=ledger)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("A8W9", "Did you mean 'A8W8'"),
+        ("uint8/int44", "Did you mean 'int4'"),
+        ("uint8/int4@wide", "unknown scales 'wide'"),
+        ("uint8/mxfp4@32", "bring their own scales"),
+        ("MATMUL_NBITS", "in its own way"),
+    ],
+)
+def test_candidates_that_cannot_be(name: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        candidate(name)
+    assert words in str(error.value)
+
+
+def test_other_mistakes_are_told_before_the_work(path: Path) -> None:
+    start = time.perf_counter()
+    for arguments, words in (
+        ({"target": "sqnr>=9", "budget": "sise"}, "Did you mean 'size'"),
+        ({}, "either a target"),
+        ({"target": "sqnr>=9", "limit": 3.0}, "either a target"),
+        ({"target": "perplexity<=9"}, "unknown metric"),
+        ({"target": "f>=9", "metric": "none.py:f"}, "none.py:f"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            search(path, "A8W8_CPU", feeds(), ["uint8/int8"], **arguments)
+        assert words in str(error.value)
+    with pytest.raises(ConfigError, match="mode 'dynamic'"):
+        sensitivity(path, "UINT8_DYNAMIC_QUANT", feeds(), ["uint8/int8"])
+    assert time.perf_counter() - start < 20
+
+
+def test_latency_is_measured_per_layer(path: Path) -> None:
+    found = search(path, "A8W8_CPU", feeds(2), ["uint8/int8@channel", "float"], limit=1.0, budget="latency")
+    assert set(found.layers.values()) == {"float"}
+    assert all(trial.costs["latency"] > 0 for trial in found.study.trials)
