@@ -1,0 +1,225 @@
+"""Sensitivity and search of the torch flow: skipping changes nothing, a planted layer, exact sizes, a killed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from quark.cli import main
+from quark.errors import ConfigError
+from quark.torch.bench import lay_out, measure, open_bench
+from quark.torch.config_file import config_of, read_values
+from quark.torch.search import save_plan, search
+from quark.torch.sensitivity import sensitivity
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+PLANTED = "model.layers.1.mlp.down_proj"
+
+
+def llama() -> nn.Module:
+    """A small random Llama; one layer has a few weights that spoil its groups, and reads zeros there."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=48, **SIZES, initializer_range=0.2, attention_dropout=0.0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    mlp = model.model.layers[1].mlp
+    with torch.no_grad():
+        mlp.up_proj.weight[::8] = 0
+        mlp.down_proj.weight[:, ::8] = 20.0
+    return model
+
+
+def samples(count: int = 2) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [{"input_ids": torch.randint(0, 48, (1, 24), generator=generator)} for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("torch-search")
+    llama().save_pretrained(made / "model")
+    np.save(made / "ids.npy", np.stack([one["input_ids"][0].numpy() for one in samples(4)]))
+    return made
+
+
+def test_skipping_blocks_changes_no_bit(tmp_path: Path) -> None:
+    model = llama()
+    site = lay_out(model, samples(), tmp_path)
+    bench = open_bench(model, config_of({"scheme": "int4_wo_32"}, model), site)
+    assert len(bench.blocks) == 3
+    for name in (PLANTED, "model.layers.0.self_attn.q_proj", "model.layers.2.mlp.up_proj"):
+        skipped = bench.trial(name)
+        bench.switch(name, bench.layers[name], True)
+        assert measure(model, site) == skipped
+        bench.switch(name, bench.layers[name], False)
+    assert measure(model, site)["kl"] == 0
+    bench.undo.close()
+
+
+def test_the_planted_layer_comes_first_and_the_model_is_left_as_it_was() -> None:
+    model = llama()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = sensitivity(model, samples(), ["int4_wo_32", "int4_wo_32+gptq", "float"])
+    assert found.ranked("int4_wo_32")[0].layer == PLANTED
+    assert len(found.layers) == 21 and "lm_head" not in found.layers
+    assert all(trial.loss == 0 for trial in found.ranked("float"))
+    sums = [sum(trial.loss for trial in found.ranked(name)) for name in ("int4_wo_32+gptq", "int4_wo_32")]
+    assert 0 < sums[0] < sums[1]
+    assert {name: value.tolist() for name, value in model.state_dict().items()} == {
+        name: value.tolist() for name, value in before.items()
+    }
+
+
+def test_a_trial_is_what_quantizing_only_that_layer_gives() -> None:
+    from quark.torch import ModelQuantizer
+
+    model, name = llama(), "model.layers.2.mlp.up_proj"
+    found = sensitivity(model, samples(), ["mxfp4"], metric="sqnr")
+    values = {"scheme": "int8", "exclude": ["*"], "layers": {}}
+    config = config_of({**values, "scheme": "mxfp4", "exclude": []}, model)
+    config.exclude = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != name]
+    reference = [model(**one).logits.detach() for one in samples()]
+    ModelQuantizer(config).quantize_model(model)
+    pairs = [(x.double(), model(**one).logits.detach().double()) for x, one in zip(reference, samples(), strict=True)]
+    noise = sum(((x - y) ** 2).sum() for x, y in pairs) / sum((x**2).sum() for x, _ in pairs)
+    trial = found.of(name, "mxfp4")
+    assert trial is not None and trial.loss == pytest.approx(float(noise), rel=1e-5)
+
+
+def stored(folder: Path, layers: list[str]) -> int:
+    """Bytes of the tensors of some layers in the files of a folder."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                if any(name.startswith(f"{layer}.") for layer in layers):
+                    total += file.get_tensor(name).nbytes
+    return total
+
+
+def test_the_plan_that_the_command_writes_quantizes_to_its_size(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, out = folder / "plan.yaml", folder / "out"
+    kinds = [word for name in ("int4_wo_32", "mxfp4", "int8_wo_per_channel") for word in ("-c", name)]
+    given = ["--data", str(folder / "ids.npy"), "--seq-len", "24", "--samples", "2"]
+    call = ["torch", "search", str(folder / "model"), "-o", str(plan), "--target", "kl<=0.1", *kinds, *given, "--json"]
+    assert main(call) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["value"] <= 0.1 < told["uniform"]["int4_wo_32"]["kl"]
+    assert told["layers"][PLANTED] == "int8_wo_per_channel"
+    assert told["costs"]["size"] < told["uniform"]["int8_wo_per_channel"]["size"]
+    assert read_values(plan)["layers"] == told["layers"]
+    assert main(["torch", "quantize", str(folder / "model"), "-o", str(out), "--config", str(plan), *given]) == 0
+    assert stored(out, list(told["layers"])) == told["costs"]["size"]
+
+
+def test_an_algorithm_for_single_layers_leaves_the_others_alone() -> None:
+    from quark.torch import ModelQuantizer
+
+    model, other = llama(), llama()
+    tuned = "model.layers.0.mlp.up_proj"
+    layers = {tuned: "int4_wo_32+gptq"}
+    for chosen, one in ((layers, model), ({}, other)):
+        quantizer = ModelQuantizer(config_of({"scheme": "int4_wo_32", "layers": chosen}, one))
+        quantizer.freeze(quantizer.quantize_model(one, samples()))
+    weights = [
+        {name: m.weight for name, m in one.named_modules() if isinstance(m, nn.Linear)} for one in (model, other)
+    ]
+    changed = [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])]
+    assert changed == [tuned]
+
+
+def test_a_layer_that_a_candidate_does_not_fit_gets_another() -> None:
+    model = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 8))
+    data = [torch.randn(4, 64, generator=torch.Generator().manual_seed(k)) for k in range(2)]
+    found = search(model, data, ["int4_wo_32", "int8_wo_per_channel"], limit=1e9, metric=None)
+    assert found.study.of("2", "int4_wo_32") is None
+    cheap = search(model, data, ["int4_wo_32", "int8_wo_per_channel"], "sqnr>=1")
+    assert cheap.layers == {"0": "int4_wo_32", "2": "int8_wo_per_channel"}
+
+
+KILLED = """
+import os, signal, sys
+from tests.torch_flow.test_search import llama, samples
+from quark.torch.sensitivity import sensitivity
+def stop(done, total):
+    if done == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+sensitivity(llama(), samples(), ["int4_wo_32"], ledger=sys.argv[1], progress=stop)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
+def test_a_killed_run_goes_on(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.json"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    call = [sys.executable, "-c", KILLED, str(ledger)]
+    done = subprocess.run(call, env=environment, cwd=Path(__file__).parents[2], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-500:]
+    assert len(json.loads(ledger.read_text())["done"]) == 5
+    seen: list[int] = []
+    again = sensitivity(
+        llama(), samples(), ["int4_wo_32"], ledger=ledger, progress=lambda done, total: seen.append(done)
+    )
+    assert seen == list(range(6, 22))
+    assert again.trials == sensitivity(llama(), samples(), ["int4_wo_32"]).trials
+    with pytest.raises(ConfigError, match="another data"):
+        sensitivity(llama(), samples(1), ["int4_wo_32"], ledger=ledger)
+    other = llama()
+    with torch.no_grad():
+        other.lm_head.weight[0, 0] += 1
+    with pytest.raises(ConfigError, match="another model"):
+        sensitivity(other, samples(), ["int4_wo_32"], ledger=ledger)
+
+
+@pytest.mark.slow
+def test_processes_change_nothing(folder: Path) -> None:
+    alone, shared = (sensitivity(folder / "model", samples(), ["int4_wo_32"], workers=n) for n in (1, 2))
+    assert [trial.loss for trial in alone.trials] == [trial.loss for trial in shared.trials]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"target": "kl<=1", "candidates": ["int4_wo_33"]}, "Did you mean 'int4_wo_32'"),
+        ({"target": "kl<=1", "candidates": ["int4_wo_32+awq"]}, "algorithm for single layers"),
+        ({"target": "kl<=1", "candidates": ["float"]}, "no candidate quantizes"),
+        ({"target": "kl>=1"}, "kl<=1"),
+        ({"target": "kl<=1", "budget": "bytes"}, "unknown budget"),
+        ({"target": "kl<=1e-12"}, "cannot be reached"),
+        ({"target": "kl<=1", "workers": 2}, "give its folder"),
+    ],
+)
+def test_mistakes_are_told(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        search(llama(), samples(1), **{"candidates": ["int4_wo_32"], **arguments})
+    assert words in str(error.value)
+
+
+def test_a_whole_configuration_is_accepted_by_quantize(folder: Path, tmp_path: Path) -> None:
+    model = llama()
+    path = tmp_path / "whole.json"
+    path.write_text(json.dumps(config_of({"scheme": "int8_wo_per_channel"}, model).to_dict()))
+    assert main(["torch", "quantize", str(folder / "model"), "-o", str(tmp_path / "o"), "--config", str(path)]) == 0
+    bad = ["torch", "quantize", str(folder / "model"), "-o", str(tmp_path / "p"), "--config", str(path)]
+    assert main([*bad, "--kv-cache", "fp8"]) == 1
+    assert main([*bad, "--scheme", "fp8"]) == 2
+
+
+def test_a_plan_is_saved_as_json_too(tmp_path: Path) -> None:
+    found = search(llama(), samples(1), ["int8_wo_per_channel"], "kl<=9")
+    save_plan(tmp_path / "plan.json", None, found, "kl<=9", "size")
+    assert read_values(tmp_path / "plan.json")["layers"] == dict(found.layers)
