@@ -190,11 +190,7 @@ PRESETS |= {
 }
 PRESETS |= {f"{name}_ACCURATE": _accurate(name) for name in _ACCURATE_ROWS}
 #: Beside every preset with integer weights per tensor, which a depthwise layer of unlike channels cannot live with.
-PRESETS |= {
-    f"{name}_PER_CHANNEL": _per_channel(row)
-    for name, row in PRESETS.items()
-    if _is_whole_integer(row.weight)
-}
+PRESETS |= {f"{name}_PER_CHANNEL": _per_channel(row) for name, row in PRESETS.items() if _is_whole_integer(row.weight)}
 
 
 def get_preset(name: str) -> Preset:

@@ -29,11 +29,11 @@ from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger
 from quark.search.values import FLOAT, Study, Trial
 from quark.torch.bench import Bench, Site, input_sizes, lay_out, open_bench, running
+from quark.torch.config.model import QConfig
 from quark.torch.config_file import check_candidate, config_of, split
 from quark.torch.export.layout import layout_of
 from quark.torch.language import load_model
 from quark.torch.machine import MI300X, Machine, seconds_of
-from quark.torch.config.model import QConfig
 from quark.torch.matching import Match, bind, decide, find_candidates, is_excluded, match
 from quark.torch.quantized_layer import OWN
 
