@@ -123,7 +123,11 @@ class Options(BaseModel):
         3,
         "Two pairs where precisions meet: the writer's type, then the reader's; each node has its own around it.",
     )
-    QDQOpTypePerChannelSupportToAxis: dict[str, int] = _option({}, 3, "Channel axis of weights per operator type.")
+    QDQOpTypePerChannelSupportToAxis: dict[str, int] = _option(
+        {},
+        3,
+        "Channel axis of weights per operator type; such weights are read in float where no kernel has that axis.",
+    )
     RemoveQDQConvClip: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a Clip that follows.")
     RemoveQDQConvRelu: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a Relu that follows.")
     RemoveQDQConvLeakyRelu: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a LeakyRelu that follows.")
@@ -251,8 +255,12 @@ class Options(BaseModel):
     AdjustShiftSwish: bool = _option(True, 7, "NPU flow: results of x * HardSigmoid(x) so that 0 <= sum(i) - o <= 15.")
     AlignConcat: bool | None = _option(None, 7, "One scale for the inputs and the output of Concat (NPU flow: yes).")
     AlignPool: bool | None = _option(None, 7, "One scale for input and output of pooling (NPU flow: yes).")
-    AlignPad: bool | None = _option(None, 7, "One scale for input and output of Pad (NPU flow: yes).")
-    AlignSlice: bool | None = _option(None, 7, "One scale for input and output of Slice (NPU flow: yes).")
+    AlignPad: bool | None = _option(
+        None, 7, "One scale for input and output of Pad (shared in any case; NPU flow: yes)."
+    )
+    AlignSlice: bool | None = _option(
+        None, 7, "One scale for input and output of Slice (shared in any case; NPU flow: yes)."
+    )
     AlignTranspose: bool = _option(False, 7, "One scale for input and output of Transpose (shared in any case).")
     AlignReshape: bool = _option(False, 7, "One scale for input and output of Reshape (shared in any case).")
     # 8 ---------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from quark.config.plan import Plan
 from quark.errors import ModelError
 from quark.onnx.graph.weightless import through_proto
 from quark.onnx.passes.constants import remove_unused
-from quark.onnx.qdq import second_type
+from quark.onnx.qdq import second_type, slots
 from quark.onnx.qdq.carriers import activation_kind, constant_kind
 from quark.onnx.qdq.carry import ACTIVATION_NODES, AMD, OWN, Carried, single
 from quark.onnx.qdq.initializers import Parameters
@@ -103,7 +103,10 @@ def _constant(graph: ir.Graph, carried: Carried) -> None:
         if options.AddQDQPairToWeight and carried.tensor.role == "weight":
             nodes = _in_float32(ACTIVATION_NODES[activation_kind(spec, options)])(carried)
         else:
-            nodes = _back_to_float16(CONSTANT_NODES[constant_kind(spec, options)])(carried)
+            kind = constant_kind(spec, options)
+            if kind == "standard" and any(slots.is_off_channel(use.node, spec.granularity) for use in uses):
+                kind = "cast"
+            nodes = _back_to_float16(CONSTANT_NODES[kind])(carried)
         _insert(graph, carried.value, nodes)
         read = nodes[-1].outputs[0]
     for use in uses:

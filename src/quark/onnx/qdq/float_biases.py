@@ -32,7 +32,8 @@ def float_biases(model: ir.Model, plan: Plan) -> Iterator[TensorPlan]:
         data, weight = (
             plan.tensors.get((value.name if value is not None else None) or "") for value in node.inputs[:2]
         )
-        if data is not None and weight is not None and _integers(data) and _integers(weight):
+        whole = weight is not None and not slots.is_off_channel(node, weight.spec.granularity)
+        if data is not None and weight is not None and whole and _integers(data) and _integers(weight):
             name = bias.name or ""
             yield TensorPlan(name, "bias", weight.spec, "float", name, bias_of=(data.name, weight.name))
 

@@ -160,7 +160,7 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
     rank = placement.decisions[node.name or ""].rank
     weight = slots.weight_input(node, rule)
     if weight is not None and layer.weight is not None:
-        _add_constant(node, weight, _for_weight(layer.weight, node, rule, weight), reason, placement)
+        _add_constant(node, weight, _for_weight(layer.weight, node, rule, weight, placement.job), reason, placement)
     for position in rule.parameters:
         value = node.inputs[position] if position < len(node.inputs) else None
         if is_constant(value) and slots.is_float(value) and layer.weight is not None and value is not None:
@@ -185,7 +185,7 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
     _add_bias(node, rule, layer, reason, placement)
 
 
-def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value) -> TensorSpec:
+def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value, job: Job) -> TensorSpec:
     """The weight's spec with the axes that this operator has; a tensor of rank 1 has no channels."""
     rank = len(weight.shape or ())
     channel, reduce = slots.weight_axes(node, rule)
@@ -198,7 +198,7 @@ def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value)
     if isinstance(granularity, Channel) and node.op_type == "MatMul" and rank > 2 and spec.format in _FUSED_INTEGERS:
         granularity = Tensor()
     elif isinstance(granularity, Channel):
-        granularity = Channel(channel % rank)
+        granularity = Channel(job.options.QDQOpTypePerChannelSupportToAxis.get(node.op_type, channel) % rank)
     elif isinstance(granularity, Group):
         granularity = Group(reduce % rank, granularity.size)
     return replace(spec, granularity=granularity)
@@ -326,6 +326,8 @@ def _bias_scale(node: ir.Node, rule: OpRule, layer: LayerSpec, bias: ir.Value, p
     granularity = placement.plan.tensors[scale_tensor.name or ""].spec.granularity
     if isinstance(granularity, Group):
         return None  # a sum over groups has no single scale for the bias to share
+    if slots.is_off_channel(node, granularity):
+        return None  # nor has a sum over channels that each have their own
     if isinstance(granularity, Channel) and not slots.has_channels(bias, scale_tensor, granularity.axis):
         return None  # a bias that broadcasts (Gemm) has no element for each channel's scale
     return scale_tensor

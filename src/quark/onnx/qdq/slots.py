@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
+from quark.numerics.granularity import Channel, Granularity
 from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, is_constant
-from quark.onnx.qdq.op_rules import DIVISORS, MAKES_DIVISORS, MOVES_VALUES, SHAPE_INPUTS_FROM, OpRule
+from quark.onnx.qdq.op_rules import DIVISORS, MAKES_DIVISORS, MOVES_VALUES, OP_RULES, SHAPE_INPUTS_FROM, OpRule
 
 #: A constant operand at or below this, beside which everything else is 0, is an attention mask and no data.
 MASK_VALUE = -1e3
@@ -58,6 +59,19 @@ def weight_axes(node: ir.Node, rule: OpRule) -> tuple[int, int]:
     if node.op_type == "Gemm" and int_attribute(node, "transB", 0):
         return rule.reduce_axis, rule.channel_axis
     return rule.channel_axis, rule.reduce_axis
+
+
+def is_off_channel(node: ir.Node, granularity: Granularity) -> bool:
+    """Whether a weight's scales run along another axis than its output channels (QDQOpTypePerChannelSupportToAxis).
+
+    No integer kernel has such scales: ONNX Runtime 1.31 fuses the node all the same and takes them for the channels'.
+    """
+    rule = OP_RULES.get(node.op_type)
+    weight = None if rule is None else weight_input(node, rule)
+    if rule is None or weight is None or not isinstance(granularity, Channel):
+        return False
+    rank = len(weight.shape or ())
+    return rank > 0 and granularity.axis % rank != weight_axes(node, rule)[0] % rank
 
 
 def reads_mask(node: ir.Node) -> bool:
