@@ -6,9 +6,10 @@ import numpy as np
 import onnx
 import pytest
 from tests.onnx_flow import models
+from tests.onnx_flow import test_linear_algorithms as linear
 
 from quark.errors import ConfigError
-from quark.onnx import AlgoConfig, CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, XInt8Spec
+from quark.onnx import AlgoConfig, CalibMethod, Int8Spec, Int16Spec, ModelQuantizer, QConfig, QLayerConfig, XInt8Spec
 from quark.onnx.algorithms.stages import TRANSFORMS, TUNES
 from quark.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS, from_dict
 
@@ -43,6 +44,10 @@ NET = net()
 SAMPLES = [{"x": models.normal(1, 3, 8, 8, seed=seed)} for seed in range(16)]
 
 
+#: Algorithms for MatMul and Gemm have a network of such layers of their own: ``test_linear_algorithms``.
+LINEAR = ("gptq", "quarot", "smooth_quant")
+
+
 def loss(spec: object, algorithms: list[AlgoConfig]) -> float:
     config = QConfig(
         QLayerConfig(input_tensors=spec, weight=spec), algo_config=algorithms, extra_options={"PrintSummary": False}
@@ -57,11 +62,18 @@ PLAIN = {name: loss(spec, []) for name, spec in SPECS.items()}
 
 
 @pytest.mark.parametrize("spec", sorted(SPECS))
-@pytest.mark.parametrize("name", sorted(ALGO_NAME_TO_CLASS))
+@pytest.mark.parametrize("name", sorted({*ALGO_NAME_TO_CLASS} - {*LINEAR}))
 def test_an_algorithm_is_no_worse_than_rounding_to_nearest(name: str, spec: str) -> None:
     if name in SHORT:
         pytest.importorskip("torch")
     assert loss(SPECS[spec], [ALGO_NAME_TO_CLASS[name](**SHORT.get(name, {}))]) <= PLAIN[spec]
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_an_algorithm_for_linear_layers_is_no_worse_than_rounding_to_nearest(name: str) -> None:
+    wide = Int16Spec(calibration_method=CalibMethod.MinMax)
+    weight = linear.INT8 if name == "gptq" else wide  # what QuaRot and SmoothQuant help are the activations
+    assert linear.loss([ALGO_NAME_TO_CLASS[name]()], weight=weight) <= linear.loss([], weight=weight)
 
 
 def test_every_algorithm_has_its_stage() -> None:

@@ -16,6 +16,9 @@ from quark.onnx.quantization.config.algorithm import (
     BiasCorrectionConfig,
     ChannelEqualizationConfig,
     CLEConfig,
+    GPTQConfig,
+    QuarotConfig,
+    SmoothQuantConfig,
 )
 from quark.onnx.quantization.config.custom_config import (
     A8W8_ADAQUANT_QCONFIG,
@@ -185,6 +188,7 @@ __all__ = [
     "FP8E5M2Spec",
     "Float16",
     "Float16Spec",
+    "GPTQConfig",
     "Int2",
     "Int2Spec",
     "Int3",
@@ -215,8 +219,10 @@ __all__ = [
     "QTensorConfig",
     "QuantGranularity",
     "QuantizationConfig",
+    "QuarotConfig",
     "RandomDataReader",
     "ScaleType",
+    "SmoothQuantConfig",
     "UInt2",
     "UInt2Spec",
     "UInt3",

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.errors import ConfigError
-from quark.onnx.algorithms import bias_correction, cle, equalization, finetune
+from quark.onnx.algorithms import bias_correction, cle, equalization, finetune, gptq, quarot, smoothquant
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.graph.report import PassReport
@@ -24,6 +24,9 @@ from quark.onnx.quantization.config.algorithm import (
     BiasCorrectionConfig,
     ChannelEqualizationConfig,
     CLEConfig,
+    GPTQConfig,
+    QuarotConfig,
+    SmoothQuantConfig,
 )
 
 Transform = Callable[[ir.Model, Any, Context], PassReport]
@@ -34,14 +37,20 @@ def _cle(model: ir.Model, config: CLEConfig, context: Context) -> PassReport:
     return cle.run(model, config, context.job.options.ReplaceClip6Relu)
 
 
-TRANSFORMS: dict[type[AlgoConfig], Transform] = {CLEConfig: _cle, ChannelEqualizationConfig: equalization.run}
+TRANSFORMS: dict[type[AlgoConfig], Transform] = {
+    CLEConfig: _cle,
+    ChannelEqualizationConfig: equalization.run,
+    SmoothQuantConfig: smoothquant.run,
+    QuarotConfig: quarot.run,
+}
 TUNES: dict[type[AlgoConfig], Tune] = {
     AdaRoundConfig: finetune.run,
     AdaQuantConfig: finetune.run,
     BiasCorrectionConfig: bias_correction.run,
+    GPTQConfig: gptq.run,
 }
 #: Algorithms that read the calibration data, which then has to be read more than once.
-READS_DATA = frozenset([ChannelEqualizationConfig, AdaRoundConfig, AdaQuantConfig, BiasCorrectionConfig])
+READS_DATA = frozenset([SmoothQuantConfig, ChannelEqualizationConfig, *TUNES])
 
 
 def reader_for(job: Job, reader: Any) -> Any:

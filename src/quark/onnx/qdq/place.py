@@ -62,6 +62,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
         if rule.output == "same":
             _pass_through(node, rule, layer, placement)
     _leave_outputs(placement)
+    _feed_float(placement)
     outputs.leave_float(model, placement.plan, job)
     fuse.drop_fused(model, placement.plan, job)
     fuse.drop_before_moves(model, placement.plan)
@@ -101,6 +102,8 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
         return placement.decisions[node.name or ""].reason
     if node.domain not in ("", "ai.onnx") or any(a.type in _GRAPHS for a in node.attributes.values()):
         return f"no rule for the operator {node.domain or 'ai.onnx'}::{node.op_type}"
+    if slots.STAYS_FLOAT in node.meta:
+        return str(node.meta[slots.STAYS_FLOAT])
     if options.NodesToQuantize and node.name not in options.NodesToQuantize:
         return "NodesToQuantize does not name it"
     if not _in_op_set(node.op_type, placement.job):
@@ -389,6 +392,20 @@ def _leave_outputs(placement: Placement) -> None:
         if listed or node.name in options.NodesToExcludeOutputQuantization:
             for value in node.outputs:
                 placement.plan.tensors.pop(value.name or "", None)
+
+
+def _feed_float(placement: Placement) -> None:
+    """Nodes that an algorithm has added and that stay float read float values: that is what they are there for."""
+    plan = placement.plan
+    for value in {node.inputs[0] for node in placement.model.graph if slots.STAYS_FLOAT in node.meta}:
+        tensor = plan.tensors.get(value.name or "") if value is not None else None
+        if value is None or tensor is None:
+            continue
+        others = frozenset(use.node.name or "" for use in value.uses() if slots.STAYS_FLOAT not in use.node.meta)
+        if others:
+            plan.put(replace(tensor, readers=others if tensor.readers is None else tensor.readers & others))
+        else:
+            del plan.tensors[tensor.name]
 
 
 def _split_groups(plan: Plan) -> None:

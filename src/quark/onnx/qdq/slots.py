@@ -20,6 +20,8 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 #: Key of ``ir.Value.meta`` for a range (lo, hi) beyond which the reader of a tensor does not care.
 KNOWN_RANGE = "known_range"
+#: Key of ``ir.Node.meta`` for the reason why a node that an algorithm has added stays float.
+STAYS_FLOAT = "stays_float"
 
 
 def is_float(value: ir.Value | None) -> bool:

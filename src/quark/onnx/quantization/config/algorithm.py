@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
+from quark.numerics.granularity import Channel, Group
 from quark.onnx.quantization.config.algo_base import AlgoConfig, is_number, is_whole
 from quark.onnx.quantization.config.finetune import AdaQuantConfig, AdaRoundConfig
 
@@ -18,6 +20,9 @@ __all__ = [
     "BiasCorrectionConfig",
     "CLEConfig",
     "ChannelEqualizationConfig",
+    "GPTQConfig",
+    "QuarotConfig",
+    "SmoothQuantConfig",
     "checked",
     "from_dict",
 ]
@@ -88,9 +93,100 @@ class ChannelEqualizationConfig(AlgoConfig):
         self._require("widest", is_number(self.widest, 1), "it is a number of at least 1")
 
 
+@dataclass(frozen=True)
+class GPTQConfig(AlgoConfig):
+    """GPTQ: round the weights of MatMul and Gemm so that the layers' results on the calibration data stay.
+
+    The configuration's weight spec says what the weights become; of the fields that also say so (``bits``,
+    ``group_size``, ``per_channel``, ``mse``, ``weight_symmetric``), those that are not at their default replace that
+    part of it.
+
+    Attributes:
+        bits: width of a code: 2, 3, 4 or 8.
+        block_size: columns between two matrix products; of no influence on the result.
+        group_size: elements along the summed axis that share a scale; -1: no groups.
+        perc_damp: this part of the mean of the Hessian's diagonal is added to it.
+        act_order: begin with the columns of the largest inputs.
+        per_channel: a scale for every output channel.
+        mse: search the range of least squared error.
+        weight_symmetric: no zero points.
+    """
+
+    name: ClassVar[str] = "gptq"
+    bits: int = 8
+    block_size: int = 128
+    group_size: int = -1
+    perc_damp: float = 0.01
+    act_order: bool = False
+    per_channel: bool = False
+    mse: bool = False
+    weight_symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        self._require("bits", self.bits in (2, 3, 4, 8), "allowed: 2, 3, 4, 8")
+        self._require("block_size", is_whole(self.block_size, 1), "it is a whole number of at least 1")
+        groups = self.group_size == -1 or is_whole(self.group_size, 1)
+        self._require("group_size", groups, "it is a whole number of at least 1, or -1 for no groups")
+        self._require("perc_damp", is_number(self.perc_damp, 0), "it is a number of at least 0")
+        for field in ("act_order", "per_channel", "mse", "weight_symmetric"):
+            self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
+
+    def weight_spec(self, spec: TensorSpec) -> TensorSpec:
+        """The weight's spec with the fields that are not at their default."""
+        symmetric = spec.symmetric and self.weight_symmetric
+        changed = self.bits != type(self).bits or not self.weight_symmetric
+        format = f"{'int' if symmetric else 'uint'}{self.bits}" if changed else spec.format
+        granularity = Channel(-1) if self.per_channel else spec.granularity
+        granularity = Group(-1, self.group_size) if self.group_size > 0 else granularity
+        method = "mse" if self.mse else spec.method
+        return replace(spec, format=format, symmetric=symmetric, granularity=granularity, method=method)
+
+
+@dataclass(frozen=True)
+class SmoothQuantConfig(AlgoConfig):
+    """SmoothQuant: hand part of the range of what MatMul and Gemm read to their weights, channel by channel.
+
+    Attributes:
+        alpha: 0 leaves the activations as wide as they are, 1 takes their whole range into the weights.
+    """
+
+    name: ClassVar[str] = "smooth_quant"
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        self._require("alpha", is_number(self.alpha, 0, 1), "it is a number from 0 to 1")
+
+
+@dataclass(frozen=True)
+class QuarotConfig(AlgoConfig):
+    """QuaRot: turn what MatMul and Gemm read by an orthogonal matrix, which spreads outlier channels over all.
+
+    Attributes:
+        r_matrix_dim: largest size of a block that is turned; channels beyond it are turned in equal blocks.
+        use_random_had: random signs before the Hadamard matrix.
+        r_config_path: JSON file ``{"R1_pairs": [{"prev_nodes": [..], "next_nodes": [..], "norm_node": name or null}]}``
+            of layers that write and read one residual stream, which is then turned in their weights at no cost.
+            ``None``: every layer's input is turned by a MatMul in front of it.
+    """
+
+    name: ClassVar[str] = "quarot"
+    r_matrix_dim: int = 4096
+    use_random_had: bool = False
+    r_config_path: str | None = None
+
+    def __post_init__(self) -> None:
+        self._require("r_matrix_dim", is_whole(self.r_matrix_dim, 1), "it is a whole number of at least 1")
+        self._require("use_random_had", isinstance(self.use_random_had, bool), "it is True or False")
+        named = self.r_config_path is None or isinstance(self.r_config_path, str)
+        self._require("r_config_path", named, "it is the path of a JSON file, or None")
+
+
 ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
     kind.name: kind
-    for kind in (CLEConfig, ChannelEqualizationConfig, BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig)
+    for kind in (
+        *(CLEConfig, ChannelEqualizationConfig, SmoothQuantConfig, QuarotConfig),
+        *(GPTQConfig, BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig),
+    )
 }
 
 

@@ -16,7 +16,14 @@ from quark.config.rules import Rule, Rules, Selector, Subgraph
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.observers.distribution import ALLOWED as DISTRIBUTION_FORMATS
-from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig, checked
+from quark.onnx.quantization.config.algorithm import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AlgoConfig,
+    CLEConfig,
+    GPTQConfig,
+    checked,
+)
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig, QuantGranularity
 
 Excluded = str | tuple[list[str], list[str]]
@@ -80,6 +87,10 @@ class QConfig:
         if self.use_dynamic_quant:
             refined = tuple(replace(rule, layer=rule.layer and _dynamic(rule.layer)) for rule in refined)
         rules = Rules(default, refined)
+        for entry in algorithms:
+            if isinstance(entry, GPTQConfig) and default.weight is not None:
+                weight = entry.weight_spec(default.weight)
+                rules = replace(rules, default=replace(default, weight=weight))
         return for_target(Job(rules, options, self.target, self.use_external_data_format, algorithms))
 
     def _type_rules(self, default: LayerSpec, options: Options) -> list[Rule]:

@@ -1,0 +1,158 @@
+"""QuaRot in a graph: turn what linear layers read by an orthogonal matrix R, and their weights with it.
+
+    x W^T = (x R) (W R)^T
+
+Without a file every tensor that linear layers read is turned by one MatMul in front of them (in blocks, where it has
+more channels than ``r_matrix_dim``), which stays float. With ``r_config_path`` the layers of each pair are turned
+instead: ``prev_nodes`` write a residual stream, ``next_nodes`` read it behind a norm without mean (RMSNorm), whose
+weight goes into them first; that costs nothing at run time.
+
+Source: Ashkboos et al. 2024, "QuaRot". Not handled: norms that take off the mean, R2 to R4 of the paper.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.algorithms.hadamard import Rotation, block_size, rotation
+from quark.errors import ConfigError, unknown
+from quark.onnx.algorithms.channels import write_operand
+from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.linear import Linear, by_input, linear_of
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import Names, add_initializer, constant_array, input_at
+from quark.onnx.qdq.slots import STAYS_FLOAT
+from quark.onnx.quantization.config.algorithm import QuarotConfig
+
+_SEED = 0
+_KEYS = ("prev_nodes", "next_nodes", "norm_node")
+
+
+def run(model: ir.Model, config: QuarotConfig, context: Context) -> PassReport:
+    """Turn the model, in place.
+
+    Raises:
+        ConfigError: a file that cannot be used, or names a node that cannot be turned.
+    """
+    if config.r_config_path is not None:
+        pairs = read_pairs(config.r_config_path)
+        for pair in pairs:
+            _turn_pair(model, pair, config)
+        return PassReport(config.name, len(pairs))
+    found, names = by_input(model), Names(model)
+    if not found:
+        return PassReport(config.name, 0, ("the model has no MatMul or Gemm with a constant matrix",))
+    for value, layers in found.items():
+        _turn_input(model, names, value, layers, rotation_for(layers[0].weight.shape[1], config))
+    return PassReport(config.name, len(found))
+
+
+def rotation_for(size: int, config: QuarotConfig) -> Rotation:
+    """The rotation of so many channels: the largest blocks that ``r_matrix_dim`` allows."""
+    seed = _SEED if config.use_random_had else None
+    whole = rotation(size, seed=seed)
+    if block_size(whole) <= config.r_matrix_dim:
+        return whole
+    divisors = (n for n in range(config.r_matrix_dim, 0, -1) if size % n == 0)
+    for block in divisors:
+        try:
+            return rotation(size, block, seed)
+        except ConfigError:
+            continue
+    return whole
+
+
+def _turn_input(model: ir.Model, names: Names, value: ir.Value, layers: list[Linear], turn: Rotation) -> None:
+    """A MatMul in front of the layers, and their weights turned."""
+    size, dtype = turn.size, layers[0].weight.dtype
+    reason = "QuaRot: it turns what the layers behind it read"
+    matrix = add_initializer(model.graph, turn.matrix().astype(dtype), names.fresh(f"{value.name}_rotation"))
+    turned = ir.Value(name=names.fresh(f"{value.name}_turned"), shape=value.shape, type=value.type)
+    node = ir.Node("", "MatMul", [value, matrix], outputs=[turned], name=names.fresh(f"{value.name}_rotate"))
+    node.meta[STAYS_FLOAT] = reason
+    model.graph.insert_before(layers[0].node, node)
+    for layer in layers:
+        layer.write(turn.apply(layer.weight.astype(np.float64)).reshape(-1, size))
+        layer.node.replace_input_with(0, turned)
+
+
+# ---- pairs of a file -------------------------------------------------------------------------------------------------
+
+
+def read_pairs(path: str) -> list[dict[str, Any]]:
+    """The ``R1_pairs`` of a file.
+
+    Raises:
+        ConfigError: the file is missing, no JSON, or lacks a key.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"r_config_path: {path!r} cannot be read: {error}") from error
+    pairs = data.get("R1_pairs") if isinstance(data, dict) else None
+    if not isinstance(pairs, list) or not pairs:
+        raise ConfigError(f"r_config_path: {path!r} has no list R1_pairs")
+    for pair in pairs:
+        for key in pair:
+            if key not in _KEYS:
+                raise ConfigError(f"r_config_path: {unknown('key of a pair', key, _KEYS)}")
+        if not pair.get("prev_nodes") or not pair.get("next_nodes"):
+            raise ConfigError(f"r_config_path: a pair in {path!r} needs prev_nodes and next_nodes")
+    return pairs
+
+
+def _turn_pair(model: ir.Model, pair: dict[str, Any], config: QuarotConfig) -> None:
+    nodes = {node.name or "": node for node in model.graph}
+    for name in (*pair["prev_nodes"], *pair["next_nodes"], *([pair["norm_node"]] if pair.get("norm_node") else [])):
+        if name not in nodes:
+            raise ConfigError(f"r_config_path: {unknown('node', name, nodes)}")
+    readers = [_linear(nodes[name]) for name in pair["next_nodes"]]
+    if pair.get("norm_node"):
+        _fold_norm(nodes[pair["norm_node"]], readers)
+    turn = rotation_for(readers[0].weight.shape[1], config)
+    for layer in readers:
+        layer.write(turn.apply(layer.weight.astype(np.float64)))
+    for name in pair["prev_nodes"]:
+        _turn_output(nodes[name], turn)
+
+
+def _linear(node: ir.Node) -> Linear:
+    layer = linear_of(node)
+    if layer is None:
+        raise ConfigError(
+            f"r_config_path: {node.name!r} is a {node.op_type} that cannot be turned; it takes a MatMul "
+            "or Gemm with a constant matrix"
+        )
+    return layer
+
+
+def _turn_output(node: ir.Node, turn: Rotation) -> None:
+    """Turn what a layer, or a table of embeddings, writes."""
+    if node.op_type == "Gather":
+        table = np.asarray(constant_array(input_at(node, 0)))
+        write_operand(node, 0, turn.apply(table.astype(np.float64)).astype(table.dtype))
+        return
+    layer = _linear(node)
+    layer.write(turn.apply(layer.weight.T.astype(np.float64)).T)
+    bias = constant_array(input_at(node, 2))
+    if bias is not None:
+        write_operand(node, 2, turn.apply(bias.astype(np.float64)).astype(bias.dtype))
+
+
+def _fold_norm(node: ir.Node, readers: list[Linear]) -> None:
+    """Multiply a norm's weight into the layers that read it; the norm keeps ones."""
+    positions = [k for k, value in enumerate(node.inputs) if constant_array(value) is not None]
+    if node.op_type not in ("Mul", "RMSNormalization") or not positions:
+        raise ConfigError(
+            f"r_config_path: norm_node {node.name!r} is a {node.op_type}; it takes the Mul with the norm's weight, or "
+            "an RMSNormalization"
+        )
+    weight = np.asarray(constant_array(node.inputs[positions[0]]))
+    for layer in readers:
+        layer.write(layer.weight * weight.reshape(-1))
+    write_operand(node, positions[0], np.ones_like(weight))

@@ -1,0 +1,211 @@
+"""SmoothQuant, QuaRot and GPTQ in a graph: the float function stays, outliers do less harm, every field acts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tests.onnx_flow import models
+
+from quark.errors import ConfigError
+from quark.onnx import (
+    AlgoConfig,
+    CalibMethod,
+    GPTQConfig,
+    Int4Spec,
+    Int8Spec,
+    Int16Spec,
+    ModelQuantizer,
+    QConfig,
+    QLayerConfig,
+    QuantGranularity,
+    QuarotConfig,
+    SmoothQuantConfig,
+)
+from quark.onnx.algorithms import quarot, smoothquant
+from quark.onnx.algorithms.context import Context
+from quark.onnx.graph.model import load, to_proto
+from quark.onnx.resume import Resume
+from quark.onnx.scratch import Scratch
+
+INT8 = Int8Spec(calibration_method=CalibMethod.MinMax)
+INT4 = Int4Spec(calibration_method=CalibMethod.MinMax)
+WIDTH = 64
+
+
+def net() -> onnx.ModelProto:
+    """LayerNormalization with outlier channels, two MatMul that read it, Gemm into the residual stream, MatMul."""
+    graph = f"""
+    net (float[N, 5, {WIDTH}] x) => (float[N, 5, 7] y) {{
+        n = LayerNormalization <axis = -1> (x, g, c)
+        q = MatMul (n, wq)
+        k = MatMul (n, wk)
+        m = Sub (q, k)
+        r = Tanh (m)
+        h = MatMul (r, wo)
+        s = Add (x, h)
+        y = MatMul (s, wy)
+    }}"""
+    outliers = np.ones(WIDTH, np.float32)
+    outliers[3] = 50
+    weights = {
+        "g": np.abs(models.normal(WIDTH)) * outliers, "c": models.normal(WIDTH) * 0.1 * outliers,
+        "wq": models.normal(WIDTH, 20) * 0.1, "wk": models.normal(WIDTH, 20, seed=1) * 0.1,
+        "wo": models.normal(20, WIDTH, seed=2), "wy": models.normal(WIDTH, 7, seed=3),
+    }  # fmt: skip
+    for name in ("wq", "wk"):
+        weights[name][3] /= 20
+    return models.model(graph, weights, opset=17)
+
+
+NET = net()
+#: Channels that hang together, as those of real activations do.
+SAMPLES = [
+    {"x": models.normal(4, 5, 12, seed=seed) @ models.normal(12, WIDTH) + 0.3 * models.normal(4, 5, WIDTH, seed=seed)}
+    for seed in range(8)
+]
+
+
+def outputs(proto: onnx.ModelProto) -> np.ndarray:
+    session = models.session(proto)
+    return np.concatenate([session.run(None, feed)[0] for feed in SAMPLES])
+
+
+def transformed(config: AlgoConfig, proto: onnx.ModelProto = NET) -> onnx.ModelProto:
+    model, job = load(proto), QConfig(QLayerConfig(INT8, weight=INT8)).compile()
+    run = {"smooth_quant": smoothquant.run, "quarot": quarot.run}[config.name]
+    with Scratch(job.options) as scratch:
+        run(model, config, Context(job, SAMPLES, scratch, Resume(), lambda *_: None))
+    return to_proto(model)
+
+
+def loss(algorithms: list[AlgoConfig], inputs: Int8Spec = INT8, weight: Int8Spec = INT8, **options: object) -> float:
+    layer = QLayerConfig(inputs, weight=weight)
+    config = QConfig(layer, algo_config=algorithms, extra_options={"PrintSummary": False, **options})
+    proto = ModelQuantizer(config).quantize_model(NET, None, SAMPLES)
+    onnx.checker.check_model(proto, full_check=True)
+    return float(np.square(outputs(proto) - outputs(NET)).mean())
+
+
+PLAIN = loss([])
+
+
+@pytest.mark.parametrize(
+    "config", [SmoothQuantConfig(), SmoothQuantConfig(alpha=0.9), QuarotConfig(), QuarotConfig(use_random_had=True)]
+)
+def test_a_float_model_keeps_its_function(config: AlgoConfig) -> None:
+    proto = transformed(config)
+    expected = outputs(NET)
+    np.testing.assert_allclose(outputs(proto), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+
+def test_smooth_quant_goes_into_the_norm_and_elsewhere_stands_in_front() -> None:
+    proto = transformed(SmoothQuantConfig())
+    added = [node.input[0] for node in proto.graph.node if node.op_type == "Mul" and node.input[1].endswith("_scale")]
+    assert added == ["r", "s"]  # the norm takes the scales of the two layers that read it
+
+
+def test_outliers_do_less_harm() -> None:
+    wide = Int16Spec(calibration_method=CalibMethod.MinMax)
+    plain, smooth, turned = (loss(one, weight=wide) for one in ([], [SmoothQuantConfig()], [QuarotConfig()]))
+    assert smooth < plain / 3 and turned < plain / 3
+
+
+def test_alpha_acts() -> None:
+    assert (
+        outputs(transformed(SmoothQuantConfig(alpha=0.5))).tobytes()
+        != outputs(transformed(SmoothQuantConfig(alpha=0.7))).tobytes()
+    )
+
+
+def test_the_matmul_that_turns_stays_float_and_blocks_follow_the_largest_size() -> None:
+    config = QConfig(QLayerConfig(INT8, weight=INT8), algo_config=[QuarotConfig(r_matrix_dim=8)], extra_options={})
+    result = ModelQuantizer(config).run(NET, None, SAMPLES)
+    turned = [node for node in result.plan.nodes.values() if node.name.endswith("_rotate")]
+    assert len(turned) == 3 and not any(node.quantized for node in turned)
+    matrices = [onnx.numpy_helper.to_array(t) for t in result.proto.graph.initializer if t.name.endswith("_rotation")]
+    for matrix in matrices:
+        np.testing.assert_allclose(matrix @ matrix.T, np.eye(len(matrix)), atol=1e-6)
+        assert not matrix[:4, -4:].any()  # blocks of 8 (of 4 for 20 channels)
+
+
+def test_a_file_of_pairs_turns_the_stream_in_the_weights(tmp_path: Path) -> None:
+    graph = """
+    net (int64[N] t) => (float[N, 6] y) {
+        e = Gather (table, t)
+        sq = Mul (e, e)
+        ms = ReduceMean <axes = [-1], keepdims = 1> (sq)
+        rt = Sqrt (ms)
+        nn = Div (e, rt)
+        n = Mul (nn, g)
+        y = MatMul (n, w)
+    }"""
+    weights = {"table": models.normal(9, 12), "g": np.abs(models.normal(12)) + 0.5, "w": models.normal(12, 6)}
+    proto = models.model(graph, weights, opset=13)
+    for number, node in enumerate(proto.graph.node):
+        node.name = f"{node.op_type}_{number}"
+    path = tmp_path / "pairs.json"
+    pair = {"prev_nodes": ["Gather_0"], "next_nodes": ["MatMul_6"], "norm_node": "Mul_5"}
+    path.write_text(json.dumps({"R1_pairs": [pair]}))
+    turned = transformed(QuarotConfig(r_config_path=str(path)), proto)
+    assert [node.op_type for node in turned.graph.node] == [node.op_type for node in proto.graph.node]
+    feed = {"t": np.arange(9)}
+    expected, found = (models.session(one).run(None, feed)[0] for one in (proto, turned))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    kept = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in turned.graph.initializer}
+    assert not np.allclose(kept["table"], weights["table"]) and (kept["g"] == 1).all()
+    path.write_text(json.dumps({"R1_pairs": [{**pair, "next_nodes": ["MatMul_7"]}]}))
+    with pytest.raises(ConfigError, match=r"MatMul_7.*MatMul_6"):
+        transformed(QuarotConfig(r_config_path=str(path)), proto)
+
+
+def test_gptq_beats_rounding_to_nearest_in_four_bits() -> None:
+    smooth = SmoothQuantConfig()
+    plain, better = (loss(one, weight=INT4, WeightsOnly=True) for one in ([smooth], [smooth, GPTQConfig()]))
+    assert better < 0.5 * plain
+
+
+def test_fields_of_gptq_make_the_weight_spec() -> None:
+    def weight(**fields: object) -> object:
+        return (
+            QConfig(QLayerConfig(INT8, weight=INT8), algo_config=[GPTQConfig(**fields)]).compile().rules.default.weight
+        )
+
+    assert weight() == QConfig(QLayerConfig(INT8, weight=INT8)).compile().rules.default.weight
+    made = weight(bits=4, group_size=8, mse=True, weight_symmetric=False)
+    assert (made.format, made.symmetric, made.granularity.size, made.method) == ("uint4", False, 8, "mse")
+    assert weight(bits=4).format == "int4" and weight(per_channel=True).granularity.axis == -1
+
+
+@pytest.mark.parametrize("changed", [{"act_order": True}, {"perc_damp": 1.0}, {"group_size": 8}, {"per_channel": True}])
+def test_fields_of_gptq_change_the_weights(changed: dict[str, object]) -> None:
+    one, other = (loss([GPTQConfig(bits=4, **fields)], WeightsOnly=True) for fields in ({}, changed))
+    assert one != other
+
+
+def test_algorithms_combine() -> None:
+    channel = Int8Spec(calibration_method=CalibMethod.MinMax, quant_granularity=QuantGranularity.Channel)
+    plain = loss([], weight=channel)
+    assert loss([SmoothQuantConfig(), GPTQConfig()], weight=channel) < plain
+
+
+def test_gptq_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = str(tmp_path / "state.json")
+    first, again = loss([GPTQConfig()], SaveAndRestore=path), loss([GPTQConfig()], SaveAndRestore=path)
+    assert first == again == loss([GPTQConfig()])
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (GPTQConfig, {"bits": 5}), (GPTQConfig, {"group_size": 0}), (GPTQConfig, {"perc_damp": -1}),
+        (GPTQConfig, {"act_order": 1}), (SmoothQuantConfig, {"alpha": 2}), (QuarotConfig, {"r_matrix_dim": 0}),
+        (QuarotConfig, {"r_config_path": 3}),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_refused_by_name(kind: type[AlgoConfig], fields: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}: the field {next(iter(fields))} cannot be"):
+        kind(**fields)
