@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quark.errors import ConfigError, ModelError
+from quark.errors import ConfigError, DataError, ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
-from quark.torch.files import quantize_checkpoint
+from quark.torch.files import quantize_checkpoint, static
 from quark.torch.quantization.config.config import QConfig, QLayerConfig
 
 transformers = pytest.importorskip("transformers")
@@ -94,6 +94,41 @@ def test_the_same_bits_as_in_memory(scheme: str, source: Path, tmp_path: Path) -
     with torch.no_grad():
         loaded = import_model_from_safetensors(None, tmp_path / "files")
         assert torch.equal(loaded(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_static_activations_with_one_block_in_memory(scheme: str, source: Path, tmp_path: Path) -> None:
+    """The bits of the model in memory; at no time do two blocks have weights."""
+    config = LLMTemplate.get("llama").get_config(scheme)
+    samples = [{"input_ids": IDS[k : k + 1]} for k in range(2)]
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
+    ModelQuantizer(config).quantize_model(model, samples)
+    export_safetensors(model, tmp_path / "memory")
+    loaded: list[int] = []
+    before = static.load
+
+    def watched(skeleton: Any, *rest: Any) -> None:
+        before(skeleton, *rest)
+        blocks = skeleton.model.layers
+        loaded.append(
+            sum(any(not value.is_meta and value.dim() > 1 for value in block.parameters()) for block in blocks)
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(static, "load", watched)
+        ModelQuantizer(config).direct_quantize_checkpoint(source, tmp_path / "files", dataloader=samples)
+    assert set(loaded) == {0, 1} and len(loaded) == 1 + len(samples) * len(model.model.layers)
+    assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))
+    assert not [path.name for path in (tmp_path / "files").iterdir() if path.name.startswith(".")]
+
+
+def test_static_activations_need_samples(source: Path, tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config("int8")
+    with pytest.raises(DataError, match="static range, which needs samples"):
+        ModelQuantizer(config).direct_quantize_checkpoint(source, tmp_path / "files")
+    assert not (tmp_path / "files").exists()
+    with pytest.raises(DataError, match="empty"):
+        ModelQuantizer(config).direct_quantize_checkpoint(source, tmp_path / "files", dataloader=[])
 
 
 def test_weights_of_siblings_in_several_files_share_their_scale(source: Path, tmp_path: Path) -> None:
@@ -220,7 +255,7 @@ def test_nothing_that_is_there_is_touched(source: Path, tmp_path: Path) -> None:
 
 def test_what_needs_samples_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
     template = LLMTemplate.get("llama")
-    with pytest.raises(ConfigError, match="needs samples"):
+    with pytest.raises(DataError, match="needs samples"):
         quantize_checkpoint(source, tmp_path / "target", template.get_config("fp8"))
     with pytest.raises(ConfigError, match="samples"):
         quantize_checkpoint(source, tmp_path / "target", template.get_config("int4_wo_32", algorithm="gptq"))
@@ -244,7 +279,7 @@ def test_tied_heads_are_explained(tmp_path: Path) -> None:
 MEASURE = """
 import resource, sys, torch
 from quark.torch import LLMTemplate
-from quark.torch.files import quantize_checkpoint
+from quark.torch.files import quantize_checkpoint, static
 import quark.torch.export.api, transformers
 torch.zeros(1); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 quantize_checkpoint(sys.argv[1], sys.argv[2], LLMTemplate.get("llama").get_config("int8_wo_per_channel"))

@@ -162,6 +162,7 @@ class ModelQuantizer:
         device: str | None = None,
         presharded_weights: Any = None,
         workers: int | None = 1,
+        dataloader: Iterable[Any] | None = None,
     ) -> None:
         """Quantize a checkpoint file by file, without a model in memory; see ``quark.torch.files``.
 
@@ -172,13 +173,17 @@ class ModelQuantizer:
             weight_converters, presharded_weights: not available.
             device: where tensors are quantized; None: the CPU.
             workers: files made at once; None: as joblib's ``parallel_config`` says.
+            dataloader: samples for static activations, which are calibrated with one decoder block in memory.
         """
         from quark.torch.files import quantize_checkpoint
 
         for name, value in (("weight_converters", weight_converters), ("presharded_weights", presharded_weights)):
             if value is not None:
                 raise ConfigError(f"{name} is not available; leave it None")
-        quantize_checkpoint(pretrained_model_path, save_path, self.config, device=device or "cpu", workers=workers)
+        where = device or "cpu"
+        quantize_checkpoint(
+            pretrained_model_path, save_path, self.config, device=where, workers=workers, samples=dataloader
+        )
 
     @staticmethod
     def freeze(model: Model, quantize: bool | None = None, runtime_options: Any = None) -> Model:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from quark.errors import ConfigError, ModelError
+from quark.errors import ModelError
 from quark.numerics.granularity import Granularity
 from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import Quantizer, make_quantizer
@@ -44,12 +44,10 @@ def plan(found: Matches, tensors: Mapping[str, Stored], config: QConfig) -> dict
     """The quantized tensors of a checkpoint, by their names in memory.
 
     Raises:
-        ConfigError: something that needs samples.
         ModelError: a layer without its tensor.
     """
     quantized: dict[str, Quantized] = {}
     for item in found.quantized:
-        check_dynamic(item)
         for slot in OWN:
             if item.stages[slot]:
                 name = f"{item.layer.name}.{slot}"
@@ -57,16 +55,6 @@ def plan(found: Matches, tensors: Mapping[str, Stored], config: QConfig) -> dict
                 rows = tuple(item.granularity(slot, stage) for stage in item.stages[slot])
                 quantized[name] = Quantized(name, stored, item.stages[slot], rows)
     return with_siblings(quantized, config)
-
-
-def check_dynamic(item: Match) -> None:
-    """Files give no samples, so activations are float, or dynamic."""
-    for slot in ("input_tensors", "output_tensors"):
-        if any(stage.calibrated for stage in item.stages[slot]):
-            raise ConfigError(
-                f"{item.source}: {slot} of {item.layer.name!r} has a static range, which needs samples, and files give "
-                f"none: use a dynamic or weight-only scheme, or ModelQuantizer.quantize_model with a dataloader"
-            )
 
 
 def stored_of(item: Match, slot: str, tensors: Mapping[str, Stored]) -> Stored:

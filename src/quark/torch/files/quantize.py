@@ -8,7 +8,9 @@ on each other: ``workers`` of them are made at once by joblib, whose backends (R
 see the same folders. A file appears when it is whole. What is there is never deleted; an interrupted job goes on where
 it was when it is started again, and a folder with anything else in it is an error.
 
-Not handled: static activations, which need samples, and stacked experts in files, which stay float and are named.
+Static activations are calibrated first, with one decoder block in memory (``static.py``).
+
+Not handled: algorithms, and stacked experts in files, which stay float and are named.
 """
 
 from __future__ import annotations
@@ -18,28 +20,31 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from quark.errors import ConfigError
 from quark.torch.config.model import QConfig, check_available
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, opened, read_checkpoint, tensor_of
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.layout import layout_of_quantizer, store
-from quark.torch.export.shards import Item, write_file
+from quark.torch.export.shards import Item, item_of, write_file
 from quark.torch.export.state import named, renamed
 from quark.torch.fake_quantize import calibrate_with, parts
 from quark.torch.files.plan import Quantized, plan
 from quark.torch.files.skeleton import Stored, skeleton_of, stored_tensors
+from quark.torch.files.static import activation_parameters, needs_samples
 from quark.torch.matching import check_patterns, find_candidates, match
 from quark.torch.shared_scales import has_tensor_scale, share
 
 log = logging.getLogger(__name__)
 PROGRESS = "quark_progress.json"  # in the target while it is not complete
+SCALES = ".quark_activations"  # beside it, where activations are static
 INDEX = ".index.json"
 LEFT_OUT = ("config.json", "README.md")
 
@@ -55,6 +60,7 @@ class Job:
         quantized: of these, and of those that share a scale with them, how they are quantized.
         pack_method: order of codes in a word.
         device: where tensors are quantized.
+        given: tensors that are written beside: scales of static activations.
     """
 
     source: Path
@@ -64,15 +70,20 @@ class Job:
     quantized: Mapping[str, Quantized]
     pack_method: str
     device: str
+    given: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def run(self) -> int:
         """Write the file; bytes."""
         goal = self.target / self.file
         if not goal.exists():
             part = goal.with_name(f".{goal.name}.part")
-            write_file(part, [self.item(name) for name in self.tensors])
+            write_file(part, self.items())
             os.replace(part, goal)
         return goal.stat().st_size
+
+    def items(self) -> list[Item]:
+        """All that the file holds."""
+        return [*map(self.item, self.tensors), *(item_of(name, value) for name, value in self.given.items())]
 
     def item(self, name: str) -> Item:
         """What a tensor becomes."""
@@ -112,19 +123,22 @@ def quantize_checkpoint(
     pack_method: str = "reorder",
     device: str = "cpu",
     workers: int | None = 1,
+    samples: Iterable[Any] | None = None,
 ) -> None:
     """Quantize the checkpoint in ``source`` into the folder ``target``.
 
     Args:
         source: ``config.json`` and safetensors files (with their index, if they are several).
         target: a new or empty folder, or that of the same job, interrupted.
-        config: how; activations must be dynamic or float.
+        config: how; without algorithms.
         pack_method: order of 4-bit codes in a word, "reorder" or "order".
         device: where tensors are quantized.
         workers: files made at once, by processes of joblib; None: as joblib's ``parallel_config`` says.
+        samples: for static activations, as ``quantize_model`` takes them.
 
     Raises:
-        ConfigError: something that needs samples, a pattern that matches nothing, a target that holds something else.
+        DataError: static activations without samples, or values that are not finite.
+        ConfigError: an algorithm, a pattern that matches nothing, a target that holds something else.
         ModelError: files that are missing or broken.
     """
     check_available(config)
@@ -138,6 +152,7 @@ def quantize_checkpoint(
     check_patterns(model, config, list(find_candidates(model)))
     found = match(model, config, skeleton=True)
     quantized = plan(found, tensors, config)
+    static = needs_samples(found, samples)
     warn_of_stacked(tensors)
     described = {
         **config.to_dict(),
@@ -146,9 +161,40 @@ def quantize_checkpoint(
         "export": export.to_dict(),
     }
     begin(goal, checkpoint, described)
+    scales = static_scales(checkpoint, tensors, config, goal, samples) if static else {}
     jobs = jobs_of(checkpoint, goal, tensors, quantized, pack_method, device)
+    jobs = [replace(job, given=beside(job, scales)) for job in jobs]
     run(jobs, workers)
     finish(goal, checkpoint, jobs, described)
+
+
+def static_scales(
+    checkpoint: Checkpoint, tensors: Mapping[str, Stored], config: QConfig, goal: Path, samples: Iterable[Any] | None
+) -> dict[str, torch.Tensor]:
+    """Scales of static activations by their names in a file; those of an interrupted job are the job's."""
+    kept = goal / SCALES
+    if kept.exists():
+        return load_file(kept)
+    model = skeleton_of(checkpoint, tensors, buffers=True)
+    found = match(model, config, skeleton=True)
+
+    def read(stored: Stored) -> torch.Tensor:
+        path = checkpoint.folder / stored.file
+        with opened(path) as file:
+            return tensor_of(file, path, stored.name)
+
+    made = activation_parameters(model, found, config, tensors, read, samples or ())
+    scales = {name: value.contiguous() for layer in made.values() for name, value in layer.items()}
+    part = kept.with_name(f"{kept.name}.part")
+    save_file({name: value.clone() for name, value in scales.items()}, part)
+    os.replace(part, kept)
+    return scales
+
+
+def beside(job: Job, scales: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The scales that belong to layers whose weights a file has."""
+    layers = {name.removesuffix(".weight") for name in job.tensors if name.endswith(".weight")}
+    return {name: value for name, value in scales.items() if name.rpartition(".")[0] in layers}
 
 
 def warn_of_stacked(tensors: Mapping[str, Stored]) -> None:
@@ -228,6 +274,7 @@ def finish(goal: Path, checkpoint: Checkpoint, jobs: list[Job], described: Mappi
         write_index(goal, checkpoint, jobs)
     config = without_quantization(checkpoint.config)
     write_json(goal / "config.json", {**config, "quantization_config": dict(described)})
+    (goal / SCALES).unlink(missing_ok=True)
     (goal / PROGRESS).unlink()
 
 
@@ -241,7 +288,7 @@ def copy_others(checkpoint: Checkpoint, goal: Path) -> None:
 
 def write_index(goal: Path, checkpoint: Checkpoint, jobs: list[Job]) -> None:
     """Which file has which tensor."""
-    forms = {job.file: [item for name in job.tensors for item in [job.item(name)]] for job in jobs}
+    forms = {job.file: job.items() for job in jobs}
     places = {tensor: file for file, items in forms.items() for item in items for tensor in item.form}
     total = sum(item.size for items in forms.values() for item in items)
     stem = next((path.name for path in checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")), f"model{SUFFIX}{INDEX}")

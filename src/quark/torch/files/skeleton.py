@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from quark.errors import ModelError
 from quark.torch.experts import unfuse_experts
@@ -82,9 +83,19 @@ def name_in_memory(name: str) -> str:
     return renamed.replace(".block_sparse_moe.", ".mlp.")
 
 
-def skeleton_of(checkpoint: Checkpoint, tensors: Mapping[str, Stored]) -> nn.Module:
-    """The modules of a checkpoint, on the meta device."""
-    model = architecture_of(checkpoint) or nn.Module()
+class Unallocated(TorchFunctionMode):
+    """While it is on, tensors that are made without values (parameters) are on the meta device; others are real."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def skeleton_of(checkpoint: Checkpoint, tensors: Mapping[str, Stored], buffers: bool = False) -> nn.Module:
+    """The modules of a checkpoint, on the meta device; with ``buffers``, those that no file holds have their values."""
+    model = architecture_of(checkpoint, buffers) or nn.Module()
     base = getattr(model, "base_model_prefix", "")
     known = {name for name, _ in model.named_modules()}
     if base and base in known and not any(name.startswith(f"{base}.") for name in tensors):
@@ -97,7 +108,7 @@ def skeleton_of(checkpoint: Checkpoint, tensors: Mapping[str, Stored]) -> nn.Mod
     return model
 
 
-def architecture_of(checkpoint: Checkpoint) -> nn.Module | None:
+def architecture_of(checkpoint: Checkpoint, buffers: bool = False) -> nn.Module | None:
     """What transformers makes of ``config.json``; None where it does not know the architecture."""
     names = checkpoint.config.get("architectures")
     if not isinstance(names, list) or not names:
@@ -110,10 +121,10 @@ def architecture_of(checkpoint: Checkpoint) -> nn.Module | None:
     if cls is None:
         return None
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
-    with torch.device("meta"):
+    with Unallocated() if buffers else torch.device("meta"):
         model: nn.Module = cls._from_config(config, dtype=torch.float32)
     unfuse_experts(model)
-    return model
+    return model.eval()
 
 
 def add_layer(model: nn.Module, path: str, found: Stored, bias: bool) -> None:
