@@ -44,7 +44,7 @@ def build(name: str) -> nn.Module:
 
 
 def rotate(model: nn.Module, layer: QLayerConfig = FINE, **settings: Any) -> nn.Module:
-    config = QConfig(layer, exclude=["lm_head"], algo_config=[RotationConfig(**settings)])
+    config = QConfig(layer, exclude=["lm_head"], algo_config=[RotationConfig(**{"only_if_better": False, **settings})])
     return ModelQuantizer(config).quantize_model(model, [{"input_ids": IDS}])
 
 
@@ -60,6 +60,18 @@ KINDS = {
     "all": {"r1": True, "r2": True, "r4": True, "random_r1": True, "random_r2": True},
     "blocks": {"r1": True, "rotation_size": 4, "r4": True},
 }
+
+
+def test_a_model_that_only_gets_worse_is_left_as_it_was() -> None:
+    """Whatever a rotation does to float16 weights is chance; the quantized answers never get worse by it."""
+    for name in ("Llama", "Qwen3"):
+        float_answer = logits(build(name))
+        plain = ModelQuantizer(QConfig(FINE, exclude=["lm_head"])).quantize_model(build(name))
+        found = rotate(build(name), only_if_better=True)
+        lost, left = ((logits(model) - float_answer).square().mean() for model in (plain, found))
+        assert left <= lost
+    assert "only_if_better" not in RotationConfig().to_dict()
+    assert RotationConfig.from_dict(RotationConfig(only_if_better=False).to_dict()).only_if_better is False
 
 
 @pytest.mark.parametrize("kind", KINDS)

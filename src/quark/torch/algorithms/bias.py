@@ -24,7 +24,7 @@ from torch import nn
 from quark.errors import DataError
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled
-from quark.torch.algorithms.guard import SAMPLES
+from quark.torch.algorithms.guard import SAMPLES, some_rows
 from quark.torch.algorithms.inputs import Enough, find_groups
 from quark.torch.calibration import run
 from quark.torch.config.algorithms import BiasCorrectionConfig
@@ -34,7 +34,6 @@ from quark.torch.structure import answer, run_model
 from quark.torch.structure_channels import axis_of
 
 log = logging.getLogger(__name__)
-ROWS = 256  # of each answer that is kept
 
 
 @dataclass
@@ -123,12 +122,6 @@ def append(answers: list[torch.Tensor], rows: torch.Tensor) -> None:
     """Keep the first few."""
     if len(answers) < SAMPLES:
         answers.append(rows)
-
-
-def some_rows(output: torch.Tensor) -> torch.Tensor:
-    """Up to ``ROWS`` rows of an answer, evenly spread; float32."""
-    rows = output.detach().reshape(-1, output.shape[-1]) if output.dim() else output.detach().reshape(1, 1)
-    return rows[:: max(1, -(-len(rows) // ROWS))].float().clone()
 
 
 @torch.no_grad()

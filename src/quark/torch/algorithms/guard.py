@@ -19,6 +19,7 @@ from quark.torch.matching import Match
 from quark.torch.structure import answer, run_model
 
 SAMPLES = 8
+ROWS = 256  # of each answer of a model that are compared
 WORTH = 0.98  # part of the error that a change must leave at most: less is chance
 
 
@@ -57,14 +58,20 @@ def model_error(context: Context) -> Callable[[], float]:
     """A function: how far the answers of the model, quantized as it will be, are from those that it gives now."""
     items = [item for item in context.found.quantized if item.stages["weight"]]
     samples = context.samples[:SAMPLES]
-    wanted = [answer(run_model(context.model, sample)).float() for sample in samples]
+    wanted = [some_rows(answer(run_model(context.model, sample))) for sample in samples]
 
     def error() -> float:
         with quantizing(items):
-            found = [answer(run_model(context.model, sample)).float() for sample in samples]
+            found = [some_rows(answer(run_model(context.model, sample))) for sample in samples]
         return sum(float((x - y).square().double().mean()) for x, y in zip(found, wanted, strict=True))
 
     return error
+
+
+def some_rows(output: torch.Tensor) -> torch.Tensor:
+    """Up to ``ROWS`` rows of an answer, evenly spread; float32."""
+    rows = output.detach().reshape(-1, output.shape[-1]) if output.dim() else output.detach().reshape(1, 1)
+    return rows[:: max(1, -(-len(rows) // ROWS))].float().clone()
 
 
 @contextmanager

@@ -7,7 +7,9 @@
 
 Readers, writers and channels are found from the model (``quark.torch.structure``). Whatever was turned, the model must
 then answer what it answered before: a model whose residual stream is read or written elsewhere (norms behind the
-attention, LayerNorm, which subtracts a mean that is not turned with it) is refused, with what would work.
+attention, LayerNorm, which subtracts a mean that is not turned with it) is refused, with what would work. A model
+without outliers may lose by being turned: its quantized answers to a few samples are compared, other signs (randomized
+Hadamard matrices, as in the paper) are tried, and a model that only gets worse is left as it was (``only_if_better``).
 
 Not handled: R3 (queries and keys behind the rotary embedding: it only serves key caches), trained rotations.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +26,8 @@ from torch import nn
 
 from quark.algorithms.hadamard import Rotation, rotation
 from quark.errors import ConfigError, ModelError
-from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.context import Context, Undo
+from quark.torch.algorithms.guard import model_error
 from quark.torch.config.algorithms import RotationConfig
 from quark.torch.layers import kind_of
 from quark.torch.probe import equal
@@ -31,22 +35,58 @@ from quark.torch.rotated import attach_rotation, detach_rotation
 from quark.torch.structure import NormGroup, Pair, Structure, answer, example, find_structure, run_model
 
 log = logging.getLogger(__name__)
+SEEDS = (0, 2, 3, 4)  # 0: the rotation of the configuration
 
 
 @torch.no_grad()
 def run_rotation(context: Context, config: RotationConfig) -> None:
-    """Rotate ``context.model``.
+    """Rotate ``context.model``; where the quantized model would get worse by it on a few samples, with other signs.
 
     Raises:
         ModelError: the model would not compute the same.
     """
     sample = context.samples[0] if context.samples else example(context.model)
     structure = find_structure(context.model, sample, config.model_decoder_layers)
+    if not context.samples or not config.only_if_better:
+        rotate(context, config, structure, sample, 0)
+        return
+    error = model_error(context)
+    before = error()
+    for seed in SEEDS:
+        undo = Undo()
+        try:
+            rotate(replace(context, undo=undo), config, structure, sample, seed)
+            better = error() < before
+        except BaseException:
+            undo.restore()
+            raise
+        if better:
+            context.undo.actions.append(undo.restore)
+            return
+        undo.restore()
+    log.warning("rotation: the model stays as it was; none of %d rotations lowers the error", len(SEEDS))
+
+
+def rotate(context: Context, config: RotationConfig, structure: Structure, sample: Any, seed: int) -> None:
+    """All turns of a configuration.
+
+    Args:
+        context: the model.
+        config: which turns.
+        structure: of the model.
+        sample: on which the model must answer what it answered before.
+        seed: of the signs of offline turns; 0: as configured.
+
+    Raises:
+        ModelError: the model would not compute the same.
+    """
     before = answer(run_model(context.model, sample))
-    if config.r1:
-        (turn_readers if config.online_r1_rotation else turn_residual)(context, structure, config)
+    if config.r1 and config.online_r1_rotation:
+        turn_readers(context, structure, config)
+    elif config.r1:
+        turn_residual(context, structure, config, seed or (0 if config.random_r1 else None))
     if config.r2:
-        turn_values(context, structure, config)
+        turn_values(context, structure, seed or (1 if config.random_r2 else None))
     if config.r4:
         turn_down(context, structure, config)
     if not equal(answer(run_model(context.model, sample)).float(), before.float()):
@@ -56,12 +96,12 @@ def run_rotation(context: Context, config: RotationConfig) -> None:
         )
 
 
-def turn_residual(context: Context, structure: Structure, config: RotationConfig) -> None:
-    """R1, offline."""
+def turn_residual(context: Context, structure: Structure, config: RotationConfig, seed: int | None) -> None:
+    """R1, offline, with the signs of a seed."""
     modules = dict(context.model.named_modules())
     readers = [name for group in structure.groups for name in (*group.linears, *group.others)]
     size = features(modules[readers[0]]) if readers else 0
-    turn = rotation(size, config.rotation_size, 0 if config.random_r1 else None) if size else None
+    turn = rotation(size, config.rotation_size, seed) if size else None
     if turn is None or not structure.groups:
         raise ModelError("rotation: r1 found no norm that linear layers read; online_r1_rotation=True needs none")
     for group in structure.groups:
@@ -115,7 +155,7 @@ def writers(
             yield module
 
 
-def turn_values(context: Context, structure: Structure, config: RotationConfig) -> None:
+def turn_values(context: Context, structure: Structure, seed: int | None) -> None:
     """R2: each head of the values.
 
     Raises:
@@ -126,7 +166,7 @@ def turn_values(context: Context, structure: Structure, config: RotationConfig) 
     if not pairs:
         raise ModelError("rotation: r2 found no projection whose channels attention hands on to another; set r2=False")
     width = head_width(context.model)
-    turn = rotation(width, seed=1 if config.random_r2 else None)
+    turn = rotation(width, seed=seed)
     for pair in pairs:
         source, target, channels = modules[pair.source], modules[pair.target], pair.channels
         used = torch.zeros(len(out_in(source)), dtype=torch.bool)

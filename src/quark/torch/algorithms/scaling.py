@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,8 @@ from torch import nn
 from quark.algorithms.smoothquant import shared_channels
 from quark.errors import ConfigError, unknown
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
-from quark.torch.algorithms.context import Context, matrix, new_quantizer
-from quark.torch.algorithms.guard import keep_if_better, quantize_new, quantized_matrix
+from quark.torch.algorithms.context import Context, Undo, matrix, new_quantizer
+from quark.torch.algorithms.guard import keep_if_better, model_error, quantize_new, quantized_matrix
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.calibration import run
 from quark.torch.layers import kind_of
@@ -159,6 +159,9 @@ def scale_places(
     items = {name: item for item in context.found.quantized for name in item.layer.names if item.stages["weight"]}
     wanted = [place for place in wanted if any(name in items for name in place.readers)]
     blocks, stream = record(context.model, find_blocks(context.model, path), context.samples)
+    error, undo = model_error(context), Undo()
+    context.undo.actions.append(undo.restore)
+    lowest, context = error(), replace(context, undo=undo)
     for name, block in blocks.modules.items():
         here = [place for place in wanted if place.block == name]
         found = read_block(context, name, block, stream, here, squares)
@@ -173,9 +176,12 @@ def scale_places(
             change()
         stream = stream.advance(name, block)
     for place in (place for place in wanted if place.block not in blocks.modules):
-        whole = Stream(list(context.samples))
-        for _, inputs in read_block(context, "", context.model, whole, [place], squares):
+        every = Stream(list(context.samples))
+        for _, inputs in read_block(context, "", context.model, every, [place], squares):
             choose(context, place, [items[reader] for reader in place.readers if reader in items], inputs)
+    if error() > lowest:
+        log.info("the model keeps its scales: its quantized answers would not get better")
+        undo.restore()
 
 
 def read_block(

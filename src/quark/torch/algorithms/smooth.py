@@ -1,10 +1,10 @@
 """SmoothQuant and AutoSmoothQuant for the torch flow.
 
-    SmoothQuant       s = max|x|^alpha / max|w|^(1 - alpha) at every place
+    SmoothQuant       s = (max|x|^alpha / max|w|^(1 - alpha))^t at every place, the best of t = 1, 1/2, 1/4
     AutoSmoothQuant   the best s = max|x|^r, r = 0, 0.1 .. 0.9, by the error of the layers that read it
 
-A place where the error on the calibration inputs would grow is left as it is: smoothing pays where activations are
-quantized, and a weight-only int4 layer can lose by it.
+A place where the error on the calibration inputs would grow is smoothed by less (t below 1), or left as it is:
+smoothing pays where activations are quantized, and a weight-only int4 layer can lose by the whole of it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from quark.torch.matching import Match
 
 log = logging.getLogger(__name__)
 POWERS = {"MSE": 2.0, "MAE": 1.0, "RMSE": 0.5}
+STRENGTHS = (1.0, 0.5, 0.25)
 GRID = 10
 SMALLEST = 1e-4
 
@@ -33,7 +34,7 @@ def run_smooth(context: Context, config: SmoothQuantConfig) -> None:
     def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> None:
         weight_max = torch.stack([matrix(item.layer.module, item.layer.kind).abs().amax(0) for item in items]).amax(0)
         s = smoothing_scales(inputs.amax, weight_max, config.alpha, config.scale_clamp_min)
-        best(context, place, Judge(items, inputs.sample), [s])
+        best(context, place, Judge(items, inputs.sample), [s**strength for strength in STRENGTHS])
 
     scale_places(context, config.scaling_layers, config.model_decoder_layers, choose)
 

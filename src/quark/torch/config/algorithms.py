@@ -232,6 +232,8 @@ class RotationConfig(AlgoConfig):
         random_r1, random_r2: with random signs (of a fixed seed).
         online_r1_rotation: turn the inputs of each layer when the model runs, instead of the residual stream.
         online_config, trainable, train_smooth, smooth_positions: of the peer; trained rotations are not available.
+        only_if_better: where the samples' quantized answers get worse, other signs are tried, or nothing is turned. Not
+            in the peer, whose files do not hold it.
     """
 
     scaling_layers: Any = None
@@ -254,6 +256,11 @@ class RotationConfig(AlgoConfig):
     trainable: bool = False
     train_smooth: bool | None = None
     smooth_positions: list[str] | None = None
+    only_if_better: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; what is ours alone only where it is not the default: the peer refuses fields it does not know."""
+        return {key: value for key, value in asdict(self).items() if key != "only_if_better" or not value}
 
     def check(self) -> None:
         """What is there, and what goes together."""
