@@ -2,6 +2,7 @@
 
     python -m benchmarks.llm_accuracy [--windows 24] [--samples 32] [--schemes int4 int2] [--algorithms gptq awq]
     python -m benchmarks.llm_accuracy --outliers     # the same function with 1 % of channels fifty times as large
+    python -m benchmarks.llm_accuracy --peer-python PATH   # the peer's rounding, GPTQ and AWQ on the same data
 
 The model is the 5M-parameter Llama of the shared folder; it is calibrated on windows of the first 92 % of its text and
 measured on the last 8 %. Small models lose little perplexity at 4 bits, so the divergence decides.
@@ -10,6 +11,8 @@ measured on the last 8 %. Small models lose little perplexity at 4 bits, so the 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,7 @@ from quark.torch.quantization.config.config import (
 )
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+JOB = Path(__file__).parent / "peers" / "llm_accuracy_job.py"
 LENGTH, PART = 256, 0.92
 INT4 = Int4PerGroupSpec(ch_axis=-1, group_size=32).to_quantization_spec()
 TOKENS8 = Int8PerChannelSpec(symmetric=True, ch_axis=1, is_dynamic=True).to_quantization_spec()
@@ -104,6 +108,15 @@ def logits(model: torch.nn.Module, windows: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([model(window).logits for window in windows]).log_softmax(-1)
 
 
+def of_peer(options: argparse.Namespace) -> list[list[str]]:
+    """The peer's rows, on the same samples and windows."""
+    jobs = [f"{scheme}:{name}" for scheme in ("int4", "int3") for name in ("rtn", "gptq", "awq")]
+    command = [options.peer_python, str(JOB), str(DATA), str(options.samples), str(options.windows), *jobs]
+    done = subprocess.run(command, capture_output=True, text=True, env=measure.job_environment(options.peer_python))
+    found = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return [[scheme, name, f"{ppl:.3f}", f"{1e3 * kl:.2f}", f"{s:.1f}"] for scheme, name, ppl, kl, s in found]
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -112,7 +125,11 @@ def main() -> None:
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--outliers", action="store_true")
+    parser.add_argument("--peer-python", help="the interpreter of the peer's environment")
     chosen = parser.parse_args()
+    if chosen.peer_python:
+        print(measure.table(["scheme", "algorithm", "perplexity", "KL x 1000", "CPU s"], of_peer(chosen)))
+        return
     torch.set_num_threads(1)
     samples, windows = texts(chosen.samples, chosen.windows)
     reference = logits(load(chosen.outliers), windows)

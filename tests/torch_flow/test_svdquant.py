@@ -138,10 +138,25 @@ def test_what_cannot_work_is_refused() -> None:
             SVDQuantConfig(**settings)  # type: ignore[arg-type]
 
 
-def test_an_export_that_would_lose_the_branch_is_refused(tmp_path: Any) -> None:
+@pytest.mark.parametrize("build", [pytest.param(unet, marks=pytest.mark.slow), dit])
+def test_export_and_reload_give_the_same_answers(build: Any, tmp_path: Any) -> None:
+    from quark.torch.export.huggingface import export_safetensors
+    from quark.torch.export.reload import import_model_from_safetensors
+
+    model, samples = build()
+    corrected = quantize(model, samples, SVDQuantConfig(**SMALL), GPTQConfig())
+    export_safetensors(corrected, tmp_path / "out")
+    again = import_model_from_safetensors(build()[0], tmp_path / "out")
+    assert sum(isinstance(module, ErrorCorrected) for module in again.modules()) > 0
+    with torch.no_grad():
+        for sample in samples:
+            assert torch.equal(again(**sample).sample, corrected(**sample).sample)
+
+
+def test_a_format_that_would_lose_the_branch_is_refused(tmp_path: Any) -> None:
     from quark.torch.export.huggingface import export_safetensors
 
     model, samples = dit()
     with pytest.raises(ModelError, match="svdquant"):
-        export_safetensors(quantize(model, samples, SVDQuantConfig(**SMALL)), tmp_path / "out")
+        export_safetensors(quantize(model, samples, SVDQuantConfig(**SMALL)), tmp_path / "out", custom_mode="awq")
     assert not (tmp_path / "out").exists()

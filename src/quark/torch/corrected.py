@@ -20,19 +20,24 @@ class ErrorCorrected(nn.Module):
 
     smooth: torch.Tensor
 
-    def __init__(self, layer: nn.Module, down: torch.Tensor, up: torch.Tensor, smooth: torch.Tensor) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        smooth: torch.Tensor,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        like = layer._parameters["weight"]
-        options = {"bias": False, "dtype": like.dtype, "device": like.device}  # type: ignore[union-attr]
+        weight = layer._parameters["weight"]
+        device, dtype = weight.device, dtype or weight.dtype  # type: ignore[union-attr]
+        options = {"bias": False, "dtype": dtype, "device": device}
         l1 = nn.Linear(down.shape[1], down.shape[0], **options)  # type: ignore[arg-type]
         l2 = nn.Linear(up.shape[1], up.shape[0], **options)  # type: ignore[arg-type]
-        l1.weight, l2.weight = (
-            nn.Parameter(value.to(like.dtype), requires_grad=False)  # type: ignore[union-attr]
-            for value in (down, up)
-        )
+        l1.weight, l2.weight = (nn.Parameter(value.to(device, dtype), requires_grad=False) for value in (down, up))
         self.layer = layer
         self.correction = nn.ModuleDict({"l1": l1, "l2": l2})
-        self.register_buffer("smooth", smooth.to(like.dtype))  # type: ignore[union-attr]
+        self.register_buffer("smooth", smooth.to(device, dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The answer of the layer, corrected."""

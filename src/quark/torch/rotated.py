@@ -8,6 +8,7 @@ The turn is a hook of the layer, so that it stays with it when the layer is quan
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +21,30 @@ from quark.torch.corrected import ErrorCorrected
 SLOT = "input_rotation"
 
 
+@dataclass(frozen=True)
+class Dense:
+    """An orthogonal matrix that no construction gives (one of a file).
+
+    Attributes:
+        values: [size, size], float64.
+    """
+
+    values: torch.Tensor
+
+    @property
+    def size(self) -> int:
+        """Of the vectors that are turned."""
+        return len(self.values)
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [.., size] times the matrix."""
+        return x @ self.values.to(x.device, x.dtype)
+
+
 class Turn:
     """The hook: turns the first input."""
 
-    def __init__(self, rotation: Rotation) -> None:
+    def __init__(self, rotation: Rotation | Dense) -> None:
         self.rotation = rotation
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -31,7 +52,7 @@ class Turn:
         return (self.rotation.apply(args[0]), *args[1:])
 
 
-def attach_rotation(layer: nn.Module, rotation: Rotation) -> None:
+def attach_rotation(layer: nn.Module, rotation: Rotation | Dense) -> None:
     """Turn the inputs of ``layer`` from now on; its weight is not changed."""
     layer.__dict__[SLOT] = rotation
     layer.__dict__[f"_{SLOT}_handle"] = layer.register_forward_pre_hook(Turn(rotation))
@@ -45,7 +66,7 @@ def detach_rotation(layer: nn.Module) -> None:
         handle.remove()
 
 
-def online_rotations(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rotation]]:
+def online_rotations(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rotation | Dense]]:
     """(name, layer, rotation) of the layers whose inputs are turned."""
     for name, module in model.named_modules():
         if SLOT in module.__dict__:
@@ -53,7 +74,7 @@ def online_rotations(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rotatio
 
 
 def refuse_to_export(model: nn.Module) -> None:
-    """Raise for layers that no format holds yet: their files would be read back as another model.
+    """Raise for layers that only our own format holds: other files would be read back as another model.
 
     Raises:
         ModelError: inputs that are turned online, or branches of low rank.
@@ -63,10 +84,13 @@ def refuse_to_export(model: nn.Module) -> None:
     for names, algorithm in ((turned, "online rotations (r4, online_r1_rotation)"), (wrapped, "svdquant")):
         if names:
             raise ModelError(
-                f"no export holds {algorithm} yet; {names[0]!r} and {len(names) - 1} more layers have them"
+                f"this format does not hold {algorithm}; {names[0]!r} and {len(names) - 1} more layers have them. "
+                f"export_safetensors(custom_mode='quark') does"
             )
 
 
-def matrix_of(rotation: Rotation) -> torch.Tensor:
+def matrix_of(rotation: Rotation | Dense) -> torch.Tensor:
     """The matrix R, float64."""
+    if isinstance(rotation, Dense):
+        return rotation.values
     return torch.from_numpy(rotation.matrix())

@@ -259,7 +259,7 @@ class RotationConfig(AlgoConfig):
     only_if_better: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; what is ours alone only where it is not the default: the peer refuses fields it does not know."""
+        """Plain values; what is ours alone only where it is not the default, for the peer refuses unknown fields."""
         return {key: value for key, value in asdict(self).items() if key != "only_if_better" or not value}
 
     def check(self) -> None:

@@ -39,6 +39,18 @@ class Checkpoint:
         """Names of all tensors."""
         return {name for names in self.files.values() for name in names}
 
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor.
+
+        Raises:
+            ModelError: there is none of this name, or it cannot be read.
+        """
+        for file, names in self.files.items():
+            if name in names:
+                with opened(self.folder / file) as source:
+                    return tensor_of(source, self.folder / file, name)
+        raise ModelError(f"{str(self.folder)!r} lacks the tensor {name!r}")
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, value) of every tensor, file after file.
 

@@ -33,6 +33,7 @@ from quark.torch.export.stored import StoredScales, StoredTensor
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.kv_cache import cache_quantizers
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
+from quark.torch.rotated import refuse_to_export
 
 Arguments = dict[str, Any]
 
@@ -52,6 +53,7 @@ def export_compressed_tensors(
         ModelError: a model that is not quantized.
     """
     config_of(model)
+    refuse_to_export(model)
     schemes = {name: scheme_of(name, layer) for name, layer in quantized_layers(model)}
     if any(True for _ in cache_quantizers(model)):
         raise ConfigError("compressed-tensors: caches that are quantized after RoPE cannot be written")

@@ -34,6 +34,7 @@ from quark.torch.export.layout import BlockLayout, ElementLayout, layout_of_quan
 from quark.torch.export.state import own_tensors
 from quark.torch.export.stored import StoredTensor
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
+from quark.torch.rotated import refuse_to_export
 
 log = logging.getLogger(__name__)
 FLOATS = ("F32", "F16", "BF16")
@@ -84,7 +85,7 @@ def export_gguf(
 
     Raises:
         ConfigError: a type or scheme that GGUF does not have; the tensor is named.
-        ModelError: another architecture, or a tokenizer that does not fit.
+        ModelError: another architecture, a tokenizer that does not fit, rotations or branches that GGUF does not hold.
     """
     for name, value, allowed in (
         ("model_type", model_type, ARCHITECTURES),
@@ -93,6 +94,7 @@ def export_gguf(
     ):
         if value not in allowed:
             raise ConfigError(unknown(name, value, allowed))
+    refuse_to_export(model)
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", None) != model_type:
         raise ModelError(f"the model is {getattr(config, 'model_type', None)!r}, not {model_type!r}")

@@ -65,6 +65,8 @@ def export_safetensors(
         if value not in allowed:
             raise ConfigError(unknown(name, value, allowed))
     config = config_of(model)
+    if custom_mode != "quark":
+        refuse_to_export(model)
     export = JsonExporterConfig(weight_format, pack_method, list(config.kv_cache_group), config.min_kv_scale)
     if custom_mode != "quark" and (weight_format, pack_method) != ("real_quantized", "reorder"):
         raise ConfigError(f"custom_mode {custom_mode!r} has real_quantized weights in the order 'reorder'")
@@ -95,7 +97,6 @@ def config_of(model: nn.Module) -> QConfig:
     config = getattr(model, "quant_config", None)
     if not isinstance(config, QConfig):
         raise ModelError(f"{type(model).__name__} is not quantized; ModelQuantizer(config).quantize_model comes first")
-    refuse_to_export(model)
     overrides = {
         name: left for name, layer in quantized_layers(model) if (left := without_unreached(name, layer, config))
     }

@@ -27,6 +27,7 @@ from quark.torch.export.folder import new_folder
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.onnx_marks import DOMAIN, Marked, marking, quantizers_of
 from quark.torch.export.skeleton import compact_layers, unpack
+from quark.torch.rotated import refuse_to_export
 
 FILE = "quark_model.onnx"
 OPSET = 21  # 4-bit types, and scales per block
@@ -66,6 +67,7 @@ def export_onnx(
         ConfigError: a scheme that ONNX cannot say, or a file that is there already.
     """
     config_of(model)
+    refuse_to_export(model)
     if opset_version is not None and opset_version < OPSET:
         raise ConfigError(f"opset_version must be {OPSET} or later, not {opset_version}")
     if (Path(output_dir) / FILE).exists():

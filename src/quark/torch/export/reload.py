@@ -23,6 +23,7 @@ from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import CUSTOM_MODES, from_custom, key_mapping
+from quark.torch.export.extras import has_extras, prepare, settle
 from quark.torch.export.places import load
 from quark.torch.export.skeleton import is_inside_attention, map_attention, map_layers
 from quark.torch.quantized_layer import quantized_layers
@@ -79,7 +80,9 @@ def import_model_from_safetensors(
     if model is None:
         return from_transformers(checkpoint, scheme, trust_remote_code, attn_implementation, device)
     map_model(model, scheme)
+    prepare(model, checkpoint)
     load(model, checkpoint, scheme.method)
+    settle(model)
     return model.eval()
 
 
@@ -138,7 +141,8 @@ def from_transformers(
             f"have; pass the float model"
         )
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
-    if is_inside_attention(scheme.config) or any(EXPERT.search(name) for name in checkpoint.names):
+    own_parts = is_inside_attention(scheme.config) or has_extras(checkpoint)
+    if own_parts or any(EXPERT.search(name) for name in checkpoint.names):
         del config.quantization_config
         config._attn_implementation = attn_implementation
         own = cls._from_config(config) if cls else auto.from_config(config)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from quark.errors import ModelError
+from quark.torch.export.extras import extra_items
 from quark.torch.export.layout import CODES, Stored, layout_of_quantizer, store
 from quark.torch.export.shards import Item, item_of
 from quark.torch.export.stored import PREFIXES, Parameters, StoredTensor, activation_name, stored_activation
@@ -43,7 +44,7 @@ def items_of(model: nn.Module, pack_method: str, weight_format: str) -> list[Ite
         else:
             items.append(item_of(name, value))
     items += [made for name, layer in layers.items() if (made := activations_item(name, layer)) is not None]
-    return items + list(attention_items(model))
+    return items + list(attention_items(model)) + list(extra_items(model))
 
 
 def own_tensors(model: nn.Module, layers: Mapping[str, QuantLayer]) -> Iterator[tuple[str, torch.Tensor]]:
