@@ -30,6 +30,7 @@ from quark.torch.quantization.config.config import (
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")  # torch's exporter needs it
 pytestmark = pytest.mark.filterwarnings("ignore")
 WEIGHTS = every()
 INT8 = Int8PerChannelSpec(0, symmetric=True)
