@@ -9,8 +9,8 @@ from onnx import numpy_helper
 from tests.onnx_flow import models
 
 from quark.config.nbits import BITS, NBits
-from quark.errors import ConfigError
-from quark.onnx import Config, ModelQuantizer, QConfig, get_default_config
+from quark.errors import ConfigError, DataError
+from quark.onnx import Config, GPTQConfig, ModelQuantizer, QConfig, get_default_config
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS
 
 GRAPH = """
@@ -34,7 +34,7 @@ def config(**parameters: object) -> QConfig:
 
 def restored(weight: np.ndarray, nbits: NBits) -> np.ndarray:
     """The weight [rows, columns] that the blocks stand for."""
-    blocks = ALGORITHMS["DEFAULT"].run(weight, nbits, None)
+    blocks = ALGORITHMS["DEFAULT"].run(weight, nbits)
     half = 1 << (nbits.Bits - 1)
     zero = np.full(blocks.scales.shape, half) if blocks.zero_points is None else blocks.zero_points
     values = (blocks.codes.astype(np.float32) - zero[..., None].astype(np.float32)) * blocks.scales[..., None]
@@ -86,7 +86,7 @@ def test_no_worse_than_onnxruntime(symmetric: bool) -> None:
 def test_the_best_of_two_scales() -> None:
     x = np.array([[1.0, -0.2, 0.1, 0.99] * 4], np.float32)  # the largest twice: it must not be clipped
     for bits in BITS:
-        blocks = ALGORITHMS["DEFAULT"].run(x, NBits(GroupSize=16, Bits=bits), None)
+        blocks = ALGORITHMS["DEFAULT"].run(x, NBits(GroupSize=16, Bits=bits))
         half = 1 << (bits - 1)
         errors = []
         for scale in (-1.0 / half, 1.0 / (half - 1)):
@@ -133,3 +133,56 @@ def test_the_preset_and_excluded_nodes() -> None:
 def test_bad_parameters_are_refused_by_name(parameters: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(**parameters)
+
+
+def _linear_net() -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
+    """Two layers, the second with a Gemm whose weight is transposed, on inputs that hang together."""
+    graph = """
+    net (float[N, 64] x) => (float[N, 8] y) {
+        h = MatMul (x, w)
+        r = Tanh (h)
+        y = Gemm <transB = 1> (r, v, b)
+    }"""
+    weights = {"w": models.normal(64, 40) * 0.2, "v": models.normal(8, 40), "b": models.normal(8)}
+    samples = [
+        {"x": models.normal(40, 10, seed=k) @ models.normal(10, 64) + 0.2 * models.normal(40, 64, seed=k)}
+        for k in range(4)
+    ]
+    return models.model(graph, weights), samples
+
+
+def _loss(algorithm: str, symmetric: bool, algorithms: tuple[GPTQConfig, ...] = (), bits: int = 4) -> float:
+    proto, samples = _linear_net()
+    parameters = {"Algorithm": algorithm, "GroupSize": 32, "Symmetric": symmetric, "Bits": bits}
+    options = {"UseMatMulNBits": True, "MatMulNBitsParams": parameters, "PrintSummary": False}
+    made = QConfig(algo_config=list(algorithms), extra_options=options)
+    found = ModelQuantizer(made).quantize_model(proto, None, samples)
+    assert [node.op_type for node in found.graph.node].count("MatMulNBits") == 2
+    runs = [models.session(one) for one in (found, proto)]
+    return float(np.mean([np.square(runs[0].run(None, s)[0] - runs[1].run(None, s)[0]).mean() for s in samples]))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_gptq_beats_rounding_to_nearest_on_its_data(symmetric: bool) -> None:
+    plain = _loss("DEFAULT", symmetric)
+    assert _loss("GPTQ", symmetric) < 0.7 * plain
+    assert _loss("GPTQ", symmetric, (GPTQConfig(perc_damp=1.0),)) != _loss("GPTQ", symmetric)
+
+
+def test_gptq_needs_data() -> None:
+    with pytest.raises(DataError, match="calibration data is needed"):
+        ModelQuantizer(config(Algorithm="GPTQ")).quantize_model(_linear_net()[0])
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_hqq_gives_outliers_up_for_the_rest(symmetric: bool) -> None:
+    weight = models.normal(16, 64)
+    weight[:, 5] *= 6
+    nbits = NBits(GroupSize=32, Symmetric=symmetric)
+    errors = []
+    for blocks in (ALGORITHMS["DEFAULT"].run(weight, nbits), ALGORITHMS["HQQ"].run(weight, nbits)):
+        zero = 8 if blocks.zero_points is None else blocks.zero_points[..., None].astype(np.float32)
+        values = ((blocks.codes.astype(np.float32) - zero) * blocks.scales[..., None]).reshape(16, -1)
+        errors.append((np.abs(values - weight) ** 0.7).sum())
+    assert errors[1] < 0.97 * errors[0]
+    assert _loss("HQQ", symmetric) > 0

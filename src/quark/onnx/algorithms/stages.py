@@ -13,7 +13,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.errors import ConfigError
-from quark.onnx.algorithms import bias_correction, cle, equalization, finetune, gptq, quarot, smoothquant
+from quark.onnx.algorithms import bias_correction, cle, equalization, finetune, gptq, nbits, quarot, smoothquant
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.graph.report import PassReport
@@ -70,8 +70,14 @@ def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
     Raises:
         ConfigError: the activations have no scales before the model runs.
     """
-    chosen = [(TUNES[type(config)], config) for config in context.job.algorithms if type(config) in TUNES]
+    if context.job.mode == "nbits" and all(isinstance(one, GPTQConfig) for one in _tuning(context)):
+        return nbits.run(model, plan, context)
+    chosen = [(TUNES[type(config)], config) for config in _tuning(context)]
     if chosen and context.job.mode != "static":
         names = ", ".join(type(config).__name__ for _, config in chosen)
         raise ConfigError(f"algo_config: {names} needs scales that are known beforehand, not dynamic quantization")
     return [run(model, plan, config, context) for run, config in chosen]
+
+
+def _tuning(context: Context) -> list[AlgoConfig]:
+    return [config for config in context.job.algorithms if type(config) in TUNES]

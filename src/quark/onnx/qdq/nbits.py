@@ -38,7 +38,7 @@ from quark.onnx.graph.surgery import (
 )
 from quark.onnx.passes.constants import remove_unused
 from quark.onnx.qdq import slots
-from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, Blocks
+from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, Blocks, on_grid
 from quark.onnx.qdq.selection import bound
 
 MICROSOFT = "com.microsoft"
@@ -144,7 +144,7 @@ def _write(model: ir.Model, names: Names, plan: Plan, weight: ir.Value, nbits: N
     if source is None:
         raise ModelError(f"the initializer {weight.name!r} has no values")
     values = source.numpy()
-    blocks = ALGORITHMS[nbits.Algorithm].run(values if rows else values.T, nbits, None)
+    blocks = _blocks(values if rows else values.T, nbits, plan.tensors[weight.name or ""])
     if not np.isfinite(blocks.scales).all():
         raise ModelError(f"the constant {weight.name!r} holds NaN or infinity; such a weight cannot be quantized")
     tensor, shape = plan.tensors[weight.name or ""], source.shape.numpy()
@@ -154,6 +154,14 @@ def _write(model: ir.Model, names: Names, plan: Plan, weight: ir.Value, nbits: N
     points = middle if blocks.zero_points is None else blocks.zero_points
     plan.put(replace(tensor, scale=blocks.scales, zero_point=points))
     return _initializers(model, names, f"{weight.name}", blocks, nbits, weight, shape[1] if rows else shape[0])
+
+
+def _blocks(values: np.ndarray, nbits: NBits, tensor: TensorPlan) -> Blocks:
+    """The codes under the parameters of the Plan, where it has any; by the chosen algorithm otherwise."""
+    if tensor.scale is None or tensor.zero_point is None:
+        return ALGORITHMS[nbits.Algorithm].run(values, nbits)
+    codes = on_grid(values, nbits, tensor.scale, tensor.zero_point)
+    return Blocks(codes, tensor.scale, None if nbits.Symmetric else tensor.zero_point.astype(np.uint8))
 
 
 def _initializers(

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quark.algorithms.hqq import hqq
 from quark.config.nbits import NBits
+from quark.numerics.elements import Element
+from quark.numerics.formats import get_format
 
 #: Elements that are rounded at a time.
 CHUNK = 1 << 20
@@ -40,15 +43,16 @@ class Algorithm:
     """One algorithm.
 
     Attributes:
-        run: (weight float32 [rows, columns], parameters, second moments of the inputs) -> blocks.
-        needs_data: whether it takes the second moments Σ xxᵀ / n, float64 [columns, columns]; others get ``None``.
+        run: (weight float32 [rows, columns], parameters) -> blocks.
+        needs_data: whether the weights are put on a grid before they are written, from calibration data
+            (``quark.onnx.algorithms.nbits``); ``run`` is then for those that have no data.
     """
 
-    run: Callable[[np.ndarray, NBits, np.ndarray | None], Blocks]
+    run: Callable[[np.ndarray, NBits], Blocks]
     needs_data: bool = False
 
 
-def nearest(weight: np.ndarray, nbits: NBits, _: np.ndarray | None = None) -> Blocks:
+def nearest(weight: np.ndarray, nbits: NBits) -> Blocks:
     """Round to nearest."""
     rows, columns = weight.shape
     groups = -(-columns // nbits.GroupSize)
@@ -100,6 +104,30 @@ def _asymmetric(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nd
     return codes.astype(np.uint8), scale, zero_point.astype(np.uint8)
 
 
+def half_quadratic(weight: np.ndarray, nbits: NBits) -> Blocks:
+    """HQQ: the zero points of rounding to nearest (the runtime takes integers), scales moved for outliers' sake."""
+    found, kind = nearest(weight, nbits), get_format(f"uint{nbits.Bits}")
+    tiles = _tiled(weight, found.scales.shape[1], nbits.GroupSize).reshape(-1, nbits.GroupSize)
+    half = np.full(found.scales.shape, 1 << (nbits.Bits - 1), np.uint8)
+    zero = half if found.zero_points is None else found.zero_points
+    sign = np.where(found.scales < 0, np.float32(-1), np.float32(1)).reshape(-1)
+    if not isinstance(kind, Element):
+        raise TypeError(f"{kind.name} has no codes")
+    scale = np.asarray(found.scales, np.float32).reshape(-1) * sign  # negative ones are positive for mirrored weights
+    moved = hqq(tiles * sign[:, None], scale, zero.reshape(-1), kind, move_scale=True, move_zero=False).scale
+    scale = (np.asarray(moved) * sign).reshape(found.scales.shape)
+    return Blocks(on_grid(weight, nbits, scale, zero), scale, found.zero_points)
+
+
+def on_grid(weight: np.ndarray, nbits: NBits, scales: np.ndarray, zero_points: np.ndarray) -> np.ndarray:
+    """The codes of a weight under given parameters, [rows, groups, group size]."""
+    tiled = _tiled(np.asarray(weight, np.float32), scales.shape[1], nbits.GroupSize)
+    codes = np.rint(tiled / scales[..., None]) + zero_points[..., None].astype(np.float32)
+    return np.asarray(np.clip(codes, 0, (1 << nbits.Bits) - 1), np.uint8)
+
+
 ALGORITHMS: dict[str, Algorithm] = {
     "DEFAULT": Algorithm(nearest),
+    "GPTQ": Algorithm(nearest, needs_data=True),
+    "HQQ": Algorithm(half_quadratic),
 }

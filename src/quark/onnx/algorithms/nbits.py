@@ -1,0 +1,97 @@
+"""GPTQ for ``UseMatMulNBits``: weights in few bits and groups, rounded for what the layers read.
+
+Scales and zero points are those of rounding to nearest (``nbits_algorithms.nearest``); GPTQ chooses the codes. The
+weights of the model become values on that grid, and the Plan gets its parameters, so that the codes are written as they
+are. A layer reads what the layers before it, already rounded, make. ``GPTQConfig`` in ``algo_config`` gives the block
+size, the damping and the order; the groups are those of ``MatMulNBitsParams``.
+
+Not handled: Gather and weights that several nodes read, which are rounded to nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.algorithms.columns import Columns
+from quark.algorithms.gptq import gptq, loss
+from quark.config.nbits import NBits, parse_nbits
+from quark.config.plan import Plan
+from quark.numerics.elements import Element
+from quark.numerics.formats import get_format
+from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.gptq import second_moments
+from quark.onnx.algorithms.linear import Linear, linear_of
+from quark.onnx.algorithms.samples import feeds_of
+from quark.onnx.algorithms.walk import Walk
+from quark.onnx.graph.report import PassReport
+from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, nearest
+from quark.onnx.quantization.config.algorithm import GPTQConfig
+
+_STAGE = "nbits_gptq"
+
+
+def run(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
+    """Round the layers of the Plan, in place, where the chosen algorithm needs data.
+
+    Raises:
+        DataError: there is no calibration data.
+    """
+    options = context.job.options
+    nbits = parse_nbits(options.MatMulNBitsParams)
+    if not ALGORITHMS[nbits.Algorithm].needs_data:
+        return []
+    config = next((entry for entry in context.job.algorithms if isinstance(entry, GPTQConfig)), GPTQConfig())
+    layers = [layer for layer in map(linear_of, model.graph) if layer is not None and _own(layer, plan)]
+    reads = [_source(layer) for layer in layers]
+    feeds = feeds_of(model, context)
+    walk = Walk(model, feeds, reads, options.ExecutionProviders, options.UserCustomOpLibPath)
+    better = 0
+    for done, (layer, name) in enumerate(zip(layers, reads, strict=True), 1):
+        finished = context.resume.done(_STAGE, layer.name)
+        inputs = (sample[name] for sample in walk.advance([name]))
+        arrays = _rounded(layer.weight, inputs, nbits, config) if finished is None else finished
+        if finished is None:
+            context.resume.finish(_STAGE, layer.name, arrays)
+        if arrays["better"]:
+            better += 1
+            tensor = plan.tensors[str(layer.node.inputs[1].name)]  # type: ignore[union-attr]
+            plan.put(replace(tensor, scale=arrays["scale"], zero_point=arrays["zero_point"]))
+            layer.write(arrays["weight"])
+        context.progress(_STAGE, done, len(layers))
+    return [PassReport(_STAGE, better)]
+
+
+def _own(layer: Linear, plan: Plan) -> bool:
+    """Whether the layer is to be stored in few bits, and nothing else reads its weight."""
+    decision, value = plan.nodes.get(layer.name), layer.node.inputs[1]
+    return decision is not None and decision.quantized and value is not None and len(value.uses()) == 1
+
+
+def _source(layer: Linear) -> str:
+    return "" if layer.node.inputs[0] is None else str(layer.node.inputs[0].name)
+
+
+def _rounded(
+    weight: np.ndarray, inputs: Iterable[np.ndarray], nbits: NBits, config: GPTQConfig
+) -> dict[str, np.ndarray]:
+    """The weight [out, in] on its grid, the grid's parameters, and whether it is better than rounded to nearest."""
+    weight = np.asarray(weight, np.float32)
+    hessian, columns = second_moments(inputs, weight.shape[1]), weight.shape[1]
+    blocks = nearest(weight, nbits)
+    middle = np.full(blocks.scales.shape, 1 << (nbits.Bits - 1), np.uint8)
+    points = middle if blocks.zero_points is None else blocks.zero_points
+    step, zero = (
+        np.repeat(side.astype(np.float32), nbits.GroupSize, 1)[:, :columns] for side in (blocks.scales, points)
+    )
+    kind = get_format(f"uint{nbits.Bits}")
+    if not isinstance(kind, Element):
+        raise TypeError(f"{kind.name} has no codes")
+    grid = Columns(kind, step, zero)
+    found = np.asarray(gptq(weight, hessian, grid, config.block_size, config.perc_damp, config.act_order))
+    before, after = (float(loss(one - weight, hessian).sum()) for one in (np.asarray(grid.round(weight)), found))
+    parameters = {"scale": blocks.scales, "zero_point": points}
+    return {"weight": found, "better": np.array(after < before), **parameters}
