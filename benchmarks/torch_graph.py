@@ -182,7 +182,7 @@ def digits(options: argparse.Namespace) -> Iterator[Row]:
     x, y = digits_data()
     half = len(x) // 2
     job = {
-        "schemes": list(SCHEMES),
+        "schemes": options.schemes,
         "edges": ("0", "7"),
         "size": 64,
         "epochs": 20,
