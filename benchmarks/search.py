@@ -2,7 +2,8 @@
 
     python -m benchmarks.search [--models squeezenet stories]
 
-SqueezeNet-flowers (ONNX): 32 calibration images; SQNR of the logits and top-1 on the 80 held-out images. stories260K
+SqueezeNet-flowers (ONNX): 16 calibration images, 4 of them for the trials; SQNR of the
+logits on those, top-1 on the 80 held-out images. stories260K
 (PyTorch): 8 windows of 128 tokens; mean KL divergence to the float logits and perplexity on 8 other windows. For each
 uniform data type the search gets its size as the limit.
 """
@@ -46,8 +47,8 @@ def squeezenet() -> None:
 
     data = helper("load_examples")
     path = SHARED / "models" / "squeezenet11_flowers5.onnx"
-    samples = list(data.calib_flowers5(32))
-    trials = samples[:8]
+    samples = list(data.calib_flowers5(16))
+    trials = samples[:4]
 
     def quantized(layers: dict[str, str]) -> float:
         with tempfile.TemporaryDirectory() as folder:

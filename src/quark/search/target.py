@@ -67,11 +67,10 @@ def parse_target(text: str, known: Iterable[str], function: bool = False) -> Tar
     if math.isnan(value):
         raise ConfigError(f"--target {text!r}: {number!r} is not a number")
     if metric not in names and not function:
-        lower = nearest(metric, names)
-        raise ConfigError(
-            f"{unknown('metric of --target', metric, names)}{'' if lower else ' '}"
-            f"{'' if lower else 'For a metric of your own give its function: --metric FILE.py:FUNCTION'}"
+        own = (
+            "" if nearest(metric, names) else ". For a metric of your own give its function: --metric FILE.py:FUNCTION"
         )
+        raise ConfigError(unknown("metric of --target", metric, names) + own)
     least = sign == ">="
     if not function and METRICS[metric] != least:
         right = ">=" if METRICS[metric] else "<="

@@ -7,7 +7,6 @@ Windows do not overlap but for one token, so that every token is predicted once;
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -18,8 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, DataError, ModelError
+from quark.errors import DataError, ModelError
 from quark.report.progress import bars
+from quark.search.function import load_function
 
 Ids = torch.Tensor
 KINDS = (".txt", ".md", ".jsonl", ".npz", ".npy")
@@ -65,6 +65,8 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
     """
     from transformers import AutoTokenizer
 
+    if not folder.is_dir():
+        raise ModelError(f"{str(folder)!r} is not a folder; models are loaded from local folders")
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
@@ -183,16 +185,4 @@ def load_metric(text: str) -> Callable[[nn.Module, Any], Any]:
     Raises:
         ConfigError: no such file or function.
     """
-    file, _, name = text.rpartition(":")
-    path = Path(file)
-    if not file or not path.is_file():
-        raise ConfigError(f"--metric {text!r}: give a file and a function in it, as in task.py:accuracy")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"--metric: {str(path)!r} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"--metric: {str(path)!r} has no function {name!r}")
-    return function
+    return load_function(text)
