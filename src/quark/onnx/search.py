@@ -56,6 +56,7 @@ class Whole:
         function: ``file.py:function`` of a metric of the user's.
         ledger: where finished measurements are kept.
         layers: names, in the order of the plans.
+        data: digest of the data that plans are measured on.
     """
 
     model: Model
@@ -66,10 +67,12 @@ class Whole:
     function: str | None
     ledger: Ledger
     layers: Sequence[str]
+    data: str
 
     def __call__(self, plan: Sequence[str]) -> float:
         """The metric of the model quantized by a plan."""
-        key = f"plan {digest_of_plan(plan)} {self.metric}"
+        named = [f"{layer} as {name}" for layer, name in zip(self.layers, plan, strict=True)]
+        key = f"plan {digest_of_plan(named)} {self.metric} on {self.data}"
         known = self.ledger.done(key)
         if known is None:
             known = self.measured(plan)
@@ -159,8 +162,8 @@ def search(
             name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
             found = study(made, candidates, name, workers, kept, progress)
-            site = made.site if evaluation is None else _other(made, evaluation)
-            whole = Whole(model_input, values, samples, site, goal.metric, metric, kept, found.layers)
+            site, data = (made.site, made.data) if evaluation is None else _other(made, evaluation)
+            whole = Whole(model_input, values, samples, site, goal.metric, metric, kept, found.layers, data)
             found = with_latency(found, made.site, whole.quantized) if budget == "latency" else found
             return _solved(found, goal, limit, budget, whole, rounds, compare)
         finally:
@@ -182,11 +185,11 @@ def checked_goal(target: str | None, limit: float | None, budget: str, function:
     return Target("sqnr" if function is None else function.rpartition(":")[2], True, float("-inf"))
 
 
-def _other(made: Bench, evaluation: Any) -> Site:
-    """The site of data of its own."""
+def _other(made: Bench, evaluation: Any) -> tuple[Site, str]:
+    """The site of data of its own, and their digest."""
     site = replace(made.site, data="evaluation")
     moved = in_layout(evaluation, made.moved)
-    return bench.lay_out(site, samples_of(moved))[0]
+    return bench.lay_out(site, samples_of(moved))
 
 
 def _solved(

@@ -29,7 +29,7 @@ from quark.torch.bench import Site, lay_out, measure, running
 from quark.torch.config_file import WHOLE, check_values, config_of
 from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer
-from quark.torch.sensitivity import Progress, first_scheme, open_ledger, source_of, study
+from quark.torch.sensitivity import Progress, digest_of_samples, first_scheme, open_ledger, source_of, study
 
 METRICS = ("kl", "perplexity", "sqnr", "cosine", "mse")
 
@@ -60,8 +60,9 @@ class Whole:
 
     def __call__(self, plan: Sequence[str]) -> float:
         """The metric of the model quantized by a plan."""
-        name = hashlib.blake2b("\n".join(plan).encode(), digest_size=8).hexdigest()
-        key = f"plan {name} {self.metric}"
+        named = "\n".join(f"{layer} as {name}" for layer, name in zip(self.layers, plan, strict=True))
+        data = digest_of_samples(self.site.samples)
+        key = f"plan {hashlib.blake2b(named.encode(), digest_size=8).hexdigest()} {self.metric} on {data}"
         known = self.ledger.done(key)
         if known is None:
             known = self.measured(plan)
