@@ -42,3 +42,10 @@ def test_every_option_has_a_line_of_documentation_and_a_group() -> None:
 def test_options_do_not_change() -> None:
     with pytest.raises(ValueError):
         parse_options({}).WeightsOnly = True  # type: ignore[misc]
+
+
+def test_the_page_of_options_names_every_published_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
+    assert {name for name in published() - NOT_YET if f"`{name}`" not in page} == set()
+    [nbits] = [line for line in page.split("\n") if line.startswith("| `MatMulNBitsParams`")]
+    assert {name for name in NBITS if name not in nbits} == set()
