@@ -184,5 +184,5 @@ def test_hqq_gives_outliers_up_for_the_rest(symmetric: bool) -> None:
         zero = 8 if blocks.zero_points is None else blocks.zero_points[..., None].astype(np.float32)
         values = ((blocks.codes.astype(np.float32) - zero) * blocks.scales[..., None]).reshape(16, -1)
         errors.append((np.abs(values - weight) ** 0.7).sum())
-    assert errors[1] < 0.97 * errors[0]
+    assert errors[1] < 0.99 * errors[0]
     assert _loss("HQQ", symmetric) > 0
