@@ -66,7 +66,7 @@ MODELS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
     "yolox_nano": ("yolox_nano.onnx", "calib_yolox_nano", 16, ("mAP50",)),
     "ultraface": ("ultraface_rfb320.onnx", "calib_ultraface", 16, ("AP50",)),
     "silero": ("silero_vad_16k_op15.onnx", "calib_silero", 250, ("accuracy", "auc")),
-    "gtcrn": ("gtcrn_simple.onnx", "calib_gtcrn", 200, ("si_sdr_out",)),
+    "gtcrn": ("gtcrn_simple.onnx", "calib_gtcrn", 250, ("si_sdr_out",)),
     "stories": ("stories260K.onnx", "calib_stories", 8, ("perplexity", "accuracy")),
 }
 
