@@ -86,15 +86,25 @@ def test_workers_resume(tmp_path: Path) -> None:
     class Stopped(Exception):
         pass
 
-    def stopping() -> Iterator[dict[str, np.ndarray]]:
-        yield from samples(5)
-        raise Stopped
+    class Stopping:
+        def __len__(self) -> int:
+            return len(samples())
+
+        def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+            yield from samples(5)
+            raise Stopped
 
     one = quantized(tmp_path, "Percentile", 1)
     resume = {"SaveAndRestore": str(tmp_path / "r.json")}
     with pytest.raises(Stopped):
-        quantized(tmp_path, "Percentile", 2, stopping(), **resume)
+        quantized(tmp_path, "Percentile", 2, Stopping(), **resume)
     assert quantized(tmp_path, "Percentile", 3, **resume) == one
+
+    resume = {"SaveAndRestore": str(tmp_path / "other.json")}
+    with pytest.raises(Stopped):
+        quantized(tmp_path, "Percentile", 1, Stopping(), **resume)
+    with pytest.raises(DataError, match="told how many samples there are and now it does not"):
+        quantized(tmp_path, "Percentile", 2, iter(samples()), **resume)
 
 
 def test_crypto_mode_keeps_the_model_out_of_other_processes() -> None:

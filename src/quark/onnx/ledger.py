@@ -95,11 +95,21 @@ def state_of(statistics: Mapping[str, Statistic]) -> Arrays:
 
 
 def restore(statistics: dict[str, Statistic], arrays: Arrays) -> None:
-    """Replace each statistic by the one that ``state_of`` described."""
+    """Replace each statistic by the one that ``state_of`` described.
+
+    Raises:
+        DataError: another kind of statistic was kept of a tensor.
+    """
     states: dict[int, Arrays] = {}
     for label, array in arrays.items():
         number, slash, field = label.partition("/")
         if slash:
             states.setdefault(int(number), {})[field] = array
     for place, (name, fresh) in enumerate(list(statistics.items())):
+        if states[place].keys() != fresh.state().keys():
+            raise DataError(
+                "SaveAndRestore: before, the calibration data told how many samples there are and now it does not, or "
+                f"the reverse, so other statistics are kept (tensor {name!r}); give the same kind of reader, or "
+                "remove the file and start again"
+            )
         statistics[name] = type(fresh).from_state(states[place])
