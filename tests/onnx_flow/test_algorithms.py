@@ -9,7 +9,17 @@ from tests.onnx_flow import models
 from tests.onnx_flow import test_linear_algorithms as linear
 
 from quark.errors import ConfigError
-from quark.onnx import AlgoConfig, CalibMethod, Int8Spec, Int16Spec, ModelQuantizer, QConfig, QLayerConfig, XInt8Spec
+from quark.onnx import (
+    AlgoConfig,
+    AutoMixprecisionConfig,
+    CalibMethod,
+    Int8Spec,
+    Int16Spec,
+    ModelQuantizer,
+    QConfig,
+    QLayerConfig,
+    XInt8Spec,
+)
 from quark.onnx.algorithms.stages import TRANSFORMS, TUNES
 from quark.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS, from_dict
 
@@ -77,7 +87,7 @@ def test_an_algorithm_for_linear_layers_is_no_worse_than_rounding_to_nearest(nam
 
 
 def test_every_algorithm_has_its_stage() -> None:
-    assert {*TRANSFORMS, *TUNES} == set(ALGO_NAME_TO_CLASS.values())
+    assert {*TRANSFORMS, *TUNES, AutoMixprecisionConfig} == set(ALGO_NAME_TO_CLASS.values())
 
 
 @pytest.mark.parametrize("name", sorted(ALGO_NAME_TO_CLASS))

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from quark.config.job import Target
-from quark.config.tensor import TensorSpec
+from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.elements import Int
 from quark.numerics.formats import get_format
@@ -20,7 +20,10 @@ from quark.numerics.granularity import Channel, Tensor
 
 @dataclass(frozen=True)
 class Preset:
-    """One named configuration: specs of activations and weights, options, target, and a line saying what it is for."""
+    """One named configuration: specs of activations and weights, options, target, and a line saying what it is for.
+
+    ``mixed``: what automatic mixed precision gives the layers with weights instead.
+    """
 
     doc: str
     activation: TensorSpec
@@ -28,6 +31,7 @@ class Preset:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     target: Target = "any"
     tuning: Literal["", "adaround", "adaquant"] = ""
+    mixed: LayerSpec | None = None
 
     @property
     def cle(self) -> bool:
@@ -150,6 +154,29 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+def _mixed(format: str) -> Preset:
+    """bfloat16 everywhere but in the layers with weights, and two pairs where the two meet."""
+    spec = TensorSpec(format)
+    doc = f"{format} activations and weights of layers with weights, bfloat16 everything else"
+    options = {"QuantizeBias": False, "DedicatedQDQPair": True, "CalibDataSize": 1}
+    plain = TensorSpec("bfloat16")
+    return Preset(doc, plain, plain, MappingProxyType(options), mixed=LayerSpec(spec, spec, None, spec))
+
+
+_S8_PERCENTILE = _act("int8", True, "percentile")
+PRESETS |= {
+    "S16S16_MIXED_S8S8": Preset(
+        "int8 activations and weights of layers with weights, int16 everything else",
+        _act("int16", False, "percentile"),
+        _S16,
+        MappingProxyType({**_TAIL, "Int32Bias": False, "Int16Bias": False}),
+        mixed=LayerSpec(_S8_PERCENTILE, _S8, None, _S8_PERCENTILE),
+    ),
+    "BF16_MIXED_BFP16": _mixed("bfp16"),
+    "BF16_MIXED_MXINT8": _mixed("mxint8"),
+}
+
+
 def _per_channel(preset: Preset) -> Preset:
     """The same with a scale for every channel of a weight, for runtimes that have them."""
     weight = replace(preset.weight, granularity=Channel(-1))
@@ -186,7 +213,7 @@ def _accurate(name: str) -> Preset:
 PRESETS |= {f"{name}_ADAROUND": _tuned(PRESETS[name], "adaround") for name in _INTEGER_ROWS}
 PRESETS |= {
     f"{name}_ADAQUANT": _tuned(PRESETS[name], "adaquant")
-    for name in (*_INTEGER_ROWS, *_FLOAT_ROWS, "MXFP4E2M1", "MXINT8")
+    for name in (*_INTEGER_ROWS, *_FLOAT_ROWS, "MXFP4E2M1", "MXINT8", "BF16_MIXED_BFP16", "BF16_MIXED_MXINT8")
 }
 PRESETS |= {f"{name}_ACCURATE": _accurate(name) for name in _ACCURATE_ROWS}
 #: Beside every preset with integer weights per tensor, which a depthwise layer of unlike channels cannot live with.

@@ -41,7 +41,8 @@ class Rule:
     """``layer`` for the nodes that ``selectors`` name; ``None`` keeps them in float.
 
     ``by_type`` reads the selectors as operator types; ``source`` names the field of the user's configuration;
-    ``inputs`` keeps tensors that only such float nodes read in float, too.
+    ``inputs`` keeps tensors that only such float nodes read in float, too; ``own_inputs`` gives nodes a pair of
+    their own in front of tensors that others read too.
     """
 
     selectors: tuple[Selector, ...]
@@ -50,18 +51,20 @@ class Rule:
     by_type: bool = False
     strict: bool = True
     inputs: bool = False
+    own_inputs: bool = False
 
 
 @dataclass(frozen=True)
 class Decision:
     """The specs of a node (``None``: it stays float), the reason in words, and its rank: that of later entries is
     higher, and wins where two nodes share a tensor. The global configuration has rank 0. ``inputs``: its inputs stay
-    float with it."""
+    float with it; ``own_inputs``: it reads tensors that others read too through pairs of its own."""
 
     layer: LayerSpec | None
     reason: str
     rank: int = 0
     inputs: bool = False
+    own_inputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Rules:
                 reason = f"{rule.source}: {_written(selector)}"
                 for name in _found(selector, nodes, before, rule):
                     if name in decisions:
-                        decisions[name] = Decision(rule.layer, reason, rank, rule.inputs)
+                        decisions[name] = Decision(rule.layer, reason, rank, rule.inputs, rule.own_inputs)
         return decisions
 
 

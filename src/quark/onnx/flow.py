@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.errors import ConfigError, ModelError
 from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.mixprecision import Mixed, mix
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import reader_for, transform, tune
 from quark.onnx.compare import Comparison
@@ -57,6 +58,7 @@ class Result:
         proto: the quantized model, when no output path was given.
         weak: the layers that lose most to their weights.
         metrics: what ``EvalMetrics`` measured.
+        mixed: what automatic mixed precision decided.
     """
 
     plan: Plan
@@ -65,6 +67,7 @@ class Result:
     proto: onnx.ModelProto | None = None
     weak: tuple[Weakness, ...] = ()
     metrics: Comparison | None = None
+    mixed: Mixed | None = None
 
 
 def quantize(
@@ -107,6 +110,8 @@ def _quantize(
         context = Context(job, reader, scratch, resume, update)
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, context))
+            mixed = mix(model, context, known)
+            job, context = mixed.job, replace(context, job=mixed.job)
         with _timed(seconds, "place"):
             bodies = _bodies(model, context, known)
             plan = mode.place(model, job, known)
@@ -135,12 +140,17 @@ def _quantize(
     if job.options.EvalMetrics:
         written = proto if model_output is None else model_output
         metrics = None if written is None else evaluate(model_input, written, job.options, given)
+    result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed)
     if job.options.PrintSummary and not job.options.CryptoMode:
-        print_summary(plan, weak=weak)
-        print_table(_cost(model_input, model_output, sum(seconds.values())))
-        for table in metric_tables(metrics):
-            print_table(table)
-    return Result(plan, prepared.reports, seconds, proto, weak, metrics)
+        _tell(result, mixed, _cost(model_input, model_output, sum(seconds.values())))
+    return result
+
+
+def _tell(result: Result, mixed: Mixed, cost: Table) -> None:
+    """The summary on the terminal."""
+    print_summary(result.plan, weak=result.weak)
+    for table in (cost, *mixed.tables(), *metric_tables(result.metrics)):
+        print_table(table)
 
 
 def _cost(model_input: files.ModelInput, model_output: str | Path | None, seconds: float) -> Table:

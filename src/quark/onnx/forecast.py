@@ -24,6 +24,7 @@ from quark.config.plan import Plan, TensorPlan
 from quark.errors import QuarkError
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Group
+from quark.onnx.algorithms.mixprecision import foreseen
 from quark.onnx.data import RandomDataReader
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
@@ -72,7 +73,7 @@ def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
     source = files.load(model_input)
     known = all_known(source) if job.options.EnableSubgraph else known_nodes(source)
     prepared = prepare(source, job)
-    model, job = prepared.model, prepared.job
+    model, job = prepared.model, foreseen(prepared.model, prepared.job, known)
     plan = MODES[job.mode].place(model, job, known)
     requests = list(observed(plan, job.options))
     sizes = _sizes(model, requests)

@@ -21,6 +21,7 @@ from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
     AlgoConfig,
+    AutoMixprecisionConfig,
     BiasCorrectionConfig,
     ChannelEqualizationConfig,
     CLEConfig,
@@ -50,7 +51,7 @@ TUNES: dict[type[AlgoConfig], Tune] = {
     GPTQConfig: gptq.run,
 }
 #: Algorithms that read the calibration data, which then has to be read more than once.
-READS_DATA = frozenset([SmoothQuantConfig, ChannelEqualizationConfig, *TUNES])
+READS_DATA = frozenset([SmoothQuantConfig, ChannelEqualizationConfig, AutoMixprecisionConfig, *TUNES])
 
 
 def reader_for(job: Job, reader: Any) -> Any:

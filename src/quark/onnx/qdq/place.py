@@ -19,7 +19,18 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx.graph.surgery import is_constant
-from quark.onnx.qdq import align, block_axes, dual_pairs, fuse, outputs, overrides, passthrough, selection, slots
+from quark.onnx.qdq import (
+    align,
+    block_axes,
+    dual_pairs,
+    fuse,
+    outputs,
+    overrides,
+    own_inputs,
+    passthrough,
+    selection,
+    slots,
+)
 from quark.onnx.qdq.block_axes import in_blocks
 from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
@@ -37,6 +48,7 @@ class Placement:
     dividing: set[ir.Node] = field(default_factory=set)
     masked: set[ir.Value] = field(default_factory=set)
     ranks: dict[str, int] = field(default_factory=dict)
+    apart: list[own_inputs.Apart] = field(default_factory=list)
 
 
 def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
@@ -61,6 +73,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output == "same":
             _pass_through(node, rule, layer, placement)
+    own_inputs.separate(model, placement.plan, placement.apart)
     _leave_outputs(placement)
     _feed_float(placement)
     outputs.leave_float(model, placement.plan, job)
@@ -173,6 +186,8 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
     for value in slots.data_inputs(node, rule):
         if is_constant(value):
             _add_constant(node, value, in_blocks(_for_operand(layer, placement.job), value), reason, placement)
+        elif placement.decisions[node.name or ""].own_inputs and len(value.uses()) > 1:
+            placement.apart.append(own_inputs.Apart(node, value, layer.inputs, reason))
         else:
             _add_activation(value, layer.inputs, reason, placement, rank, reader=node)
     for value in node.outputs:

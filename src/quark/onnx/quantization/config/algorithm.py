@@ -11,12 +11,14 @@ from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.quantization.config.algo_base import AlgoConfig, is_number, is_whole
 from quark.onnx.quantization.config.finetune import AdaQuantConfig, AdaRoundConfig
+from quark.onnx.quantization.config.mixprecision import AutoMixprecisionConfig
 
 __all__ = [
     "ALGO_NAME_TO_CLASS",
     "AdaQuantConfig",
     "AdaRoundConfig",
     "AlgoConfig",
+    "AutoMixprecisionConfig",
     "BiasCorrectionConfig",
     "CLEConfig",
     "ChannelEqualizationConfig",
@@ -185,7 +187,7 @@ ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
     kind.name: kind
     for kind in (
         *(CLEConfig, ChannelEqualizationConfig, SmoothQuantConfig, QuarotConfig),
-        *(GPTQConfig, BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig),
+        *(AutoMixprecisionConfig, GPTQConfig, BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig),
     )
 }
 

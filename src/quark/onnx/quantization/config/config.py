@@ -15,11 +15,13 @@ from quark.config.presets import PRESETS, Preset, get_preset
 from quark.config.rules import Rule, Rules, Selector, Subgraph
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
+from quark.numerics.formats import get_format
 from quark.observers.distribution import ALLOWED as DISTRIBUTION_FORMATS
 from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
     AlgoConfig,
+    AutoMixprecisionConfig,
     CLEConfig,
     GPTQConfig,
     checked,
@@ -95,13 +97,13 @@ class QConfig:
 
     def _type_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
         return [
-            Rule(tuple(types), _merged(layer, default, options), "layer_type_config", by_type=True)
+            Rule(tuple(types), merged_layer(layer, default, options), "layer_type_config", by_type=True)
             for layer, types in self.layer_type_config.items()
         ]
 
     def _layer_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
         return [
-            Rule(_selectors(names), _merged(layer, default, options), "specific_layer_config")
+            Rule(_selectors(names), merged_layer(layer, default, options), "specific_layer_config")
             for layer, names in self.specific_layer_config.items()
         ]
 
@@ -125,7 +127,7 @@ def _selectors(names: list[Excluded]) -> tuple[Selector, ...]:
     return tuple(name if isinstance(name, str) else Subgraph(tuple(name[0]), tuple(name[1])) for name in names)
 
 
-def _merged(config: QLayerConfig | None, default: LayerSpec, options: Options) -> LayerSpec | None:
+def merged_layer(config: QLayerConfig | None, default: LayerSpec, options: Options) -> LayerSpec | None:
     """A layer's specs, with the global ones in the slots that it leaves open; ``None`` stays: float."""
     if config is None:
         return None
@@ -240,9 +242,17 @@ class QuantizationConfig:
             extra_options=deepcopy(dict(preset.options)),
             target=preset.target,
             include_cle=preset.cle,
-            algorithms=_fine_tuning(preset),
+            algorithms=[*_mixing(preset), *_fine_tuning(preset)],
             use_dynamic_quant=preset.activation.dynamic,
         )
+
+
+def _mixing(preset: Preset) -> list[AlgoConfig]:
+    """The automatic mixed precision of a preset; pairs for both precisions where block formats meet others."""
+    if preset.mixed is None:
+        return []
+    blocks = get_format(preset.mixed.weight.format).unit_scale if preset.mixed.weight is not None else False
+    return [AutoMixprecisionConfig(target_layer_config=preset.mixed, dual_quant_nodes=blocks)]
 
 
 def _fine_tuning(preset: Preset) -> list[AlgoConfig]:

@@ -1,0 +1,449 @@
+"""Automatic mixed precision: which layers get the other precision, decided on the calibration data.
+
+    score(layer)   metric of the whole quantized model in which only this layer has the target's precision
+    layers in the order of their scores, the least harmful first; after each one the metric of the model with all that
+    are chosen so far decides whether to go on
+
+Runs on the transformed float model, before placement: the result is one rule more, of the lowest rank, so that layers
+that the configuration names keep what it says. Scales are those of calibration, before fine-tuning.
+
+Not handled: bodies of If and Loop; a layer that is given up is not tried again in another order.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.job import Job, for_target
+from quark.config.plan import Plan
+from quark.config.rules import NodeInfo, Rule, Rules
+from quark.config.tensor import LayerSpec
+from quark.errors import ConfigError
+from quark.onnx import bench, fingerprint
+from quark.onnx.algorithms.context import Context
+from quark.onnx.bench import MODEL, Site
+from quark.onnx.calibration import find_ranges, observe
+from quark.onnx.compare import Distance
+from quark.onnx.data import Samples
+from quark.onnx.graph import model as files
+from quark.onnx.npu.adapt import adapt
+from quark.onnx.qdq import slots
+from quark.onnx.qdq.modes import MODES
+from quark.onnx.qdq.op_rules import OP_RULES
+from quark.onnx.qdq.parameters import observed
+from quark.onnx.qdq.second_type import REASON
+from quark.onnx.qdq.selection import known_nodes
+from quark.onnx.qdq.settings import request_of
+from quark.onnx.quantization.config.config import merged_layer
+from quark.onnx.quantization.config.mixprecision import METRICS, AutoMixprecisionConfig
+from quark.onnx.ranges import samples_of
+from quark.onnx.resume import Resume
+from quark.onnx.scratch import Scratch
+from quark.onnx.sensitivity import divergence
+from quark.report.values import Table
+from quark.search.function import digest_of, load_function, number_of
+from quark.search.ledger import Ledger
+
+SOURCE = "auto_mixprecision"
+#: node name -> number of its target
+Choice = dict[str, int]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Layers that are chosen together, and the targets that they may get."""
+
+    name: str
+    nodes: tuple[str, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """The metric with one candidate alone in a target's precision; ``None`` where nothing had to be measured."""
+
+    candidate: Candidate
+    target: int
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What was decided.
+
+    Attributes:
+        job: with the rules that give the chosen layers their precision.
+        scores: the ranking, the layer that bears its target best first.
+        chosen: names of the candidates that were chosen.
+        metric: value for the chosen layers together; ``None`` where nothing was measured.
+        name: of the metric.
+    """
+
+    job: Job
+    scores: tuple[Score, ...] = ()
+    chosen: tuple[str, ...] = ()
+    metric: float | None = None
+    name: str = ""
+
+    def tables(self) -> tuple[Table, ...]:
+        """The ranking for people; nothing where there was nothing to decide."""
+        rows = [
+            (one.candidate.name, "" if one.value is None else f"{one.value:.6g}", one.candidate.name in self.chosen)
+            for one in self.scores
+        ]
+        shown = tuple((name, value, "yes" if taken else "no") for name, value, taken in rows)
+        title = "Automatic mixed precision" + ("" if self.metric is None else f": {self.name} {self.metric:.6g}")
+        return (Table(title, ("layer", f"{self.name} alone", "chosen"), shown),) if shown else ()
+
+
+def mix(model: ir.Model, context: Context, known: Sequence[NodeInfo]) -> Mixed:
+    """Decide which layers get the target's precision.
+
+    Args:
+        model: the prepared and transformed float model; comes back unchanged.
+        context: the job, the data, finished work.
+        known: the nodes that the user may name (``selection.known_nodes``).
+
+    Raises:
+        ConfigError: a field that does not fit the model, or nothing that could be chosen.
+        DataError: there is no data, and something has to be measured.
+    """
+    config = next((one for one in context.job.algorithms if isinstance(one, AutoMixprecisionConfig)), None)
+    if config is None:
+        return Mixed(context.job)
+    if context.job.mode != "static":
+        raise ConfigError(f"AutoMixprecisionConfig is for static quantization, not for the mode {context.job.mode!r}")
+    options = context.job.options
+    if config.dual_quant_nodes:
+        options = options.model_copy(update={"EnableDualQuantNodePairs": True})
+    job = replace(context.job, options=options)
+    layers = tuple(None if one is None else _layer(one, job) for one, _ in config.targets())
+    found = tuple(_candidates(model, job, config, known))
+    if not found:
+        kinds = ", ".join(config.target_op_type)
+        raise ConfigError(f"AutoMixprecisionConfig: no quantized layer may be chosen (target_op_type: {kinds})")
+    decider = _Decider(model, job, config, layers, known, context)
+    if not needs_data(config):
+        scores = tuple(Score(one, one.targets[0], None) for one in found)
+        return decider.decided(scores, found, None)
+    try:
+        return decider.measured(found)
+    finally:
+        bench.close()
+
+
+def foreseen(model: ir.Model, job: Job, known: Sequence[NodeInfo]) -> Job:
+    """The job as ``mix`` will make it, where that can be told without data; otherwise as it is."""
+    config = next((one for one in job.algorithms if isinstance(one, AutoMixprecisionConfig)), None)
+    if config is None or needs_data(config):
+        return job
+    with Scratch(job.options) as scratch:
+        return mix(model, Context(job, None, scratch, Resume(), lambda stage, done, total: None), known).job
+
+
+def needs_data(config: AutoMixprecisionConfig) -> bool:
+    """Whether anything has to be measured: not where all candidates get the one target."""
+    return config.metric_threshold != 0 or len(config.targets()) > 1 or config.sensitivity_cache_file is not None
+
+
+def _layer(one: Any, job: Job) -> LayerSpec | None:
+    return one if isinstance(one, LayerSpec) else merged_layer(one, job.rules.default, job.options)
+
+
+# ---- what may be chosen ----------------------------------------------------------------------------------------------
+
+
+def _candidates(
+    model: ir.Model, job: Job, config: AutoMixprecisionConfig, known: Sequence[NodeInfo]
+) -> Iterator[Candidate]:
+    """Layers or subgraphs, in the order of the graph; those that share a weight together."""
+    plan = MODES["static"].place(model.clone(), job, known)
+    nodes, infos = {node.name or "": node for node in model.graph}, known_nodes(model)
+    free = [n for n, one in plan.nodes.items() if one.quantized and one.reason == "global_config" and n in nodes]
+    allowed = [_selected(names, infos, known) for _, names in config.targets()]
+    for name, members in _groups(free, nodes, config, infos, known):
+        targets = tuple(i for i, names in enumerate(allowed) if names is None or set(members) <= names)
+        if members and targets:
+            yield Candidate(name, members, targets)
+
+
+def _groups(
+    free: list[str],
+    nodes: Mapping[str, ir.Node],
+    config: AutoMixprecisionConfig,
+    infos: list[NodeInfo],
+    known: Sequence[NodeInfo],
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if config.subgraph_json is not None:
+        for name, subgraph in config.subgraphs():
+            inside = _matched((subgraph,), infos, known, "subgraph_json")
+            yield name, tuple(node for node in free if node in inside)
+        return
+    wanted = [name for name in free if nodes[name].op_type in config.target_op_type]
+    if config.include_layers is not None:
+        inside = _matched(tuple(config.include_layers), infos, known, "include_layers")
+        wanted = [name for name in wanted if name in inside]
+    if config.exclude_layers is not None:
+        outside = _matched(tuple(config.exclude_layers), infos, known, "exclude_layers")
+        wanted = [name for name in wanted if name not in outside]
+    groups: dict[str, list[str]] = {}
+    for name in wanted:
+        groups.setdefault(_weight_of(nodes[name]) if config.shared_param_mode == "propagate" else name, []).append(name)
+    yield from ((members[0], tuple(members)) for members in groups.values())
+
+
+def _weight_of(node: ir.Node) -> str:
+    """What tells layers of different weights apart: the name of the weight, or of the layer."""
+    rule = OP_RULES.get(node.op_type)
+    weight = None if rule is None else slots.weight_input(node, rule)
+    return f"layer {node.name}" if weight is None else f"weight {weight.name}"
+
+
+def _matched(selectors: tuple[Any, ...], now: list[NodeInfo], known: Sequence[NodeInfo], field: str) -> set[str]:
+    """Names of the nodes that selectors find; an error where one finds none."""
+    rules = Rules(LayerSpec(), (Rule(selectors, None, f"AutoMixprecisionConfig: {field}"),))
+    return {name for name, decision in rules.bind(now, known).items() if decision.layer is None}
+
+
+def _selected(names: tuple[str, ...] | None, now: list[NodeInfo], known: Sequence[NodeInfo]) -> set[str] | None:
+    """The nodes of a target's operator types and layer names."""
+    if names is None:
+        return None
+    kinds = {name for name in names if name in OP_RULES}
+    layers = tuple(name for name in names if name not in OP_RULES)
+    found = _matched(layers, now, known, "target_layer_config") if layers else set()
+    return found | {info.name for info in now if info.op_type in kinds}
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Decider:
+    """Makes and measures models with some layers in a target's precision."""
+
+    model: ir.Model
+    job: Job
+    config: AutoMixprecisionConfig
+    layers: tuple[LayerSpec | None, ...]
+    known: Sequence[NodeInfo]
+    context: Context
+    ranges: dict[tuple[str, str], Any] = field(default_factory=dict)
+    reference: float | None = None
+
+    def job_of(self, choice: Mapping[str, int]) -> Job:
+        """The job with the chosen layers; entries of the configuration come later and win."""
+        own = self.config.no_input_qdq_shared
+        rules = []
+        for number, layer in enumerate(self.layers):
+            names = tuple(name for name, target in choice.items() if target == number)
+            rules.append(Rule(names, layer, SOURCE, strict=False, inputs=layer is None, own_inputs=own))
+        chosen = replace(self.job.rules, rules=(*(r for r in rules if r.selectors), *self.job.rules.rules))
+        return for_target(replace(self.job, rules=chosen))
+
+    def decided(self, scores: tuple[Score, ...], chosen: Iterable[Candidate], metric: float | None) -> Mixed:
+        """The result, told in the log."""
+        names, targets = [one.name for one in chosen], {one.candidate.name: one.target for one in scores}
+        choice = {n: targets[one.candidate.name] for one in scores if one.candidate.name in names for n in _of(one)}
+        log.info("automatic mixed precision: %d of %d candidates are chosen", len(names), len(scores))
+        return Mixed(self.job_of(choice), scores, tuple(names), metric, _metric_name(self.config))
+
+    def measured(self, found: tuple[Candidate, ...]) -> Mixed:
+        """Score the candidates, rank them, and choose."""
+        site, data = self._site()
+        ledger = self._ledger(data)
+        tasks = [(one, target) for one in found for target in one.targets]
+        self.quantized({})
+        for number in range(len(self.layers)):  # the ranges of all trials are found before any of them
+            self.quantized({n: number for one in found if number in one.targets for n in one.nodes})
+        calls = (joblib.delayed(self.value)(dict.fromkeys(c.nodes, t), site, ledger) for c, t in tasks)
+        values = []
+        for value in _run(calls, self.config.worker_num):
+            values.append(value)
+            self.context.progress(SOURCE, len(values), len(tasks))
+        best: dict[str, Score] = {}
+        for (one, target), value in zip(tasks, values, strict=True):
+            if one.name not in best or self.harm(value) < self.harm(best[one.name].value):
+                best[one.name] = Score(one, target, value)
+        scores = tuple(sorted(best.values(), key=lambda score: self.harm(score.value)))
+        chosen, metric = self._choose(scores, lambda choice: self.value(choice, site, ledger))
+        return self.decided(scores, chosen, metric)
+
+    def _choose(
+        self, scores: tuple[Score, ...], value: Callable[[Choice], float]
+    ) -> tuple[list[Candidate], float | None]:
+        """Candidates in the order of their scores, until the threshold says stop."""
+        bound, chosen, choice = self.config.metric_threshold, [], Choice()
+        if bound is None:
+            return [], None
+        metric = None if bound == 0 else value(choice)
+        for score in scores:
+            if metric is not None and self._is_enough(metric, bound):
+                break
+            wider = choice | dict.fromkeys(_of(score), score.target)
+            found = None if bound == 0 else value(wider)
+            if found is not None and self.config.metric_optimize_object == "speed" and not self._meets(found, bound):
+                break
+            choice, metric = wider, found
+            chosen.append(score.candidate)
+        if metric is not None and not self._meets(metric, bound):
+            name = _metric_name(self.config)
+            log.warning("automatic mixed precision: %s is %g and does not reach %g", name, metric, bound)
+        return chosen, value(choice) if metric is None else metric
+
+    def _is_enough(self, metric: float, bound: float) -> bool:
+        return self.config.metric_optimize_object == "quality" and self._meets(metric, bound)
+
+    def _meets(self, metric: float, bound: float) -> bool:
+        return self.harm(metric) <= (-bound if _more_is_better(self.config) else bound)
+
+    def harm(self, value: float | None) -> float:
+        """The metric with a sign that makes less better."""
+        return 0.0 if value is None else -value if _more_is_better(self.config) else value
+
+    def value(self, choice: Choice, site: Site, ledger: Ledger) -> float:
+        """The metric of the model of a choice; known ones are not measured again."""
+        named = "\n".join(f"{name} as {target}" for name, target in sorted(choice.items()))
+        key = fingerprint.of_arrays({named: np.zeros(0)}).hex()
+        known, resume = ledger.done(key), self.context.resume
+        kept = resume.done(SOURCE, key) if known is None else None
+        if known is None and kept is None:
+            known = self.measure(self.quantized(choice), site)
+            resume.finish(SOURCE, key, {"metric": np.array(known)})
+            ledger.finish(key, known)
+        return float(known if kept is None else kept["metric"])
+
+    def measure(self, model: ir.Model, site: Site) -> float:
+        """The metric of one model."""
+        if self.config.metric_evaluate_fn is not None:
+            return self._evaluate(model, site)
+        runner, name = site.runner(model), site.outputs[0]
+        pairs = ((reference[name], runner.run(feed).values[name]) for feed, reference in site.pairs())
+        function = self.config.metric_distance_fn
+        if function is not None:
+            call = _loaded(function)
+            return float(np.mean([number_of(call(x, y), "metric_distance_fn") for x, y in pairs]))
+        return metric_of(self.config.metric_default, pairs)
+
+    def _evaluate(self, model: ir.Model, site: Site) -> float:
+        """How far the user's figure of merit is from the float model's."""
+        call = _loaded(self.config.metric_evaluate_fn or "")
+        if self.reference is None:
+            self.reference = number_of(call(str(site.model)), "metric_evaluate_fn")
+        with tempfile.TemporaryDirectory(dir=site.folder, ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / "quantized.onnx"
+            files.save(model, path)
+            return abs(number_of(call(str(path)), "metric_evaluate_fn") - self.reference)
+
+    def quantized(self, choice: Choice) -> ir.Model:
+        """The model with the layers of ``choice`` in their targets' precision, before any fine-tuning."""
+        job, model = self.job_of(choice), self.model.clone()
+        plan = MODES["static"].place(model, job, self.known)
+        MODES["static"].set_parameters(model, plan, self._ranges(model, plan), job.options)
+        adapt(model, plan, job)
+        return MODES["static"].emit(model, plan, job.options)
+
+    def _ranges(self, model: ir.Model, plan: Plan) -> dict[str, Any]:
+        """The ranges of a plan's activations; the data are read for those only that no earlier plan needed."""
+        options = self.job.options
+        requests = {t.name: request_of(t.spec, options, self.context.scratch.store) for t in observed(plan, options)}
+        keys = {name: (_source_of(model, plan, name), repr(one)) for name, one in requests.items()}
+        missing = {name: one for name, one in requests.items() if keys[name] not in self.ranges}
+        if missing:
+            samples = samples_of(model, options, self.context.reader)
+            providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
+            found = find_ranges(missing, observe(model, missing, samples, providers, libraries))
+            self.ranges |= {keys[name]: value for name, value in found.items()}
+        return {name: self.ranges[key] for name, key in keys.items()}
+
+    def _site(self) -> tuple[Site, str]:
+        """The float model, the samples and the float output in a folder, and a digest of the data."""
+        outputs = [value.name or "" for value in self.model.graph.outputs]
+        number = self.config.metric_output_index
+        if number >= len(outputs):
+            raise ConfigError(
+                f"AutoMixprecisionConfig: metric_output_index is {number}, and the model has the outputs {outputs}"
+            )
+        folder = self.context.scratch.folder("automatic mixed precision").resolve()
+        ir.save(self.model.clone(), folder / MODEL, external_data=f"{MODEL}.data")
+        options = self.job.options
+        samples = samples_of(self.model, options, self.context.reader)
+        if self.config.data_size:
+            samples = Samples(samples, self.config.data_size)
+        return bench.lay_out(Site(folder, SOURCE, (outputs[number],), 0, self.job), samples)
+
+    def _ledger(self, data: str) -> Ledger:
+        """Finished measurements; what only says which of them are wanted does not count."""
+        path = self.config.sensitivity_cache_file
+        if path is None:
+            return Ledger(None, {})
+        fields = {"metric_threshold": 0, "metric_optimize_object": "speed", "worker_num": 1}
+        config = replace(self.config, sensitivity_cache_file=None, **fields)  # type: ignore[arg-type]
+        words = fingerprint.of_job(replace(self.job, algorithms=(config,)))
+        functions = [self.config.metric_distance_fn, self.config.metric_evaluate_fn]
+        written = [digest_of(one) for one in functions if isinstance(one, str)]
+        model = fingerprint.of_model(self.model)
+        return Ledger(path, {"model": model, "data": data, "functions": " ".join(written), **words})
+
+
+def metric_of(name: str, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    """A metric of one output over samples of (float, quantized) arrays.
+
+    l2: mean norm of the error. kl: mean divergence of the softmax along the last axis, in nats. cosine: 1 - cosine.
+    sqnr, psnr: of all samples together, in dB.
+    """
+    distance, per_sample, positions = Distance(), [], []
+    for x, y in pairs:
+        distance.update(x, y)
+        per_sample.append(float(np.linalg.norm(np.asarray(x, np.float64).ravel() - y.ravel())))
+        positions += [divergence(x, y).ravel()] if name == "kl" else []
+    if name == "l2":
+        return float(np.mean(per_sample))
+    if name == "kl":
+        return float(np.concatenate(positions).mean())
+    return 1 - float(distance.cosine) if name == "cosine" else float(getattr(distance, name))
+
+
+def _of(score: Score) -> tuple[str, ...]:
+    return score.candidate.nodes
+
+
+def _metric_name(config: AutoMixprecisionConfig) -> str:
+    if config.metric_evaluate_fn is not None:
+        return "distance of metric_evaluate_fn"
+    return config.metric_default if config.metric_distance_fn is None else "metric_distance_fn"
+
+
+def _more_is_better(config: AutoMixprecisionConfig) -> bool:
+    own = config.metric_distance_fn is not None or config.metric_evaluate_fn is not None
+    return not own and METRICS[config.metric_default]
+
+
+def _loaded(function: Any) -> Callable[..., Any]:
+    return load_function(function, "AutoMixprecisionConfig") if isinstance(function, str) else function
+
+
+def _run(calls: Iterable[Any], workers: int) -> Iterator[float]:
+    """Results in order."""
+    if workers == 1:
+        return (function(*args) for function, args, _ in calls)
+    return iter(joblib.Parallel(workers, prefer="threads", return_as="generator", batch_size=1)(calls))
+
+
+def _source_of(model: ir.Model, plan: Plan, name: str) -> str:
+    """The tensor whose values a tensor has: that before the Identity of a second type."""
+    node = plan.nodes.get(name)
+    if node is None or node.reason != REASON:
+        return name
+    made = next(one for one in model.graph if one.name == name)
+    return "" if made.inputs[0] is None else _source_of(model, plan, str(made.inputs[0].name))
