@@ -188,6 +188,52 @@ def unaligned_bias() -> onnx.ModelProto:
     return proto
 
 
+def lstm(outputs: str = "y", no_bias: bool = False) -> onnx.ModelProto:
+    """A quantized LSTM in both directions; ``outputs`` may name the last states too."""
+    from quark.onnx import Config, ModelQuantizer, get_default_config
+
+    ends = ", ".join(f"float[{'5, ' if name == 'y' else ''}2, 3, 4] {name}" for name in outputs.split(", "))
+    graph = f"""
+    lstm (float[5, 3, 6] x) => ({ends}) {{
+        {outputs} = LSTM <hidden_size = 4, direction = "bidirectional"> (x, w, r{"" if no_bias else ", b"})
+    }}"""
+    weights = {"w": models.normal(2, 16, 6), "r": models.normal(2, 16, 4), "b": models.normal(2, 32)}
+    proto = models.model(graph, weights if not no_bias else {k: weights[k] for k in "wr"}, 17)
+    config = get_default_config("A8W8")
+    config.extra_op_types_to_quantize = ["LSTM"]
+    config.extra_options.update({"PrintSummary": False, "QuantizeAllOpTypes": True})
+    result = ModelQuantizer(Config(config)).quantize_model(proto, None, [models.feeds(proto, seed=k) for k in range(3)])
+    assert result is not None
+    return result
+
+
+def unequal(opset: int = 13) -> onnx.ModelProto:
+    """Two pairs of convolutions whose channels differ widely; the third reads a tensor that is an output too."""
+    graph = """
+    unequal (float[2, 3, 6, 6] x) => (float[2, 4, 6, 6] y, float[2, 4, 6, 6] z) {
+        a = Conv (x, wa, b) r = Relu (a) y = Conv (r, wb, b) s = Relu (y) z = Conv (s, wb)
+    }"""
+    weights = {"wa": models.normal(4, 3, 1, 1), "wb": models.normal(4, 4, 1, 1), "b": models.normal(4)}
+    weights["wa"][0] *= 100
+    return models.model(graph, weights, opset)
+
+
+def out_of_reach(preset: str = "XINT8") -> onnx.ModelProto:
+    """A power-of-two model quantized without the limits of the NPU, some of whose positions are beyond them."""
+
+    def far() -> onnx.ModelProto:
+        graph = """
+        far (float[2, 4, 6, 6] x) => (float[2, 8, 6, 6] z) {
+            a = Conv (x, w, b) l = LeakyRelu <alpha = 0.3> (a) s = Sigmoid (l) m = Mul (l, s)
+            p = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (m)
+            z = Concat <axis = 1> (p, s)
+        }"""
+        weights = {"w": models.normal(4, 4, 1, 1, scale=1e-5), "b": models.normal(4)}
+        return models.model(graph, weights)
+
+    return quantized(preset, far, NPULimitationCheck=False, SimulateDPU=False)
+
+
 def channels_far_apart() -> onnx.ModelProto:
     """A quantized Conv of which one channel is almost 0."""
 
@@ -240,6 +286,9 @@ TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "unaligned_bias": unaligned_bias,
     "channels_far_apart": channels_far_apart,
     "infinite": infinite,
+    "lstm": lstm,
+    "unequal": unequal,
+    "out_of_reach": out_of_reach,
     "extended": extended,
 }
 

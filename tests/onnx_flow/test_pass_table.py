@@ -39,6 +39,8 @@ ARGUMENTS = {
 TOLERANCE = 1e-4
 #: Passes that no model here makes fire without arguments of its own; each has a test of its own.
 ON_REQUEST = {"set_node_attributes"}
+#: One step of an iteration: the next call makes the next step (its end is tested in test_cle).
+ITERATES = {"cross_layer_equalization"}
 
 
 def _shapes(proto: onnx.ModelProto) -> dict[str, list[int]]:
@@ -101,7 +103,7 @@ def test_contract(row: Pass) -> None:
         proto = model_of(case)
         before = proto.SerializeToString(deterministic=True)
         result, report, again = run_pass(row, proto)
-        assert again.fired == 0, f"{case}: the second run fired"
+        assert again.fired == 0 or row.name in ITERATES, f"{case}: the second run fired"
         assert proto.SerializeToString(deterministic=True) == before, f"{case}: the caller's model changed"
         assert all(isinstance(reason, str) and " " in reason for reason in report.refused), case
         if not report.fired:

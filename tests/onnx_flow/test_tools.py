@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,7 @@ CASES: dict[str, Case] = {
     "convert_fp32_to_bf16": Case(models.cnn, ("--format", "customqdq"), db=30.0, made="ExtendedQuantizeLinear"),
     "convert_fp32_to_bfp16": Case(models.cnn, db=30.0, made="BFPQuantizeDequantize"),
     "convert_fp32_to_fp16": Case(models.cnn, ("--keep_io_types",), tolerance=1e-2, made="Cast"),
+    "convert_lstm_to_customlstm": Case(pass_models.lstm, tolerance=0.0, gone="LSTM", made="ExtendedLSTM"),
     "convert_nchw_to_nhwc": Case(pass_models.pools_and_splits, feed=_last, back=_last),
     "convert_onnx_to_onnxtxt": Case(models.cnn, tolerance=None),
     "convert_onnxtxt_to_onnx": Case(models.cnn, tolerance=None),
@@ -105,8 +107,58 @@ def _fixed(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
+#: The tools of the interface that this project follows (AMD Quark 0.13); print_names and print_sizes are more.
+DOCUMENTED = [
+    "convert_a8w8_npu_to_a8w8_cpu",
+    "convert_bias_int32_to_int16",
+    "convert_custom_ops",
+    "convert_customqdq_to_qdq",
+    "convert_dynamic_to_fixed",
+    "fix_shapes",
+    "convert_fp16_to_bf16",
+    "convert_fp32_to_bf16",
+    "convert_fp16_to_bfp16",
+    "convert_fp32_to_bfp16",
+    "convert_fp16_to_fp32",
+    "convert_fp32_to_fp16",
+    "convert_lstm_to_customlstm",
+    "convert_nchw_to_nhwc",
+    "convert_onnx_to_onnxtxt",
+    "convert_onnxtxt_to_onnx",
+    "convert_opset_version",
+    "convert_qdq_to_qop",
+    "convert_quant_to_float",
+    "convert_resize_fs_to_pof2s",
+    "convert_s8s8_to_u8s8",
+    "convert_u16s8_to_s16s8",
+    "convert_u16u8_to_u8u8",
+    "convert_shared_initializer_to_unique",
+    "evaluate",
+    "insert_clip_bfloat16_qdq",
+    "replace_bfloat16_qdq_cast",
+    "remove_bf16_cast",
+    "print_a16w8_a8w8_nodes",
+    "random_quantize",
+    "remove_initializer_from_input",
+    "remove_qdq",
+    "remove_qdq_mul_add",
+    "replace_inf_weights",
+    "remove_qdq_between_ops",
+    "save_tensor_hist",
+    "save_weights_hist",
+]
+
+
 def test_every_tool_has_a_case() -> None:
     assert set(CASES) == set(TOOLS)
+
+
+def test_every_documented_tool_is_there_as_a_module_and_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert quark(["onnx", "tool"]) == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    for name in DOCUMENTED:
+        assert find_spec(f"quark.onnx.tools.{name}") is not None, name
+        assert name in listed, name
 
 
 def sqnr(reference: np.ndarray, found: np.ndarray) -> float:

@@ -96,7 +96,7 @@ def site_of(node: NodeProto, known: dict[str, Known]) -> Site:
     x = known.get(node.input[0], Known("FLOAT", None))
     if node.op_type in ("BFPQuantizeDequantize", "MXQuantizeDequantize", "BlockQuantizeDequantize"):
         return Site(x.shape, x.elem_type, finite=x.finite)
-    if node.op_type in ("BlockDequantize", "ExtendedInstanceNormalization"):
+    if node.op_type in ("BlockDequantize", "ExtendedInstanceNormalization", "ExtendedLSTM"):
         return Site()
     scale = known.get(node.input[1], Known("FLOAT", None))
     per_axis = scale.shape is not None and None not in scale.shape and prod(n or 0 for n in scale.shape) != 1

@@ -16,7 +16,7 @@ from onnx import FunctionProto, NodeProto, helper
 
 from quark.errors import ConfigError, ModelError, unknown
 from quark.numerics.blocks import BLOCKS
-from quark.operators import affine, bfp, blockquant, elementwise, instance_norm, mx, storage
+from quark.operators import affine, bfp, blockquant, elementwise, instance_norm, lstm, mx, storage
 from quark.operators.body import LOWEST_OPSET, Body
 from quark.operators.site import Site
 
@@ -128,6 +128,15 @@ ROWS = (
         {},
         instance_norm.variant,
         instance_norm.write,
+    ),
+    Operator(
+        "ExtendedLSTM",
+        DOMAIN,
+        ("x", "w", "r", "b"),
+        lstm.ATTRIBUTES,
+        {"direction": lstm.DIRECTIONS, "hidden_size": range(1, 1 << 31), "layout": _FLAG},
+        lstm.variant,
+        lstm.write,
     ),
     Operator(
         "QuantizeDequantize",

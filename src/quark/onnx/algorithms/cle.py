@@ -10,7 +10,7 @@ Not handled: ConvTranspose and MatMul, grouped convolutions that are not depthwi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -27,15 +27,19 @@ STAGNANT_STEPS = 20
 _STAGNANT = 1e-9
 
 
-def run(model: ir.Model, config: CLEConfig, replace_clip6: bool = False) -> PassReport:
+def run(
+    model: ir.Model, config: CLEConfig, replace_clip6: bool = False, takes_part: Callable[[ir.Node], bool] | None = None
+) -> PassReport:
     """Equalize every chain of the main graph, in place.
 
     Args:
+        takes_part: layers that may be changed; all where it is None.
         replace_clip6: first turn Clip(0, 6) into Relu (the option ``ReplaceClip6Relu``), which changes the function.
     """
     if replace_clip6:
         _clip6_to_relu(model)
-    chains = list(find_chains(model))
+    found = find_chains(model)
+    chains = [chain for chain in found if takes_part is None or all(takes_part(layer.node) for layer in chain)]
     steps = 0
     stagnant, last = 0, np.inf
     while chains and steps != config.cle_steps:

@@ -151,11 +151,18 @@ class Rewriter:
         for value in old:
             drop_if_unused(value)
 
-    def set_constant(self, node: ir.Node, codes: np.ndarray, scale: np.ndarray, dtype: ir.DataType) -> None:
-        """Give a DQ of a constant other codes, another scale and a zero point of 0."""
+    def set_constant(
+        self,
+        node: ir.Node,
+        codes: np.ndarray,
+        scale: np.ndarray,
+        dtype: ir.DataType,
+        zero_point: np.ndarray | None = None,
+    ) -> None:
+        """Give a DQ of a constant other codes, another scale and a zero point, 0 by default."""
         old = list(node.inputs)
         base = str(old[0].name if old[0] is not None else node.name)
-        zero = np.zeros(scale.shape, np.int64)
+        zero = np.zeros(scale.shape, np.int64) if zero_point is None else zero_point
         kind = (old[1].dtype if old[1] is not None else None) or ir.DataType.FLOAT
         node.replace_input_with(0, self.constant(codes, dtype, base))
         node.replace_input_with(1, self.constant(scale, kind, f"{base}_scale"))

@@ -19,6 +19,7 @@ from quark.onnx.passes import (
     clip_to_relu,
     code_types,
     constants,
+    cross_layer_equalization,
     fill_value_info,
     fix_shapes,
     float16_to_float32,
@@ -32,6 +33,7 @@ from quark.onnx.passes import (
     fuse_l2_norm,
     fuse_layer_norm,
     input_initializers,
+    lstm_to_custom,
     nchw_to_nhwc,
     node_attributes,
     opset_version,
@@ -45,6 +47,8 @@ from quark.onnx.passes import (
     split_large_pool,
     split_to_slice,
     unshare,
+    xint8_adjust,
+    xint8_simulate,
 )
 from quark.onnx.passes.custom_domains import rename, to_contrib
 from quark.onnx.passes.row import Pass
@@ -132,6 +136,13 @@ TABLE: tuple[Pass, ...] = (
         changes="values above 6 are no longer cut",
     ),
     Pass(
+        "cross_layer_equalization",
+        "Channels of neighbouring Conv and Gemm layers are scaled so that one scale per weight suits them.",
+        cross_layer_equalization.run,
+        shapes=True,
+        when=("Conv", "Gemm"),
+    ),
+    Pass(
         "convert_reduce_mean_to_global_avg_pool",
         "A mean over the spatial axes becomes GlobalAveragePool.",
         reduce_mean_to_pool.run,
@@ -168,6 +179,19 @@ TABLE: tuple[Pass, ...] = (
         "convert_clip_to_relu", "A Clip from 0 becomes a Relu where quantization cuts off the rest.", clip_to_relu.run
     ),
     Pass("fold_relu", "A Relu or Clip disappears where the codes behind it do its work.", fold_relu.run),
+    Pass(
+        "xint8_simulate",
+        "Quantized nodes compute what the fixed-point arithmetic of the NPU computes.",
+        xint8_simulate.run,
+        shapes=True,
+        changes="Sigmoid becomes HardSigmoid; means and slopes by the error of their fixed-point factors",
+    ),
+    Pass(
+        "xint8_adjust",
+        "Power-of-two scales of a quantized model move within the limits of the NPU.",
+        xint8_adjust.run,
+        changes="tensors whose scale moved",
+    ),
     Pass(
         "adjust_bias_scale",
         "The scale of a quantized bias becomes input scale x weight scale.",
@@ -233,6 +257,12 @@ TABLE: tuple[Pass, ...] = (
         "Q/DQ around Conv, MatMul, Add, Mul and Sigmoid becomes the integer operator.",
         qdq_to_qop.run,
         changes="results by one code at most: the integer kernels round once more",
+    ),
+    Pass(
+        "convert_lstm_to_customlstm",
+        "A quantized LSTM becomes the operator ExtendedLSTM, which states the grids of its tensors.",
+        lstm_to_custom.run,
+        when=("LSTM",),
     ),
     Pass("convert_customqdq_to_qdq", "Extended Q and DQ of integers become those of com.microsoft.", to_contrib),
     Pass(

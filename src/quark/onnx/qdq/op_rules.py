@@ -85,6 +85,10 @@ OP_RULES: dict[str, OpRule] = {
     "LayerNormalization": OpRule(parameters=(1, 2)),
     "LpNormalization": OpRule(op_set="extended"),
     "BatchNormalization": OpRule(op_set="extra"),
+    # recurrent: x, then weights of the input and of the state, and their biases
+    "LSTM": OpRule(parameters=(1, 2, 3), op_set="extra"),
+    "GRU": OpRule(parameters=(1, 2, 3), op_set="extra"),
+    "RNN": OpRule(parameters=(1, 2, 3), op_set="extra"),
     # layout: the values stay what they are, so the parameters do too
     "MaxPool": _LAYOUT,
     "Reshape": _LAYOUT,

@@ -14,6 +14,7 @@ TOOLS = (
     "convert_fp32_to_bf16",
     "convert_fp32_to_bfp16",
     "convert_fp32_to_fp16",
+    "convert_lstm_to_customlstm",
     "convert_nchw_to_nhwc",
     "convert_onnx_to_onnxtxt",
     "convert_onnxtxt_to_onnx",

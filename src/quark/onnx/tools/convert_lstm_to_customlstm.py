@@ -1,0 +1,10 @@
+"""Turn quantized LSTMs into the operator ExtendedLSTM of com.amd.quark."""
+
+from __future__ import annotations
+
+from quark.onnx.tools.command import over_pass, run_as_program
+
+TOOL = over_pass("convert_lstm_to_customlstm", "Turn quantized LSTMs into the operator ExtendedLSTM of com.amd.quark.")
+
+if __name__ == "__main__":
+    run_as_program(TOOL)
