@@ -2,7 +2,7 @@
 
     y = LSTM(x, w, r, b)      inputs as ONNX has them: [length, batch, inputs], [directions, 4 hidden, ...]
 
-A compiler that runs it with integers reads scale and zero point of all five tensors from the attributes. The inputs come
+A compiler that runs it with integers reads scale and zero point of all five tensors there. The inputs come
 dequantized, so that everywhere else this function, the standard operator, gives the same values. Only the first output
 exists, and lengths, initial states and peepholes do not: see :mod:`quark.onnx.passes.lstm_to_custom`.
 """
