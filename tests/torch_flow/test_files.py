@@ -142,6 +142,9 @@ def test_weights_of_siblings_in_several_files_share_their_scale(source: Path, tm
     assert_same(made, tensors(tmp_path / "memory"))
     q, k = (made[f"model.layers.1.self_attn.{name}.weight_scale_2"] for name in ("q_proj", "k_proj"))
     assert q == k
+    typo = QConfig(QLayerConfig(weight=weight), exclude=["lm_head"], shared_scale_groups=[["q_proj", "k_porj"]])
+    with pytest.raises(ConfigError, match="k_porj"):
+        quantize_checkpoint(source, tmp_path / "typo", typo)
 
 
 def test_files_at_once_are_the_same(source: Path, tmp_path: Path) -> None:
@@ -200,6 +203,47 @@ def test_experts_of_old_names_become_those_in_memory(tmp_path: Path) -> None:
     in_memory(tmp_path / "source", config, tmp_path / "memory")
     quantize_checkpoint(tmp_path / "source", tmp_path / "files", config)
     assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))
+
+
+MIXTURES: dict[str, dict[str, Any]] = {  # architectures whose files hold experts stacked, or by other names
+    "GptOssForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    "Llama4ForCausalLM": {"num_local_experts": 4, "intermediate_size_mlp": 96, "head_dim": 16},
+    "GraniteMoeForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "nvfp4"])
+def test_stacked_experts_become_the_bits_in_memory(name: str, scheme: str, tmp_path: Path) -> None:
+    """nvfp4: its static scales of inputs are those of the experts together, and of those that no token reached."""
+    cls = getattr(transformers, name)
+    torch.manual_seed(0)
+    fields = {**HEADS, "intermediate_size": 96, "num_hidden_layers": 2, "pad_token_id": 0, **MIXTURES[name]}
+    cls(cls.config_class(**fields)).save_pretrained(tmp_path / "source", max_shard_size="200KB")
+    model = cls.from_pretrained(tmp_path / "source").eval()
+    config, samples = LLMTemplate.for_model(model).get_config(scheme), [IDS[:1, :3]]
+    ModelQuantizer(config).quantize_model(model, samples)
+    export_safetensors(model, tmp_path / "memory")
+    ModelQuantizer(config).direct_quantize_checkpoint(tmp_path / "source", tmp_path / "files", dataloader=samples)
+    made = tensors(tmp_path / "files")
+    assert_same(made, tensors(tmp_path / "memory"))
+    assert sum(key.endswith("experts.3.down_proj.weight_scale") for key in made) == 2 - name.startswith("Ernie")
+    loaded = import_model_from_safetensors(None, tmp_path / "files")
+    model.set_attn_implementation("eager")
+    assert torch.equal(loaded(IDS).logits, model(IDS).logits)
+
+
+def test_experts_that_stay_float_stay_stacked(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    cls, fields = transformers.GptOssForCausalLM, {**HEADS, "intermediate_size": 96, **MIXTURES["GptOssForCausalLM"]}
+    cls(cls.config_class(**fields)).save_pretrained(tmp_path / "source")
+    config = LLMTemplate.get("gpt_oss").get_config("int8_wo_per_channel", exclude_layers=["lm_head", "*experts*"])
+    in_memory(tmp_path / "source", config, tmp_path / "memory")
+    quantize_checkpoint(tmp_path / "source", tmp_path / "files", config)
+    made, name = tensors(tmp_path / "files"), "model.layers.0.mlp.experts.gate_up_proj"
+    assert_same(made, tensors(tmp_path / "memory"))
+    assert torch.equal(made[name], tensors(tmp_path / "source")[name])
 
 
 KILLED = """

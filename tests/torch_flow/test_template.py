@@ -12,6 +12,7 @@ from quark.errors import ConfigError, ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.quantization.config.config import FP8E4M3PerTensorSpec, Int4PerGroupSpec, QConfig, QLayerConfig
 from quark.torch.softmax import softmax_quantizers
+from quark.torch.template import routers
 
 transformers = pytest.importorskip("transformers")
 
@@ -95,9 +96,47 @@ def test_architecture_by_name_and_by_its_modules(name: str) -> None:
         assert 0 < error(model, twin) < 0.12
         names = {layer for layer, _ in twin.named_modules() if "router" in layer or layer.endswith(".gate")}
         assert not any(type(twin.get_submodule(layer)).__name__.startswith("Quant") for layer in names)
-    assert error(model, quantized(model, table.get_config("fp8"))) == pytest.approx(
-        error(model, quantized(model, read.get_config("fp8")))
-    )
+    for scheme in ("fp8", "nvfp4"):  # nvfp4: scales that siblings share, where they are not one layer
+        assert error(model, quantized(model, table.get_config(scheme))) == pytest.approx(
+            error(model, quantized(model, read.get_config(scheme)))
+        )
+
+
+def test_without_attention_there_is_no_cache() -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}
+    model = transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)).eval()
+    template = LLMTemplate.for_model(model)
+    assert template.exclude_layers_name == ["lm_head"]
+    twin = quantized(model, template.get_config("int8"))
+    assert 0 < error(model, twin) < 0.05
+    with pytest.raises(ConfigError, match="kv_layers_name"):
+        template.get_config("int8", kv_cache_scheme="fp8")
+
+
+def test_recurrent_layers_beside_attention_have_no_cache() -> None:
+    torch.manual_seed(0)
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+    types = {"layer_types": ["linear_attention", "full_attention"], "linear_value_head_dim": 16}
+    config = transformers.Qwen3NextConfig(**{**EXPERTS, **linear, **types, "shared_expert_intermediate_size": 32})
+    model = transformers.Qwen3NextForCausalLM(config).eval()
+    template = LLMTemplate.for_model(model)
+    assert template.kv_layers_name == ["*.k_proj", "*.v_proj"]
+    assert 0 < error(model, quantized(model, template.get_config("fp8", kv_cache_scheme="fp8"))) < 0.12
+
+
+def test_a_layer_inside_a_router_stays_float() -> None:
+    class Router(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 3)
+
+    class Mixture(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.experts = Router(), torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+
+    assert routers(torch.nn.Sequential(Mixture())) == ["*.router.layer"]
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +275,7 @@ def test_an_unknown_architecture_needs_no_row() -> None:
     template = LLMTemplate.for_model(model)
     assert (template.kv_layers_name, template.exclude_layers_name) == (["*.k_proj", "*.v_proj"], ["lm_head"])
     assert 0 < error(model, quantized(model, template.get_config("fp8", kv_cache_scheme="int8"))) < 0.1
-    with pytest.raises(ModelError, match="no attention module"):
+    with pytest.raises(ModelError, match="neither attention"):
         LLMTemplate.for_model(torch.nn.Linear(3, 3))
 
 

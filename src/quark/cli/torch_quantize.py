@@ -127,12 +127,11 @@ def run_files(
     """Quantize file by file, and tell on standard output."""
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.checkpoint import read_checkpoint
-    from quark.torch.files.skeleton import skeleton_of, stored_tensors
+    from quark.torch.files.skeleton import read_skeleton
 
     scheme, layers, exclude = chosen
     checkpoint = read_checkpoint(model)
-    skeleton = skeleton_of(checkpoint, stored_tensors(checkpoint))
-    template = LLMTemplate.for_model(skeleton)
+    template = LLMTemplate.for_model(read_skeleton(checkpoint).model)
     config = template.get_config(scheme, layer_config=layer_schemes(layers), exclude_layers=exclude)
     start = time.perf_counter()
     ModelQuantizer(config).direct_quantize_checkpoint(model, output, device=device, workers=workers)

@@ -9,8 +9,9 @@ and keeps its gate function; its class changes, and back again when quantizing f
 
     y = sum over the chosen n:  p_n  down_n( gate( gate_n(x), up_n(x) ) )
 
-Layouts: gate and up one after the other or interleaved, weights transposed, biases, no gate. Not handled: norms behind
-an expert, and experts spread over machines; those stay float and are named in a warning.
+Layouts: gate and up one after the other or interleaved, weights transposed, biases, no gate. Experts that are handed
+rows for each of them (Llama 4) compute those that are not all zero: a row of zeros stands for a token of another expert.
+Not handled: norms behind an expert, and experts spread over machines; those stay float and are named in a warning.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ from torch import nn
 from quark.torch.quantized_layer import quantized_layers
 
 FACTS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "_apply_gate", "num_experts")
+SORTED = {  # classes that say nothing about their layout, and are handed rows sorted by expert
+    ("transformers.models.llama4.modeling_llama4", "Llama4TextExperts"): {
+        "has_gate": True, "has_bias": False, "is_transposed": True, "is_concatenated": True,
+    },
+}  # fmt: skip
 STACKED = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
 
 
@@ -66,23 +72,53 @@ class UnfusedExperts(nn.Module):
         return expert.down_proj(self._apply_gate(both))
 
 
+class SortedExperts(UnfusedExperts):
+    """Experts that are handed as many rows each, of which those of other experts' tokens are zero."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """Rows [experts * n, h], the first n of them for the first expert."""
+        rows = hidden_states.reshape(self.num_experts, -1, hidden_states.shape[-1])
+        result = torch.zeros_like(rows)
+        for number, own in enumerate(rows):
+            (used,) = torch.where(own.ne(0).any(-1))
+            if len(used):
+                result[number, used] = self.run(self._modules[str(number)], own[used]).to(result.dtype)
+        return result.reshape(-1, hidden_states.shape[-1])
+
+    def _apply_gate(self, both: torch.Tensor) -> torch.Tensor:
+        gate, up = both.chunk(2, -1)
+        return up * self.act_fn(gate)
+
+
 CLASSES: dict[type[nn.Module], type[UnfusedExperts]] = {}
 
 
 def unfused_class(cls: type[nn.Module]) -> type[UnfusedExperts]:
     """``UnfusedExperts`` mixed with ``cls``; always the same class for the same ``cls``."""
     if cls not in CLASSES:
-        values = {"fused_class": cls, "__module__": __name__}
-        CLASSES[cls] = type(f"Unfused{cls.__name__}", (UnfusedExperts, cls), values)
+        values, facts = {"fused_class": cls, "__module__": __name__}, sorted_facts(cls)
+        base = SortedExperts if facts else UnfusedExperts
+        CLASSES[cls] = type(f"Unfused{cls.__name__}", (base, cls), {**values, **facts})
     return CLASSES[cls]
+
+
+def sorted_facts(cls: type[nn.Module]) -> dict[str, bool]:
+    """The layout of a class in ``SORTED``; nothing of others."""
+    return next((SORTED[key] for base in cls.__mro__ if (key := (base.__module__, base.__name__)) in SORTED), {})
+
+
+def fact(module: Any, name: str) -> bool:
+    """What a module, or the row of its class, says about its layout."""
+    return bool(getattr(module, name, sorted_facts(type(module)).get(name)))
 
 
 def is_fused(module: nn.Module) -> bool:
     """Whether a module holds stacked experts of a layout that is known."""
-    if isinstance(module, UnfusedExperts) or not all(hasattr(module, name) for name in FACTS):
+    told = all(hasattr(module, name) for name in FACTS) or sorted_facts(type(module))
+    if isinstance(module, UnfusedExperts) or not told:
         return False
     away = getattr(module, "has_post_expert_norm", False) or getattr(module, "_is_expert_parallel", False)
-    names = ["down_proj", "gate_up_proj" if module.has_gate else "up_proj"]
+    names = ["down_proj", opening(module)]
     stacked = [module._parameters.get(name) for name in names]
     return not away and all(value is not None and value.dim() == 3 for value in stacked)
 
@@ -119,23 +155,34 @@ def fuse(module: nn.Module, before: dict[str, nn.Parameter | None]) -> None:
 
 def layers_of(module: nn.Module, number: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
     """(name, weight [out, in], bias) of the layers of one expert."""
-    first = "gate_up_proj" if module.has_gate else "up_proj"
-    weight, bias = part(module, first, number)
-    if not module.has_gate:
+    weight, bias = part(module, opening(module), number)
+    if not fact(module, "has_gate"):
         yield "up_proj", weight, bias
     else:
-        half = weight.shape[0] // 2
-        rows = [slice(0, half), slice(half, None)] if module.is_concatenated else [slice(0, None, 2), slice(1, None, 2)]
+        half, apart = weight.shape[0] // 2, fact(module, "is_concatenated")
+        rows = [slice(0, half), slice(half, None)] if apart else [slice(0, None, 2), slice(1, None, 2)]
         for name, span in zip(("gate_proj", "up_proj"), rows, strict=True):
             yield name, weight[span], None if bias is None else bias[span]
     yield "down_proj", *part(module, "down_proj", number)
 
 
+def opening(module: nn.Module) -> str:
+    """Name of the stacked tensor that opens the experts."""
+    return "gate_up_proj" if fact(module, "has_gate") else "up_proj"
+
+
+def stacked_name(module: nn.Module, name: str) -> str:
+    """The stacked tensor that a parameter of experts taken apart, such as ``3.up_proj.weight``, is part of."""
+    _, layer, slot = name.split(".")
+    source = layer if layer == "down_proj" else opening(module)
+    return source if slot == "weight" else f"{source}_{slot}"
+
+
 def part(module: nn.Module, name: str, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The weight [out, in] and the bias of one expert, as views."""
     weight = module._parameters[name].detach()[number]  # type: ignore[union-attr]
-    bias = module._parameters.get(f"{name}_bias") if module.has_bias else None
-    return weight.T if module.is_transposed else weight, None if bias is None else bias.detach()[number]
+    bias = module._parameters.get(f"{name}_bias") if fact(module, "has_bias") else None
+    return weight.T if fact(module, "is_transposed") else weight, None if bias is None else bias.detach()[number]
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:

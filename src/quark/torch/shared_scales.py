@@ -16,6 +16,7 @@ from torch import nn
 
 from quark.errors import ConfigError
 from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.matching import Usual
 from quark.torch.quantized_layer import QuantLayer, quantized_layers, static_parts
 
 
@@ -23,18 +24,29 @@ def share_weight_scales(model: nn.Module, groups: Iterable[Iterable[str]]) -> No
     """Give the weights of siblings whose names a group holds (last parts or globs) the largest of their scales.
 
     Raises:
-        ConfigError: no two siblings of a group in the model.
+        ConfigError: no two siblings of a group that a user wrote in the model.
     """
-    for names in groups:
+    for group in groups:
+        names = list(group)
         patterns = [name.rpartition(".")[2] for name in names]
         found = [members for members in siblings(model, patterns) if len(members) > 1]
-        if not found:
-            raise ConfigError(
-                f"shared_scale_groups: no module of the model holds two quantized layers of {list(names)}; a "
-                f"group names siblings, for instance ['q_proj', 'k_proj', 'v_proj']"
-            )
+        check_siblings(bool(found), names)
         for members in found:
             share([part for layer in members for part in tensor_parts(layer)])
+
+
+def check_siblings(found: bool, names: Iterable[str]) -> None:
+    """A group that a user wrote, not a template, has siblings in the model.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    names = list(names)
+    if not found and not all(isinstance(name, Usual) for name in names):
+        raise ConfigError(
+            f"shared_scale_groups: no module of the model holds two quantized layers of {names}; a group names "
+            f"siblings, for instance ['q_proj', 'k_proj', 'v_proj']"
+        )
 
 
 def siblings(model: nn.Module, patterns: list[str]) -> Iterator[list[QuantLayer]]:

@@ -25,6 +25,7 @@ from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.specs import FP8E4M3PerTensorSpec
 from quark.torch.config.tensor import QTensorConfig
+from quark.torch.experts import is_fused, opening
 from quark.torch.kv_cache import argument_of, role_of
 from quark.torch.layers import kind_of
 from quark.torch.matching import Usual
@@ -195,8 +196,9 @@ class LLMTemplate:
         if given is not None or scheme not in schemes.TWO_LEVEL:
             return [list(group) for group in given or ()]
         queries = [self.q_layer_name] if isinstance(self.q_layer_name, str) else list(self.q_layer_name or [])
-        attention = [*queries, *(self.kv_layers_name or [])]
-        return [group for group in (attention, list(self.gate_up_layers_name or [])) if len(group) > 1]
+        attention = list(dict.fromkeys([*queries, *(self.kv_layers_name or [])]))  # one name where a layer makes all
+        groups = (attention, list(self.gate_up_layers_name or []))
+        return [[Usual(name) for name in group] for group in groups if len(group) > 1]
 
     def algorithms(self, names: str | Sequence[str] | None, given: Mapping[str, Any]) -> list[Any] | None:
         """Settings of the algorithms called ``names``."""
@@ -217,18 +219,29 @@ class LLMTemplate:
 
 
 def read_template(model: nn.Module, model_type: str) -> LLMTemplate:
-    """A template from the modules of a decoder-only language model."""
+    """A template from the modules of a decoder-only language model; one without attention has no cache to quantize."""
     blocks = [(name, module) for name, module in model.named_modules() if argument_of(module) and is_innermost(module)]
     layers = [name for name, _ in own_layers(blocks)]
-    made = {glob: role_of(glob) for glob in dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in layers)}
-    if not any(made.values()):
-        raise ModelError(
-            f"{type(model).__name__} ({model_type}) has no attention module whose layers are recognized; make "
-            f"a template with LLMTemplate({model_type!r}, kv_layers_name=[...], exclude_layers_name=[...])"
-        )
+    beside = {name for name, _ in blocks}
+    direct = [name for name in layers if name.rpartition(".")[0] in beside]  # not those of recurrent modules within
+    made = {glob: role_of(glob) for glob in dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in direct or layers)}
     kv = [glob for glob, roles in made.items() if roles]
     queries = [glob for glob, roles in made.items() if glob.rpartition(".")[2].startswith(("q", "wq")) and not roles]
-    return LLMTemplate(model_type, kv, queries or kv[:1], None, [*heads(model), *routers(model)])
+    floats = [*heads(model), *routers(model)]
+    if not floats and not kv:
+        raise ModelError(
+            f"{type(model).__name__} ({model_type}) has neither attention whose layers are recognized nor a layer whose "
+            f"output is as long as the vocabulary; make a template with LLMTemplate({model_type!r}, "
+            f"kv_layers_name=[...], exclude_layers_name=[...])"
+        )
+    return LLMTemplate(model_type, kv, queries or kv[:1], gates(model), floats)
+
+
+def gates(model: nn.Module) -> list[str] | None:
+    """Names of the two layers that open a gated feed-forward network, where modules hold both, or stacks of them."""
+    apart = any(set(GATE_UP) <= set(parent._modules) for parent in model.modules())
+    stacked = any(is_fused(parent) and opening(parent) == "gate_up_proj" for parent in model.modules())
+    return list(GATE_UP) if apart or stacked else None
 
 
 def is_innermost(module: nn.Module) -> bool:
@@ -260,14 +273,19 @@ def routers(model: nn.Module) -> list[str]:
     found: dict[str, None] = {}
     for parent in model.modules():
         experts = next((child for name, child in parent.named_children() if "expert" in name), None)
-        if experts is None:
-            continue
-        for name, child in parent.named_children():
-            if kind_of(child) is not None and getattr(child, "out_features", 1 << 30) <= max(
-                256, expert_count(experts)
-            ):
-                found[f"*.{name}"] = None
+        if experts is not None:
+            found |= dict.fromkeys(f"*.{name}" for name in router_layers(parent, expert_count(experts)))
     return list(found)
+
+
+def router_layers(parent: nn.Module, count: int) -> Iterator[str]:
+    """Names, inside the module that holds ``count`` experts, of the layers that choose among them."""
+    for name, child in parent.named_children():
+        if kind_of(child) is not None and getattr(child, "out_features", 1 << 30) <= max(256, count):
+            yield name
+        elif "expert" not in name:
+            inside = ((path, layer) for path, layer in child.named_modules() if path and kind_of(layer) is not None)
+            yield from (f"{name}.{path}" for path, layer in inside if getattr(layer, "out_features", 0) == count)
 
 
 def expert_count(experts: nn.Module) -> int:

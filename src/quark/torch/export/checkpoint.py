@@ -139,3 +139,14 @@ def tensor_of(source, path: Path, name: str) -> torch.Tensor:  # type: ignore[no
         return source.get_tensor(name)
     except (SafetensorError, RuntimeError, ValueError) as error:
         raise ModelError(f"{str(path)!r}: tensor {name!r} cannot be read: {error}") from error
+
+
+def row_of(source, path: Path, name: str, number: int) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    """What the first index ``number`` gives of one tensor of an open file; the rest is not read."""
+    from safetensors import SafetensorError
+
+    try:
+        row: torch.Tensor = source.get_slice(name)[number]
+    except (SafetensorError, RuntimeError, ValueError, IndexError) as error:
+        raise ModelError(f"{str(path)!r}: row {number} of tensor {name!r} cannot be read: {error}") from error
+    return row

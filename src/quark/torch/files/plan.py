@@ -12,6 +12,7 @@ from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import Quantizer, make_quantizer
 from quark.torch.files.skeleton import Stored
 from quark.torch.matching import Match, Matches
+from quark.torch.shared_scales import check_siblings
 from quark.torch.stage import Stage, Stages
 
 OWN = ("weight", "bias")
@@ -69,7 +70,11 @@ def stored_of(item: Match, slot: str, tensors: Mapping[str, Stored]) -> Stored:
 
 
 def with_siblings(quantized: dict[str, Quantized], config: QConfig) -> dict[str, Quantized]:
-    """The same, with the groups of ``shared_scale_groups``."""
+    """The same, with the groups of ``shared_scale_groups``.
+
+    Raises:
+        ConfigError: a group that a user wrote has no two members.
+    """
     groups: dict[tuple[str, int], list[str]] = {}
     for name in quantized:
         path, _, slot = name.rpartition(".")
@@ -77,6 +82,9 @@ def with_siblings(quantized: dict[str, Quantized], config: QConfig) -> dict[str,
         for number, patterns in enumerate(config.shared_scale_groups):
             if slot == "weight" and any(fnmatchcase(last, pattern.rpartition(".")[2]) for pattern in patterns):
                 groups.setdefault((parent, number), []).append(name)
+    found = {number for (_, number), members in groups.items() if len(members) > 1}
+    for number, patterns in enumerate(config.shared_scale_groups):
+        check_siblings(number in found, patterns)
     for members in groups.values():
         for name in members if len(members) > 1 else ():
             one = quantized[name]

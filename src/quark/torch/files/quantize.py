@@ -10,7 +10,7 @@ it was when it is started again, and a folder with anything else in it is an err
 
 Static activations are calibrated first, with one decoder block in memory (``static.py``).
 
-Not handled: algorithms, and stacked experts in files, which stay float and are named.
+Not handled: algorithms, and stacked experts of a layout that is not known, which stay float and are named.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from safetensors.torch import load_file, save_file
 
 from quark.errors import ConfigError
 from quark.torch.config.model import QConfig, check_available
-from quark.torch.export.checkpoint import SUFFIX, Checkpoint, opened, read_checkpoint, tensor_of
+from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.layout import layout_of_quantizer, store
 from quark.torch.export.shards import Item, item_of, write_file
 from quark.torch.export.state import named, renamed
 from quark.torch.fake_quantize import calibrate_with, parts
 from quark.torch.files.plan import Quantized, plan
-from quark.torch.files.skeleton import Stored, skeleton_of, stored_tensors
+from quark.torch.files.skeleton import Stored, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
 from quark.torch.matching import check_patterns, find_candidates, match
 from quark.torch.shared_scales import has_tensor_scale, share
@@ -89,13 +89,13 @@ class Job:
         """What a tensor becomes."""
         stored, found = self.tensors[name], self.quantized.get(name)
         if found is None:
-            return Item({name: (stored.shape, stored.dtype)}, lambda: {name: self.read(stored)})
+            return Item({name: (stored.shape, stored.dtype)}, lambda: {name: stored.read(self.source).contiguous()})
         form = layout_of_quantizer(found.quantizer(), stored.shape, self.pack_method).form()
         return Item({named(name, key): entry for key, entry in form.items()}, lambda: self.codes(found))
 
     def codes(self, found: Quantized) -> dict[str, torch.Tensor]:
         """A tensor quantized and packed."""
-        value, quantizer = self.read(found.stored).to(self.device), found.quantizer()
+        value, quantizer = found.stored.read(self.source).to(self.device), found.quantizer()
         calibrate_with(quantizer, value)
         members = [part for part in parts(quantizer) if has_tensor_scale(part)]
         if members and found.siblings:
@@ -105,14 +105,8 @@ class Job:
     def scales(self, name: str) -> list[Any]:
         """The quantizers of another tensor that have one scale."""
         quantizer = self.quantized[name].quantizer()
-        calibrate_with(quantizer, self.read(self.quantized[name].stored).to(self.device))
+        calibrate_with(quantizer, self.quantized[name].stored.read(self.source).to(self.device))
         return [part for part in parts(quantizer) if has_tensor_scale(part)]
-
-    def read(self, stored: Stored) -> torch.Tensor:
-        """One tensor of the source."""
-        path = self.source / stored.file
-        with opened(path) as file:
-            return tensor_of(file, path, stored.name)
 
 
 def quantize_checkpoint(
@@ -147,12 +141,12 @@ def quantize_checkpoint(
     export = JsonExporterConfig(pack_method=pack_method)
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     checkpoint, goal = read_checkpoint(Path(source).expanduser().resolve()), Path(target).expanduser().resolve()
-    tensors = stored_tensors(checkpoint)
-    model = skeleton_of(checkpoint, tensors)
-    check_patterns(model, config, list(find_candidates(model)))
-    found = match(model, config, skeleton=True)
-    quantized = plan(found, tensors, config)
+    skeleton = read_skeleton(checkpoint)
+    check_patterns(skeleton.model, config, list(find_candidates(skeleton.model)))
+    found = match(skeleton.model, config, skeleton=True)
+    quantized = plan(found, skeleton.tensors, config)
     static = needs_samples(found, samples)
+    tensors = skeleton.kept(quantized)
     warn_of_stacked(tensors)
     described = {
         **config.to_dict(),
@@ -161,7 +155,7 @@ def quantize_checkpoint(
         "export": export.to_dict(),
     }
     begin(goal, checkpoint, described)
-    scales = static_scales(checkpoint, tensors, config, goal, samples) if static else {}
+    scales = static_scales(checkpoint, config, goal, samples) if static else {}
     jobs = jobs_of(checkpoint, goal, tensors, quantized, pack_method, device)
     jobs = [replace(job, given=beside(job, scales)) for job in jobs]
     run(jobs, workers)
@@ -169,21 +163,15 @@ def quantize_checkpoint(
 
 
 def static_scales(
-    checkpoint: Checkpoint, tensors: Mapping[str, Stored], config: QConfig, goal: Path, samples: Iterable[Any] | None
+    checkpoint: Checkpoint, config: QConfig, goal: Path, samples: Iterable[Any] | None
 ) -> dict[str, torch.Tensor]:
     """Scales of static activations by their names in a file; those of an interrupted job are the job's."""
     kept = goal / SCALES
     if kept.exists():
         return load_file(kept)
-    model = skeleton_of(checkpoint, tensors, buffers=True)
-    found = match(model, config, skeleton=True)
-
-    def read(stored: Stored) -> torch.Tensor:
-        path = checkpoint.folder / stored.file
-        with opened(path) as file:
-            return tensor_of(file, path, stored.name)
-
-    made = activation_parameters(model, found, config, tensors, read, samples or ())
+    skeleton = read_skeleton(checkpoint, buffers=True)
+    found = match(skeleton.model, config, skeleton=True)
+    made = activation_parameters(skeleton, found, config, checkpoint.folder, samples or ())
     scales = {name: value.contiguous() for layer in made.values() for name, value in layer.items()}
     part = kept.with_name(f"{kept.name}.part")
     save_file({name: value.clone() for name, value in scales.items()}, part)

@@ -4,15 +4,16 @@ The architecture is made by transformers from ``config.json`` on the meta device
 Tensors of layers that it does not have, and all tensors of an architecture that is not known, are told by their names
 and shapes: a matrix called ``weight`` whose module is neither a norm nor an embedding is a linear layer.
 
-Stacked experts become one linear layer each, and experts of the first mixture models (``block_sparse_moe``, ``w1``,
-``w2``, ``w3``) get the names that they have in memory.
+Stacked experts become linear layers, as in memory: each is a part of a stored tensor, and read alone.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,32 +21,139 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from quark.errors import ModelError
-from quark.torch.experts import unfuse_experts
-from quark.torch.export.checkpoint import Checkpoint, opened
+from quark.torch.experts import is_fused, stacked_name, unfuse
+from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
+from quark.torch.files.names import names_in_memory, renames_of
 
-EXPERT_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-OLD_EXPERT = re.compile(r"\.(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(w[123])\.")
 EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
 
 
 @dataclass(frozen=True)
+class Part:
+    """One expert's share of a stacked tensor.
+
+    Attributes:
+        number: of the expert, the first index of the stacked tensor.
+        shape, stride, offset: of the share within what that index gives.
+    """
+
+    number: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
 class Stored:
-    """A tensor of a file.
+    """A tensor of a file, or a part of one.
 
     Attributes:
         file: that holds it.
         name: in that file.
         shape, dtype: of it.
+        part: which; None: all.
     """
 
     file: str
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    part: Part | None = None
+
+    def read(self, folder: Path) -> torch.Tensor:
+        """The values, from the checkpoint in ``folder``; of a part only its expert is read.
+
+        A part has the strides that it has in a stacked tensor in memory, because sums depend on them.
+
+        Raises:
+            ModelError: they cannot be read.
+        """
+        path = folder / self.file
+        with opened(path) as source:
+            if self.part is None:
+                return tensor_of(source, path, self.name)
+            row = row_of(source, path, self.name, self.part.number).contiguous()
+            start = row.storage_offset() + self.part.offset
+            return row.as_strided(self.part.shape, self.part.stride, start)
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A checkpoint without its values.
+
+    Attributes:
+        model: its modules, on the meta device, stacked experts taken apart.
+        tensors: what is stored, by the names in ``model``.
+        stacked: stored tensors of which ``tensors`` has the parts: the names of these, and of the module.
+    """
+
+    model: nn.Module
+    tensors: dict[str, Stored]
+    stacked: dict[str, tuple[Stored, tuple[str, ...]]]
+
+    def kept(self, quantized: Iterable[str]) -> dict[str, Stored]:
+        """The tensors to write: stacked ones stay together where no part of their module is quantized."""
+        modules, found = {name.rsplit(".", 3)[0] for name in quantized}, dict(self.tensors)
+        for name, (stored, parts) in self.stacked.items():
+            if name.rpartition(".")[0] not in modules:
+                found = {key: value for key, value in found.items() if key not in parts} | {name: stored}
+        return found
+
+
+def read_skeleton(checkpoint: Checkpoint, buffers: bool = False) -> Skeleton:
+    """The modules and tensors of a checkpoint; with ``buffers``, buffers that no file holds have their values.
+
+    Raises:
+        ModelError: tensors of a type or shape that cannot be.
+    """
+    stored = stored_tensors(checkpoint)
+    model = architecture_of(checkpoint, buffers) or nn.Module()
+    renames = renames_of(model)
+    base = getattr(model, "base_model_prefix", "")
+    if base and base in model._modules and not any(name.startswith(f"{base}.") for name in stored):
+        model = model.get_submodule(base)  # saved without its head
+    together = set(model.state_dict())
+    apart = stacks(model)
+    names = names_in_memory(stored, together | set(model.state_dict()), renames)
+    tensors = {names[name]: value for name, value in stored.items()}
+    stacked: dict[str, tuple[Stored, tuple[str, ...]]] = {}
+    for name, (shape, views) in apart.items():
+        if name in tensors:
+            whole = tensors.pop(name)
+            tensors |= shares(whole, shape, views)
+            stacked[name] = whole, tuple(views)
+    add_layers(model, tensors)
+    return Skeleton(model, tensors, stacked)
+
+
+def stacks(model: nn.Module) -> dict[str, tuple[tuple[int, ...], dict[str, torch.Tensor]]]:
+    """Take stacked experts apart: by the name of each stacked tensor its shape, and what it becomes, as views."""
+    found: dict[str, tuple[tuple[int, ...], dict[str, torch.Tensor]]] = {}
+    for path, module in list(model.named_modules()):
+        if is_fused(module):
+            before = dict(module._parameters)
+            unfuse(module)
+            for name, value in module.named_parameters():
+                source = stacked_name(module, name)
+                shape = tuple(before[source].shape)  # type: ignore[union-attr]
+                found.setdefault(f"{path}.{source}", (shape, {}))[1][f"{path}.{name}"] = value
+    return found
+
+
+def shares(whole: Stored, shape: tuple[int, ...], views: Mapping[str, torch.Tensor]) -> dict[str, Stored]:
+    """What every expert has of a stacked tensor: where a view of the tensor in memory lies, it lies in the file."""
+    if whole.shape != shape:
+        raise ModelError(f"{whole.file!r}: {whole.name!r} has the shape {whole.shape}; the model has {shape}")
+    found, size = {}, math.prod(shape[1:])
+    for name, view in views.items():
+        number, offset = divmod(int(view.storage_offset()), size)
+        part = Part(number, tuple(view.shape), tuple(view.stride()), offset)
+        found[name] = Stored(whole.file, whole.name, part.shape, whole.dtype, part)
+    return found
 
 
 def stored_tensors(checkpoint: Checkpoint) -> dict[str, Stored]:
-    """Every tensor of a checkpoint, by the name that it has in memory; values are not read."""
+    """Every tensor of a checkpoint, by its name there; values are not read."""
     found: dict[str, Stored] = {}
     for file, names in checkpoint.files.items():
         with opened(checkpoint.folder / file) as source:
@@ -54,7 +162,7 @@ def stored_tensors(checkpoint: Checkpoint) -> dict[str, Stored]:
                 dtype = DTYPES.get(view.get_dtype())
                 if dtype is None:
                     raise ModelError(f"{file!r}: {name!r} has the type {view.get_dtype()}, which torch does not have")
-                found[name_in_memory(name)] = Stored(file, name, tuple(view.get_shape()), dtype)
+                found[name] = Stored(file, name, tuple(view.get_shape()), dtype)
     return found
 
 
@@ -123,8 +231,82 @@ def architecture_of(checkpoint: Checkpoint, buffers: bool = False) -> nn.Module 
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
     with Unallocated() if buffers else torch.device("meta"):
         model: nn.Module = cls._from_config(config, dtype=torch.float32)
-    unfuse_experts(model)
+    for module in model.modules():
+        for name, value in module._parameters.items():  # those that were made with zeros
+            if value is not None and not value.is_meta:
+                module._parameters[name] = nn.Parameter(value.to("meta"), requires_grad=False)
     return model.eval()
+
+
+def add_layers(model: nn.Module, tensors: Mapping[str, Stored]) -> None:
+    """Layers for the matrices that the architecture does not have."""
+    known = {name for name, _ in model.named_modules()}
+    for name, found in tensors.items():
+        path, _, kind = name.rpartition(".")
+        if kind == "weight" and path not in known and len(found.shape) == 2:
+            add_layer(model, path, found, bias=f"{path}.bias" in tensors)
+
+
+def add_layer(model: nn.Module, path: str, found: Stored, bias: bool) -> None:
+    """A layer that is only known by its weight, with the modules that lead to it."""
+    last = path.rpartition(".")[2]
+    if last.endswith("norm"):
+        return
+    rows, columns = found.shape
+    layer: nn.Module = nn.Linear(columns, rows, bias=bias, device="meta", dtype=found.dtype)
+    if EMBEDDING.search(path):
+        layer = nn.Embedding(rows, columns, device="meta", dtype=found.dtype)
+    put(model, path.split("."), layer)
+
+
+def put(model: nn.Module, path: list[str], layer: nn.Module) -> None:
+    """``layer`` as ``path`` of ``model``; modules on the way are made where they are missing."""
+    for name in path[:-1]:
+        if name not in model._modules:
+            model._modules[name] = nn.Module()
+        model = model._modules[name]  # type: ignore[assignment]
+    model._modules[path[-1]] = layer
+
+
+class Unallocated(TorchFunctionMode):
+    """While it is on, tensors that are made without values (parameters) are on the meta device; others are real."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def architecture_of(checkpoint: Checkpoint, buffers: bool = False) -> nn.Module | None:
+    """What transformers makes of ``config.json``; None where it does not know the architecture."""
+    names = checkpoint.config.get("architectures")
+    if not isinstance(names, list) or not names:
+        return None
+    try:
+        import transformers
+    except ImportError:
+        return None
+    cls: Any = getattr(transformers, str(names[0]), None)
+    if cls is None:
+        return None
+    config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    with Unallocated() if buffers else torch.device("meta"):
+        model: nn.Module = cls._from_config(config, dtype=torch.float32)
+    for module in model.modules():
+        for name, value in module._parameters.items():  # those that were made with zeros
+            if value is not None and not value.is_meta:
+                module._parameters[name] = nn.Parameter(value.to("meta"), requires_grad=False)
+    return model.eval()
+
+
+def add_layers(model: nn.Module, tensors: Mapping[str, Stored]) -> None:
+    """Layers for the matrices that the architecture does not have."""
+    known = {name for name, _ in model.named_modules()}
+    for name, found in tensors.items():
+        path, _, kind = name.rpartition(".")
+        if kind == "weight" and path not in known and len(found.shape) == 2:
+            add_layer(model, path, found, bias=f"{path}.bias" in tensors)
 
 
 def add_layer(model: nn.Module, path: str, found: Stored, bias: bool) -> None:

@@ -2,16 +2,16 @@
 
 Embeddings, norms and the head are loaded; a block's tensors are read when it is called, and dropped when it returns.
 The forward is that of the model in memory, so the ranges are the same, bit for bit. Blocks are read again for every
-item of the dataloader: large batches read less. Not handled: architectures that transformers does not know, stacked
-experts.
+item of the dataloader: large batches read less. Not handled: architectures that transformers does not know.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,14 +22,14 @@ from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.calibration import calibrate
 from quark.torch.config.model import QConfig
 from quark.torch.export.state import activations_item
-from quark.torch.files.skeleton import Stored
+from quark.torch.files.skeleton import Skeleton, Stored
 from quark.torch.kv_cache import settle_scales
 from quark.torch.matching import Match, Matches
 from quark.torch.prepare import prepare, restore
 from quark.torch.quantized_layer import OWN, QuantLayer
+from quark.torch.shared_scales import share_expert_inputs
 
 log = logging.getLogger(__name__)
-Read = Callable[[Stored], torch.Tensor]
 
 
 def is_static(item: Match) -> bool:
@@ -38,16 +38,15 @@ def is_static(item: Match) -> bool:
 
 
 def activation_parameters(
-    model: nn.Module, found: Matches, config: QConfig, tensors: Mapping[str, Stored], read: Read, samples: Iterable[Any]
+    skeleton: Skeleton, found: Matches, config: QConfig, folder: Path, samples: Iterable[Any]
 ) -> dict[str, dict[str, torch.Tensor]]:
     """The static scales and zero points of every layer, as files name them.
 
     Args:
-        model: a skeleton whose buffers have values (``skeleton_of(..., buffers=True)``).
+        skeleton: with values in its buffers (``read_skeleton(..., buffers=True)``).
         found: what is quantized in it.
         config: how.
-        tensors: of the checkpoint, by the names in memory.
-        read: gives the values of one.
+        folder: the checkpoint.
         samples: as calibration takes them.
 
     Returns:
@@ -57,11 +56,12 @@ def activation_parameters(
         ModelError: a parameter that no file has.
         DataError: no samples, or values that are not finite.
     """
+    model, tensors = skeleton.model, skeleton.tensors
     blocks = find_blocks(model)
     if not blocks.path:
         raise ModelError("the checkpoint has no decoder blocks, which static activations are calibrated one by one in")
     inside = tuple(f"{name}." for name in blocks.modules)
-    load(model, [name for name in tensors if not name.startswith(inside)], tensors, read)
+    load(model, [name for name in tensors if not name.startswith(inside)], tensors, folder)
     tie = getattr(model, "tie_weights", None)
     if tie is not None:
         tie()
@@ -74,12 +74,15 @@ def activation_parameters(
         for name, block in blocks.modules.items():
             own = [tensor for tensor in tensors if tensor.startswith(f"{name}.")]
             for handle in (
-                block.register_forward_pre_hook(lambda *_, own=own: load(model, own, tensors, read)),
+                block.register_forward_pre_hook(lambda *_, own=own: load(model, own, tensors, folder)),
                 block.register_forward_hook(lambda *_, own=own: drop(model, own), always_call=True),
             ):
                 undo.callback(handle.remove)
         unreached = calibrate(model, samples)
         settle_scales(model, config)
+        if config.sync_moe_expert_input_amax:
+            adopted = share_expert_inputs(model)
+            unreached = [name for name in unreached if name not in adopted]
         if unreached:
             log.warning("no sample reached %d activations, which stay float: %s", len(unreached), ", ".join(unreached))
         return {item.layer.name: parameters_of(item) for item in activations}
@@ -108,11 +111,11 @@ def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
         raise ModelError(f"the checkpoint has the tensor {name!r}, for which the model has no module") from error
 
 
-def load(model: nn.Module, names: Iterable[str], tensors: Mapping[str, Stored], read: Read) -> None:
+def load(model: nn.Module, names: Iterable[str], tensors: Mapping[str, Stored], folder: Path) -> None:
     """Give parameters and buffers the values of the files."""
     for name in names:
         owner, last = owner_of(model, name)
-        value = read(tensors[name])
+        value = tensors[name].read(folder)
         if last in owner._buffers:
             owner._buffers[last] = value
         else:

@@ -1,0 +1,59 @@
+"""The names that stored tensors have in a model.
+
+transformers renames tensors of some architectures while it loads them, and so does the model in memory. A new name is
+taken where the model has it and has not the old one. Experts of the first mixture models (``w1``, ``w2``, ``w3``) get
+the names of the layers that stacked experts are taken apart into. Not handled: conversions that compute (they join
+experts, which stay apart here).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from torch import nn
+
+Rename = Callable[[str], str]
+EXPERT_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+OLD_EXPERT = re.compile(r"\.experts\.(\d+)\.(w[123])\.")
+
+
+def names_in_memory(stored: Iterable[str], known: Collection[str], renames: Iterable[Rename]) -> dict[str, str]:
+    """The name in memory of every stored tensor.
+
+    Args:
+        stored: names in files.
+        known: names that the model has.
+        renames: what the architecture's loader does to a name, in order.
+    """
+    found, steps = {}, [*renames, expert_name]
+    for name in stored:
+        new = name
+        for rename in steps:
+            new = rename(new)
+        found[name] = new if name not in known and new in known else name
+    return found
+
+
+def expert_name(name: str) -> str:
+    """The name that a layer of an expert has beside those of stacked experts."""
+    return OLD_EXPERT.sub(lambda found: f".experts.{found[1]}.{EXPERT_NAMES[found[2]]}.", name)
+
+
+def renames_of(model: nn.Module) -> list[Rename]:
+    """What transformers does to the names of this architecture; nothing where it does not say."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming
+    except ImportError:
+        return []
+    if not hasattr(model, "base_model_prefix"):
+        return []
+    steps: list[Any] = get_model_conversion_mapping(model)  # type: ignore[arg-type]
+    return [rename_of(step) for step in steps if isinstance(step, WeightRenaming)]
+
+
+def rename_of(step: Any) -> Rename:
+    """One renaming of transformers as a function."""
+    return lambda name: str(step.rename_source_key(name)[0])
