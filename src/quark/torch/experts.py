@@ -10,8 +10,8 @@ and keeps its gate function; its class changes, and back again when quantizing f
     y = sum over the chosen n:  p_n  down_n( gate( gate_n(x), up_n(x) ) )
 
 Layouts: gate and up one after the other or interleaved, weights transposed, biases, no gate. Experts that are handed
-rows for each of them (Llama 4) compute those that are not all zero: a row of zeros stands for a token of another expert.
-Not handled: norms behind an expert, and experts spread over machines; those stay float and are named in a warning.
+rows for each of them (Llama 4) compute those that are not all zero: a row of zeros stands for a token of another
+expert. Not handled: norms behind an expert, and experts spread over machines; those stay float and are named.
 """
 
 from __future__ import annotations

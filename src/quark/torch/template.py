@@ -230,8 +230,8 @@ def read_template(model: nn.Module, model_type: str) -> LLMTemplate:
     floats = [*heads(model), *routers(model)]
     if not floats and not kv:
         raise ModelError(
-            f"{type(model).__name__} ({model_type}) has neither attention whose layers are recognized nor a layer whose "
-            f"output is as long as the vocabulary; make a template with LLMTemplate({model_type!r}, "
+            f"{type(model).__name__} ({model_type}) has neither attention whose layers are recognized nor a layer "
+            f"whose output is as long as the vocabulary; make a template with LLMTemplate({model_type!r}, "
             f"kv_layers_name=[...], exclude_layers_name=[...])"
         )
     return LLMTemplate(model_type, kv, queries or kv[:1], gates(model), floats)
