@@ -135,7 +135,7 @@ def stacks(model: nn.Module) -> dict[str, tuple[tuple[int, ...], dict[str, torch
             unfuse(module)
             for name, value in module.named_parameters():
                 source = stacked_name(module, name)
-                shape = tuple(before[source].shape)  # type: ignore[union-attr]
+                shape = tuple(before[source].shape)
                 found.setdefault(f"{path}.{source}", (shape, {}))[1][f"{path}.{name}"] = value
     return found
 
