@@ -195,6 +195,18 @@ the prefix `onnx_`. Everything is checked before the first pass runs. The templa
 `bfp16` are lists for the five common targets; `PreprocessYAML` takes a file or a template with `preprocess_passes` and
 `postprocess_passes` and runs them around a quantization.
 
+`quark.shapeshifter` has the same under the names of AMD Quark (`RunConfig`, `Engine`, `shapeshifter`, `ONNXPass`,
+`LoadConfigFromFileOrDict`):
+
+```python
+import onnx
+
+from quark.shapeshifter import Engine, LoadConfigFromFileOrDict, RunConfig
+
+config = RunConfig(**LoadConfigFromFileOrDict("xint8").data)
+changed = Engine(config).run(onnx.load("model.onnx"))
+```
+
 {passes}
 
 ## A pass of your own

@@ -33,6 +33,7 @@ LAYERS = {  # a module imports from lower numbers only, and from its own package
     "cli": 5,
     "demo": 5,
     "integrations": 5,
+    "shapeshifter": 5,
 }
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 PUBLIC_NAMES = ("quark.torch.utils",)  # users import from it; it holds names only

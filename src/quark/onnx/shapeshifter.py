@@ -89,6 +89,15 @@ def read(config: Config) -> Recipe:
     )
 
 
+def load(config: Config) -> Mapping[str, Any]:
+    """A configuration as a mapping, unchecked.
+
+    Raises:
+        ConfigError: no such file or template, bad YAML.
+    """
+    return _data(config)[0]
+
+
 def _path(value: Any) -> Path | None:
     return None if value is None else Path(str(value))
 

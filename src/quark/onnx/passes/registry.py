@@ -32,13 +32,20 @@ def register_pass(name: str, run: Run, doc: str = "", shapes: bool = False) -> P
     Raises:
         ConfigError: the name is taken, or ``run`` is no such function.
     """
-    plain = without_prefix(name)
-    if plain in passes():
-        raise ConfigError(f"there is a pass {plain!r} already: give yours another name")
     if not callable(run) or not inspect.signature(run).parameters:
         raise ConfigError(f"the pass {name!r} must be a function whose first argument is the model")
-    row = Pass(plain, doc or (inspect.getdoc(run) or "").split("\n")[0], run, shapes)
-    _OWN[plain] = row
+    return add(Pass(without_prefix(name), doc or (inspect.getdoc(run) or "").split("\n")[0], run, shapes))
+
+
+def add(row: Pass) -> Pass:
+    """Add a row of your own, for the rest of the process.
+
+    Raises:
+        ConfigError: its name is taken.
+    """
+    if row.name in passes():
+        raise ConfigError(f"there is a pass {row.name!r} already: give yours another name")
+    _OWN[row.name] = row
     return row
 
 
