@@ -46,6 +46,7 @@ def facts(model: Path, found: Forecast) -> dict[str, Any]:
         "bytes": {"float": file_bytes(model), "predicted": found.bytes},
         "peak_bytes": found.peak_bytes,
         "seconds_per_sample": found.seconds_per_sample,
+        "proposals": found.plan.proposals,
         "tensors": _tensors(found.plan),
         "nodes": {
             n.name: {"op_type": n.op_type, "quantized": n.quantized, "reason": n.reason}

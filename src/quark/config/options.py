@@ -112,6 +112,9 @@ class Options(BaseModel):
     AlignEltwiseQuantType: bool = _option(
         True, 2, "Constant operands of Add, Mul, … have the activation's type; False: the weight's."
     )
+    FloatDecoding: bool = _option(
+        False, 2, "Keep in float what decodes the outputs behind the last layer with weights (boxes, scores)."
+    )
     EnableSubgraph: bool = _option(False, 2, "Quantize the bodies of If and Loop too, each on the data that enters it.")
     # 3 ---------------------------------------------------------------------------------------------------------------
     AddQDQPairToWeight: bool = _option(False, 3, "Keep float weights behind Q and DQ instead of storing the codes.")

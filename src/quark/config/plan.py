@@ -71,10 +71,14 @@ class NodePlan:
 
 @dataclass
 class Plan:
-    """Every decision about a model. ``tensors`` and ``nodes`` are keyed by name, in graph order."""
+    """Every decision about a model. ``tensors`` and ``nodes`` are keyed by name, in graph order.
+
+    ``proposals``: sentences about what the configuration could do better.
+    """
 
     tensors: dict[str, TensorPlan] = field(default_factory=dict)
     nodes: dict[str, NodePlan] = field(default_factory=dict)
+    proposals: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[TensorPlan]:
         return iter(self.tensors.values())
@@ -113,7 +117,12 @@ class Plan:
     def to_json(self) -> str:
         """The whole plan as JSON; floats round-trip exactly."""
         return json.dumps(
-            {"tensors": [_tensor_to_dict(t) for t in self], "nodes": [asdict(n) for n in self.nodes.values()]}, indent=1
+            {
+                "tensors": [_tensor_to_dict(t) for t in self],
+                "nodes": [asdict(n) for n in self.nodes.values()],
+                "proposals": self.proposals,
+            },
+            indent=1,
         )
 
     @classmethod
@@ -122,7 +131,7 @@ class Plan:
         data = json.loads(text)
         tensors = [_tensor_from_dict(entry) for entry in data["tensors"]]
         nodes = [NodePlan(**entry) for entry in data["nodes"]]
-        return cls({t.name: t for t in tensors}, {n.name: n for n in nodes})
+        return cls({t.name: t for t in tensors}, {n.name: n for n in nodes}, list(data.get("proposals", [])))
 
 
 def _listed(value: Any) -> Any:

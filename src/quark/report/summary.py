@@ -38,6 +38,11 @@ def float_table(plan: Plan) -> Table:
     return Table("Left in float", ("because", "operators"), rows)
 
 
+def proposal_table(plan: Plan) -> Table:
+    """What the configuration could do better, found in the model alone."""
+    return Table("Proposals", ("what",), tuple((sentence,) for sentence in plan.proposals))
+
+
 #: Rows of the table of weaknesses on a terminal.
 SHOWN = 10
 PER_CHANNEL = "per channel keeps"
@@ -99,7 +104,7 @@ def _counted(types: Counter[str]) -> str:
 
 def summary_tables(plan: Plan, weak: Sequence[Weakness] = ()) -> tuple[Table, ...]:
     """The tables of a Plan and of its weak layers; those without a row are left out."""
-    tables = (operator_table(plan), format_table(plan), float_table(plan), weakness_table(weak))
+    tables = (operator_table(plan), format_table(plan), float_table(plan), proposal_table(plan), weakness_table(weak))
     return tuple(table for table in tables if table.rows)
 
 

@@ -33,6 +33,8 @@ from quark.onnx.qdq import (
 )
 from quark.onnx.qdq.block_axes import in_blocks
 from quark.onnx.qdq.carriers import block_size
+from quark.onnx.qdq.decoding import REASON as DECODES
+from quark.onnx.qdq.decoding import decoding_nodes, proposals
 from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
 
 
@@ -46,6 +48,7 @@ class Placement:
     plan: Plan = field(default_factory=Plan)
     shaping: set[ir.Node] = field(default_factory=set)
     dividing: set[ir.Node] = field(default_factory=set)
+    decoding: set[ir.Node] = field(default_factory=set)
     masked: set[ir.Value] = field(default_factory=set)
     ranks: dict[str, int] = field(default_factory=dict)
     apart: list[own_inputs.Apart] = field(default_factory=list)
@@ -66,7 +69,9 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     placement = Placement(
         model, job, decisions, shaping=slots.computes_shapes(model), dividing=slots.makes_divisors(model)
     )
+    placement.decoding = decoding_nodes(model) if job.options.FloatDecoding else set()
     chosen = {node: _consider(node, placement) for node in nodes}
+    placement.plan.proposals += proposals(model, {node.name or "" for node, found in chosen.items() if found})
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output != "same":
             _quantize_node(node, rule, layer, placement)
@@ -123,6 +128,8 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
         return f"{node.op_type} is not among the operator types to quantize"
     if node in placement.shaping:
         return "it computes a shape or an index"
+    if node in placement.decoding:
+        return DECODES
     if node in placement.dividing:
         return "something is divided by its result: a small value rounded to 0 would make that infinite"
     rule = OP_RULES.get(node.op_type, GENERIC)
