@@ -1,17 +1,33 @@
 """Sizes and speed of exports: bytes per weight over theory, GB/s over a plain copy, packing, peak memory.
 
-python benchmarks/export.py --parameters 100M            # sizes
-python benchmarks/export.py --parameters 1.1B --speed    # speed and memory, in a temporary folder
+    python -m benchmarks.export --parameters 100M            # sizes
+    python -m benchmarks.export --parameters 1.1B --speed    # speed and memory, in a temporary folder
+
+What is compared, each line in turns with its plain counterpart, in one process:
+
+    export, rounding included   from float weights in memory to files of codes, over ``save_file`` of the float weights;
+                                both rates count the bytes of the float weights
+    reload                      files of codes to a model whose tensors are in memory of its own, over ``load_file`` and
+                                a copy of every tensor of the same files (files are mapped: the copy is the reading)
+    reload, without touching    the same without the copies on both sides: opening files and building the model alone
+    export of codes             a reloaded model to files, over ``save_file`` of the same tensors
+
+The peak is the resident memory above that at the start of the step, looked at every 5 ms.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
+import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from math import inf
 from pathlib import Path
+from statistics import median
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -37,6 +53,7 @@ from quark.torch.quantization.config.config import (
 )
 
 SHAPES = {"100M": (768, 2048, 12, 12), "1.1B": (2048, 5632, 32, 22)}  # hidden, intermediate, heads, layers
+VOCABULARY = 32000
 SCHEMES: dict[str, tuple[DataTypeSpec, float]] = {  # and the bits per weight that the format promises
     "int8 per channel": (Int8PerChannelSpec(0, symmetric=True), 8),
     "int4 groups of 128": (Int4PerGroupSpec(-1, 128), 4 + (32 + 4) / 128),
@@ -62,10 +79,32 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(made)
 
 
-def model_of(size: str) -> Decoder:
-    """Random weights."""
+class LanguageModel(nn.Module):
+    """A decoder with its embedding and its head, which stay float."""
+
+    def __init__(self, hidden: int, intermediate: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, hidden, dtype=torch.bfloat16)
+        self.decoder = Decoder(hidden, intermediate, heads, layers)
+        self.lm_head = nn.Linear(hidden, VOCABULARY, bias=False, dtype=torch.bfloat16)
+
+
+def model_of(size: str) -> nn.Module:
+    """The linear layers, with random weights."""
     with torch.device("meta"):
         model = Decoder(*SHAPES[size])
+    return filled(model)
+
+
+def language_model(size: str) -> nn.Module:
+    """The whole, with random weights."""
+    with torch.device("meta"):
+        model = LanguageModel(*SHAPES[size])
+    return filled(model)
+
+
+def filled(model: nn.Module) -> nn.Module:
+    """``model`` with random weights."""
     model.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -107,39 +146,93 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def speed(size: str, shard_size: int) -> None:
-    """Export and reload against a plain copy with safetensors, and the memory they take."""
-    model: nn.Module | None = model_of(size)
-    spec = Int4PerGroupSpec(-1, 128).to_quantization_spec()
+def speed(size: str, shard_size: int, repeats: int) -> None:
+    """Export and reload against safetensors' own functions, in turns, and the memory they take."""
+    model: nn.Module | None = language_model(size)
     count = sum(parameter.numel() for parameter in model.parameters())
+    state = {name: value.detach() for name, value in model.state_dict().items()}
+    config = QConfig(QLayerConfig(weight=Int4PerGroupSpec(-1, 128).to_quantization_spec()), exclude=["lm_head"])
+    model = ModelQuantizer(config).quantize_model(model)
+    print(f"{count / 1e9:.2f} billion parameters in bfloat16, int4 groups of 128, lm_head and embedding float")
+    print("| step | GB | GB/s | plain GB/s | ratio | peak, GB |\n|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        state = {name: value.detach() for name, value in model.state_dict().items()}
-        plain = timed(lambda: save_file(state, folder / "plain.safetensors"))
-        back = timed(lambda: load_file(folder / "plain.safetensors"))
-        nbytes = 2 * count
-        (folder / "plain.safetensors").unlink()
-        model = ModelQuantizer(QConfig(QLayerConfig(weight=spec))).quantize_model(model)
+        files = folder / "model"
+
+        def exported(source: nn.Module) -> Callable[[], object]:
+            return lambda: export_safetensors(source, files, max_shard_size=shard_size)
+
+        line("export, rounding included", 2 * count, repeats, exported(model), lambda: save_file(state, files), files)
+        model = state = None
+        kept = sorted(path for path in files.glob("*.safetensors"))
+        written = sum(path.stat().st_size for path in kept)
+        line("reload", written, repeats, lambda: resident_copy(reloaded(size, files)), lambda: plain_load(kept))
+        line("reload, without touching", written, repeats, lambda: reloaded(size, files), lambda: lazy_load(kept))
+        model = resident_copy(reloaded(size, files))
+        state = plain_load(kept)
+        shard = max(path.stat().st_size for path in kept)
+        shutil.rmtree(files)
+        line("export of codes", written, repeats, exported(model), lambda: save_file(state, files), files)
+    print(f"largest shard {shard / 1e9:.3f} GB, of {len(kept)}")
+
+
+def line(
+    name: str,
+    nbytes: int,
+    repeats: int,
+    ours: Callable[[], object],
+    plain: Callable[[], object],
+    target: Path | None = None,
+) -> None:
+    """Measure both in turns and print a row; what they write to ``target`` is deleted, but for the last of ours."""
+    times, most = [], 0.0
+    for _ in range(repeats):
+        remove(target)
+        base = timed(plain)
+        remove(target)
         peak = Peak()
         peak.start()
-        ours = timed(lambda: export_safetensors(model, folder / "m", max_shard_size=shard_size))
+        times.append((timed(ours), base))
         peak.running = False
         peak.join()
-        shard = max(path.stat().st_size for path in (folder / "m").glob("*.safetensors"))
-        model = None
-        with torch.device("meta"):
-            skeleton = Decoder(*SHAPES[size])
-        reading = Peak()
-        reading.start()
-        again = timed(lambda: import_model_from_safetensors(skeleton, folder / "m"))
-        reading.running = False
-        reading.join()
-        written = sum(path.stat().st_size for path in (folder / "m").glob("*.safetensors"))
-    print(f"parameters {count / 1e9:.2f} e9, bfloat16, int4 groups of 128; GB/s of the bfloat16 model")
-    print(f"plain save {nbytes / plain / 1e9:.2f}   export {nbytes / ours / 1e9:.2f}   ratio {plain / ours:.2f}")
-    print(f"plain load {nbytes / back / 1e9:.2f}   reload {nbytes / again / 1e9:.2f}   ratio {back / again:.2f}")
-    print(f"largest shard {shard / 1e9:.3f} GB, peak above the model: export {peak.most / 1e9:.3f} GB")
-    print(f"reload: {reading.most / 1e9:.3f} GB for a model of {written / 1e9:.3f} GB")
+        most = max(most, peak.most)
+    mine, base = (median(pair[k] for pair in times) for k in (0, 1))
+    ratio = median(b / a for a, b in times)
+    rates = f"{nbytes / mine / 1e9:.2f} | {nbytes / base / 1e9:.2f} | {ratio:.2f}"
+    print(f"| {name} | {nbytes / 1e9:.2f} | {rates} | {most / 1e9:.3f} |", flush=True)
+
+
+def remove(target: Path | None) -> None:
+    """Delete a file or a folder, and let the disk finish what it was given."""
+    if target is not None and target.is_dir():
+        shutil.rmtree(target)
+    elif target is not None:
+        target.unlink(missing_ok=True)
+    os.sync()
+
+
+def reloaded(size: str, files: Path) -> nn.Module:
+    """The model of a folder."""
+    with torch.device("meta"):
+        skeleton = LanguageModel(*SHAPES[size])
+    return import_model_from_safetensors(skeleton, files)
+
+
+def resident_copy(model: nn.Module) -> nn.Module:
+    """The model with its tensors in memory of its own: files are mapped, so that reading is copying."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    return model
+
+
+def lazy_load(files: list[Path]) -> dict[str, torch.Tensor]:
+    """All tensors, as ``load_file`` maps them."""
+    return {name: value for path in files for name, value in load_file(path).items()}
+
+
+def plain_load(files: list[Path]) -> dict[str, torch.Tensor]:
+    """All tensors of the files, in memory of their own."""
+    return {name: value.clone() for name, value in lazy_load(files).items()}
 
 
 def timed(function) -> float:
@@ -152,22 +245,26 @@ def timed(function) -> float:
 def packing() -> None:
     """GB of float32 input per second: codes to bytes; and all of it, with rounding, scales and zero points."""
     x = torch.randn(4096, 4096)
-    nbytes = x.numel() * 4
+    print("| GB of float32 | per second | per CPU second |\n|---|---|---|")
     for bits, order in ((4, None), (4, AWQ_ORDER), (3, None), (5, None), (6, None)):
         codes = torch.randint(0, 1 << bits, x.shape, dtype=torch.uint8)
-        best = best_of(lambda codes=codes, bits=bits, order=order: pack(codes, bits, order=order))
-        print(f"pack {bits} bits{' in the order of AWQ' if order else ''}: {nbytes / best / 1e9:.2f} GB/s")
+        name = f"pack {bits} bits{' in the order of AWQ' if order else ''}"
+        rate(name, 4 * x.numel(), lambda codes=codes, bits=bits, order=order: pack(codes, bits, order=order))
     for name in ("int8 per channel", "int4 groups of 128", "MXFP4", "FP8"):
         stages = QLayerConfig(weight=SCHEMES[name][0].to_quantization_spec()).stages("weight")
         quantizer = make_quantizer(stages, lambda stage: stage.spec.granularity, name)
         calibrate_with(quantizer, x)
-        best = best_of(lambda quantizer=quantizer: store(x, quantizer))
-        print(f"round and pack {name}: {nbytes / best / 1e9:.2f} GB/s")
+        rate(f"round and pack {name}", 4 * x.numel(), lambda quantizer=quantizer: store(x, quantizer))
 
 
-def best_of(function) -> float:
-    """Seconds of the fastest of five."""
-    return min(timed(function) for _ in range(5))
+def rate(name: str, nbytes: int, function: Callable[[], object]) -> None:
+    """Print GB a second, the best of five turns."""
+    wall, cpu = inf, inf
+    for _ in range(5):
+        start, begin = time.perf_counter(), time.process_time()
+        function()
+        wall, cpu = min(wall, time.perf_counter() - start), min(cpu, time.process_time() - begin)
+    print(f"| {name} | {nbytes / wall / 1e9:.2f} | {nbytes / cpu / 1e9:.2f} |", flush=True)
 
 
 def main() -> None:
@@ -176,10 +273,13 @@ def main() -> None:
     parser.add_argument("--parameters", choices=SHAPES, default="100M")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--shard-size", type=int, default=300_000_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     packing()
     if arguments.speed:
-        speed(arguments.parameters, arguments.shard_size)
+        speed(arguments.parameters, arguments.shard_size, arguments.repeats)
     else:
         sizes(arguments.parameters)
 

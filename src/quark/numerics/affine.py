@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quark.errors import DataError
-from quark.numerics.array import Array, as_array, as_parameter, cast, float32, namespace
+from quark.numerics.array import Array, as_array, as_parameter, cast, float32, has_nan, namespace
 from quark.numerics.blocks import Block
 from quark.numerics.chunks import blockwise, like_input
 from quark.numerics.elements import Element
@@ -135,10 +135,10 @@ def quantize(
     element: Element = format
 
     def codes(part: Array, scale: Array, zero_point: Array, rule: Rule, out: Array) -> None:
-        values = element.snap(float32(part) / scale, zero_point, rule, narrow)
-        if not element.has_nan and bool(namespace(values).isnan(values).any()):
+        values = float32(part) / scale
+        if not element.has_nan and has_nan(values):
             raise DataError(f"a NaN has no code in {element.name}")
-        out[...] = element.encode(values, zero_point)
+        element.put(out, values, zero_point, rule, narrow)
 
     x = as_array(x)
     return blockwise(codes, x, operands(x, scale, zero_point, format), granularity, rounding, format.code_dtype)

@@ -123,9 +123,17 @@ def clip(x: Array, lo: Array, hi: Array) -> Array:
     if is_torch(lo):  # torch's own clip is not vectorised for bounds that are tensors
         torch = sys.modules["torch"]
         return torch.minimum(torch.maximum(x, lo), hi)
-    if not is_torch(x) and x.size < CLIP_SIZE:
-        return np.minimum(np.maximum(x, lo), hi)
+    if not is_torch(x) and (x.size < CLIP_SIZE or np.size(lo) > 1):  # nor is NumPy's
+        above = np.maximum(x, lo)
+        return np.minimum(above, hi, out=above) if np.shape(above) else np.minimum(above, hi)
     return namespace(x).clip(x, lo, hi)
+
+
+def has_nan(x: Array) -> bool:
+    """Whether float ``x`` (any shape) has a NaN: its least value is NaN then, which is one pass and no mask."""
+    if is_torch(x):
+        return bool(x.isnan().any())
+    return bool(np.isnan(np.min(x, initial=0.0)))
 
 
 def pow2(exponent: Array) -> Array:
@@ -145,6 +153,11 @@ def on_gpu(x: Array) -> bool:
 def maybe(mask: Array) -> bool:
     """Whether any element of ``mask`` is set; on a GPU, where asking would wait for the device, always true."""
     return on_gpu(mask) or bool(mask.any())
+
+
+def reaches(x: Array, limit: int) -> bool:
+    """Whether an element of int32 ``x`` may be ``limit`` or more; on a GPU, which one would wait for, always true."""
+    return on_gpu(x) or bool((x.max() if is_torch(x) and x.numel() else np.max(x, initial=-1)) >= limit)
 
 
 def block_max(x: Array, axis: int) -> Array:

@@ -69,7 +69,7 @@ def blockwise(
     shape = tuple(x.shape)
     out = empty(shape, dtype, x)
     noise = noise_of(rounding, shape, x)
-    grids = [shared(parameter).reshape(granularity.grid(shape)) for parameter in parameters]
+    grids = [collapsed(shared(parameter).reshape(granularity.grid(shape))) for parameter in parameters]
     with quiet():
         for piece in pieces_of(granularity, shape):
             source, target = view(x, piece), view(out, piece)
@@ -80,6 +80,17 @@ def blockwise(
                 part = shared(source[index])
                 function(part, *(spread(take(p, index), part.shape) for p in mine), rule, shared(target[index]))
     return out
+
+
+def collapsed(grid: Array) -> Array:
+    """``grid`` (NumPy) as a single value of as many axes, where all are equal: that of symmetric zero points.
+
+    An operation with one value takes a third to a sixth of the time of one that goes through an array.
+    """
+    if not isinstance(grid, np.ndarray) or grid.size < 2:
+        return grid
+    first = grid[(slice(0, 1),) * grid.ndim]
+    return first if (grid == first).all() else grid
 
 
 @lru_cache(maxsize=256)
@@ -125,4 +136,6 @@ def view(array: Array, piece: Piece) -> Array:
 
 def view_parameter(array: Array, piece: Piece) -> Array:
     """The parameters of ``piece``, in the shape that broadcasts against it."""
+    if isinstance(array, np.ndarray) and array.size == 1:
+        return array.reshape((1,) * len(piece.parameter_shape))
     return (array[piece.parameter_part] if piece.parameter_part else array).reshape(piece.parameter_shape)

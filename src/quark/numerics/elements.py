@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from math import inf, nan
 from typing import TypeAlias
 
+import numpy as np
+
 from quark.numerics.array import (
     INFINITY,
     MAGNITUDE,
@@ -29,9 +31,11 @@ from quark.numerics.array import (
     clip,
     float32,
     from_bits,
+    is_torch,
     maybe,
     namespace,
     pow2,
+    reaches,
     to_bits,
 )
 from quark.numerics.chunks import elementwise, like_input
@@ -134,6 +138,20 @@ class Int:
         placed = half_even(clip(x, *bounds))
         placed += 0.0
         return placed
+
+    def put(self, out: Array, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> None:
+        """The codes of float32 ``x`` (overwritten; no NaN) into ``out``.
+
+        Once the magic number is added, the lowest bits of the float32 are the integer in two's complement.
+        """
+        if rule is not half_even or self.work_dtype != "float32" or is_torch(x):
+            out[...] = self.encode(self.snap(x, zero_point, rule, narrow), zero_point)
+            return
+        placed = clip(x, self.min + narrow - zero_point, self.max - zero_point)
+        placed += INTEGER_MAGIC["float32"]
+        np.copyto(out, to_bits(placed), casting="unsafe")
+        if zero_point.any():
+            np.add(out, zero_point.astype(self.code_dtype), out=out)
 
     def encode(self, values: Array, zero_point: Array = 0) -> Array:
         """Codes (``code_dtype``) of ``values`` that ``snap`` returned for the same zero point."""
@@ -279,19 +297,31 @@ class Float:
         special = (to_bits(x) & SIGN) | (INFINITY if self.has_infinity else QUIET_NAN)
         return xp.where(beyond, from_bits(special), x)
 
+    def put(self, out: Array, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> None:
+        """The codes of float32 ``x`` into ``out``."""
+        out[...] = self.encode(self.snap(x, zero_point, rule, narrow))
+
     def encode(self, values: Array, zero_point: Array = 0) -> Array:
-        """Codes (``code_dtype``) of float32 ``values`` on the grid; infinity and NaN where the format has them."""
+        """Codes (``code_dtype``) of float32 ``values`` on the grid; infinity and NaN where the format has them.
+
+        The bits of a normal value are its code, but for the bias. A subnormal one becomes normal when 2**emin, the
+        smallest normal value, is added; its exponent field is then one too high. Of the two, the larger is right.
+        """
         xp = namespace(values)
-        drop, m = 23 - self.mantissa_bits, self.mantissa_bits
         bits = to_bits(values)
         size = bits & MAGNITUDE
-        normal = (size - (127 - self.bias << 23)) >> drop
-        subnormal = cast(from_bits(size) * 2.0 ** (m - self.emin), "int32") if self.bias < 127 else normal
-        code = xp.where(from_bits(size) < 2.0**self.emin, subnormal, normal)
-        if self.has_infinity or self.has_nan:
+        code = size - (127 - self.bias << 23)
+        if self.bias < 127:
+            shifted = to_bits(from_bits(size) + 2.0**self.emin)
+            shifted -= 128 - self.bias << 23
+            xp.maximum(code, shifted, out=code)
+        code >>= 23 - self.mantissa_bits
+        if (self.has_infinity or self.has_nan) and reaches(size, INFINITY):
             code = xp.where(size == INFINITY, self.infinity_code, xp.where(size > INFINITY, self.nan_code, code))
         if self.signed:
-            code |= ((bits >> 31) & 1) << self.bits - 1
+            bits = bits >> 31
+            bits &= 1 << self.bits - 1
+            code |= bits
         return cast(code, self.code_dtype)
 
     @property
@@ -365,6 +395,10 @@ class Power:
         return cast(xp.where((x > 0) & (value < inf), value, nan), "float32")
 
     place = snap
+
+    def put(self, out: Array, x: Array, zero_point: Array, rule: Rule, narrow: bool = False) -> None:
+        """The codes of float32 ``x`` into ``out``."""
+        out[...] = self.encode(self.snap(x, zero_point, rule, narrow))
 
     def encode(self, values: Array, zero_point: Array = 0) -> Array:
         """Biased exponents, 255 for NaN."""

@@ -104,10 +104,13 @@ def folded(words: np.ndarray, bits: int, order: tuple[int, ...] | None) -> np.nd
 def across_rows(columns: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
     """The words of a matrix whose transpose [8 n, m] lies in memory, as bytes [m, 4 n]: only words are transposed."""
     groups = columns.reshape(-1, 8, columns.shape[1])
-    words = np.empty((groups.shape[0], columns.shape[1], 4), np.uint8)
-    for low, high, place in zip(order[::2], order[1::2], range(4), strict=True):
-        words[..., place] = (groups[:, low] & 0xF).view(np.uint8) | groups[:, high].view(np.uint8) << 4
-    return np.ascontiguousarray(words.view(np.int32)[..., 0].T).view(np.uint8)
+    words = np.empty((groups.shape[0], columns.shape[1]), np.int32)
+    step = max(1, CACHED // (8 * columns.shape[1]))
+    for k in range(0, len(words), step):
+        part, octets = groups[k : k + step], words[k : k + step].view(np.uint8).reshape(-1, columns.shape[1], 4)
+        for low, high, place in zip(order[::2], order[1::2], range(4), strict=True):
+            octets[..., place] = (part[:, low] & 0xF).view(np.uint8) | part[:, high].view(np.uint8) << 4
+    return np.ascontiguousarray(words.T).view(np.uint8)
 
 
 def joined(words: np.ndarray) -> np.ndarray:

@@ -29,6 +29,7 @@ from quark.observers.histogram import Histogram
 from quark.observers.mse import search_rows
 
 Range = tuple[torch.Tensor, torch.Tensor]
+PIECE = (1 << 15) - 1  # elements that torch works on in one thread, and that stay in the cache
 
 
 class ObserverBase:
@@ -382,6 +383,21 @@ class TQTDivergenceObserver(TQTObserver):
         return scalar(-threshold), scalar(threshold)
 
 
+def row_extremes(rows: torch.Tensor) -> Range:
+    """Smallest and largest value of each row (the last axis); on the CPU in float32, a piece of the cache at a time."""
+    count = rows.shape[-1]
+    if rows.device.type != "cpu" or rows.dtype is torch.float64 or not rows.numel():
+        return rows.amin(-1), rows.amax(-1)
+    flat = rows.detach().reshape(-1, count)
+    lo, hi = (torch.empty(len(flat), dtype=torch.float32) for _ in range(2))
+    step = max(1, PIECE // count)
+    for k in range(0, len(flat), step):
+        part = flat[k : k + step].float()
+        torch.amin(part, -1, out=lo[k : k + step])
+        torch.amax(part, -1, out=hi[k : k + step])
+    return lo.reshape(rows.shape[:-1]), hi.reshape(rows.shape[:-1])
+
+
 def scalar(value: float) -> torch.Tensor:
     """A float64 scalar, so that a search keeps its precision."""
     return torch.tensor(value, dtype=torch.float64)
@@ -396,8 +412,7 @@ def extremes(x: torch.Tensor, spec: TensorSpec) -> Range:
     if isinstance(spec.granularity, Tensor):
         lo, hi = torch.aminmax(x)
     else:
-        rows = spec.granularity.tile(x)
-        lo, hi = rows.amin(-1), rows.amax(-1)
+        lo, hi = row_extremes(spec.granularity.tile(x))
     lo, hi = lo.float(), hi.float()
     if not bool((torch.isfinite(lo) & torch.isfinite(hi)).all()):
         nans, infinities = int(x.isnan().sum()), int(x.isinf().sum())

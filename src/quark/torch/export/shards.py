@@ -2,7 +2,8 @@
 
 A safetensors file is [8 bytes: length n of the header][n bytes: JSON][tensors without gaps]. Shapes and types are known
 before any value is (``Item.form``), so the header comes first, each tensor is written to its place when it is made, and
-memory holds one item whatever the size of the file. Wider types come first, as the readers need aligned tensors.
+memory holds a few items whatever the size of the file: one is written while the next are made, in as many threads as
+torch has, up to ``MAKERS``. Wider types come first, as the readers need aligned tensors.
 
 An item is never cut: all tensors of a layer are in one file.
 """
@@ -10,7 +11,9 @@ An item is never cut: all tensors of a layer are in one file.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -38,6 +41,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 ALIGNMENT = 8
+MAKERS = 4  # items that are made at once
 SHARD_SIZE = 5_000_000_000  # bytes, as transformers has it
 
 
@@ -134,12 +138,32 @@ def write_file(path: Path, items: list[Item]) -> None:
     header, places = header_of(form)
     with path.open("wb") as file:
         file.write(header)
-        for item in items:
-            for name, value in item.make().items():
+        for made in made_ahead(items):
+            for name, value in made.items():
                 check_made(name, value, form)
                 file.seek(len(header) + places[name])
                 file.write(flat_bytes(value).numpy().data)
         file.truncate(len(header) + sum(item.size for item in items))
+
+
+def made_ahead(items: list[Item]) -> Iterator[Mapping[str, torch.Tensor]]:
+    """What each item makes, in order; while one is used, the next are made."""
+    count = min(torch.get_num_threads(), MAKERS, len(items))
+    if count < 2:
+        yield from (item.make() for item in items)
+        return
+    with ThreadPoolExecutor(count) as pool:
+        waiting: deque[Future[Mapping[str, torch.Tensor]]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(item.make))
+                if len(waiting) > count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def header_of(form: Form) -> tuple[bytes, dict[str, int]]:
