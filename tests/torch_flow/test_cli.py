@@ -12,7 +12,9 @@ import torch
 
 from quark.cli import main
 from quark.torch import LLMTemplate
-from quark.torch.language import perplexity, windows
+from quark.torch.export.api import import_model_from_safetensors
+from quark.torch.export.checkpoint import read_checkpoint
+from quark.torch.language import batches, perplexity, windows
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -120,6 +122,25 @@ def test_files_are_those_of_memory(folder: Path, tmp_path: Path, capsys: Capture
         assert typed("evaluate", tmp_path / name, "--data", folder / "text.txt", "--json") == 0
     one, other = capsys.readouterr().out.strip().split("\n}\n")
     assert json.loads(one + "}")["perplexity"] == json.loads(other)["perplexity"]
+
+
+def test_files_with_samples_are_those_of_memory(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Static inputs and a static cache, whose scales the windows give; batches change the last bit of a sum at most."""
+    options = ["--scheme", "fp8", "--kv-cache", "fp8", "--data", folder / "lines.jsonl", "--seq-len", 16, "--json"]
+    assert typed("quantize", folder / "model", "-o", tmp_path / "memory", *options) == 0
+    assert object_on(capsys)["calibration_windows"] == 4
+    assert typed("quantize-files", folder / "model", "-o", tmp_path / "files", *options, "--batch-size", 3) == 0
+    assert object_on(capsys)["calibration_windows"] == 4
+    one, other = (import_model_from_safetensors(None, tmp_path / name) for name in ("memory", "files"))
+    state = other.state_dict()
+    assert sum(name.endswith("output_scale") for name in read_checkpoint(tmp_path / "files").names) == 4
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(state[name].float(), value.float(), rtol=1e-5, atol=0)
+
+
+def test_batches_hold_samples_of_one_length() -> None:
+    samples = [{"input_ids": torch.zeros(1, n)} for n in (4, 4, 4, 3, 4)]
+    assert [tuple(batch["input_ids"].shape) for batch in batches(samples, 2)] == [(2, 4), (1, 4), (1, 3), (1, 4)]
 
 
 def test_a_metric_of_ones_own(folder: Path, capsys: Capture) -> None:

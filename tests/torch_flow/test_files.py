@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,35 @@ def test_static_activations_with_one_block_in_memory(scheme: str, source: Path, 
     assert set(loaded) == {0, 1} and len(loaded) == 1 + len(samples) * len(model.model.layers)
     assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))
     assert not [path.name for path in (tmp_path / "files").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "arguments"),
+    [
+        ("LlamaForCausalLM", {}, {"kv_cache_scheme": "fp8"}),
+        ("LlamaForCausalLM", {"kv_cache_post_rope": True}, {"kv_cache_scheme": "fp8"}),
+        ("LlamaForCausalLM", {}, {"attention_scheme": "fp8"}),
+        ("GPTNeoXForCausalLM", {}, {"kv_cache_scheme": "fp8"}),  # one layer makes keys and values
+    ],
+)
+def test_static_scales_inside_attention(
+    name: str, fields: dict[str, Any], arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    cls(cls.config_class(**HEADS)).save_pretrained(tmp_path / "source", max_shard_size="100KB")
+    kernel = "eager" if "attention_scheme" in arguments else None
+    model = cls.from_pretrained(tmp_path / "source", attn_implementation=kernel).eval()
+    config = replace(LLMTemplate.for_model(model).get_config("int4_wo_32", **arguments), **fields)
+    ModelQuantizer(config).quantize_model(model, [IDS])
+    export_safetensors(model, tmp_path / "memory")
+    with pytest.raises(DataError, match="needs samples"):
+        ModelQuantizer(config).direct_quantize_checkpoint(tmp_path / "source", tmp_path / "files")
+    ModelQuantizer(config).direct_quantize_checkpoint(tmp_path / "source", tmp_path / "files", dataloader=[IDS])
+    made = tensors(tmp_path / "files")
+    assert sum("output_scale" in key for key in made) >= 3
+    assert_same(made, tensors(tmp_path / "memory"))
+    import_model_from_safetensors(None, tmp_path / "files")
 
 
 def test_static_activations_need_samples(source: Path, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ Exclude = Annotated[
 Text = Annotated[
     Path | None, typer.Option("--data", help="Text (.txt, .jsonl) or token ids (.npz, .npy, rows are documents).")
 ]
+Cache = Annotated[str | None, typer.Option("--kv-cache", help="How keys and values are quantized.")]
+Samples = Annotated[int, typer.Option(min=1, help="Use at most so many windows of the data.")]
 Length = Annotated[int, typer.Option("--seq-len", min=2, help="Tokens in a window.")]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder brings.")]
 Device = Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda.")]
@@ -76,9 +78,9 @@ def quantize(
     algorithm: Annotated[
         list[str] | None, typer.Option("--algorithm", "-a", help="An algorithm, such as gptq; may be repeated.")
     ] = None,
-    kv_cache: Annotated[str | None, typer.Option("--kv-cache", help="How keys and values are quantized.")] = None,
+    kv_cache: Cache = None,
     data: Text = None,
-    samples: Annotated[int, typer.Option(min=1, help="Use at most so many windows of the data.")] = 128,
+    samples: Samples = 128,
     seq_len: Length = 512,
     layer: Layers = None,
     exclude: Exclude = None,
@@ -103,7 +105,12 @@ def quantize(
 
 
 @torch_app.command(
-    "quantize-files", epilog="**Example**: `quark torch quantize-files llama/ -o llama-int4/ --scheme int4_wo_128`"
+    "quantize-files",
+    epilog="""**Examples**
+
+`quark torch quantize-files llama/ -o llama-int4/ --scheme int4_wo_128`
+
+`quark torch quantize-files llama/ -o llama-fp8/ --scheme fp8 --kv-cache fp8 --data calibration.txt`""",
 )
 def quantize_files(
     model: ModelDir,
@@ -111,6 +118,14 @@ def quantize_files(
     scheme: Annotated[
         str, typer.Option("--scheme", "-s", help="How layers are quantized; `quark torch schemes` lists them.")
     ],
+    kv_cache: Cache = None,
+    data: Text = None,
+    samples: Samples = 128,
+    seq_len: Length = 512,
+    batch_size: Annotated[
+        int,
+        typer.Option("--batch-size", min=1, help="Windows that run at once; files are read again for each batch."),
+    ] = 8,
     layer: Layers = None,
     exclude: Exclude = None,
     workers: Annotated[int, typer.Option(min=1, help="Files that are made at once.")] = 1,
@@ -119,11 +134,16 @@ def quantize_files(
 ) -> None:
     """Quantize a checkpoint file by file: for models larger than memory, and the same result.
 
-    An interrupted job goes on where it was when the command is repeated.
+    Schemes with static activations need data; its windows run with one decoder block in memory. An interrupted job goes
+    on where it was when the command is repeated.
     """
     from quark.cli import torch_quantize
+    from quark.cli.torch_quantize import Request, Source
 
-    torch_quantize.run_files(model, output, (scheme, tuple(layer or ()), exclude), workers, device, json)
+    names = (), tuple(layer or ()), None if exclude is None else tuple(exclude)
+    source = Source(data, samples, seq_len)
+    request = Request(model, output, scheme, kv_cache, *names, source, device, False)
+    torch_quantize.run_files(request, batch_size, workers, json)
 
 
 @torch_app.command(

@@ -116,27 +116,28 @@ def quantized(model: Any, request: Request, values: dict[str, Any], samples: Seq
     }
 
 
-def run_files(
-    model: Path,
-    output: Path,
-    chosen: tuple[str, tuple[str, ...], Sequence[str] | None],
-    workers: int,
-    device: str,
-    json: bool,
-) -> None:
+def run_files(request: Request, batch_size: int, workers: int, json: bool) -> None:
     """Quantize file by file, and tell on standard output."""
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.files.skeleton import read_skeleton
+    from quark.torch.language import batches, calibration_samples, load_tokenizer, read_ids
 
-    scheme, layers, exclude = chosen
-    checkpoint = read_checkpoint(model)
-    template = LLMTemplate.for_model(read_skeleton(checkpoint).model)
-    config = template.get_config(scheme, layer_config=layer_schemes(layers), exclude_layers=exclude)
+    source = request.source
+    rows = read_ids(source.data, partial(load_tokenizer, request.model)) if source.data else []
+    samples = batches(calibration_samples(rows, source.seq_len, source.samples), batch_size)
+    template = LLMTemplate.for_model(read_skeleton(read_checkpoint(request.model)).model)
+    layers, exclude = layer_schemes(request.layers), request.exclude
+    config = template.get_config(
+        str(request.scheme), kv_cache_scheme=request.kv_cache, layer_config=layers, exclude_layers=exclude
+    )
     start = time.perf_counter()
-    ModelQuantizer(config).direct_quantize_checkpoint(model, output, device=device, workers=workers)
-    facts = {"model": str(model), "output": str(output), "scheme": scheme, "seconds": time.perf_counter() - start}
-    tell({**facts, **sizes(model, output)}, json)
+    ModelQuantizer(config).direct_quantize_checkpoint(
+        request.model, request.output, device=request.device, workers=workers, dataloader=samples or None
+    )
+    facts = {"model": str(request.model), "output": str(request.output), "scheme": request.scheme}
+    facts |= {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
+    tell({**facts, "seconds": time.perf_counter() - start, **sizes(request.model, request.output)}, json)
 
 
 def layer_schemes(texts: Sequence[str]) -> dict[str, str]:

@@ -157,6 +157,17 @@ def calibration_samples(rows: list[Ids], length: int, count: int) -> list[dict[s
     return [{"input_ids": part[None]} for part in (whole or parts)[:count]]
 
 
+def batches(samples: list[dict[str, Ids]], size: int) -> list[dict[str, Ids]]:
+    """Neighbouring samples of one length together, at most ``size`` of them."""
+    found: list[list[Ids]] = []
+    for sample in samples:
+        ids = sample["input_ids"]
+        if not found or len(found[-1]) == size or found[-1][0].shape != ids.shape:
+            found.append([])
+        found[-1].append(ids)
+    return [{"input_ids": torch.cat(group)} for group in found]
+
+
 @torch.no_grad()
 def perplexity(model: nn.Module, rows: list[Ids], length: int) -> float:
     """How surprised ``model`` is by texts, in windows of ``length`` tokens; lower is better, 1 is certainty.

@@ -29,6 +29,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quark.errors import ConfigError
+from quark.torch.attention import find_targets
 from quark.torch.config.model import QConfig, check_available
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
@@ -141,11 +142,11 @@ def quantize_checkpoint(
     export = JsonExporterConfig(pack_method=pack_method)
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     checkpoint, goal = read_checkpoint(Path(source).expanduser().resolve()), Path(target).expanduser().resolve()
-    skeleton = read_skeleton(checkpoint)
+    skeleton = read_skeleton(checkpoint, eager=config.softmax_quant_spec is not None)
     check_patterns(skeleton.model, config, list(find_candidates(skeleton.model)))
     found = match(skeleton.model, config, skeleton=True)
     quantized = plan(found, skeleton.tensors, config)
-    static = needs_samples(found, samples)
+    static = needs_samples(found, find_targets(skeleton.model, config), samples)
     tensors = skeleton.kept(quantized)
     warn_of_stacked(tensors)
     described = {
@@ -157,7 +158,7 @@ def quantize_checkpoint(
     begin(goal, checkpoint, described)
     scales = static_scales(checkpoint, config, goal, samples) if static else {}
     jobs = jobs_of(checkpoint, goal, tensors, quantized, pack_method, device)
-    jobs = [replace(job, given=beside(job, scales)) for job in jobs]
+    jobs = with_scales(jobs, scales)
     run(jobs, workers)
     finish(goal, checkpoint, jobs, described)
 
@@ -169,20 +170,29 @@ def static_scales(
     kept = goal / SCALES
     if kept.exists():
         return load_file(kept)
-    skeleton = read_skeleton(checkpoint, buffers=True)
+    skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
     found = match(skeleton.model, config, skeleton=True)
     made = activation_parameters(skeleton, found, config, checkpoint.folder, samples or ())
-    scales = {name: value.contiguous() for layer in made.values() for name, value in layer.items()}
+    scales = {name: value.contiguous() for name, value in made.items()}
     part = kept.with_name(f"{kept.name}.part")
     save_file({name: value.clone() for name, value in scales.items()}, part)
     os.replace(part, kept)
     return scales
 
 
-def beside(job: Job, scales: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The scales that belong to layers whose weights a file has."""
-    layers = {name.removesuffix(".weight") for name in job.tensors if name.endswith(".weight")}
-    return {name: value for name, value in scales.items() if name.rpartition(".")[0] in layers}
+def with_scales(jobs: list[Job], scales: Mapping[str, torch.Tensor]) -> list[Job]:
+    """The jobs with the scales that belong to them: beside a tensor of the same module, or of one within."""
+    homes: dict[str, str] = {}
+    for job in jobs:
+        for name in job.tensors:
+            for end in (k for k, letter in enumerate(name) if letter == "."):
+                homes.setdefault(name[:end], job.file)
+    weights = {name.removesuffix(".weight"): job.file for job in jobs for name in job.tensors}
+    of_file: dict[str, dict[str, torch.Tensor]] = {job.file: {} for job in jobs}
+    for name, value in scales.items():
+        module = name.rpartition(".")[0]
+        of_file[weights.get(module) or homes[module]][name] = value
+    return [replace(job, given=of_file[job.file]) for job in jobs]
 
 
 def warn_of_stacked(tensors: Mapping[str, Stored]) -> None:

@@ -100,14 +100,19 @@ class Skeleton:
         return found
 
 
-def read_skeleton(checkpoint: Checkpoint, buffers: bool = False) -> Skeleton:
-    """The modules and tensors of a checkpoint; with ``buffers``, buffers that no file holds have their values.
+def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = False) -> Skeleton:
+    """The modules and tensors of a checkpoint.
+
+    Args:
+        checkpoint: whose.
+        buffers: buffers that no file holds get their values.
+        eager: attention is computed step by step, not by a fused kernel.
 
     Raises:
         ModelError: tensors of a type or shape that cannot be.
     """
     stored = stored_tensors(checkpoint)
-    model = architecture_of(checkpoint, buffers) or nn.Module()
+    model = architecture_of(checkpoint, buffers, eager) or nn.Module()
     renames = renames_of(model)
     base = getattr(model, "base_model_prefix", "")
     if base and base in model._modules and not any(name.startswith(f"{base}.") for name in stored):
@@ -195,7 +200,7 @@ class Unallocated(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def architecture_of(checkpoint: Checkpoint, buffers: bool = False) -> nn.Module | None:
+def architecture_of(checkpoint: Checkpoint, buffers: bool, eager: bool) -> nn.Module | None:
     """What transformers makes of ``config.json``; None where it does not know the architecture."""
     names = checkpoint.config.get("architectures")
     if not isinstance(names, list) or not names:
@@ -209,7 +214,8 @@ def architecture_of(checkpoint: Checkpoint, buffers: bool = False) -> nn.Module 
         return None
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
     with Unallocated() if buffers else torch.device("meta"):
-        model: nn.Module = cls._from_config(config, dtype=torch.float32)
+        kernel = {"attn_implementation": "eager"} if eager else {}
+        model: nn.Module = cls._from_config(config, dtype=torch.float32, **kernel)
     for module in model.modules():
         for name, value in module._parameters.items():  # those that were made with zeros
             if value is not None and not value.is_meta:

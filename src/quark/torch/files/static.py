@@ -19,9 +19,10 @@ from torch import nn
 
 from quark.errors import DataError, ModelError
 from quark.torch.algorithms.blocks import find_blocks
+from quark.torch.attention import Targets, find_targets
 from quark.torch.calibration import calibrate
 from quark.torch.config.model import QConfig
-from quark.torch.export.state import activations_item
+from quark.torch.export.state import activations_item, attention_items
 from quark.torch.files.skeleton import Skeleton, Stored
 from quark.torch.kv_cache import settle_scales
 from quark.torch.matching import Match, Matches
@@ -39,8 +40,8 @@ def is_static(item: Match) -> bool:
 
 def activation_parameters(
     skeleton: Skeleton, found: Matches, config: QConfig, folder: Path, samples: Iterable[Any]
-) -> dict[str, dict[str, torch.Tensor]]:
-    """The static scales and zero points of every layer, as files name them.
+) -> dict[str, torch.Tensor]:
+    """The static scales and zero points of layers, caches and attention probabilities.
 
     Args:
         skeleton: with values in its buffers (``read_skeleton(..., buffers=True)``).
@@ -50,7 +51,7 @@ def activation_parameters(
         samples: as calibration takes them.
 
     Returns:
-        By layer, then by name.
+        By their names in a file.
 
     Raises:
         ModelError: a parameter that no file has.
@@ -71,6 +72,7 @@ def activation_parameters(
         quantized = Matches(activations, (), ())
         undo.callback(restore, quantized)
         prepare(quantized)
+        find_targets(model, config).attach(undo)
         for name, block in blocks.modules.items():
             own = [tensor for tensor in tensors if tensor.startswith(f"{name}.")]
             for handle in (
@@ -85,7 +87,8 @@ def activation_parameters(
             unreached = [name for name in unreached if name not in adopted]
         if unreached:
             log.warning("no sample reached %d activations, which stay float: %s", len(unreached), ", ".join(unreached))
-        return {item.layer.name: parameters_of(item) for item in activations}
+        layers = [value for item in activations for value in parameters_of(item).items()]
+        return dict([*layers, *(value for item in attention_items(model) for value in item.make().items())])
 
 
 def without_weights(item: Match) -> Match:
@@ -140,16 +143,17 @@ def check_loaded(model: nn.Module, inside: tuple[str, ...]) -> None:
         raise ModelError(f"the checkpoint has no tensor {missing[0]!r}, which the model needs to run")
 
 
-def needs_samples(found: Matches, samples: Iterable[Any] | None) -> bool:
+def needs_samples(found: Matches, attention: Targets, samples: Iterable[Any] | None) -> bool:
     """Whether ranges are to be found from samples.
 
     Raises:
         DataError: they are, and there are none.
     """
-    static = [item for item in found.quantized if is_static(item)]
+    static = [f"{item.source}: activations of {item.layer.name!r}" for item in found.quantized if is_static(item)]
+    static += attention.static
     if static and samples is None:
         raise DataError(
-            f"{static[0].source}: activations of {static[0].layer.name!r} have a static range, which needs samples: "
-            f"give a dataloader, or use a dynamic or weight-only scheme"
+            f"{static[0]} have a static range, which needs samples: give a dataloader, or use a dynamic or "
+            f"weight-only scheme"
         )
     return bool(static)
