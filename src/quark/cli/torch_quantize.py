@@ -135,7 +135,7 @@ def run_files(request: Request, batch_size: int, workers: int, json: bool) -> No
     ModelQuantizer(config).direct_quantize_checkpoint(
         request.model, request.output, device=request.device, workers=workers, dataloader=samples or None
     )
-    facts = {"model": str(request.model), "output": str(request.output), "scheme": request.scheme}
+    facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.scheme}
     facts |= {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
     tell({**facts, "seconds": time.perf_counter() - start, **sizes(request.model, request.output)}, json)
 
