@@ -24,11 +24,11 @@ def depthwise_norm(spread: float) -> onnx.ModelProto:
     return models.model(graph, {"w": models.normal(8, 1, 3, 3), **norm})
 
 
-def quantized(spread: float, preset: str, options: dict[str, Any]) -> onnx.ModelProto:
+def quantized(model: onnx.ModelProto, preset: str, options: dict[str, Any]) -> onnx.ModelProto:
     chosen = get_default_config(preset)
     chosen.extra_options = {**chosen.extra_options, "UseRandomData": True, "PrintSummary": False, **options}
     config = Config(global_quant_config=chosen)
-    return ModelQuantizer(config).quantize_model(depthwise_norm(spread), None)
+    return ModelQuantizer(config).quantize_model(model, None)
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,32 @@ def quantized(spread: float, preset: str, options: dict[str, Any]) -> onnx.Model
 def test_a_batch_norm_stays_where_one_scale_would_drown_channels(
     spread: float, preset: str, options: dict[str, Any], stays: bool
 ) -> None:
-    assert ("BatchNormalization" in models.op_types(quantized(spread, preset, options))) == stays
+    assert ("BatchNormalization" in models.op_types(quantized(depthwise_norm(spread), preset, options))) == stays
+
+
+def norm_alone(spread: float) -> onnx.ModelProto:
+    """A BatchNormalization that nothing can take in."""
+    graph = """
+    alone (float[1, 8, 9, 9] x) => (float[1, 8, 9, 9] y) {
+        r = Relu (x)
+        n = BatchNormalization (r, n_scale, n_bias, n_mean, n_var)
+        y = Conv <kernel_shape = [1, 1]> (n, w)
+    }"""
+    scales = np.where(np.arange(8) % 2, spread, 1).astype(np.float32)
+    norm = {**models.batch_norm("n", 8), "n_scale": scales, "n_var": np.ones(8, np.float32)}
+    return models.model(graph, {"w": models.normal(4, 8, 1, 1), **norm})
+
+
+@pytest.mark.parametrize(
+    ("spread", "preset", "options", "stays"),
+    [
+        (1e-3, "A16W8", {"EnableNPUCnn": False}, True),
+        (1e-3, "A16W8", {"EnableNPUCnn": False, "ConvertBNToConv": True}, False),
+        (0.5, "A16W8", {"EnableNPUCnn": False}, False),
+        (1e-3, "XINT8", {}, False),
+    ],
+)
+def test_a_batch_norm_alone_stays_where_a_convolution_would_drown_channels(
+    spread: float, preset: str, options: dict[str, Any], stays: bool
+) -> None:
+    assert ("BatchNormalization" in models.op_types(quantized(norm_alone(spread), preset, options))) == stays

@@ -252,3 +252,43 @@ def test_a_plan_survives_json() -> None:
 def test_explain_refuses_an_unknown_name() -> None:
     with pytest.raises(ConfigError, match=r"unknown tensor or node 'w11'. Did you mean 'w1'"):
         plan_of().explain("w11")
+
+
+ISLAND = """
+<ir_version: 8, opset_import: ["" : 17]>
+agraph (float[1,4,8,8] x) => (float[1,4,8,8] y)
+<float[4,4,3,3] w1, float[1] two = {2.0}>
+{
+  [conv] c = Conv<pads = [1,1,1,1]>(x, w1)
+  [pow] p = Pow(c, two)
+  [add] m = Add(p, p)
+  [tr] t = Transpose<perm = [0,1,3,2]>(m)
+  [sin] s = Sin(t)
+  [last] y = Conv<pads = [1,1,1,1]>(s, w1)
+}
+"""
+
+
+def test_cheap_nodes_between_float_ones_stay_float() -> None:
+    plan = plan_of(ISLAND)
+    assert {"p", "m", "t"} & set(plan.tensors) == set()
+    assert "between float operators" in plan.nodes["add"].reason and "between float operators" in plan.nodes["tr"].reason
+    assert plan.nodes["conv"].quantized and plan.nodes["last"].quantized
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"layer": QLayerConfig(XInt8Spec(), XInt8Spec()), "extra_options": {"EnableNPUCnn": True}},
+        {"extra_options": {"OpTypesToQuantize": ["Conv", "Add", "Transpose"]}},
+        {"specific_layer_config": {QLayerConfig(input_tensors=Int8Spec()): ["add", "tr"]}},
+    ],
+)
+def test_but_not_in_npu_flows_nor_where_the_user_asks_for_them(config: dict) -> None:
+    assert {"p", "m", "t"} <= set(plan_of(ISLAND, **config).tensors)
+
+
+@pytest.mark.parametrize(("float_node", "input_of_add"), [("Sin(p)", "x"), ("Relu(t)", "p")])
+def test_a_group_that_reaches_an_input_or_an_integer_operator_is_no_island(float_node: str, input_of_add: str) -> None:
+    text = ISLAND.replace("Add(p, p)", f"Add({input_of_add}, p)").replace("Sin(t)", float_node)
+    assert plan_of(text).nodes["add"].quantized

@@ -73,7 +73,10 @@ class Options(BaseModel):
         None, 1, "A Split becomes one Slice per output. Default: for NPU flows and extended types."
     )
     ConvertBNToConv: bool | None = _option(
-        None, 1, "A BatchNormalization that stands alone becomes a 1x1 convolution. Default: as ConvertSplitToSlice."
+        None,
+        1,
+        "A BatchNormalization that stands alone becomes a 1x1 convolution. Default: as ConvertSplitToSlice, but not "
+        "where one 8-bit scale for the weights would lose channels to rounding (outside the NPU flow).",
     )
     ConvertClipToRelu: bool = _option(
         False,

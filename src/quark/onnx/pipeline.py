@@ -108,7 +108,12 @@ PREPARE = (
     ),
     Step("SplitLargeKernelPool", "split_large_kernel_pool", default=_device),
     Step("ConvertSplitToSlice", "convert_split_to_slice", default=_device),
-    Step("ConvertBNToConv", "convert_bn_to_conv", default=_device),
+    Step(
+        "ConvertBNToConv",
+        "convert_bn_to_conv",
+        lambda job: {"keep_resolution": job.options.ConvertBNToConv is None and _coarse(job)},
+        default=_device,
+    ),
     Step("CopySharedInit", "copy_shared_init", lambda job: {"shared_init_op_types": job.options.CopySharedInit}),
     Step("CopyBiasInit", "copy_bias_init", lambda job: {"shared_bias_op_types": job.options.CopyBiasInit}),
 )

@@ -22,14 +22,23 @@ from quark.onnx.graph.surgery import (
     nodes_of,
     substitute,
 )
-from quark.onnx.passes.fold_batch_norm import affine, in_training
+from quark.onnx.passes.fold_batch_norm import affine, in_training, noise_of_channels
 
 
-def run(model: ir.Model) -> PassReport:
-    """Rewrite ``model`` in place."""
+#: Noise over energy, on average over the channels, from which it stays: what it would stay as is exact.
+COARSE = 0.01
+
+
+def run(model: ir.Model, keep_resolution: bool = False) -> PassReport:
+    """Rewrite ``model`` in place.
+
+    Args:
+        keep_resolution: leave those whose convolution would lose channels where its weight has one 8-bit scale
+            (``fold_batch_norm.noise_of_channels``: a hundredth of a channel's energy or more, on average).
+    """
     fired, refused, names = 0, [], None
     for node in nodes_of(model, "BatchNormalization"):
-        reason = why_not(node)
+        reason = why_not(node) or (coarse(node) if keep_resolution else None)
         if reason is not None:
             refused.append(f"{label(node)} stays: {reason}")
             continue
@@ -51,12 +60,28 @@ def why_not(node: ir.Node) -> str | None:
     return None
 
 
+def coarse(node: ir.Node) -> str | None:
+    """Why a depthwise weight with one 8-bit scale would have too few codes for the channels, or None."""
+    noise = noise_of_channels(_affine(node)[0].reshape(-1, 1))
+    if noise < COARSE:
+        return None
+    return (
+        f"with one 8-bit scale the channels of the convolution would keep {-10 * np.log10(noise):.0f} dB; weights per "
+        "channel would not suffer, and ConvertBNToConv=True converts all the same"
+    )
+
+
+def _affine(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
+    """Factor and shift per channel, float64."""
+    arrays = [np.asarray(constant_array(value), np.float64) for value in node.inputs[1:5]]
+    return affine(arrays, float_attribute(node, "epsilon", 1e-5))
+
+
 def _rewrite(node: ir.Node, model: ir.Model, names: Names) -> None:
     source, output = node.inputs[0], node.outputs[0]
-    arrays = [np.asarray(constant_array(value)) for value in node.inputs[1:5]]
-    s, shift = affine([array.astype(np.float64) for array in arrays], float_attribute(node, "epsilon", 1e-5))
+    s, shift = _affine(node)
     spatial = [1] * (len(source.shape or ()) - 2) if source is not None else []
-    dtype = arrays[0].dtype
+    dtype = np.asarray(constant_array(node.inputs[1])).dtype
     weight = add_initializer(
         model.graph, s.reshape(-1, 1, *spatial).astype(dtype), names.fresh(f"{output.name}weights")
     )

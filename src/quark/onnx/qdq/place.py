@@ -24,6 +24,7 @@ from quark.onnx.qdq import (
     block_axes,
     dual_pairs,
     fuse,
+    islands,
     outputs,
     overrides,
     own_inputs,
@@ -71,6 +72,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     )
     placement.decoding = decoding_nodes(model) if job.options.FloatDecoding else set()
     chosen = {node: _consider(node, placement) for node in nodes}
+    _leave_islands(chosen, placement)
     placement.plan.proposals += proposals(model, {node.name or "" for node, found in chosen.items() if found})
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output != "same":
@@ -98,6 +100,18 @@ def _with_rules(
     chosen: Mapping[ir.Node, tuple[OpRule, LayerSpec] | None],
 ) -> list[tuple[ir.Node, tuple[OpRule, LayerSpec]]]:
     return [(node, entry) for node, entry in chosen.items() if entry is not None]
+
+
+def _leave_islands(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement) -> None:
+    """Take out the cheap nodes between float ones, but for those that the user asked for and for NPU flows."""
+    job, options, nodes = placement.job, placement.job.options, placement.plan.nodes
+    if job.npu or options.QuantizeAllOpTypes or options.ForceQuantizeNoInputCheck:
+        return
+    named = {*options.NodesToQuantize, *options.OpTypesToQuantize, *options.ExtraOpTypesToQuantize}
+    for node in islands.nodes_of_islands(node for node, entry in chosen.items() if entry is not None):
+        if not named & {node.name, node.op_type} and placement.decisions[node.name or ""].rank == 0:
+            chosen[node] = None
+            nodes[node.name or ""] = replace(nodes[node.name or ""], quantized=False, reason=islands.REASON)
 
 
 def _consider(node: ir.Node, placement: Placement) -> tuple[OpRule, LayerSpec] | None:
