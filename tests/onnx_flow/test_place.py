@@ -272,7 +272,7 @@ agraph (float[1,4,8,8] x) => (float[1,4,8,8] y)
 def test_cheap_nodes_between_float_ones_stay_float() -> None:
     plan = plan_of(ISLAND)
     assert {"p", "m", "t"} & set(plan.tensors) == set()
-    assert "between float operators" in plan.nodes["add"].reason and "between float operators" in plan.nodes["tr"].reason
+    assert all("between float operators" in plan.nodes[name].reason for name in ("add", "tr"))
     assert plan.nodes["conv"].quantized and plan.nodes["last"].quantized
 
 

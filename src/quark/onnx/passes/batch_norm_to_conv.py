@@ -24,7 +24,6 @@ from quark.onnx.graph.surgery import (
 )
 from quark.onnx.passes.fold_batch_norm import affine, in_training, noise_of_channels
 
-
 #: Noise over energy, on average over the channels, from which it stays: what it would stay as is exact.
 COARSE = 0.01
 

@@ -10,7 +10,7 @@ whoever feeds or reads the model may hold codes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
