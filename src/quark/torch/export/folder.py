@@ -2,7 +2,8 @@
 
 Files are written to a temporary folder beside the target, which takes the target's name when everything is there. Into
 a folder that exists already (with a tokenizer, say) files are moved one by one, the configuration last: without it no
-program takes the folder for a model. Nothing that is there is overwritten.
+program takes the folder for a model. If one cannot be moved, those that were are taken away again. Nothing that is
+there is overwritten: a tokenizer or settings stay as they are, and a file of a model is an error.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from uuid import uuid4
 from quark.errors import ConfigError
 
 LAST = ("config.json", "quantization_config.json")
+MODEL = (".safetensors", ".index.json", ".gguf", ".onnx", ".data")  # endings of files that are not a user's own
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
@@ -57,10 +59,24 @@ def check_target(goal: Path, beside: bool = False) -> None:
 
 
 def publish(work: Path, goal: Path) -> None:
-    """Give ``work`` the name ``goal``."""
+    """Give ``work`` the name ``goal``.
+
+    Raises:
+        ConfigError: a file of a model is in the way.
+    """
     if not goal.exists():
         os.replace(work, goal)
         return
-    for path in sorted(work.iterdir(), key=lambda path: path.name in LAST):
-        if not (goal / path.name).exists():
+    new = [path for path in work.iterdir() if not (goal / path.name).exists()]
+    kept = {path.name for path in work.iterdir()} - {path.name for path in new}
+    if lost := sorted(name for name in kept if name.endswith(MODEL)):
+        raise ConfigError(f"{str(goal / lost[0])!r} is there already; delete it, or export to another folder")
+    moved: list[Path] = []
+    try:
+        for path in sorted(new, key=lambda path: (path.name in LAST, path.name)):
             os.replace(path, goal / path.name)
+            moved.append(goal / path.name)
+    except BaseException:
+        for path in moved:
+            path.unlink(missing_ok=True)
+        raise
