@@ -38,7 +38,7 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
     """The language model in a folder, in ``eval()``: a float one in its own type, or a quantized one.
 
     Raises:
-        ModelError: no model, or one that transformers cannot load.
+        ModelError: no model, pickled weights, or a model that transformers cannot load.
     """
     if not folder.is_dir():
         raise ModelError(f"{str(folder)!r} is not a folder; models are loaded from local folders")
@@ -48,9 +48,14 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
         return import_model_from_safetensors(None, folder, trust_remote_code=trust_remote_code, device=device)
     from transformers import AutoModelForCausalLM
 
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{str(folder)!r} has no safetensors file, and pickled weights are never loaded; load the model with "
+            f"transformers where you trust it, and write it with save_pretrained"
+        )
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", trust_remote_code=trust_remote_code, local_files_only=True
+            folder, dtype="auto", trust_remote_code=trust_remote_code, local_files_only=True, use_safetensors=True
         )
     except (OSError, ValueError) as error:
         raise ModelError(f"{str(folder)!r} cannot be loaded: {first_line(error)}") from error

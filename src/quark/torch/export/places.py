@@ -106,9 +106,11 @@ def put(
         What the module holds now.
 
     Raises:
-        ModelError: another shape or type than the place has.
+        ModelError: another shape or type than the place has, or a scale that is no number.
     """
     old: torch.Tensor = getattr(module, own)
+    if own.startswith("scale") and value.dtype in FLOATS and not bool(value.isfinite().all()):
+        raise ModelError(f"{what} has scales that are not finite: the file is broken")
     free = isinstance(module, FakeQuantize) and not old.numel()  # a scale whose number the configuration does not tell
     if not free and tuple(value.shape) != tuple(old.shape):
         raise ModelError(f"{what} has the shape {list(value.shape)}, and the model needs {list(old.shape)}")
