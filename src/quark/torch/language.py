@@ -48,10 +48,13 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
         return import_model_from_safetensors(None, folder, trust_remote_code=trust_remote_code, device=device)
     from transformers import AutoModelForCausalLM
 
-    if not any(folder.glob("*.safetensors")):
+    from quark.torch.export.checkpoint import PICKLES
+
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles and not any(folder.glob("*.safetensors")):
         raise ModelError(
-            f"{str(folder)!r} has no safetensors file, and pickled weights are never loaded; load the model with "
-            f"transformers where you trust it, and write it with save_pretrained"
+            f"{str(folder / pickles[0])!r}: pickled weights are never loaded; load the model with transformers where you "
+            f"trust it, and write it with save_pretrained"
         )
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
