@@ -53,7 +53,7 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles and not any(folder.glob("*.safetensors")):
         raise ModelError(
-            f"{str(folder / pickles[0])!r}: pickled weights are never loaded; load the model with transformers where you "
+            f"{str(folder / pickles[0])!r}: pickled weights are never loaded; load it with transformers where you "
             f"trust it, and write it with save_pretrained"
         )
     try:
