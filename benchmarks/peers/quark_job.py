@@ -3,7 +3,7 @@
 Both have the same interface, so one program drives both and neither is favoured.
 
     {"model", "output", "feeds", "inputs": {"spec": "Int8Spec", "calibration_method": "MinMax"}, "weight": {...},
-     "options": {}, "target": "cpu"}
+     "options": {}, "target": "cpu", "algorithms": [{"class": "AdaRoundConfig", "num_iterations": 20}]}
     {"model", "output", "feeds", "preset": "A8W8_CPU"}
 """
 
@@ -35,7 +35,13 @@ def make_config(package: Any, job: dict[str, Any]) -> Any:
         input_tensors=make_spec(package, job["inputs"]), weight=make_spec(package, job["weight"])
     )
     target = {"target": job["target"]} if "target" in job else {}
-    return package.QConfig(global_config=layer, extra_options=job.get("options", {}), **target)
+    algorithms = [make_algorithm(package, row) for row in job.get("algorithms", [])]
+    return package.QConfig(global_config=layer, algo_config=algorithms, extra_options=job.get("options", {}), **target)
+
+
+def make_algorithm(package: Any, row: dict[str, Any]) -> Any:
+    """`{"class": name, field: value}` as an entry of `algo_config`."""
+    return getattr(package, row["class"])(**{key: value for key, value in row.items() if key != "class"})
 
 
 def quantize(job: dict[str, Any]) -> dict[str, Any]:
