@@ -173,7 +173,7 @@ def open_bench(
     prepared = prepare(source, replace(job, rules=rules))
     model, job = prepared.model, prepared.job
     reader = in_layout(rereadable(reader), prepared.moved)
-    transform(model, Context(job, reader, scratch, Resume(), lambda stage, done, total: None))
+    transform(model, Context(job, reader, scratch, Resume(), lambda stage, done, total: None, known))
     for spec in specs:  # constants that layers share get copies, the same for all candidates
         MODES["static"].place(model, _whole(job, spec), known)
     plans = {n: MODES["static"].place(model, _whole(job, s), known) for n, s in candidates.items() if s is not None}

@@ -107,10 +107,10 @@ def _quantize(
             model, job, mode = prepared.model, prepared.job, MODES[prepared.job.mode]
         reader = in_layout(reader_for(job, reader), prepared.moved)
         reader = rereadable(reader) if job.options.EnableSubgraph else reader
-        context = Context(job, reader, scratch, resume, update)
+        context = Context(job, reader, scratch, resume, update, known)
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, context))
-            mixed = mix(model, context, known)
+            mixed = mix(model, context)
             job, context = mixed.job, replace(context, job=mixed.job)
         with _timed(seconds, "place"):
             bodies = _bodies(model, context, known)

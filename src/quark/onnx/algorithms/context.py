@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quark.config.job import Job
+from quark.config.rules import NodeInfo
 from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
 
 
 @dataclass(frozen=True)
 class Context:
-    """The job, the calibration data, finished work, a place for files, and who hears of progress."""
+    """The job, the calibration data, finished work, a place for files, who hears of progress, and the nodes that the
+    configuration may name."""
 
     job: Job
     reader: Any
     scratch: Scratch
     resume: Resume
     progress: Callable[[str, int, int | None], None]
+    known: Sequence[NodeInfo] = ()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +24,20 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.job import Job, for_target
-from quark.config.plan import Plan
 from quark.config.rules import NodeInfo, Rule, Rules
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError
 from quark.onnx import bench, fingerprint
 from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.trial import Trials
 from quark.onnx.bench import MODEL, Site
-from quark.onnx.calibration import find_ranges, observe
 from quark.onnx.compare import Distance
 from quark.onnx.data import Samples
 from quark.onnx.graph import model as files
-from quark.onnx.npu.adapt import adapt
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.op_rules import OP_RULES
-from quark.onnx.qdq.parameters import observed
-from quark.onnx.qdq.second_type import REASON
 from quark.onnx.qdq.selection import known_nodes
-from quark.onnx.qdq.settings import request_of
 from quark.onnx.quantization.config.config import merged_layer
 from quark.onnx.quantization.config.mixprecision import METRICS, AutoMixprecisionConfig
 from quark.onnx.ranges import samples_of
@@ -106,13 +101,12 @@ class Mixed:
         return (Table(title, ("layer", f"{self.name} alone", "chosen"), shown),) if shown else ()
 
 
-def mix(model: ir.Model, context: Context, known: Sequence[NodeInfo]) -> Mixed:
+def mix(model: ir.Model, context: Context) -> Mixed:
     """Decide which layers get the target's precision.
 
     Args:
         model: the prepared and transformed float model; comes back unchanged.
-        context: the job, the data, finished work.
-        known: the nodes that the user may name (``selection.known_nodes``).
+        context: the job, the data, finished work, the nodes that the user may name.
 
     Raises:
         ConfigError: a field that does not fit the model, or nothing that could be chosen.
@@ -123,7 +117,7 @@ def mix(model: ir.Model, context: Context, known: Sequence[NodeInfo]) -> Mixed:
         return Mixed(context.job)
     if context.job.mode != "static":
         raise ConfigError(f"AutoMixprecisionConfig is for static quantization, not for the mode {context.job.mode!r}")
-    options = context.job.options
+    options, known = context.job.options, context.known
     if config.dual_quant_nodes:
         options = options.model_copy(update={"EnableDualQuantNodePairs": True})
     job = replace(context.job, options=options)
@@ -132,7 +126,7 @@ def mix(model: ir.Model, context: Context, known: Sequence[NodeInfo]) -> Mixed:
     if not found:
         kinds = ", ".join(config.target_op_type)
         raise ConfigError(f"AutoMixprecisionConfig: no quantized layer may be chosen (target_op_type: {kinds})")
-    decider = _Decider(model, job, config, layers, known, context)
+    decider = _Decider(model, job, config, layers, context, Trials(model, context, known))
     if not needs_data(config):
         scores = tuple(Score(one, one.targets[0], None) for one in found)
         return decider.decided(scores, found, None)
@@ -148,7 +142,7 @@ def foreseen(model: ir.Model, job: Job, known: Sequence[NodeInfo]) -> Job:
     if config is None or needs_data(config):
         return job
     with Scratch(job.options) as scratch:
-        return mix(model, Context(job, None, scratch, Resume(), lambda stage, done, total: None), known).job
+        return mix(model, Context(job, None, scratch, Resume(), lambda stage, done, total: None, known)).job
 
 
 def needs_data(config: AutoMixprecisionConfig) -> bool:
@@ -236,9 +230,8 @@ class _Decider:
     job: Job
     config: AutoMixprecisionConfig
     layers: tuple[LayerSpec | None, ...]
-    known: Sequence[NodeInfo]
     context: Context
-    ranges: dict[tuple[str, str], Any] = field(default_factory=dict)
+    trials: Trials
     reference: float | None = None
 
     def job_of(self, choice: Mapping[str, int]) -> Job:
@@ -266,11 +259,8 @@ class _Decider:
         self.quantized({})
         for number in range(len(self.layers)):  # the ranges of all trials are found before any of them
             self.quantized({n: number for one in found if number in one.targets for n in one.nodes})
-        calls = (joblib.delayed(self.value)(dict.fromkeys(c.nodes, t), site, ledger) for c, t in tasks)
-        values = []
-        for value in _run(calls, self.config.worker_num):
-            values.append(value)
-            self.context.progress(SOURCE, len(values), len(tasks))
+        choices = [dict.fromkeys(one.nodes, target) for one, target in tasks]
+        values = list(self._values(choices, site, ledger))
         best: dict[str, Score] = {}
         for (one, target), value in zip(tasks, values, strict=True):
             if one.name not in best or self.harm(value) < self.harm(best[one.name].value):
@@ -311,17 +301,31 @@ class _Decider:
         """The metric with a sign that makes less better."""
         return 0.0 if value is None else -value if _more_is_better(self.config) else value
 
+    def _values(self, choices: list[Choice], site: Site, ledger: Ledger) -> Iterator[float]:
+        """The metric of every choice; several at a time, and known ones not again. Only this thread writes files."""
+        known = [self._known(choice, ledger) for choice in choices]
+        todo = [choice for choice, value in zip(choices, known, strict=True) if value is None]
+        fresh = _run((joblib.delayed(self._measured)(choice, site) for choice in todo), self.config.worker_num)
+        for number, (choice, value) in enumerate(zip(choices, known, strict=True), 1):
+            yield self._keep(choice, next(fresh), ledger) if value is None else value
+            self.context.progress(SOURCE, number, len(choices))
+
     def value(self, choice: Choice, site: Site, ledger: Ledger) -> float:
-        """The metric of the model of a choice; known ones are not measured again."""
-        named = "\n".join(f"{name} as {target}" for name, target in sorted(choice.items()))
-        key = fingerprint.of_arrays({named: np.zeros(0)}).hex()
-        known, resume = ledger.done(key), self.context.resume
-        kept = resume.done(SOURCE, key) if known is None else None
-        if known is None and kept is None:
-            known = self.measure(self.quantized(choice), site)
-            resume.finish(SOURCE, key, {"metric": np.array(known)})
-            ledger.finish(key, known)
-        return float(known if kept is None else kept["metric"])
+        """The metric of the model of a choice; a known one is not measured again."""
+        return next(self._values([choice], site, ledger))
+
+    def _measured(self, choice: Choice, site: Site) -> float:
+        return self.measure(self.quantized(choice), site)
+
+    def _known(self, choice: Choice, ledger: Ledger) -> float | None:
+        found = ledger.done(_key(choice))
+        kept = self.context.resume.done(SOURCE, _key(choice)) if found is None else None
+        return float(kept["metric"]) if kept is not None else found
+
+    def _keep(self, choice: Choice, value: float, ledger: Ledger) -> float:
+        self.context.resume.finish(SOURCE, _key(choice), {"metric": np.array(value)})
+        ledger.finish(_key(choice), value)
+        return value
 
     def measure(self, model: ir.Model, site: Site) -> float:
         """The metric of one model."""
@@ -347,24 +351,7 @@ class _Decider:
 
     def quantized(self, choice: Choice) -> ir.Model:
         """The model with the layers of ``choice`` in their targets' precision, before any fine-tuning."""
-        job, model = self.job_of(choice), self.model.clone()
-        plan = MODES["static"].place(model, job, self.known)
-        MODES["static"].set_parameters(model, plan, self._ranges(model, plan), job.options)
-        adapt(model, plan, job)
-        return MODES["static"].emit(model, plan, job.options)
-
-    def _ranges(self, model: ir.Model, plan: Plan) -> dict[str, Any]:
-        """The ranges of a plan's activations; the data are read for those only that no earlier plan needed."""
-        options = self.job.options
-        requests = {t.name: request_of(t.spec, options, self.context.scratch.store) for t in observed(plan, options)}
-        keys = {name: (_source_of(model, plan, name), repr(one)) for name, one in requests.items()}
-        missing = {name: one for name, one in requests.items() if keys[name] not in self.ranges}
-        if missing:
-            samples = samples_of(model, options, self.context.reader)
-            providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
-            found = find_ranges(missing, observe(model, missing, samples, providers, libraries))
-            self.ranges |= {keys[name]: value for name, value in found.items()}
-        return {name: self.ranges[key] for name, key in keys.items()}
+        return self.trials.quantized(self.job_of(choice))
 
     def _site(self) -> tuple[Site, str]:
         """The float model, the samples and the float output in a folder, and a digest of the data."""
@@ -414,6 +401,12 @@ def metric_of(name: str, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> floa
     return 1 - float(distance.cosine) if name == "cosine" else float(getattr(distance, name))
 
 
+def _key(choice: Choice) -> str:
+    """A choice in few characters."""
+    named = "\n".join(f"{name} as {target}" for name, target in sorted(choice.items()))
+    return fingerprint.of_arrays({named: np.zeros(0)}).hex()
+
+
 def _of(score: Score) -> tuple[str, ...]:
     return score.candidate.nodes
 
@@ -438,12 +431,3 @@ def _run(calls: Iterable[Any], workers: int) -> Iterator[float]:
     if workers == 1:
         return (function(*args) for function, args, _ in calls)
     return iter(joblib.Parallel(workers, prefer="threads", return_as="generator", batch_size=1)(calls))
-
-
-def _source_of(model: ir.Model, plan: Plan, name: str) -> str:
-    """The tensor whose values a tensor has: that before the Identity of a second type."""
-    node = plan.nodes.get(name)
-    if node is None or node.reason != REASON:
-        return name
-    made = next(one for one in model.graph if one.name == name)
-    return "" if made.inputs[0] is None else _source_of(model, plan, str(made.inputs[0].name))

@@ -15,6 +15,7 @@ from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.onnx.algorithms import bias_correction, cle, equalization, finetune, gptq, nbits, quarot, smoothquant
 from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.guard import guarded
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.graph.report import PassReport
 from quark.onnx.quantization.config.algorithm import (
@@ -51,18 +52,26 @@ TUNES: dict[type[AlgoConfig], Tune] = {
     GPTQConfig: gptq.run,
 }
 #: Algorithms that read the calibration data, which then has to be read more than once.
-READS_DATA = frozenset([SmoothQuantConfig, ChannelEqualizationConfig, AutoMixprecisionConfig, *TUNES])
+READS_DATA = frozenset([SmoothQuantConfig, QuarotConfig, ChannelEqualizationConfig, AutoMixprecisionConfig, *TUNES])
 
 
 def reader_for(job: Job, reader: Any) -> Any:
     """The reader, its samples kept in memory where an algorithm reads it again and it cannot be."""
-    return rereadable(reader) if any(type(config) in READS_DATA for config in job.algorithms) else reader
+    judged = any(isinstance(config, CLEConfig) and not config.keep_worse for config in job.algorithms)
+    reads = judged or any(type(config) in READS_DATA for config in job.algorithms)
+    return rereadable(reader) if reads else reader
 
 
 def transform(model: ir.Model, context: Context) -> list[PassReport]:
-    """Run the algorithms that change the float model, in the order of ``algo_config``."""
+    """Run the algorithms that change the float model, in the order of ``algo_config``.
+
+    One that makes the quantized model worse is put back, unless its field ``keep_worse`` says otherwise.
+    """
     chosen = [(TRANSFORMS[type(config)], config) for config in context.job.algorithms if type(config) in TRANSFORMS]
-    return [run(model, config, context) for run, config in chosen]
+    return [
+        run(model, config, context) if config.keep_worse else guarded(run, model, config, context)
+        for run, config in chosen
+    ]
 
 
 def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:

@@ -41,6 +41,7 @@ class CLEConfig(AlgoConfig):
         cle_scale_append_bias: count the bias as one more weight of its channel.
         cle_scale_use_threshold: use ``cle_weight_threshold``.
         cle_total_layer_diff_threshold: with ``cle_steps=-1``, the sum of mean weight changes that counts as nothing.
+        keep_worse: stay equalized without a look at the data; False: put the model back where it is worse quantized.
     """
 
     name: ClassVar[str] = "cle"
@@ -50,6 +51,7 @@ class CLEConfig(AlgoConfig):
     cle_scale_append_bias: bool = True
     cle_scale_use_threshold: bool = True
     cle_total_layer_diff_threshold: float = 1.9e-7
+    keep_worse: bool = True
 
     def __post_init__(self) -> None:
         self._require("cle_balance_method", self.cle_balance_method == "max", "allowed: 'max'")
@@ -57,7 +59,7 @@ class CLEConfig(AlgoConfig):
         self._require("cle_steps", whole, "it is a positive number of steps, or -1 for until nothing changes")
         for field in ("cle_weight_threshold", "cle_total_layer_diff_threshold"):
             self._require(field, is_number(getattr(self, field), 0), "it is a number of at least 0")
-        for field in ("cle_scale_append_bias", "cle_scale_use_threshold"):
+        for field in ("cle_scale_append_bias", "cle_scale_use_threshold", "keep_worse"):
             self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
 
 
@@ -80,6 +82,7 @@ class ChannelEqualizationConfig(AlgoConfig):
         through_silu: scale through u · Sigmoid(u) as well, which takes one Mul more per layer.
         widest: largest ratio of two scales of one layer.
         data_size: samples used at most.
+        keep_worse: stay equalized even where the quantized model is worse with it, on calibration data.
     """
 
     name: ClassVar[str] = "channel_equalization"
@@ -87,11 +90,13 @@ class ChannelEqualizationConfig(AlgoConfig):
     through_silu: bool = True
     widest: float = 64.0
     data_size: int = 64
+    keep_worse: bool = False
 
     def __post_init__(self) -> None:
         for field in ("steps", "data_size"):
             self._require(field, is_whole(getattr(self, field), 1), "it is a whole number of at least 1")
-        self._require("through_silu", isinstance(self.through_silu, bool), "it is True or False")
+        for field in ("through_silu", "keep_worse"):
+            self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
         self._require("widest", is_number(self.widest, 1), "it is a number of at least 1")
 
 
@@ -150,12 +155,15 @@ class SmoothQuantConfig(AlgoConfig):
 
     Attributes:
         alpha: 0 leaves the activations as wide as they are, 1 takes their whole range into the weights.
+        keep_worse: stay smoothed even where the quantized model is worse with it, on calibration data.
     """
 
     name: ClassVar[str] = "smooth_quant"
     alpha: float = 0.5
+    keep_worse: bool = False
 
     def __post_init__(self) -> None:
+        self._require("keep_worse", isinstance(self.keep_worse, bool), "it is True or False")
         self._require("alpha", is_number(self.alpha, 0, 1), "it is a number from 0 to 1")
 
 
@@ -169,14 +177,17 @@ class QuarotConfig(AlgoConfig):
         r_config_path: JSON file ``{"R1_pairs": [{"prev_nodes": [..], "next_nodes": [..], "norm_node": name or null}]}``
             of layers that write and read one residual stream, which is then turned in their weights at no cost.
             ``None``: every layer's input is turned by a MatMul in front of it.
+        keep_worse: stay turned even where the quantized model is worse with it, on calibration data.
     """
 
     name: ClassVar[str] = "quarot"
     r_matrix_dim: int = 4096
     use_random_had: bool = False
     r_config_path: str | None = None
+    keep_worse: bool = False
 
     def __post_init__(self) -> None:
+        self._require("keep_worse", isinstance(self.keep_worse, bool), "it is True or False")
         self._require("r_matrix_dim", is_whole(self.r_matrix_dim, 1), "it is a whole number of at least 1")
         self._require("use_random_had", isinstance(self.use_random_had, bool), "it is True or False")
         named = self.r_config_path is None or isinstance(self.r_config_path, str)

@@ -1,0 +1,108 @@
+"""A change of the float model that makes the quantized model worse on calibration data is put back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from tests.onnx_flow import models
+from tests.onnx_flow import test_linear_algorithms as linear
+
+from quark.errors import ConfigError
+from quark.onnx import (
+    AlgoConfig,
+    ChannelEqualizationConfig,
+    CLEConfig,
+    ModelQuantizer,
+    QConfig,
+    QLayerConfig,
+    QuarotConfig,
+    SmoothQuantConfig,
+)
+from quark.onnx.algorithms.stages import TRANSFORMS
+
+REAL = Path(__file__).parents[2] / ".." / "shared" / "data" / "models"
+EIGHT = QLayerConfig(linear.INT8, linear.INT8)
+GUARDED: dict[type[AlgoConfig], Callable[..., AlgoConfig]] = {
+    CLEConfig: lambda keep_worse: CLEConfig(keep_worse=keep_worse),
+    ChannelEqualizationConfig: lambda keep_worse: ChannelEqualizationConfig(keep_worse=keep_worse),
+    SmoothQuantConfig: lambda keep_worse: SmoothQuantConfig(alpha=1.0, keep_worse=keep_worse),
+    QuarotConfig: lambda keep_worse: QuarotConfig(keep_worse=keep_worse),
+}
+
+
+def relative_loss(source: Any, layer: QLayerConfig, algorithms: list[AlgoConfig], feeds: list[dict[str, Any]]) -> float:
+    """What the guard promises not to raise, from the written model and the float one."""
+    config = QConfig(layer, algo_config=algorithms, extra_options={"PrintSummary": False})
+    proto = ModelQuantizer(config).quantize_model(source, None, feeds)
+    data = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
+    sessions = [onnxruntime.InferenceSession(one) for one in (data, proto.SerializeToString())]
+    results = [[session.run(None, feed) for feed in feeds] for session in sessions]
+    loss = 0.0
+    for number in range(len(results[0][0])):
+        x, y = (np.stack([sample[number] for sample in side]).astype(np.float64) for side in results)
+        loss += float(np.square(x - y).sum() / np.square(x).sum())
+    return loss
+
+
+def test_every_transformation_is_under_the_contract() -> None:
+    assert set(GUARDED) == set(TRANSFORMS)
+
+
+SLOW = (CLEConfig, SmoothQuantConfig, QuarotConfig)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW), id=kind.name) for kind in GUARDED]
+)
+def test_no_transformation_is_worse_than_nothing_on_a_face_detector(kind: type[AlgoConfig]) -> None:
+    """Where equalization does harm under power-of-two scales: the guard looks at what comes out."""
+    path = REAL / "ultraface_rfb320.onnx"
+    if not path.exists():
+        pytest.skip("the shared models are not beside the repository")
+    feeds = [{"input": models.normal(1, 3, 240, 320, seed=seed)} for seed in range(1)]
+    plain = relative_loss(path, EIGHT, [], feeds)
+    assert relative_loss(path, EIGHT, [GUARDED[kind](keep_worse=False)], feeds) <= plain * (1 + 1e-6)
+
+
+def widened() -> onnx.ModelProto:
+    """Even inputs, and one channel of them with large weights: to even out the weights makes the inputs uneven."""
+    graph = "net (float[N, 16] x) => (float[N, 6] y) { h = MatMul (x, a) r = Tanh (h) y = MatMul (r, b) }"
+    weights = {"a": models.normal(16, 12), "b": models.normal(12, 6, seed=2)}
+    weights["a"][0] *= 30
+    return models.model(graph, weights, opset=17)
+
+
+def test_what_does_harm_is_put_back_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = widened()
+    feeds = [{"x": models.normal(8, 16, seed=seed)} for seed in range(4)]
+    layer = linear_layer()
+    plain = relative_loss(model, layer, [], feeds)
+    kept = relative_loss(model, layer, [SmoothQuantConfig(alpha=0.0, keep_worse=True)], feeds)
+    with caplog.at_level(logging.WARNING):
+        guarded = relative_loss(model, layer, [SmoothQuantConfig(alpha=0.0)], feeds)
+    assert kept > plain * 1.05 and guarded == pytest.approx(plain, rel=1e-6)
+    assert "smooth_quant is put back" in caplog.text
+
+
+def test_what_helps_stays() -> None:
+    config = QConfig(linear_layer(), algo_config=[SmoothQuantConfig()], extra_options={"PrintSummary": False})
+    result = ModelQuantizer(config).run(linear.NET, None, linear.SAMPLES)
+    (report,) = [one for one in result.passes if one.name == "smooth_quant"]
+    assert report.fired and not any("put back" in line for line in report.refused)
+
+
+def linear_layer() -> QLayerConfig:
+    return QLayerConfig(linear.INT8, linear.Int16Spec(calibration_method=linear.CalibMethod.MinMax))
+
+
+@pytest.mark.parametrize("kind", GUARDED, ids=lambda kind: kind.name)
+def test_the_flag_is_a_flag(kind: type[AlgoConfig]) -> None:
+    with pytest.raises(ConfigError, match="keep_worse"):
+        kind(keep_worse=1)  # type: ignore[call-arg]
