@@ -71,6 +71,15 @@ class UnfusedExperts(nn.Module):
         both = torch.cat((gate, up), -1) if self.is_concatenated else torch.stack((gate, up), -1).flatten(-2)
         return expert.down_proj(self._apply_gate(both))
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return revived, (self.fused_class,), self.__dict__
+
+
+def revived(cls: type[nn.Module]) -> UnfusedExperts:
+    """An empty object of the class that ``cls`` becomes, which has no name that pickle could find."""
+    made: UnfusedExperts = object.__new__(unfused_class(cls))
+    return made
+
 
 class SortedExperts(UnfusedExperts):
     """Experts that are handed as many rows each, of which those of other experts' tokens are zero."""

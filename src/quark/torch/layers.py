@@ -1,8 +1,8 @@
 """The layers that can be quantized, one row each, and what has to be known about them.
 
-A subclass is quantized as its base; its own ``forward`` is kept. Not handled: recurrent layers, and modules whose
-weight is computed (parametrizations) or read by somebody else (the output projection inside
-``nn.MultiheadAttention``).
+A subclass is quantized as its base; its own ``forward`` is kept. Recurrent layers are taken apart into linear layers
+(``quark.torch.recurrent``), which have rows here. Not handled: modules whose weight is computed (parametrizations) or
+read by somebody else (the output projection inside ``nn.MultiheadAttention``).
 """
 
 from __future__ import annotations
@@ -52,6 +52,30 @@ KINDS = (
     LayerKind(nn.Embedding, None, by_default=False),
     LayerKind(nn.EmbeddingBag, None, by_default=False),
 )
+
+
+class Projection(nn.Linear):
+    """A linear layer of a recurrent one."""
+
+
+class LSTMProjection(Projection):
+    """Of an LSTM."""
+
+
+class GRUProjection(Projection):
+    """Of a GRU."""
+
+
+class RNNProjection(Projection):
+    """Of an RNN."""
+
+
+RECURRENT: dict[type[nn.Module], type[Projection]] = {
+    nn.LSTM: LSTMProjection,
+    nn.GRU: GRUProjection,
+    nn.RNN: RNNProjection,
+}
+PROJECTION = LayerKind(Projection, -1, tokens=True, by_default=False)  # its float kernel is faster: only where named
 CONV1D = ("transformers.pytorch_utils", "Conv1D")
 
 
@@ -59,7 +83,7 @@ def kind_of(module: nn.Module) -> LayerKind | None:
     """The row for ``module``, or None if it cannot be quantized."""
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return None
-    for kind in KINDS:
+    for kind in (PROJECTION, *KINDS):
         if isinstance(module, kind.type):
             return kind
     for cls in type(module).__mro__:
@@ -70,15 +94,18 @@ def kind_of(module: nn.Module) -> LayerKind | None:
 
 def type_names() -> list[str]:
     """Names of the types that a configuration file can hold."""
-    return [kind.type.__name__ for kind in KINDS] + [CONV1D[1]]
+    return [kind.type.__name__ for kind in KINDS] + [CONV1D[1]] + [cls.__name__ for cls in RECURRENT]
 
 
 def type_of_name(key: object) -> type[nn.Module]:
-    """The class of a key of ``layer_type_quant_config``: a module class, or the name of a row.
+    """The class of layers that a key of ``layer_type_quant_config`` means: a module class, or the name of a row.
 
     Raises:
         ConfigError: neither.
     """
+    for cls, projection in RECURRENT.items():
+        if key in (cls, cls.__name__, projection, projection.__name__):
+            return projection
     if isinstance(key, type) and issubclass(key, nn.Module):
         return key
     for kind in KINDS:
@@ -88,4 +115,4 @@ def type_of_name(key: object) -> type[nn.Module]:
         from transformers.pytorch_utils import Conv1D
 
         return Conv1D
-    raise ConfigError(unknown("layer type", key, [kind.type.__name__ for kind in KINDS] + [CONV1D[1]]))
+    raise ConfigError(unknown("layer type", key, type_names()))

@@ -21,7 +21,7 @@ from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Granularity, Group, Token, normal_axis
 from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
 from quark.torch.config.tensor import WHOLE
-from quark.torch.layers import KINDS, LayerKind, kind_of, type_of_name
+from quark.torch.layers import LayerKind, kind_of, type_names, type_of_name
 from quark.torch.stage import Stage, Stages
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -93,7 +93,7 @@ def match(model: nn.Module, config: QConfig, skeleton: bool = False) -> Matches:
     """
     candidates = list(find_candidates(model))
     if not candidates:
-        known = ", ".join(kind.type.__name__ for kind in KINDS)
+        known = ", ".join(type_names())
         raise ModelError(f"{type(model).__name__} has no layer that can be quantized; those that can: {known}")
     if not skeleton:
         check_patterns(model, config, candidates)
@@ -102,9 +102,11 @@ def match(model: nn.Module, config: QConfig, skeleton: bool = False) -> Matches:
     quantized = [bind(layer, found, source, skeleton) for layer, found, source in chosen if found is not None]
     cached = config.kv_cache_post_rope and config.kv_cache_quant_config
     if not cached and not any(any(item.stages.values()) for item in quantized):
+        asked = [layer.name for layer in candidates if not layer.kind.by_default]
+        hint = f"; {asked[0]!r} is quantized only where layer_quant_config or a type names it" if asked else ""
         raise ModelError(
             f"nothing to quantize: {len(excluded)} of the {len(candidates)} layers are excluded, and the configuration "
-            f"of the others names no tensor"
+            f"of the others names no tensor{hint}"
         )
     quantized = [item for item in quantized if any(item.stages.values())]
     return Matches(tuple(quantized), tuple(layer.name for layer in excluded), tuple(find_unsupported(model)))
@@ -122,7 +124,7 @@ def find_candidates(model: nn.Module) -> Iterable[Candidate]:
 
 
 def find_unsupported(model: nn.Module) -> Iterable[str]:
-    """Modules of no known kind that hold matrices themselves: recurrent layers, fused experts, attention of torch."""
+    """Modules of no known kind that hold matrices themselves: recurrent cells, fused experts, attention of torch."""
     for name, module in model.named_modules():
         own = [value for value in module._parameters.values() if value is not None]
         if kind_of(module) is None and any(value.dim() > 1 and value.shape[0] > 1 for value in own):

@@ -165,6 +165,15 @@ class QuantLayer(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_twin"}
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return revived, (self.float_class,), self.__getstate__()
+
+
+def revived(cls: type[nn.Module]) -> QuantLayer:
+    """An empty quantized layer of the class that ``cls`` becomes, which has no name that pickle could find."""
+    made: QuantLayer = object.__new__(quantized_class(cls))
+    return made
+
 
 def identity(parameter: torch.Tensor | None) -> tuple[int, ...]:
     """Changes when a parameter's values may have changed."""

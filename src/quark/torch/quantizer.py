@@ -32,6 +32,7 @@ from quark.torch.learned import learned_scales
 from quark.torch.matching import Match, Matches, match
 from quark.torch.prepare import bake, prepare, restore
 from quark.torch.quantized_layer import quantized_layers
+from quark.torch.recurrent import roll_untouched, unroll_recurrent
 from quark.torch.shared_scales import share_expert_inputs, share_weight_scales
 
 log = logging.getLogger(__name__)
@@ -94,8 +95,8 @@ class ModelQuantizer:
 
     def quantize(self, model: nn.Module, dataloader: Iterable[Any] | None, undo: ExitStack) -> Matches:
         """All changes; ``undo`` takes them back."""
-        experts = unfuse_experts(model)
-        for put_back in experts.values():
+        experts, recurrent = unfuse_experts(model), unroll_recurrent(model)
+        for put_back in (*experts.values(), *recurrent.values()):
             undo.callback(put_back)
         found, attention = match(model, self.config), find_targets(model, self.config)
         static = [item.layer.name for item in found.quantized if has_static_activations(item)] + attention.static
@@ -118,7 +119,9 @@ class ModelQuantizer:
         self.settle(model)
         self.improve(model, samples, found, changes, tunes=True)
         fuse_untouched(experts)
-        return found
+        idle = roll_untouched(recurrent)
+        left = [f"{name} ({type(module).__name__})" for name, module in model.named_modules() if module in idle]
+        return replace(found, unsupported=(*found.unsupported, *left))
 
     def improve(self, model: nn.Module, samples: Iterable[Any] | None, found: Matches, undo: Undo, tunes: bool) -> None:
         """Run the algorithms of the configuration that transform the float model, or those that tune."""
@@ -141,7 +144,8 @@ class ModelQuantizer:
         log.info("%d layers quantized, %d excluded", len(found.quantized), len(found.excluded))
         if found.unsupported:
             log.warning(
-                "%d modules with weights of no kind that can be quantized stay float: %s",
+                "%d modules stay float: their weights are of no kind that can be quantized, or they are recurrent and "
+                "their projections not named: %s",
                 len(found.unsupported),
                 ", ".join(found.unsupported),
             )

@@ -27,6 +27,7 @@ from quark.torch.export.extras import has_extras, prepare, settle
 from quark.torch.export.places import load
 from quark.torch.export.skeleton import is_inside_attention, map_attention, map_layers
 from quark.torch.quantized_layer import quantized_layers
+from quark.torch.recurrent import roll_untouched, unroll_recurrent
 
 METHODS = ("quark", *CUSTOM_MODES)
 
@@ -107,10 +108,11 @@ def map_model(model: nn.Module, scheme: Scheme) -> None:
     """Make a float model ready to take the tensors."""
     if any(True for _ in quantized_layers(model)):
         raise ModelError(f"{type(model).__name__} is quantized already; pass a float model")
-    taken_apart = unfuse_experts(model)
+    taken_apart, recurrent = unfuse_experts(model), unroll_recurrent(model)
     map_attention(model, scheme.config)
     map_layers(model, scheme.config, scheme.stored.pack_method, scheme.stored.weight_format, bytes_only=True)
     fuse_untouched(taken_apart)
+    roll_untouched(recurrent)
 
 
 def from_transformers(
