@@ -70,24 +70,25 @@ class Unrolled(nn.Module):
         states = started(this, hx, data, sizes[0], batched)
         if packed and hx is not None and input.sorted_indices is not None:
             states = tuple(state.index_select(1, input.sorted_indices) for state in states)
-        output, last = layers(this, data, sizes, states)
+        rows, last = layers(this, data, sizes, states)
+        output: Any
         if packed:
             if input.unsorted_indices is not None:
                 last = tuple(state.index_select(1, input.unsorted_indices) for state in last)
-            output = PackedSequence(output, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
+            output = PackedSequence(rows, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
         else:
-            output = shaped(output, len(sizes), batched, this.batch_first)
+            output = shaped(rows, len(sizes), batched, this.batch_first)
             last = last if batched else tuple(state.squeeze(1) for state in last)
         return output, last if len(last) > 1 else last[0]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-        return nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+        return nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
 
     def flatten_parameters(self) -> None:
         """Nothing: there is no kernel to prepare for."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        nn.Module.__setstate__(self, state)
+        nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return revived, (self.float_class,), self.__dict__
