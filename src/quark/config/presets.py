@@ -111,7 +111,7 @@ PRESETS: dict[str, Preset] = {
         "uint8 activations, int8 weights per channel: fast on ONNX Runtime's CPU provider",
         _act("uint8", False, "minmax"),
         _S8_CHANNEL,
-        _FORCE,
+        {},
         "cpu",
     ),
     "S8S8_AAWS": Preset("asymmetric int8 activations, int8 weights", _act("int8", False, "percentile"), _S8, _TAIL),
