@@ -90,12 +90,14 @@ class Grid:
 
 def bounds(lo: Array, hi: Array) -> tuple[np.ndarray, np.ndarray]:
     """``lo`` and ``hi`` as finite float64 arrays around 0 whose difference a float32 can hold."""
-    lo, hi = np.broadcast_arrays(np.asarray(lo, np.float64), np.asarray(hi, np.float64))
+    lo, hi = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
+    if lo.shape != hi.shape:
+        lo, hi = np.broadcast_arrays(lo, hi)
     if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
         raise DataError(f"a range must be finite, and this one is {summary(lo)} .. {summary(hi)}")
     if (lo > hi).any():
         raise DataError(f"a range must not be empty, and this one is {summary(lo)} .. {summary(hi)}")
-    return np.clip(lo, -LARGEST_BOUND, 0), np.clip(hi, 0, LARGEST_BOUND)
+    return np.minimum(np.maximum(lo, -LARGEST_BOUND), 0), np.minimum(np.maximum(hi, 0), LARGEST_BOUND)
 
 
 def summary(values: np.ndarray) -> str:

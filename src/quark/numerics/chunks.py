@@ -15,9 +15,11 @@ import numpy as np
 
 from quark.numerics.array import Array, as_array, cast_like, chunk_size, empty, shared, spread
 from quark.numerics.granularity import Granularity, Piece, Tensor
-from quark.numerics.rounding import Rounding, Rule, noise_of, rule_of
+from quark.numerics.rounding import RULES, Rounding, Rule, noise_of, rule_of
 
 Index: TypeAlias = tuple[slice, ...]
+#: Elements of an array that is worked on in one piece.
+SMALL = 1 << 14
 
 
 def chunks(shape: tuple[int, ...], size: int, whole: int | None = None) -> Iterator[Index]:
@@ -67,6 +69,10 @@ def blockwise(
         dtype: of the result.
     """
     shape = tuple(x.shape)
+    if isinstance(x, np.ndarray) and 0 < x.size <= SMALL and rounding in RULES:
+        pieces = pieces_of(granularity, shape)
+        if len(pieces) == 1:
+            return _at_once(function, x, parameters, pieces[0], RULES[str(rounding)], dtype)
     out = empty(shape, dtype, x)
     noise = noise_of(rounding, shape, x)
     grids = [collapsed(shared(parameter).reshape(granularity.grid(shape))) for parameter in parameters]
@@ -91,6 +97,22 @@ def collapsed(grid: Array) -> Array:
         return grid
     first = grid[(slice(0, 1),) * grid.ndim]
     return first if (grid == first).all() else grid
+
+
+def _at_once(
+    function: Callable[..., None],
+    x: np.ndarray,
+    parameters: tuple[np.ndarray, ...],
+    piece: Piece,
+    rule: Rule,
+    dtype: str,
+) -> np.ndarray:
+    """The same for a small array of one piece, of which a graph may have thousands."""
+    out = np.empty(piece.shape, dtype)
+    mine = [spread(parameter.reshape(piece.parameter_shape), piece.shape) for parameter in parameters]
+    with quiet():
+        function(x.reshape(piece.shape), *mine, rule, out)
+    return out.reshape(x.shape)
 
 
 @lru_cache(maxsize=256)

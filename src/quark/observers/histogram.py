@@ -10,6 +10,9 @@ move up by whole octaves and the lowest fold into bin 0, so the counts are those
 merging is exact and associative. The 512 largest magnitudes of each sign are kept as they are, so that quantiles far
 out are exact.
 
+The first 16384 values are kept as they are, and later ones wait until so many have come together: a histogram of few
+values is exact, and small samples cost what they hold instead of a pass over the bins.
+
 Memory: 256 KiB per sign. ``bincount`` releases the interpreter lock, so counting can overlap the next inference.
 Not handled: float64 beyond the float32 range (an error, as infinity).
 """
@@ -33,6 +36,7 @@ OCTAVES = 16
 TAIL = 512
 BLOCK = 1 << 10
 CHUNK = 64 * BLOCK
+PATIENCE = 1 << 14
 SPARSE = 4  # bits of the fewest points an octave keeps for the searches
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -64,6 +68,8 @@ class Histogram:
         self._top = 0  # the largest biased exponent seen, plus one
         self._counts: list[np.ndarray] = []  # of positive, then of negative values (only once there are some)
         self._tails = [np.empty(0, np.float32), np.empty(0, np.float32)]  # largest magnitudes, descending
+        self._waiting: list[np.ndarray] = []  # values that are not in the bins yet
+        self._waits = 0  # how many they are
 
     # ---- collecting --------------------------------------------------------------------------------------------------
 
@@ -77,6 +83,48 @@ class Histogram:
             flat = np.ascontiguousarray(x, np.float32).reshape(-1)
         if not flat.size:
             return
+        if flat.size < PATIENCE:
+            lo, hi = extremes(flat)
+            self.lo, self.hi = min(self.lo, lo), max(self.hi, hi)
+            self._wait(flat.copy())
+        else:
+            self._insert(flat)
+        self.count += flat.size
+
+    def _wait(self, flat: np.ndarray) -> None:
+        """Let values wait; when many do, they go into the bins."""
+        self._waiting.append(flat)
+        self._waits += flat.size
+        if self._waits >= PATIENCE:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Put the values that wait into the bins."""
+        if self._waiting:
+            flat, self._waiting, self._waits = np.concatenate(self._waiting), [], 0
+            self._insert(flat)
+
+    @property
+    def _few(self) -> bool:
+        """Whether there are values, and all are still there."""
+        return 0 < self.count == self._waits
+
+    def _held(self) -> np.ndarray:
+        """The values that wait, ascending: their order does not count."""
+        return np.sort(np.concatenate([np.empty(0, np.float32), *self._waiting]))
+
+    def _binned(self) -> Histogram:
+        """This histogram with all values in its bins; of few values, a copy."""
+        if not self._few:
+            self._settle()
+            return self
+        copy = Histogram(self.per_octave)
+        copy._insert(self._held())
+        copy.count = self.count
+        return copy
+
+    def _insert(self, flat: np.ndarray) -> None:
+        """Put values into bins and tails."""
         starts = np.arange(0, flat.size, BLOCK)
         lowest, highest = np.empty(starts.size, np.float32), np.empty(starts.size, np.float32)
         scratch = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.int64)
@@ -96,7 +144,7 @@ class Histogram:
             extremes(flat)  # says how many there are
         self._raise_top(_exponent(max(-lo, hi)) + 1)
         self._count(flat, lo < 0, scratch)
-        self.lo, self.hi, self.count = min(self.lo, lo), max(self.hi, hi), self.count + flat.size
+        self.lo, self.hi = min(self.lo, lo), max(self.hi, hi)
 
     def _count(self, flat: np.ndarray, negative: bool, scratch: Scratch) -> None:
         while len(self._counts) < 1 + negative:
@@ -145,7 +193,7 @@ class Histogram:
         if not other.count:
             return
         moved = Histogram.from_state(Histogram.state(other))
-        top = max(self._top, other._top)
+        top = max(self._top, moved._top)
         self._raise_top(top)
         moved._raise_top(top)
         for sign, counts in enumerate(moved._counts):
@@ -154,11 +202,16 @@ class Histogram:
             else:
                 self._counts.append(counts)
         self._tails = [_largest(np.concatenate(pair)) for pair in zip(self._tails, moved._tails, strict=True)]
+        for values in moved._waiting:
+            self._wait(values)
         self.lo, self.hi, self.count = min(self.lo, other.lo), max(self.hi, other.hi), self.count + other.count
 
     def state(self) -> State:
         """Everything, as arrays; bins that are empty at the end are left out."""
+        if not self._few:
+            self._settle()
         return {
+            "waiting": self._held(),
             "extremes": np.array([self.lo, self.hi]),
             "count": np.array(self.count),
             "top": np.array(self._top),
@@ -178,6 +231,8 @@ class Histogram:
         counts = np.array(state["counts"], np.int64).reshape(int(state["signs"]), new._bins)
         new._counts = [row.copy() for row in counts]
         new._tails = [np.array(state[side], np.float32) for side in ("high", "low")]
+        if state["waiting"].size:
+            new._wait(np.array(state["waiting"], np.float32))
         return new
 
     # ---- reading -----------------------------------------------------------------------------------------------------
@@ -191,6 +246,9 @@ class Histogram:
 
     def bins(self) -> Bins:
         """Left edges, right edges and counts of the bins that are not empty, in ascending order."""
+        whole = self._binned()
+        if whole is not self:
+            return whole.bins()
         edges = self._edges()
         parts = [(edges[:-1], edges[1:], counts) for counts in self._counts[:1]]
         for counts in self._counts[1:]:
@@ -199,11 +257,17 @@ class Histogram:
 
     def magnitude_bins(self) -> Bins:
         """Left edges, right edges and counts of the bins of |x| that are not empty, in ascending order."""
+        whole = self._binned()
+        if whole is not self:
+            return whole.magnitude_bins()
         edges = self._edges()
         return _occupied([edges[:-1], edges[1:], sum(self._counts, np.zeros(self._bins, np.int64))])
 
     def quantile(self, share: float) -> float:
         """The value that ``share`` (0..1) of all values do not exceed: exact in the tails, else to 1/2048 of itself."""
+        whole = self._binned()
+        if whole is not self:
+            return whole.quantile(share)
         rank = rank_of(share, self.count)
         high, low = self._tails
         if self.count - rank < high.size:
@@ -214,6 +278,9 @@ class Histogram:
 
     def magnitude_quantile(self, share: float) -> float:
         """The same for |x|."""
+        whole = self._binned()
+        if whole is not self:
+            return whole.magnitude_quantile(share)
         rank = rank_of(share, self.count)
         outer = _largest(np.concatenate(self._tails))
         if self.count - rank < outer.size:
@@ -231,6 +298,9 @@ class Histogram:
         Returns:
             values float32 [n] within [lo, hi], weights float64 [n].
         """
+        if self._few:
+            return self._held(), np.ones(self._waits)
+        self._settle()
         values, weights = [], []
         for sign, counts in zip((1, -1), self._counts, strict=False):
             left, right, joined = self._joined(counts)

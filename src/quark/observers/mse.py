@@ -254,12 +254,13 @@ def _powers(rows: Rows | Kept, data: Span, centred: bool) -> Span:
         zero_point = np.full_like(zero_point, rows.grid.format.middle)
     best, least = full, np.full(full.shape, np.inf)
     scales = np.multiply.outer(np.array(CANDIDATES, np.float32), full).astype(np.float32)
-    while True:
+    going = np.ones(full.shape, bool)  # rows whose finest scale so far is the best
+    while going.any():
+        better = going
         for scale, error in zip(scales, rows.errors_of(scales, zero_point), strict=True):
-            better = error < least
-            best, least = np.where(better, scale, best), np.minimum(error, least)
-        if not better.any() or (scale <= np.finfo(np.float32).tiny).any():
-            break
+            better = (error < least) & going
+            best, least = np.where(better, scale, best), np.where(better, error, least)
+        going = better & (scales[-1] > np.finfo(np.float32).tiny)
         scales = (scales[-1:] / 2).astype(np.float32)
     return representable(best, zero_point, rows.grid)
 

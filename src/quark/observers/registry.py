@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from quark.errors import ConfigError, unknown
@@ -84,6 +85,7 @@ class Search:
         return float(lo), float(hi)
 
 
+@cache
 def _keywords(function: Callable[..., Any], skip: int) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)[skip:]
 

@@ -25,6 +25,7 @@ from quark.observers.non_overflow import fitted
 from quark.onnx.graph.surgery import constant_array, let_go
 from quark.onnx.qdq.carriers import REDUCED_RANGE, block_size
 from quark.onnx.qdq.float_biases import check_half, float_biases
+from quark.onnx.qdq.small_weights import ranges_of_small
 
 _ONE, _ZERO = np.float32(1), np.int64(0)
 _INT32_MAX = 2.0**31 - 1
@@ -46,8 +47,10 @@ def set_parameters(model: ir.Model, plan: Plan, ranges: Mapping[str, tuple[Any, 
         if not members[0].spec.dynamic:
             _set_group(plan, members, ranges, options.ActivationScaled)
     initializers = model.graph.initializers
+    small = ranges_of_small(model, plan)
     for tensor in plan.of_role("weight"):
-        _set_weight(plan, tensor, constant(initializers[tensor.name]), options.WeightScaled)
+        values = constant(initializers[tensor.name])
+        _set_weight(plan, tensor, values, options.WeightScaled, small.get(tensor.name))
         let_go(initializers[tensor.name].const_value)
     set_biases(model, plan)
 
@@ -142,14 +145,16 @@ def _check_int16(scale: Any, exact: Any) -> None:
         )
 
 
-def _set_weight(plan: Plan, tensor: TensorPlan, values: np.ndarray, scaled: bool) -> None:
+def _set_weight(
+    plan: Plan, tensor: TensorPlan, values: np.ndarray, scaled: bool, known: tuple[np.ndarray, np.ndarray] | None
+) -> None:
     if get_format(tensor.spec.format).unit_scale and not scaled:
         plan.put(replace(tensor, scale=_ONE, zero_point=_ZERO))
         return
     if tensor.given is not None:
         plan.put(_as_given(tensor, tensor.given))
         return
-    found = tensor.fixed_range or weight_range(values, tensor.spec, tensor.name)
+    found = tensor.fixed_range or known or weight_range(values, tensor.spec, tensor.name)
     lo, hi = np.asarray(found[0]), np.asarray(found[1])
     scale, zero_point = _from_range(tensor.spec, lo, hi, scaled)
     plan.put(replace(tensor, range=(lo, hi), scale=np.asarray(scale), zero_point=np.asarray(zero_point)))
