@@ -70,19 +70,29 @@ def quantized(
     return out
 
 
-def integer(name: str, symmetric: bool) -> Callable[[np.ndarray], np.ndarray]:
-    """s = amax / ((qmax - qmin) / 2), or (max - min) / (qmax - qmin) with a zero point."""
+SNAPS: dict[str, Callable[[float], float]] = {  # what a scale type leaves of a scale
+    "float": float,
+    "float16": lambda scale: float(np.float16(scale)),
+    "bfloat16": lambda scale: float(np.float32(scale).astype(ml_dtypes.bfloat16)),
+    "pof2": lambda scale: 2.0 ** np.rint(np.log2(scale)),
+}
+
+
+def integer(name: str, symmetric: bool, scale_type: str = "float") -> Callable[[np.ndarray], np.ndarray]:
+    """s = amax / ((qmax - qmin) / 2), or (max - min) / (qmax - qmin) with a zero point, that of s before it is snapped."""
     bits, signed = BITS[name], not name.startswith("u")
     lowest, highest = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    snap = SNAPS[scale_type]
 
     def one(x: np.ndarray) -> np.ndarray:
         lo, hi = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
         if symmetric:
-            scale = max(-lo, hi) / ((highest - lowest) / 2)
+            scale = snap(max(-lo, hi) / ((highest - lowest) / 2))
             zero = 0 if signed else 2 ** (bits - 1)
         else:
-            scale = (hi - lo) / (highest - lowest)
-            zero = int(np.clip(np.rint(lowest - lo / scale), lowest, highest)) if scale else 0
+            exact = (hi - lo) / (highest - lowest)
+            scale = snap(exact)
+            zero = int(np.clip(np.rint(lowest - lo / exact), lowest, highest)) if exact else 0
         s = np.float32(scale or 1.0)
         codes = np.clip(np.rint(x / s) + zero, lowest, highest)
         return ((codes - zero) * s).astype(np.float32)
@@ -90,12 +100,12 @@ def integer(name: str, symmetric: bool) -> Callable[[np.ndarray], np.ndarray]:
     return one
 
 
-def floating(name: str) -> Callable[[np.ndarray], np.ndarray]:
+def floating(name: str, scale_type: str = "float") -> Callable[[np.ndarray], np.ndarray]:
     """s = amax / largest value."""
     dtype, largest = FLOATS[name]
 
     def one(x: np.ndarray) -> np.ndarray:
-        s = np.float32(float(np.abs(x).max()) / largest or 1.0)
+        s = np.float32(SNAPS[scale_type](float(np.abs(x).max()) / largest) or 1.0)
         return np.clip(x / s, -largest, largest).astype(dtype).astype(np.float32) * s
 
     return one

@@ -30,7 +30,7 @@ from quark.torch.quantization.config.config import (
     QTensorConfig,
     ScaleQuantSpec,
 )
-from quark.torch.quantization.config.type import Dtype, QSchemeType
+from quark.torch.quantization.config.type import Dtype, QSchemeType, ScaleType
 
 INS, OUTS = 32, 24
 GENERATOR = torch.Generator().manual_seed(5)
@@ -122,6 +122,51 @@ def test_static_inputs(name: str, fields: dict, one: Callable[[np.ndarray], np.n
     np.testing.assert_array_equal(input_of(model, TWO), oracle.quantized(TWO.numpy(), parts, one))
 
 
+SCALED = [("int8", True), ("int4", False), ("uint4", False), ("uint8", True), ("int2", False), ("fp8_e4m3", True)]
+
+
+@pytest.mark.parametrize("scheme", WEIGHT_SCHEMES)
+@pytest.mark.parametrize("scale", ["float16", "bfloat16", "pof2"])
+@pytest.mark.parametrize(("name", "symmetric"), SCALED)
+def test_scale_types(name: str, symmetric: bool, scale: str, scheme: str) -> None:
+    """Weights, and the same granularity for dynamic inputs where inputs have it."""
+    placed, parts = WEIGHT_SCHEMES[scheme]
+    fields = {"symmetric": symmetric} if name in oracle.BITS else {}
+    one = oracle.integer(name, symmetric, scale) if name in oracle.BITS else oracle.floating(name, scale)
+    config = QTensorConfig(Dtype[name], **placed, **fields, scale_type=ScaleType[scale])
+    np.testing.assert_array_equal(
+        weight_of(quantize(QLayerConfig(weight=config))), oracle.quantized(WEIGHT.numpy(), parts, one)
+    )
+    if scheme not in DYNAMIC_SCHEMES or scheme == "channel":
+        return
+    config = QTensorConfig(Dtype[name], **placed, **fields, scale_type=ScaleType[scale], is_dynamic=True)
+    model = quantize(QLayerConfig(input_tensors=config))
+    np.testing.assert_array_equal(input_of(model, THREE), oracle.quantized(THREE.numpy(), parts, one))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scheme", DYNAMIC_SCHEMES)
+@pytest.mark.parametrize("name", ["int8", "int4", "uint8", "fp8_e4m3", "fp6_e2m3", "fp4"])
+def test_half_inputs_are_quantized_in_float32(name: str, scheme: str, dtype: torch.dtype) -> None:
+    """Of tensors of every rank; the result is rounded to the model's type once."""
+    placed, parts = DYNAMIC_SCHEMES[scheme]
+    symmetric = name != "uint8"
+    fields = {"symmetric": symmetric} if name in oracle.BITS else {}
+    model = quantize(QLayerConfig(input_tensors=QTensorConfig(Dtype[name], **placed, **fields, is_dynamic=True)))
+    one = oracle.integer(name, symmetric) if name in oracle.BITS else oracle.floating(name)
+    for x in (TWO.to(dtype), THREE.to(dtype)):
+        expected = torch.from_numpy(oracle.quantized(x.float().numpy(), parts, one)).to(dtype)
+        assert torch.equal(model.to(dtype)[0].input_quantizer(x), expected)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("scheme", WEIGHT_SCHEMES)
+def test_int32_is_finer_than_float32(scheme: str, symmetric: bool) -> None:
+    placed, _ = WEIGHT_SCHEMES[scheme]
+    model = quantize(QLayerConfig(weight=QTensorConfig(Dtype.int32, **placed, symmetric=symmetric)))
+    np.testing.assert_allclose(weight_of(model), WEIGHT.numpy(), rtol=0, atol=2**-23 * float(WEIGHT.abs().max()))
+
+
 E4M3, E5M2 = "fp8_e4m3", "fp8_e5m2"
 SHARED = [
     (OCP_MXFP4Spec, "fp4", 1),
@@ -181,6 +226,15 @@ def test_amd_fp4_scales_are_e5m3(size: int) -> None:
         off = np.abs(np.abs(weight[part])[..., None] - grid).min(-1)
         assert off.max() < 1e-7
         assert np.abs(weight[part] - WEIGHT.numpy()[part]).max() <= scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", [name for name in BLOCK_FORMATS if "-" not in name or name.endswith("even")])
+def test_block_formats_of_half_models(name: str, dtype: torch.dtype) -> None:
+    spec, parts, one = BLOCK_FORMATS[name]
+    model = quantize(QLayerConfig(input_tensors=spec.to_quantization_spec())).to(dtype)
+    expected = torch.from_numpy(oracle.quantized(THREE.to(dtype).float().numpy(), parts, one)).to(dtype)
+    assert torch.equal(model[0].input_quantizer(THREE.to(dtype)), expected)
 
 
 def test_static_second_level_of_nvfp4_comes_from_calibration() -> None:
