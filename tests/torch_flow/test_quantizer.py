@@ -395,7 +395,8 @@ def test_a_pattern_that_matches_nothing_is_an_error(fields: dict, words: list[st
     before = snapshot(model)
     with pytest.raises(ConfigError) as error:
         quantize(model, **fields)
-    assert all(word in str(error.value) for word in words), str(error.value)
+    told = "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
+    assert all(word in told for word in words), told
     assert same(before, snapshot(model))
 
 
@@ -412,7 +413,8 @@ def test_a_weight_that_does_not_fit_is_an_error(spec: Any, words: list[str]) -> 
     before = snapshot(model)
     with pytest.raises(ConfigError) as error:
         quantize(model, QLayerConfig(weight=spec.to_quantization_spec()))
-    assert all(word in str(error.value) for word in words), str(error.value)
+    told = "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
+    assert all(word in told for word in words), told
     assert same(before, snapshot(model))
 
 
@@ -486,6 +488,12 @@ def meta() -> nn.Module:
         return TwoLayers()
 
 
+def half_loaded() -> nn.Module:
+    model = TwoLayers()
+    model.fc2 = meta().fc2
+    return model
+
+
 def offloaded() -> nn.Module:
     model = TwoLayers()
     model.hf_device_map = {"fc1": 0, "fc2": "cpu"}
@@ -538,8 +546,10 @@ BAD = {
     "no loader": (TwoLayers, STATIC, None, {}, DataError, ["dataloader is None", "is_dynamic=True"]),
     "empty loader": (TwoLayers, STATIC, [], {}, DataError, ["the dataloader is empty"]),
     "not a sample": (TwoLayers, STATIC, ["text"], {}, DataError, ["a sample is", "str"]),
-    "wrong sample": (TwoLayers, STATIC, [torch.ones(2, 3)], {}, RuntimeError, []),
-    "wrong argument": (TwoLayers, STATIC, [{"y": ONE}], {}, TypeError, []),
+    "wrong sample": (TwoLayers, STATIC, [ONE, torch.ones(2, 3)], {}, RuntimeError, ["sample 1", "float32 [2, 3]"]),
+    "wrong argument": (TwoLayers, STATIC, [{"y": ONE}], {}, TypeError, ["sample 0", "{y: float32 [5, 16]}"]),
+    "another device": (TwoLayers, STATIC, [ONE.to("meta")], {}, DataError, ["meta device", "no values"]),
+    "some weights on another device": (half_loaded, WEIGHTS, None, {}, ModelError, ["'fc2'", "no values"]),
     "loader that raises": (TwoLayers, STATIC, broken([ONE]), {}, RuntimeError, ["the disk is gone"]),
     "not a model": (lambda: [1], WEIGHTS, None, {}, TypeError, ["torch.nn.Module", "list"]),
     "embedding input": (
@@ -565,11 +575,23 @@ BAD = {
 def test_bad_input(case: str) -> None:
     make, layer, samples, fields, kind, words = BAD[case]
     model = make()
-    before = snapshot(model) if isinstance(model, nn.Module) and case not in ("lazy", "meta") else None
+    before = (
+        snapshot(model)
+        if isinstance(model, nn.Module) and case not in ("lazy", "meta", "some weights on another device")
+        else None
+    )
     with pytest.raises(kind) as error:
         quantize(model, layer, samples, **fields)
-    assert all(word in str(error.value) for word in words), str(error.value)
+    told = "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
+    assert all(word in told for word in words), told
     assert before is None or same(before, snapshot(model))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_samples_and_scales_follow_the_model_to_its_device() -> None:
+    here, there = quantize(TwoLayers(), STATIC, data()), quantize(TwoLayers().cuda(), STATIC, data())
+    torch.testing.assert_close(there(X.cuda()).cpu(), here(X), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(here.cuda()(X.cuda()), there(X.cuda()))
 
 
 def test_a_model_works_after_an_error() -> None:

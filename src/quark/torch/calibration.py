@@ -39,7 +39,7 @@ def calibrate(model: nn.Module, samples: Iterable[Any]) -> list[str]:
     for part in observed:
         part.start(device_of(model))
     with evaluating(model), floating(model):
-        count = sum(run(model, sample) for sample in progress(samples))
+        count = sum(noted(model, sample, number) for number, sample in enumerate(progress(samples)))
     if not count:
         raise DataError("the dataloader is empty, and static activations need at least one sample")
     return [part.tensor_name for part in observed if not part.finish()]
@@ -54,6 +54,26 @@ def static_activations(model: nn.Module) -> Iterator[FakeQuantize]:
     for _, cache in cache_quantizers(model):
         yield from (part for part in parts(cache) if part.stage.calibrated)
     yield from (part for part in softmax_quantizers(model) if part.stage.calibrated)
+
+
+def noted(model: nn.Module, sample: Any, number: int) -> int:
+    """As ``run``; what the model raises says which sample it was."""
+    try:
+        return run(model, sample)
+    except Exception as error:
+        error.add_note(f"raised by sample {number} of the dataloader: {described(sample)}")
+        raise
+
+
+def described(sample: Any) -> str:
+    """Types and shapes of a sample, in a line."""
+    if isinstance(sample, torch.Tensor | np.ndarray):
+        return f"{str(sample.dtype).removeprefix('torch.')} {list(sample.shape)}"
+    if isinstance(sample, Mapping):
+        return "{" + ", ".join(f"{name}: {described(value)}" for name, value in sample.items()) + "}"
+    if isinstance(sample, tuple | list):
+        return "(" + ", ".join(map(described, sample)) + ")"
+    return type(sample).__name__
 
 
 def run(model: nn.Module, sample: Any) -> int:
@@ -88,8 +108,14 @@ def accepted(model: nn.Module, sample: tuple[Any, ...] | list[Any]) -> tuple[Any
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Tensors inside ``value`` on ``device``, arrays as tensors."""
+    """Tensors inside ``value`` on ``device``, arrays as tensors.
+
+    Raises:
+        DataError: a tensor without values.
+    """
     if isinstance(value, torch.Tensor):
+        if value.is_meta and device.type != "meta":
+            raise DataError("a sample is on the meta device, so it has no values")
         return value.to(device)
     if isinstance(value, np.ndarray):
         return torch.as_tensor(value, device=device)

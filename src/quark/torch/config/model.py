@@ -311,7 +311,8 @@ RARE: dict[str, Any] = {
     "sync_moe_expert_input_amax": False,
     "keep_prequantized_layers": True,
 }
-UNAVAILABLE: dict[str, tuple[Any, ...]] = {  # a field and the only value with which a model can be quantized yet
+OF_BLOCKS = "direct_quantize_checkpoint(..., dataloader=...) calibrates with one decoder block in memory"
+UNAVAILABLE: dict[str, tuple[Any, ...]] = {  # a field and the values with which a model can be quantized
     "quant_flow": (QuantFlow.standard, QuantFlow.file2file),
     "gpu_resident_blocks": (0,),
 }
@@ -327,7 +328,8 @@ def check_available(config: QConfig) -> None:
     for name, allowed in UNAVAILABLE.items():
         value = getattr(config, name)
         if value not in allowed:
-            refuse(f"{name}={value!r} is not available yet; the only value that is: {allowed[0]!r}")
+            known = " and ".join(getattr(item, "name", str(item)) for item in allowed)
+            refuse(f"{name}={getattr(value, 'name', value)} is not available ({known}: available); {OF_BLOCKS}")
 
 
 __all__ = ["Config", "QConfig", "QLayerConfig", "check_available", "type_names"]
