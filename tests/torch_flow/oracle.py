@@ -79,7 +79,7 @@ SNAPS: dict[str, Callable[[float], float]] = {  # what a scale type leaves of a 
 
 
 def integer(name: str, symmetric: bool, scale_type: str = "float") -> Callable[[np.ndarray], np.ndarray]:
-    """s = amax / ((qmax - qmin) / 2), or (max - min) / (qmax - qmin) with a zero point, that of s before it is snapped."""
+    """s = amax / ((qmax - qmin) / 2), or (max - min) / (qmax - qmin) and the zero point of s as it was before snap."""
     bits, signed = BITS[name], not name.startswith("u")
     lowest, highest = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     snap = SNAPS[scale_type]
