@@ -64,6 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "lines.jsonl").write_text("\n".join(lines))
     np.savez(folder / "ids.npz", input_ids=generator.integers(1, 18, (4, 32)))
+    np.savez(folder / "foreign.npz", input_ids=np.array([[1, 99, 2]]))
+    learned = transformers.GPT2Config(vocab_size=len(vocabulary), n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    transformers.GPT2LMHeadModel(learned).save_pretrained(folder / "positions")
     (folder / "metric.py").write_text(
         "def heads(model, tokenizer):\n    return {'vocabulary': len(tokenizer), 'half': 0.5}\n"
     )
@@ -169,6 +172,10 @@ def test_schemes(capsys: Capture) -> None:
         (["quantize", "nowhere", "-o", "out", "--scheme", "int4_wo_32"], "is not a folder"),
         (["quantize", "model", "-o", "out", "--scheme", "fp8", "--data", "metric.py"], "no known kind"),
         (["quantize-files", "model", "-o", "out", "--scheme", "fp8"], "needs samples"),
+        (["quantize", "model", "-o", "out", "--scheme", "fp8", "--data", "foreign.npz"], "token id 99"),
+        (["quantize-files", "model", "-o", "out", "--scheme", "fp8", "--data", "foreign.npz"], "token id 99"),
+        (["evaluate", "model", "--data", "foreign.npz"], "token id 99"),
+        (["evaluate", "positions", "--data", "ids.npz"], "use --seq-len 16"),
         (["evaluate", "model"], "nothing to measure"),
         (["evaluate", "model", "--metric", "metric.py:feet"], "no function 'feet'"),
         (["evaluate", "model", "--data", "text.rtf"], "is not a file"),

@@ -49,7 +49,14 @@ def run(request: Request, check: bool, json: bool) -> None:
     """Quantize in memory, and tell on standard output."""
     from quark.torch.config.schemes import cache_scheme
     from quark.torch.export.folder import check_target
-    from quark.torch.language import calibration_samples, load_model, load_tokenizer, perplexity, read_ids
+    from quark.torch.language import (
+        calibration_samples,
+        check_ids,
+        load_model,
+        load_tokenizer,
+        perplexity,
+        read_ids,
+    )
 
     values = chosen_values(request)  # mistakes are told before a model is loaded
     if values.get("kv_cache"):
@@ -60,6 +67,7 @@ def run(request: Request, check: bool, json: bool) -> None:
     rows = read_ids(source.data, tokenizer) if source.data else []
     samples = calibration_samples(rows, source.seq_len, source.samples)
     model = load_model(request.model, request.device, remote)
+    check_ids(model, [sample["input_ids"][0] for sample in samples])
     facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.named}
     measured = [row[: source.samples * source.seq_len] for row in rows[: source.samples]] if check else []
     if measured:
@@ -121,12 +129,14 @@ def run_files(request: Request, batch_size: int, workers: int, json: bool) -> No
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.files.skeleton import read_skeleton
-    from quark.torch.language import batches, calibration_samples, load_tokenizer, read_ids
+    from quark.torch.language import batches, calibration_samples, check_ids, load_tokenizer, read_ids
 
     source = request.source
     rows = read_ids(source.data, partial(load_tokenizer, request.model)) if source.data else []
     samples = batches(calibration_samples(rows, source.seq_len, source.samples), batch_size)
-    template = LLMTemplate.for_model(read_skeleton(read_checkpoint(request.model)).model)
+    skeleton = read_skeleton(read_checkpoint(request.model)).model
+    check_ids(skeleton, [row for batch in samples for row in batch["input_ids"]])
+    template = LLMTemplate.for_model(skeleton)
     layers, exclude = layer_schemes(request.layers), request.exclude
     config = template.get_config(
         str(request.scheme), kv_cache_scheme=request.kv_cache, layer_config=layers, exclude_layers=exclude

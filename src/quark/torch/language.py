@@ -176,17 +176,37 @@ def batches(samples: list[dict[str, Ids]], size: int) -> list[dict[str, Ids]]:
     return [{"input_ids": torch.cat(group)} for group in found]
 
 
+def check_ids(model: nn.Module, parts: list[Ids]) -> None:
+    """Token ids are words of the model, and windows no longer than the positions that it has learned.
+
+    Raises:
+        DataError: one is not.
+    """
+    config: Any = getattr(model, "config", None)
+    embeddings = getattr(model, "get_input_embeddings", lambda: None)()
+    words = getattr(embeddings, "num_embeddings", None)
+    highest = max((int(part.max()) for part in parts if len(part)), default=0)
+    if words is not None and highest >= words:
+        raise DataError(f"the data hold the token id {highest}, and the model has {words}: other tokenizer?")
+    positions, longest = getattr(config, "max_position_embeddings", None), max(map(len, parts), default=0)
+    if positions and longest > positions and getattr(config, "rope_parameters", None) is None:
+        raise DataError(
+            f"a window has {longest} tokens, and the model {positions} positions; use --seq-len {positions}"
+        )
+
+
 @torch.no_grad()
 def perplexity(model: nn.Module, rows: list[Ids], length: int) -> float:
     """How surprised ``model`` is by texts, in windows of ``length`` tokens; lower is better, 1 is certainty.
 
     Raises:
-        DataError: no token with another before it.
+        DataError: no token with another before it, or tokens that the model cannot take.
     """
     device = next(model.parameters()).device
     parts = [part for part in windows(rows, length) if len(part) > 1]
     if not parts:
         raise DataError("a perplexity needs at least two tokens")
+    check_ids(model, [part[:-1] for part in parts])
     total, count = 0.0, 0
     with bars() as update:
         for done, part in enumerate(parts, 1):

@@ -341,7 +341,7 @@ def channels_of(
 
     with edited(linears, {target: back}, {source: lambda y: y * r}):
         same = equal(segment.forward(), seen.output)
-    return channels if same and equal(kept[0], seen.inputs[target]) else None
+    return channels if same and kept and equal(kept[0], seen.inputs[target]) else None
 
 
 def ratios(
@@ -370,6 +370,8 @@ def ratios(
         scale = (2.0**digits).to(plain.outputs[source].dtype)
         with edited(linears, {target: lambda x, kept=kept: (kept.append(x), x)[1]}, {source: lambda y, s=scale: y * s}):  # type: ignore[misc]
             forward()
+        if not kept:  # the scales have sent the tokens to other experts
+            return None
         exponent = torch.log2(magnitude(kept[0]) / base)
         digit = exponent.round()
         wrong = ((exponent - digit).abs() > 0.01) | (digit < 1) | (digit > LEVELS)
