@@ -28,9 +28,17 @@ def write_feeds(path: Path, feeds: list[Feeds]) -> None:
 def read_feeds(path: str | Path) -> Iterator[Feeds]:
     """Yield the samples in order; only one is in memory at a time."""
     with np.load(path) as archive:
-        names = [key.split(SEPARATOR, 1) for key in archive.files]
-        for k in range(1 + max(int(index) for index, _ in names)):
-            yield {name: archive[f"{k}{SEPARATOR}{name}"] for index, name in names if int(index) == k}
+        for names in feed_names(archive.files):
+            yield {name: archive[key] for key, name in names}
+
+
+def feed_names(keys: list[str]) -> list[list[tuple[str, str]]]:
+    """(key, input name) of every array of every sample, in order."""
+    found: dict[int, list[tuple[str, str]]] = {}
+    for key in keys:
+        index, name = key.split(SEPARATOR, 1)
+        found.setdefault(int(index), []).append((key, name))
+    return [found[index] for index in sorted(found)]
 
 
 class FileReader:
@@ -50,7 +58,8 @@ class FileReader:
 
     def __len__(self) -> int:
         """The number of samples."""
-        return sum(1 for _ in read_feeds(self.path))
+        with np.load(self.path) as archive:
+            return len(feed_names(archive.files))
 
 
 def peak_bytes() -> int:

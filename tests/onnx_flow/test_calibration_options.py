@@ -212,3 +212,26 @@ def test_distribution_is_symmetric_whatever_is_asked() -> None:
         for is_so in (False, True)
     }
     assert len(ranges) == 1
+
+
+def test_a_reader_is_asked_for_its_length_a_few_times_whatever_the_model_and_the_data() -> None:
+    class Counting:
+        def __init__(self, samples: list[dict[str, np.ndarray]]) -> None:
+            self.samples, self.asked, self.next = samples, 0, iter(samples)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.next, None)
+
+        def __len__(self) -> int:
+            self.asked += 1
+            return len(self.samples)
+
+    asked = []
+    for length, count in ((2, 2), (12, 9)):
+        proto = models.conv_chain(length)
+        reader = Counting([models.feeds(proto, seed=k) for k in range(count)])
+        config = QConfig.get_default_config("XINT8")
+        config.global_quant_config.extra_options["PrintSummary"] = False
+        ModelQuantizer(config).quantize_model(proto, None, reader)
+        asked.append(reader.asked)
+    assert asked[0] == asked[1] <= 4

@@ -194,10 +194,11 @@ def _kept(values: dict[str, np.ndarray], feed: Feed) -> dict[str, np.ndarray]:
 
 def reported(feeds: Iterable[Feed], source: Samples, progress: Progress | None) -> Iterator[Feed]:
     """The same feeds; after each is done, ``progress`` hears of it."""
+    total = source.total if progress is not None else None
     for index, feed in enumerate(feeds):
         yield feed
         if progress is not None:
-            progress(index + 1, source.total)
+            progress(index + 1, total)
 
 
 def _run(runner: Runner, feed: Feed, index: int) -> Observation:

@@ -22,9 +22,10 @@ class ChannelsLast:
         self._samples, self._names = samples, frozenset(names)
 
     def __len__(self) -> int:
-        if self._samples.total is None:
+        total = self._samples.total
+        if total is None:
             raise TypeError("the reader does not say how many samples it has")
-        return self._samples.total
+        return total
 
     def __iter__(self) -> Iterator[Any]:
         for sample in self._samples:

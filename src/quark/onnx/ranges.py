@@ -43,7 +43,8 @@ def calibrated(
         )
     samples = samples_of(model, options, reader)
     if not options.SaveTensorHistFig:
-        requests = {name: request.foreseeing(samples.total) for name, request in requests.items()}
+        total = samples.total  # asked once: a reader may have to count
+        requests = {name: request.foreseeing(total) for name, request in requests.items()}
     statistics = _statistics(model, requests, samples, options, scratch, resume, progress)
     ranges = find_ranges(requests, statistics)
     if options.SaveTensorHistFig:
