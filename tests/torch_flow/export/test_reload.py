@@ -106,7 +106,7 @@ def test_transformers_and_our_reader_give_the_logits(name: str, dtype: torch.dty
     ours = import_model_from_safetensors(llama(dtype), tmp_path / "m")
     assert torch.equal(logits(ours), expected)
     assert torch.equal(
-        logits(import_model_from_safetensors(None, tmp_path / "m", attn_implementation="sdpa")), expected
+        logits(import_model_from_safetensors(None, tmp_path / "m")), expected
     )
     export_safetensors(ours, tmp_path / "again", max_shard_size=30_000)
     for path in (tmp_path / "m").glob("*.safetensors"):
@@ -217,7 +217,7 @@ def test_custom_modes_come_back(mode: str, tmp_path: Path) -> None:
     assert all(part in names for part in expected)
     assert torch.equal(logits(import_model_from_safetensors(llama(), tmp_path / "m")), logits(model))
     assert torch.equal(
-        logits(import_model_from_safetensors(None, tmp_path / "m", attn_implementation="sdpa")), logits(model)
+        logits(import_model_from_safetensors(None, tmp_path / "m")), logits(model)
     )
 
 
@@ -258,6 +258,22 @@ def test_files_beside_the_source_are_copied(tmp_path: Path) -> None:
     assert there == {
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"
     }  # fmt: skip
+
+
+def test_files_of_a_model_of_the_hub_are_copied_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = tmp_path / "hub" / "models--someone--tiny"
+    source = hub / "snapshots" / "abc123"
+    llama().save_pretrained(source)
+    (source / "tokenizer.json").write_text("{}")
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("abc123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = quantized(llama(), QConfig(LLM["int4"]))
+    for name, there in (("someone/tiny", True), ("someone/other", False), ("/gone/away/for/good", False)):
+        model.config._name_or_path = name
+        export_safetensors(model, tmp_path / name.replace("/", "-"))
+        assert (tmp_path / name.replace("/", "-") / "tokenizer.json").exists() == there
 
 
 def test_a_float_model_is_refused(tmp_path: Path) -> None:

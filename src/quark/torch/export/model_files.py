@@ -86,15 +86,32 @@ def is_untied(model: nn.Module) -> bool:
 
 
 def copy_beside(model: nn.Module, folder: Path) -> None:
-    """Tokenizer, processor and code files of the folder that the model came from, if it is a local one."""
-    config: Any = getattr(model, "config", None)
-    source = Path(str(getattr(config, "_name_or_path", "") or ""))
-    if not (str(source) != "." and source.is_dir()):
+    """Tokenizer, processor and code files of the folder that the model came from: a local one, or one of the cache."""
+    source = source_of(model)
+    if source is None:
         return
     for path in sorted(path for pattern in BESIDE for path in source.glob(pattern)):
         skipped = any(path.match(pattern) for pattern in NOT_BESIDE)
         if path.is_file() and not skipped and not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
+
+
+def source_of(model: nn.Module) -> Path | None:
+    """The folder that a model of transformers came from, if it is here; nothing is downloaded."""
+    config: Any = getattr(model, "config", None)
+    name = str(getattr(config, "_name_or_path", "") or "") if is_transformers(model) else ""
+    if not name:
+        return None
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json", revision=getattr(config, "_commit_hash", None))
+    except HFValidationError:  # a folder that is gone
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def import_model_from_safetensors(
     model_dir: str | Path,
     multi_device: bool = False,
     trust_remote_code: bool = False,
-    attn_implementation: str = "eager",
+    attn_implementation: str | None = None,
     device: str | torch.device = "cpu",
     multi_gpu: bool = False,
 ) -> nn.Module:
@@ -65,7 +65,9 @@ def import_model_from_safetensors(
             place; None: made by transformers from ``config.json``.
         model_dir: folder with ``config.json`` and safetensors files.
         multi_device, multi_gpu: models spread over several devices are not available.
-        trust_remote_code, attn_implementation, device: for a model that transformers makes.
+        trust_remote_code, device: for a model that transformers makes.
+        attn_implementation: likewise; None: transformers' own choice, but "eager" where attention probabilities are
+            quantized. Kernels differ in the last bits: choose that of the model that was exported.
 
     Returns:
         ``model``, or the new one. Its weights are kept as codes; ``unpack`` decodes them once.
@@ -119,7 +121,7 @@ def from_transformers(
     checkpoint: Checkpoint,
     scheme: Scheme,
     trust_remote_code: bool,
-    attn_implementation: str,
+    attn_implementation: str | None,
     device: str | torch.device,
 ) -> nn.Module:
     """The model that transformers makes from ``config.json``, with its layers and tensors from the checkpoint.
@@ -146,7 +148,8 @@ def from_transformers(
     own_parts = is_inside_attention(scheme.config) or has_extras(checkpoint)
     if own_parts or any(EXPERT.search(name) for name in checkpoint.names):
         del config.quantization_config
-        config._attn_implementation = attn_implementation
+        if kernel := attn_implementation or ("eager" if scheme.config.softmax_quant_spec else None):
+            config._attn_implementation = kernel
         own = cls._from_config(config) if cls else auto.from_config(config)
         return import_model_from_safetensors(own, checkpoint.folder).to(device)
     config.quantization_config = {
