@@ -21,6 +21,7 @@ from tests.torch_flow.export.test_reload import quantized
 from torch import nn
 
 from quark.torch.export.api import export_gguf
+from quark.torch.export.ggml_blocks import K_QUANTS
 from quark.torch.quantization.config.config import QConfig
 
 xllamacpp = pytest.importorskip("xllamacpp")
@@ -33,7 +34,7 @@ SCHEMES = {**EXACT, **ROUNDED}
 CASES = [
     *(("llama", scheme, "sentencepiece", None) for scheme in SCHEMES),
     *((family, "Q4_0", "bpe", None) for family in ("llama", "mistral", "qwen2")),
-    *(("llama", None, "sentencepiece", kind) for kind in ("F16", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")),
+    *(("llama", None, "sentencepiece", kind) for kind in ("F16", "Q5_0", "Q5_1", "Q8_0", *K_QUANTS)),
 ]
 
 

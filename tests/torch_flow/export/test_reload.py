@@ -105,9 +105,7 @@ def test_transformers_and_our_reader_give_the_logits(name: str, dtype: torch.dty
     loaded_by("quark", name, "transformers")
     ours = import_model_from_safetensors(llama(dtype), tmp_path / "m")
     assert torch.equal(logits(ours), expected)
-    assert torch.equal(
-        logits(import_model_from_safetensors(None, tmp_path / "m")), expected
-    )
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "m")), expected)
     export_safetensors(ours, tmp_path / "again", max_shard_size=30_000)
     for path in (tmp_path / "m").glob("*.safetensors"):
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
@@ -216,9 +214,7 @@ def test_custom_modes_come_back(mode: str, tmp_path: Path) -> None:
     expected = [b"self_attn.k_scale", b"self_attn.v_scale"] if mode == "fp8" else [b".qweight", b".qzeros", b".scales"]
     assert all(part in names for part in expected)
     assert torch.equal(logits(import_model_from_safetensors(llama(), tmp_path / "m")), logits(model))
-    assert torch.equal(
-        logits(import_model_from_safetensors(None, tmp_path / "m")), logits(model)
-    )
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "m")), logits(model))
 
 
 def test_modes_that_do_not_fit_are_refused(tmp_path: Path) -> None:

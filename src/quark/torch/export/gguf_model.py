@@ -42,8 +42,8 @@ LIBRARY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 TYPES = (*FLOATS, *LIBRARY, *K_QUANTS)
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
 FILE_TYPES = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18,
-    "BF16": 32, "MXFP4": 38,
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14,
+    "Q5_K": 16, "Q6_K": 18, "BF16": 32, "MXFP4": 38,
 }  # fmt: skip
 
 
