@@ -52,7 +52,11 @@ from quark.torch.quantization.config.config import (
     Uint4PerGroupSpec,
 )
 
-SHAPES = {"100M": (768, 2048, 12, 12), "0.3B": (2048, 5632, 32, 4), "1.1B": (2048, 5632, 32, 22)}  # hidden, intermediate, heads, layers
+SHAPES = {  # hidden, intermediate, heads, layers
+    "100M": (768, 2048, 12, 12),
+    "0.3B": (2048, 5632, 32, 4),
+    "1.1B": (2048, 5632, 32, 22),
+}
 VOCABULARY = 32000
 SCHEMES: dict[str, tuple[DataTypeSpec, float]] = {  # and the bits per weight that the format promises
     "int8 per channel": (Int8PerChannelSpec(0, symmetric=True), 8),

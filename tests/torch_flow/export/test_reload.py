@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.torch_flow.export.networks import IDS, Mixed, llama, logits
 from tests.torch_flow.export.programs import loaded_by
 from tests.torch_flow.export.schemes import every
@@ -270,6 +271,24 @@ def test_files_of_a_model_of_the_hub_are_copied_from_the_cache(tmp_path: Path, m
         model.config._name_or_path = name
         export_safetensors(model, tmp_path / name.replace("/", "-"))
         assert (tmp_path / name.replace("/", "-") / "tokenizer.json").exists() == there
+
+
+def test_heads_that_transformers_leaves_in_the_file_are_carried_over(tmp_path: Path) -> None:
+    class Predicting(transformers.LlamaForCausalLM):
+        _keys_to_ignore_on_load_unexpected = (r"^mtp.*",)
+
+    source = tmp_path / "source"
+    llama().save_pretrained(source)
+    tensors = load_file(source / "model.safetensors")
+    head = {"mtp.layers.0.weight": torch.randn(4, 3, dtype=torch.bfloat16), "mtp.norm.weight": torch.ones(3)}
+    save_file({**tensors, **head, "other.weight": torch.ones(2)}, source / "model.safetensors", {"format": "pt"})
+    model = quantized(Predicting.from_pretrained(source), QConfig(LLM["int4"]))
+    export_safetensors(model, tmp_path / "m")
+    written = load_file(tmp_path / "m" / "model.safetensors")
+    assert all(torch.equal(written[name], value) for name, value in head.items())
+    assert "other.weight" not in written
+    again = import_model_from_safetensors(Predicting(model.config), tmp_path / "m")
+    assert torch.equal(logits(again), logits(model))
 
 
 def test_a_float_model_is_refused(tmp_path: Path) -> None:

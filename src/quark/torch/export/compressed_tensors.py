@@ -26,6 +26,7 @@ from quark.numerics.granularity import Channel, Group, Tensor, Token
 from quark.torch.export.folder import new_folder
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.layout import BlockLayout, layout_of_quantizer, store
+from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, write_config
 from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
 from quark.torch.export.state import items_of
@@ -58,7 +59,7 @@ def export_compressed_tensors(
     if any(True for _ in cache_quantizers(model)):
         raise ConfigError("compressed-tensors: caches that are quantized after RoPE cannot be written")
     described, formats = quantization_config(model, schemes)
-    items = compressed_items(model, schemes, formats)
+    items = [*compressed_items(model, schemes, formats), *left_out_items(model)]
     with new_folder(output_dir) as folder:
         write_shards(folder, items, "model", max_shard_size)
         copy_beside(model, folder)

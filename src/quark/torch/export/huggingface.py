@@ -19,6 +19,7 @@ from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_name, naming_of, single
 from quark.torch.export.folder import new_folder
 from quark.torch.export.layout import Form, Stored
+from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, is_diffusers, stem_of, write_config
 from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
 from quark.torch.export.skeleton import FORMATS
@@ -77,6 +78,7 @@ def export_safetensors(
     items = items_of(model, pack_method, weight_format)
     if custom_mode != "quark":
         items = custom_items(items, model, custom_mode, config)
+    items += left_out_items(model)
     with new_folder(output_dir) as folder:
         write_shards(folder, items, stem_of(model), max_shard_size)
         copy_beside(model, folder)

@@ -10,6 +10,7 @@ from torch import nn
 from quark.errors import ModelError
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.custom_modes import quark_name
+from quark.torch.export.left_out import is_ignored
 from quark.torch.export.state import attention_parameters
 from quark.torch.export.stored import PREFIXES, Parameters, activation_name
 from quark.torch.fake_quantize import FakeQuantize, parts
@@ -31,6 +32,8 @@ def load(model: nn.Module, checkpoint: Checkpoint, method: str = "quark") -> Non
     loaded: set[int] = set()
     for name, value in checkpoint.tensors():
         group = places.get(quark_name(name, method))
+        if group is None and is_ignored(model, name):
+            continue
         if group is None:
             raise ModelError(f"{str(checkpoint.folder)!r}: the model has no place for the tensor {name!r}")
         kept = [put(module, own, value, f"{str(checkpoint.folder)!r}: tensor {name!r}") for module, own in group[:1]]
