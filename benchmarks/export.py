@@ -9,7 +9,6 @@ What is compared, each line in turns with its plain counterpart, in one process:
                                 both rates count the bytes of the float weights
     reload                      files of codes to a model whose tensors are in memory of its own, over ``load_file`` and
                                 a copy of every tensor of the same files (files are mapped: the copy is the reading)
-    reload, without touching    the same without the copies on both sides: opening files and building the model alone
     export of codes             a reloaded model to files, over ``save_file`` of the same tensors
 
 The peak is the resident memory above that at the start of the step, looked at every 5 ms.
@@ -171,7 +170,6 @@ def speed(size: str, shard_size: int, repeats: int) -> None:
         kept = sorted(path for path in files.glob("*.safetensors"))
         written = sum(path.stat().st_size for path in kept)
         line("reload", written, repeats, lambda: resident_copy(reloaded(size, files)), lambda: plain_load(kept))
-        line("reload, without touching", written, repeats, lambda: reloaded(size, files), lambda: lazy_load(kept))
         model = resident_copy(reloaded(size, files))
         state = plain_load(kept)
         shard = max(path.stat().st_size for path in kept)
@@ -229,14 +227,9 @@ def resident_copy(model: nn.Module) -> nn.Module:
     return model
 
 
-def lazy_load(files: list[Path]) -> dict[str, torch.Tensor]:
-    """All tensors, as ``load_file`` maps them."""
-    return {name: value for path in files for name, value in load_file(path).items()}
-
-
 def plain_load(files: list[Path]) -> dict[str, torch.Tensor]:
     """All tensors of the files, in memory of their own."""
-    return {name: value.clone() for name, value in lazy_load(files).items()}
+    return {name: value.clone() for path in files for name, value in load_file(path).items()}
 
 
 def timed(function) -> float:
