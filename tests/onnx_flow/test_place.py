@@ -269,8 +269,16 @@ agraph (float[1,4,8,8] x) => (float[1,4,8,8] y)
 """
 
 
-def test_cheap_nodes_between_float_ones_stay_float() -> None:
-    plan = plan_of(ISLAND)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"extra_options": {"ForceQuantizeNoInputCheck": True}},
+        {"layer": QLayerConfig(XInt8Spec(), XInt8Spec()), "extra_options": {"EnableNPUCnn": True}},
+    ],
+)
+def test_cheap_nodes_between_float_ones_stay_float(config: dict) -> None:
+    plan = plan_of(ISLAND, **config)
     assert {"p", "m", "t"} & set(plan.tensors) == set()
     assert all("between float operators" in plan.nodes[name].reason for name in ("add", "tr"))
     assert plan.nodes["conv"].quantized and plan.nodes["last"].quantized
@@ -279,12 +287,12 @@ def test_cheap_nodes_between_float_ones_stay_float() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"layer": QLayerConfig(XInt8Spec(), XInt8Spec()), "extra_options": {"EnableNPUCnn": True}},
+        {"extra_options": {"QuantizeAllOpTypes": True}},
         {"extra_options": {"OpTypesToQuantize": ["Conv", "Add", "Transpose"]}},
         {"specific_layer_config": {QLayerConfig(input_tensors=Int8Spec()): ["add", "tr"]}},
     ],
 )
-def test_but_not_in_npu_flows_nor_where_the_user_asks_for_them(config: dict) -> None:
+def test_but_not_where_the_user_asks_for_them(config: dict) -> None:
     assert {"p", "m", "t"} <= set(plan_of(ISLAND, **config).tensors)
 
 

@@ -110,7 +110,10 @@ class Options(BaseModel):
     )
     WeightsOnly: bool = _option(False, 2, "Quantize constants only; activations stay float and need no data.")
     ForceQuantizeNoInputCheck: bool = _option(
-        False, 2, "Quantize layout operators (Reshape, MaxPool, …) even if nothing before them is quantized."
+        False,
+        2,
+        "Quantize layout operators (Reshape, MaxPool, …) even if nothing before them is quantized; not where everything "
+        "around them is float.",
     )
     AlignEltwiseQuantType: bool = _option(
         True, 2, "Constant operands of Add, Mul, … have the activation's type; False: the weight's."

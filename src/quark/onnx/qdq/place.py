@@ -103,9 +103,9 @@ def _with_rules(
 
 
 def _leave_islands(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement) -> None:
-    """Take out the cheap nodes between float ones, but for those that the user asked for and for NPU flows."""
+    """Take out the cheap nodes between float ones, but for those that the user asked for."""
     job, options, nodes = placement.job, placement.job.options, placement.plan.nodes
-    if job.npu or options.QuantizeAllOpTypes or options.ForceQuantizeNoInputCheck:
+    if options.QuantizeAllOpTypes:
         return
     named = {*options.NodesToQuantize, *options.OpTypesToQuantize, *options.ExtraOpTypesToQuantize}
     for node in islands.nodes_of_islands(node for node, entry in chosen.items() if entry is not None):
