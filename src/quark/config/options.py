@@ -112,7 +112,7 @@ class Options(BaseModel):
     ForceQuantizeNoInputCheck: bool = _option(
         False,
         2,
-        "Quantize layout operators (Reshape, MaxPool, …) even if nothing before them is quantized; not where everything "
+        "Quantize layout operators (Reshape, MaxPool, …) even if nothing before them is quantized; not where all "
         "around them is float.",
     )
     AlignEltwiseQuantType: bool = _option(

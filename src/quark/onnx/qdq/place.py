@@ -104,7 +104,7 @@ def _with_rules(
 
 def _leave_islands(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement) -> None:
     """Take out the cheap nodes between float ones, but for those that the user asked for."""
-    job, options, nodes = placement.job, placement.job.options, placement.plan.nodes
+    options, nodes = placement.job.options, placement.plan.nodes
     if options.QuantizeAllOpTypes:
         return
     named = {*options.NodesToQuantize, *options.OpTypesToQuantize, *options.ExtraOpTypesToQuantize}
