@@ -77,10 +77,23 @@ CASES = {
     ),
     "yolox-a8w8": Case("yolox_nano.onnx", "mAP50", ("calib_yolox_nano", 16, 16), CHANNELS, DECODE, ">= 0.73", ("CE",)),
     "yolox-u8": Case(
-        "yolox_nano.onnx", "mAP50", ("calib_yolox_nano", 16, 16), UNSIGNED, DECODE | {"Percentile": 99.9}, ">= 0.73", ()
+        "yolox_nano.onnx",
+        "mAP50",
+        ("calib_yolox_nano", 16, 16),
+        UNSIGNED,
+        DECODE | {"Percentile": 99.9},
+        ">= 0.73",
+        ("CE",),
     ),
     "ultraface": Case(
-        "ultraface_rfb320.onnx", "AP50", ("calib_ultraface", 63, 16), POWERS, DECODE, ">= 0.85", (), {"Int32Bias": True}
+        "ultraface_rfb320.onnx",
+        "AP50",
+        ("calib_ultraface", 63, 16),
+        POWERS,
+        DECODE,
+        ">= 0.85",
+        ("AdaRound on float inputs",),
+        {"Int32Bias": True},
     ),
 }
 
@@ -93,6 +106,7 @@ def algorithm(name: str, arguments: argparse.Namespace, samples: int) -> q.AlgoC
         "CE": lambda: q.ChannelEqualizationConfig(),
         "BiasCorrection": lambda: q.BiasCorrectionConfig(),
         "AdaRound": lambda: q.AdaRoundConfig(**tuned),
+        "AdaRound on float inputs": lambda: q.AdaRoundConfig(**tuned, drop_ratio=0.0),
         "AdaQuant": lambda: q.AdaQuantConfig(**tuned, learning_rate=1e-3),
     }
     return made[name]()
@@ -105,6 +119,7 @@ RECIPES = {
     "CE": ("CE",),
     "BiasCorrection": ("BiasCorrection",),
     "AdaRound": ("AdaRound",),
+    "AdaRound on float inputs": ("AdaRound on float inputs",),
     "AdaQuant": ("AdaQuant",),
     "CE, AdaRound": ("CE", "AdaRound"),
     "best": (),
@@ -201,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=[*CASES, "hard-sigmoid"], choices=[*CASES, "hard-sigmoid"])
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=RECIPES)
-    parser.add_argument("--steps", type=int, default=100, help="steps per layer of AdaRound and AdaQuant")
+    parser.add_argument("--steps", type=int, default=60, help="steps per layer of AdaRound and AdaQuant")
     arguments = parser.parse_args(argv)
     loaders = examples()
     header = ["model, metric", "recipe", "signal dB", "A", "B", "all", "asked (all)", "s"]

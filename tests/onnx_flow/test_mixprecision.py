@@ -187,6 +187,17 @@ def test_layers_that_the_configuration_names_are_not_touched() -> None:
     assert set(result.mixed.chosen) == {"first", "left"} and formats(result)["w3"] == "int16"
 
 
+def test_the_model_is_prepared_for_the_types_of_the_targets() -> None:
+    """int16 needs a higher opset than int8, and the first layer may get it."""
+    model = net()
+    model.opset_import[0].version = 13
+    result = run(INT8, INT16, model, metric_threshold=None)
+    assert len(result.mixed.scores) == 4
+    chosen = run(INT8, INT16, model, include_layers=["third"])
+    onnx.checker.check_model(chosen.proto, full_check=True)
+    assert l2(chosen) < l2(run(INT8, INT16, model, metric_threshold=None))
+
+
 def test_layers_of_one_weight_go_together_or_get_copies() -> None:
     assert {score.candidate.nodes for score in run(metric_threshold=None).mixed.scores} >= {("left", "right")}
     result = run(shared_param_mode="unshare", include_layers=["left"])

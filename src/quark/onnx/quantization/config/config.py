@@ -93,7 +93,7 @@ class QConfig:
             if isinstance(entry, GPTQConfig) and default.weight is not None:
                 weight = entry.weight_spec(default.weight)
                 rules = replace(rules, default=replace(default, weight=weight))
-        return for_target(Job(rules, options, self.target, self.use_external_data_format, algorithms))
+        return for_target(_announced(Job(rules, options, self.target, self.use_external_data_format, algorithms)))
 
     def _type_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
         return [
@@ -138,6 +138,18 @@ def merged_layer(config: QLayerConfig | None, default: LayerSpec, options: Optio
         layer.bias or default.bias,
         layer.outputs or default.outputs,
     )
+
+
+def _announced(job: Job) -> Job:
+    """The job with the data types that automatic mixed precision may choose, in rules that name no node yet: the model
+    is prepared (its opset, above all) for every type that may be in it."""
+    found = [
+        Rule((), one if isinstance(one, LayerSpec) else merged_layer(one, job.rules.default, job.options), entry.name)
+        for entry in job.algorithms
+        if isinstance(entry, AutoMixprecisionConfig)
+        for one, _ in entry.targets()
+    ]
+    return replace(job, rules=replace(job.rules, rules=(*found, *job.rules.rules))) if found else job
 
 
 _WEIGHT_METHODS = {"MinMax": "minmax", "MinMSE": "mse"}
@@ -305,7 +317,7 @@ class Config:
         wanted = legacy.include_cle and not (legacy.use_dynamic_quant or options.UseMatMulNBits)
         if wanted and not any(isinstance(entry, CLEConfig) for entry in algorithms):
             algorithms = (CLEConfig(), *algorithms)
-        return for_target(Job(rules, options, legacy.target, legacy.use_external_data_format, algorithms))
+        return for_target(_announced(Job(rules, options, legacy.target, legacy.use_external_data_format, algorithms)))
 
 
 def get_default_config_mapping() -> dict[str, QuantizationConfig]:
