@@ -87,8 +87,6 @@ def test_weights(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FULL)
 def test_weights_of_every_kind(name: str, tmp_path: Path) -> None:
-    if name == "fp8_e4m3-group-sym":
-        pytest.skip("scales of groups are stored expanded: another bound")
     check_weights(name, tmp_path)
 
 

@@ -15,7 +15,7 @@ from tests.torch_flow.export.schemes import every
 from torch import nn
 
 from quark.errors import ConfigError, ModelError
-from quark.torch import ModelQuantizer
+from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors, unpack
 from quark.torch.quantization.config.config import (
     DataTypeSpec,
@@ -113,6 +113,18 @@ def test_transformers_and_our_reader_give_the_logits(name: str, dtype: torch.dty
     assert torch.equal(logits(unpack(ours)), expected)
     export_safetensors(ours, tmp_path / "unpacked")
     assert torch.equal(logits(import_model_from_safetensors(llama(dtype), tmp_path / "unpacked")), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LLMTemplate.get_supported_schemes())
+def test_every_named_scheme_is_loaded_by_transformers(name: str, tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config(name)
+    model = quantized(llama(hidden_size=128), config)
+    export_safetensors(model, tmp_path / "m")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype="auto")
+    assert torch.equal(logits(theirs), logits(model))
+    loaded_by("quark", f"scheme {name}", "transformers")
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "m")), logits(model))
 
 
 @pytest.mark.parametrize("name", ["int4", "fp8"])

@@ -293,13 +293,23 @@ def element_constant(nodes: Nodes, layout: ElementLayout, codes: np.ndarray, mad
     scale, zero = layout.scale(made), layout.zero_point(made)
     if row.name in STANDARD and not (isinstance(layout.granularity, Group) and row.bits == 32):
         return standard_constant(nodes, layout, codes, scale, zero)
-    full = array(layout.granularity.expand(scale, layout.shape).contiguous())
     if isinstance(row, Float) and kind is not None and row.bits == 8:
-        values = nodes.op("Cast", [nodes.constant("codes", codes, kind)], to=TensorProto.FLOAT)
-        short = array(scale).reshape(layout.granularity.grid(layout.shape))
-        same = isinstance(layout.granularity, Tensor | Channel)
-        return nodes.op("Mul", [values, nodes.constant("scale", short if same else full)])
+        return scaled_constant(nodes, layout, codes, array(scale), kind)
     return packed_constant(nodes, layout, codes, scale, zero)
+
+
+def scaled_constant(nodes: Nodes, layout: ElementLayout, codes: np.ndarray, scale: np.ndarray, kind: int) -> str:
+    """Codes behind Cast and Mul, in the split shape in which the scales of groups and blocks broadcast."""
+    whole, *more = layout.granularity.pieces(layout.shape)
+    if more:  # a shorter last block: a scale per element
+        full = layout.granularity.expand(scale, layout.shape)
+        values = nodes.op("Cast", [nodes.constant("codes", codes, kind)], to=TensorProto.FLOAT)
+        return nodes.op("Mul", [values, nodes.constant("scale", np.ascontiguousarray(full))])
+    values = nodes.op("Cast", [nodes.constant("codes", codes.reshape(whole.shape), kind)], to=TensorProto.FLOAT)
+    y = nodes.op("Mul", [values, nodes.constant("scale", scale.reshape(whole.parameter_shape))])
+    if whole.shape == tuple(layout.shape):
+        return y
+    return nodes.op("Reshape", [y, nodes.constant("shape", np.array(layout.shape, np.int64))])
 
 
 def standard_constant(
