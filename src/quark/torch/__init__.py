@@ -2,17 +2,15 @@
 ``LLMTemplate`` makes configurations of language models; ``export_safetensors`` writes the quantized model and
 ``import_model_from_safetensors`` reads it.
 
-Export and import are loaded when they are first asked for, so that importing this module stays cheap.
+All but ``ModelQuantizer`` is loaded when it is first asked for, so that importing this module stays cheap; so are
+algorithms and graph mode.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quark.torch.graph.batch_norm import fold_batch_norm
-from quark.torch.learned import learned_scales
 from quark.torch.quantizer import ModelQuantizer
-from quark.torch.template import LLMTemplate
 
 if TYPE_CHECKING:
     from quark.torch.export.api import (
@@ -22,8 +20,16 @@ if TYPE_CHECKING:
         export_safetensors,
         import_model_from_safetensors,
     )
+    from quark.torch.graph.batch_norm import fold_batch_norm
+    from quark.torch.learned import learned_scales
+    from quark.torch.template import LLMTemplate
 
-_LATE = "quark.torch.export.api"
+_EXPORT = "quark.torch.export.api"
+_LATE = {  # where the other names are
+    "LLMTemplate": "quark.torch.template",
+    "fold_batch_norm": "quark.torch.graph.batch_norm",
+    "learned_scales": "quark.torch.learned",
+}
 
 __all__ = [
     "LLMTemplate",
@@ -44,4 +50,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_LATE), name)
+    return getattr(import_module(_LATE.get(name, _EXPORT)), name)

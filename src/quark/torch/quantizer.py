@@ -19,14 +19,12 @@ from torch import nn
 
 from quark.errors import ConfigError, DataError, ModelError
 from quark.torch.algorithms.context import Context, Undo
-from quark.torch.algorithms.registry import algorithm_of, check_order, run_algorithms
 from quark.torch.attention import find_targets
 from quark.torch.calibration import calibrate, evaluating
 from quark.torch.config.model import QConfig, check_available
 from quark.torch.config.type import QuantizationMode
 from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.graph.point import points
-from quark.torch.graph.quantize import keep, quantize_graph
 from quark.torch.kv_cache import cache_quantizers, settle_scales
 from quark.torch.learned import learned_scales
 from quark.torch.matching import Match, Matches, match
@@ -57,7 +55,10 @@ class ModelQuantizer:
         if not isinstance(config, QConfig):
             raise TypeError(f"config must be a quark.torch QConfig, not {type(config).__name__}")
         check_available(config)
-        check_order(config.algo_config or [])
+        if config.algo_config:
+            from quark.torch.algorithms.registry import check_order
+
+            check_order(config.algo_config)
         if multi_device:
             raise ConfigError("multi_device=True is not available yet; put the model on one device")
         self.config = config
@@ -83,6 +84,8 @@ class ModelQuantizer:
         """
         check_model(model)
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
+            from quark.torch.graph.quantize import keep, quantize_graph
+
             graph, self.unreached = quantize_graph(model, self.config, dataloader)
             return cast(Model, keep(graph, self.config))
         with ExitStack() as undo:
@@ -126,6 +129,10 @@ class ModelQuantizer:
     def improve(self, model: nn.Module, samples: Iterable[Any] | None, found: Matches, undo: Undo, tunes: bool) -> None:
         """Run the algorithms of the configuration that transform the float model, or those that tune."""
         configs = self.config.algo_config or []
+        if not configs:
+            return
+        from quark.torch.algorithms.registry import algorithm_of, run_algorithms
+
         if any(algorithm_of(config).tunes == tunes for config in configs):
             with evaluating(model):
                 run_algorithms(configs, Context(model, list(samples or []), found, undo), tunes)
