@@ -2,24 +2,37 @@
 
 Every float16 tensor of the file changes its type: graph inputs and outputs, initializers, Constant nodes, targets of
 Cast and of operators that name a type in an attribute. Every float16 number is a float32 number, so weights keep their
-values; results differ from the float16 model's only by its roundings. Subgraphs are converted with the graph.
+values; results differ from the float16 model's only by its roundings. Bodies of If and Loop are converted with the
+graph. With ``subgraphs_to_include`` only parts of it are, and Casts stand where they begin and end
+(:mod:`quark.onnx.passes.float32_regions`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import all_nodes, set_constant
+from quark.onnx.passes.float32_regions import Part, convert_attributes, convert_parts
 
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
-#: Attributes that name an element type.
-_TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "output_dtype")
 
 
-def run(model: ir.Model) -> PassReport:
-    """Convert ``model`` in place; ``fired`` counts tensors and nodes that changed."""
+Parts = Annotated[Sequence[Part] | None, "Parts of the graph, as start:end (or [start, end]) of node names; None: all."]
+
+
+def run(model: ir.Model, subgraphs_to_include: Parts = None) -> PassReport:
+    """Convert ``model`` in place; ``fired`` counts tensors and nodes that changed.
+
+    Raises:
+        ConfigError: a node that is not there, or a part that is not closed.
+    """
+    if subgraphs_to_include:
+        return convert_parts(model, subgraphs_to_include)
     fired = 0
     for graph in model.graphs():
         for value in graph.initializers.values():
@@ -29,7 +42,7 @@ def run(model: ir.Model) -> PassReport:
         for value in graph.inputs:
             fired += _retype(value)
     for node in all_nodes(model):
-        fired += _convert_attributes(node)
+        fired += convert_attributes(node)
         for value in node.outputs:
             _retype(value)
     return PassReport("float16_to_float32", fired)
@@ -40,17 +53,3 @@ def _retype(value: ir.Value) -> int:
         return 0
     value.type = ir.TensorType(_FLOAT)
     return 1
-
-
-def _convert_attributes(node: ir.Node) -> int:
-    changed = 0
-    for name, attribute in list(node.attributes.items()):
-        if attribute.is_ref():
-            continue
-        if name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value == _HALF:
-            node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
-            changed = 1
-        elif attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype == _HALF:
-            node.attributes[name] = ir.AttrTensor(name, ir.tensor(attribute.value.numpy().astype(np.float32)))
-            changed = 1
-    return changed
