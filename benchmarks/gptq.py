@@ -20,7 +20,7 @@ from quark.numerics.affine import Grid
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Group
 
-BLOCK = 128
+BLOCK = 512
 
 
 def problem(size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,12 +16,14 @@ import numpy as np
 
 from quark.errors import ConfigError
 from quark.numerics.affine import axis_of
-from quark.numerics.array import Array, as_parameter, cast, float32, is_torch, namespace
+from quark.numerics.array import Array, as_parameter, cast, empty, float32, is_torch, namespace
 from quark.numerics.chunks import quiet
 from quark.numerics.elements import Element
 from quark.numerics.formats import Block, Format
 from quark.numerics.granularity import Granularity
 from quark.numerics.rounding import RULES, Rounding, Rule
+
+TILE = 64
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,11 @@ class Columns:
 
     def take(self, index: Array) -> Columns:
         """The columns ``index`` (a slice or integers), in that order."""
-        return self.map(lambda part: part[:, index])
+        return self.map(lambda part: take(part, index, 1))
 
-    def rows(self, index: Array) -> Columns:
-        """The rows ``index``, in that order, in C order."""
-        return self.map(lambda part: contiguous(part[index]))
+    def rows(self, index: Array | slice) -> Columns:
+        """The rows ``index``, in that order."""
+        return self.map(lambda part: take(part, index, 0))
 
     def take_row(self, index: int) -> Columns:
         """One row, without its axis."""
@@ -129,5 +131,23 @@ def zero_of(weight: Array, format: Element, granularity: Granularity, zero_point
 
 
 def contiguous(x: Array) -> Array:
-    """``x`` in C order."""
-    return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)
+    """``x`` in C order; the transpose of such a matrix is copied in tiles, which spares most misses of the cache."""
+    flipped = x.T if x.ndim == 2 else x
+    if in_order(x) or not in_order(flipped) or float32(x) is not x:
+        return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)
+    out = empty(tuple(x.shape), "float32", x)
+    for start in range(0, len(flipped), TILE):
+        out[:, start : start + TILE] = flipped[start : start + TILE].T
+    return out
+
+
+def in_order(x: Array) -> bool:
+    """Whether ``x`` is in C order."""
+    return bool(x.is_contiguous() if is_torch(x) else x.flags.c_contiguous)
+
+
+def take(x: Array, index: Array | slice, axis: int) -> Array:
+    """``x`` at some places of an axis."""
+    if isinstance(index, slice):
+        return x[(slice(None),) * axis + (index,)]
+    return namespace(x).index_select(x, axis, index) if is_torch(x) else np.take(x, index, axis)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark.algorithms.gptq import Feedback, ordering, upper_factor
+from quark.algorithms.gptq import Feedback, ordering, permuted, unit_diagonal, upper_factor
 from quark.numerics.array import Array, float32, is_torch, namespace
 
 
@@ -28,12 +28,12 @@ def asymmetric_feedback(
         damping, act_order: as in ``gptq``.
     """
     order = ordering(hessian, act_order)
-    h, g = hessian[order][:, order], cross[order][:, order]
+    h, g = permuted(hessian, order), permuted(cross, order)
     factor = upper_factor(h, damping)  # U is its inverse
     xp = namespace(factor)
     right = solve_upper(factor, float32(g - h).T).T  # (X - X~) X~^T U^T = D R^-T
     drift = alpha * transposed_solve(factor, xp.triu(right, 1).T).T  # .. U = .. R^-1
-    return Feedback(order, factor / xp.diagonal(factor)), xp.triu(drift, 1)
+    return Feedback(order, unit_diagonal(factor)), xp.triu(drift, 1)
 
 
 def solve_upper(upper: Array, right: Array) -> Array:

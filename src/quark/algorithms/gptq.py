@@ -18,16 +18,16 @@ rounded, but for groups that are refitted when their turn comes (``refit``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from quark.algorithms.columns import Columns, contiguous
+from quark.algorithms.columns import Columns, contiguous, take
 from quark.errors import ConfigError, DataError
-from quark.numerics.array import Array, as_parameter, float32, is_torch, namespace
+from quark.numerics.array import Array, as_parameter, empty, float32, is_torch, namespace, shared
 from quark.numerics.chunks import quiet
 
+WIDE = 512  # columns, at least, that the feedback of all before them reaches in one matrix product
 STRIP = 8  # columns whose feedback on each other is added one at a time
 ATTEMPTS = 5  # of a factorization, each with ten times the damping of the one before
 Refit = Callable[[Array, int, int], Columns]
@@ -72,14 +72,19 @@ class Feedback(NamedTuple):
     """What errors do to later columns; the same for all layers that read one input."""
 
     order: Array  # of rounding
-    matrix: Array  # [columns, columns], upper triangular in that order, diagonal 1
+    matrix: Array  # [columns, columns], upper triangular in that order, diagonal 1; below it is nothing of meaning
 
 
 def feedback_of(hessian: Array, damping: float = 0.01, act_order: bool = True) -> Feedback:
     """The feedback under a Hessian; arguments and errors of ``gptq``."""
     order = ordering(hessian, act_order)
-    factor = upper_factor(hessian[order][:, order], damping)
-    return Feedback(order, factor / namespace(factor).diagonal(factor))
+    return Feedback(order, unit_diagonal(upper_factor(permuted(hessian, order), damping)))
+
+
+def unit_diagonal(factor: Array) -> Array:
+    """Each column divided by its diagonal element; ``factor`` is overwritten."""
+    factor /= contiguous(namespace(factor).diagonal(factor))
+    return factor
 
 
 def round_columns(
@@ -90,84 +95,88 @@ def round_columns(
     drift: Array | None = None,
     refit: Refit | None = None,
 ) -> Array:
-    """``gptq`` with the feedback at hand."""
-    columns = contiguous(float32(weight).T[feedback.order])
-    rounded = diffuse(columns, feedback.matrix, grid.transposed.rows(feedback.order), block_size, drift, refit)
-    out = namespace(rounded).empty_like(rounded)
-    out[feedback.order] = rounded
-    return contiguous(out.T)
-
-
-def diffuse(
-    columns: Array,
-    feedback: Array,
-    grid: Columns,
-    block_size: int,
-    drift: Array | None = None,
-    refit: Refit | None = None,
-) -> Array:
-    """``columns`` [n, rows] rounded in order, errors fed back by the upper triangular ``feedback`` (diagonal 1).
-
-    Args:
-        columns, feedback: in the order of rounding.
-        grid: of ``columns``.
-        block_size, drift, refit: as in ``gptq``.
-    """
-    xp = namespace(columns)
-    work = Work(feedback, drift, xp.zeros_like(columns), xp.zeros_like(columns), xp.empty_like(columns))
+    """``gptq`` with the feedback at hand: one matrix product a block brings it the feedback of all before it."""
+    columns, matrix = contiguous(float32(weight).T), feedback.matrix
+    count, rows = columns.shape
+    turned = grid.transposed.map(contiguous)
+    errors = empty((count, rows), "float32", columns)  # wanted - rounded, of finished columns
+    rounded = empty((count, rows), "float32", columns)
+    seen = rounded if drift is None else empty((count, rows), "float32", columns)  # what was rounded
     with quiet():
-        for start, stop in spans(0, columns.shape[0], block_size):
-            wanted = columns[start:stop]
+        for start, stop in spans(0, count, max(block_size, WIDE) if refit is None else block_size):
+            index, here = feedback.order[start:stop], slice(start, stop)
+            wanted = take(columns, index, 0)
             if drift is not None:
-                wanted = wanted + drift[:start, start:stop].T @ work.seen[:start]
-            pull = feedback[:start, start:stop].T @ work.errors[:start]
+                wanted += drift[:start, here].T @ seen[:start]
+            pull = matrix[:start, here].T @ errors[:start]
+            part = turned.rows(index)
             if refit is not None:
-                moved = wanted + solve_unit_upper(feedback[start:stop, start:stop], pull)
-                grid = place(grid, refit(contiguous(moved.T), start, stop).transposed, start, stop)
-            round_block(work, grid, start, wanted, pull)
-    return work.rounded
+                moved = wanted + solve_unit_upper(matrix[here, here], pull)
+                part = refit(contiguous(moved.T), start, stop).transposed.map(contiguous)
+            bent = None if drift is None else drift[here, here]
+            span = Span(matrix[here, here], bent, wanted, pull, errors[here], seen[here], rounded[here])
+            round_span(span, part, (block_size, STRIP))
+    return contiguous(take(rounded, namespace(rounded).argsort(feedback.order), 0).T)
 
 
-class Work(NamedTuple):
-    """What rounding reads and fills, each [n, ..] in the order of rounding."""
+class Span(NamedTuple):
+    """Neighbouring columns on their way: [n, n] and [n, rows], in the order of rounding."""
 
     feedback: Array
     drift: Array | None
-    errors: Array  # wanted - rounded, of finished columns
-    seen: Array  # what was rounded: wanted + feedback
-    rounded: Array
+    wanted: Array  # overwritten, where there is a drift
+    pull: Array  # feedback of all columns before; overwritten
+    errors: Array  # filled: wanted - rounded
+    seen: Array  # filled, where there is a drift: wanted + pull
+    rounded: Array  # filled
+
+    def part(self, here: slice) -> Span:
+        """Some of its columns, in the same memory."""
+        drift = None if self.drift is None else self.drift[here, here]
+        return Span(self.feedback[here, here], drift, *(rows[here] for rows in self[2:]))
+
+    @property
+    def shared(self) -> Span:
+        """Its arrays as ``quark.numerics.array.shared`` has them."""
+        return Span(*(None if part is None else shared(part) for part in self))
 
 
-def round_block(work: Work, grid: Columns, begin: int, wanted: Array, pull: Array) -> None:
-    """Round the columns from ``begin`` on that ``wanted`` holds; ``pull`` is the feedback of all before them."""
-    feedback, drift, errors, seen, _ = work
-    for start, stop in spans(begin, begin + wanted.shape[0], STRIP):
-        here = slice(start - begin, stop - begin)
-        goal, push = wanted[here], pull[here]
-        if start > begin:
-            push = push + feedback[begin:start, start:stop].T @ errors[begin:start]
-            if drift is not None:
-                goal = goal + drift[begin:start, start:stop].T @ seen[begin:start]
-        for j in range(start, stop):
-            target, x = goal[j - start], push[j - start]
-            if j > start:
-                x = x + feedback[start:j, j] @ errors[start:j]
-                if drift is not None:
-                    target = target + drift[start:j, j] @ seen[start:j]
-            round_column(work, grid, j, target, target + x)
+def round_span(span: Span, grid: Columns, sizes: tuple[int, ...]) -> None:
+    """The columns of a span rounded; ``grid`` is theirs, [n, rows].
+
+    One matrix product for every ``sizes[0]`` columns brings them the feedback of those before them in the span; then
+    they are a span of their own, of the next size. NumPy costs half of torch's where columns are short.
+    """
+    if not sizes:
+        bare, grid = span.shared, grid.map(shared)
+        for j in range(len(span.wanted)):
+            round_column(bare, grid, j)
+        return
+    for start, stop in spans(0, len(span.wanted), sizes[0]):
+        here = slice(start, stop)
+        if start:
+            span.pull[here] += span.feedback[:start, here].T @ span.errors[:start]
+        if start and span.drift is not None:
+            span.wanted[here] += span.drift[:start, here].T @ span.seen[:start]
+        round_span(span.part(here), grid.map(lambda part, here=here: part[here]), sizes[1:])  # type: ignore[misc]
 
 
-def round_column(work: Work, grid: Columns, j: int, target: Array, x: Array) -> None:
-    """Round ``x``, and book the error against ``target``."""
+def round_column(span: Span, grid: Columns, j: int) -> None:
+    """Round column ``j`` of a span, and add what it does to the columns behind it to theirs."""
+    target = span.wanted[j]
+    x = target + span.pull[j]
     step, zero = grid.step[j], grid.zero if isinstance(grid.zero, int) else grid.zero[j]
     shifted = x if grid.offset is None else x - grid.offset[j]
-    value = float32(grid.element.snap(shifted / step, zero, grid.rule, grid.narrow)) * step
+    value = float32(grid.element.snap(shifted / step, zero, grid.rule, grid.narrow))
+    value *= step
     if grid.offset is not None:
-        value = value + grid.offset[j]
-    work.rounded[j] = value
-    work.errors[j] = target - value
-    if work.drift is not None:
-        work.seen[j] = x
+        value += grid.offset[j]
+    error = target - value
+    span.rounded[j], span.errors[j] = value, error
+    span.pull[j + 1 :] += span.feedback[j, j + 1 :, None] * error
+    if span.drift is not None:
+        span.seen[j] = x
+        span.wanted[j + 1 :] += span.drift[j, j + 1 :, None] * x
 
 
 def spans(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
@@ -185,7 +194,7 @@ def ordering(hessian: Array, act_order: bool) -> Array:
 
 
 def upper_factor(hessian: Array, damping: float) -> Array:
-    """R, upper triangular, with R R^T = H + damping mean(diag H) I, float32.
+    """R, upper triangular (what is below the diagonal is to be ignored), with R R^T = H + damping mean(diag H) I.
 
     Raises:
         DataError: values that are not finite, or a matrix that is far from positive definite.
@@ -199,22 +208,42 @@ def upper_factor(hessian: Array, damping: float) -> Array:
         raise DataError("the inputs of a layer have values that are not finite, so their Hessian has none either")
     for attempt in range(ATTEMPTS):
         added = damping * 10.0**attempt * mean if damping or not attempt else 10.0 ** (attempt - 8) * mean
-        extra = xp.where(dead, 1 + 0 * diagonal, added + 0 * diagonal)
-        lower = cholesky(flipped + xp.diag(extra))
+        damped = xp.empty_like(flipped)
+        damped[...] = flipped
+        damped.reshape(-1)[:: len(damped) + 1] = xp.where(dead, 1 + 0 * diagonal, diagonal + added)
+        lower = cholesky(damped)
         if lower is not None:
             return contiguous(xp.flip(lower, (0, 1)))
     raise DataError(f"the Hessian is not positive definite, even after {ATTEMPTS} times more damping")
 
 
+def permuted(matrix: Array, order: Array) -> Array:
+    """Rows and columns of a square matrix in another order."""
+    return take(take(matrix, order, 0), order, 1)
+
+
 def cholesky(matrix: Array) -> Array | None:
-    """The lower triangular factor, or None where the matrix is not positive definite."""
-    if is_torch(matrix):
-        lower, info = namespace(matrix).linalg.cholesky_ex(matrix)
-        return None if int(info) else lower
-    try:
-        return np.linalg.cholesky(matrix)
-    except np.linalg.LinAlgError:
-        return None
+    """The lower triangular factor, or None where the matrix is not positive definite; ``matrix`` is overwritten.
+
+    torch's own function spends half of its time on copies and zeros (2048 columns on a CPU), so it only gets the
+    diagonal blocks here; the rest is matrix products. What is above the diagonal is to be ignored.
+    """
+    if not is_torch(matrix):
+        try:
+            return np.linalg.cholesky(matrix)
+        except np.linalg.LinAlgError:
+            return None
+    xp = namespace(matrix)
+    for start, stop in spans(0, len(matrix), WIDE):
+        lower, info = xp.linalg.cholesky_ex(matrix[start:stop, start:stop])
+        if int(info):
+            return None
+        matrix[start:stop, start:stop] = lower
+        below = xp.linalg.solve_triangular(lower, matrix[stop:, start:stop].T, upper=False)
+        matrix[stop:, start:stop] = below.T
+        for first, last in spans(stop, len(matrix), WIDE):
+            matrix[first:, first:last].addmm_(below.T[first - stop :], below[:, first - stop : last - stop], alpha=-1)
+    return matrix
 
 
 def solve_unit_upper(upper: Array, right: Array) -> Array:
@@ -223,22 +252,6 @@ def solve_unit_upper(upper: Array, right: Array) -> Array:
     if is_torch(upper):
         return xp.linalg.solve_triangular(upper.T, right, upper=False, unitriangular=True)
     return np.linalg.solve(np.triu(upper, 1).T + np.eye(len(upper), dtype=upper.dtype), right)
-
-
-def place(grid: Columns, part: Columns, start: int, stop: int) -> Columns:
-    """``grid`` (transposed) with the rows ``start..stop`` of another."""
-    xp, rows = namespace(grid.step), slice(start, stop)
-
-    def put(whole: Array | int | None, piece: Array | int | None) -> Array | int | None:
-        if isinstance(whole, int) and isinstance(piece, int) and whole == piece:
-            return whole
-        full = xp.zeros_like(grid.step)
-        full[...] = 0 if whole is None else whole
-        full[rows] = 0 if piece is None else piece
-        return full
-
-    offset = None if grid.offset is None and part.offset is None else put(grid.offset, part.offset)
-    return replace(grid, step=put(grid.step, part.step), zero=put(grid.zero, part.zero), offset=offset)
 
 
 def check(weight: Array, hessian: Array, block_size: int, damping: float, act_order: bool, refit: Refit | None) -> None:

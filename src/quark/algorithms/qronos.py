@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from quark.algorithms.columns import Columns, contiguous
 from quark.algorithms.gptaq import solve_upper, transposed_solve
-from quark.algorithms.gptq import diffuse, ordering, upper_factor
+from quark.algorithms.gptq import Feedback, ordering, permuted, round_columns, unit_diagonal, upper_factor
 from quark.numerics.array import Array, float32, namespace
 
 POWER_STEPS = 30  # iterations for the largest eigenvalue
@@ -39,25 +39,23 @@ def qronos(
         alpha: part of the largest eigenvalue of the Hessian that is added to its diagonal (and to that of ``cross``).
     """
     order = ordering(hessian, act_order)
-    h, g = float32(hessian[order][:, order]), float32(cross[order][:, order])
+    h, g = float32(permuted(hessian, order)), float32(permuted(cross, order))
     mean = float(namespace(h).diagonal(h).mean()) or 1.0
     added = alpha * largest_eigenvalue(h)
     factor = upper_factor(h, added / mean)
     columns = contiguous(float32(weight).T[order])
-    turned = grid.transposed.rows(order)
-    wanted = corrected(columns, h, g, factor, added, turned)
-    rounded = diffuse(wanted, factor / namespace(factor).diagonal(factor), turned, block_size)
-    out = namespace(rounded).empty_like(rounded)
-    out[order] = rounded
-    return contiguous(out.T)
+    top = grid.take(order[:1]).transposed.take_row(0)
+    wanted = namespace(columns).empty_like(columns)
+    wanted[order] = corrected(columns, h, g, factor, added, top)
+    return round_columns(contiguous(wanted.T), Feedback(order, unit_diagonal(factor)), grid, block_size)
 
 
 def corrected(columns: Array, h: Array, g: Array, factor: Array, added: float, grid: Columns) -> Array:
-    """The columns [n, rows] that are to be rounded: the first is on its grid already."""
+    """The columns [n, rows] that are to be rounded: the first is on its ``grid`` already."""
     xp = namespace(columns)
     whole = g.T @ columns  # (W G)^T
     top = float(h[0, 0]) or 1.0
-    first = grid.take_row(0).round(xp.where(h[0, 0] > 0, (whole[0] - h[1:, 0] @ columns[1:]) / top, columns[0]))
+    first = grid.round(xp.where(h[0, 0] > 0, (whole[0] - h[1:, 0] @ columns[1:]) / top, columns[0]))
     out = xp.empty_like(columns)
     out[0] = first
     if len(columns) > 1:
