@@ -99,9 +99,12 @@ class Stream:
         return block(self.hidden[k], *args, **kwargs)
 
     def advance(self, name: str, block: nn.Module) -> Stream:
-        """The stream behind a block; what the block was called with is forgotten."""
+        """The stream behind a block; what the block was called with is forgotten. Nothing is behind the last one."""
+        calls = {other: calls for other, calls in self.calls.items() if other != name}
+        if name and not calls:
+            return Stream([])
         hidden = [first(self.forward(name, block, k)) for k in range(len(self.hidden))] if name else self.hidden
-        return Stream(hidden, {other: calls for other, calls in self.calls.items() if other != name})
+        return Stream(hidden, calls)
 
 
 def first(output: Any) -> Any:

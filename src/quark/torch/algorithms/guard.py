@@ -18,8 +18,10 @@ from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
 from quark.torch.matching import Match
 from quark.torch.structure import answer, run_model
 
-SAMPLES = 8
-ROWS = 256  # of each answer of a model that are compared
+SAMPLES = 8  # that a block is judged on
+MODEL_SAMPLES = 16  # that a model is judged on
+ROWS = 256  # of each answer of a model that are compared, at most
+VALUES = 1 << 20  # of each answer that are compared, or a few rows: vocabularies are wide
 WORTH = 0.98  # part of the error that a change must leave at most: less is chance
 
 
@@ -55,23 +57,41 @@ def keep_if_better(context: Context, name: str, block: nn.Module, stream: Stream
 
 
 def model_error(context: Context) -> Callable[[], float]:
-    """A function: how far the answers of the model, quantized as it will be, are from those that it gives now."""
+    """A function: how far the answers of the model, quantized as it will be, are from those that it gives now.
+
+    Answers as wide as an embedding's table are scores of words: the mean KL divergence of what they predict, of which
+    squared differences say little (a shift of all scores means nothing). Others: the mean squared difference.
+    """
     items = [item for item in context.found.quantized if item.stages["weight"]]
-    samples = context.samples[:SAMPLES]
+    samples = context.samples[:MODEL_SAMPLES]
     wanted = [some_rows(answer(run_model(context.model, sample))) for sample in samples]
+    tables = [module.num_embeddings for module in context.model.modules() if isinstance(module, nn.Embedding)]
+    distance = divergence if wanted and wanted[0].shape[-1] in tables else squared
 
     def error() -> float:
         with quantizing(items):
             found = [some_rows(answer(run_model(context.model, sample))) for sample in samples]
-        return sum(float((x - y).square().double().mean()) for x, y in zip(found, wanted, strict=True))
+        return sum(distance(x, y) for x, y in zip(found, wanted, strict=True))
 
     return error
+
+
+def squared(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The mean squared difference."""
+    return float((x - y).square().double().mean())
+
+
+def divergence(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The mean KL divergence of the scores ``x`` from the scores ``y``, [rows, words]."""
+    p, q = y.double().log_softmax(-1), x.double().log_softmax(-1)
+    return float((p.exp() * (p - q)).sum(-1).mean())
 
 
 def some_rows(output: torch.Tensor) -> torch.Tensor:
     """Up to ``ROWS`` rows of an answer, evenly spread; float32."""
     rows = output.detach().reshape(-1, output.shape[-1]) if output.dim() else output.detach().reshape(1, 1)
-    return rows[:: max(1, -(-len(rows) // ROWS))].float().clone()
+    count = min(ROWS, max(ROWS // 16, VALUES // max(rows.shape[1], 1)))
+    return rows[:: max(1, -(-len(rows) // count))].float().clone()
 
 
 @contextmanager

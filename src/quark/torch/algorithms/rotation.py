@@ -8,8 +8,9 @@
 Readers, writers and channels are found from the model (``quark.torch.structure``). Whatever was turned, the model must
 then answer what it answered before: a model whose residual stream is read or written elsewhere (norms behind the
 attention, LayerNorm, which subtracts a mean that is not turned with it) is refused, with what would work. A model
-without outliers may lose by being turned: its quantized answers to a few samples are compared, other signs (randomized
-Hadamard matrices, as in the paper) are tried, and a model that only gets worse is left as it was (``only_if_better``).
+without outliers may lose by being turned: its quantized answers to a few samples are compared, turn by turn, with a few
+choices of signs (randomized Hadamard matrices, as in the paper), and a turn is kept where they get 2 % better
+(``only_if_better``).
 
 Not handled: R3 (queries and keys behind the rotary embedding: it only serves key caches), trained rotations.
 """
@@ -17,7 +18,7 @@ Not handled: R3 (queries and keys behind the rotary embedding: it only serves ke
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import nn
 from quark.algorithms.hadamard import Rotation, rotation
 from quark.errors import ConfigError, ModelError
 from quark.torch.algorithms.context import Context, Undo
-from quark.torch.algorithms.guard import model_error
+from quark.torch.algorithms.guard import WORTH, model_error
 from quark.torch.config.algorithms import RotationConfig
 from quark.torch.layers import kind_of
 from quark.torch.probe import equal
@@ -36,11 +37,12 @@ from quark.torch.structure import NormGroup, Pair, Structure, answer, example, f
 
 log = logging.getLogger(__name__)
 SEEDS = (0, 2, 3, 4)  # 0: the rotation of the configuration
+TURNS = ("r1", "r2", "r4")
 
 
 @torch.no_grad()
 def run_rotation(context: Context, config: RotationConfig) -> None:
-    """Rotate ``context.model``; where the quantized model would get worse by it on a few samples, with other signs.
+    """Rotate ``context.model``; with ``only_if_better``, by the turns that make its quantized answers better.
 
     Raises:
         ModelError: the model would not compute the same.
@@ -51,20 +53,30 @@ def run_rotation(context: Context, config: RotationConfig) -> None:
         rotate(context, config, structure, sample, 0)
         return
     error = model_error(context)
-    before = error()
-    for seed in SEEDS:
-        undo = Undo()
-        try:
-            rotate(replace(context, undo=undo), config, structure, sample, seed)
-            better = error() < before
-        except BaseException:
-            undo.restore()
-            raise
-        if better:
-            context.undo.actions.append(undo.restore)
-            return
+    lowest = error()
+    kept = []
+    for name in [name for name in TURNS if getattr(config, name)]:
+        turn = replace(config, **{other: other == name for other in TURNS})
+        seeds = (0,) if name == "r4" or config.online_r1_rotation else SEEDS
+        found = [(attempt(context, turn, structure, sample, seed, error), seed) for seed in seeds]
+        best, seed = min(found)
+        if best <= WORTH * lowest:
+            rotate(context, turn, structure, sample, seed)
+            lowest = best
+            kept.append(name)
+    log.info("rotation: %s kept; other turns would not make the quantized answers better", ", ".join(kept) or "nothing")
+
+
+def attempt(
+    context: Context, config: RotationConfig, structure: Structure, sample: Any, seed: int, error: Callable[[], float]
+) -> float:
+    """The error with some turns, which are taken back."""
+    undo = Undo()
+    try:
+        rotate(replace(context, undo=undo), config, structure, sample, seed)
+        return error()
+    finally:
         undo.restore()
-    log.warning("rotation: the model stays as it was; none of %d rotations lowers the error", len(SEEDS))
 
 
 def rotate(context: Context, config: RotationConfig, structure: Structure, sample: Any, seed: int) -> None:

@@ -24,7 +24,7 @@ from quark.algorithms.smoothquant import shared_channels
 from quark.errors import ConfigError, unknown
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, Undo, matrix, new_quantizer
-from quark.torch.algorithms.guard import keep_if_better, model_error, quantize_new, quantized_matrix
+from quark.torch.algorithms.guard import WORTH, keep_if_better, model_error, quantize_new, quantized_matrix
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.calibration import run
 from quark.torch.layers import kind_of
@@ -179,7 +179,7 @@ def scale_places(
         every = Stream(list(context.samples))
         for _, inputs in read_block(context, "", context.model, every, [place], squares):
             choose(context, place, [items[reader] for reader in place.readers if reader in items], inputs)
-    if error() > lowest:
+    if error() > WORTH * lowest:
         log.info("the model keeps its scales: its quantized answers would not get better")
         undo.restore()
 

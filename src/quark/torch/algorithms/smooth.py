@@ -1,6 +1,7 @@
 """SmoothQuant and AutoSmoothQuant for the torch flow.
 
-    SmoothQuant       s = (max|x|^alpha / max|w|^(1 - alpha))^t at every place, the best of t = 1, 1/2, 1/4
+    SmoothQuant       s = (max|x|^alpha / max|w|^(1 - alpha))^t at every place, or (max|x|^alpha)^t; the best of
+                      t = 1, 1/2, 1/4
     AutoSmoothQuant   the best s = max|x|^r, r = 0, 0.1 .. 0.9, by the error of the layers that read it
 
 A place where the error on the calibration inputs would grow is smoothed by less (t below 1), or left as it is:
@@ -34,7 +35,9 @@ def run_smooth(context: Context, config: SmoothQuantConfig) -> None:
     def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> None:
         weight_max = torch.stack([matrix(item.layer.module, item.layer.kind).abs().amax(0) for item in items]).amax(0)
         s = smoothing_scales(inputs.amax, weight_max, config.alpha, config.scale_clamp_min)
-        best(context, place, Judge(items, inputs.sample), [s**strength for strength in STRENGTHS])
+        range_only = normalized(inputs.amax, config.alpha)
+        candidates = [scale**strength for scale in (s, range_only) for strength in STRENGTHS]
+        best(context, place, Judge(items, inputs.sample), candidates)
 
     scale_places(context, config.scaling_layers, config.model_decoder_layers, choose)
 

@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from quark.algorithms.columns import Columns
-from quark.algorithms.gptq import loss
 from quark.errors import ConfigError, unknown
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled, float_weights, forget_twins, matrix, set_matrix
@@ -123,17 +122,20 @@ def round_layer(context: Context, item: Match, rounding: Callable[[Job], torch.T
     for part in parts(job.quantizer):
         part.scale, part.zero_point = (None if x is None else x.clone() for x in (part.scale, part.zero_point))
     tuned = job.quantized(rounding(job))
-    worse = output_loss(tuned, weight, sums) > output_loss(nearest, weight, sums)
+    worse = loss_added(tuned, nearest, weight, sums) > 0
     set_matrix(context, item, torch.where(worse[:, None], nearest, tuned))
     for part, old in zip(parts(job.quantizer), before, strict=True):
         put_back(part, old, worse, rows=1 if kind.transposed else 0)
 
 
-def output_loss(values: torch.Tensor, weight: torch.Tensor, sums: Sums) -> torch.Tensor:
-    """|W X - Q X~|^2 per row, up to what does not depend on Q; X is X~ without a float twin."""
-    error = values - weight
-    rows = loss(error, sums.hessian)
-    return rows if sums.cross is None else rows - 2 * ((weight @ (sums.cross - sums.hessian)) * error).sum(1)
+def loss_added(values: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, sums: Sums) -> torch.Tensor:
+    """How much larger |W X - Q X~|^2 is per row with ``values`` than with ``others``; X is X~ without a float twin.
+
+    The difference of two quadratic forms takes one matrix product: (V - O) H (V + O - 2 W)^T.
+    """
+    change = values - others
+    rows = ((change @ sums.hessian) * (values + others - 2 * weight)).sum(1)
+    return rows if sums.cross is None else rows - 2 * ((weight @ (sums.cross - sums.hessian)) * change).sum(1)
 
 
 def put_back(part: FakeQuantize, old: Parameters, worse: torch.Tensor, rows: int) -> None:

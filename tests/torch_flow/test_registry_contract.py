@@ -1,0 +1,112 @@
+"""Contract of the registry: on the data of the calibration no algorithm leaves a real model worse than rounding to
+nearest, and those that tune weights leave it better; tests run over the table, so a new row needs a line here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from quark.torch import ModelQuantizer
+from quark.torch.algorithms.registry import ALGORITHMS
+from quark.torch.quantization.config.config import (
+    AutoRoundConfig,
+    AutoSmoothQuantConfig,
+    AWQConfig,
+    BiasCorrectionConfig,
+    CLEConfig,
+    GPTAQConfig,
+    GPTQConfig,
+    HQQConfig,
+    Int4PerGroupSpec,
+    QConfig,
+    QLayerConfig,
+    QronosConfig,
+    RotationConfig,
+    SmoothQuantConfig,
+    SVDQuantConfig,
+)
+
+WEIGHT = {group: Int4PerGroupSpec(ch_axis=-1, group_size=group).to_quantization_spec() for group in (32, 43)}
+INPUTS = {
+    group: Int4PerGroupSpec(ch_axis=-1, group_size=group, is_dynamic=True).to_quantization_spec() for group in (32, 43)
+}
+LAYERS = {
+    "int4": {group: QLayerConfig(weight=WEIGHT[group]) for group in (32, 43)},
+    "w4a4": {group: QLayerConfig(INPUTS[group], None, WEIGHT[group]) for group in (32, 43)},
+}
+CONFIGS: dict[type, Any] = {
+    RotationConfig: RotationConfig(r1=True, r2=True, r4=True),
+    CLEConfig: CLEConfig(),
+    SmoothQuantConfig: SmoothQuantConfig(alpha=0.5),
+    AutoSmoothQuantConfig: AutoSmoothQuantConfig(),
+    AWQConfig: AWQConfig(),
+    SVDQuantConfig: SVDQuantConfig(svd_rank=4, min_layer_size=32),
+    GPTAQConfig: GPTAQConfig(),
+    GPTQConfig: GPTQConfig(),
+    QronosConfig: QronosConfig(),
+    AutoRoundConfig: AutoRoundConfig(iters=10, lr=0.05, minmax_lr=0.05, batch_size=4),
+    HQQConfig: HQQConfig(),
+    BiasCorrectionConfig: BiasCorrectionConfig(),
+}
+GAIN = {"gptq": 0.9, "gptaq": 0.9, "qronos": 0.9, "autoround": 0.9, "awq": 0.9}  # part of rounding's loss, at most
+
+
+def test_every_algorithm_has_a_line() -> None:
+    assert set(CONFIGS) == {row.config for row in ALGORITHMS}
+
+
+@pytest.fixture(scope="module")
+def stories() -> ModuleType:
+    """The loaders beside the example models."""
+    folder = Path(__file__).parents[3] / "shared" / "data"
+    if not (folder / "load_examples.py").exists():
+        pytest.skip("no folder 'shared/data' beside the repository")
+    pytest.importorskip("onnxruntime")
+    sys.path.insert(0, str(folder))
+    import load_examples
+
+    torch.set_num_threads(1)
+    return load_examples
+
+
+def samples(stories: ModuleType) -> list[torch.Tensor]:
+    return list(torch.from_numpy(stories.token_ids())[:8, None, :64])
+
+
+def model(stories: ModuleType) -> Any:
+    found = stories.torch_stories()
+    found.head_dim = 8
+    return found
+
+
+@torch.no_grad()
+def loss(stories: ModuleType, algorithms: list[Any] | None, scheme: str) -> float:
+    """Mean KL divergence to the float model's predictions."""
+    layers = {"layer_quant_config": {"*.w2": LAYERS[scheme][43]}, "exclude": ["output"]}
+    config = QConfig(LAYERS[scheme][32], **layers, algo_config=algorithms)
+    found = ModelQuantizer(config).quantize_model(model(stories), samples(stories))
+    total = 0.0
+    for ids in samples(stories):
+        p, q = (net(ids).double().log_softmax(-1) for net in (model(stories), found))
+        total += float((p.exp() * (p - q)).sum(-1).mean())
+    return total
+
+
+@pytest.fixture(scope="module")
+def nearest(stories: ModuleType) -> dict[str, float]:
+    """What rounding to nearest loses."""
+    return {scheme: loss(stories, None, scheme) for scheme in LAYERS}
+
+
+@pytest.mark.parametrize("scheme", ["int4", pytest.param("w4a4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("row", ALGORITHMS, ids=lambda row: row.config.name)
+def test_never_worse_than_rounding_on_a_real_model(
+    row: Any, scheme: str, stories: ModuleType, nearest: dict[str, float]
+) -> None:
+    part = GAIN.get(row.config.name, 1.0) if scheme == "int4" else 1.0
+    assert loss(stories, [CONFIGS[row.config]], scheme) <= part * nearest[scheme]
