@@ -6,9 +6,9 @@
     python -m benchmarks.llm_accuracy --peer-python PATH   # the peer's rounding, GPTQ and AWQ on the same data
 
 llama is the 5M-parameter Llama of the shared folder: calibrated on windows of 256 tokens of the first 92 % of its text,
-measured on the last 8 %. stories260K is calibrated on the first stories of its set (128 tokens each), measured on the last;
-layers whose 172 inputs groups of 32 do not divide have groups of 43. Small models lose little perplexity at 4 bits, so the
-divergence decides.
+measured on the last 8 %. stories260K is calibrated on the first stories of its set (128 tokens each), measured on the
+last; layers whose 172 inputs groups of 32 do not divide have groups of 43. Small models lose little perplexity at 4
+bits, so the divergence decides.
 """
 
 from __future__ import annotations

@@ -202,6 +202,12 @@ def test_a_model_without_blocks_is_tuned_whole() -> None:
     assert loss([GPTQConfig()]) < 0.7 * loss([])
 
 
+def test_learning_leaves_no_gradients_in_the_model() -> None:
+    model = decoder()
+    quantize(LAYERS["int4"], [AutoRoundConfig(iters=2, batch_size=2)], model)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_blocks_are_found_from_the_modules() -> None:
     assert list(find_blocks(decoder()).modules) == ["parts.0", "parts.1", "parts.2"]
     assert find_blocks(nn.Linear(3, 3)).path == ""

@@ -331,7 +331,7 @@ def test_what_needs_samples_is_refused_before_anything_is_written(source: Path, 
     template = LLMTemplate.get("llama")
     with pytest.raises(DataError, match="needs samples"):
         quantize_checkpoint(source, tmp_path / "target", template.get_config("fp8"))
-    with pytest.raises(ConfigError, match="samples"):
+    with pytest.raises(DataError, match="samples"):
         quantize_checkpoint(source, tmp_path / "target", template.get_config("int4_wo_32", algorithm="gptq"))
     with pytest.raises(ConfigError, match="group_size=128 does not divide"):
         quantize_checkpoint(source, tmp_path / "target", template.get_config("int4_wo_128"))

@@ -13,14 +13,14 @@ from quark.torch.matching import Match, Matches
 from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach
 
 
-def prepare(found: Matches) -> None:
-    """Attach quantizers to every layer, and fix the ranges of weights and biases."""
+def prepare(found: Matches, ranges: bool = True) -> None:
+    """Attach quantizers to every layer, and (where they are in memory) fix the ranges of weights and biases."""
     for item in found.quantized:
         module = item.layer.module
         quantizers = {slot: quantizer_of(item, slot) for slot in SLOTS}
         for slot in ("weight", "bias"):
             quantizer = quantizers[slot]
-            if quantizer is not None:
+            if quantizer is not None and ranges:
                 calibrate_with(quantizer, getattr(module, slot))
         attach(module, quantizers)
         for quantizer in quantizers.values():

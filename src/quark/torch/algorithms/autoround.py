@@ -45,17 +45,21 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
     """Tune the weights of ``context.model``."""
     blocks = find_blocks(context.model, config.model_decoder_layers)
     check_inside(config.inside_layer_modules, context, blocks.modules)
-    with disabled([context.model]):
+    with disabled([context.model]), context.home.recording():
         blocks, stream = record(context.model, blocks, context.samples)
     clean = Stream(list(stream.hidden), dict(stream.calls))
     with float_weights(context):
         for name, block in blocks.modules.items():
-            with torch.no_grad():
-                twin = float_twin(block)
-                goals = [target(clean, name, twin, k) for k in range(len(stream.hidden))]
-            learn_block(context, config, name, block, stream, goals)
-            with torch.no_grad():
-                stream = stream.advance(name, block)
+            with context.home.holding(name, block) as again:
+                with torch.no_grad():
+                    twin = float_twin(block)
+                    goals = [target(clean, name, twin, k) for k in range(len(stream.hidden))]
+                if again is None:
+                    learn_block(context, config, name, block, stream, goals)
+                else:
+                    again()
+                with torch.no_grad():
+                    stream = stream.advance(name, block)
             clean = Stream(goals, {other: calls for other, calls in clean.calls.items() if other != name})
 
 
@@ -119,8 +123,9 @@ def start(name: str, item: Match, clips: bool) -> Task:
 def sample_loss(
     name: str, block: nn.Module, stream: Stream, goals: list[torch.Tensor], tasks: list[Task], k: int
 ) -> torch.Tensor:
-    """The loss of one sample."""
-    weights = {f"{task.name}.weight": task.learned.value().to(goals[k].dtype) for task in tasks}
+    """The loss of one sample; the block's own parameters get no gradients."""
+    weights = {key: value.detach() for key, value in block.named_parameters()}
+    weights |= {f"{task.name}.weight": task.learned.value().to(goals[k].dtype) for task in tasks}
     if not name:
         output = functional_call(block, weights, (stream.hidden[k],))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,18 @@ class Undo:
         self.seen.clear()
 
 
+class Home:
+    """Where decoder blocks are when it is not their turn: in memory; here nothing is to be done."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Around runs of the whole float model."""
+        return nullcontext()
+
+    def holding(self, name: str, block: nn.Module) -> AbstractContextManager[Callable[[], None] | None]:
+        """Around the work on one block, which is float at first; yields what makes it what an interrupted job made."""
+        return nullcontext()
+
+
 @dataclass(frozen=True)
 class Context:
     """A model on its way.
@@ -55,12 +67,14 @@ class Context:
         samples: what it is calibrated with.
         found: which layer becomes what.
         undo: through which every change goes.
+        home: of the decoder blocks.
     """
 
     model: nn.Module
     samples: list[Any]
     found: Matches
     undo: Undo
+    home: Home = field(default_factory=Home)
 
     def layers(self) -> dict[nn.Module, Match]:
         """The layers whose weight is quantized and which multiply rows of features by a matrix (Linear, Conv1D)."""

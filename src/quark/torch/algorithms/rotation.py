@@ -56,7 +56,7 @@ def run_rotation(context: Context, config: RotationConfig) -> None:
     lowest = error()
     kept = []
     for name in [name for name in TURNS if getattr(config, name)]:
-        turn = replace(config, **{other: other == name for other in TURNS})
+        turn = replace(config, r1=name == "r1", r2=name == "r2", r4=name == "r4")
         seeds = (0,) if name == "r4" or config.online_r1_rotation else SEEDS
         found = [(attempt(context, turn, structure, sample, seed, error), seed) for seed in seeds]
         best, seed = min(found)

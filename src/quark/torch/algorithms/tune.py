@@ -74,7 +74,7 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
 
     blocks = find_blocks(context.model, path)
     check_inside(inside, context, blocks.modules)
-    with disabled([context.model]):
+    with disabled([context.model]), context.home.recording():
         blocks, stream = record(context.model, blocks, context.samples)
     twin_stream = Stream(list(stream.hidden), dict(stream.calls)) if paired else None
     with ExitStack() as stack:
@@ -82,11 +82,15 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
         update = stack.enter_context(bars())
         for done, (name, block) in enumerate(blocks.modules.items()):
             update("tune", done, len(blocks.modules))
-            twin = float_twin(block) if paired else None
-            pair = None if twin is None or twin_stream is None else (twin, twin_stream)
-            tune_block(context, rounder, inside, name, block, stream, pair)
-            stream = stream.advance(name, block)
-            twin_stream = None if pair is None else pair[1].advance(name, pair[0])
+            with context.home.holding(name, block) as again:
+                twin = float_twin(block) if paired else None
+                pair = None if twin is None or twin_stream is None else (twin, twin_stream)
+                if again is None:
+                    tune_block(context, rounder, inside, name, block, stream, pair)
+                else:
+                    again()
+                stream = stream.advance(name, block)
+                twin_stream = None if pair is None else pair[1].advance(name, pair[0])
 
 
 def tune_block(

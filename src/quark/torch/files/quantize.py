@@ -8,9 +8,10 @@ on each other: ``workers`` of them are made at once by joblib, whose backends (R
 see the same folders. A file appears when it is whole. What is there is never deleted; an interrupted job goes on where
 it was when it is started again, and a folder with anything else in it is an error.
 
-Static activations are calibrated first, with one decoder block in memory (``static.py``).
+Static activations are calibrated first, with one decoder block in memory (``static.py``); so are weights tuned
+(``tuned.py``).
 
-Not handled: algorithms, and stacked experts of a layout that is not known, which stay float and are named.
+Not handled: stacked experts of a layout that is not known, which stay float and are named.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from quark.errors import ConfigError
 from quark.torch.attention import find_targets
 from quark.torch.config.model import QConfig, check_available
-from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
+from quark.torch.export.checkpoint import SUFFIX, Checkpoint, opened, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.layout import layout_of_quantizer, store
 from quark.torch.export.shards import Item, item_of, write_file
@@ -40,12 +41,14 @@ from quark.torch.fake_quantize import calibrate_with, parts
 from quark.torch.files.plan import Quantized, plan
 from quark.torch.files.skeleton import Stored, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
+from quark.torch.files.tuned import check_tuning, set_scales, tuned_weights
 from quark.torch.matching import check_patterns, find_candidates, match
 from quark.torch.shared_scales import has_tensor_scale, share
 
 log = logging.getLogger(__name__)
 PROGRESS = "quark_progress.json"  # in the target while it is not complete
 SCALES = ".quark_activations"  # beside it, where activations are static
+TUNED = ".quark_tuned"  # a folder beside it, where an algorithm tunes weights
 INDEX = ".index.json"
 LEFT_OUT = ("config.json", "README.md")
 
@@ -62,6 +65,7 @@ class Job:
         pack_method: order of codes in a word.
         device: where tensors are quantized.
         given: tensors that are written beside: scales of static activations.
+        tuned: where the tuned weights are, with their scales.
     """
 
     source: Path
@@ -72,6 +76,7 @@ class Job:
     pack_method: str
     device: str
     given: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tuned: Mapping[str, Path] = field(default_factory=dict)
 
     def run(self) -> int:
         """Write the file; bytes."""
@@ -96,12 +101,23 @@ class Job:
 
     def codes(self, found: Quantized) -> dict[str, torch.Tensor]:
         """A tensor quantized and packed."""
+        if found.name in self.tuned:
+            return self.tuned_codes(found)
         value, quantizer = found.stored.read(self.source).to(self.device), found.quantizer()
         calibrate_with(quantizer, value)
         members = [part for part in parts(quantizer) if has_tensor_scale(part)]
         if members and found.siblings:
             share([*members, *(part for name in found.siblings if name != found.name for part in self.scales(name))])
         return renamed(found.name, store(value, quantizer, self.pack_method))
+
+    def tuned_codes(self, found: Quantized) -> dict[str, torch.Tensor]:
+        """A tuned tensor packed, under the scales that it was tuned for."""
+        with opened(self.tuned[found.name]) as file:
+            values = {key: file.get_tensor(key) for key in file.keys() if key.startswith(found.name)}  # noqa: SIM118
+        quantizer = found.quantizer()
+        calibrate_with(quantizer, values[found.name])
+        set_scales(quantizer, found.name, values)
+        return renamed(found.name, store(values[found.name], quantizer, self.pack_method))
 
     def scales(self, name: str) -> list[Any]:
         """The quantizers of another tensor that have one scale."""
@@ -125,20 +141,19 @@ def quantize_checkpoint(
     Args:
         source: ``config.json`` and safetensors files (with their index, if they are several).
         target: a new or empty folder, or that of the same job, interrupted.
-        config: how; without algorithms.
+        config: how; of the algorithms, one of those that tune block by block (GPTQ, GPTAQ, Qronos, AutoRound).
         pack_method: order of 4-bit codes in a word, "reorder" or "order".
         device: where tensors are quantized.
         workers: files made at once, by processes of joblib; None: as joblib's ``parallel_config`` says.
-        samples: for static activations, as ``quantize_model`` takes them.
+        samples: for static activations and algorithms, as ``quantize_model`` takes them.
 
     Raises:
         DataError: static activations without samples, or values that are not finite.
-        ConfigError: an algorithm, a pattern that matches nothing, a target that holds something else.
+        ConfigError: an algorithm that needs the whole model, a pattern that matches nothing, a target that holds
+            something else.
         ModelError: files that are missing or broken.
     """
     check_available(config)
-    if config.algo_config:
-        raise ConfigError("algo_config: algorithms need a model in memory and samples; files have neither")
     export = JsonExporterConfig(pack_method=pack_method)
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     checkpoint, goal = read_checkpoint(Path(source).expanduser().resolve()), Path(target).expanduser().resolve()
@@ -147,6 +162,7 @@ def quantize_checkpoint(
     found = match(skeleton.model, config, skeleton=True)
     quantized = plan(found, skeleton.tensors, config)
     static = needs_samples(found, find_targets(skeleton.model, config), samples)
+    check_tuning(config, quantized, static, samples)
     tensors = skeleton.kept(quantized)
     warn_of_stacked(tensors)
     described = {
@@ -158,7 +174,8 @@ def quantize_checkpoint(
     begin(goal, checkpoint, described)
     scales = static_scales(checkpoint, config, goal, samples) if static else {}
     jobs = jobs_of(checkpoint, goal, tensors, quantized, pack_method, device)
-    jobs = with_scales(jobs, scales)
+    tuned = tuned_weights(checkpoint, config, goal / TUNED, samples) if config.algo_config else {}
+    jobs = [replace(job, tuned=tuned) for job in with_scales(jobs, scales)]
     run(jobs, workers)
     finish(goal, checkpoint, jobs, described)
 
@@ -273,6 +290,7 @@ def finish(goal: Path, checkpoint: Checkpoint, jobs: list[Job], described: Mappi
     config = without_quantization(checkpoint.config)
     write_json(goal / "config.json", {**config, "quantization_config": dict(described)})
     (goal / SCALES).unlink(missing_ok=True)
+    shutil.rmtree(goal / TUNED, ignore_errors=True)
     (goal / PROGRESS).unlink()
 
 

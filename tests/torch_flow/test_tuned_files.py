@@ -1,0 +1,125 @@
+"""Algorithms on checkpoints: the bits of the model in memory, one decoder block at a time, resumable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.torch_flow.test_files import HEADS, assert_same, llama, tensors
+
+from quark.errors import ConfigError, DataError
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.algorithms import tune
+from quark.torch.export.api import export_safetensors
+from quark.torch.files import quantize_checkpoint
+from quark.torch.files.tuned import InFiles
+from quark.torch.quantization.config.config import (
+    AutoRoundConfig,
+    AWQConfig,
+    GPTAQConfig,
+    GPTQConfig,
+    QConfig,
+    QronosConfig,
+)
+
+transformers = pytest.importorskip("transformers")
+SAMPLES = [{"input_ids": torch.randint(5, 120, (2, 12), generator=torch.Generator().manual_seed(k))} for k in range(3)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bfloat16 checkpoint in several files."""
+    folder = tmp_path_factory.mktemp("source")
+    llama().to(torch.bfloat16).save_pretrained(folder, max_shard_size="100KB")
+    return folder
+
+
+def config(algorithm: Any, scheme: str = "int4_wo_32") -> QConfig:
+    return replace(LLMTemplate.get("llama").get_config(scheme), algo_config=[algorithm])
+
+
+def in_memory(source: Path, settings: QConfig, folder: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
+    export_safetensors(ModelQuantizer(settings).quantize_model(model, SAMPLES), folder)
+
+
+ALGORITHMS = {
+    "gptq": (GPTQConfig(), "int4_wo_32"),
+    "gptq, groups refitted": (GPTQConfig(desc_act=False, static_groups=False), "uint4_wo_32"),
+    "gptaq": (GPTAQConfig(), "mxfp4"),
+    "qronos": (QronosConfig(), "int4_wo_32"),
+    "autoround": (AutoRoundConfig(iters=3, lr=0.05, batch_size=2), "int4_wo_32"),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_same_bits_as_in_memory(name: str, source: Path, tmp_path: Path) -> None:
+    settings = config(*ALGORITHMS[name])
+    in_memory(source, settings, tmp_path / "memory")
+    quantize_checkpoint(source, tmp_path / "files", settings, samples=SAMPLES)
+    assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))
+    plain = tmp_path / "plain"
+    quantize_checkpoint(source, plain, replace(settings, algo_config=None))
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert not torch.equal(tensors(plain)[name], tensors(tmp_path / "files")[name])
+
+
+@pytest.mark.parametrize("algorithm", [GPTQConfig(), QronosConfig()], ids=lambda algorithm: algorithm.name)
+def test_a_killed_job_does_not_tune_a_block_again(
+    algorithm: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, tuned = config(algorithm), []
+    whole = tune.tune_block
+
+    def killed(context: Any, rounder: Any, inside: Any, name: str, *rest: Any) -> None:
+        tuned.append(name)
+        if len(tuned) == 2:
+            raise KeyboardInterrupt
+        whole(context, rounder, inside, name, *rest)
+
+    monkeypatch.setattr(tune, "tune_block", killed)
+    with pytest.raises(KeyboardInterrupt):
+        quantize_checkpoint(source, tmp_path / "files", settings, samples=SAMPLES)
+    quantize_checkpoint(source, tmp_path / "files", settings, samples=SAMPLES)
+    assert tuned == [f"model.layers.{k}" for k in (0, 1, 1, 2)]
+    in_memory(source, settings, tmp_path / "memory")
+    assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))
+    assert not list((tmp_path / "files").glob(".*"))
+
+
+def test_one_block_at_a_time_has_values(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a block is worked on, every other block's parameters are without memory."""
+    seen, load = [], InFiles.load
+
+    def watched(self: InFiles, name: str) -> None:
+        load(self, name)
+        blocks = [
+            key for key, block in self.blocks.items() if any(not p.is_meta and p.dim() > 1 for p in block.parameters())
+        ]
+        seen.append(blocks == [name])
+
+    monkeypatch.setattr(InFiles, "load", watched)
+    quantize_checkpoint(source, tmp_path / "files", config(GPTQConfig()), samples=SAMPLES)
+    layers = HEADS["num_hidden_layers"]
+    assert len(seen) == layers * (len(SAMPLES) + 1) and all(seen)
+
+
+def test_what_cannot_work_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
+    cases = [
+        (config(AWQConfig()), SAMPLES, ConfigError, "'awq' changes or searches the model as a whole"),
+        (config(GPTQConfig()), None, DataError, "'gptq' needs samples"),
+        (config(GPTQConfig(), "int8"), SAMPLES, ConfigError, "not static ones"),
+        (
+            replace(config(GPTQConfig()), algo_config=[GPTQConfig(), QronosConfig()]),
+            SAMPLES,
+            ConfigError,
+            "one algorithm",
+        ),
+    ]
+    for settings, samples, error, message in cases:
+        with pytest.raises(error, match=message):
+            quantize_checkpoint(source, tmp_path / "files", settings, samples=samples)
+    assert not (tmp_path / "files").exists()
