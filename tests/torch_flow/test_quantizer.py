@@ -729,3 +729,10 @@ def test_import_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"transformers", "onnx", "onnx_ir", "onnxruntime", "pydantic", "rich", "plotly", "safetensors", "scipy"}
     assert not {name.split(".")[0] for name in done.stdout.split()} & heavy
+    late = {
+        "quark.torch.template",
+        "quark.torch.algorithms.registry",
+        "quark.torch.graph.quantize",
+        "quark.torch.export.api",
+    }
+    assert not set(done.stdout.split()) & late
