@@ -288,3 +288,15 @@ def test_a_float16_model(name: str) -> None:
     found = run(proto, x)
     assert found.dtype == np.float16
     np.testing.assert_allclose(found, expected, rtol=4e-3, atol=4e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["UInt4", "Int4", "UInt2", "Int16"])
+def test_a_constant_beside_narrow_activations_loads(name: str) -> None:
+    """Its codes have the activation's type, which may need a higher opset than the weights' type does."""
+    graph = "g (float[2, 8] x) => (float[2, 4] y) { m = Mul (x, gamma) y = MatMul (m, w) }"
+    proto = models.model(graph, {"gamma": models.normal(8), "w": models.normal(8, 4)}, opset=13)
+    spec = getattr(q, f"{name}Spec")(calibration_method=q.CalibMethod.MinMax)
+    weight = q.Int8Spec(calibration_method=q.CalibMethod.MinMax)
+    config = q.QConfig(q.QLayerConfig(spec, weight), extra_options={"PrintSummary": False})
+    made = q.ModelQuantizer(config).quantize_model(proto, None, [{"x": models.normal(2, 8)}])
+    assert np.isfinite(models.session(made).run(None, {"x": models.normal(2, 8)})[0]).all()

@@ -167,7 +167,8 @@ def _opsets(layer: LayerSpec, options: Options) -> Iterator[int]:
         _check_granularity(spec, slot, kind)
         _check_scaled(spec, slot, options.ActivationScaled if activation else options.WeightScaled)
         yield _HALF_SCALES if options.UseFP32Scale is False else BASE_OPSET
-        if kind in ("standard", "cast"):
+        stored = constant_kind(spec, options) if activation else kind  # a constant operand has the activation's type
+        if stored in ("standard", "cast") and not (activation and kind in ("extended", "block")):
             yield STORED_FROM.get(get_format(spec.format).onnx_type or "", BASE_OPSET)
         if kind == "standard":
             yield _BLOCKED_PARAMETERS if isinstance(spec.granularity, Group) else BASE_OPSET
