@@ -85,7 +85,11 @@ def packed_by_eight(codes: Array, bits: int, order: tuple[int, ...] | None, word
         step = max(1, CACHED // count)
         for k in range(0, len(out), step):
             words = np.ascontiguousarray(values[k : k + step]).view(np.int64)
-            out[k : k + step] = folded(words, bits, order).view(np.uint8).reshape(-1, count // 8, 8)[..., :bits]
+            made = folded(words, bits, order)
+            if bits == 4:  # halves of words are copied faster than bytes of them
+                out[k : k + step, :, :].view(np.int32)[..., 0] = made.view(np.int32)[:, ::2]
+            else:
+                out[k : k + step] = made.view(np.uint8).reshape(-1, count // 8, 8)[..., :bits]
     out = out.reshape(values.shape[0], count * bits // 8)
     return namespace(codes).from_numpy(out) if is_torch(codes) else out
 
