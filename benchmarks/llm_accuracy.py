@@ -43,6 +43,7 @@ from quark.torch.quantization.config.config import (
     QronosConfig,
     RotationConfig,
     SmoothQuantConfig,
+    SVDQuantConfig,
 )
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -70,7 +71,10 @@ ALGORITHMS: dict[str, list[Any] | None] = {
     "gptaq": [GPTAQConfig()],
     "qronos": [QronosConfig()],
     "autoround": [AutoRoundConfig(iters=100, lr=0.01, minmax_lr=0.01)],
+    "svdquant": [SVDQuantConfig(svd_rank=8, min_layer_size=32)],
     "quarot+qronos": [RotationConfig(r2=True, r4=True), QronosConfig()],
+    "smoothquant+qronos": [SmoothQuantConfig(alpha=0.5), QronosConfig()],
+    "awq+qronos": [AWQConfig(), QronosConfig()],
 }
 
 
