@@ -11,6 +11,7 @@ import torch
 
 from quark.errors import ConfigError, DataError, ModelError
 from quark.torch import ModelQuantizer
+from quark.torch.export.api import export_compressed_tensors, export_safetensors, import_model_from_safetensors
 from quark.torch.kv_cache import exported_scales, role_of
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
@@ -20,6 +21,7 @@ from quark.torch.quantization.config.config import (
     OCP_MXFP4Spec,
     QConfig,
     QLayerConfig,
+    RotationConfig,
     Uint8PerTensorSpec,
 )
 
@@ -89,6 +91,54 @@ def test_the_cache_holds_quantized_keys_after_rope(name: str, model: Any, ids: t
     for plain, stored in ((before.keys, after.keys), (before.values, after.values)):
         torch.testing.assert_close(stored, ORACLES[name](plain), rtol=1e-5, atol=1e-6)
         assert not torch.equal(stored, plain)
+
+
+def hadamard(size: int) -> torch.Tensor:
+    """Sylvester's matrix, orthonormal."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    return matrix / size**0.5
+
+
+R3 = {"algo_config": [RotationConfig(r1=False, r3=True)], "kv_cache_post_rope": True}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@torch.no_grad()
+def test_r3_quantizes_turned_keys(name: str, model: Any, ids: torch.Tensor) -> None:
+    """Keys k become Q(k H) H^T, values stay as they were."""
+    quantized = quantize(model, ids, cache(FORMATS[name]), **R3)
+    before, after = (net(ids, use_cache=True).past_key_values.layers[0] for net in (model, quantized))
+    turn = hadamard(before.keys.shape[-1])
+    expected = ORACLES[name](before.keys @ turn) @ turn.T
+    assert error(after.keys, expected) < 2e-3  # ties that the order of sums decides
+    assert error(after.keys, ORACLES[name](before.keys)) > 5e-3
+    torch.testing.assert_close(after.values, ORACLES[name](before.values), rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_r3_helps_keys_with_outliers_and_comes_back_from_a_file(model: Any, ids: torch.Tensor, tmp_path: Any) -> None:
+    twin = copy.deepcopy(model)
+    for layer in twin.model.layers:  # a frequency pair of each head thirty times as large in keys, as small in queries
+        width = layer.self_attn.head_dim
+        for k in (1, 1 + width // 2):
+            layer.self_attn.k_proj.weight[k::width] *= 30
+            layer.self_attn.q_proj.weight[k::width] /= 30
+    keys = {"*k_proj": cache(FORMATS["int4 per head"])["*k_proj"]}
+    plain, turned = (quantize(twin, ids, keys, **fields) for fields in ({"kv_cache_post_rope": True}, R3))
+    wanted = twin(ids).logits
+    assert error(turned(ids).logits, wanted) < 0.8 * error(plain(ids).logits, wanted)
+    export_safetensors(turned, tmp_path / "r3")
+    again = import_model_from_safetensors(copy.deepcopy(twin), tmp_path / "r3")
+    assert torch.equal(again(ids).logits, turned(ids).logits)
+    with pytest.raises(ModelError, match="rotated keys"):
+        export_compressed_tensors(turned, tmp_path / "other")
+
+
+def test_r3_needs_a_cache_behind_rope(model: Any, ids: torch.Tensor) -> None:
+    with pytest.raises(ConfigError, match="r3 turns keys"):
+        quantize(model, ids, cache(FORMATS["int8"]), algo_config=R3["algo_config"])
 
 
 @pytest.mark.parametrize("post_rope", [False, True])

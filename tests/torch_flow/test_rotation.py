@@ -147,7 +147,7 @@ def test_outliers_are_spread() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"r3": True}, {"trainable": True}, {"rotation_size": 0}, {"r1": False}, {"train_smooth": True}],
+    [{"trainable": True}, {"rotation_size": 0}, {"r1": False}, {"train_smooth": True}],
     ids=str,
 )
 def test_bad_settings_are_refused_by_name(settings: dict[str, Any]) -> None:

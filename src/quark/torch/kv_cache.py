@@ -17,6 +17,9 @@ with axis 1 (dynamic) one per token, ``per_group`` along -1 with the head size o
 After calibration ``kv_cache_group`` gives the scales of one attention module their maximum, and ``min_kv_scale`` is the
 least of all: what is evaluated is what ``exported_scales`` hands to a file.
 
+With R3 of QuaRot (``RotationConfig(r3=True)``) keys are turned before they are quantized and turned back behind, which
+is what turned queries and keys give: q^T H^T Q(H k).
+
 Not handled: cross attention (encoder-decoder caches), and recurrent states.
 """
 
@@ -25,13 +28,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from quark.algorithms.hadamard import rotation
 from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Token
 from quark.torch.config.cache import TOKENS
@@ -58,12 +62,14 @@ class CacheMatch:
         name, module: the attention module.
         stages: for "k" and "v", as far as they are quantized.
         projections: for the same, the name of the layer that the configuration named.
+        turned: keys are quantized in the basis of a Hadamard rotation (QuaRot's R3).
     """
 
     name: str
     module: nn.Module
     stages: Mapping[str, Stages]
     projections: Mapping[str, str]
+    turned: bool = False
 
     @property
     def all_stages(self) -> list[Stage]:
@@ -78,6 +84,7 @@ class CacheQuantizer(nn.Module):
         k, v: quantizers of tensors [batch, tokens, heads * head size].
         projections: for "k" and "v", the name of the layer that makes them.
         argument: the module's argument that holds its cache.
+        turned: keys are turned before they are quantized, and back behind; queries would else be turned as well.
     """
 
     k: Quantizer | None
@@ -86,6 +93,7 @@ class CacheQuantizer(nn.Module):
     def __init__(self, found: CacheMatch) -> None:
         super().__init__()
         self.projections, self.argument = dict(found.projections), argument_of(found.module)
+        self.turned = found.turned
         self.positional = list(inspect.signature(found.module.forward).parameters).index(self.argument)
         for role in ("k", "v"):
             self._modules[role] = quantizer_of(found, role)
@@ -95,8 +103,10 @@ class CacheQuantizer(nn.Module):
         quantizer = self._modules[role]
         if quantizer is None:
             return x
-        rows = x.transpose(1, 2).flatten(2)
-        return quantizer(rows).unflatten(2, (x.shape[1], x.shape[3])).transpose(1, 2)
+        turn = rotation(x.shape[3]) if self.turned and role == "k" else None
+        rows = (x if turn is None else turn.apply(x)).transpose(1, 2).flatten(2)
+        found = quantizer(rows).unflatten(2, (x.shape[1], x.shape[3])).transpose(1, 2)
+        return found if turn is None else turn.apply_transposed(found)
 
     def hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Before the attention module runs: its cache becomes a view that quantizes."""
@@ -165,6 +175,12 @@ def find_caches(model: nn.Module, config: QConfig) -> list[CacheMatch]:
         ConfigError: a pattern that matches a layer which makes neither keys nor values.
         ModelError: a module without a cache.
     """
+    turned = any(getattr(algorithm, "r3", False) for algorithm in config.algo_config or [])
+    if turned and not (config.kv_cache_post_rope and config.kv_cache_quant_config):
+        raise ConfigError(
+            "rotation: r3 turns keys behind the rotary embedding, on their way into a quantized cache, so it needs "
+            "kv_cache_quant_config and kv_cache_post_rope=True"
+        )
     if not config.kv_cache_post_rope:
         return []
     found: dict[str, dict[str, tuple[Stages, str]]] = {}
@@ -173,7 +189,7 @@ def find_caches(model: nn.Module, config: QConfig) -> list[CacheMatch]:
         if pattern is not None:
             stages = config.kv_cache_quant_config[pattern].stages("output_tensors")
             found.setdefault(layer.name.rpartition(".")[0], {}).update(roles(pattern, layer, stages))
-    return [cache_match(model, name, by_role) for name, by_role in found.items()]
+    return [replace(cache_match(model, name, by_role), turned=turned) for name, by_role in found.items()]
 
 
 def roles(pattern: str, layer: Candidate, stages: Stages) -> Iterable[tuple[str, tuple[Stages, str]]]:

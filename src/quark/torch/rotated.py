@@ -17,6 +17,7 @@ from torch import nn
 from quark.algorithms.hadamard import Rotation
 from quark.errors import ModelError
 from quark.torch.corrected import ErrorCorrected
+from quark.torch.kv_cache import cache_quantizers
 
 SLOT = "input_rotation"
 
@@ -77,11 +78,13 @@ def refuse_to_export(model: nn.Module) -> None:
     """Raise for layers that only our own format holds: other files would be read back as another model.
 
     Raises:
-        ModelError: inputs that are turned online, or branches of low rank.
+        ModelError: inputs or keys that are turned online, or branches of low rank.
     """
+    keys = [name for name, cache in cache_quantizers(model) if cache.turned]
     turned = [name for name, _, _ in online_rotations(model)]
     wrapped = [name for name, module in model.named_modules() if isinstance(module, ErrorCorrected)]
-    for names, algorithm in ((turned, "online rotations (r4, online_r1_rotation)"), (wrapped, "svdquant")):
+    online = "online rotations (r4, online_r1_rotation)"
+    for names, algorithm in ((turned, online), (keys, "rotated keys (r3)"), (wrapped, "svdquant")):
         if names:
             raise ModelError(
                 f"this format does not hold {algorithm}; {names[0]!r} and {len(names) - 1} more layers have them. "

@@ -12,7 +12,9 @@ without outliers may lose by being turned: its quantized answers to a few sample
 choices of signs (randomized Hadamard matrices, as in the paper), and a turn is kept where they get 2 % better
 (``only_if_better``).
 
-Not handled: R3 (queries and keys behind the rotary embedding: it only serves key caches), trained rotations.
+R3, queries and keys behind the rotary embedding, only serves caches and is theirs (``quark.torch.kv_cache``).
+
+Not handled: trained rotations.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ def run_rotation(context: Context, config: RotationConfig) -> None:
     Raises:
         ModelError: the model would not compute the same.
     """
+    if not (config.r1 or config.r2 or config.r4):
+        return  # r3 belongs to the cache's quantizers
     sample = context.samples[0] if context.samples else example(context.model)
     structure = find_structure(context.model, sample, config.model_decoder_layers)
     if not context.samples or not config.only_if_better:

@@ -226,7 +226,7 @@ class RotationConfig(AlgoConfig):
             the model, but for ``model_decoder_layers`` where it is given.
         r1: the residual stream.
         r2: values, head by head.
-        r3: queries and keys behind the rotary embedding; not available.
+        r3: queries and keys behind the rotary embedding, for a cache quantized there (``kv_cache_post_rope``).
         r4: inputs of down projections, when the model runs.
         rotation_size: turn blocks of this many channels; None: all at once.
         random_r1, random_r2: with random signs (of a fixed seed).
@@ -264,11 +264,11 @@ class RotationConfig(AlgoConfig):
 
     def check(self) -> None:
         """What is there, and what goes together."""
-        self.need(not self.r3, "r3", "False: rotated keys are not available")
         self.need(not self.trainable, "trainable", "False: trained rotations are not available")
         self.need(not self.train_smooth, "train_smooth", "None: trained rotations are not available")
         self.need(self.rotation_size is None or self.rotation_size > 0, "rotation_size", "positive, or None")
-        self.need(self.r1 or self.r2 or self.r4, "r1", "True where r2 and r4 are not: nothing would be rotated")
+        some = self.r1 or self.r2 or self.r3 or self.r4
+        self.need(some, "r1", "True where r2, r3 and r4 are not: nothing would be rotated")
 
 
 @dataclass
