@@ -543,3 +543,15 @@ def test_casts_and_slices_that_change_nothing_go() -> None:
     assert sorted(operators(model)) == ["Cast", "Neg", "Neg", "Neg", "Slice"]
     inputs = {"x": models.normal(4, 6), "k": np.arange(24).reshape(4, 6)}
     models.assert_close(models.run(to_proto(model), inputs), models.run(proto, inputs), 0)
+
+
+def test_defaults_that_lose_their_readers_do_not_become_required_inputs() -> None:
+    proto = models.initializers_as_inputs(models.cnn())  # OnnxSlim folds the normalization into new weights
+    model = lift(load(proto), 17)
+    report = simplify.run(model, always=True)
+    assert report.fired > 0, report
+    result = to_proto(model)
+    feeds = models.feeds(models.cnn())
+    models.assert_close(models.run(result, feeds), models.run(models.cnn(), feeds), 1e-4)
+    given = {tensor.name for tensor in result.graph.initializer}
+    assert [value.name for value in result.graph.input if value.name not in given] == ["x"]

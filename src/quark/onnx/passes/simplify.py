@@ -157,12 +157,20 @@ def _slim(model: ir.Model, options: Mapping[str, object]) -> ir.Model | str:
 
 
 def _restore_inputs(slimmed: ir.Model, model: ir.Model) -> None:
-    """Graph inputs that nothing reads any more are still part of the interface; so is the order of all of them."""
+    """Graph inputs that nothing reads any more are still part of the interface; so is the order of all of them.
+
+    One that has a default (an initializer that is an input too) goes with its last reader: ONNX Runtime drops defaults
+    that nothing reads, and would then ask for the input.
+    """
     present = {value.name: value for value in slimmed.graph.inputs}
     present |= {name: value for name, value in slimmed.graph.initializers.items() if name not in present}
     inputs = []
     for value in model.graph.inputs:
-        inputs.append(present.get(value.name) or ir.Value(name=value.name, shape=value.shape, type=value.type))
+        kept = present.get(value.name)
+        if not value.is_initializer() or (kept is not None and (kept.uses() or kept.is_graph_output())):
+            inputs.append(kept or ir.Value(name=value.name, shape=value.shape, type=value.type))
+        elif kept is not None and kept.is_initializer():
+            del slimmed.graph.initializers[str(value.name)]
     slimmed.graph.inputs[:] = inputs
 
 
