@@ -120,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             error = objective(files["model"], output, files["feeds"]) if outcome.ok else float("nan")
             reached[name] = (outcome, error)
             rows.append(row(name, outcome, error))
+            print(" ".join(rows[-1]), file=sys.stderr)
     print(measure.table(["job", "call s", "CPU s", "peak GB", "objective"], rows))
     ours, error = reached["ours, AdaRound"]
     peer = reached.get("AMD Quark, AdaRound", (None, float("inf")))[1]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -174,3 +175,34 @@ def test_repeats_become_their_median_and_largest_peak() -> None:
     merged = measure.middle(outcomes)
     assert (merged.seconds, merged.peak_gb) == (2.0, 0.3)
     assert measure.middle([*outcomes, Outcome(error="boom")]).error == "boom"
+
+
+def test_adaround_objective_is_the_relative_error_of_the_layers(tmp_path: Path) -> None:
+    """Two layers, of which the quantized model doubles the second: (0 + 1) / 2."""
+    from benchmarks import adaround
+    from tests.onnx_flow.models import model
+
+    graph = "g (float[1, 2] x) => (float[1, 2] y) { [a] h = Gemm (x, w) r = Relu (h) [b] y = Gemm (r, v) }"
+    weights = {"w": np.eye(2, dtype=np.float32), "v": np.eye(2, dtype=np.float32)}
+    paths = [str(tmp_path / name) for name in ("float.onnx", "other.onnx")]
+    onnx.save(model(graph, weights), paths[0])
+    onnx.save(model(graph, {**weights, "v": 2 * weights["v"]}), paths[1])
+    write_feeds(tmp_path / "feeds.npz", [{"x": np.array([[1, 2]], np.float32)}, {"x": np.array([[3, -1]], np.float32)}])
+    assert adaround.results_of(onnx.load(paths[0])) == ["r", "y"]
+    assert adaround.objective(paths[0], paths[1], str(tmp_path / "feeds.npz")) == pytest.approx(0.5)
+
+
+@pytest.mark.slow
+def test_adaround_report_of_a_toy_network() -> None:
+    pytest.importorskip("torch")
+    done = run_benchmark("adaround", "--toy", "--samples", "2", "--iterations", "4")
+    assert "| ours, AdaRound" in done.stdout and "pass" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_accuracy_report_of_one_recipe() -> None:
+    if not (ROOT / ".." / "shared" / "data" / "models").exists():
+        pytest.skip("the shared models are not beside the repository")
+    done = run_benchmark("onnx_accuracy", "--models", "hard-sigmoid")
+    cells = done.stdout.splitlines()[-1].split("|")
+    assert 0.1 < float(cells[6]) < 0.4, done.stderr
