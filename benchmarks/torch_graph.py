@@ -18,6 +18,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,17 @@ def learn(
     batches: Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]],
     epochs: int,
     rates: tuple[float, float],
+    logarithms: bool,
 ) -> None:
-    """Train weights and scales on (inputs, wanted logits): the divergence of the answers falls."""
+    """Train weights and scales on (inputs, wanted logits): the divergence of the answers falls.
+
+    The rate of a scale is relative: LSQ learns the scale itself, whose steps are in its own size; TQT its logarithm.
+    """
     scales = [scale for _, scale in learned_scales(graph)]
     weights = [value for value in graph.parameters() if all(value is not scale for scale in scales)]
-    optimizer = torch.optim.Adam([{"params": weights, "lr": rates[0]}, {"params": scales, "lr": rates[1]}])
+    sizes = [1.0 if logarithms else float(scale.detach().abs().mean()) for scale in scales]
+    groups = [{"params": [scale], "lr": rates[1] * size} for scale, size in zip(scales, sizes, strict=True)]
+    optimizer = torch.optim.Adam([{"params": weights, "lr": rates[0]}, *groups])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     graph.train()
     for _ in range(epochs):
@@ -171,7 +178,9 @@ def compare(model: nn.Module, train: torch.Tensor, test: tuple[torch.Tensor, tor
         learns = any(True for _ in learned_scales(graph))
         if learns:
             torch.manual_seed(0)
-            learn(graph, lambda: shuffled(train, wanted, job["size"], job["mirror"]), job["epochs"], job["rates"])
+            logarithms = SCHEMES[name].weight.observer_cls is TQTObserver  # type: ignore[union-attr]
+            batches = partial(shuffled, train, wanted, job["size"], job["mirror"])
+            learn(graph, batches, job["epochs"], job["rates"], logarithms)
         found = answers(graph, images)
         after = (found == labels).double().mean().item() if learns else None
         yield {"scheme": name, "before": before, "after": after, "onnx": onnx_agrees(graph, images, found)}
