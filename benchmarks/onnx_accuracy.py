@@ -70,10 +70,16 @@ class Case:
 
 CASES = {
     "squeezenet": Case(
-        "squeezenet11_flowers5.onnx", "top-1", ("calib_flowers5", 32, 32), POWERS, {}, ">= 0.8525", ("CE",)
+        "squeezenet11_flowers5.onnx", "top-1", ("calib_flowers5", 32, 32), POWERS, {}, ">= 0.8525", ("AdaRound",)
     ),
     "yolox-xint8": Case(
-        "yolox_nano.onnx", "mAP50", ("calib_yolox_nano", 16, 16), POWERS, KEEP_SIGMOID | DECODE, ">= 0.60", ("CE",)
+        "yolox_nano.onnx",
+        "mAP50",
+        ("calib_yolox_nano", 16, 16),
+        POWERS,
+        KEEP_SIGMOID | DECODE,
+        ">= 0.60",
+        ("CE", "AdaRound"),
     ),
     "yolox-a8w8": Case("yolox_nano.onnx", "mAP50", ("calib_yolox_nano", 16, 16), CHANNELS, DECODE, ">= 0.73", ("CE",)),
     "yolox-u8": Case(
