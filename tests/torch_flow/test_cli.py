@@ -141,6 +141,17 @@ def test_files_with_samples_are_those_of_memory(folder: Path, tmp_path: Path, ca
         torch.testing.assert_close(state[name].float(), value.float(), rtol=1e-5, atol=0)
 
 
+def test_files_take_algorithms(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    options = ["--scheme", "int4_wo_32", "-a", "gptq", "--data", folder / "lines.jsonl", "--seq-len", 16, "--json"]
+    for name, more in (("tuned", options), ("nearest", [*options[:2], "--json"])):
+        assert typed("quantize-files", folder / "model", "-o", tmp_path / name, *more) == 0
+    one, other = (
+        import_model_from_safetensors(None, tmp_path / name).model.layers[0].mlp.up_proj.weight
+        for name in ("tuned", "nearest")
+    )
+    assert one.shape == other.shape and not torch.equal(one, other)
+
+
 def test_batches_hold_samples_of_one_length() -> None:
     samples = [{"input_ids": torch.zeros(1, n)} for n in (4, 4, 4, 3, 4)]
     assert [tuple(batch["input_ids"].shape) for batch in batches(samples, 2)] == [(2, 4), (1, 4), (1, 3), (1, 4)]

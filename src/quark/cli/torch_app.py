@@ -46,6 +46,9 @@ Exclude = Annotated[
 Text = Annotated[
     Path | None, typer.Option("--data", help="Text (.txt, .jsonl) or token ids (.npz, .npy, rows are documents).")
 ]
+Algorithms = Annotated[
+    list[str] | None, typer.Option("--algorithm", "-a", help="An algorithm, such as gptq; may be repeated.")
+]
 Cache = Annotated[str | None, typer.Option("--kv-cache", help="How keys and values are quantized.")]
 Samples = Annotated[int, typer.Option(min=1, help="Use at most so many windows of the data.")]
 Length = Annotated[int, typer.Option("--seq-len", min=2, help="Tokens in a window.")]
@@ -75,9 +78,7 @@ def quantize(
     output: Output,
     scheme: Scheme = None,
     config: ConfigFile = None,
-    algorithm: Annotated[
-        list[str] | None, typer.Option("--algorithm", "-a", help="An algorithm, such as gptq; may be repeated.")
-    ] = None,
+    algorithm: Algorithms = None,
     kv_cache: Cache = None,
     data: Text = None,
     samples: Samples = 128,
@@ -118,6 +119,7 @@ def quantize_files(
     scheme: Annotated[
         str, typer.Option("--scheme", "-s", help="How layers are quantized; `quark torch schemes` lists them.")
     ],
+    algorithm: Algorithms = None,
     kv_cache: Cache = None,
     data: Text = None,
     samples: Samples = 128,
@@ -140,7 +142,7 @@ def quantize_files(
     from quark.cli import torch_quantize
     from quark.cli.torch_quantize import Request, Source
 
-    names = (), tuple(layer or ()), None if exclude is None else tuple(exclude)
+    names = tuple(algorithm or ()), tuple(layer or ()), None if exclude is None else tuple(exclude)
     source = Source(data, samples, seq_len)
     request = Request(model, output, scheme, kv_cache, *names, source, device, False)
     torch_quantize.run_files(request, batch_size, workers, json)

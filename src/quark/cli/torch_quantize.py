@@ -139,7 +139,7 @@ def run_files(request: Request, batch_size: int, workers: int, json: bool) -> No
     template = LLMTemplate.for_model(skeleton)
     layers, exclude = layer_schemes(request.layers), request.exclude
     config = template.get_config(
-        str(request.scheme), kv_cache_scheme=request.kv_cache, layer_config=layers, exclude_layers=exclude
+        str(request.scheme), request.algorithms, request.kv_cache, layer_config=layers, exclude_layers=exclude
     )
     start = time.perf_counter()
     ModelQuantizer(config).direct_quantize_checkpoint(
