@@ -9,8 +9,8 @@ Readers, writers and channels are found from the model (``quark.torch.structure`
 then answer what it answered before: a model whose residual stream is read or written elsewhere (norms behind the
 attention, LayerNorm, which subtracts a mean that is not turned with it) is refused, with what would work. A model
 without outliers may lose by being turned: its quantized answers to a few samples are compared, turn by turn, with a few
-choices of signs (randomized Hadamard matrices, as in the paper), and a turn is kept where they get 2 % better
-(``only_if_better``).
+choices of signs (randomized Hadamard matrices, as in the paper), and a turn is kept where they get 2 % better, also on
+samples that the choice has not seen (``only_if_better``).
 
 R3, queries and keys behind the rotary embedding, only serves caches and is theirs (``quark.torch.kv_cache``).
 
@@ -30,7 +30,7 @@ from torch import nn
 from quark.algorithms.hadamard import Rotation, rotation
 from quark.errors import ConfigError, ModelError
 from quark.torch.algorithms.context import Context, Undo
-from quark.torch.algorithms.guard import WORTH, model_error
+from quark.torch.algorithms.guard import MODEL_SAMPLES, WORTH, model_error
 from quark.torch.config.algorithms import RotationConfig
 from quark.torch.layers import kind_of
 from quark.torch.probe import equal
@@ -56,29 +56,42 @@ def run_rotation(context: Context, config: RotationConfig) -> None:
     if not context.samples or not config.only_if_better:
         rotate(context, config, structure, sample, 0)
         return
-    error = model_error(context)
-    lowest = error()
+    errors = halves(context)
+    lowest = errors()
     kept = []
     for name in [name for name in TURNS if getattr(config, name)]:
         turn = replace(config, r1=name == "r1", r2=name == "r2", r4=name == "r4")
         seeds = (0,) if name == "r4" or config.online_r1_rotation else SEEDS
-        found = [(attempt(context, turn, structure, sample, seed, error), seed) for seed in seeds]
+        found = [(attempt(context, turn, structure, sample, seed, errors), seed) for seed in seeds]
         best, seed = min(found)
-        if best <= WORTH * lowest:
+        if all(new <= WORTH * old for new, old in zip(best, lowest, strict=True)):
             rotate(context, turn, structure, sample, seed)
             lowest = best
             kept.append(name)
     log.info("rotation: %s kept; other turns would not make the quantized answers better", ", ".join(kept) or "nothing")
 
 
+def halves(context: Context) -> Callable[[], tuple[float, ...]]:
+    """The errors on every other sample, by which signs are chosen, and on those between, by which the choice must hold:
+    the best of several choices looks better than it is where it was chosen."""
+    parts = [context.samples[k : 2 * MODEL_SAMPLES : 2] for k in (0, 1)]
+    errors = [model_error(replace(context, samples=part)) for part in parts if part]
+    return lambda: tuple(error() for error in errors)
+
+
 def attempt(
-    context: Context, config: RotationConfig, structure: Structure, sample: Any, seed: int, error: Callable[[], float]
-) -> float:
-    """The error with some turns, which are taken back."""
+    context: Context,
+    config: RotationConfig,
+    structure: Structure,
+    sample: Any,
+    seed: int,
+    errors: Callable[[], tuple[float, ...]],
+) -> tuple[float, ...]:
+    """The errors with some turns, which are taken back."""
     undo = Undo()
     try:
         rotate(replace(context, undo=undo), config, structure, sample, seed)
-        return error()
+        return errors()
     finally:
         undo.restore()
 
