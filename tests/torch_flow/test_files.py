@@ -75,7 +75,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 
 def in_memory(source: Path, config: QConfig, folder: Path) -> Any:
-    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto", attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
     ModelQuantizer(config).quantize_model(model)
     export_safetensors(model, folder)
     return model
