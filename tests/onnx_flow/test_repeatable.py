@@ -27,7 +27,10 @@ for name, preset in PRESETS.items():
         continue
     config = get_default_config(name)
     config.extra_options |= {"PrintSummary": False, "CalibWorkerNum": workers}
-    config.algorithms = [replace(one, num_iterations=3, data_size=4) for one in config.algorithms]
+    short = {"num_iterations": 3, "data_size": 4}
+    config.algorithms = [
+        replace(one, **{key: value for key, value in short.items() if hasattr(one, key)}) for one in config.algorithms
+    ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "q.onnx"
         ModelQuantizer(Config(config)).quantize_model(proto, path, samples)
