@@ -22,6 +22,8 @@ import onnx_ir as ir
 from quark.errors import ConfigError, DataError, unknown
 from quark.numerics.affine import Grid
 from quark.observers import SEARCHES, Search, Statistic
+from quark.observers.statistics import MinMax, MovingMinMax
+from quark.observers.tails import Tails
 from quark.onnx.data import Feed, Samples, checked, inputs_of, samples_of
 from quark.onnx.graph.run import Extremes, Libraries, Observation, Runner, trim_heap
 from quark.onnx.graph.session import CPU
@@ -31,6 +33,8 @@ from quark.onnx.resume import Resume
 #: Extremes of tensors up to so many bytes a sample are taken here, of more in the graph: measured on ResNet-50 (67 MB),
 #: 4 ms a sample against 24 ms for the graph's ReduceMin, ReduceMax and IsNaN.
 FETCHED = 1 << 27
+#: Statistics that take so little time that the runtime's threads may keep both cores meanwhile.
+LIGHT = (MinMax, MovingMinMax, Tails)
 #: Threads that count; each tensor is counted by one of them.
 COUNTERS = 2
 
@@ -132,7 +136,8 @@ def observe(
         list(feeds)  # no sample is left; they are looked at because others would need other statistics
         return statistics
     whole, reduced = split_by_need(model, requests)
-    runner = Runner(model, whole, reduced, providers, libraries, threads)
+    light = all(isinstance(statistic, LIGHT) for statistic in statistics.values())
+    runner = Runner(model, whole, reduced, providers, libraries, threads, spin=light)
     with ThreadPoolExecutor(COUNTERS, "calibration") as worker:
         _stream(runner, feeds, statistics, worker, ledger)
     ledger.close()
