@@ -8,6 +8,7 @@ import pytest
 
 from quark.config.plan import Plan
 from quark.errors import ConfigError
+from quark.numerics.granularity import Channel
 from quark.onnx import (
     CalibMethod,
     Int8Spec,
@@ -300,3 +301,18 @@ def test_but_not_where_the_user_asks_for_them(config: dict) -> None:
 def test_a_group_that_reaches_an_input_or_an_integer_operator_is_no_island(float_node: str, input_of_add: str) -> None:
     text = ISLAND.replace("Add(p, p)", f"Add({input_of_add}, p)").replace("Sin(t)", float_node)
     assert plan_of(text).nodes["add"].quantized
+
+
+@pytest.mark.parametrize(("weight", "group", "axis"), [("4,1,3,3", 4, 0), ("4,2,3,3", 2, 1), ("4,1,3,3", 1, 1)])
+def test_channels_of_a_depthwise_transposed_convolution_are_on_its_first_axis(
+    weight: str, group: int, axis: int
+) -> None:
+    text = f"""
+    <ir_version: 8, opset_import: ["" : 17]>
+    agraph (float[1,4,8,8] x) => (float y) <float[{weight}] w>
+    {{ [deconv] y = ConvTranspose<group = {group}>(x, w) }}"""
+    layer = QLayerConfig(
+        input_tensors=Int8Spec(),
+        weight=Int8Spec(calibration_method=CalibMethod.MinMax, quant_granularity=QuantGranularity.Channel),
+    )
+    assert plan_of(text, layer=layer).tensors["w"].spec.granularity == Channel(axis)

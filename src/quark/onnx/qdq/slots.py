@@ -60,7 +60,15 @@ def weight_axes(node: ir.Node, rule: OpRule) -> tuple[int, int]:
     """(channel axis, reduction axis) of the node's weight."""
     if node.op_type == "Gemm" and int_attribute(node, "transB", 0):
         return rule.reduce_axis, rule.channel_axis
+    if node.op_type == "ConvTranspose" and _is_depthwise(node):
+        return 0, rule.reduce_axis  # [C, 1, …]: the axis of the channels of a group has one element for all of them
     return rule.channel_axis, rule.reduce_axis
+
+
+def _is_depthwise(node: ir.Node) -> bool:
+    """Whether each input channel makes one output channel."""
+    shape = tuple((node.inputs[1].shape if node.inputs[1] is not None else None) or ())
+    return len(shape) > 1 and shape[1] == 1 and shape[0] == int_attribute(node, "group", 1)
 
 
 def is_off_channel(node: ir.Node, granularity: Granularity) -> bool:
