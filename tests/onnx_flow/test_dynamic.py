@@ -147,7 +147,8 @@ def test_no_data_is_read() -> None:
         def get_next(self) -> None:
             raise AssertionError("data was read")
 
-    ModelQuantizer(config()).quantize_model(network(), None, Reader())
+    made = ModelQuantizer(config()).quantize_model(network(), None, Reader())
+    assert made is not None and made == ModelQuantizer(config()).quantize_model(network())
 
 
 def test_what_stays_float_and_why() -> None:
