@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quark.cli.output import print_json, say, show, write_page
-from quark.cli.search_tables import Wanted, chart, found_facts, found_table, layer_table
+from quark.cli.search_output import tell_plan, tell_study
+from quark.cli.search_tables import Wanted
 from quark.cli.settings import parse_settings
 from quark.cli.sources import Source, feeds
 from quark.onnx.config_file import config_of, read_values
 from quark.onnx.search import save_plan, search
 from quark.onnx.sensitivity import sensitivity
-from quark.report import Report
 from quark.report.progress import bars
 from quark.search.plan_file import check_output
 
@@ -67,15 +66,7 @@ def run_sensitivity(request: Request, metric: str, report: Path | None, json: bo
             request.ledger,
             lambda done, total: update("layers", done, total),
         )
-    table = layer_table(found)
-    if report:
-        facts = (("layers", str(len(found.layers))), ("samples", str(found.samples)))
-        write_page(Report(f"{request.model.name}, layer by layer", facts, (table,), charts=(chart(found),)), report)
-        say(f"Report: {report}")
-    if json:
-        print_json({"model": request.model, "config": values, **found.to_dict()})
-        return
-    show(table)
+    tell_study(found, request.model, "samples", {"config": values}, report, json)
 
 
 def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool) -> None:
@@ -108,16 +99,5 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
             lambda done, total: update("layers", done, total),
         )
     save_plan(wanted.output, values, found, wanted.target, wanted.budget)
-    table = found_table(found, wanted.target)
-    if report:
-        facts = ((found.metric, f"{found.value:.4g}"), ("plans measured", str(found.measured)))
-        tables = (table, layer_table(found.study))
-        write_page(
-            Report(f"{request.model.name}, mixed precision", facts, tables, charts=(chart(found.study),)), report
-        )
-        say(f"Report: {report}")
-    if json:
-        print_json({"model": request.model, "output": wanted.output, **found_facts(found)})
-        return
-    show(table)
-    say(f"Wrote {wanted.output}. Next: quark onnx quantize {request.model} -o OUT --config {wanted.output} --data ...")
+    following = f"quark onnx quantize {request.model} -o OUT --config {wanted.output} --data ..."
+    tell_plan(found, wanted, request.model, following, report, json)

@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quark.cli.output import print_json, say, show, write_page
-from quark.cli.search_tables import Wanted, chart, found_facts, found_table, layer_table
+from quark.cli.search_output import tell_plan, tell_study
+from quark.cli.search_tables import Wanted
 from quark.cli.torch_quantize import Source
 from quark.errors import ConfigError
-from quark.report import Report
 from quark.report.progress import bars
 from quark.search.plan_file import check_output
 from quark.search.values import FLOAT
@@ -86,15 +85,7 @@ def run_sensitivity(request: Request, metric: str, report: Path | None, json: bo
             request.device,
             request.trust_remote_code,
         )
-    table = layer_table(found)
-    if report:
-        facts = (("layers", str(len(found.layers))), ("windows", str(found.samples)))
-        write_page(Report(f"{request.model.name}, layer by layer", facts, (table,), charts=(chart(found),)), report)
-        say(f"Report: {report}")
-    if json:
-        print_json({"model": request.model, **found.to_dict()})
-        return
-    show(table)
+    tell_study(found, request.model, "windows", {}, report, json)
 
 
 def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool) -> None:
@@ -133,15 +124,5 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
             request.trust_remote_code,
         )
     save_plan(wanted.output, values, found, wanted.target, wanted.budget)
-    table = found_table(found, wanted.target)
-    if report:
-        facts = ((found.metric, f"{found.value:.4g}"), ("plans measured", str(found.measured)))
-        tables = (table, layer_table(found.study))
-        title = f"{request.model.name}, mixed precision"
-        write_page(Report(title, facts, tables, charts=(chart(found.study),)), report)
-        say(f"Report: {report}")
-    if json:
-        print_json({"model": request.model, "output": wanted.output, **found_facts(found)})
-        return
-    show(table)
-    say(f"Wrote {wanted.output}. Next: quark torch quantize {request.model} -o OUT_DIR --config {wanted.output} ...")
+    following = f"quark torch quantize {request.model} -o OUT_DIR --config {wanted.output} ..."
+    tell_plan(found, wanted, request.model, following, report, json)

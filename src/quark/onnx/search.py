@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.scratch import Scratch
 from quark.onnx.sensitivity import Outputs, Progress, open_ledger, study
 from quark.search.function import digest_of, load_function, number_of
-from quark.search.ledger import Ledger
+from quark.search.ledger import Ledger, plan_key
 from quark.search.loop import cheapest, within
 from quark.search.plan_file import write_plan
 from quark.search.target import Target, parse_target
@@ -71,13 +70,8 @@ class Whole:
 
     def __call__(self, plan: Sequence[str]) -> float:
         """The metric of the model quantized by a plan."""
-        named = [f"{layer} as {name}" for layer, name in zip(self.layers, plan, strict=True)]
-        key = f"plan {digest_of_plan(named)} {self.metric} on {self.data}"
-        known = self.ledger.done(key)
-        if known is None:
-            known = self.measured(plan)
-            self.ledger.finish(key, known)
-        return float(known)
+        key = plan_key(self.layers, plan, self.metric, self.data)
+        return self.ledger.number(key, lambda: self.measured(plan))
 
     def measured(self, plan: Sequence[str]) -> float:
         """Quantize, and measure."""
@@ -104,11 +98,6 @@ class Whole:
         for feed, reference in self.site.pairs():
             outputs.update(reference, runner.run(feed).values, self.metric == "kl")
         return outputs.metrics()[self.metric]
-
-
-def digest_of_plan(plan: Sequence[str]) -> str:
-    """A plan in few characters."""
-    return hashlib.blake2b("\n".join(plan).encode(), digest_size=8).hexdigest()
 
 
 def search(

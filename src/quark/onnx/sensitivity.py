@@ -208,11 +208,8 @@ def _reference(site: Site, metric: str, ledger: Ledger) -> float:
     """What a function of the user's says of the float model; 0 for other metrics."""
     if ":" not in metric:
         return 0.0
-    known = ledger.done("the float model")
-    if known is None:
-        known = number_of(load_function(metric)(str(site.model)), metric.rpartition(":")[2])
-        ledger.finish("the float model", known)
-    return float(known)
+    name = metric.rpartition(":")[2]
+    return ledger.number("the float model", lambda: number_of(load_function(metric)(str(site.model)), name))
 
 
 def _results(

@@ -10,16 +10,23 @@ Not handled: two processes that write one file (workers hand their results to th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quark.errors import ConfigError
 
 VERSION = 1
+
+
+def plan_key(layers: Sequence[str], plan: Sequence[str], metric: str, data: str) -> str:
+    """The entry of a whole plan (a candidate for each layer) that is measured by ``metric`` on data of this digest."""
+    named = "\n".join(f"{layer} as {name}" for layer, name in zip(layers, plan, strict=True))
+    return f"plan {hashlib.blake2b(named.encode(), digest_size=8).hexdigest()} {metric} on {data}"
 
 
 class Ledger:
@@ -52,6 +59,14 @@ class Ledger:
         draft = self._path.with_name(f".{self._path.name}.part")
         draft.write_text(json.dumps(state), encoding="utf-8")
         os.replace(draft, self._path)
+
+    def number(self, key: str, measure: Callable[[], float]) -> float:
+        """What is known under ``key``; measured, and remembered, where nothing is."""
+        known = self.done(key)
+        if known is None:
+            known = measure()
+            self.finish(key, known)
+        return float(known)
 
     def __len__(self) -> int:
         return len(self._done)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from torch import nn
 
 from quark.errors import ConfigError, unknown
 from quark.search.function import digest_of, load_function, number_of
-from quark.search.ledger import Ledger
+from quark.search.ledger import Ledger, plan_key
 from quark.search.loop import cheapest, within
 from quark.search.plan_file import write_plan
 from quark.search.target import Target, parse_target
@@ -60,14 +59,8 @@ class Whole:
 
     def __call__(self, plan: Sequence[str]) -> float:
         """The metric of the model quantized by a plan."""
-        named = "\n".join(f"{layer} as {name}" for layer, name in zip(self.layers, plan, strict=True))
-        data = digest_of_samples(self.site.samples)
-        key = f"plan {hashlib.blake2b(named.encode(), digest_size=8).hexdigest()} {self.metric} on {data}"
-        known = self.ledger.done(key)
-        if known is None:
-            known = self.measured(plan)
-            self.ledger.finish(key, known)
-        return float(known)
+        key = plan_key(self.layers, plan, self.metric, digest_of_samples(self.site.samples))
+        return self.ledger.number(key, lambda: self.measured(plan))
 
     def measured(self, plan: Sequence[str]) -> float:
         """Quantize, measure, and put the float model back."""

@@ -1,0 +1,40 @@
+"""What `sensitivity` and `search` tell at their end, the same for ONNX and PyTorch: tables, a page, or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quark.cli.output import print_json, say, show, write_page
+from quark.cli.search_tables import Wanted, chart, found_facts, found_table, layer_table
+from quark.report import Report
+from quark.search.values import Found, Study
+
+
+def tell_study(found: Study, model: Path, unit: str, facts: Mapping[str, Any], report: Path | None, json: bool) -> None:
+    """Show the ranked layers; ``unit``: what the data consist of, ``facts``: more entries of the JSON."""
+    table = layer_table(found)
+    if report:
+        counts = (("layers", str(len(found.layers))), (unit, str(found.samples)))
+        write_page(Report(f"{model.name}, layer by layer", counts, (table,), charts=(chart(found),)), report)
+        say(f"Report: {report}")
+    if json:
+        print_json({"model": model, **facts, **found.to_dict()})
+        return
+    show(table)
+
+
+def tell_plan(found: Found, wanted: Wanted, model: Path, following: str, report: Path | None, json: bool) -> None:
+    """Show a plan that is written; ``following``: the command that uses it."""
+    table = found_table(found, wanted.target)
+    if report:
+        facts = ((found.metric, f"{found.value:.4g}"), ("plans measured", str(found.measured)))
+        tables, title = (table, layer_table(found.study)), f"{model.name}, mixed precision"
+        write_page(Report(title, facts, tables, charts=(chart(found.study),)), report)
+        say(f"Report: {report}")
+    if json:
+        print_json({"model": model, "output": wanted.output, **found_facts(found)})
+        return
+    show(table)
+    say(f"Wrote {wanted.output}. Next: {following}")
