@@ -7,8 +7,9 @@ import pytest
 
 from quark.errors import DataError
 from quark.observers import Histogram, MinMax, MovingMinMax, Statistic
+from quark.observers.sampled import Sampled
 
-STATISTICS = (MinMax, MovingMinMax, Histogram)
+STATISTICS = (MinMax, MovingMinMax, Histogram, Sampled)
 
 
 def batches(seed: int = 0, count: int = 5) -> list[np.ndarray]:

@@ -84,12 +84,16 @@ class Histogram:
         if not flat.size:
             return
         if flat.size < PATIENCE:
-            lo, hi = extremes(flat)
-            self.lo, self.hi = min(self.lo, lo), max(self.hi, hi)
-            self._wait(flat.copy())
+            self._postpone(flat)
         else:
             self._insert(flat)
         self.count += flat.size
+
+    def _postpone(self, flat: np.ndarray) -> None:
+        """Look at a few values now, and count them later."""
+        lo, hi = extremes(flat)
+        self.lo, self.hi = min(self.lo, lo), max(self.hi, hi)
+        self._wait(flat.copy())
 
     def _wait(self, flat: np.ndarray) -> None:
         """Let values wait; when many do, they go into the bins."""
@@ -127,7 +131,7 @@ class Histogram:
         """Put values into bins and tails."""
         starts = np.arange(0, flat.size, BLOCK)
         lowest, highest = np.empty(starts.size, np.float32), np.empty(starts.size, np.float32)
-        scratch = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.int64)
+        scratch = scratch_for(CHUNK)
         for start in range(0, flat.size, CHUNK):
             blocks = slice(start // BLOCK, (start + CHUNK) // BLOCK)
             self._add(flat[start : start + CHUNK], lowest[blocks], highest[blocks], scratch)
@@ -139,20 +143,25 @@ class Histogram:
         starts = np.arange(0, flat.size, BLOCK)
         np.minimum.reduceat(flat, starts, out=lowest)
         np.maximum.reduceat(flat, starts, out=highest)
+        self._count(flat, self._widen(flat, lowest, highest), scratch)
+
+    def _widen(self, flat: np.ndarray, lowest: np.ndarray, highest: np.ndarray) -> bool:
+        """Make room for values with these extremes of blocks; whether there are negative ones."""
         lo, hi = float(lowest.min()), float(highest.max())
         if not (np.isfinite(lo) and np.isfinite(hi)):
             extremes(flat)  # says how many there are
         self._raise_top(_exponent(max(-lo, hi)) + 1)
-        self._count(flat, lo < 0, scratch)
         self.lo, self.hi = min(self.lo, lo), max(self.hi, hi)
+        return lo < 0
 
-    def _count(self, flat: np.ndarray, negative: bool, scratch: Scratch) -> None:
+    def _count(self, flat: np.ndarray, negative: bool, scratch: Scratch, times: int = 1) -> None:
+        """Count the values of a piece, each ``times`` times."""
         while len(self._counts) < 1 + negative:
             self._counts.append(np.zeros(self._bins, np.int64))
         found = np.bincount(_places(flat, self._base(), self._mantissa, negative, scratch))
         for sign in range(-(-found.size // self._bins)):
             part = found[sign * self._bins : (sign + 1) * self._bins]
-            self._counts[sign][: part.size] += part
+            self._counts[sign][: part.size] += part if times == 1 else times * part
 
     def _base(self) -> int:
         return max(self._top - OCTAVES, 0) << self._mantissa
@@ -301,8 +310,12 @@ class Histogram:
         if self._few:
             return self._held(), np.ones(self._waits)
         self._settle()
+        return self._points_of(self._counts)
+
+    def _points_of(self, every: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """The points of these counts of positive and of negative values."""
         values, weights = [], []
-        for sign, counts in zip((1, -1), self._counts, strict=False):
+        for sign, counts in zip((1, -1), every, strict=False):
             left, right, joined = self._joined(counts)
             # The first place is a left edge: zeros stay zeros.
             place = left + (right - left) * np.modf(GOLDEN * np.arange(left.size))[0]
@@ -344,6 +357,11 @@ def _joints(mantissa: int) -> np.ndarray:
 def _exponent(magnitude: float) -> int:
     """The biased exponent of a non-negative float32."""
     return int(np.float32(magnitude).view(np.int32) >> 23)
+
+
+def scratch_for(size: int) -> Scratch:
+    """Arrays in which the bins of up to ``size`` values are found."""
+    return np.empty(size, np.float32), np.empty(size, np.uint32), np.empty(size, np.int64)
 
 
 def _places(flat: np.ndarray, base: int, mantissa: int, negative: bool, scratch: Scratch) -> np.ndarray:

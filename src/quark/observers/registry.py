@@ -26,6 +26,7 @@ from quark.observers import (
 )
 from quark.observers.histogram import Histogram
 from quark.observers.mse_modes import Votes
+from quark.observers.sampled import sampled
 from quark.observers.statistics import MinMax, MovingMinMax, Statistic
 from quark.observers.tails import quantiles
 from quark.observers.values import counted
@@ -50,12 +51,12 @@ class Search:
     @property
     def needs_values(self) -> bool:
         """Whether the extremes of each sample are not enough."""
-        return self.statistic in (Histogram, counted, quantiles, Votes)
+        return self.statistic in (Histogram, counted, sampled, quantiles, Votes)
 
     @property
     def looks_twice(self) -> bool:
         """Whether it can use the values themselves after the histogram."""
-        return self.statistic in (counted, quantiles)
+        return self.statistic in (counted, sampled, quantiles)
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -101,7 +102,7 @@ ROWS = (
     Search("moving_non_overflow", MovingMinMax, non_overflow.search),
     Search("percentile", quantiles, percentile.search),
     Search("layerwise_percentile", counted, layerwise_percentile.search),
-    Search("mse", counted, mse.search),
+    Search("mse", sampled, mse.search),
     Search("mse_most_common", Votes, mse_modes.most_common),
     Search("mse_percentile", Histogram, mse_modes.within_percentile),
     Search("entropy", Histogram, entropy.search),

@@ -107,7 +107,7 @@ class Tails:
             flat = np.ascontiguousarray(x, np.float32).reshape(-1)
         if not flat.size:
             return
-        lowest, highest = _block_extremes(flat)
+        lowest, highest = block_extremes(flat)
         if not (np.isfinite(lowest.min()) and np.isfinite(highest.max())):
             extremes(flat)  # says how many there are
         self.count += flat.size
@@ -186,7 +186,7 @@ def _below(value: np.float32) -> np.float32:
     return np.nextafter(value, np.float32(-np.inf), dtype=np.float32)
 
 
-def _block_extremes(flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def block_extremes(flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Smallest and largest of every block, in pieces that stay in the cache."""
     blocks = -(-flat.size // BLOCK)
     lowest, highest = np.empty(blocks, np.float32), np.empty(blocks, np.float32)

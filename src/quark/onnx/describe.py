@@ -63,7 +63,7 @@ def describe(path: str | Path) -> Description:
     nodes = [node for node in all_nodes(model) if not _is_carrier(node)]
     return Description(
         path=str(path),
-        bytes=file_bytes(path),
+        bytes=file_bytes(path, model),
         opset=opset(model),
         ir_version=model.ir_version,
         producer=" ".join(filter(None, (model.producer_name, model.producer_version))),
@@ -76,10 +76,11 @@ def describe(path: str | Path) -> Description:
     )
 
 
-def file_bytes(path: str | Path) -> int:
-    """Size of a model file together with the external data that it names."""
+def file_bytes(path: str | Path, model: ir.Model | None = None) -> int:
+    """Size of a model file together with the external data that it names; ``model``: what was read from it."""
     path = Path(path)
-    tensors = (value.const_value for graph in load(path).graphs() for value in graph.initializers.values())
+    model = load(path) if model is None else model
+    tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     files = {Path(tensor.path).resolve() for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
     return path.stat().st_size + sum(file.stat().st_size for file in files)
 

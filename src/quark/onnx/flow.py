@@ -103,6 +103,7 @@ def _quantize(
     with bars() if progress is None else _given(progress) as update, Scratch(job.options) as scratch:
         with _timed(seconds, "load"):
             source = files.load(model_input)
+            before = file_bytes(model_input, source) if isinstance(model_input, (str, Path)) else None
             resume = open_resume(source, job)
             known = all_known(source) if job.options.EnableSubgraph else known_nodes(source)
         with _timed(seconds, "prepare"):
@@ -145,7 +146,7 @@ def _quantize(
         metrics = None if written is None else evaluate(model_input, written, job.options, given)
     result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed)
     if job.options.PrintSummary and not job.options.CryptoMode:
-        _tell(result, mixed, _cost(model_input, model_output, sum(seconds.values())))
+        _tell(result, mixed, _cost(before, model_output, sum(seconds.values())))
     return result
 
 
@@ -156,9 +157,8 @@ def _tell(result: Result, mixed: Mixed, cost: Table) -> None:
         print_table(table)
 
 
-def _cost(model_input: files.ModelInput, model_output: str | Path | None, seconds: float) -> Table:
-    """The table of ``quark onnx plan`` with what was measured."""
-    before = file_bytes(model_input) if isinstance(model_input, (str, Path)) else None
+def _cost(before: int | None, model_output: str | Path | None, seconds: float) -> Table:
+    """The table of ``quark onnx plan`` with what was measured; ``before``: bytes of the float model."""
     after = None if model_output is None else written_bytes(Path(model_output))
     return cost_table("Measured", before, after, resident(), seconds)
 
