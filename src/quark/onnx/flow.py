@@ -140,10 +140,7 @@ def _quantize(
             if not job.options.CryptoMode:
                 attach(model, plan)
             proto = _write(model, model_output, job)
-    metrics = None
-    if job.options.EvalMetrics:
-        written = proto if model_output is None else model_output
-        metrics = None if written is None else evaluate(model_input, written, job.options, given)
+    metrics = _metrics(model_input, proto if model_output is None else model_output, job, given)
     result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed)
     if job.options.PrintSummary and not job.options.CryptoMode:
         _tell(result, mixed, _cost(before, model_output, sum(seconds.values())))
@@ -155,6 +152,11 @@ def _tell(result: Result, mixed: Mixed, cost: Table) -> None:
     print_summary(result.plan, weak=result.weak)
     for table in (cost, *mixed.tables(), *metric_tables(result.metrics)):
         print_table(table)
+
+
+def _metrics(before: Any, after: onnx.ModelProto | str | Path | None, job: Job, reader: Any) -> Comparison | None:
+    """What ``EvalMetrics`` asks for: both models on data."""
+    return evaluate(before, after, job.options, reader) if job.options.EvalMetrics and after is not None else None
 
 
 def _cost(before: int | None, model_output: str | Path | None, seconds: float) -> Table:
