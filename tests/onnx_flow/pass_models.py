@@ -265,6 +265,43 @@ def infinite() -> onnx.ModelProto:
     return models.model("inf (float[2, 5, 5] x) => (float[2, 5, 5] y) { a = Add (x, m) y = Softmax (a) }", {"m": mask})
 
 
+def other_types(opset: int = 13) -> onnx.ModelProto:
+    """An instance normalization, a mean and a BatchNormalization of float64, a mean of integers: no kernel but these."""
+    graph = """
+    other_types (double[2, 4, 6, 5] x) => (double[2, 4, 6, 5] y, double[2, 4, 1, 1] z, double[2, 4, 6, 5] n,
+                                           int32[2, 4, 1, 1] k) {
+        m = ReduceMean <axes = [2, 3]> (x) c = Sub (x, m) s = Mul (c, c) v = ReduceMean <axes = [2, 3]> (s)
+        e = Add (v, eps) q = Sqrt (e) y = Div (c, q)
+        z = ReduceMean <axes = [2, 3]> (y)
+        n = BatchNormalization (x, bn_scale, bn_bias, bn_mean, bn_var)
+        i = Cast <to = 6> (x) k = ReduceMean <axes = [2, 3]> (i)
+    }"""
+    weights = {name: array.astype(np.float64) for name, array in models.batch_norm("bn", 4).items()}
+    return models.model(graph, {**weights, "eps": np.array(1e-5)}, opset)
+
+
+def old_split() -> onnx.ModelProto:
+    """A Split of opset 9, whose Slice has its bounds as attributes."""
+    graph = """
+    old_split (float[2, 4, 6] x) => (float[2, 3, 6] y, float[2, 1, 6] z) {
+        y, z = Split <axis = 1, split = [3, 1]> (x)
+    }"""
+    return models.model(graph, {}, 9, ir_version=4)
+
+
+def unknown_outside(opset: int = 13) -> onnx.ModelProto:
+    """Bodies of an If that read a tensor whose shape only a run tells."""
+    graph = """
+    unknown_outside (float[2, 4] x) => (float[a, b] y) {
+        s = Shape (x) f = Cast <to = 1> (s) g = Mul (f, one) t = Cast <to = 7> (g) r = Reshape (x, t)
+        c = ReduceMean <keepdims = 0> (x) p = Greater (c, zero)
+        y = If (p) <
+            then_branch = then () => (float[a, b] u) { e = Exp (r) u = Relu (e) },
+            else_branch = otherwise () => (float[a, b] v) { d = Tanh (r) v = Neg (d) }>
+    }"""
+    return models.model(graph, _numbers(one=1, zero=0), opset)
+
+
 TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "gelu": gelu,
     "gelu below opset 20": lambda: gelu(13),
@@ -290,6 +327,9 @@ TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "unequal": unequal,
     "out_of_reach": out_of_reach,
     "extended": extended,
+    "other_types": other_types,
+    "old_split": old_split,
+    "unknown_outside": unknown_outside,
 }
 
 

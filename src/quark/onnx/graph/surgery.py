@@ -73,6 +73,17 @@ def label(node: ir.Node) -> str:
     return f"{name!r} ({node.domain + '.' if node.domain else ''}{node.op_type})"
 
 
+def not_single(value: ir.Value | None) -> str | None:
+    """Why an operator that ONNX Runtime has for float32 and float16 alone cannot read ``value``, or None.
+
+    A type that is not known is no reason.
+    """
+    dtype = None if value is None else value.dtype
+    if dtype is None or dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        return None
+    return f"its input is {dtype.name.lower()}, for which ONNX Runtime has no kernel of the new operator"
+
+
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     """Every node, those of subgraphs and model-local functions included."""
     yield from ir.traversal.RecursiveGraphIterator(model.graph)

@@ -4,10 +4,12 @@
 
 NPU compilers have a kernel for the convolution and none for the normalization. Fold first: this is for what is left.
 
-Not handled: training form, parameters that are not constants, a rank that is not known or below 3.
+Not handled: training form, parameters that are not constants, a rank that is not known or below 3, float64.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +22,7 @@ from quark.onnx.graph.surgery import (
     float_attribute,
     label,
     nodes_of,
+    not_single,
     substitute,
 )
 from quark.onnx.passes.fold_batch_norm import affine, in_training, noise_of_channels
@@ -28,7 +31,10 @@ from quark.onnx.passes.fold_batch_norm import affine, in_training, noise_of_chan
 COARSE = 0.01
 
 
-def run(model: ir.Model, keep_resolution: bool = False) -> PassReport:
+def run(
+    model: ir.Model,
+    keep_resolution: Annotated[bool, "Leave those whose channels would be lost under one 8-bit scale."] = False,
+) -> PassReport:
     """Rewrite ``model`` in place.
 
     Args:
@@ -56,7 +62,7 @@ def why_not(node: ir.Node) -> str | None:
         return "its parameters are not constants"
     if source is None or source.shape is None or len(source.shape) < 3:
         return "its input has fewer than three axes, or an unknown number"
-    return None
+    return not_single(source)
 
 
 def coarse(node: ir.Node) -> str | None:

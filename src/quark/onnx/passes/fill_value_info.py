@@ -40,7 +40,7 @@ def run(model: ir.Model) -> PassReport:
         return PassReport("fill_value_info", fired, (f"{len(missing)} tensors: the model does not run: {error}",))
     for value in missing:
         fired += _state(value, found[str(value.name)])
-    return PassReport("fill_value_info", fired)
+    return PassReport("fill_value_info", fired + infer_shapes(model))  # bodies learn from what they read
 
 
 def _complete(value: ir.Value) -> bool:

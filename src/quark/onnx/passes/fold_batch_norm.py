@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import onnx_ir as ir
@@ -76,7 +77,12 @@ class Match:
     shift: np.ndarray
 
 
-def run(model: ir.Model, keep_resolution: bool = False) -> PassReport:
+def run(
+    model: ir.Model,
+    keep_resolution: Annotated[
+        bool, "Leave those that would lose channels of a depthwise weight under one 8-bit scale."
+    ] = False,
+) -> PassReport:
     """Fold every BatchNormalization of the main graph that can be, in place.
 
     Args:

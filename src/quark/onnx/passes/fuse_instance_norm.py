@@ -7,7 +7,7 @@ or, with r = scale / √(σ² + ε):  y = x · r + (bias - μ · r).  The means 
 Source: Ulyanov, Vedaldi and Lempitsky 2016, "Instance Normalization". The scale and bias [1, C, 1, …] are copied to the
 [C] of the operator, so whoever shares them keeps them. Outputs agree to 1e-4 of the largest.
 
-Not handled: a rank that is not known, scales without one element per channel.
+Not handled: a rank that is not known, scales without one element per channel, float64.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from quark.onnx.graph.surgery import (
     int_attribute,
     label,
     nodes_of,
+    not_single,
     sole_consumer,
     substitute,
 )
@@ -125,7 +126,7 @@ def _not_spatial(found: Bound) -> str | None:
             return ""
         if not int_attribute(maker, "keepdims", 1):
             return "its means drop the axes that they run over"
-    return None
+    return not_single(found["x"])
 
 
 def _with_operand(op_type: str, value: ir.Value) -> tuple[ir.Value, ir.Value | None]:

@@ -3,7 +3,8 @@
     ReduceMean(x, axes = [2, .., rank - 1], keepdims = 1)  =  GlobalAveragePool(x)
 
 With ``keepdims = 0`` a Flatten follows. Runtimes and NPU compilers have an integer kernel for the pool and none for the
-mean. Not handled: other axes, and inputs of unknown rank or below three axes.
+mean. Not handled: other axes, inputs of unknown rank or below three axes,
+integers and float64 (the pool has no kernel for them).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import attribute, constant_array, input_at, int_attribute, label
+from quark.onnx.graph.surgery import attribute, constant_array, input_at, int_attribute, label, not_single
 
 
 def run(model: ir.Model) -> PassReport:
@@ -37,7 +38,7 @@ def why_not(node: ir.Node) -> str | None:
         return "its axes are not constant"
     if sorted(axis % rank for axis in axes) != list(range(2, rank)):
         return f"it reduces the axes {axes}, not the spatial ones"
-    return None
+    return not_single(source)
 
 
 def _axes(node: ir.Node) -> list[int] | None:

@@ -5,7 +5,8 @@
 The sizes come from the second input, the attribute, or, for equal parts, from the length of the axis. Outputs that
 nobody reads get no Slice.
 
-Not handled: sizes that are computed; equal parts of an axis whose length is not known.
+Not handled: sizes that are computed; equal parts of an axis whose length is not known; models
+below opset 10.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ from quark.onnx.graph.surgery import (
     int_attribute,
     label,
     nodes_of,
+    opset,
 )
+
+#: From here on the bounds of a Slice are inputs.
+OPSET = 10
 
 
 def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
-    fired, refused, names = 0, [], None
+    fired, refused, names, new_enough = 0, [], None, opset(model) >= OPSET
     for node in nodes_of(model, "Split"):
-        sizes = sizes_of(node)
+        sizes = sizes_of(node) if new_enough else f"Slice with computed bounds needs opset {OPSET}"
         if isinstance(sizes, str):
             refused.append(f"{label(node)} stays: {sizes}")
             continue
