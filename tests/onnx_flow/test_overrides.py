@@ -9,9 +9,23 @@ import onnx
 import pytest
 from tests.onnx_flow import models
 
+from quark.config.overrides import parse_overrides
 from quark.config.plan import Plan
 from quark.errors import ConfigError
-from quark.onnx import CalibMethod, Int8Spec, Int16, Int32Spec, ModelQuantizer, QConfig, QLayerConfig, UInt8
+from quark.onnx import (
+    CalibMethod,
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    ExtendedQuantType,
+    Int8Spec,
+    Int16,
+    Int32Spec,
+    ModelQuantizer,
+    QConfig,
+    QLayerConfig,
+    QuantType,
+    UInt8,
+)
 from quark.onnx.flow import Result
 
 GRAPH = """g (float[1,4,8,8] x) => (float[1,4,4,4] y) {
@@ -45,10 +59,28 @@ def told(*entries: dict[str, Any], name: str = "a", **options: Any) -> Any:
     return run({name: list(entries)}, **options).plan.tensors[name]
 
 
-@pytest.mark.parametrize("given", [Int16, "Int16", "int16", "QInt16", type("Q", (), {"name": "QInt16"})()])
+@pytest.mark.parametrize("given", [Int16, "Int16", "int16", "QInt16", QuantType.Int16, ExtendedQuantType.QInt16])
 def test_a_type_can_be_written_in_every_way(given: Any) -> None:
     tensor = told({"quant_type": given})
     assert tensor.spec.format == "int16" and tensor.reason == "TensorQuantOverrides['a']"
+
+
+@pytest.mark.parametrize(
+    ("given", "row"),
+    [(ExtendedQuantType.QBFP, "bfp16"), (ExtendedQuantType.QMX, "mxint8"), ("FP8E4M3", "fp8_e4m3"), ("MX9", "mx9")]
+    + [("MXFP4E2M1", "mxfp4"), ("MXFP8E4M3", "mxfp8_e4m3"), (QuantType.QFLOAT8E5M2, "fp8_e5m2")],
+)
+def test_the_names_of_data_types_and_enumerations_are_known(given: Any, row: str) -> None:
+    assert parse_overrides({"a": [{"quant_type": given}]})["a"].format == row
+
+
+def test_the_weight_search_can_be_named_as_documents_do() -> None:
+    scales = {
+        method: float(run(WeightCalibrateMethod=method).plan.tensors["w"].scale)  # type: ignore[arg-type]
+        for method in (None, CalibrationMethod.MinMax, ExtendedCalibrationMethod.MinMSE, "MinMSE")
+    }
+    plain, minmax, searched, named = scales.values()
+    assert plain == minmax != searched == named
 
 
 def test_a_tensor_that_is_told_something_shares_its_scale_no_more() -> None:
@@ -131,6 +163,17 @@ def test_a_tensor_that_is_not_quantized_stays_float(caplog: pytest.LogCaptureFix
         ({"w": [{"scale": 1.0, "zero_point": 0, "axis": 0}, {"scale": 1.0, "zero_point": 0}]}, r"2 entries for 4 chan"),
         ({"w": [{"quant_type": "bfloat16", "axis": 0}]}, r"'bfloat16' has no scale per channel"),
         ({"a": {"quant_type": "int8"}}, r"must be a list of dictionaries"),
+        ({"w": [{"rmin": -1.0, "rmax": 1.0, "axis": 0}] * 3}, r"3 entries for 4 channels"),
+        ({"w": [{"rmin": -1.0, "rmax": 1.0, "axis": 7}] * 4}, r"axis must lie in -4..3, not 7"),
+        ({"w": [{"axis": "0"}]}, r"axis must be a whole number, not '0'"),
+        ({"a": [{"axis": 1}]}, r"axis is for constants"),
+        ({"a": [{"symmetric": "no"}]}, r"symmetric must be True or False, not 'no'"),
+        ({"a": [{"reduce_range": 0}]}, r"reduce_range must be True or False, not 0"),
+        ({"a": [{"rmin": float("nan"), "rmax": 1.0}]}, r"rmin must be finite, not nan"),
+        ({"a": [{"scale": float("inf"), "zero_point": 0}]}, r"scale must be finite, not inf"),
+        ({"a": [{"scale": 1.0, "zero_point": 0.5}]}, r"zero_point must be a whole number, not 0.5"),
+        ({"w": [{"axis": 0, "quant_type": "int8"}, {"quant_type": "int16"}]}, r"all channels have the same quant_type"),
+        ({"a": [{"convert": {"quant_type": "uint8", "recv_nodes": "left"}}]}, r"recv_nodes must be a list"),
         ({"a": [{"convert": {"quant_type": "uint8", "recv_nodes": {"join"}}}]}, r"'join' does not read this tensor"),
         ({"a": [{"quant_type": "uint8", "symmetric": True, "reduce_range": True}]}, r"reduce_range is for integers"),
     ],

@@ -11,6 +11,7 @@ tensor in that second type.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,10 @@ _SPELLED = {
     "qfloat8e5m2": "fp8_e5m2",
     "qbfp": "bfp16",
     "qmx": "mxint8",
+    "mxfp4e2m1": "mxfp4",
 }
+_KINDS: dict[str, type] = {"symmetric": bool, "reduce_range": bool, "axis": int, "convert": Mapping}
+_WORDS = {bool: "True or False", int: "a whole number", Mapping: "a dictionary"}
 _BY_VALUE = ("scale", "zero_point")
 _BY_RANGE = ("symmetric", "reduce_range", "rmin", "rmax")
 
@@ -72,10 +76,12 @@ def _override(where: str, entries: Sequence[Mapping[str, Any]]) -> Override:
     first = entries[0]
     for entry in entries:
         _check(where, entry)
-    if len(entries) > 1 and "axis" not in first:
-        raise ConfigError(f"{where} has {len(entries)} entries, one per channel: the first must give the axis")
+    if len(entries) > 1:
+        _check_channels(where, entries)
     convert = dict(first.get("convert", {}))
     readers = convert.pop("recv_nodes", None)
+    if isinstance(readers, str):
+        raise ConfigError(f"{where} convert: recv_nodes must be a list of node names, not {readers!r}")
     format = _format(where, first.get("quant_type"))
     if "axis" in first and format is not None and not get_format(format).has_zero_point:
         raise ConfigError(f"{where}: the data type {format!r} has no scale per channel; leave out axis")
@@ -92,15 +98,32 @@ def _override(where: str, entries: Sequence[Mapping[str, Any]]) -> Override:
 
 
 def _check(where: str, entry: Mapping[str, Any]) -> None:
-    for key in entry:
+    for key, value in entry.items():
         if key not in KEYS:
             raise ConfigError(unknown(f"key of {where}", key, KEYS))
+        if key in _KINDS and not _is(value, _KINDS[key]):
+            raise ConfigError(f"{where}: {key} must be {_WORDS[_KINDS[key]]}, not {value!r}")
     for one, other in (("scale", "zero_point"), ("zero_point", "scale"), ("rmin", "rmax"), ("rmax", "rmin")):
         if one in entry and other not in entry:
             raise ConfigError(f"{where}: {one} needs {other} beside it")
     both = [key for key in _BY_RANGE if key in entry]
     if "scale" in entry and both:
         raise ConfigError(f"{where}: scale and zero_point say everything; leave out {', '.join(both)}")
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _check_channels(where: str, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Entries of channels differ in their values; what is said of the whole tensor stands in the first, or in each."""
+    first = entries[0]
+    if "axis" not in first:
+        raise ConfigError(f"{where} has {len(entries)} entries, one per channel: the first must give the axis")
+    for key in ("quant_type", "symmetric", "reduce_range", "axis", "convert"):
+        others = [entry[key] for entry in entries[1:] if key in entry and entry[key] != first.get(key)]
+        if others:
+            raise ConfigError(f"{where}: all channels have the same {key}, not {first.get(key)!r} and {others[0]!r}")
 
 
 def _columns(where: str, entries: Sequence[Mapping[str, Any]], keys: tuple[str, str]) -> Any:
@@ -120,9 +143,13 @@ def _columns(where: str, entries: Sequence[Mapping[str, Any]], keys: tuple[str, 
 
 def _number(where: str, key: str, value: Any) -> float | int:
     try:
-        return int(value) if key == "zero_point" else float(value)
+        number = float(value)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {key} must be a number, not {value!r}") from error
+    if not math.isfinite(number) or (key == "zero_point" and number != int(number)):
+        what = "a whole number" if key == "zero_point" else "finite"
+        raise ConfigError(f"{where}: {key} must be {what}, not {value!r}")
+    return int(number) if key == "zero_point" else number
 
 
 def _format(where: str, given: Any) -> str | None:
@@ -132,7 +159,8 @@ def _format(where: str, given: Any) -> str | None:
     if isinstance(given, type) and hasattr(given, "format"):
         return str(given.format)
     name = str(getattr(given, "name", given)).lower()
-    found = _SPELLED.get(name, name.removeprefix("q"))
-    if found not in FORMATS:
+    plain = {row.replace("_", ""): row for row in FORMATS}
+    found = _SPELLED.get(name) or plain.get(name.replace("_", "").removeprefix("q"))
+    if found is None:
         raise ConfigError(unknown(f"quant_type of {where}", str(given), FORMATS))
     return found

@@ -71,6 +71,12 @@ from quark.onnx.quantization.config.data_type import (
     UInt16,
     UInt32,
 )
+from quark.onnx.quantization.config.enumerations import (
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    ExtendedQuantType,
+    QuantType,
+)
 from quark.onnx.quantization.config.spec import (
     AMDFP4G32Spec,
     AMDFP4Spec,
@@ -180,9 +186,12 @@ __all__ = [
     "CachedDataReader",
     "CalibMethod",
     "CalibrationDataReader",
+    "CalibrationMethod",
     "ChannelEqualizationConfig",
     "Config",
     "DataType",
+    "ExtendedCalibrationMethod",
+    "ExtendedQuantType",
     "FP4E2M1Spec",
     "FP6E2M3Spec",
     "FP6E3M2Spec",
@@ -220,6 +229,7 @@ __all__ = [
     "QLayerConfig",
     "QTensorConfig",
     "QuantGranularity",
+    "QuantType",
     "QuantizationConfig",
     "QuarotConfig",
     "RandomDataReader",

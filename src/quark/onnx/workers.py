@@ -2,7 +2,7 @@
 
 Workers are threads that share one session, or whatever joblib is set to: its processes, or a cluster.
 
-    with joblib.parallel_config("loky"):          # processes; "ray" or "dask" with their packages
+    with joblib.parallel_config("loky"):          # processes; a cluster: "dask", "ray" (registered)
         ModelQuantizer(config).quantize_model(...)
 
 Merging is exact, and the moving average, whose order matters, is merged sample by sample, so the result does not

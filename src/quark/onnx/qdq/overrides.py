@@ -56,8 +56,9 @@ def _values(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _overridden(tensor: TensorPlan, wanted: Override, value: ir.Value) -> TensorPlan:
+    _check_channels(tensor, wanted, value)
     spec = _spec(tensor.spec, wanted, value)
-    parameters = None if wanted.parameters is None else _parameters(tensor, spec, wanted, value)
+    parameters = None if wanted.parameters is None else _parameters(tensor, spec, wanted)
     return replace(
         tensor,
         role="weight" if tensor.role == "bias" else tensor.role,
@@ -84,18 +85,30 @@ def _spec(spec: TensorSpec, wanted: Override, value: ir.Value) -> TensorSpec:
     return in_blocks(found, value)
 
 
+def _check_channels(tensor: TensorPlan, wanted: Override, value: ir.Value) -> None:
+    """Raise ``ConfigError`` for an axis that the tensor does not have, or not as many entries as channels."""
+    where, rank = f"{REASON}[{tensor.name!r}]", len(value.shape or ())
+    if wanted.axis is None:
+        return
+    if not value.is_initializer():
+        raise ConfigError(f"{where}: axis is for constants; an activation has one scale, so leave it out")
+    if not -rank <= wanted.axis < rank:
+        raise ConfigError(f"{where}: axis must lie in {-rank}..{rank - 1}, not {wanted.axis}")
+    channels = (value.shape or ())[wanted.axis]
+    for columns in (wanted.range, wanted.parameters):
+        if columns is not None and len(columns[0]) not in (1, channels):
+            raise ConfigError(f"{where}: {len(columns[0])} entries for {channels} channels")
+
+
 def _shaped(columns: tuple[tuple[float, ...], tuple[float, ...]]) -> tuple[Any, Any]:
     low, high = columns
     return (low[0], high[0]) if len(low) == 1 else (list(low), list(high))
 
 
-def _parameters(tensor: TensorPlan, spec: TensorSpec, wanted: Override, value: ir.Value) -> tuple[Any, Any]:
+def _parameters(tensor: TensorPlan, spec: TensorSpec, wanted: Override) -> tuple[Any, Any]:
     """Scale and zero point as they were given, checked against the tensor."""
     scales, zeros = wanted.parameters or ((), ())
-    row, shape = get_format(spec.format), tuple(value.shape or ())
-    channels = shape[wanted.axis] if wanted.axis is not None else 1
-    if isinstance(channels, int) and len(scales) not in (1, channels):
-        raise ConfigError(f"{REASON}[{tensor.name!r}]: {len(scales)} entries for {channels} channels")
+    row = get_format(spec.format)
     if row.has_zero_point and not all(row.min <= zero <= row.max for zero in zeros):
         raise ConfigError(f"{REASON}[{tensor.name!r}]: zero_point must lie in {row.min}..{row.max} for {spec.format}")
     scale, zero = np.asarray(scales, np.float32), np.asarray(zeros, np.int64)

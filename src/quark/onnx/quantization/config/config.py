@@ -177,7 +177,8 @@ def _check_distribution(slot: str, spec: TensorSpec | None) -> None:
     if spec is not None and spec.method == "distribution" and spec.format not in DISTRIBUTION_FORMATS:
         raise ConfigError(
             f"{slot}: the calibration method Distribution is for the FP8 data types only, and this one is "
-            f"{spec.format!r}. Use FP8E4M3Spec or FP8E5M2Spec, or another method: MinMax, Percentile, MinMSE, Entropy"
+            f"{spec.format!r}. Use FP8E4M3Spec or FP8E5M2Spec, or another method: MinMax, Percentile, "
+            "LayerwisePercentile, MinMSE, Entropy"
         )
 
 
