@@ -266,7 +266,7 @@ def infinite() -> onnx.ModelProto:
 
 
 def other_types(opset: int = 13) -> onnx.ModelProto:
-    """An instance normalization, a mean and a BatchNormalization of float64, a mean of integers: no kernel but these."""
+    """An instance normalization, a mean and a BatchNormalization of float64, a mean of integers."""
     graph = """
     other_types (double[2, 4, 6, 5] x) => (double[2, 4, 6, 5] y, double[2, 4, 1, 1] z, double[2, 4, 6, 5] n,
                                            int32[2, 4, 1, 1] k) {

@@ -67,8 +67,10 @@ def test_a_type_can_be_written_in_every_way(given: Any) -> None:
 
 @pytest.mark.parametrize(
     ("given", "row"),
-    [(ExtendedQuantType.QBFP, "bfp16"), (ExtendedQuantType.QMX, "mxint8"), ("FP8E4M3", "fp8_e4m3"), ("MX9", "mx9")]
-    + [("MXFP4E2M1", "mxfp4"), ("MXFP8E4M3", "mxfp8_e4m3"), (QuantType.QFLOAT8E5M2, "fp8_e5m2")],
+    [
+        *((ExtendedQuantType.QBFP, "bfp16"), (ExtendedQuantType.QMX, "mxint8"), (QuantType.QFLOAT8E5M2, "fp8_e5m2")),
+        *(("FP8E4M3", "fp8_e4m3"), ("MX9", "mx9"), ("MXFP4E2M1", "mxfp4"), ("MXFP8E4M3", "mxfp8_e4m3")),
+    ],
 )
 def test_the_names_of_data_types_and_enumerations_are_known(given: Any, row: str) -> None:
     assert parse_overrides({"a": [{"quant_type": given}]})["a"].format == row

@@ -3,7 +3,8 @@
     WeightCalibrateMethod = CalibrationMethod.MinMax | ExtendedCalibrationMethod.MinMSE
     quant_type in TensorQuantOverrides = QuantType.Int8 | ExtendedQuantType.QBFP | …
 
-Members count by their name; members of that name of ``onnxruntime.quantization``, and plain strings, do as well. The numbers are those of the interface.
+Members count by their name; members of that name of ``onnxruntime.quantization``, and plain strings, do as well.
+The numbers are those of the interface.
 """
 
 from __future__ import annotations
