@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import pytest
@@ -18,3 +22,17 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("no folder 'shared' beside the repository")
     return folder
+
+
+@pytest.fixture(scope="session")
+def examples(shared: Path) -> Iterator[ModuleType]:
+    """The loaders of the real models and their data; they import their neighbours when they are called.
+
+    Torch gets one thread: the models are small, and threads that wait for each other take most of the time.
+    """
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("torch").set_num_threads(1)
+    folder = str(shared / "data")
+    sys.path.insert(0, folder)
+    yield importlib.import_module("load_examples")
+    sys.path.remove(folder)

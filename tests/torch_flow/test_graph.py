@@ -6,6 +6,7 @@ import copy
 import warnings
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -132,16 +133,6 @@ def calls(graph: Any) -> list[str]:
     """Modules and operators in order."""
     kept = (node for node in graph.graph.nodes if node.op in ("call_module", "call_function"))
     return [str(node.target).removeprefix("aten.") for node in kept]
-
-
-def shared_data(monkeypatch: pytest.MonkeyPatch) -> Any:
-    folder = Path(__file__).resolve().parents[3] / "shared" / "data"
-    if not (folder / "load_examples.py").exists():
-        pytest.skip("the models beside the project are not there")
-    monkeypatch.syspath_prepend(str(folder))
-    import load_examples
-
-    return load_examples
 
 
 # ---- the float graph ------------------------------------------------------------------------------------------------
@@ -544,10 +535,9 @@ def test_a_trained_graph_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_squeezenet_is_quantized_and_agrees_with_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = shared_data(monkeypatch)
-    model = load.torch_flowers5()
-    feeds = load.calib_flowers5(6)
+def test_squeezenet_is_quantized_and_agrees_with_onnx_runtime(tmp_path: Path, examples: ModuleType) -> None:
+    model = examples.torch_flowers5()
+    feeds = examples.calib_flowers5(6)
     samples = [torch.from_numpy(feed["data"]) for feed in feeds]
     graph = graph_of(model, READ, samples[:4])
     assert len([module for module in graph.modules() if type(module).__name__ == "QuantConv2d"]) == 26

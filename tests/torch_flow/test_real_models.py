@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import islice
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,20 +24,6 @@ from quark.torch.quantization.config.config import (
 
 pytestmark = pytest.mark.slow
 IMAGES, WINDOWS = 100, 12
-
-
-@pytest.fixture(scope="module")
-def examples() -> ModuleType:
-    """The loaders beside the example models."""
-    folder = Path(__file__).parents[3] / "shared" / "data"
-    if not (folder / "load_examples.py").exists():
-        pytest.skip("no folder 'shared/data' beside the repository")
-    pytest.importorskip("onnxruntime")
-    sys.path.insert(0, str(folder))
-    import load_examples
-
-    torch.set_num_threads(1)
-    return load_examples
 
 
 @pytest.fixture(scope="module")

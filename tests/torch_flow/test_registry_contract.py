@@ -3,8 +3,6 @@ nearest, and those that tune weights leave it better; tests run over the table, 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -60,53 +58,39 @@ def test_every_algorithm_has_a_line() -> None:
     assert set(CONFIGS) == {row.config for row in ALGORITHMS}
 
 
-@pytest.fixture(scope="module")
-def stories() -> ModuleType:
-    """The loaders beside the example models."""
-    folder = Path(__file__).parents[3] / "shared" / "data"
-    if not (folder / "load_examples.py").exists():
-        pytest.skip("no folder 'shared/data' beside the repository")
-    pytest.importorskip("onnxruntime")
-    sys.path.insert(0, str(folder))
-    import load_examples
-
-    torch.set_num_threads(1)
-    return load_examples
+def samples(examples: ModuleType) -> list[torch.Tensor]:
+    return list(torch.from_numpy(examples.token_ids())[:8, None, :64])
 
 
-def samples(stories: ModuleType) -> list[torch.Tensor]:
-    return list(torch.from_numpy(stories.token_ids())[:8, None, :64])
-
-
-def model(stories: ModuleType) -> Any:
-    found = stories.torch_stories()
+def model(examples: ModuleType) -> Any:
+    found = examples.torch_stories()
     found.head_dim = 8
     return found
 
 
 @torch.no_grad()
-def loss(stories: ModuleType, algorithms: list[Any] | None, scheme: str) -> float:
+def loss(examples: ModuleType, algorithms: list[Any] | None, scheme: str) -> float:
     """Mean KL divergence to the float model's predictions."""
     layers = {"layer_quant_config": {"*.w2": LAYERS[scheme][43]}, "exclude": ["output"]}
     config = QConfig(LAYERS[scheme][32], **layers, algo_config=algorithms)
-    found = ModelQuantizer(config).quantize_model(model(stories), samples(stories))
+    found = ModelQuantizer(config).quantize_model(model(examples), samples(examples))
     total = 0.0
-    for ids in samples(stories):
-        p, q = (net(ids).double().log_softmax(-1) for net in (model(stories), found))
+    for ids in samples(examples):
+        p, q = (net(ids).double().log_softmax(-1) for net in (model(examples), found))
         total += float((p.exp() * (p - q)).sum(-1).mean())
     return total
 
 
 @pytest.fixture(scope="module")
-def nearest(stories: ModuleType) -> dict[str, float]:
+def nearest(examples: ModuleType) -> dict[str, float]:
     """What rounding to nearest loses."""
-    return {scheme: loss(stories, None, scheme) for scheme in LAYERS}
+    return {scheme: loss(examples, None, scheme) for scheme in LAYERS}
 
 
 @pytest.mark.parametrize("scheme", ["int4", pytest.param("w4a4", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("row", ALGORITHMS, ids=lambda row: row.config.name)
 def test_never_worse_than_rounding_on_a_real_model(
-    row: Any, scheme: str, stories: ModuleType, nearest: dict[str, float]
+    row: Any, scheme: str, examples: ModuleType, nearest: dict[str, float]
 ) -> None:
     part = GAIN.get(row.config.name, 1.0) if scheme == "int4" else 1.0
-    assert loss(stories, [CONFIGS[row.config]], scheme) <= part * nearest[scheme]
+    assert loss(examples, [CONFIGS[row.config]], scheme) <= part * nearest[scheme]

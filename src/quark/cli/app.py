@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from quark.cli.common import ChartReport, Compare, Json, LedgerPath, Limit, PlanOutput, Rounds
 from quark.cli.torch_app import torch_app
 from quark.cli.transformation import WithPasses
 
@@ -24,7 +25,6 @@ app.add_typer(onnx_app, name="onnx")
 app.add_typer(torch_app, name="torch")
 
 DEFAULT_PRESET = "A8W8_CPU"
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 Data = Annotated[
     Path | None,
     typer.Option(
@@ -61,11 +61,6 @@ Candidates = Annotated[
     ),
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Layers that are tried at once.")]
-LedgerPath = Annotated[
-    Path | None,
-    typer.Option("--ledger", help="A .json file that finished layers are kept in; run again, it goes on from there."),
-]
-ChartReport = Annotated[Path | None, typer.Option("--report", help="Also write an HTML page with the layers plotted.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="OPTION=VALUE", help="Set one option (`quark options` lists them); may be repeated."),
@@ -228,13 +223,11 @@ def sensitivity(
 )
 def search(
     model: Annotated[Path, typer.Argument(help="The float model, an .onnx file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The plan, a .yaml or .json file to edit and use.")],
+    output: PlanOutput,
     goal: Annotated[
         str | None, typer.Option("--target", metavar="METRIC>=X", help="What the whole quantized model has to reach.")
     ] = None,
-    limit: Annotated[
-        float | None, typer.Option(help="In the place of a target: the most of the budget (bytes, bits or seconds).")
-    ] = None,
+    limit: Limit = None,
     budget: Annotated[str, typer.Option(help="What is to be small: size, bits or latency.")] = "size",
     metric: Annotated[
         str | None,
@@ -258,8 +251,8 @@ def search(
         str | None, typer.Option("--layout", metavar="cpu|any", help="As `--target` of `quantize`.")
     ] = None,
     exclude: Exclude = None,
-    compare: Annotated[bool, typer.Option(help="Also measure every candidate for all layers.")] = True,
-    rounds: Annotated[int, typer.Option(min=1, help="Whole plans that are quantized and measured, at most.")] = 8,
+    compare: Compare = True,
+    rounds: Rounds = 8,
     workers: Workers = 1,
     ledger: LedgerPath = None,
     report: ChartReport = None,

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from quark.cli.common import ChartReport, Compare, Json, LedgerPath, Limit, PlanOutput, Rounds
+
 torch_app = typer.Typer(no_args_is_help=True, help="Quantize and evaluate PyTorch language models.")
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 ModelDir = Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A folder with config.json and safetensors files.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="A new folder for the quantized model.")]
 Scheme = Annotated[
@@ -34,11 +35,6 @@ Candidates = Annotated[
 ]
 Tried = Annotated[int, typer.Option("--samples", min=1, help="Use at most so many windows of the data.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that try layers; each loads the model.")]
-LedgerPath = Annotated[
-    Path | None,
-    typer.Option("--ledger", help="A .json file that finished layers are kept in; run again, it goes on from there."),
-]
-ChartReport = Annotated[Path | None, typer.Option("--report", help="Also write an HTML page with the layers plotted.")]
 Exclude = Annotated[
     list[str] | None,
     typer.Option(metavar="GLOB", help="Layers that stay float, in the place of the usual ones; may be repeated."),
@@ -197,13 +193,11 @@ def sensitivity(
 )
 def search(
     model: ModelDir,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The plan, a .yaml or .json file to edit and use.")],
+    output: PlanOutput,
     target: Annotated[
         str | None, typer.Option(metavar="METRIC<=X", help="What the whole quantized model has to reach.")
     ] = None,
-    limit: Annotated[
-        float | None, typer.Option(help="In the place of a target: the most of the budget (bytes, bits or seconds).")
-    ] = None,
+    limit: Limit = None,
     budget: Annotated[
         str, typer.Option(help="What is to be small: size, bits, or latency (estimated for an MI300X).")
     ] = "size",
@@ -221,8 +215,8 @@ def search(
     samples: Tried = 8,
     seq_len: Length = 512,
     exclude: Exclude = None,
-    compare: Annotated[bool, typer.Option(help="Also measure every candidate for all layers.")] = True,
-    rounds: Annotated[int, typer.Option(min=1, help="Whole plans that are quantized and measured, at most.")] = 8,
+    compare: Compare = True,
+    rounds: Rounds = 8,
     workers: Workers = 1,
     ledger: LedgerPath = None,
     report: ChartReport = None,
