@@ -81,7 +81,9 @@ CASES = {
         ">= 0.60",
         ("CE", "AdaRound"),
     ),
-    "yolox-a8w8": Case("yolox_nano.onnx", "mAP50", ("calib_yolox_nano", 16, 16), CHANNELS, DECODE, ">= 0.73", ("CE",)),
+    "yolox-a8w8": Case(
+        "yolox_nano.onnx", "mAP50", ("calib_yolox_nano", 16, 16), CHANNELS, DECODE, ">= 0.73", ("CE", "search")
+    ),
     "yolox-u8": Case(
         "yolox_nano.onnx",
         "mAP50",
@@ -109,6 +111,7 @@ def algorithm(name: str, arguments: argparse.Namespace, samples: int) -> q.AlgoC
     tuned = {"num_iterations": arguments.steps, "data_size": samples}
     made: dict[str, Callable[[], q.AlgoConfig]] = {
         "CLE": lambda: q.CLEConfig(keep_worse=False),
+        "search": lambda: q.CalibrationSearchConfig(),
         "CE": lambda: q.ChannelEqualizationConfig(),
         "BiasCorrection": lambda: q.BiasCorrectionConfig(),
         "AdaRound": lambda: q.AdaRoundConfig(**tuned),
@@ -123,6 +126,7 @@ RECIPES = {
     "nearest": (),
     "CLE": ("CLE",),
     "CE": ("CE",),
+    "CE, search": ("CE", "search"),
     "BiasCorrection": ("BiasCorrection",),
     "AdaRound": ("AdaRound",),
     "AdaRound on float inputs": ("AdaRound on float inputs",),

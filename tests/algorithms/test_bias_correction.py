@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark.algorithms.bias_correction import channel_means, corrected
+from quark.algorithms.bias_correction import channel_means, corrected, shrunk
 
 
 def test_samples_of_unequal_size_count_by_their_positions() -> None:
@@ -19,5 +19,27 @@ def test_the_mean_comes_back() -> None:
     x = rng.standard_normal((50, 6)) + 1
     weight, bias = rng.standard_normal((6, 3)), np.zeros(3, np.float32)
     y, found = x @ weight, x @ np.round(weight)
-    fixed = corrected(bias, y.mean(0), found.mean(0))
+    fixed = corrected(bias, y.mean(0) - found.mean(0))
     np.testing.assert_allclose((found + fixed).mean(0), y.mean(0), atol=1e-6)
+
+
+def test_a_difference_that_chance_explains_is_left_alone() -> None:
+    expected = np.array([[1.0, 0.0], [1.2, 1.0], [0.8, -1.0], [1.0, 0.1]])
+    sizes = np.full(4, 9.0)
+    lacking = shrunk(expected, np.zeros_like(expected), sizes)
+    square = np.var(expected[:, 0], ddof=1) / 4
+    np.testing.assert_allclose(lacking, [1 - square, 0.0], atol=1e-12)
+
+
+def test_one_sample_counts_in_full_and_samples_count_by_their_size() -> None:
+    np.testing.assert_array_equal(shrunk(np.array([[2.0]]), np.array([[0.5]]), np.array([4.0])), [1.5])
+    lacking = shrunk(np.array([[1.0], [1.0], [5.0]]), np.zeros((3, 1)), np.array([1e6, 1e6, 1.0]))
+    np.testing.assert_allclose(lacking, [1.0], rtol=1e-3)
+
+
+def test_shrinking_is_nearer_to_the_truth_on_average() -> None:
+    rng = np.random.default_rng(0)
+    truth = np.where(np.arange(4000) % 4 == 0, 0.5, 0.0)
+    seen = truth + rng.standard_normal((6, 4000))
+    lacking = shrunk(seen, np.zeros_like(seen), np.ones(6))
+    assert np.square(lacking - truth).mean() < 0.8 * np.square(seen.mean(0) - truth).mean()

@@ -13,6 +13,7 @@ from quark.onnx import (
     AlgoConfig,
     AutoMixprecisionConfig,
     CalibMethod,
+    CalibrationSearchConfig,
     Int8Spec,
     Int16Spec,
     ModelQuantizer,
@@ -87,7 +88,7 @@ def test_an_algorithm_for_linear_layers_is_no_worse_than_rounding_to_nearest(nam
 
 
 def test_every_algorithm_has_its_stage() -> None:
-    assert {*TRANSFORMS, *TUNES, AutoMixprecisionConfig} == set(ALGO_NAME_TO_CLASS.values())
+    assert {*TRANSFORMS, *TUNES, AutoMixprecisionConfig, CalibrationSearchConfig} == set(ALGO_NAME_TO_CLASS.values())
 
 
 @pytest.mark.parametrize("name", sorted(ALGO_NAME_TO_CLASS))

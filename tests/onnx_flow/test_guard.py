@@ -25,6 +25,7 @@ from quark.onnx import (
     QuarotConfig,
     SmoothQuantConfig,
 )
+from quark.onnx.algorithms import smoothquant
 from quark.onnx.algorithms.stages import TRANSFORMS
 
 REAL = Path(__file__).parents[2] / ".." / "shared" / "data" / "models"
@@ -79,7 +80,8 @@ def widened() -> onnx.ModelProto:
     return models.model(graph, weights, opset=17)
 
 
-def test_what_does_harm_is_put_back_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_does_harm_is_put_back_and_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoothquant, "STRENGTHS", (1.0,))  # it would see by itself that this does harm
     model = widened()
     feeds = [{"x": models.normal(8, 16, seed=seed)} for seed in range(4)]
     layer = linear_layer()

@@ -103,7 +103,7 @@ def test_a_float_model_keeps_its_function(config: AlgoConfig) -> None:
 
 
 def test_smooth_quant_goes_into_the_norm_and_elsewhere_stands_in_front() -> None:
-    proto = transformed(SmoothQuantConfig())
+    proto = transformed(SmoothQuantConfig(keep_worse=True))
     added = [node.input[0] for node in proto.graph.node if node.op_type == "Mul" and node.input[1].endswith("_scale")]
     assert added == ["r", "s"]  # the norm takes the scales of the two layers that read it
 
@@ -122,7 +122,7 @@ def test_alpha_acts() -> None:
 
 
 def test_the_matmul_that_turns_stays_float_and_blocks_follow_the_largest_size() -> None:
-    config = QConfig(QLayerConfig(INT8, weight=INT8), algo_config=[QuarotConfig(r_matrix_dim=8)], extra_options={})
+    config = QConfig(QLayerConfig(INT8, weight=INT8), algo_config=[QuarotConfig(r_matrix_dim=8, keep_worse=True)])
     result = ModelQuantizer(config).run(NET, None, SAMPLES)
     turned = [node for node in result.plan.nodes.values() if node.name.endswith("_rotate")]
     assert len(turned) == 3 and not any(node.quantized for node in turned)

@@ -18,6 +18,7 @@ from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.errors import ConfigError, ModelError
+from quark.onnx.algorithms.calibration_search import search_calibration
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.mixprecision import Mixed, mix
 from quark.onnx.algorithms.samples import rereadable
@@ -114,10 +115,12 @@ def _quantize(
         context = Context(job, reader, scratch, resume, update, known)
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, context))
+            context, decided = search_calibration(model, context)
             mixed = mix(model, context)
             job, context = mixed.job, replace(context, job=mixed.job)
         with _timed(seconds, "place"):
             bodies = _bodies(model, context, known)
+            prepared.reports.extend(decided)
             plan = mode.place(model, job, known)
             _refuse_nothing(plan, bodies)
             if job.options.DebugMode:

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from quark.algorithms.bias_correction import channel_means, corrected
+from quark.algorithms.bias_correction import channel_means, corrected, shrunk
 from quark.config.plan import Plan
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.forward import CHANNEL_AXIS
@@ -49,11 +49,11 @@ def run(model: ir.Model, plan: Plan, config: BiasCorrectionConfig, context: Cont
     fired = 0
     for done, layer in enumerate(layers, 1):
         axis = CHANNEL_AXIS.get(layer.node.op_type, 1)
-        expected, seen = (
-            channel_means((sample[name] for sample in walk.advance([name])), axis)
+        pair = [
+            [sample[name] for sample in walk.advance([name])]
             for walk, name in ((floats, names[layer.name]), (quantized, twins[layer.name]))
-        )
-        shift = _correct(model, layer, expected, seen)
+        ]
+        shift = _correct(model, layer, _wanted(pair, axis))
         fired += bool(shift.any())
         quantized.edit(twins[layer.name], partial(_shifted, shift=shift, axis=axis))
         context.progress(config.name, done, len(layers))
@@ -65,14 +65,21 @@ def _has_own_bias(layer: Tunable) -> bool:
     return bias is not None and is_constant(bias) and len(bias.uses()) == 1 and len(bias.shape or ()) == 1
 
 
-def _correct(model: ir.Model, layer: Tunable, expected: np.ndarray, seen: np.ndarray) -> np.ndarray:
+def _wanted(pair: list[list[np.ndarray]], axis: int) -> np.ndarray:
+    """[C]: what the channels' means lack, by float and quantized results of every sample."""
+    expected, found = (np.array([channel_means([one], axis) for one in side]) for side in pair)
+    sizes = np.array([one.size for one in pair[0]], np.float64)
+    return shrunk(expected, found, sizes)
+
+
+def _correct(model: ir.Model, layer: Tunable, lacking: np.ndarray) -> np.ndarray:
     """Give the layer its new bias; what that adds to every channel of its result."""
     value = model.graph.initializers[str(layer.node.inputs[2].name)]  # type: ignore[union-attr]
     bias = np.asarray(constant_array(value))
-    before, after = (_as_stored(layer, one) for one in (bias, corrected(bias, expected, seen)))
-    shift = after - before
-    nearer = np.abs(expected - seen - shift) < np.abs(expected - seen)
-    set_constant(value, np.where(nearer, corrected(bias, expected, seen), bias).astype(bias.dtype))
+    wanted = corrected(bias, lacking)
+    shift = _as_stored(layer, wanted) - _as_stored(layer, bias)
+    nearer = np.abs(lacking - shift) < np.abs(lacking)
+    set_constant(value, np.where(nearer, wanted, bias).astype(bias.dtype))
     return np.where(nearer, shift, 0)
 
 

@@ -10,19 +10,20 @@ Not handled: a part of the change that would have been worth keeping (the whole 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import onnx_ir as ir
 
+from quark.config.options import Options
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.compare import Distance
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.run import Runner
+from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.ranges import samples_of
 
 #: Samples that decide.
@@ -54,21 +55,26 @@ def guarded(run: Transform, model: ir.Model, config: Any, context: Context) -> P
 def losses(reference: ir.Model, models: list[ir.Model], context: Context) -> list[float]:
     """The loss of every model once it is quantized; one sample is in memory at a time."""
     job, options = context.job, context.job.options
+    found = []
+    for model in models:
+        trial = Trials(model, context, context.known, JUDGED).quantized(job)
+        samples = samples_of(reference, options, context.reader)
+        found.append(distance(reference, trial, islice(checked(samples, inputs_of(reference)), JUDGED), options))
+    return found
+
+
+def distance(reference: ir.Model, quantized: ir.Model, feeds: Iterable[Feed], options: Options) -> float:
+    """The loss of a quantized model; one sample is in memory at a time."""
     names = [str(value.name) for value in reference.graph.outputs]
     providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
-    trials = [Trials(model, context, context.known, JUDGED).quantized(job) for model in models]
-    runners = [Runner(one, names, (), providers, libraries) for one in trials]
-    floats = Runner(reference, names, (), providers, libraries)
-    found = [{name: Distance() for name in names} for _ in models]
-    samples = samples_of(reference, options, context.reader)
-    for feed in islice(checked(samples, inputs_of(reference)), JUDGED):
-        expected = floats.run(feed).values
-        for runner, distances in zip(runners, found, strict=True):
-            values = runner.run(feed).values
-            for name, distance in distances.items():
-                if expected[name].dtype.kind == "f" and expected[name].shape == values[name].shape:
-                    distance.update(expected[name], values[name])
-    return [sum(_relative(distance) for distance in distances.values()) for distances in found]
+    floats, runner = (Runner(one, names, (), providers, libraries) for one in (reference, quantized))
+    found = {name: Distance() for name in names}
+    for feed in feeds:
+        expected, values = floats.run(feed).values, runner.run(feed).values
+        for name, distances in found.items():
+            if expected[name].dtype.kind == "f" and expected[name].shape == values[name].shape:
+                distances.update(expected[name], values[name])
+    return sum(_relative(distances) for distances in found.values())
 
 
 def _relative(distance: Distance) -> float:

@@ -2,10 +2,11 @@
 
     x W^T = (x R) (W R)^T
 
-Without a file every tensor that linear layers read is turned by one MatMul in front of them (in blocks, where it has
-more channels than ``r_matrix_dim``), which stays float. With ``r_config_path`` the layers of each pair are turned
-instead: ``prev_nodes`` write a residual stream, ``next_nodes`` read it behind a norm without mean (RMSNorm), whose
-weight goes into them first; that costs nothing at run time.
+Without a file a tensor that linear layers read is turned by one MatMul in front of them (in blocks, where it has more
+channels than ``r_matrix_dim``), which stays float. Where the layers, rounded as the job rounds them, answer no better
+with it (``local.py``), the tensor stays as it is; ``keep_worse=True`` turns all. With ``r_config_path`` the layers of
+each pair are turned instead: ``prev_nodes`` write a residual stream, ``next_nodes`` read it behind a norm without mean
+(RMSNorm), whose weight goes into them first; that costs nothing at run time.
 
 Source: Ashkboos et al. 2024, "QuaRot". Not handled: norms that take off the mean, R2 to R4 of the paper.
 """
@@ -24,6 +25,7 @@ from quark.errors import ConfigError, unknown
 from quark.onnx.algorithms.channels import write_operand
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.linear import Linear, by_input, linear_of
+from quark.onnx.algorithms.local import Judge, judge_of, look
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import Names, add_initializer, constant_array, input_at
 from quark.onnx.qdq.slots import STAYS_FLOAT
@@ -47,9 +49,26 @@ def run(model: ir.Model, config: QuarotConfig, context: Context) -> PassReport:
     found, names = by_input(model), Names(model)
     if not found:
         return PassReport(config.name, 0, ("the model has no MatMul or Gemm with a constant matrix",))
+    judged = not config.keep_worse and context.job.mode != "nbits"
+    judge, refused = judge_of(model, context) if judged else None, []
+    seen = look(model, found, context, config.name) if judged else {}
     for value, layers in found.items():
-        _turn_input(model, names, value, layers, rotation_for(layers[0].weight.shape[1], config))
-    return PassReport(config.name, len(found))
+        turn = rotation_for(layers[0].weight.shape[1], config)
+        if judge is not None and not _helps(judge, value, layers, seen[str(value.name)].rows, turn):
+            refused.append(f"{value.name!r} stays: its layers answer better without")
+            continue
+        _turn_input(model, names, value, layers, turn)
+    return PassReport(config.name, len(found) - len(refused), tuple(refused))
+
+
+def _helps(judge: Judge, value: ir.Value, layers: list[Linear], rows: np.ndarray, turn: Rotation) -> bool:
+    """Whether the layers' loss is smaller with the rotation."""
+
+    def turned(x: np.ndarray) -> np.ndarray:
+        return np.asarray(turn.apply(x.astype(np.float64)), np.float32)
+
+    without = judge.loss(value, layers, rows, lambda x: x, lambda x: x)
+    return judge.loss(value, layers, rows, turned, turned) < without
 
 
 def rotation_for(size: int, config: QuarotConfig) -> Rotation:

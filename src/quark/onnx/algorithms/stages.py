@@ -24,6 +24,7 @@ from quark.onnx.quantization.config.algorithm import (
     AlgoConfig,
     AutoMixprecisionConfig,
     BiasCorrectionConfig,
+    CalibrationSearchConfig,
     ChannelEqualizationConfig,
     CLEConfig,
     GPTQConfig,
@@ -51,8 +52,9 @@ TUNES: dict[type[AlgoConfig], Tune] = {
     BiasCorrectionConfig: bias_correction.run,
     GPTQConfig: gptq.run,
 }
+_LOOK = (*(SmoothQuantConfig, QuarotConfig, ChannelEqualizationConfig), CalibrationSearchConfig, AutoMixprecisionConfig)
 #: Algorithms that read the calibration data, which then has to be read more than once.
-READS_DATA = frozenset([SmoothQuantConfig, QuarotConfig, ChannelEqualizationConfig, AutoMixprecisionConfig, *TUNES])
+READS_DATA = frozenset([*_LOOK, *TUNES])
 
 
 def reader_for(job: Job, reader: Any) -> Any:

@@ -87,7 +87,7 @@ def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple
         return
     found = [ranges[m.name] if m.fixed_range is None else m.fixed_range for m in members if m.observed]
     lo, hi = min(side[0] for side in found), max(side[1] for side in found)
-    scale, zero_point = _from_range(members[0].spec, lo, hi, scaled)
+    scale, zero_point = from_range(members[0].spec, lo, hi, scaled)
     for member in members:
         found_range = (float(lo), float(hi))
         plan.put(replace(member, range=found_range, scale=np.asarray(scale), zero_point=np.asarray(zero_point)))
@@ -121,7 +121,7 @@ def _halved(spec: TensorSpec, lo: Any, hi: Any) -> tuple[Any, Any]:
     return start, start + (row.max - row.min) * scale
 
 
-def _from_range(spec: TensorSpec, lo: Any, hi: Any, scaled: bool) -> tuple[np.ndarray, np.ndarray]:
+def from_range(spec: TensorSpec, lo: Any, hi: Any, scaled: bool) -> tuple[np.ndarray, np.ndarray]:
     """Scale and zero point; a scaled float type maps the larger side to its reduced range."""
     if spec.reduced:
         lo, hi = _halved(spec, lo, hi)
@@ -156,7 +156,7 @@ def _set_weight(
         return
     found = tensor.fixed_range or known or weight_range(values, tensor.spec, tensor.name)
     lo, hi = np.asarray(found[0]), np.asarray(found[1])
-    scale, zero_point = _from_range(tensor.spec, lo, hi, scaled)
+    scale, zero_point = from_range(tensor.spec, lo, hi, scaled)
     plan.put(replace(tensor, range=(lo, hi), scale=np.asarray(scale), zero_point=np.asarray(zero_point)))
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "AutoMixprecisionConfig",
     "BiasCorrectionConfig",
     "CLEConfig",
+    "CalibrationSearchConfig",
     "ChannelEqualizationConfig",
     "GPTQConfig",
     "QuarotConfig",
@@ -61,6 +62,33 @@ class CLEConfig(AlgoConfig):
             self._require(field, is_number(getattr(self, field), 0), "it is a number of at least 0")
         for field in ("cle_scale_append_bias", "cle_scale_use_threshold", "keep_worse"):
             self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
+
+
+#: A calibration method by name, or the percentage that a percentile keeps.
+Method = str | float
+_SEARCHED: tuple[Method, ...] = ("MinMax", "MinMSE", 99.999, 99.99, 99.9)
+
+
+@dataclass(frozen=True)
+class CalibrationSearchConfig(AlgoConfig):
+    """Choose the calibration method of the activations by what the outputs lose, on unlabelled calibration data.
+
+    Attributes:
+        methods: candidates besides the method of the configuration: names of ``CalibMethod``, and numbers, which are
+            percentages that a percentile keeps.
+        data_size: samples used at most; half of them give ranges, the others decide.
+    """
+
+    name: ClassVar[str] = "calibration_search"
+    methods: tuple[Method, ...] | list[Method] = _SEARCHED
+    data_size: int = 32
+
+    def __post_init__(self) -> None:
+        self._require("data_size", is_whole(self.data_size, 1), "it is a whole number of at least 1")
+        listed = isinstance(self.methods, (tuple, list)) and len(self.methods) > 0
+        known = ("MinMax", "MinMSE", "Entropy", "LayerwisePercentile")
+        fits = listed and all(one in known or (is_number(one, 50, 100)) for one in self.methods)
+        self._require("methods", fits, f"it is a list of {', '.join(known)}, and percentages from 50 to 100")
 
 
 @dataclass(frozen=True)
@@ -198,7 +226,8 @@ ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
     kind.name: kind
     for kind in (
         *(CLEConfig, ChannelEqualizationConfig, SmoothQuantConfig, QuarotConfig),
-        *(AutoMixprecisionConfig, GPTQConfig, BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig),
+        *(CalibrationSearchConfig, AutoMixprecisionConfig),
+        *(GPTQConfig, BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig),
     )
 }
 

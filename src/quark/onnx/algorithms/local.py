@@ -1,0 +1,124 @@
+"""What rounding costs the linear layers that read one tensor, under a change of its channels: measured, not assumed.
+
+    loss(T) = mean over the layers   ‖ X Wᵀ − Q(X T) Q(W T⁻ᵀ)ᵀ ‖² / ‖ X Wᵀ ‖²
+
+T is what a transformation does to the channels (a diagonal, a rotation), Q the rounding that the job gives the tensor
+and the weights. X are rows of the calibration data, spread evenly over the samples, as many as ``BUDGET`` holds.
+
+Not handled: what the layers before and behind do to the error; ``guard.py`` looks at the outputs of the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.options import Options
+from quark.config.plan import Plan, TensorPlan
+from quark.config.tensor import TensorSpec
+from quark.numerics.affine import fake_quantize
+from quark.numerics.formats import get_format
+from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.linear import Linear
+from quark.onnx.algorithms.samples import feeds_of
+from quark.onnx.graph.run import Runner
+from quark.onnx.qdq.modes import MODES
+from quark.onnx.qdq.parameters import from_range, weight_range
+from quark.onnx.qdq.settings import request_of
+
+#: Bytes of all rows together, and the fewest and most rows of a tensor.
+BUDGET, FEWEST, MOST = 1 << 28, 64, 2048
+Change = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor on the calibration data: every channel's largest magnitude, and some rows [n, channels]."""
+
+    largest: np.ndarray
+    rows: np.ndarray
+
+
+def look(model: ir.Model, found: Mapping[ir.Value, Sequence[Linear]], context: Context, stage: str) -> dict[str, Seen]:
+    """Magnitudes and rows of the tensors, by name; one sample is in memory at a time.
+
+    Raises:
+        DataError: there is no calibration data.
+    """
+    options, feeds = context.job.options, feeds_of(model, context)
+    widths = {str(value.name): layers[0].weight.shape[1] for value, layers in found.items()}
+    runner = Runner(model, widths, (), options.ExecutionProviders, options.UserCustomOpLibPath)
+    rows = min(max(BUDGET // (4 * sum(widths.values())), FEWEST), MOST)
+    share = -(-rows // max(len(feeds), 1))
+    largest = {name: np.zeros(width, np.float32) for name, width in widths.items()}
+    kept: dict[str, list[np.ndarray]] = {name: [] for name in widths}
+    for done, feed in enumerate(feeds, 1):
+        seen = runner.run(feed).values
+        for name, width in widths.items():
+            array = np.asarray(seen[name], np.float32).reshape(-1, width)
+            if len(array):
+                np.maximum(largest[name], np.abs(array).max(0), out=largest[name])
+                kept[name].append(array[:: -(-len(array) // share)].copy())
+        context.progress(stage, done, len(feeds))
+    empty = {name: np.zeros((0, width), np.float32) for name, width in widths.items()}
+    return {name: Seen(largest[name], np.concatenate([empty[name], *kept[name]])) for name in widths}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Knows how a job rounds the tensors of a model before anything is changed."""
+
+    plan: Plan
+    options: Options
+
+    def loss(
+        self, value: ir.Value, layers: Sequence[Linear], rows: np.ndarray, change: Change, inverse: Change
+    ) -> float:
+        """The loss of a change of the channels.
+
+        Args:
+            rows: of the tensor ``value`` that the layers read.
+            change, inverse: what becomes of rows [n, channels] of the tensor and of the weights.
+        """
+        data = self._rounded(change(rows), self.plan.tensors.get(str(value.name)))
+        return float(np.mean([self._of(layer, rows, data, inverse) for layer in layers]))
+
+    def _of(self, layer: Linear, rows: np.ndarray, data: np.ndarray, inverse: Change) -> float:
+        weight = np.asarray(layer.weight, np.float32)
+        turned = np.asarray(inverse(weight), np.float32)
+        tensor = self.plan.tensors.get(str(layer.node.inputs[1].name))  # type: ignore[union-attr]
+        if tensor is not None:
+            stored = turned if layer.transposed else np.ascontiguousarray(turned.T)
+            bounds = weight_range(stored, tensor.spec, tensor.name)
+            found = _round(stored, tensor.spec, bounds, self.options.WeightScaled)
+            turned = found if layer.transposed else found.T
+        expected = rows @ weight.T
+        noise = np.square(data @ turned.T - expected, dtype=np.float64).sum()
+        return float(noise / max(np.square(expected, dtype=np.float64).sum(), 1e-300))
+
+    def _rounded(self, rows: np.ndarray, tensor: TensorPlan | None) -> np.ndarray:
+        if tensor is None:
+            return rows
+        request = request_of(tensor.spec, self.options)
+        statistic = request.search.observe(request.settings)
+        statistic.update(rows)
+        found = request.search.find(statistic, request.grid, request.settings)
+        return _round(rows, tensor.spec, found, self.options.ActivationScaled)
+
+
+def judge_of(model: ir.Model, context: Context) -> Judge:
+    """The judge of a model as it is."""
+    job = context.job
+    return Judge(MODES[job.mode].place(model.clone(), job, context.known), job.options)
+
+
+def _round(values: np.ndarray, spec: TensorSpec, found: tuple[Any, Any], scaled: bool) -> np.ndarray:
+    kind = get_format(spec.format)
+    one = (np.float32(1), np.int64(0))
+    scale, zero_point = one if kind.unit_scale and not scaled else from_range(spec, *found, scaled)
+    narrow = spec.narrow and spec.symmetric
+    return np.asarray(fake_quantize(values, scale, zero_point, kind, spec.granularity, spec.rounding, narrow))
