@@ -28,6 +28,7 @@ from torch import nn
 
 from quark.errors import DataError
 from quark.torch.algorithms.blocks import Blocks, Stream, find_blocks, first, record
+from quark.torch.algorithms.context import Home
 from quark.torch.calibration import device_of, evaluating, run
 from quark.torch.layers import kind_of
 from quark.torch.probe import Trace, edited, equal, powers, trace
@@ -106,44 +107,49 @@ class Segment:
     single: Callable[[], torch.Tensor] | None
 
 
-def find_structure(model: nn.Module, sample: Any = None, path: str = "") -> Structure:
+def find_structure(model: nn.Module, sample: Any = None, path: str = "", home: Home | None = None) -> Structure:
     """The structure of ``model``, which is not changed.
 
     Args:
         model: a float model.
         sample: an input; None makes one of token numbers.
         path: where the decoder blocks are; empty: found.
+        home: of the blocks.
 
     Raises:
         DataError: no sample, and none can be made.
     """
-    sample = example(model) if sample is None else sample
+    sample, home = example(model) if sample is None else sample, home or Home()
     with evaluating(model):
-        blocks, stream = record(model, find_blocks(model, path), [sample])
+        with home.recording():
+            blocks, stream = record(model, find_blocks(model, path), [sample])
         inside = {module for block in blocks.modules.values() for module in block.modules()} if blocks.path else set()
         groups: list[NormGroup] = []
         pairs: list[Pair] = []
         if blocks.path:
-            single = single_token(model, blocks, sample)
-            for segment in segments(blocks, stream, single):
+            with home.recording():
+                single = single_token(model, blocks, sample)
+            for segment in segments(blocks, stream, single, home):
                 found = groups_of(segment, set())
                 groups += found
                 pairs += pairs_of(segment, {name for group in found for name in group.linears})
         whole = Segment("", model, lambda: answer(run_model(model, sample)), None)
-        groups += groups_of(whole, inside)
+        with home.recording():
+            groups += groups_of(whole, inside)
         if not blocks.path:
             pairs += pairs_of(whole, {name for group in groups for name in group.linears})
     names = tuple(blocks.modules) if blocks.path else ()
     return Structure(blocks.path, names, tuple(groups), tuple(pairs))
 
 
-def segments(blocks: Blocks, stream: Stream, single: Stream | None) -> Iterator[Segment]:
+def segments(blocks: Blocks, stream: Stream, single: Stream | None, home: Home) -> Iterator[Segment]:
     """The blocks, each on what the float model hands it."""
     for name, block in blocks.modules.items():
-        forward = runner(name, block, stream)
-        yield Segment(name, block, forward, None if single is None else runner(name, block, single))
-        stream = stream.advance(name, block)
-        single = None if single is None else single.advance(name, block)
+        with home.visiting(name):
+            forward = runner(name, block, stream)
+            yield Segment(name, block, forward, None if single is None else runner(name, block, single))
+            stream = stream.advance(name, block)
+            single = None if single is None else single.advance(name, block)
 
 
 def runner(name: str, block: nn.Module, stream: Stream) -> Callable[[], torch.Tensor]:

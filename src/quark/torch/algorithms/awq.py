@@ -1,6 +1,6 @@
 """AWQ: activation-aware weight quantization (Lin et al. 2023).
 
-    scales   s = mean|x|^r, r = 0, 0.05 .. 0.95: the best by |Q(W s) / s x - W x|
+    scales   s = mean|x|^a / max|w|^b, a in 0 .. 1, b in 0 .. 0.5: the best by |Q(W s) / s x - W x|
     clips    each group of a weight is clipped to 1, 0.95 .. 0.55 of its largest magnitude: the best by
              (dw) H_gg (dw)^T, with H_gg the block of the Hessian that belongs to the group
 
@@ -16,14 +16,14 @@ import torch
 from quark.algorithms.gptq import loss
 from quark.numerics.granularity import Channel, Granularity, Group
 from quark.torch.algorithms.context import Context, matrix, new_quantizer, set_matrix
-from quark.torch.algorithms.guard import quantized_matrix
 from quark.torch.algorithms.scaling import Inputs, Judge, Place, scale_places
-from quark.torch.algorithms.smooth import best, normalized
+from quark.torch.algorithms.smooth import search, weight_ranges
+from quark.torch.algorithms.trial import quantized_matrix
 from quark.torch.config.algorithms import AWQConfig
 from quark.torch.fake_quantize import parts
 from quark.torch.matching import Match
 
-GRID = 20
+GRID = ((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), (0.0, 0.25, 0.5))
 CLIPS = 10
 SHRINK = 0.05
 UNCLIPPED = ("q_", "k_", "query", "key", "Wqkv", "qkv", "c_attn")
@@ -33,8 +33,8 @@ def run_awq(context: Context, config: AWQConfig) -> None:
     """Scales at every place, then clips of the layers that read it."""
 
     def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> None:
-        candidates = (normalized(inputs.mean, k / GRID) for k in range(1, GRID))
-        s, hessian = best(context, place, Judge(items, inputs.sample), candidates), inputs.hessian
+        judge = Judge(items, inputs.sample)
+        s, hessian = search(context, place, judge, inputs.mean, weight_ranges(items), *GRID), inputs.hessian
         if hessian is None:
             return
         if s is not None:

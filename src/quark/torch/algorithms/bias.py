@@ -22,9 +22,10 @@ import torch
 from torch import nn
 
 from quark.errors import DataError
+from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled
-from quark.torch.algorithms.guard import SAMPLES, some_rows
+from quark.torch.algorithms.guard import SAMPLES
 from quark.torch.algorithms.inputs import Enough, find_groups
 from quark.torch.calibration import run
 from quark.torch.config.algorithms import BiasCorrectionConfig

@@ -83,10 +83,12 @@ class Stream:
     Attributes:
         hidden: what enters the next block.
         calls: per block, per sample: further positional and keyword arguments.
+        values: how many values a block returns; 0: its hidden state alone, not in a tuple.
     """
 
     hidden: list[Any]
     calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
+    values: int = 0
 
     def forward(self, name: str, block: nn.Module, k: int) -> Any:
         """The block called ``name`` on sample ``k``."""
@@ -104,7 +106,12 @@ class Stream:
         if name and not calls:
             return Stream([])
         hidden = [first(self.forward(name, block, k)) for k in range(len(self.hidden))] if name else self.hidden
-        return Stream(hidden, calls)
+        return Stream(hidden, calls, self.values)
+
+    def of(self, samples: list[int]) -> Stream:
+        """The stream of some samples."""
+        calls = {name: [calls[k] for k in samples] for name, calls in self.calls.items()}
+        return Stream([self.hidden[k] for k in samples], calls, self.values)
 
 
 def first(output: Any) -> Any:
@@ -171,6 +178,7 @@ class Recorder:
 
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             self.last = first(output)
+            self.stream.values = len(output) if isinstance(output, tuple | list) else 0
 
         return [
             block.register_forward_pre_hook(before, with_kwargs=True),

@@ -47,11 +47,23 @@ class Undo:
 
 
 class Home:
-    """Where decoder blocks are when it is not their turn: in memory; here nothing is to be done."""
+    """Where decoder blocks are when it is not their turn: in memory; here next to nothing is to be done."""
 
     def recording(self) -> AbstractContextManager[None]:
         """Around runs of the whole float model."""
         return nullcontext()
+
+    def visiting(self, name: str) -> AbstractContextManager[None]:
+        """Around work on one block that leaves it as it is."""
+        return nullcontext()
+
+    def changing(self, name: str, undo: Undo) -> AbstractContextManager[None]:
+        """Around changes of the float parameters of one block, which go through ``undo``."""
+        return nullcontext()
+
+    def put_back(self, undo: Undo) -> None:
+        """Take back all changes since ``undo`` was made."""
+        undo.restore()
 
     def holding(self, name: str, block: nn.Module) -> AbstractContextManager[Callable[[], None] | None]:
         """Around the work on one block, which is float at first; yields what makes it what an interrupted job made."""

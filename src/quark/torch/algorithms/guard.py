@@ -1,79 +1,93 @@
-"""A block judged as a whole: the error of its answers when its layers are quantized as they will be.
+"""Whether a change of a float model makes its quantized answers better, judged on samples that did not choose it.
 
-Transformations are chosen layer by layer; whether the block gets better by all of them together is tried out on a few
-samples, and a block that does not is put back.
+    gains g_k = error before - error after, of sample k        better: mean g > 2 standard errors of it
+
+Each sample is compared with itself, so that small gains are told from chance, and large ones that a few samples make
+are not taken for certain. With fewer than four samples there is no telling: there the error must fall by 2 %.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
 
 import torch
 from torch import nn
 
+from quark.torch.algorithms.answers import Change, Walk, answers, walk_of
 from quark.torch.algorithms.blocks import Stream, first
-from quark.torch.algorithms.context import Context, matrix, new_quantizer
-from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
-from quark.torch.matching import Match
-from quark.torch.structure import answer, run_model
+from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.trial import quantizing
 
 SAMPLES = 8  # that a block is judged on
 MODEL_SAMPLES = 16  # that a model is judged on
-ROWS = 256  # of each answer of a model that are compared, at most
-VALUES = 1 << 20  # of each answer that are compared, or a few rows: vocabularies are wide
-WORTH = 0.98  # part of the error that a change must leave at most: less is chance
+FEW = 4  # samples below which nothing is said about chance
+APART = 8  # samples from which some choose and others judge
+SURE = 2.0  # standard errors
+WORTH = 0.98  # part of the error that may be left where samples are few
 
 
-def keep_if_better(context: Context, name: str, block: nn.Module, stream: Stream, change: Callable[[], None]) -> bool:
-    """Change a block; put its parameters back if its quantized answers are then further from the float ones.
+def surely_lower(after: Sequence[float], before: Sequence[float], sure: float = SURE) -> bool:
+    """Whether errors fell by more than chance, sample by sample.
 
     Args:
-        context: the float model.
-        name, block, stream: the block and what enters it.
-        change: of the parameters of the block, which leaves its float answers as they are.
-
-    Returns:
-        Whether the change was kept.
+        after, before: errors of the same samples.
+        sure: standard errors that the mean gain must exceed.
     """
-    inside = set(block.modules())
-    items = [item for module, item in context.layers().items() if module in inside]
-    count = min(SAMPLES, len(stream.hidden))
-    wanted = [first(stream.forward(name, block, k)) for k in range(count)]
-
-    def error() -> float:
-        with quantizing(items):
-            found = [first(stream.forward(name, block, k)) for k in range(count)]
-        pairs = zip(found, wanted, strict=True)
-        return sum(float((x.float() - y.float()).square().double().mean()) for x, y in pairs)
-
-    before, parameters = error(), {module: dict(module._parameters) for module in block.modules()}
-    change()
-    if error() <= WORTH * before:
-        return True
-    for module, values in parameters.items():
-        module._parameters.update(values)
-    return False
+    gains = [old - new for new, old in zip(after, before, strict=True)]
+    if len(gains) < FEW:
+        return sum(after) <= WORTH * sum(before) and sum(after) < sum(before)
+    return fmean(gains) > sure * stdev(gains) / sqrt(len(gains))
 
 
-def model_error(context: Context) -> Callable[[], float]:
-    """A function: how far the answers of the model, quantized as it will be, are from those that it gives now.
+def choosing(count: int) -> list[int]:
+    """The samples by which changes are chosen: every other one, or all where they are few."""
+    return list(range(0, count, 2 if count >= APART else 1))
+
+
+def judging(count: int) -> list[int]:
+    """The samples by which a choice must hold: those between, or all where they are few."""
+    return list(range(1 if count >= APART else 0, count, 2 if count >= APART else 1))[:MODEL_SAMPLES]
+
+
+@dataclass(frozen=True)
+class Ruler:
+    """Measures how far the answers of the quantized model are from those of the float one.
 
     Answers as wide as an embedding's table are scores of words: the mean KL divergence of what they predict, of which
     squared differences say little (a shift of all scores means nothing). Others: the mean squared difference.
+
+    Attributes:
+        walk: the float model.
+        samples: numbers of samples.
+        wanted: what the float model answers to them.
+        distance: of two answers.
     """
-    items = [item for item in context.found.quantized if item.stages["weight"]]
-    samples = context.samples[:MODEL_SAMPLES]
-    wanted = [some_rows(answer(run_model(context.model, sample))) for sample in samples]
-    tables = [module.num_embeddings for module in context.model.modules() if isinstance(module, nn.Embedding)]
-    distance = divergence if wanted and wanted[0].shape[-1] in tables else squared
 
-    def error() -> float:
-        with quantizing(items):
-            found = [some_rows(answer(run_model(context.model, sample))) for sample in samples]
-        return sum(distance(x, y) for x, y in zip(found, wanted, strict=True))
+    walk: Walk
+    samples: list[int]
+    wanted: list[torch.Tensor]
+    distance: Callable[[torch.Tensor, torch.Tensor], float]
 
-    return error
+    def errors(self, change: Change | None = None) -> tuple[float, ...]:
+        """The error of each sample, of the model as it is now or with a change, which is taken back."""
+        found = answers(self.walk, self.samples, True, change)
+        return tuple(self.distance(x, y) for x, y in zip(found, self.wanted, strict=True))
+
+
+def ruler(walk: Walk, samples: list[int]) -> Ruler:
+    """A ruler for the model as it is now."""
+    wanted = answers(walk, samples)
+    tables = [module.num_embeddings for module in walk.context.model.modules() if isinstance(module, nn.Embedding)]
+    return Ruler(walk, samples, wanted, divergence if wanted and wanted[0].shape[-1] in tables else squared)
+
+
+def model_error(context: Context) -> Callable[[], float]:
+    """A function: how far the answers of the model, quantized as it will be, are from those that it gives now."""
+    found = ruler(walk_of(context, ""), list(range(min(MODEL_SAMPLES, len(context.samples)))))
+    return lambda: sum(found.errors())
 
 
 def squared(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -87,56 +101,33 @@ def divergence(x: torch.Tensor, y: torch.Tensor) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-def some_rows(output: torch.Tensor) -> torch.Tensor:
-    """Up to ``ROWS`` rows of an answer, evenly spread; float32."""
-    rows = output.detach().reshape(-1, output.shape[-1]) if output.dim() else output.detach().reshape(1, 1)
-    count = min(ROWS, max(ROWS // 16, VALUES // max(rows.shape[1], 1)))
-    return rows[:: max(1, -(-len(rows) // count))].float().clone()
+def better_block(
+    context: Context, name: str, block: nn.Module, stream: Stream, samples: list[int], change: Callable[[], None]
+) -> bool:
+    """Change a block; put its parameters back if its quantized answers are then further from the float ones.
 
+    Args:
+        context: the float model.
+        name, block, stream: the block and what enters it.
+        samples: that judge.
+        change: of the parameters of the block, which leaves its float answers as they are.
 
-@contextmanager
-def quantizing(items: list[Match]) -> Iterator[None]:
-    """Float layers that answer as if they were quantized; static input ranges are those of each input."""
-    saved = [(item.layer.module, item.layer.module._parameters["weight"]) for item in items]
-    hooks = []
-    for item in items:
-        module, kind = item.layer.module, item.layer.kind
-        value = quantized_matrix(item, matrix(module, kind))
-        stored = value.T if kind.transposed else value
-        weight = module._parameters["weight"]
-        module._parameters["weight"] = nn.Parameter(stored.to(weight.dtype), requires_grad=False)  # type: ignore[union-attr]
-        if item.stages["input_tensors"]:
-            hooks.append(module.register_forward_pre_hook(input_hook(item)))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, weight in saved:
-            module._parameters["weight"] = weight
+    Returns:
+        Whether the change was kept.
+    """
+    inside = set(block.modules())
+    items = [item for module, item in context.layers().items() if module in inside]
+    wanted = [first(stream.forward(name, block, k)) for k in samples]
 
+    def errors() -> list[float]:
+        with quantizing(items):
+            found = [first(stream.forward(name, block, k)) for k in samples]
+        return [squared(x.float(), y.float()) for x, y in zip(found, wanted, strict=True)]
 
-def input_hook(item: Match) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Quantizes the first input of a layer."""
-
-    def before(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (quantize_new(new_quantizer(item, "input_tensors"), args[0]), *args[1:])
-
-    return before
-
-
-def quantize_new(quantizer: Quantizer | None, x: torch.Tensor) -> torch.Tensor:
-    """``x`` through a fresh quantizer whose ranges are those of ``x``."""
-    if quantizer is None or not x.numel():
-        return x
-    calibrate_with(quantizer, x)
-    for part in parts(quantizer):
-        x = part.quantized(x)
-    return x
-
-
-def quantized_matrix(item: Match, weight: torch.Tensor) -> torch.Tensor:
-    """A weight [out, in] as the layer would quantize it."""
-    stored = weight.T if item.layer.kind.transposed else weight
-    stored = quantize_new(new_quantizer(item, "weight"), stored)
-    return stored.T if item.layer.kind.transposed else stored
+    before, parameters = errors(), {module: dict(module._parameters) for module in block.modules()}
+    change()
+    if sum(errors()) < sum(before):
+        return True
+    for module, values in parameters.items():
+        module._parameters.update(values)
+    return False

@@ -8,9 +8,12 @@
 Readers, writers and channels are found from the model (``quark.torch.structure``). Whatever was turned, the model must
 then answer what it answered before: a model whose residual stream is read or written elsewhere (norms behind the
 attention, LayerNorm, which subtracts a mean that is not turned with it) is refused, with what would work. A model
-without outliers may lose by being turned: its quantized answers to a few samples are compared, turn by turn, with a few
-choices of signs (randomized Hadamard matrices, as in the paper), and a turn is kept where they get 2 % better, also on
-samples that the choice has not seen (``only_if_better``).
+without outliers may lose by being turned: turn by turn, a few choices of signs (randomized Hadamard matrices, as in the
+paper) and sizes of blocks are tried on every other sample, and what was best there is kept where the samples between
+find the quantized answers better by it, for more than chance (``only_if_better``).
+
+The model is worked on in parts: what is in no decoder block, and block by block. A turn that is tried is made and taken
+back in each part as the samples pass it.
 
 R3, queries and keys behind the rotary embedding, only serves caches and is theirs (``quark.torch.kv_cache``).
 
@@ -20,8 +23,8 @@ Not handled: trained rotations.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,17 +32,55 @@ from torch import nn
 
 from quark.algorithms.hadamard import Rotation, rotation
 from quark.errors import ConfigError, ModelError
-from quark.torch.algorithms.context import Context, Undo
-from quark.torch.algorithms.guard import MODEL_SAMPLES, WORTH, model_error
+from quark.torch.algorithms.answers import Change, Walk, answers, walk_of
+from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.guard import MODEL_SAMPLES, choosing, judging, ruler, surely_lower
 from quark.torch.config.algorithms import RotationConfig
 from quark.torch.layers import kind_of
 from quark.torch.probe import equal
 from quark.torch.rotated import attach_rotation, detach_rotation
-from quark.torch.structure import NormGroup, Pair, Structure, answer, example, find_structure, run_model
+from quark.torch.structure import NormGroup, Pair, Structure, example, find_structure
 
 log = logging.getLogger(__name__)
-SEEDS = (0, 2, 3, 4)  # 0: the rotation of the configuration
+SEEDS = (0, 2, 3)  # of signs; 0: the rotation of the configuration
+SIZES = (64, 32)  # of blocks, tried beside whole rotations
+PROBABLE = 1.0  # standard errors that a turn must gain to be tried together with others
 TURNS = ("r1", "r2", "r4")
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Rotations of a model.
+
+    Attributes:
+        config: which.
+        structure: of the model.
+        seed: of the signs of offline turns; 0: as configured.
+    """
+
+    config: RotationConfig
+    structure: Structure
+    seed: int = 0
+
+    def of(self, name: str) -> str:
+        """The part of the model that a module is in: a block, or "" outside."""
+        return next((block for block in self.structure.names if name.startswith(f"{block}.")), "")
+
+    def make(self, context: Context, part: str) -> None:
+        """Turn one part of the model.
+
+        Raises:
+            ModelError: what is to be turned is not there.
+            ConfigError: a size that does not fit.
+        """
+        if self.config.r1 and self.config.online_r1_rotation:
+            turn_readers(context, self, part)
+        elif self.config.r1:
+            turn_residual(context, self, part)
+        if self.config.r2:
+            turn_values(context, self, part)
+        if self.config.r4:
+            turn_down(context, self, part)
 
 
 @torch.no_grad()
@@ -51,98 +92,117 @@ def run_rotation(context: Context, config: RotationConfig) -> None:
     """
     if not (config.r1 or config.r2 or config.r4):
         return  # r3 belongs to the cache's quantizers
-    sample = context.samples[0] if context.samples else example(context.model)
-    structure = find_structure(context.model, sample, config.model_decoder_layers)
-    if not context.samples or not config.only_if_better:
-        rotate(context, config, structure, sample, 0)
-        return
-    errors = halves(context)
-    lowest = errors()
-    kept = []
-    for name in [name for name in TURNS if getattr(config, name)]:
-        turn = replace(config, r1=name == "r1", r2=name == "r2", r4=name == "r4")
-        seeds = (0,) if name == "r4" or config.online_r1_rotation else SEEDS
-        found = [(attempt(context, turn, structure, sample, seed, errors), seed) for seed in seeds]
-        best, seed = min(found)
-        if all(new <= WORTH * old for new, old in zip(best, lowest, strict=True)):
-            rotate(context, turn, structure, sample, seed)
-            lowest = best
-            kept.append(name)
-    log.info("rotation: %s kept; other turns would not make the quantized answers better", ", ".join(kept) or "nothing")
+    given = context.samples
+    context = replace(context, samples=given or [example(context.model)])
+    structure = find_structure(context.model, context.samples[0], config.model_decoder_layers, context.home)
+    walk = walk_of(context, config.model_decoder_layers)
+    kept = [Turns(config, structure)]
+    check(walk, kept)
+    if given and config.only_if_better:
+        kept = worthwhile(walk, candidates(config, structure))
+        names = ", ".join(described(turns) for turns in kept)
+        if names:
+            log.info("rotation: %s kept; other turns would not make the quantized answers better", names)
+        else:
+            log.warning("rotation: the model stays as it was; no turn makes its quantized answers better than chance")
+    for part in walk.parts if kept else ():
+        with context.home.changing(part, context.undo):
+            together(kept)(context, part)
 
 
-def halves(context: Context) -> Callable[[], tuple[float, ...]]:
-    """The errors on every other sample, by which signs are chosen, and on those between, by which the choice must hold:
-    the best of several choices looks better than it is where it was chosen."""
-    parts = [context.samples[k : 2 * MODEL_SAMPLES : 2] for k in (0, 1)]
-    errors = [model_error(replace(context, samples=part)) for part in parts if part]
-    return lambda: tuple(error() for error in errors)
+def described(turns: Turns) -> str:
+    """A turn in a word."""
+    name = "".join(name for name in TURNS if getattr(turns.config, name))
+    return f"{name} (blocks of {turns.config.rotation_size})" if turns.config.rotation_size else name
 
 
-def attempt(
-    context: Context,
-    config: RotationConfig,
-    structure: Structure,
-    sample: Any,
-    seed: int,
-    errors: Callable[[], tuple[float, ...]],
-) -> tuple[float, ...]:
-    """The errors with some turns, which are taken back."""
-    undo = Undo()
-    try:
-        rotate(replace(context, undo=undo), config, structure, sample, seed)
-        return errors()
-    finally:
-        undo.restore()
+def together(turns: Sequence[Turns]) -> Change:
+    """Several turns as one change."""
+
+    def change(context: Context, part: str) -> None:
+        for turn in turns:
+            turn.make(context, part)
+
+    return change
 
 
-def rotate(context: Context, config: RotationConfig, structure: Structure, sample: Any, seed: int) -> None:
-    """All turns of a configuration.
-
-    Args:
-        context: the model.
-        config: which turns.
-        structure: of the model.
-        sample: on which the model must answer what it answered before.
-        seed: of the signs of offline turns; 0: as configured.
+def check(walk: Walk, turns: Sequence[Turns]) -> None:
+    """The first sample gets the same answer from the turned model.
 
     Raises:
-        ModelError: the model would not compute the same.
+        ModelError: it does not.
     """
-    before = answer(run_model(context.model, sample))
-    if config.r1 and config.online_r1_rotation:
-        turn_readers(context, structure, config)
-    elif config.r1:
-        turn_residual(context, structure, config, seed or (0 if config.random_r1 else None))
-    if config.r2:
-        turn_values(context, structure, seed or (1 if config.random_r2 else None))
-    if config.r4:
-        turn_down(context, structure, config)
-    if not equal(answer(run_model(context.model, sample)).float(), before.float()):
+    before, after = answers(walk, [0])[0], answers(walk, [0], change=together(turns))[0]
+    if not equal(after, before):
         raise ModelError(
             "rotation: the model would not compute the same; its residual stream is read or written by more than "
             "norms, embeddings and linear layers. RotationConfig(r1=True, online_r1_rotation=True) works for all models"
         )
 
 
-def turn_residual(context: Context, structure: Structure, config: RotationConfig, seed: int | None) -> None:
-    """R1, offline, with the signs of a seed."""
-    modules = dict(context.model.named_modules())
-    readers = [name for group in structure.groups for name in (*group.linears, *group.others)]
-    size = features(modules[readers[0]]) if readers else 0
-    turn = rotation(size, config.rotation_size, seed) if size else None
-    if turn is None or not structure.groups:
+def candidates(config: RotationConfig, structure: Structure) -> Iterator[list[Turns]]:
+    """What is tried of each turn of a configuration."""
+    for name in (name for name in TURNS if getattr(config, name)):
+        turn = replace(config, r1=name == "r1", r2=name == "r2", r4=name == "r4")
+        signed = name != "r4" and not config.online_r1_rotation
+        sizes = () if name == "r2" or config.rotation_size else SIZES
+        found = [Turns(turn, structure, seed) for seed in (SEEDS if signed else SEEDS[:1])]
+        yield found + [Turns(replace(turn, rotation_size=size), structure) for size in sizes]
+
+
+def worthwhile(walk: Walk, tried: Iterable[list[Turns]]) -> list[Turns]:
+    """The turns that make the quantized answers better, on samples that their choice has not seen."""
+    count = len(walk.context.samples)
+    learn = ruler(walk, choosing(count)[:MODEL_SAMPLES])
+    lowest = learn.errors()
+    kept: list[Turns] = []
+    for alternatives in tried:
+        found = [(learn.errors(together([*kept, turn])), turn) for turn in alternatives if fits(walk, turn)]
+        errors, turn = min(found, key=lambda pair: sum(pair[0]))
+        if surely_lower(errors, lowest, PROBABLE):
+            lowest, kept = errors, [*kept, turn]
+    measure = ruler(walk, judging(count))
+    before = measure.errors() if kept else ()
+    while kept and not surely_lower(measure.errors(together(kept)), before):
+        kept.pop()
+    return kept
+
+
+def fits(walk: Walk, turn: Turns) -> bool:
+    """Whether the size of a turn's blocks divides what it turns; that of a configuration must."""
+    size = turn.config.rotation_size
+    modules = dict(walk.context.model.named_modules())
+    widths = {features(modules[name]) for name in turned_by(walk.context, turn)}
+    return size is None or size not in SIZES or all(width % size == 0 and width > size for width in widths)
+
+
+def turned_by(context: Context, turn: Turns) -> list[str]:
+    """The layers whose inputs a turn of R1 or R4 turns."""
+    if turn.config.r4:
+        return down_layers(context, turn)
+    return [name for group in turn.structure.groups for name in group.linears]
+
+
+def turn_residual(context: Context, turns: Turns, part: str) -> None:
+    """R1, offline: what reads and writes the residual stream in one part."""
+    modules, config, structure = dict(context.model.named_modules()), turns.config, turns.structure
+    every = [name for group in structure.groups for name in (*group.linears, *group.others)]
+    if not every:
         raise ModelError("rotation: r1 found no norm that linear layers read; online_r1_rotation=True needs none")
-    for group in structure.groups:
+    size = features(modules[every[0]])
+    turn = rotation(size, config.rotation_size, turns.seed or (0 if config.random_r1 else None))
+    groups = [group for group in structure.groups if group.block == part]
+    for group in groups:
         fuse_norm(context, group, modules)
-    for name in readers:
+    for name in (name for group in groups for name in (*group.linears, *group.others)):
         set_weight(context, modules[name], turn.apply(out_in(modules[name])))
-    for module in writers(modules, structure, readers, size):
+    for module in writers(modules, turns, part, set(every), size):
         turn_rows(context, module, turn)
-    for module in modules.values():
-        if isinstance(module, nn.Embedding) and module.embedding_dim == size:
+    for name, module in modules.items():
+        if isinstance(module, nn.Embedding) and module.embedding_dim == size and turns.of(name) == part:
             context.undo.set_parameter(module, "weight", turn.apply(module.weight.detach().double()))
-    untie(context)
+    if not part:
+        untie(context)
 
 
 def untie(context: Context) -> None:
@@ -172,33 +232,32 @@ def fuse_norm(context: Context, group: NormGroup, modules: dict[str, nn.Module])
 
 
 def writers(
-    modules: dict[str, nn.Module], structure: Structure, readers: Iterable[str], size: int
+    modules: dict[str, nn.Module], turns: Turns, part: str, readers: set[str], size: int
 ) -> Iterable[nn.Module]:
-    """The linear layers of the blocks that read no norm and write vectors of ``size``: those behind attention and
+    """The linear layers of a block that read no norm and write vectors of ``size``: those behind attention and
     feed-forward parts. That they are the right ones is proved by the model's answer."""
-    known = set(readers)
     for name, module in modules.items():
         kind = kind_of(module)
-        inside = any(name.startswith(f"{block}.") for block in structure.names)
-        if kind and kind.tokens and inside and name not in known and len(out_in(module)) == size:
+        inside = part and name.startswith(f"{part}.")
+        if kind and kind.tokens and inside and name not in readers and width_of(module) == size:
             yield module
 
 
-def turn_values(context: Context, structure: Structure, seed: int | None) -> None:
+def turn_values(context: Context, turns: Turns, part: str) -> None:
     """R2: each head of the values.
 
     Raises:
         ModelError: no value projections, or heads of unknown width.
     """
     modules = dict(context.model.named_modules())
-    pairs = [pair for pair in structure.pairs if is_value(pair, structure)]
+    pairs = [pair for pair in turns.structure.pairs if is_value(pair, turns.structure)]
     if not pairs:
         raise ModelError("rotation: r2 found no projection whose channels attention hands on to another; set r2=False")
     width = head_width(context.model)
-    turn = rotation(width, seed=seed)
-    for pair in pairs:
+    turn = rotation(width, seed=turns.seed or (1 if turns.config.random_r2 else None))
+    for pair in (pair for pair in pairs if pair.block == part):
         source, target, channels = modules[pair.source], modules[pair.target], pair.channels
-        used = torch.zeros(len(out_in(source)), dtype=torch.bool)
+        used = torch.zeros(width_of(source), dtype=torch.bool)
         used[channels] = True
         turn_rows(context, source, turn, used.nonzero()[:, 0])
         weight = out_in(target)
@@ -212,31 +271,40 @@ def is_value(pair: Pair, structure: Structure) -> bool:
     return bool(groups) and groups[0] == first and pair == next(p for p in structure.pairs if p.block == pair.block)
 
 
-def turn_down(context: Context, structure: Structure, config: RotationConfig) -> None:
+def turn_down(context: Context, turns: Turns, part: str) -> None:
     """R4: the layers that read no norm and are not behind attention.
 
     Raises:
         ModelError: there are none.
     """
-    modules = dict(context.model.named_modules())
+    targets = down_layers(context, turns)
+    if not targets:
+        raise ModelError("rotation: r4 found no quantized layer behind a feed-forward part; set r4=False")
+    turn_inputs(context, turns, targets, part)
+
+
+def down_layers(context: Context, turns: Turns) -> list[str]:
+    """The names of the layers of R4."""
+    structure = turns.structure
     readers = {name for group in structure.groups for name in group.linears}
     values = {pair.target for pair in structure.pairs if is_value(pair, structure)}
     quantized = [item.layer.name for item in context.layers().values()]
-    inside = [name for name in quantized if any(name.startswith(f"{block}.") for block in structure.names)]
-    targets = [name for name in inside if name not in readers | values]
-    if not targets:
-        raise ModelError("rotation: r4 found no quantized layer behind a feed-forward part; set r4=False")
-    for name in targets:
-        turn_online(context, modules[name], config.rotation_size)
+    return [name for name in quantized if turns.of(name) and name not in readers | values]
 
 
-def turn_readers(context: Context, structure: Structure, config: RotationConfig) -> None:
-    """R1, online: every quantized layer of the blocks that is not behind an attention or feed-forward part."""
-    modules = dict(context.model.named_modules())
+def turn_readers(context: Context, turns: Turns, part: str) -> None:
+    """R1, online: every quantized layer that reads a norm."""
     quantized = {item.layer.name for item in context.layers().values()}
-    readers = [name for group in structure.groups for name in group.linears if name in quantized]
-    for name in readers:
-        turn_online(context, modules[name], config.rotation_size)
+    readers = [name for group in turns.structure.groups for name in group.linears if name in quantized]
+    turn_inputs(context, turns, readers, part)
+
+
+def turn_inputs(context: Context, turns: Turns, names: Iterable[str], part: str) -> None:
+    """Turn the inputs of those of the layers that are in a part."""
+    modules = dict(context.model.named_modules())
+    for name in names:
+        if turns.of(name) == part:
+            turn_online(context, modules[name], turns.config.rotation_size)
 
 
 def turn_online(context: Context, module: nn.Module, block: int | None) -> None:
@@ -249,7 +317,18 @@ def turn_online(context: Context, module: nn.Module, block: int | None) -> None:
 
 def features(module: nn.Module) -> int:
     """Length of the vectors that a layer reads."""
-    return int(out_in(module).shape[1])
+    return int(module._parameters["weight"].shape[0 if is_transposed(module) else 1])  # type: ignore[union-attr]
+
+
+def width_of(module: nn.Module) -> int:
+    """Length of the vectors that a layer writes."""
+    return int(module._parameters["weight"].shape[1 if is_transposed(module) else 0])  # type: ignore[union-attr]
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether the weight of a layer is stored [in, out]."""
+    kind = kind_of(module)
+    return kind is not None and kind.transposed
 
 
 def out_in(module: nn.Module) -> torch.Tensor:

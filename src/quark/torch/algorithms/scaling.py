@@ -22,10 +22,12 @@ from torch import nn
 
 from quark.algorithms.smoothquant import shared_channels
 from quark.errors import ConfigError, unknown
-from quark.torch.algorithms.blocks import Stream, find_blocks, record
+from quark.torch.algorithms.answers import Walk, walk_of
+from quark.torch.algorithms.blocks import Stream
 from quark.torch.algorithms.context import Context, Undo, matrix, new_quantizer
-from quark.torch.algorithms.guard import WORTH, keep_if_better, model_error, quantize_new, quantized_matrix
+from quark.torch.algorithms.guard import SAMPLES, better_block, choosing, judging, ruler, surely_lower
 from quark.torch.algorithms.inputs import Watch
+from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.calibration import run
 from quark.torch.layers import kind_of
 from quark.torch.matching import Match
@@ -149,39 +151,59 @@ def scale_places(
 ) -> None:
     """Let ``choose`` change every place whose readers are quantized, block by block.
 
+    Every other sample shows the inputs by which is chosen; those between must find the quantized model better by it.
+
     Args:
         context: the float model.
         layers, path: ``scaling_layers`` and ``model_decoder_layers`` of a configuration.
         choose: called with each place, its quantized readers and their inputs.
         squares: the inputs hold their Hessian.
-    """
-    wanted = chosen(find_structure(context.model, context.samples[0] if context.samples else None, path), layers)
-    items = {name: item for item in context.found.quantized for name in item.layer.names if item.stages["weight"]}
-    wanted = [place for place in wanted if any(name in items for name in place.readers)]
-    blocks, stream = record(context.model, find_blocks(context.model, path), context.samples)
-    error, undo = model_error(context), Undo()
-    context.undo.actions.append(undo.restore)
-    lowest, context = error(), replace(context, undo=undo)
-    for name, block in blocks.modules.items():
-        here = [place for place in wanted if place.block == name]
-        found = read_block(context, name, block, stream, here, squares)
 
-        def change(found: list[tuple[Place, Inputs]] = found) -> None:
-            for place, inputs in found:
+    Raises:
+        DataError: no samples.
+    """
+    sample = context.samples[0] if context.samples else None
+    found = chosen(find_structure(context.model, sample, path, context.home), layers)
+    items = {name: item for item in context.found.quantized for name in item.layer.names if item.stages["weight"]}
+    wanted = [place for place in found if any(name in items for name in place.readers)]
+    if not wanted:
+        log.warning("the model stays as it was: no quantized layer reads a norm, or channels that can be scaled")
+        return
+    walk, undo = walk_of(context, path), Undo()
+    context.undo.actions.append(undo.restore)
+    measure = ruler(walk, judging(len(context.samples)))
+    before = measure.errors()
+    scale_parts(replace(walk, context=replace(context, undo=undo)), wanted, items, choose, squares)
+    if not surely_lower(measure.errors(), before):
+        log.warning("the model keeps its scales: no others make its quantized answers better than chance")
+        context.home.put_back(undo)
+
+
+def scale_parts(walk: Walk, wanted: list[Place], items: Mapping[str, Match], choose: Chooser, squares: bool) -> None:
+    """The places of every block, and those in none."""
+    context, stream = walk.context, walk.stream
+    learn, judge = choosing(len(context.samples)), judging(len(context.samples))[:SAMPLES]
+    for name, block in walk.blocks.modules.items():
+        here = [place for place in wanted if place.block == name]
+
+        reading = partial(read_block, context, name, block, stream.of(learn), here, squares)
+
+        def change(reading: Callable[[], list[tuple[Place, Inputs]]] = reading) -> None:
+            for place, inputs in reading():
                 choose(context, place, [items[reader] for reader in place.readers if reader in items], inputs)
 
-        if name and not keep_if_better(context, name, block, stream, change):
-            log.info("%s stays as it was: its answers would not get better", name)
-        elif not name:
-            change()
-        stream = stream.advance(name, block)
-    for place in (place for place in wanted if place.block not in blocks.modules):
-        every = Stream(list(context.samples))
-        for _, inputs in read_block(context, "", context.model, every, [place], squares):
-            choose(context, place, [items[reader] for reader in place.readers if reader in items], inputs)
-    if error() > WORTH * lowest:
-        log.info("the model keeps its scales: its quantized answers would not get better")
-        undo.restore()
+        with context.home.changing(name, context.undo):
+            if name and here and not better_block(context, name, block, stream, judge, change):
+                log.info("%s stays as it was: its answers would not get better", name)
+            elif not name:
+                change()
+            stream = stream.advance(name, block)
+    every = Stream([context.samples[k] for k in learn])
+    for place in (place for place in wanted if place.block not in walk.blocks.modules):
+        with context.home.recording():
+            inputs = read_block(context, "", context.model, every, [place], squares)
+        for _, seen in inputs:
+            choose(context, place, [items[reader] for reader in place.readers if reader in items], seen)
 
 
 def read_block(

@@ -1,74 +1,134 @@
 """SmoothQuant and AutoSmoothQuant for the torch flow.
 
-    SmoothQuant       s = (max|x|^alpha / max|w|^(1 - alpha))^t at every place, or (max|x|^alpha)^t; the best of
-                      t = 1, 1/2, 1/4
-    AutoSmoothQuant   the best s = max|x|^r, r = 0, 0.1 .. 0.9, by the error of the layers that read it
+    SmoothQuant       s = max|x|^(alpha u) / max|w|^((1 - alpha) v): the best parts u and v, 0 to 1, at every place
+    AutoSmoothQuant   s = max|x|^a / max|w|^b: the best exponents at every place
 
-A place where the error on the calibration inputs would grow is smoothed by less (t below 1), or left as it is:
-smoothing pays where activations are quantized, and a weight-only int4 layer can lose by the whole of it.
+The best by the error of the layers that read the place, first on a coarse grid, then around what was best there.
+Smoothing pays where activations are quantized, and a weight-only int4 layer can lose by the whole of it: there the
+parts come out small, or 0.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 
 import torch
 
-from quark.algorithms.smoothquant import smoothing_scales
+from quark.algorithms.smoothquant import SMALLEST_WEIGHT, smoothing_scales
 from quark.torch.algorithms.context import Context, matrix
-from quark.torch.algorithms.guard import WORTH
 from quark.torch.algorithms.scaling import Inputs, Judge, Place, effective, fold, scale_places
 from quark.torch.config.algorithms import AutoSmoothQuantConfig, SmoothQuantConfig
 from quark.torch.matching import Match
 
 log = logging.getLogger(__name__)
 POWERS = {"MSE": 2.0, "MAE": 1.0, "RMSE": 0.5}
-STRENGTHS = (1.0, 0.5, 0.25)
-GRID = 10
+PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+GRID = ((0.0, 0.2, 0.4, 0.6, 0.8), (0.0, 0.2, 0.4, 0.6))
+FINER = 2  # times that the grid is halved around the best
 SMALLEST = 1e-4
+Pair = tuple[float, float]
 
 
 def run_smooth(context: Context, config: SmoothQuantConfig) -> None:
     """SmoothQuant at every place of the model."""
+    alpha = config.alpha
 
     def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> None:
-        weight_max = torch.stack([matrix(item.layer.module, item.layer.kind).abs().amax(0) for item in items]).amax(0)
-        s = smoothing_scales(inputs.amax, weight_max, config.alpha, config.scale_clamp_min)
-        range_only = normalized(inputs.amax, config.alpha)
-        candidates = [scale**strength for scale in (s, range_only) for strength in STRENGTHS]
-        best(context, place, Judge(items, inputs.sample), candidates)
+        judge, ranges = Judge(items, inputs.sample), weight_ranges(items)
+        whole = smoothing_scales(inputs.amax, ranges, alpha, config.scale_clamp_min)
+        shares, others = [part * alpha for part in PARTS], [part * (1 - alpha) for part in PARTS]
+        search(context, place, judge, inputs.amax, ranges, shares, others, [whole])
 
     scale_places(context, config.scaling_layers, config.model_decoder_layers, choose)
 
 
 def run_autosmooth(context: Context, config: AutoSmoothQuantConfig) -> None:
-    """The best exponent at every place of the model."""
+    """The best exponents at every place of the model."""
     power = POWERS[config.compute_scale_loss]
 
     def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> None:
         judge = Judge(items, inputs.sample, power)
-        best(context, place, judge, (normalized(inputs.amax, k / GRID) for k in range(1, GRID)))
+        search(context, place, judge, inputs.amax, weight_ranges(items), *GRID)
 
     scale_places(context, config.scaling_layers, config.model_decoder_layers or "", choose)
 
 
-def normalized(statistic: torch.Tensor, exponent: float) -> torch.Tensor:
-    """statistic^exponent, so scaled that its largest and smallest value are reciprocal."""
-    s = statistic.clamp(min=SMALLEST) ** exponent
+def weight_ranges(items: Iterable[Match]) -> torch.Tensor:
+    """The largest weight that each input channel meets in the layers that read it, [channels]."""
+    return torch.stack([matrix(item.layer.module, item.layer.kind).abs().amax(0) for item in items]).amax(0)
+
+
+def scale_of(inputs: torch.Tensor, weights: torch.Tensor, exponents: Pair) -> torch.Tensor:
+    """inputs^a / weights^b, so scaled that its largest and smallest value are reciprocal."""
+    a, b = exponents
+    s = inputs.clamp(min=SMALLEST) ** a / weights.clamp(min=SMALLEST_WEIGHT) ** b
     return s / (s.max() * s.min()).sqrt()
+
+
+def search(
+    context: Context,
+    place: Place,
+    judge: Judge,
+    inputs: torch.Tensor,
+    weights: torch.Tensor,
+    exponents: Sequence[float],
+    weight_exponents: Sequence[float],
+    others: Sequence[torch.Tensor] = (),
+) -> torch.Tensor | None:
+    """The best scale of a family, folded into the model.
+
+    Args:
+        context, place, judge: where, and what is best.
+        inputs, weights: what stands for each channel, [channels].
+        exponents, weight_exponents: of the coarse grid, rising; the same value throughout: that one is fixed.
+        others: further candidates.
+    """
+    tried: dict[Pair, tuple[float, torch.Tensor]] = {}
+
+    def scales(pairs: Iterable[Pair]) -> Iterator[tuple[float, Pair]]:
+        for pair in pairs:
+            if pair not in tried:
+                s = effective(context, place, scale_of(inputs, weights, pair))
+                tried[pair] = judge.error(s), s
+            yield tried[pair][0], pair
+
+    _, middle = min(scales(product(exponents, weight_exponents)))
+    steps = [(values[1] - values[0]) if len(values) > 1 else 0.0 for values in (exponents, weight_exponents)]
+    for _ in range(FINER):
+        steps = [step / 2 for step in steps]
+        _, middle = min(scales(around(middle, steps)))
+    return keep_best(context, place, judge, [*tried.values(), *measured(context, place, judge, others)])
+
+
+def around(middle: Pair, steps: Sequence[float]) -> Iterator[Pair]:
+    """A pair of exponents and its neighbours that are not negative."""
+    rows = ((value - step, value, value + step) for value, step in zip(middle, steps, strict=True))
+    return ((a, b) for a, b in product(*rows) if a >= 0 and b >= 0)
+
+
+def measured(
+    context: Context, place: Place, judge: Judge, candidates: Iterable[torch.Tensor]
+) -> Iterator[tuple[float, torch.Tensor]]:
+    """Candidates as they would be applied, with their errors."""
+    for candidate in candidates:
+        s = effective(context, place, candidate)
+        yield judge.error(s), s
 
 
 def best(context: Context, place: Place, judge: Judge, candidates: Iterable[torch.Tensor]) -> torch.Tensor | None:
     """Fold the candidate with the least error into the model, if that is less than without scales; return it."""
-    lowest, found = WORTH * judge.error(), None
-    for candidate in candidates:
-        s = effective(context, place, candidate)
-        error = judge.error(s)
-        if error < lowest:
-            lowest, found = error, s
-    if found is None:
+    return keep_best(context, place, judge, measured(context, place, judge, candidates))
+
+
+def keep_best(
+    context: Context, place: Place, judge: Judge, found: Iterable[tuple[float, torch.Tensor]]
+) -> torch.Tensor | None:
+    """As ``best``, of candidates with their errors."""
+    error, s = min(found, key=lambda pair: pair[0])
+    if not error < judge.error():
         log.info("%s keeps its scale: no other lowers the error", place.source)
-    else:
-        fold(context, place, found)
-    return found
+        return None
+    fold(context, place, s)
+    return s

@@ -16,9 +16,10 @@ from torch import nn
 from quark.algorithms.svdquant import Split, smoothing, split
 from quark.errors import DataError
 from quark.torch.algorithms.context import Context, matrix, new_quantizer
-from quark.torch.algorithms.guard import WORTH, quantize_new, quantized_matrix
+from quark.torch.algorithms.guard import WORTH
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.algorithms.scaling import ROWS, Inputs
+from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.calibration import run
 from quark.torch.config.algorithms import SVDQuantConfig
 from quark.torch.corrected import ErrorCorrected

@@ -1,0 +1,187 @@
+"""What a model answers, with one decoder block in memory at a time, and with changes that are tried out on the way.
+
+    embedding and what else is in front → block by block, on all samples → norm and head
+
+In front of the blocks and behind them the model's own forward runs, with blocks that hand on what enters; the last one
+hands on what the real blocks made. That the answer of the first sample is then the model's own is checked; a model for
+which it is not, and one without decoder blocks, runs as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.torch.algorithms.blocks import HIDDEN, Blocks, Stream, find_blocks, first, record, without_cache
+from quark.torch.algorithms.context import Context, Undo
+from quark.torch.algorithms.inputs import Enough
+from quark.torch.algorithms.trial import quantizing
+from quark.torch.matching import Match
+from quark.torch.structure import answer, run_model
+
+log = logging.getLogger(__name__)
+ROWS = 256  # of each answer of a model that are compared, at most
+VALUES = 1 << 20  # of each answer that are compared, or a few rows: vocabularies are wide
+Change = Callable[[Context, str], None]  # of one block, or ("") of what is in none
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A float model, and what runs through it.
+
+    Attributes:
+        context: the model.
+        blocks: its decoder blocks; the model itself under the name "" where there are none.
+        stream: in front of the first block.
+    """
+
+    context: Context
+    blocks: Blocks
+    stream: Stream
+
+    @property
+    def items(self) -> list[Match]:
+        """The layers whose weights are quantized."""
+        return [item for item in self.context.found.quantized if item.stages["weight"]]
+
+    def inside(self, block: nn.Module) -> list[Match]:
+        """Those of a block."""
+        modules = set(block.modules())
+        return [item for item in self.items if item.layer.module in modules]
+
+    @property
+    def outside(self) -> list[Match]:
+        """Those in no block."""
+        modules = {module for block in self.blocks.modules.values() for module in block.modules()}
+        return [item for item in self.items if item.layer.module not in modules]
+
+    @property
+    def parts(self) -> list[str]:
+        """What is changed one by one: all that is in no block (""), then the blocks."""
+        return ["", *self.blocks.modules] if self.blocks.path else [""]
+
+
+def walk_of(context: Context, path: str) -> Walk:
+    """The blocks of a model, and what enters them.
+
+    Args:
+        context: the float model, with samples.
+        path: where the blocks are; empty: found.
+    """
+    whole = Blocks("", {"": context.model}), Stream(list(context.samples))
+    with context.home.recording():
+        blocks, stream = record(context.model, find_blocks(context.model, path), context.samples)
+        wanted = some_rows(answer(run_model(context.model, context.samples[0])))
+    walk = Walk(context, blocks, stream)
+    if blocks.path and not torch.equal(answers(walk, [0])[0], wanted):
+        log.info("%r are not all that computes in the model; it runs as a whole", blocks.path)
+        return Walk(context, *whole)
+    return walk
+
+
+@torch.no_grad()
+def answers(
+    walk: Walk, samples: list[int], quantized: bool = False, change: Change | None = None
+) -> list[torch.Tensor]:
+    """Rows of what the model answers to some samples.
+
+    Args:
+        walk: the model.
+        samples: numbers of samples.
+        quantized: as the model will be when it is quantized; False: as it is.
+        change: makes the changes of one part of the model; they are taken back.
+    """
+    context, undo = walk.context, Undo()
+    try:
+        if change is not None:
+            change(replace(context, undo=undo), "")
+        if not walk.blocks.path:
+            with quantizing(walk.items if quantized else []):
+                return [some_rows(answer(run_model(context.model, context.samples[k]))) for k in samples]
+        entered = [entrance(context.model, walk.blocks, context.samples[k]) for k in samples]
+        stream = replace(walk.stream.of(samples), hidden=entered)
+        for name, block in walk.blocks.modules.items():
+            hidden = through(walk, name, block, stream, quantized, change)
+            stream = replace(stream, hidden=hidden)
+        with quantizing(walk.outside if quantized else []):
+            return [exit_of(walk, k, hidden) for k, hidden in zip(samples, stream.hidden, strict=True)]
+    finally:
+        undo.restore()
+
+
+def through(
+    walk: Walk, name: str, block: nn.Module, stream: Stream, quantized: bool, change: Change | None
+) -> list[torch.Tensor]:
+    """What a block makes of all samples."""
+    undo = Undo()
+    with walk.context.home.visiting(name):
+        try:
+            if change is not None:
+                change(replace(walk.context, undo=undo), name)
+            with quantizing(walk.inside(block)) if quantized else nullcontext():
+                return [first(stream.forward(name, block, k)) for k in range(len(stream.hidden))]
+        finally:
+            undo.restore()
+
+
+def entrance(model: nn.Module, blocks: Blocks, sample: Any) -> torch.Tensor:
+    """What enters the first block."""
+    found: list[torch.Tensor] = []
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(kwargs[HIDDEN] if HIDDEN in kwargs else args[0])
+        raise Enough
+
+    handle = next(iter(blocks.modules.values())).register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        with without_cache(model):
+            run_model(model, sample)
+    except Enough:
+        pass
+    finally:
+        handle.remove()
+    return found[0]
+
+
+def exit_of(walk: Walk, sample: int, hidden: torch.Tensor) -> torch.Tensor:
+    """Rows of what the model answers where its last block hands on ``hidden``."""
+    *others, last = walk.blocks.modules.values()
+    values = walk.stream.values
+
+    def returned(x: torch.Tensor) -> Any:
+        return (x, *(None,) * (values - 1)) if values else x
+
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        return returned(kwargs[HIDDEN] if HIDDEN in kwargs else args[0])
+
+    model = walk.context.model
+    with answering(others, passing), answering([last], lambda *args, **kwargs: returned(hidden)), without_cache(model):
+        return some_rows(answer(run_model(model, walk.context.samples[sample])))
+
+
+@contextmanager
+def answering(modules: Iterable[nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
+    """Modules with another ``forward`` for a while."""
+    before = [(module, "forward" in module.__dict__, module.__dict__.get("forward")) for module in modules]
+    for module, _, _ in before:
+        module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        for module, own, value in before:
+            del module.__dict__["forward"]
+            if own:
+                module.__dict__["forward"] = value
+
+
+def some_rows(output: torch.Tensor) -> torch.Tensor:
+    """Up to ``ROWS`` rows of an answer, evenly spread; float32."""
+    rows = output.detach().reshape(-1, output.shape[-1]) if output.dim() else output.detach().reshape(1, 1)
+    count = min(ROWS, max(ROWS // 16, VALUES // max(rows.shape[1], 1)))
+    return rows[:: max(1, -(-len(rows) // count))].float().clone()
