@@ -15,14 +15,19 @@ from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.algorithms import tune
 from quark.torch.export.api import export_safetensors
 from quark.torch.files import quantize_checkpoint
-from quark.torch.files.tuned import InFiles
+from quark.torch.files.home import InFiles
 from quark.torch.quantization.config.config import (
     AutoRoundConfig,
+    AutoSmoothQuantConfig,
     AWQConfig,
     GPTAQConfig,
     GPTQConfig,
+    HQQConfig,
     QConfig,
     QronosConfig,
+    RotationConfig,
+    SmoothQuantConfig,
+    SVDQuantConfig,
 )
 
 transformers = pytest.importorskip("transformers")
@@ -37,8 +42,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(algorithm: Any, scheme: str = "int4_wo_32") -> QConfig:
-    return replace(LLMTemplate.get("llama").get_config(scheme), algo_config=[algorithm])
+def config(algorithms: Any, scheme: str = "int4_wo_32") -> QConfig:
+    every = algorithms if isinstance(algorithms, list) else [algorithms]
+    return replace(LLMTemplate.get("llama").get_config(scheme), algo_config=every)
 
 
 def in_memory(source: Path, settings: QConfig, folder: Path) -> None:
@@ -52,6 +58,16 @@ ALGORITHMS = {
     "gptaq": (GPTAQConfig(), "mxfp4"),
     "qronos": (QronosConfig(), "int4_wo_32"),
     "autoround": (AutoRoundConfig(iters=3, lr=0.05, batch_size=2), "int4_wo_32"),
+    "awq": (AWQConfig(), "int4_wo_32"),
+    "smooth, then gptq": ([SmoothQuantConfig(alpha=0.5), GPTQConfig()], "int4_wo_32"),
+    "autosmoothquant": (AutoSmoothQuantConfig(), "uint4_wo_32"),
+    "rotation": (RotationConfig(r2=True, r4=True, only_if_better=False), "int4_wo_32"),
+    "rotation, where better, then awq and qronos": (
+        [RotationConfig(r2=True, r4=True), AWQConfig(), QronosConfig()],
+        "int4_wo_32",
+    ),
+    "hqq": (HQQConfig(), "int4_wo_32"),
+    "awq, then hqq": ([AWQConfig(), HQQConfig()], "int4_wo_32"),
 }
 
 
@@ -109,14 +125,15 @@ def test_one_block_at_a_time_has_values(source: Path, tmp_path: Path, monkeypatc
 
 def test_what_cannot_work_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
     cases = [
-        (config(AWQConfig()), SAMPLES, ConfigError, "'awq' changes or searches the model as a whole"),
+        (config(SVDQuantConfig()), SAMPLES, ConfigError, "'svdquant' puts modules beside the layers"),
+        (config(AWQConfig()), None, DataError, "'awq' needs samples"),
         (config(GPTQConfig()), None, DataError, "'gptq' needs samples"),
         (config(GPTQConfig(), "int8"), SAMPLES, ConfigError, "not static ones"),
         (
             replace(config(GPTQConfig()), algo_config=[GPTQConfig(), QronosConfig()]),
             SAMPLES,
             ConfigError,
-            "one algorithm",
+            "one algorithm that tunes",
         ),
     ]
     for settings, samples, error, message in cases:

@@ -80,9 +80,9 @@ def powers(count: int, seed: int, device: torch.device) -> torch.Tensor:
     return (2.0 ** torch.randint(-3, 5, (count,), generator=generator)).to(device)
 
 
-def equal(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two answers are the same up to rounding."""
+def equal(x: torch.Tensor, y: torch.Tensor, close: float = CLOSE) -> bool:
+    """Whether two answers are the same up to rounding, ``close`` of the largest value."""
     if x.shape != y.shape:
         return False
-    tolerance = CLOSE * float(y.detach().abs().max())
+    tolerance = close * float(y.detach().abs().max())
     return bool(((x - y).abs() <= tolerance).all())

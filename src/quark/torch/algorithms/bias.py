@@ -110,7 +110,7 @@ def float_means(context: Context, config: BiasCorrectionConfig) -> Floats:
     hooks = [layer.register_forward_hook(see) for layer in known.means]
     hooks += [module.register_forward_hook(keep(name)) for name, module in names.items()]
     try:
-        with disabled([context.model]):
+        with disabled([context.model]), context.home.recording():
             for sample in context.samples:
                 run(context.model, sample)
     finally:
@@ -130,24 +130,38 @@ def run_bias_correction(context: Context, config: BiasCorrectionConfig, known: F
     """Correct the biases of ``context.model``."""
     items = biased(context)
     blocks = find_blocks(context.model, config.model_decoder_layers)
-    with disabled([context.model]):
+    with disabled([context.model]), context.home.recording():
         blocks, stream = record(context.model, blocks, context.samples)
     corrected = 0
     for name, block in blocks.modules.items():
-        layers = {key: module for key, module in block.named_modules() if module in known.means and module in items}
-        order = [key for group in find_groups(name, block, stream, layers) for key in group.layers]
-        lowest = distance(name, block, stream, known.answers[name]) if order else 0.0
-        for key in order:
-            layer = layers[key]
-            shift = known.means[layer].value - mean_of(name, block, stream, layer)
-            old = correct(context, items[layer], shift)
-            error = distance(name, block, stream, known.answers[name])
-            if error > lowest:
-                set_bias(context, items[layer], old)
+        with context.home.holding(name, block) as again:
+            if again is None:
+                corrected += correct_block(context, items, known, name, block, stream)
             else:
-                lowest, corrected = error, corrected + 1
-        stream = stream.advance(name, block)
-    log.info("bias_correction: %d of %d layers", corrected, len(items))
+                again()
+            stream = stream.advance(name, block)
+    said = log.info if corrected else log.warning
+    said("bias_correction: %d of %d layers with a bias corrected", corrected, len(items))
+
+
+def correct_block(
+    context: Context, items: dict[nn.Module, Match], known: Floats, name: str, block: nn.Module, stream: Stream
+) -> int:
+    """Correct the biases of one block; how many layers."""
+    layers = {key: module for key, module in block.named_modules() if module in known.means and module in items}
+    order = [key for group in find_groups(name, block, stream, layers) for key in group.layers]
+    lowest = distance(name, block, stream, known.answers[name]) if order else 0.0
+    corrected = 0
+    for key in order:
+        layer = layers[key]
+        shift = known.means[layer].value - mean_of(name, block, stream, layer)
+        old = correct(context, items[layer], shift)
+        error = distance(name, block, stream, known.answers[name])
+        if error > lowest:
+            set_bias(context, items[layer], old)
+        else:
+            lowest, corrected = error, corrected + 1
+    return corrected
 
 
 def distance(name: str, block: nn.Module, stream: Stream, wanted: list[torch.Tensor]) -> float:

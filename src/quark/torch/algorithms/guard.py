@@ -49,7 +49,7 @@ def choosing(count: int) -> list[int]:
 
 def judging(count: int) -> list[int]:
     """The samples by which a choice must hold: those between, or all where they are few."""
-    return list(range(1 if count >= APART else 0, count, 2 if count >= APART else 1))[:MODEL_SAMPLES]
+    return list(range(1 if count >= APART else 0, count, 2 if count >= APART else 1))
 
 
 @dataclass(frozen=True)

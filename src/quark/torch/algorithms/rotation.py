@@ -37,7 +37,7 @@ from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.guard import MODEL_SAMPLES, choosing, judging, ruler, surely_lower
 from quark.torch.config.algorithms import RotationConfig
 from quark.torch.layers import kind_of
-from quark.torch.probe import equal
+from quark.torch.probe import CLOSE, equal
 from quark.torch.rotated import attach_rotation, detach_rotation
 from quark.torch.structure import NormGroup, Pair, Structure, example, find_structure
 
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 SEEDS = (0, 2, 3)  # of signs; 0: the rotation of the configuration
 SIZES = (64, 32)  # of blocks, tried beside whole rotations
 PROBABLE = 1.0  # standard errors that a turn must gain to be tried together with others
+ROUNDINGS = 8  # of the type of the weights, by which the answers of a turned model may differ
 TURNS = ("r1", "r2", "r4")
 
 
@@ -133,7 +134,8 @@ def check(walk: Walk, turns: Sequence[Turns]) -> None:
         ModelError: it does not.
     """
     before, after = answers(walk, [0])[0], answers(walk, [0], change=together(turns))[0]
-    if not equal(after, before):
+    types = {value.dtype for value in walk.context.model.parameters() if value.is_floating_point()}
+    if not equal(after, before, max(CLOSE, *(ROUNDINGS * torch.finfo(dtype).eps for dtype in types))):
         raise ModelError(
             "rotation: the model would not compute the same; its residual stream is read or written by more than "
             "norms, embeddings and linear layers. RotationConfig(r1=True, online_r1_rotation=True) works for all models"
@@ -161,7 +163,7 @@ def worthwhile(walk: Walk, tried: Iterable[list[Turns]]) -> list[Turns]:
         errors, turn = min(found, key=lambda pair: sum(pair[0]))
         if surely_lower(errors, lowest, PROBABLE):
             lowest, kept = errors, [*kept, turn]
-    measure = ruler(walk, judging(count))
+    measure = ruler(walk, judging(count)[:MODEL_SAMPLES])
     before = measure.errors() if kept else ()
     while kept and not surely_lower(measure.errors(together(kept)), before):
         kept.pop()

@@ -25,7 +25,7 @@ from quark.errors import ConfigError, unknown
 from quark.torch.algorithms.answers import Walk, walk_of
 from quark.torch.algorithms.blocks import Stream
 from quark.torch.algorithms.context import Context, Undo, matrix, new_quantizer
-from quark.torch.algorithms.guard import SAMPLES, better_block, choosing, judging, ruler, surely_lower
+from quark.torch.algorithms.guard import MODEL_SAMPLES, SAMPLES, better_block, choosing, judging, ruler, surely_lower
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.calibration import run
@@ -151,7 +151,8 @@ def scale_places(
 ) -> None:
     """Let ``choose`` change every place whose readers are quantized, block by block.
 
-    Every other sample shows the inputs by which is chosen; those between must find the quantized model better by it.
+    Every other sample shows the inputs by which is chosen, by the errors of layers. By the errors of what the model
+    answers, which chose nothing, it must get better, for more than chance.
 
     Args:
         context: the float model.
@@ -169,14 +170,24 @@ def scale_places(
     if not wanted:
         log.warning("the model stays as it was: no quantized layer reads a norm, or channels that can be scaled")
         return
-    walk, undo = walk_of(context, path), Undo()
-    context.undo.actions.append(undo.restore)
-    measure = ruler(walk, judging(len(context.samples)))
+    walk = walk_of(context, path)
+    measure = ruler(walk, list(range(len(context.samples)))[: 2 * MODEL_SAMPLES])
     before = measure.errors()
-    scale_parts(replace(walk, context=replace(context, undo=undo)), wanted, items, choose, squares)
-    if not surely_lower(measure.errors(), before):
-        log.warning("the model keeps its scales: no others make its quantized answers better than chance")
+    for some in subsets(wanted):
+        undo = Undo()
+        context.undo.actions.append(undo.restore)
+        scale_parts(replace(walk, context=replace(context, undo=undo)), some, items, choose, squares)
+        if surely_lower(measure.errors(), before):
+            return
         context.home.put_back(undo)
+    log.warning("the model keeps its scales: no others make its quantized answers better than chance")
+
+
+def subsets(wanted: list[Place]) -> Iterator[list[Place]]:
+    """The places that are tried together: all, those of norms, those between linear layers."""
+    yield wanted
+    kinds = [[place for place in wanted if (place.channels is None) == norms] for norms in (True, False)]
+    yield from (kind for kind in kinds if kind and len(kind) < len(wanted))
 
 
 def scale_parts(walk: Walk, wanted: list[Place], items: Mapping[str, Match], choose: Chooser, squares: bool) -> None:

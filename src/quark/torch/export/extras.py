@@ -29,10 +29,14 @@ BRANCH = ".correction.l1.weight"
 
 def extra_items(model: nn.Module) -> Iterator[Item]:
     """The rotations of a model; branches are tensors of its state anyway."""
-    for name, _, turn in online_rotations(model):
-        key = f"{name}{ROTATION}"
-        kind = torch.float64 if signs_of(turn) is None else torch.int8
-        yield Item({key: ((turn.size, turn.size), kind)}, lambda key=key, turn=turn: {key: stored(turn)})  # type: ignore[misc]
+    yield from (turn_item(name, turn) for name, _, turn in online_rotations(model))
+
+
+def turn_item(name: str, turn: Rotation | Dense) -> Item:
+    """The rotation of the inputs of a layer."""
+    key = f"{name}{ROTATION}"
+    kind = torch.float64 if signs_of(turn) is None else torch.int8
+    return Item({key: ((turn.size, turn.size), kind)}, lambda: {key: stored(turn)})
 
 
 def stored(turn: Rotation | Dense) -> torch.Tensor:

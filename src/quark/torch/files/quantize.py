@@ -8,8 +8,8 @@ on each other: ``workers`` of them are made at once by joblib, whose backends (R
 see the same folders. A file appears when it is whole. What is there is never deleted; an interrupted job goes on where
 it was when it is started again, and a folder with anything else in it is an error.
 
-Static activations are calibrated first, with one decoder block in memory (``static.py``); so are weights tuned
-(``tuned.py``).
+Static activations are calibrated first, with one decoder block in memory (``static.py``); so is the float model changed
+(``changed.py``), and are weights tuned (``tuned.py``).
 
 Not handled: stacked experts of a layout that is not known, which stay float and are named.
 """
@@ -29,19 +29,25 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from quark.algorithms.hadamard import Rotation
 from quark.errors import ConfigError
+from quark.torch.algorithms.hqq import refine
 from quark.torch.attention import find_targets
+from quark.torch.config.algorithms import HQQConfig
 from quark.torch.config.model import QConfig, check_available
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, opened, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
+from quark.torch.export.extras import turn_item
 from quark.torch.export.layout import layout_of_quantizer, store
 from quark.torch.export.shards import Item, item_of, write_file
 from quark.torch.export.state import named, renamed
 from quark.torch.fake_quantize import calibrate_with, parts
+from quark.torch.files.algorithms import refined, stages_of
+from quark.torch.files.changed import Changes, changed_model, homes
 from quark.torch.files.plan import Quantized, plan
 from quark.torch.files.skeleton import Stored, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
-from quark.torch.files.tuned import check_tuning, set_scales, tuned_weights
+from quark.torch.files.tuned import set_scales, tuned_weights
 from quark.torch.matching import check_patterns, find_candidates, match
 from quark.torch.shared_scales import has_tensor_scale, share
 
@@ -49,6 +55,7 @@ log = logging.getLogger(__name__)
 PROGRESS = "quark_progress.json"  # in the target while it is not complete
 SCALES = ".quark_activations"  # beside it, where activations are static
 TUNED = ".quark_tuned"  # a folder beside it, where an algorithm tunes weights
+CHANGED = ".quark_changed"  # and one where algorithms change the float model
 INDEX = ".index.json"
 LEFT_OUT = ("config.json", "README.md")
 
@@ -65,7 +72,9 @@ class Job:
         pack_method: order of codes in a word.
         device: where tensors are quantized.
         given: tensors that are written beside: scales of static activations.
-        tuned: where the tuned weights are, with their scales.
+        tuned: where the tuned tensors are, weights with their scales.
+        refine: finds better scales for each weight.
+        turns: of the layers in it whose inputs are turned when they run.
     """
 
     source: Path
@@ -77,6 +86,8 @@ class Job:
     device: str
     given: Mapping[str, torch.Tensor] = field(default_factory=dict)
     tuned: Mapping[str, Path] = field(default_factory=dict)
+    refine: HQQConfig | None = None
+    turns: Mapping[str, Rotation] = field(default_factory=dict)
 
     def run(self) -> int:
         """Write the file; bytes."""
@@ -89,13 +100,14 @@ class Job:
 
     def items(self) -> list[Item]:
         """All that the file holds."""
-        return [*map(self.item, self.tensors), *(item_of(name, value) for name, value in self.given.items())]
+        given = (item_of(name, value) for name, value in self.given.items())
+        return [*map(self.item, self.tensors), *given, *(turn_item(name, turn) for name, turn in self.turns.items())]
 
     def item(self, name: str) -> Item:
         """What a tensor becomes."""
         stored, found = self.tensors[name], self.quantized.get(name)
         if found is None:
-            return Item({name: (stored.shape, stored.dtype)}, lambda: {name: stored.read(self.source).contiguous()})
+            return Item({name: (stored.shape, stored.dtype)}, lambda: {name: self.read(name).contiguous()})
         form = layout_of_quantizer(found.quantizer(), stored.shape, self.pack_method).form()
         return Item({named(name, key): entry for key, entry in form.items()}, lambda: self.codes(found))
 
@@ -105,10 +117,19 @@ class Job:
             return self.tuned_codes(found)
         value, quantizer = found.stored.read(self.source).to(self.device), found.quantizer()
         calibrate_with(quantizer, value)
+        if self.refine is not None and found.name.endswith(".weight") and refined(self.refine, found.name):
+            refine(quantizer, value, self.refine)
         members = [part for part in parts(quantizer) if has_tensor_scale(part)]
         if members and found.siblings:
             share([*members, *(part for name in found.siblings if name != found.name for part in self.scales(name))])
         return renamed(found.name, store(value, quantizer, self.pack_method))
+
+    def read(self, name: str) -> torch.Tensor:
+        """The values of a tensor that stays float."""
+        if name not in self.tuned:
+            return self.tensors[name].read(self.source)
+        with opened(self.tuned[name]) as file:
+            return file.get_tensor(name)
 
     def tuned_codes(self, found: Quantized) -> dict[str, torch.Tensor]:
         """A tuned tensor packed, under the scales that it was tuned for."""
@@ -141,7 +162,7 @@ def quantize_checkpoint(
     Args:
         source: ``config.json`` and safetensors files (with their index, if they are several).
         target: a new or empty folder, or that of the same job, interrupted.
-        config: how; of the algorithms, one of those that tune block by block (GPTQ, GPTAQ, Qronos, AutoRound).
+        config: how; of the algorithms all but SVDQuant, and one of those that tune.
         pack_method: order of 4-bit codes in a word, "reorder" or "order".
         device: where tensors are quantized.
         workers: files made at once, by processes of joblib; None: as joblib's ``parallel_config`` says.
@@ -162,7 +183,8 @@ def quantize_checkpoint(
     found = match(skeleton.model, config, skeleton=True)
     quantized = plan(found, skeleton.tensors, config)
     static = needs_samples(found, find_targets(skeleton.model, config), samples)
-    check_tuning(config, quantized, static, samples)
+    stages = stages_of(config, quantized, static, samples)
+    samples = samples if samples is None or not stages.change else list(samples)
     tensors = skeleton.kept(quantized)
     warn_of_stacked(tensors)
     described = {
@@ -173,11 +195,14 @@ def quantize_checkpoint(
     }
     begin(goal, checkpoint, described)
     scales = static_scales(checkpoint, config, goal, samples) if static else {}
-    jobs = jobs_of(checkpoint, goal, tensors, quantized, pack_method, device)
-    tuned = tuned_weights(checkpoint, config, goal / TUNED, samples) if config.algo_config else {}
-    jobs = [replace(job, tuned=tuned) for job in with_scales(jobs, scales)]
+    changes = changed_model(checkpoint, config, stages.change, goal / CHANGED, samples)
+    jobs = with_scales(jobs_of(checkpoint, goal, homes(changes, tensors), quantized, pack_method, device), scales)
+    if stages.tune is not None:
+        tuned = tuned_weights(checkpoint, config, stages.tune, goal / TUNED, samples, changes)
+        jobs = [replace(job, tuned=tuned) for job in jobs]
+    jobs = [replace(changed(job, changes), refine=stages.refine) for job in jobs]
     run(jobs, workers)
-    finish(goal, checkpoint, jobs, described)
+    finish(goal, checkpoint, jobs, described, untied=changes.untied)
 
 
 def static_scales(
@@ -195,6 +220,14 @@ def static_scales(
     save_file({name: value.clone() for name, value in scales.items()}, part)
     os.replace(part, kept)
     return scales
+
+
+def changed(job: Job, changes: Changes) -> Job:
+    """A job whose changed tensors are read from where they are."""
+    tensors = {name: changes.tensors.get(name, stored) for name, stored in job.tensors.items()}
+    rows = {name: replace(row, stored=changes.tensors.get(name, row.stored)) for name, row in job.quantized.items()}
+    turns = {name: turn for name, turn in changes.turns.items() if f"{name}.weight" in tensors}
+    return replace(job, tensors=tensors, quantized=rows, turns=turns)
 
 
 def with_scales(jobs: list[Job], scales: Mapping[str, torch.Tensor]) -> list[Job]:
@@ -282,15 +315,18 @@ def fingerprint(checkpoint: Checkpoint, described: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps([facts, described], sort_keys=True, default=str).encode()).hexdigest()
 
 
-def finish(goal: Path, checkpoint: Checkpoint, jobs: list[Job], described: Mapping[str, Any]) -> None:
+def finish(
+    goal: Path, checkpoint: Checkpoint, jobs: list[Job], described: Mapping[str, Any], untied: bool = False
+) -> None:
     """The index, the other files of the source, and last the configuration."""
     copy_others(checkpoint, goal)
     if len(jobs) > 1 or any(checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")):
         write_index(goal, checkpoint, jobs)
-    config = without_quantization(checkpoint.config)
+    config = without_quantization(checkpoint.config) | ({"tie_word_embeddings": False} if untied else {})
     write_json(goal / "config.json", {**config, "quantization_config": dict(described)})
     (goal / SCALES).unlink(missing_ok=True)
-    shutil.rmtree(goal / TUNED, ignore_errors=True)
+    for folder in (TUNED, CHANGED):
+        shutil.rmtree(goal / folder, ignore_errors=True)
     (goal / PROGRESS).unlink()
 
 
