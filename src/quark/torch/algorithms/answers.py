@@ -157,11 +157,12 @@ def exit_of(walk: Walk, sample: int, hidden: torch.Tensor) -> torch.Tensor:
     def returned(x: torch.Tensor) -> Any:
         return (x, *(None,) * (values - 1)) if values else x
 
-    def passing(*args: Any, **kwargs: Any) -> Any:
-        return returned(kwargs[HIDDEN] if HIDDEN in kwargs else args[0])
-
     model = walk.context.model
-    with answering(others, passing), answering([last], lambda *args, **kwargs: returned(hidden)), without_cache(model):
+    with (
+        answering(others, lambda *args, **kwargs: returned(kwargs[HIDDEN] if HIDDEN in kwargs else args[0])),
+        answering([last], lambda *args, **kwargs: returned(hidden)),
+        without_cache(model),
+    ):
         return some_rows(answer(run_model(model, walk.context.samples[sample])))
 
 
