@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark.algorithms.bias_correction import channel_means, corrected, shrunk
+from quark.algorithms.bias_correction import channel_means, corrected, gains, shrunk
 
 
 def test_samples_of_unequal_size_count_by_their_positions() -> None:
@@ -43,3 +43,21 @@ def test_shrinking_is_nearer_to_the_truth_on_average() -> None:
     seen = truth + rng.standard_normal((6, 4000))
     lacking = shrunk(seen, np.zeros_like(seen), np.ones(6))
     assert np.square(lacking - truth).mean() < 0.8 * np.square(seen.mean(0) - truth).mean()
+
+
+def test_a_gain_is_the_slope_of_the_answer() -> None:
+    rng = np.random.default_rng(1)
+    y = [rng.standard_normal((1, 3, 40, 2)) * [[[[5]], [[1]], [[2]]]] + 3 for _ in range(8)]
+    slopes = np.array([0.8, 1.0, 1.2]).reshape(1, 3, 1, 1)
+    found = [one * slopes + 7 + 0.01 * rng.standard_normal(one.shape) for one in y]
+    means = channel_means(y, 1), channel_means(found, 1)
+    np.testing.assert_allclose(gains(zip(y, found, strict=True), 1, means), [0.8, 1.0, 1.2], atol=0.01)
+
+
+def test_noise_is_no_gain() -> None:
+    rng = np.random.default_rng(2)
+    y = [rng.standard_normal((1, 500, 6)) for _ in range(10)]
+    found = [one + 0.5 * rng.standard_normal(one.shape) for one in y]
+    means = channel_means(y, 1), channel_means(found, 1)
+    left = gains(zip(y, found, strict=True), 1, means) - 1
+    assert (left == 0).sum() > 250 and np.abs(left).mean() < 0.05

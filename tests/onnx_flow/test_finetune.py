@@ -29,6 +29,7 @@ from quark.onnx import (
     QuantGranularity,
     XInt8Spec,
 )
+from quark.onnx.algorithms import finetune
 from quark.onnx.algorithms.forward import ACTIVATIONS, forward_of
 from quark.onnx.algorithms.walk import Walk
 from quark.onnx.graph.model import load
@@ -158,6 +159,64 @@ def test_level_2_writes_into_the_given_folder(tmp_path: Path) -> None:
 def test_a_selective_update_brings_the_output_nearer() -> None:
     plain, chosen = quantized(config(INT8, [])), result(selective_update=True)
     assert loss(chosen) <= loss(plain)
+
+
+def test_a_layer_that_got_worse_is_put_back_and_said() -> None:
+    hasty = AdaRoundConfig(num_iterations=2, learning_rate=1e4, log_period=0, fixed_seed=3)
+    made = ModelQuantizer(config(INT8, [hasty])).run(NET, None, SAMPLES)
+    (report,) = [one for one in made.passes if one.name == "adaround"]
+    back = [line for line in report.refused if "is put back: training did not lower its error of" in line]
+    assert report.fired == 0 and len(back) == 5
+    assert made.proto.SerializeToString() == quantized(config(INT8, [])).SerializeToString()
+
+
+def test_a_selective_update_says_what_it_put_back() -> None:
+    hasty = AdaRoundConfig(**{**FAST, "num_iterations": 25}, selective_update=True, learning_rate=10.0)
+    passes = ModelQuantizer(config(INT8, [hasty])).run(NET, None, SAMPLES).passes
+    (report,) = [one for one in passes if one.name == "adaround"]
+    assert any("did not bring the model's output nearer" in line for line in report.refused)
+
+
+def test_the_largest_layer_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    real = finetune.adaround
+
+    def watched(layer, codes, data, settings):  # type: ignore[no-untyped-def]
+        tried.append((layer.name, settings.iterations, len(data.inputs)))
+        return real(layer, codes, data, settings)
+
+    monkeypatch.setattr(finetune, "adaround", watched)
+    assert result(select_max_mem_layer=True).SerializeToString() == BASE
+    assert tried[0] == ("Conv_0", 1, 1) and len(tried) == 6
+
+    def full(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(finetune, "adaround", full)
+    with pytest.raises(ConfigError, match=r"select_max_mem_layer: one step of 'Conv_0'.*out of memory.*batch_size"):
+        result(select_max_mem_layer=True)
+
+
+def test_the_log_has_a_line_every_so_many_steps(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="quark.algorithms.reconstruction"):
+        result(num_iterations=20, log_period=10, target_op_type=["Gemm"])
+    assert [record.getMessage().split(",")[0] for record in caplog.records if "step " in record.getMessage()] == [
+        "Gemm_8: step 10",
+        "Gemm_8: step 20",
+    ]
+
+
+def test_adaquant_trains_biases_on_request() -> None:
+    made = [
+        quantized(config(INT8, [AdaQuantConfig(num_iterations=25, learning_rate=3e-3, update_bias=on)]))
+        for on in (False, True)
+    ]
+    biases = [
+        {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name.startswith(("b1", "d1"))}
+        for proto in (quantized(config(INT8, [])), *made)
+    ]
+    same = [all(np.array_equal(biases[0][name], one[name]) for name in biases[0]) for one in biases[1:]]
+    assert biases[0] and same == [True, False]
 
 
 def test_a_reference_model_gives_the_targets(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
     minimize  ‖ f(W x + b) − f(Q(W + ΔW) x̂ + Q(b + Δb)) ‖²        with dQ/dW = 1 (straight through)
 
-Scales stay what they are; any format that can be rounded to can be trained, block formats included.
+The rate of Adam falls along a line to zero: at a constant one weights near a rounding boundary go to and fro, and where
+the last step leaves them is chance. Scales stay what they are; any format that can be rounded to can be trained, block
+formats included.
 
 Source: Hubara et al. 2020, "Improving Post Training Neural Quantization: Layer-wise Calibration and Integer
 Programming", section 3 (here with fixed scales).
@@ -88,7 +90,7 @@ def _train(
             gradients = torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None][: len(trained)])
         with torch.no_grad():
             for adam, gradient in zip(adams, gradients, strict=True):
-                adam.step(gradient.contiguous())
+                adam.step(gradient.contiguous(), 1 - (step - 1) / settings.iterations)
         log_step(layer, settings, step, loss.detach())
         if stop.ends(loss.detach()):
             return step

@@ -166,11 +166,11 @@ class Adam:
         self._parameter, self._rate, self._steps = parameter, rate, 0
         self._mean, self._square = torch.zeros_like(parameter), torch.zeros_like(parameter)
 
-    def step(self, gradient: Tensor) -> None:
-        """One step against the gradient, which is used up."""
+    def step(self, gradient: Tensor, share: float = 1.0) -> None:
+        """One step against the gradient, which is used up; ``share``: this part of the rate."""
         self._steps += 1
         (b1, b2), t = _BETAS, self._steps
         self._mean.lerp_(gradient, 1 - b1)
         self._square.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
         root = self._square.sqrt().div_(math.sqrt(1 - b2**t)).add_(_EPSILON)
-        self._parameter.addcdiv_(self._mean, root, value=-self._rate / (1 - b1**t))
+        self._parameter.addcdiv_(self._mean, root, value=-share * self._rate / (1 - b1**t))

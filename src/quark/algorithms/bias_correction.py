@@ -26,8 +26,7 @@ def channel_means(samples: Iterable[np.ndarray], axis: int) -> np.ndarray:
     total: np.ndarray | float = 0.0
     count = 0
     for sample in samples:
-        rows = np.moveaxis(sample, axis, -1)
-        rows = rows.reshape(-1, rows.shape[-1])
+        rows = _rows(sample, axis)
         total = total + rows.sum(0, dtype=np.float64)
         count += len(rows)
     return np.asarray(total) / max(count, 1)
@@ -47,6 +46,37 @@ def shrunk(expected: np.ndarray, found: np.ndarray, sizes: np.ndarray) -> np.nda
         return np.asarray(mean)
     square = (share**2 @ np.square(each - mean)) * len(each) / (len(each) - 1)
     return np.asarray(mean * np.maximum(0, 1 - square / np.maximum(np.square(mean), 1e-300)))
+
+
+def gains(
+    pairs: Iterable[tuple[np.ndarray, np.ndarray]], axis: int, means: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """[C]: how much of every channel's deviation from its mean is left, less what chance explains.
+
+        g = Σ (y − E[y]) (ŷ − E[ŷ]) / Σ (y − E[y])²
+
+    Args:
+        pairs: (y, ŷ) of every sample.
+        means: E[y] and E[ŷ], [C].
+    """
+    own, common = [], []
+    for pair in pairs:
+        y, found = (_rows(one, axis).astype(np.float64) - mean for one, mean in zip(pair, means, strict=True))
+        own.append(np.square(y).sum(0))
+        common.append((y * found).sum(0))
+    square, product = np.array(own), np.array(common)
+    total = np.maximum(square.sum(0), 1e-300)
+    gain = product.sum(0) / total
+    lost, count = gain - 1, len(square)
+    if count < 2:
+        return np.asarray(gain)
+    error = np.square((product - gain * square) / total).sum(0) * count / (count - 1)
+    return np.asarray(1 + lost * np.maximum(0, 1 - error / np.maximum(np.square(lost), 1e-300)))
+
+
+def _rows(sample: np.ndarray, axis: int) -> np.ndarray:
+    rows = np.moveaxis(sample, axis, -1)
+    return rows.reshape(-1, rows.shape[-1])
 
 
 def corrected(bias: np.ndarray, lacking: np.ndarray) -> np.ndarray:

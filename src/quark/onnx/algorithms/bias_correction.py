@@ -1,31 +1,40 @@
 """Bias correction in a graph: walk through the float model and its quantized twin, compare the channels' means.
 
 The layers before are corrected already when a layer is measured. A channel keeps its old bias where the codes of the
-new one would not bring its mean nearer.
+new one would not bring its mean nearer. With ``gain`` the layers behind which no other layer stands are amplified as
+well: clipped and noisy inputs, and weights trained on them, make an answer that keeps its mean and shrinks towards it,
+so that rare large answers (the score of an object) come out too small.
 
 Not handled: layers without a bias, biases that other nodes share.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
-from quark.algorithms.bias_correction import channel_means, corrected, shrunk
+from quark.algorithms.bias_correction import channel_means, corrected, gains, shrunk
 from quark.config.plan import Plan
+from quark.numerics.formats import get_format
+from quark.onnx.algorithms.channels import layer_of
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.forward import CHANNEL_AXIS
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.twin import rounded, twin_of
-from quark.onnx.algorithms.walk import Walk
+from quark.onnx.algorithms.walk import Walk, inputs_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import constant_array, input_at, is_constant, set_constant
+from quark.onnx.qdq.parameters import set_biases
 from quark.onnx.quantization.config.algorithm import BiasCorrectionConfig
 
 _TYPES = ("Conv", "ConvTranspose", "Gemm")
+#: A channel that shrank or grew by more has another fault.
+LARGEST_GAIN = 1.5
+_WHY = "the scale follows the gain of its channel (BiasCorrectionConfig)"
 
 
 def run(model: ir.Model, plan: Plan, config: BiasCorrectionConfig, context: Context) -> PassReport:
@@ -44,20 +53,65 @@ def run(model: ir.Model, plan: Plan, config: BiasCorrectionConfig, context: Cont
     names = {layer.name: str(layer.node.outputs[0].name) for layer in layers}
     twins = {layer.name: str(nodes[layer.name].outputs[0].name) for layer in layers}
     providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
-    floats = Walk(model, feeds, names.values(), providers, libraries)
+    floats = Walk(context.reference or model, feeds, names.values(), providers, libraries)
     quantized = Walk(twin, feeds, twins.values(), providers, libraries)
-    fired = 0
+    fired, last = 0, _last_layers(model) if config.gain else frozenset()
     for done, layer in enumerate(layers, 1):
         axis = CHANNEL_AXIS.get(layer.node.op_type, 1)
         pair = [
             [sample[name] for sample in walk.advance([name])]
             for walk, name in ((floats, names[layer.name]), (quantized, twins[layer.name]))
         ]
+        if config.gain and layer.name in last:
+            layer, pair[1] = _amplified(model, plan, layer, pair, axis)
         shift = _correct(model, layer, _wanted(pair, axis))
         fired += bool(shift.any())
         quantized.edit(twins[layer.name], partial(_shifted, shift=shift, axis=axis))
         context.progress(config.name, done, len(layers))
     return PassReport(config.name, fired, tuple(refused))
+
+
+def _last_layers(model: ir.Model) -> frozenset[str]:
+    """Names of the layers behind which no other layer stands."""
+    before: set[ir.Value] = set()
+    last = set()
+    for node in reversed(list(model.graph)):
+        leads_on = any(value in before for value in node.outputs)
+        layer = layer_of(node)
+        if layer is not None and not leads_on:
+            last.add(node.name or "")
+        if layer is not None or leads_on:
+            before.update(inputs_of(node))
+    return frozenset(last)
+
+
+def _amplified(
+    model: ir.Model, plan: Plan, layer: Tunable, pair: list[list[np.ndarray]], axis: int
+) -> tuple[Tunable, list[np.ndarray]]:
+    """Make the layer's channels larger by what they have lost; the layer with its new plans, and what it answers then.
+
+    A scale per channel grows with its channel, so that all codes stay. Where channels share one, the codes are rounded
+    again, and a channel grows no further than they reach.
+    """
+    channels, weight = layer_of(layer.node), layer.weight
+    if channels is None:
+        return layer, pair[1]
+    means = channel_means(pair[0], axis), channel_means(pair[1], axis)
+    growth = 1 / np.clip(gains(zip(*pair, strict=True), axis, means), 1 / LARGEST_GAIN, LARGEST_GAIN)
+    scale = np.asarray(weight.scale)
+    if scale.size == len(growth) and weight.spec.scale_rule == "float32":
+        plan.put(replace(weight, scale=(scale * growth.reshape(scale.shape)).astype(np.float32), changes=(_WHY,)))
+    else:
+        largest = np.abs(channels.rows(channels.made)).max(1)
+        reach = float(scale.max()) * get_format(weight.spec.format).max / np.maximum(largest, 1e-30)
+        growth = np.minimum(growth, np.maximum(reach, 1))
+    channels.scale_made(growth)
+    set_biases(model, plan)
+    bias = None if layer.bias is None else plan.tensors[layer.bias.name]
+    shape = [1] * pair[1][0].ndim
+    shape[axis] = -1
+    answers = [(one * growth.reshape(shape)).astype(one.dtype) for one in pair[1]]
+    return replace(layer, weight=plan.tensors[weight.name], bias=bias), answers
 
 
 def _has_own_bias(layer: Tunable) -> bool:

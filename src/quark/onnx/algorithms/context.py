@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import onnx_ir as ir
+
 from quark.config.job import Job
 from quark.config.rules import NodeInfo
 from quark.onnx.resume import Resume
@@ -15,7 +17,7 @@ from quark.onnx.scratch import Scratch
 @dataclass(frozen=True)
 class Context:
     """The job, the calibration data, finished work, a place for files, who hears of progress, and the nodes that the
-    configuration may name."""
+    configuration may name. ``reference`` is the float model before the first of several algorithms changed weights."""
 
     job: Job
     reader: Any
@@ -23,3 +25,4 @@ class Context:
     resume: Resume
     progress: Callable[[str, int, int | None], None]
     known: Sequence[NodeInfo] = ()
+    reference: ir.Model | None = None

@@ -32,7 +32,7 @@ from quark.onnx.algorithms.twin import rounded, twin_of
 from quark.onnx.algorithms.walk import Walk
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.run import Runner
+from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.surgery import constant_array, set_constant
 from quark.onnx.quantization.config.finetune import AdaRoundConfig, FineTuneConfig
 
@@ -52,8 +52,15 @@ def run(model: ir.Model, plan: Plan, config: FineTuneConfig, context: Context) -
     refused += beyond
     _refuse_none(layers, refused, title)
     stage = _Stage(model, plan, config, context, torch, layers)
-    kept = stage.train()
-    return PassReport(config.name, kept, tuple(refused))
+    results = stage.train()
+    refused += [_put_back(name, arrays) for name, arrays in results.items() if not arrays["kept"]]
+    return PassReport(config.name, sum(bool(arrays["kept"]) for arrays in results.values()), tuple(refused))
+
+
+def _put_back(name: str, arrays: dict[str, np.ndarray]) -> str:
+    if "errors" in arrays:
+        return f"{name!r} is put back: training did not lower its error of {arrays['errors'][0]:.4g}"
+    return f"{name!r} is put back: trained, it did not bring the model's output nearer (selective_update)"
 
 
 def _trainable(layers: list[Tunable], config: FineTuneConfig, torch: Any) -> tuple[list[Tunable], list[str]]:
@@ -88,8 +95,8 @@ class _Stage:
     torch: Any
     layers: list[Tunable]
 
-    def train(self) -> int:
-        """Train all layers; how many were improved."""
+    def train(self) -> dict[str, dict[str, np.ndarray]]:
+        """Train all layers; what came of each."""
         job, config = self.context.job, self.config
         twin = twin_of(self.model, self.plan, job.options)
         nodes = {node.name: node for node in twin.graph}
@@ -99,7 +106,11 @@ class _Stage:
             self._walk(twin, nodes, results)
         for layer in self.layers:
             self._into_model(layer, results[layer.name])
-        return sum(bool(found["kept"]) for found in results.values())
+        return results
+
+    @property
+    def _float(self) -> ir.Model:
+        return self.context.reference or self.model
 
     def _walk(
         self, twin: ir.Model, nodes: dict[str | None, ir.Node], results: dict[str, dict[str, np.ndarray]]
@@ -107,10 +118,12 @@ class _Stage:
         """Train what is not in ``results`` yet. The cuts are the same either way, so that all bits are."""
         config, options, todo = self.config, self.context.job.options, self.layers
         feeds = feeds_of(self.model, self.context, config.data_size, config.batch_size if config.dynamic_batch else 1)
+        if config.select_max_mem_layer:
+            self._try_largest(feeds[0])
         keep = keeper(config, self.context.scratch)
         providers = providers_of(config.infer_device)
         reads = {layer.name: str(nodes[layer.name].inputs[0].name) for layer in todo}  # type: ignore[union-attr]
-        reference = self.model if config.ref_model_path is None else files.load(config.ref_model_path)
+        reference = self._float if config.ref_model_path is None else files.load(config.ref_model_path)
         float_reads = [layer.source for layer in todo] if config.drop_ratio < 1 else []
         stops = [*(layer.target for layer in todo), *float_reads]
         _check_names(reference, stops, config.ref_model_path)
@@ -118,7 +131,7 @@ class _Stage:
         floats = Walk(reference, feeds, stops, providers, libraries, keep)
         quantized = Walk(twin, feeds, reads.values(), providers, libraries, keep)
         early = floats.advance(stops) if config.mem_opt_level == 0 else None
-        judge = _Judge(self.model, twin, feeds, config, providers) if config.selective_update else None
+        judge = _Judge(self._float, twin, feeds, config, providers) if config.selective_update else None
         for group in _groups(todo, quantized, reads, config.parallel):
             names = [name for layer in group for name in (layer.target, *([layer.source] if float_reads else []))]
             found = early if early is not None else floats.advance(names)
@@ -144,6 +157,30 @@ class _Stage:
             return [_arrays(self._one(layer, data[layer.name])) for layer in layers]
         with ThreadPoolExecutor(self.config.num_workers) as pool:
             return [_arrays(one) for one in pool.map(lambda layer: self._one(layer, data[layer.name]), layers)]
+
+    def _try_largest(self, feed: Feed) -> None:
+        """One step of the layer whose input, target and weight are largest, thrown away: what does not fit says so now.
+
+        Raises:
+            ConfigError: the step fails.
+        """
+        options, config = self.context.job.options, self.config
+        names = {name for layer in self.layers for name in (layer.source, layer.target)}
+        seen = Runner(self.model, names, (), providers_of(config.infer_device), options.UserCustomOpLibPath)
+        found = seen.run(feed).values
+
+        def size(layer: Tunable) -> int:
+            return int(found[layer.source].size + found[layer.target].size + np.size(layer.constant(1)))
+
+        largest = max(self.layers, key=size)
+        inputs, targets = ([found[name]] * config.batch_size for name in (largest.source, largest.target))
+        try:
+            replace(self, config=replace(config, num_iterations=1))._one(largest, Data(inputs, inputs, targets))
+        except (RuntimeError, MemoryError) as error:  # what torch raises where a device has not enough memory
+            raise ConfigError(
+                f"select_max_mem_layer: one step of {largest.name!r}, the largest layer, fails ({error}): lower "
+                "batch_size, or train on another device"
+            ) from error
 
     # ---- one layer ---------------------------------------------------------------------------------------------------
 

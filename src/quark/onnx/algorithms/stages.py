@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -88,6 +89,8 @@ def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
     if chosen and context.job.mode != "static":
         names = ", ".join(type(config).__name__ for _, config in chosen)
         raise ConfigError(f"algo_config: {names} needs scales that are known beforehand, not dynamic quantization")
+    if len(chosen) > 1:  # what the first one changes is no target for the second
+        context = replace(context, reference=model.clone())
     return [run(model, plan, config, context) for run, config in chosen]
 
 

@@ -93,9 +93,17 @@ class CalibrationSearchConfig(AlgoConfig):
 
 @dataclass(frozen=True)
 class BiasCorrectionConfig(AlgoConfig):
-    """Move the bias of every quantized Conv, ConvTranspose and Gemm so that its channels keep their means."""
+    """Move the bias of every quantized Conv, ConvTranspose and Gemm so that its channels keep their means.
+
+    Attributes:
+        gain: scale the channels of the last Conv and Gemm layers so that deviations from the mean keep their size, too.
+    """
 
     name: ClassVar[str] = "bias_correction"
+    gain: bool = False
+
+    def __post_init__(self) -> None:
+        self._require("gain", isinstance(self.gain, bool), "it is True or False")
 
 
 @dataclass(frozen=True)
