@@ -170,7 +170,7 @@ class _Stage:
         found = seen.run(feed).values
 
         def size(layer: Tunable) -> int:
-            return int(found[layer.source].size + found[layer.target].size + np.size(layer.constant(1)))
+            return int(found[layer.source].size + found[layer.target].size + np.asarray(layer.constant(1)).size)
 
         largest = max(self.layers, key=size)
         inputs, targets = ([found[name]] * config.batch_size for name in (largest.source, largest.target))
