@@ -69,6 +69,32 @@ def test_the_function_stays(steps: int) -> None:
     assert not any(np.array_equal(before[name], now[name]) for name in ("w1", "w2", "w3", "w4", "v1", "v2"))
 
 
+def test_transposed_convolutions_and_prelu_take_part() -> None:
+    """Depthwise, PRelu with a slope per channel, then layers whose weights are [read, made, ...]: the function stays."""
+    graph = """
+    up (float[1, 6, 5, 5] x) => (float[1, 3, 7, 7] y) {
+        a = ConvTranspose <group = 6, kernel_shape = [3, 3]> (x, w1, b1)
+        p = PRelu (a, slope)
+        c = ConvTranspose <kernel_shape = [1, 1]> (p, w2, b2)
+        r = Relu (c)
+        y = Conv <kernel_shape = [1, 1]> (r, w3)
+    }"""
+    weights = {
+        "w1": spread(6, 1, 3, 3, seed=1), "b1": spread(6, seed=2), "slope": np.abs(spread(6, 1, 1, seed=3)),
+        "w2": spread(6, 8, 1, 1, seed=4), "b2": spread(8, seed=5), "w3": spread(3, 8, 1, 1, seed=6),
+    }  # fmt: skip
+    proto = models.model(graph, weights)
+    after, fired = equalized(proto)
+    feeds = models.feeds(proto)
+    models.assert_close(models.run(after, feeds), models.run(proto, feeds), 1e-5)
+    now = weights_of(after)
+    assert fired >= 2
+    assert not any(np.array_equal(weights[name], now[name]) for name in ("w1", "b1", "w2", "b2", "w3"))
+    np.testing.assert_array_equal(weights["slope"], now["slope"])
+    made = np.abs(now["w1"]).max((1, 2, 3))
+    assert made.max() / made.min() < 0.5 * np.abs(weights["w1"]).max() / np.abs(weights["w1"]).max((1, 2, 3)).min()
+
+
 def test_ranges_come_together() -> None:
     config = CLEConfig(cle_steps=-1, cle_scale_append_bias=False, cle_scale_use_threshold=False)
     now = weights_of(equalized(net(), config)[0])

@@ -213,7 +213,8 @@ class Options(BaseModel):
         None,
         5,
         "Biases as int32 with scale input x weight. Default: False when both activations and weights have "
-        "power-of-two scales (the NPU flow: biases have the weight's type and a scale of their own), else True.",
+        "power-of-two scales (the NPU flow: biases have the weight's type and a scale of their own), else True. "
+        "Beside weights in blocks (BFP16, MX) biases stay float unless False is given.",
     )
     Int16Bias: bool = _option(
         False, 5, "Biases as int16, at the least 2**k times input x weight scale at which they fit; needs opset 21."

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from quark.config.job import Target
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, unknown
+from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Tensor
@@ -77,8 +78,9 @@ _VINT8 = MappingProxyType(
 
 
 def _both(format: str, doc: str, **options: bool) -> Preset:
-    """Activations and weights in one format."""
-    return Preset(doc, TensorSpec(format), TensorSpec(format), MappingProxyType({**_FORCE, **options}))
+    """Activations and weights in one format; in blocks, operators that only move values take no part of their own."""
+    force = {} if isinstance(get_format(format), Block) else _FORCE
+    return Preset(doc, TensorSpec(format), TensorSpec(format), MappingProxyType({**force, **options}))
 
 
 PRESETS: dict[str, Preset] = {
@@ -148,9 +150,9 @@ PRESETS: dict[str, Preset] = {
     "NVFP4": _both("nvfp4", "blocks of 16 FP4 elements with FP8 scales under one float32 scale"),
     "AMDFP4": _both("amdfp4", "blocks of 16 FP4 elements with unsigned E5M3 scales"),
     "A8W4": Preset("uint8 activations, int4 weights per channel", _U8, _S4_CHANNEL, _FORCE),
-    "BF16_BFP16": Preset("bfloat16 activations, BFP16 weights", TensorSpec("bfloat16"), TensorSpec("bfp16"), _FORCE),
-    "BF16_MXINT8": Preset("bfloat16 activations, MXINT8 weights", TensorSpec("bfloat16"), TensorSpec("mxint8"), _FORCE),
-    "MX9_INT8": Preset("MX9 activations, int8 weights", TensorSpec("mx9"), _S8, _FORCE),
+    "BF16_BFP16": Preset("bfloat16 activations, BFP16 weights", TensorSpec("bfloat16"), TensorSpec("bfp16")),
+    "BF16_MXINT8": Preset("bfloat16 activations, MXINT8 weights", TensorSpec("bfloat16"), TensorSpec("mxint8")),
+    "MX9_INT8": Preset("MX9 activations, int8 weights", TensorSpec("mx9"), _S8),
 }
 
 

@@ -23,9 +23,13 @@ from quark.onnx.graph.surgery import (
 )
 
 
+#: Operators whose channels can be scaled.
+LAYERS = ("Conv", "ConvTranspose", "Gemm")
+
+
 @dataclass(frozen=True)
 class Layer:
-    """A Conv or Gemm with constant weights.
+    """A Conv, ConvTranspose or Gemm with constant weights.
 
     Attributes:
         node: the operator.
@@ -74,7 +78,7 @@ class Layer:
 
 def layer_of(node: ir.Node | None) -> Layer | None:
     """The layer that a node is; ``None`` for other operators, computed weights, and grouped convolutions."""
-    if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in ("Conv", "Gemm"):
+    if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in LAYERS:
         return None
     weight, bias = constant_array(input_at(node, 1)), input_at(node, 2)
     if weight is None or weight.ndim < 2 or (bias is not None and constant_array(bias) is None):
@@ -83,7 +87,7 @@ def layer_of(node: ir.Node | None) -> Layer | None:
         return _gemm(node, weight)
     groups = int_attribute(node, "group", 1)
     if groups == 1:
-        return Layer(node, 0, 1)
+        return Layer(node, 1, 0) if node.op_type == "ConvTranspose" else Layer(node, 0, 1)
     return Layer(node, 0, 0) if weight.shape[1] == 1 and weight.shape[0] == groups else None
 
 

@@ -1,11 +1,11 @@
 """Cross-layer equalization in a graph: find the pairs and triples of layers, hand their channels to the mathematics.
 
-A chain is Conv or Gemm, then operators that scale with their input and keep channels apart, then Conv or Gemm, every
-tensor between read once. The pairs are equalized in graph order. A depthwise convolution between two other layers is
+A chain is Conv, ConvTranspose or Gemm, then operators that scale with their input and keep channels apart, then such a
+layer again, every tensor between read once. The pairs are equalized in graph order. A depthwise convolution between two other layers is
 equalized as a triple as well, after its first pair. The first pair, whose tail has changed since, comes once more at
 the end. The order is that of AMD Quark, so that power-of-two positions come out alike.
 
-Not handled: ConvTranspose and MatMul, grouped convolutions that are not depthwise, tensors with several readers.
+Not handled: MatMul, grouped convolutions that are not depthwise, tensors with several readers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.cle import magnitudes, pair_scales, triple_scales
-from quark.onnx.algorithms.channels import Layer, layer_of
+from quark.onnx.algorithms.channels import LAYERS, Layer, layer_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, sole_consumer
 from quark.onnx.qdq.slots import clip_bounds, pads_with_zero
@@ -73,7 +73,7 @@ def _is_plain(node: ir.Node) -> bool:
     """Whether nothing or only a Relu stands between a layer and the next."""
     reader = sole_consumer(node.outputs[0])
     after = reader if reader is None or reader.op_type != "Relu" else sole_consumer(reader.outputs[0])
-    return after is not None and after.op_type in ("Conv", "Gemm")
+    return after is not None and after.op_type in LAYERS
 
 
 def _fits(head: Layer, tail: Layer) -> bool:
@@ -86,7 +86,7 @@ def _next_layer(node: ir.Node) -> ir.Node | None:
         reader = sole_consumer(node.outputs[0])
         if reader is None or reader.inputs[0] is not node.outputs[0]:
             return None
-        if reader.op_type in ("Conv", "Gemm"):
+        if reader.op_type in LAYERS:
             return reader
         if not is_homogeneous(reader):
             return None
@@ -95,7 +95,7 @@ def _next_layer(node: ir.Node) -> ir.Node | None:
 
 def is_homogeneous(node: ir.Node) -> bool:
     """Whether f(s·x) = s·f(x) for positive s per channel, and channels stay apart on axis 1."""
-    if node.op_type in ("Relu", "LeakyRelu"):
+    if node.op_type in ("Relu", "LeakyRelu", "PRelu"):
         return True
     if node.op_type == "Pad":
         return pads_with_zero(node) and _keeps_channels(node)

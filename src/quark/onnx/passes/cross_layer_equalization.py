@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from quark.errors import ConfigError, unknown
 from quark.onnx.algorithms import cle
+from quark.onnx.algorithms.channels import LAYERS
 from quark.onnx.graph.report import PassReport
 from quark.onnx.quantization.config.algorithm import CLEConfig
 
-LAYERS = ("Conv", "Gemm")
 Types = Annotated[Sequence[str], "Operators that may be equalized."]
 Chosen = Annotated[Sequence[str], "Names of the nodes that may be; [] for all."]
 Excluded = Annotated[Sequence[str], "Names of nodes that may not."]

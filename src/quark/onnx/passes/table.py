@@ -138,10 +138,10 @@ TABLE: tuple[Pass, ...] = (
     ),
     Pass(
         "cross_layer_equalization",
-        "Channels of neighbouring Conv and Gemm layers are scaled so that one scale per weight suits them.",
+        "Channels of neighbouring Conv, ConvTranspose and Gemm layers are scaled so that one scale per weight suits them.",
         cross_layer_equalization.run,
         shapes=True,
-        when=("Conv", "Gemm"),
+        when=("Conv", "ConvTranspose", "Gemm"),
     ),
     Pass(
         "convert_reduce_mean_to_global_avg_pool",

@@ -29,6 +29,11 @@ def in_blocks(spec: TensorSpec, value: ir.Value) -> TensorSpec:
     return replace(spec, granularity=Group(1 if rank > 1 else 0, size))
 
 
+def is_scalar(value: ir.Value) -> bool:
+    """Whether a constant is one number, which shares an exponent with nothing: the block operators let it through."""
+    return value.const_value is not None and value.const_value.size == 1
+
+
 def refine(model: ir.Model, plan: Plan, job: Job) -> None:
     """Set the block axes of the activations that MatMul, Gemm and Softmax read, and of what MatMul writes."""
     if job.options.RefineBlockAxis is False:

@@ -32,7 +32,7 @@ from quark.onnx.qdq import (
     selection,
     slots,
 )
-from quark.onnx.qdq.block_axes import in_blocks
+from quark.onnx.qdq.block_axes import in_blocks, is_scalar
 from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.decoding import REASON as DECODES
 from quark.onnx.qdq.decoding import decoding_nodes, proposals
@@ -299,6 +299,8 @@ def _add_activation(
 def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str, placement: Placement) -> None:
     """Record a constant; one that another node already uses with another spec gets a copy of its own."""
     plan, name = placement.plan, value.name or ""
+    if block_size(spec) is not None and is_scalar(value):
+        return
     known = plan.tensors.get(name)
     if known is not None and known.spec != spec:
         name = own_copy(node, value, placement.model)
@@ -378,6 +380,8 @@ def _like_weight(weight: TensorSpec, job: Job) -> bool:
         return False
     if job.options.Int32Bias is not None:
         return not job.options.Int32Bias
+    if block_size(weight) is not None:
+        return False  # blocks serve sums of products; a bias is added to the sum, and neighbours would only blur it
     return job.npu or get_format(weight.format).unit_scale
 
 

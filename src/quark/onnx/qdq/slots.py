@@ -61,7 +61,7 @@ def weight_axes(node: ir.Node, rule: OpRule) -> tuple[int, int]:
     if node.op_type == "Gemm" and int_attribute(node, "transB", 0):
         return rule.reduce_axis, rule.channel_axis
     if node.op_type == "ConvTranspose" and _is_depthwise(node):
-        return 0, rule.reduce_axis  # [C, 1, …]: the axis of the channels of a group has one element for all of them
+        return 0, 1  # [C, 1, …]: every channel is a group of its own, and its sum runs over that one element
     return rule.channel_axis, rule.reduce_axis
 
 

@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CLEConfig(AlgoConfig):
-    """Cross-layer equalization of neighbouring Conv and Gemm layers before anything is quantized.
+    """Cross-layer equalization of neighbouring Conv, ConvTranspose and Gemm layers before anything is quantized.
 
     Attributes:
         cle_balance_method: "max": channels are compared by their largest magnitude.
