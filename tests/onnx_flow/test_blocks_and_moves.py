@@ -62,5 +62,7 @@ def test_biases_beside_blocks_and_single_numbers_stay_float() -> None:
 
 
 def test_presets_in_blocks_force_no_layout_operator() -> None:
-    forced = {name: "ForceQuantizeNoInputCheck" in get_preset(name).options for name in ("BFP16", "MX9", "BF16", "XINT8")}
+    forced = {
+        name: "ForceQuantizeNoInputCheck" in get_preset(name).options for name in ("BFP16", "MX9", "BF16", "XINT8")
+    }
     assert forced == {"BFP16": False, "MX9": False, "BF16": True, "XINT8": True}

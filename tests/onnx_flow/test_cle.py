@@ -70,7 +70,7 @@ def test_the_function_stays(steps: int) -> None:
 
 
 def test_transposed_convolutions_and_prelu_take_part() -> None:
-    """Depthwise, PRelu with a slope per channel, then layers whose weights are [read, made, ...]: the function stays."""
+    """A slope per channel between them, and weights of shape [read, made, ...]: the function stays."""
     graph = """
     up (float[1, 6, 5, 5] x) => (float[1, 3, 7, 7] y) {
         a = ConvTranspose <group = 6, kernel_shape = [3, 3]> (x, w1, b1)
