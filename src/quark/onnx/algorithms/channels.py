@@ -22,7 +22,6 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
 )
 
-
 #: Operators whose channels can be scaled.
 LAYERS = ("Conv", "ConvTranspose", "Gemm")
 

@@ -1,9 +1,9 @@
 """Cross-layer equalization in a graph: find the pairs and triples of layers, hand their channels to the mathematics.
 
 A chain is Conv, ConvTranspose or Gemm, then operators that scale with their input and keep channels apart, then such a
-layer again, every tensor between read once. The pairs are equalized in graph order. A depthwise convolution between two other layers is
-equalized as a triple as well, after its first pair. The first pair, whose tail has changed since, comes once more at
-the end. The order is that of AMD Quark, so that power-of-two positions come out alike.
+layer again, every tensor between read once. The pairs are equalized in graph order. A depthwise convolution between two
+other layers is equalized as a triple as well, after its first pair. The first pair, whose tail has changed since, comes
+once more at the end. The order is that of AMD Quark, so that power-of-two positions come out alike.
 
 Not handled: MatMul, grouped convolutions that are not depthwise, tensors with several readers.
 """

@@ -138,7 +138,7 @@ TABLE: tuple[Pass, ...] = (
     ),
     Pass(
         "cross_layer_equalization",
-        "Channels of neighbouring Conv, ConvTranspose and Gemm layers are scaled so that one scale per weight suits them.",
+        "Channels of neighbouring convolutions and Gemm layers are scaled so that one scale per weight suits them.",
         cross_layer_equalization.run,
         shapes=True,
         when=("Conv", "ConvTranspose", "Gemm"),
