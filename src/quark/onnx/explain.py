@@ -34,13 +34,17 @@ SUFFIXES = (
 
 def attach(model: ir.Model, plan: Plan) -> None:
     """Write the decisions of ``plan`` into the metadata of ``model``."""
+    model.metadata_props[KEY] = packed(plan)
+
+
+def packed(plan: Plan) -> str:
+    """The decisions of ``plan`` as ``attach`` writes them."""
     lines = {
         "version": VERSION,
         "tensors": {tensor.name: plan.explain(tensor.name) for tensor in plan},
         "nodes": {name: _of_node(plan, name) for name in plan.nodes},
     }
-    packed = zlib.compress(json.dumps(lines, separators=(",", ":")).encode(), 9)
-    model.metadata_props[KEY] = base64.b64encode(packed).decode()
+    return base64.b64encode(zlib.compress(json.dumps(lines, separators=(",", ":")).encode(), 9)).decode()
 
 
 def explain(path: str | Path, name: str) -> str:

@@ -1,11 +1,12 @@
 """A quantization without data: every decision, and what the file, the memory and the time will be.
 
-    size    constants that stay, as they are; quantized ones at bits / 8 per element and their scales; nodes of Q and DQ
+    size    of ``quark.onnx.file_size``
     memory  this process + the weights in memory (not those in external data) + ONNX Runtime's own form of the weights
             + the largest sample's observed tensors + the statistics
     time    seconds of one float inference on generated data + what counting the observed tensors takes, per sample
 
-Figures are predictions: the size is within a few percent, memory and time within a factor of two on an idle machine.
+Figures are predictions: memory and time within a factor of two on an idle machine; the size, of static quantization,
+within 3 percent (six real models under six presets: 0.98 to 1.02 of the file).
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import QuarkError
-from quark.numerics.formats import get_format
-from quark.numerics.granularity import Group
 from quark.onnx.algorithms.mixprecision import foreseen
 from quark.onnx.data import RandomDataReader
+from quark.onnx.file_size import predicted_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Runner
@@ -36,10 +36,6 @@ from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.subgraphs import all_known
 
-#: Bytes of the two nodes, the scale and the zero point of an activation, names included.
-PAIR = 360
-#: Bytes of a node that is there already, or that reads a constant.
-NODE = 120
 #: Bytes of a histogram of two signs, and nanoseconds that a value takes to be counted in it or compared.
 HISTOGRAM, COUNTED, COMPARED = 2 * 8 * 16 * 2048, 4.0, 0.5
 
@@ -80,36 +76,10 @@ def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
     return Forecast(
         plan,
         prepared.reports,
-        predicted_bytes(model, plan),
+        predicted_bytes(model, plan, job),
         _peak(model, requests, sizes),
         _seconds(model, job, requests, sizes),
     )
-
-
-def predicted_bytes(model: ir.Model, plan: Plan) -> int:
-    """Size of the file that the plan makes of ``model``."""
-    total = sum(NODE for _ in model.graph)
-    for name, value in model.graph.initializers.items():
-        tensor = plan.tensors.get(name)
-        if value.const_value is None:
-            continue
-        total += 40 + (value.const_value.nbytes if tensor is None else _stored(tensor, value.const_value))
-    return int(total) + PAIR * len(plan.groups()) + NODE * (len(plan.of_role("activation")) - len(plan.groups()))
-
-
-def _stored(tensor: TensorPlan, source: ir.TensorProtocol) -> int:
-    """Bytes of a constant, its scales and its node."""
-    shape = tuple(source.shape.numpy())
-    row, granularity = get_format(tensor.spec.format), tensor.spec.granularity
-    parameters = math.prod(granularity.parameter_shape(shape)) if not _in_blocks(tensor) else 0
-    bits = float(row.bits)
-    zero = bits / 8 if row.has_zero_point else 0
-    return math.ceil(source.size * bits / 8 + parameters * (4 + zero)) + 2 * NODE
-
-
-def _in_blocks(tensor: TensorPlan) -> bool:
-    """Block formats count their scales in their bits."""
-    return isinstance(tensor.spec.granularity, Group) and not get_format(tensor.spec.format).has_zero_point
 
 
 def _sizes(model: ir.Model, tensors: Iterable[TensorPlan]) -> dict[str, int]:
