@@ -45,9 +45,34 @@ def test_a_subgraph_holds_every_branch_in_any_operand_order(producers: tuple[str
     assert {name for name, decision in found.items() if decision.layer is None} == {"b", "c", "d"}
 
 
-def test_a_subgraph_that_reaches_a_graph_input_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not closed: 'a' reads a graph input"):
+def chosen(*pairs: tuple[str, str, tuple[str, ...]], start: tuple[str, ...], end: tuple[str, ...]) -> set[str]:
+    """Names in the subgraph; a node whose producers hold "" reads a graph input."""
+    nodes = [NodeInfo(n, op, tuple(p for p in producers if p), "" in producers) for n, op, producers in pairs]
+    found = Rules(GLOBAL, (Rule((Subgraph(start, end),), None, "exclude"),)).bind(nodes)
+    return {name for name, decision in found.items() if decision.layer is None}
+
+
+@pytest.mark.parametrize("operands", [("stem", "c2"), ("c2", "stem"), ("", "c2"), ("stem", "c2", "")])
+def test_a_residual_connection_past_the_start_stays_outside(operands: tuple[str, ...]) -> None:
+    block = ("c1", "Conv", ("stem",)), ("c2", "Conv", ("c1",)), ("add", "Add", operands)
+    nodes = ("stem", "Conv", ("",)), *block, ("head", "Gemm", ("add",))
+    assert chosen(*nodes, start=("c1",), end=("add",)) == {"c1", "c2", "add"}
+
+
+def test_nodes_between_two_start_nodes_are_inside() -> None:
+    nodes = ("a", "Conv", ("",)), ("b", "Relu", ("a",)), ("c", "Conv", ("b",)), ("d", "Add", ("b", "c"))
+    assert chosen(*nodes, start=("a", "c"), end=("d",)) == {"a", "b", "c", "d"}
+
+
+def test_a_branch_that_comes_from_before_the_start_nodes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"not closed: 'c' leads into it and reads 'a', which .* name 'c' among"):
         decide(Rule((Subgraph(("b",), ("d",)),), None, "exclude"))
+
+
+def test_a_branch_that_reads_a_graph_input_is_refused() -> None:
+    nodes = ("a", "Conv", ("",)), ("b", "Relu", ("a",)), ("other", "Conv", ("",)), ("d", "Add", ("b", "other"))
+    with pytest.raises(ConfigError, match="'other' leads into it and reads a graph input; name 'other' among"):
+        chosen(*nodes, start=("b",), end=("d",))
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def test_a_tensor_is_explained_from_the_file_alone(tmp_path: Path) -> None:
         assert explain(path, written).startswith("weight 'w2': int8 symmetric")
     assert explain(path, "y") == "Gemm 'y': float, because nodes_to_exclude: y"
     assert explain(path, "n1").startswith("tensor 'n1': float")
+    assert "one kernel (RemoveQDQConvRelu)" in explain(path, "a2")
     with pytest.raises(ConfigError, match=r"unknown tensor or node 'w1_bais'\. Did you mean 'w1_bias'"):
         explain(path, "w1_bais")
 

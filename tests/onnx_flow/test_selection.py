@@ -13,6 +13,7 @@ from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.numerics.granularity import Channel
 from quark.onnx import (
+    AutoMixprecisionConfig,
     BFloat16Spec,
     BFP16Spec,
     CalibMethod,
@@ -27,9 +28,11 @@ from quark.onnx import (
     QLayerConfig,
     QuantGranularity,
     ScaleType,
+    SmoothQuantConfig,
     UInt8Spec,
     XInt8Spec,
 )
+from quark.onnx.forecast import forecast
 
 GRAPH = """g (float[1,4,8,8] x) => (float[1,8,4,4] y) {
     [c1] a = Conv<pads = [1,1,1,1]>(x, w1, b1)
@@ -105,6 +108,30 @@ def test_a_calibration_method_of_one_layer_changes_its_range_only() -> None:
     assert plan.tensors["r"].range == plain.tensors["r"].range
 
 
+def test_named_outputs_hold_behind_the_activation_function_of_the_same_kernel() -> None:
+    """``a`` lies between c1 and its Relu and stays float: what c1's entry says of its outputs is said of ``r``."""
+    unsigned = UInt8Spec(calibration_method=CalibMethod.MinMSE)
+    named = QLayerConfig(weight=Int16Spec(), output_tensors=unsigned)
+    for given in ({"specific_layer_config": {named: ["c1"]}}, {"layer_type_config": {named: ["Conv"]}}):
+        plan = plan_of(**given)
+        assert plan.tensors["r"].spec == unsigned.to_spec() and "c1" in plan.explain("r")
+        assert "a" not in plan.tensors
+    assert formats(plan_of(specific_layer_config={WIDE: ["c1"]}), "r") == ["int8"]  # it says nothing of its outputs
+    later = {named: ["c1"], WIDE: ["r1"]}
+    assert formats(plan_of(specific_layer_config=later), "r") == ["int16"]
+    apart = plan_of({"RemoveQDQConvRelu": False}, specific_layer_config={named: ["c1"]})
+    assert formats(apart, "a", "r") == ["uint8", "int8"]
+
+
+def test_every_tensor_that_stays_float_says_why() -> None:
+    plan = plan_of({"NodesToExcludeOutputQuantization": ["pool"]}, exclude=["c3"])
+    assert plan.explain("a") == "tensor 'a': float, because Conv 'c1' and Relu 'r1' are one kernel (RemoveQDQConvRelu)"
+    assert plan.explain("p") == "tensor 'p': float, because NodesToExcludeOutputQuantization: pool"
+    assert plan.explain("w3") == "tensor 'w3': float, because 'c3' (Conv) stays float: exclude: c3"
+    assert plan.explain("y").endswith("exclude: c3")
+    assert Plan.from_json(plan.to_json()).explain("a") == plan.explain("a")
+
+
 # ---- names, patterns, types, subgraphs -------------------------------------------------------------------------------
 
 
@@ -119,6 +146,17 @@ def test_a_subgraph_goes_from_its_start_to_its_end() -> None:
     plan = plan_of(specific_layer_config={WIDE: [(["r1"], ["add"])]})
     assert formats(plan, "w1", "w2", "w3") == ["int8", "int16", "int8"]
     assert formats(plan, "x", "r", "b", "s") == ["int8", "int16", "int16", "int16"]
+
+
+def test_a_residual_block_is_a_subgraph() -> None:
+    plan = plan_of(exclude=[(["c2"], ["add"])])
+    assert {name for name, node in plan.nodes.items() if node.reason.startswith("exclude")} == {"c2", "add"}
+
+
+def test_subgraphs_may_stand_in_a_list_of_their_own() -> None:
+    plan = plan_of(exclude=["c1", [(["r1"], ["c2"]), (["c2"], ["add"])]])
+    excluded = {name for name, node in plan.nodes.items() if node.reason.startswith("exclude")}
+    assert excluded == {"c1", "r1", "c2", "add"}
 
 
 def test_types_are_configured_and_excluded() -> None:
@@ -206,9 +244,10 @@ def test_float_layers_in_a_power_of_two_model_and_the_other_way_round() -> None:
         ({"layer_type_config": {WIDE: ["conv"]}}, r"layer_type_config: the operator type 'conv'.*Did you mean 'Conv'"),
         ({"exclude": ["c4"]}, r"exclude: the node name 'c4' matches no node"),
         ({"exclude": [(["c2"], ["cc3"])]}, r"exclude: the node name 'cc3'"),
-        ({"exclude": [(["c2"], ["add"])]}, r"not closed"),
+        ({"exclude": [(["c3"], ["add"])]}, r"not closed: no start node leads to its end node 'add'"),
         ({"options": {"NodesToQuantize": ["c1", "c9"]}}, r"NodesToQuantize: the node name 'c9'"),
         ({"options": {"NodesToExcludeOutputQuantization": ["cc"]}}, r"NodesToExcludeOutputQuantization: the node"),
+        ({"options": {"TensorQuantOverrides": {"ww1": [{"symmetric": True}]}}}, r"TensorQuantOverrides 'ww1'.*'w1'"),
         ({"options": {"OpTypesToQuantize": ["Convv"]}}, r"OpTypesToQuantize: the operator type 'Convv'.*'Conv'"),
     ],
 )
@@ -221,8 +260,13 @@ def test_names_that_match_nothing_are_errors_before_any_sample_is_read(
 
     options = {"PrintSummary": False, **config.pop("options", {})}
     output = tmp_path / "q.onnx"
-    with pytest.raises(ConfigError, match=message):
-        ModelQuantizer(QConfig(BASE, extra_options=options, **config)).quantize_model(float_model(), output, samples())
+    for algorithms in ([], [SmoothQuantConfig(), AutoMixprecisionConfig(target_layer_config=WIDE, metric_threshold=1)]):
+        made = QConfig(BASE, extra_options=options, algo_config=algorithms, **config)
+        with pytest.raises(ConfigError, match=message):
+            ModelQuantizer(made).quantize_model(float_model(), output, samples())
+        with pytest.raises(ConfigError, match=message):
+            forecast(made.compile(), float_model())
+    assert not output.exists()
     assert not output.exists()
 
 
@@ -244,3 +288,25 @@ def test_a_type_of_another_model_is_no_error_in_the_lists_of_options() -> None:
 def test_a_bias_of_its_own_type_stays_what_the_layer_says() -> None:
     plan = plan_of(specific_layer_config={QLayerConfig(bias=Int32Spec()): ["c2"]})
     assert plan.tensors["b2"].spec.format == "int32"
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "message"),
+    [
+        ("exclude", "c2", r"exclude: give a list, \['c2'\], not the text 'c2'"),
+        ("exclude", 3, "exclude: give a list of names, not 3"),
+        ("exclude", [None], "exclude: None is neither a node name, nor a pattern .*, nor a subgraph"),
+        ("exclude", [("c2", "add")], r"exclude: \('c2', 'add'\) is neither"),
+        ("exclude", [[]], r"exclude: \[\] is neither"),
+        ("specific_layer_config", {WIDE: "c2"}, r"specific_layer_config: give a list, \['c2'\]"),
+        ("specific_layer_config", {"c2": WIDE}, "specific_layer_config: its keys are QLayerConfig"),
+        ("specific_layer_config", [(WIDE, ["c2"])], "specific_layer_config: give a dictionary"),
+        ("layer_type_config", {None: "Conv"}, r"layer_type_config: give a list, \['Conv'\]"),
+        ("global_config", Int8Spec(), "global_config must be a QLayerConfig"),
+        ("extra_options", ["Percentile"], "extra_options must be a dictionary"),
+        ("algo_config", "cle", "algo_config"),
+    ],
+)
+def test_fields_of_another_form_are_refused_in_words(field: str, given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        QConfig(**{"global_config": BASE, field: given})

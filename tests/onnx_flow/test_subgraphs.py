@@ -135,6 +135,16 @@ def test_rules_name_nodes_of_bodies() -> None:
     assert "QuantizeLinear" not in kinds(then) and "QuantizeLinear" in kinds(other)
 
 
+@pytest.mark.parametrize(("tensor", "place"), [("r", "main"), ("t", "then_branch"), ("o", "else_branch")])
+def test_overrides_name_tensors_of_bodies_and_around_them(tensor: str, place: str) -> None:
+    options = {**QUIET, "TensorQuantOverrides": {tensor: [{"quant_type": "QInt16"}]}, "ForceQuantizeNoInputCheck": True}
+    config = QConfig(extra_options=options)
+    plan = ModelQuantizer(config).run(models.branching(21), None, branch_feeds([True, False])).plan
+    wide = [name for name, one in plan.tensors.items() if one.spec.format == "int16"]
+    assert {name.split("/")[-1] for name in wide} == {tensor}
+    assert any((f"/{place}/" if place != "main" else tensor) in name for name in wide)
+
+
 def test_dynamic_quantization_refuses() -> None:
     config = get_default_config("UINT8_DYNAMIC_QUANT")
     config.extra_options.update(QUIET)

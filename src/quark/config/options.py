@@ -323,6 +323,8 @@ def parse_options(given: Mapping[str, Any] | None) -> Options:
     Raises:
         ConfigError: an unknown name (the nearest one is shown), or a bad value.
     """
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"extra_options must be a dictionary {{option: value}}, not {given!r}")
     given = dict(given or {})
     for name in given:
         if name not in Options.model_fields:

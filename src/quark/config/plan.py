@@ -73,12 +73,13 @@ class NodePlan:
 class Plan:
     """Every decision about a model. ``tensors`` and ``nodes`` are keyed by name, in graph order.
 
-    ``proposals``: sentences about what the configuration could do better.
+    ``proposals``: sentences about what the configuration could do better. ``floats``: tensors that stay float, and why.
     """
 
     tensors: dict[str, TensorPlan] = field(default_factory=dict)
     nodes: dict[str, NodePlan] = field(default_factory=dict)
     proposals: list[str] = field(default_factory=list)
+    floats: dict[str, str] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[TensorPlan]:
         return iter(self.tensors.values())
@@ -86,6 +87,11 @@ class Plan:
     def put(self, tensor: TensorPlan) -> None:
         """Record a decision, or replace the one about a tensor of the same name."""
         self.tensors[tensor.name] = tensor
+
+    def leave(self, name: str, reason: str) -> None:
+        """Take a tensor out: it stays float after all."""
+        if self.tensors.pop(name, None) is not None:
+            self.floats[name] = reason
 
     def of_role(self, *roles: Role) -> list[TensorPlan]:
         """The decisions of these roles, in graph order."""
@@ -99,7 +105,7 @@ class Plan:
         return found
 
     def explain(self, name: str) -> str:
-        """Why a tensor or node is what it is, in one line.
+        """Why a tensor or node is what it is, in one line (two where a float tensor has the name of a node).
 
         Raises:
             ConfigError: neither a tensor nor a node of the plan has this name.
@@ -111,8 +117,15 @@ class Plan:
             return f"{tensor.role} {name!r}: {tensor.spec.describe()}, because {tensor.reason}{shared}{changes}"
         if name in self.nodes:
             node = self.nodes[name]
-            return f"{node.op_type} {name!r}: {'quantized' if node.quantized else 'float'}, because {node.reason}"
-        raise ConfigError(unknown("tensor or node", name, [*self.tensors, *self.nodes]))
+            about = f"{node.op_type} {name!r}: {'quantized' if node.quantized else 'float'}, because {node.reason}"
+            return f"{about}\n{self.explain_float(name)}" if node.quantized and name in self.floats else about
+        if name in self.floats:
+            return self.explain_float(name)
+        raise ConfigError(unknown("tensor or node", name, [*self.tensors, *self.nodes, *self.floats]))
+
+    def explain_float(self, name: str) -> str:
+        """Why a tensor of ``floats`` stays float."""
+        return f"tensor {name!r}: float, because {self.floats[name]}"
 
     def to_json(self) -> str:
         """The whole plan as JSON; floats round-trip exactly."""
@@ -121,6 +134,7 @@ class Plan:
                 "tensors": [_tensor_to_dict(t) for t in self],
                 "nodes": [asdict(n) for n in self.nodes.values()],
                 "proposals": self.proposals,
+                "floats": self.floats,
             },
             indent=1,
         )
@@ -131,7 +145,8 @@ class Plan:
         data = json.loads(text)
         tensors = [_tensor_from_dict(entry) for entry in data["tensors"]]
         nodes = [NodePlan(**entry) for entry in data["nodes"]]
-        return cls({t.name: t for t in tensors}, {n.name: n for n in nodes}, list(data.get("proposals", [])))
+        proposals, floats = list(data.get("proposals", [])), dict(data.get("floats", {}))
+        return cls({t.name: t for t in tensors}, {n.name: n for n in nodes}, proposals, floats)
 
 
 def _listed(value: Any) -> Any:

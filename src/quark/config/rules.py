@@ -42,7 +42,9 @@ class Rule:
 
     ``by_type`` reads the selectors as operator types; ``source`` names the field of the user's configuration;
     ``inputs`` keeps tensors that only such float nodes read in float, too; ``own_inputs`` gives nodes a pair of
-    their own in front of tensors that others read too.
+    their own in front of tensors that others read too; ``outputs`` means that the user has written down what the
+    outputs become, so that it holds behind an activation function of the same kernel, too. ``written`` names the slots
+    (inputs, outputs) of which the entry says something: the others keep the rank of the global configuration.
     """
 
     selectors: tuple[Selector, ...]
@@ -52,19 +54,28 @@ class Rule:
     strict: bool = True
     inputs: bool = False
     own_inputs: bool = False
+    outputs: bool = False
+    written: frozenset[str] = frozenset(["inputs", "outputs"])
 
 
 @dataclass(frozen=True)
 class Decision:
     """The specs of a node (``None``: it stays float), the reason in words, and its rank: that of later entries is
     higher, and wins where two nodes share a tensor. The global configuration has rank 0. ``inputs``: its inputs stay
-    float with it; ``own_inputs``: it reads tensors that others read too through pairs of its own."""
+    float with it; ``own_inputs``: it reads tensors that others read too through pairs of its own; ``outputs``: what its
+    outputs become is written down; ``written``: the slots that the rank holds for."""
 
     layer: LayerSpec | None
     reason: str
     rank: int = 0
     inputs: bool = False
     own_inputs: bool = False
+    outputs: bool = False
+    written: frozenset[str] = frozenset(["inputs", "outputs"])
+
+    def rank_of(self, slot: str) -> int:
+        """The rank of what is said about the inputs or the outputs: 0 where the entry leaves them open."""
+        return self.rank if slot in self.written else 0
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,9 @@ class Rules:
                 reason = f"{rule.source}: {_written(selector)}"
                 for name in _found(selector, nodes, before, rule):
                     if name in decisions:
-                        decisions[name] = Decision(rule.layer, reason, rank, rule.inputs, rule.own_inputs)
+                        decisions[name] = Decision(
+                            rule.layer, reason, rank, rule.inputs, rule.own_inputs, rule.outputs, rule.written
+                        )
         return decisions
 
 
@@ -139,10 +152,21 @@ def _compiled(pattern: str, source: str) -> re.Pattern[str]:
 
 
 def _subgraph(selector: Subgraph, nodes: dict[str, NodeInfo], source: str) -> list[str]:
-    """Walk producers from every end node back to the start nodes; every input is followed, in any operand order."""
+    """Walk producers from every end node back to the start nodes; every input is followed, in any operand order.
+
+    What lies before the start nodes stays outside, also where a residual connection leads past them. A branch that
+    comes from there, and not from a start node, is an error: whether it belongs to the subgraph is for the user to say.
+    """
     for name in (*selector.start, *selector.end):
         if name not in nodes:
             raise ConfigError(f"{source}: the node name {name!r} matches no node of the model.{nearest(name, nodes)}")
+    fed = _fed_by(selector.start, nodes)
+    outside = _feeding(selector.start, nodes) - fed
+    stray = next((name for name in selector.end if name not in fed), None)
+    if stray is not None:
+        raise ConfigError(
+            f"{source}: the subgraph {_written(selector)} is not closed: no start node leads to its end node {stray!r}"
+        )
     inside: dict[str, None] = dict.fromkeys(selector.start)
     pending = [name for name in selector.end if name not in inside]
     while pending:
@@ -151,10 +175,37 @@ def _subgraph(selector: Subgraph, nodes: dict[str, NodeInfo], source: str) -> li
             continue
         inside[name] = None
         node = nodes[name]
-        if node.reads_graph_input:
+        foreign = [producer for producer in node.producers if producer in outside]
+        if name not in fed and (foreign or node.reads_graph_input):
+            read = "a graph input" if node.reads_graph_input else f"{foreign[0]!r}, which lies before the start nodes"
             raise ConfigError(
-                f"{source}: the subgraph {_written(selector)} is not closed: {name!r} reads a graph input "
-                f"before any start node is reached"
+                f"{source}: the subgraph {_written(selector)} is not closed: {name!r} leads into it and reads {read}; "
+                f"name {name!r} among the start nodes"
             )
-        pending += [producer for producer in node.producers if producer not in inside]
+        pending += [producer for producer in node.producers if producer not in inside and producer not in outside]
     return list(inside)
+
+
+def _feeding(names: tuple[str, ...], nodes: dict[str, NodeInfo]) -> set[str]:
+    """The nodes that these read from, directly or not."""
+    found: set[str] = set()
+    pending = list(names)
+    while pending:
+        fresh = [producer for producer in nodes[pending.pop()].producers if producer not in found]
+        found.update(fresh)
+        pending += fresh
+    return found
+
+
+def _fed_by(names: tuple[str, ...], nodes: dict[str, NodeInfo]) -> set[str]:
+    """These nodes and those that read from them, directly or not."""
+    readers: dict[str, list[str]] = {}
+    for node in nodes.values():
+        for producer in node.producers:
+            readers.setdefault(producer, []).append(node.name)
+    found, pending = set(names), list(names)
+    while pending:
+        fresh = [reader for reader in readers.get(pending.pop(), ()) if reader not in found]
+        found.update(fresh)
+        pending += fresh
+    return found

@@ -43,6 +43,7 @@ def packed(plan: Plan) -> str:
         "version": VERSION,
         "tensors": {tensor.name: plan.explain(tensor.name) for tensor in plan},
         "nodes": {name: _of_node(plan, name) for name in plan.nodes},
+        "floats": {name: plan.explain_float(name) for name in plan.floats if _is_news(plan, name)},
     }
     return base64.b64encode(zlib.compress(json.dumps(lines, separators=(",", ":")).encode(), 9)).decode()
 
@@ -60,9 +61,10 @@ def explain(path: str | Path, name: str) -> str:
     """
     model = load(path)
     lines = _decisions(model, path)
-    known = {**lines["nodes"], **lines["tensors"]}
+    kinds = [lines.get(kind, {}) for kind in ("tensors", "nodes", "floats")]
+    known = [key for kind in kinds for key in kind]
     for candidate in (name, *_bases(name)):
-        found = [lines[kind][candidate] for kind in ("tensors", "nodes") if candidate in lines[kind]]
+        found = [kind[candidate] for kind in kinds if candidate in kind]
         if found:
             return "\n".join(found)
     values = [*model.graph.inputs, *model.graph.initializers.values()]
@@ -73,6 +75,11 @@ def explain(path: str | Path, name: str) -> str:
     nodes = [here.producer(), *(use.node for use in here.uses())]
     told = [lines["nodes"][node.name] for node in nodes if node is not None and node.name in lines["nodes"]]
     return "\n".join([f"tensor {name!r}: float, because no rule quantizes it; its nodes:", *told])
+
+
+def _is_news(plan: Plan, name: str) -> bool:
+    """Whether the node of the same name, if there is one, does not say it already."""
+    return name not in plan.nodes or plan.nodes[name].quantized
 
 
 def _of_node(plan: Plan, name: str) -> str:

@@ -36,7 +36,7 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.pipeline import finish, prepare
 from quark.onnx.qdq.modes import MODES
-from quark.onnx.qdq.selection import known_nodes
+from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.resume import open_resume
 from quark.onnx.scratch import Scratch
@@ -84,6 +84,9 @@ def quantize(
     """Run one job on one model; see ``ModelQuantizer.quantize_model``."""
     check_secret(job.options, model_input, model_output)
     check_evaluation(job.options, reader)
+    if model_output is not None:
+        files.check_writable(Path(model_output))
+        _keep_input(model_input, Path(model_output))
     with discreet(job.options), _rare_collections():
         return _quantize(job, model_input, model_output, reader, progress)
 
@@ -98,18 +101,17 @@ def _quantize(
     """The stages, in order."""
     seconds: dict[str, float] = {}
     given = reader
-    if model_output is not None:
-        files.check_writable(Path(model_output))
-        _keep_input(model_input, Path(model_output))
     with bars() if progress is None else _given(progress) as update, Scratch(job.options) as scratch:
         with _timed(seconds, "load"):
             source = files.load(model_input)
             before = file_bytes(model_input, source) if isinstance(model_input, (str, Path)) else None
             resume = open_resume(source, job)
             known = all_known(source) if job.options.EnableSubgraph else known_nodes(source)
+            tensors = known_tensors(source)
         with _timed(seconds, "prepare"):
             prepared = prepare(source, job)
             model, job, mode = prepared.model, prepared.job, MODES[prepared.job.mode]
+            check_names(model, job, known, tensors)
         reader = in_layout(reader_for(job, reader), prepared.moved)
         reader = rereadable(reader) if job.options.EnableSubgraph else reader
         context = Context(job, reader, scratch, resume, update, known)

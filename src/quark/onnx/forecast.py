@@ -33,7 +33,7 @@ from quark.onnx.graph.surgery import tensor_bytes
 from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
-from quark.onnx.qdq.selection import known_nodes
+from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.subgraphs import all_known
 
 #: Bytes of a histogram of two signs, and nanoseconds that a value takes to be counted in it or compared.
@@ -68,7 +68,9 @@ def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
     """
     source = files.load(model_input)
     known = all_known(source) if job.options.EnableSubgraph else known_nodes(source)
+    tensors = known_tensors(source)
     prepared = prepare(source, job)
+    check_names(prepared.model, prepared.job, known, tensors)
     model, job = prepared.model, foreseen(prepared.model, prepared.job, known)
     plan = MODES[job.mode].place(model, job, known)
     requests = list(observed(plan, job.options))

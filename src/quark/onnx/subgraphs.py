@@ -117,6 +117,7 @@ def record(plan: Plan, made: Made) -> None:
             plan.tensors[prefix + tensor.name] = replace(tensor, name=prefix + tensor.name, group=prefix + tensor.group)
         for node in body.plan.nodes.values():
             plan.nodes[prefix + node.name] = replace(node, name=prefix + node.name)
+        plan.floats.update({prefix + name: reason for name, reason in body.plan.floats.items()})
 
 
 def _let_go(graph: ir.Graph) -> None:

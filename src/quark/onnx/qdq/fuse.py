@@ -29,19 +29,36 @@ _NPU_CLIPS = ((0.0, 6.0), (0.0, 1.0))
 
 def drop_fused(model: ir.Model, plan: Plan, job: Job) -> None:
     """Take the tensors between fused operators out of the plan."""
-    pairs = {*map(tuple, job.options.RemoveQDQBetweenOps)}
+    pairs = dict.fromkeys(map(tuple, job.options.RemoveQDQBetweenOps), "RemoveQDQBetweenOps")
     if job.options.RemoveQDQMulAdd:
-        pairs.add(("Mul", "Add"))
+        pairs[("Mul", "Add")] = "RemoveQDQMulAdd"
     for node in model.graph:
         for value in node.inputs:
-            if value is None or value.name not in plan.tensors or value.is_graph_output():
+            producer = _only_producer(value, plan)
+            if value is None or producer is None:
                 continue
-            producer = value.producer()
-            if producer is None or len(value.uses()) != 1:
-                continue
-            listed = (producer.op_type, node.op_type) in pairs
-            if listed or (value is node.inputs[0] and _is_fused(producer, value, node, plan, job)):
-                del plan.tensors[value.name or ""]
+            option = pairs.get((producer.op_type, node.op_type))
+            if option is None and value is node.inputs[0] and _is_fused(producer, value, node, plan, job):
+                option = _SWITCH[node.op_type]
+            if option is not None:
+                kernel = f"{producer.op_type} {producer.name!r} and {node.op_type} {node.name!r} are one kernel"
+                plan.leave(value.name or "", f"{kernel} ({option})")
+
+
+def fused_producer(node: ir.Node, plan: Plan, job: Job) -> ir.Node | None:
+    """The node that an activation function makes one kernel with, or ``None``."""
+    value = node.inputs[0] if node.inputs else None
+    producer = _only_producer(value, plan)
+    if value is None or producer is None or not _is_fused(producer, value, node, plan, job):
+        return None
+    return producer
+
+
+def _only_producer(value: ir.Value | None, plan: Plan) -> ir.Node | None:
+    """The node that makes a quantized tensor which one node alone reads."""
+    if value is None or value.name not in plan.tensors or value.is_graph_output() or len(value.uses()) != 1:
+        return None
+    return value.producer()
 
 
 def drop_before_moves(model: ir.Model, plan: Plan) -> None:
@@ -59,7 +76,7 @@ def drop_before_moves(model: ir.Model, plan: Plan) -> None:
             if tensor is None or block_size(tensor.spec) is None or value.is_graph_output():
                 continue
             if value.uses() and all(_moves(use.node, plan) for use in value.uses()):
-                del plan.tensors[value.name or ""]
+                plan.leave(value.name or "", "it is only moved or clipped before it is rounded to blocks")
 
 
 def _operands(node: ir.Node) -> list[ir.Value]:

@@ -27,7 +27,7 @@ def leave_float(model: ir.Model, plan: Plan, job: Job) -> None:
         return
     for output in model.graph.outputs:
         for value in _movable(output):
-            plan.tensors.pop(value.name or "", None)
+            plan.leave(value.name or "", "the last result keeps its resolution outside NPU flows")
 
 
 def _movable(output: ir.Value) -> list[ir.Value]:
@@ -52,7 +52,7 @@ def leave_inputs(model: ir.Model, plan: Plan, names: Collection[str]) -> None:
     for node in (node for node in model.graph if node.name in names) if names else ():
         for value in node.inputs:
             while value is not None and _read_by(value, names):
-                plan.tensors.pop(value.name or "", None)
+                plan.leave(value.name or "", "only layers that stay float read it")
                 producer = value.producer()
                 if producer is None or producer.op_type not in OP_RULES:
                     break

@@ -16,7 +16,7 @@ from quark.config.options import Options
 from quark.config.overrides import Override, parse_overrides
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.qdq.block_axes import in_blocks
@@ -29,8 +29,11 @@ REASON = "TensorQuantOverrides"
 def override(model: ir.Model, plan: Plan, options: Options) -> None:
     """Write the overrides into the plan. (An int32 bias keeps its product of scales under ``AdjustBiasScale``.)
 
+    Names that this graph does not have are those of a body or of the graph around it; ``selection.check_names`` has
+    refused those that no graph has.
+
     Raises:
-        ConfigError: a tensor that the model does not have (the nearest name is shown), or values that do not fit it.
+        ConfigError: values that do not fit the tensor.
     """
     overrides = parse_overrides(options.TensorQuantOverrides)
     if not overrides:
@@ -38,7 +41,7 @@ def override(model: ir.Model, plan: Plan, options: Options) -> None:
     values = _values(model)
     for name, wanted in overrides.items():
         if name not in values:
-            raise ConfigError(unknown(f"tensor in {REASON}", name, values))
+            continue
         if name not in plan.tensors:
             _log.warning("%s: %r is not quantized, so there is nothing to override", REASON, name)
             continue

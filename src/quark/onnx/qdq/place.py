@@ -36,6 +36,7 @@ from quark.onnx.qdq.block_axes import in_blocks, is_scalar
 from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.decoding import REASON as DECODES
 from quark.onnx.qdq.decoding import decoding_nodes, proposals
+from quark.onnx.qdq.floats import note_floats
 from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
 
 
@@ -77,6 +78,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output != "same":
             _quantize_node(node, rule, layer, placement)
+    _carry_outputs(placement)
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output == "same":
             _pass_through(node, rule, layer, placement)
@@ -93,6 +95,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     overrides.override(model, placement.plan, job.options)
     block_axes.refine(model, placement.plan, job)
     _settle(placement.plan)
+    note_floats(model, placement.plan)
     return placement.plan
 
 
@@ -194,7 +197,7 @@ def _format_of(job: Job, slot: str) -> str:
 
 def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Placement) -> None:
     reason = f"{placement.plan.nodes[node.name or ''].reason}: {node.op_type} {node.name!r}"
-    rank = placement.decisions[node.name or ""].rank
+    decision = placement.decisions[node.name or ""]
     weight = slots.weight_input(node, rule)
     if weight is not None and layer.weight is not None:
         _add_constant(node, weight, _for_weight(layer.weight, node, rule, weight, placement.job), reason, placement)
@@ -207,10 +210,10 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
     for value in slots.data_inputs(node, rule):
         if is_constant(value):
             _add_constant(node, value, in_blocks(_for_operand(layer, placement.job), value), reason, placement)
-        elif placement.decisions[node.name or ""].own_inputs and len(value.uses()) > 1:
+        elif decision.own_inputs and len(value.uses()) > 1:
             placement.apart.append(own_inputs.Apart(node, value, layer.inputs, reason))
         else:
-            _add_activation(value, layer.inputs, reason, placement, rank, reader=node)
+            _add_activation(value, layer.inputs, reason, placement, decision.rank_of("inputs"), reader=node)
     for value in node.outputs:
         if (
             rule.output == "own"
@@ -220,8 +223,22 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
         ):
             spec = _for_output(layer.outputs, node, placement.job)
             fixed = value.meta.get(slots.KNOWN_RANGE, rule.fixed_range)
-            _add_activation(value, spec, reason, placement, rank, fixed=fixed)
+            _add_activation(value, spec, reason, placement, decision.rank_of("outputs"), fixed=fixed)
     _add_bias(node, rule, layer, reason, placement)
+
+
+def _carry_outputs(placement: Placement) -> None:
+    """Where a layer is one kernel with the activation function behind it, what its entry of the configuration says
+    about its outputs holds for the result of both: the tensor between them is float."""
+    for node in placement.model.graph:
+        producer = fuse.fused_producer(node, placement.plan, placement.job)
+        if producer is None or node.outputs[0].name not in placement.plan.tensors:
+            continue
+        decision = placement.decisions[producer.name or ""]
+        if decision.outputs and decision.layer is not None and decision.layer.outputs is not None:
+            spec = _for_output(decision.layer.outputs, node, placement.job)
+            reason = f"{decision.reason}: {producer.op_type} {producer.name!r} with {node.op_type} {node.name!r}"
+            _add_activation(node.outputs[0], spec, reason, placement, decision.rank)
 
 
 def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value, job: Job) -> TensorSpec:
@@ -407,7 +424,7 @@ def _pass_through(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Plac
     if beyond is not None:
         plan.nodes[name] = replace(plan.nodes[name], quantized=False, reason=beyond)
         return
-    rank = placement.decisions[name].rank
+    rank = placement.decisions[name].rank_of("inputs")
     _add_activation(source, layer.inputs, reason, placement, rank, reader=node)
     members = plan.tensors[source.name or ""]
     for value in node.outputs:
@@ -426,12 +443,13 @@ def _leave_outputs(placement: Placement) -> None:
     options = placement.job.options
     if options.EnableVaimlBF16:
         for value in placement.model.graph.outputs:
-            placement.plan.tensors.pop(value.name or "", None)
+            placement.plan.leave(value.name or "", "EnableVaimlBF16 leaves results float")
     for node in placement.model.graph:
         listed = node.op_type in options.OpTypesToExcludeOutputQuantization
         if listed or node.name in options.NodesToExcludeOutputQuantization:
+            option = "OpTypesToExcludeOutputQuantization" if listed else "NodesToExcludeOutputQuantization"
             for value in node.outputs:
-                placement.plan.tensors.pop(value.name or "", None)
+                placement.plan.leave(value.name or "", f"{option}: {node.op_type if listed else node.name}")
 
 
 def _feed_float(placement: Placement) -> None:
@@ -445,7 +463,7 @@ def _feed_float(placement: Placement) -> None:
         if others:
             plan.put(replace(tensor, readers=others if tensor.readers is None else tensor.readers & others))
         else:
-            del plan.tensors[tensor.name]
+            plan.leave(tensor.name, "only nodes that an algorithm added read it, and they compute in float")
 
 
 def _split_groups(plan: Plan) -> None:
@@ -470,4 +488,4 @@ def _settle(plan: Plan) -> None:
                 plan.put(replace(plan.tensors[member.name], group=members[0].name))
     for bias in plan.of_role("bias"):
         if not set(bias.bias_of or ()) <= plan.tensors.keys():
-            del plan.tensors[bias.name]
+            plan.leave(bias.name, "there is no scale to share: its layer's input stays float")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.rules import Decision, NodeInfo
-from quark.errors import ConfigError, nearest
+from quark.errors import ConfigError, nearest, unknown
 
 #: Options that list node names, and options that list operator types.
 NAME_LISTS = ("NodesToQuantize", "NodesToExcludeOutputQuantization")
@@ -37,6 +37,36 @@ def bound(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Mapping
     decisions = job.rules.bind(now, before)
     check_lists(job.options, [*before, *now])
     return decisions
+
+
+def known_tensors(model: ir.Model) -> frozenset[str]:
+    """The names of all tensors, those of bodies of If and Loop included."""
+    found = {str(value.name) for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        found.update(str(value.name) for value in node.outputs)
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                body = attribute.as_graph()
+                found.update(str(value.name) for value in (*body.inputs, *body.initializers.values()))
+    return frozenset(found)
+
+
+def check_names(model: ir.Model, job: Job, nodes: Sequence[NodeInfo], tensors: Collection[str]) -> None:
+    """Raise for what the configuration names and the model does not have, before any data are read.
+
+    Args:
+        model: after the graph passes.
+        nodes, tensors: what there was before them; names that a pass has folded away are no mistake.
+
+    Raises:
+        ConfigError: the field, the name and the nearest one that exists.
+    """
+    bound(model, job, nodes)
+    if job.options.TensorQuantOverrides:
+        known = {*tensors, *known_tensors(model)}
+        for name in job.options.TensorQuantOverrides:
+            if name not in known:
+                raise ConfigError(unknown("tensor in TensorQuantOverrides", name, sorted(known)))
 
 
 def _info(node: ir.Node) -> NodeInfo:

@@ -12,7 +12,7 @@ from typing import Any
 from quark.config.job import Job, Target, for_target
 from quark.config.options import Options, parse_options
 from quark.config.presets import PRESETS, Preset, get_preset
-from quark.config.rules import Rule, Rules, Selector, Subgraph
+from quark.config.rules import Rule, Rules
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.formats import get_format
@@ -26,9 +26,8 @@ from quark.onnx.quantization.config.algorithm import (
     GPTQConfig,
     checked,
 )
+from quark.onnx.quantization.config.selectors import Excluded, parse_mapping, parse_names, parse_selectors
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig, QuantGranularity
-
-Excluded = str | tuple[list[str], list[str]]
 
 
 class QConfig:
@@ -77,6 +76,11 @@ class QConfig:
             ConfigError: a field that cannot work, named with its value and what is allowed.
         """
         algorithms = checked(self.algo_config)
+        if not isinstance(self.global_config, QLayerConfig):
+            raise ConfigError(
+                "global_config must be a QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec()), not "
+                f"{self.global_config!r}"
+            )
         if self.global_config.weight is None:
             raise ConfigError("global_config: the field weight is required")
         options = parse_options(self.extra_options)
@@ -96,19 +100,32 @@ class QConfig:
         return for_target(_announced(Job(rules, options, self.target, self.use_external_data_format, algorithms)))
 
     def _type_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
+        source = "layer_type_config"
         return [
-            Rule(tuple(types), merged_layer(layer, default, options), "layer_type_config", by_type=True)
-            for layer, types in self.layer_type_config.items()
+            Rule(
+                parse_names(types, source),
+                merged_layer(layer, default, options),
+                source,
+                by_type=True,
+                **_said_of(layer),
+            )
+            for layer, types in parse_mapping(self.layer_type_config, source, QLayerConfig).items()
         ]
 
     def _layer_rules(self, default: LayerSpec, options: Options) -> list[Rule]:
+        source = "specific_layer_config"
         return [
-            Rule(_selectors(names), merged_layer(layer, default, options), "specific_layer_config")
-            for layer, names in self.specific_layer_config.items()
+            Rule(
+                parse_selectors(names, source),
+                merged_layer(layer, default, options),
+                source,
+                **_said_of(layer),
+            )
+            for layer, names in parse_mapping(self.specific_layer_config, source, QLayerConfig).items()
         ]
 
     def _excluded(self) -> list[Rule]:
-        return [Rule(_selectors(self.exclude), None, "exclude")] if self.exclude else []
+        return [Rule(parse_selectors(self.exclude, "exclude"), None, "exclude")] if self.exclude else []
 
     @staticmethod
     def get_default_config(name: str) -> Config:
@@ -123,8 +140,12 @@ def _default_layer(dynamic: bool) -> QLayerConfig:
     return QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
 
 
-def _selectors(names: list[Excluded]) -> tuple[Selector, ...]:
-    return tuple(name if isinstance(name, str) else Subgraph(tuple(name[0]), tuple(name[1])) for name in names)
+def _said_of(layer: QLayerConfig | None) -> dict[str, Any]:
+    """Of which activations an entry says something; outputs that it leaves open are as its inputs."""
+    inputs = layer is not None and layer.input_tensors is not None
+    outputs = layer is not None and layer.output_tensors is not None
+    written = frozenset([*(["inputs"] if inputs else []), *(["outputs"] if inputs or outputs else [])])
+    return {"outputs": outputs, "written": written}
 
 
 def merged_layer(config: QLayerConfig | None, default: LayerSpec, options: Options) -> LayerSpec | None:
@@ -310,7 +331,10 @@ class Config:
             **legacy.extra_options,
         }
         options = parse_options(given)
-        excluded = _selectors([*legacy.nodes_to_exclude, *legacy.subgraphs_to_exclude])
+        excluded = (
+            *parse_selectors(legacy.nodes_to_exclude, "nodes_to_exclude"),
+            *parse_selectors(legacy.subgraphs_to_exclude, "subgraphs_to_exclude"),
+        )
         layer = _dynamic(replace(legacy.layer, inputs=None)) if legacy.use_dynamic_quant else legacy.layer
         single = [Rule((name,), spec, "layers", inputs=spec is None) for name, spec in legacy.layers.items()]
         rules = Rules(layer, (*single, Rule(excluded, None, "nodes_to_exclude")) if excluded else tuple(single))
