@@ -144,7 +144,7 @@ class Options(BaseModel):
     RemoveQDQConvGelu: bool = _option(False, 3, "No Q/DQ between Conv, Add, Gemm, … and a Gelu that follows.")
     RemoveQDQInstanceNorm: bool = _option(False, 3, "No Q/DQ between InstanceNormalization and its activation.")
     RemoveQDQMulAdd: bool = _option(False, 3, "No Q/DQ between a Mul and the Add that alone reads it.")
-    RemoveQDQBetweenOps: Annotated[list[tuple[str, str]], Strict(False)] = _option(
+    RemoveQDQBetweenOps: list[Annotated[tuple[str, str], Strict(False)]] = _option(
         [], 3, "No Q/DQ between these pairs of operator types."
     )
     RemoveFusedQDQ: bool = _option(False, 3, "Let the options above remove block operators (BFP, MX) as well.")

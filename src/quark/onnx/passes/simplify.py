@@ -20,12 +20,13 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from quark.errors import ModelError
+from quark.errors import ConfigError, ModelError, unknown
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
 from quark.onnx.graph.surgery import input_at, is_constant, name_nodes
 from quark.onnx.graph.weightless import through_proto
 
+_log = logging.getLogger(__name__)
 MERGING = frozenset({"Cast", "Concat", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators of which two in a row are often one."""
 ABSORBING = {("Pad", "Conv"), ("Conv", "Mul"), ("Conv", "Add")}
@@ -58,8 +59,11 @@ def run(
     reason = None if always else _not_now(model)
     if reason is not None:
         return PassReport("simplify", refused=(reason,))
+    _check(options or {})
     slimmed = _slim(model, {**LEAVE, **(options or {})})
     if isinstance(slimmed, str):
+        if options:
+            _log.warning("SimplifyModelOptions %s: %s", dict(options), slimmed)
         return PassReport("simplify", refused=(slimmed,))
     before, after = _operators(model), _operators(slimmed)
     if before == after:
@@ -70,6 +74,17 @@ def run(
         return PassReport("simplify", refused=(reason,))
     _adopt(model, slimmed)
     return PassReport("simplify", fired=max(1, before.total() - after.total()))
+
+
+def _check(options: Mapping[str, object]) -> None:
+    """Raise ``ConfigError`` for an argument that ``onnxslim.slim``, which takes any, would ignore."""
+    if options:
+        from onnxslim.cli._main import OnnxSlimKwargs
+
+        known = list(OnnxSlimKwargs.__annotations__)
+        for name in options:
+            if name not in known:
+                raise ConfigError(unknown("argument of onnxslim in SimplifyModelOptions", name, known))
 
 
 def _operators(model: ir.Model) -> Counter[str]:

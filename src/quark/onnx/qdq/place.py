@@ -254,7 +254,7 @@ def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value,
     if isinstance(granularity, Channel) and node.op_type == "MatMul" and rank > 2 and spec.format in _FUSED_INTEGERS:
         granularity = Tensor()
     elif isinstance(granularity, Channel):
-        granularity = Channel(job.options.QDQOpTypePerChannelSupportToAxis.get(node.op_type, channel) % rank)
+        granularity = Channel(selection.channel_axis(job.options, node, rank, channel))
     elif isinstance(granularity, Group):
         granularity = Group(reduce % rank, granularity.size)
     return replace(spec, granularity=granularity)

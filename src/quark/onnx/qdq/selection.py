@@ -19,6 +19,8 @@ TYPE_LISTS = (
     "ExtraOpTypesToQuantize",
     "OpTypesToExcludeOutputQuantization",
     "QDQOpTypePerChannelSupportToAxis",
+    "CopySharedInit",
+    "CopyBiasInit",
 )
 
 
@@ -86,11 +88,27 @@ def check_lists(options: Options, nodes: Sequence[NodeInfo]) -> None:
     names, types = {node.name for node in nodes}, {node.op_type for node in nodes}
     for option in NAME_LISTS:
         _check(option, "node name", getattr(options, option), names)
-    asked = [op_type for option in TYPE_LISTS for op_type in getattr(options, option) if op_type not in types]
-    if asked:
+    asked = {option: list(getattr(options, option) or ()) for option in TYPE_LISTS}
+    asked["RemoveQDQBetweenOps"] = [op_type for pair in options.RemoveQDQBetweenOps for op_type in pair]
+    if not types.issuperset(op_type for listed in asked.values() for op_type in listed):
         types |= {schema.name for schema in onnx.defs.get_all_schemas()}
-    for option in TYPE_LISTS:
-        _check(option, "operator type", getattr(options, option), types)
+    for option, listed in asked.items():
+        _check(option, "operator type", listed, types)
+
+
+def channel_axis(options: Options, node: ir.Node, rank: int, own: int) -> int:
+    """The axis of a weight's channels: what ``QDQOpTypePerChannelSupportToAxis`` says, or the operator's own.
+
+    Raises:
+        ConfigError: the weight has no such axis.
+    """
+    axis = options.QDQOpTypePerChannelSupportToAxis.get(node.op_type, own)
+    if not -rank <= axis < rank:
+        raise ConfigError(
+            f"QDQOpTypePerChannelSupportToAxis: the weight of {node.op_type} {node.name!r} has the axes "
+            f"{-rank}..{rank - 1}, not {axis}"
+        )
+    return axis % rank
 
 
 def _check(option: str, kind: str, given: Iterable[str], known: set[str]) -> None:

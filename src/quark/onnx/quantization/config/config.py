@@ -189,9 +189,19 @@ def _with_options(layer: LayerSpec, options: Options) -> LayerSpec:
         if weight.method == "mse" and weight.scale_rule != "power_of_two" and options.MinMSEModeFloatScale != "All":
             weight = replace(weight, settings=(("mode", options.MinMSEModeFloatScale),))
     if options.Int16Scale:
+        _check_int16_scale(layer)
         layer = replace(layer, inputs=_int16(layer.inputs), outputs=_int16(layer.outputs))
         weight = _int16(weight)
     return replace(layer, weight=weight)
+
+
+def _check_int16_scale(layer: LayerSpec) -> None:
+    for slot, spec in (("input_tensors", layer.inputs), ("weight", layer.weight), ("output_tensors", layer.outputs)):
+        if spec is not None and spec.scale_rule == "power_of_two":
+            raise ConfigError(
+                f"Int16Scale replaces float scales, and the scale_type of {slot} is PowerOf2: use ScaleType.Float32, "
+                "or leave Int16Scale out"
+            )
 
 
 def _check_distribution(slot: str, spec: TensorSpec | None) -> None:
