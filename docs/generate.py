@@ -170,6 +170,9 @@ from quark.demo import data
 Path("model.onnx").write_bytes(Path(data.model_path()).read_bytes())
 lines = ["passes:", "  fold_batch_norm:", "  convert_opset_version: {{target_opset_version: 21}}"]
 Path("passes.yaml").write_text("\\n".join(lines))
+own = ["from quark.onnx.graph.report import PassReport", "from quark.onnx.passes.registry import register_pass"]
+own.append("register_pass('nothing', lambda model: PassReport('nothing'), 'None.')")
+Path("my_passes.py").write_text("\\n".join(own))
 -->
 
 ```yaml
@@ -231,6 +234,12 @@ def rename(model: ir.Model, prefix: Annotated[str, "Put before the name of every
 register_pass("rename_nodes", rename)
 done = transform("model.onnx", {{"passes": {{"rename_nodes": {{"prefix": "demo/"}}}}}})
 assert done.proto.graph.node[0].name.startswith("demo/")
+```
+
+On the command line, `--register` runs a Python file that calls `register_pass`, before the YAML file is read:
+
+```console
+$ quark onnx transform model.onnx -o out.onnx --config passes.yaml --register my_passes.py
 ```
 """
 

@@ -159,6 +159,31 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "Did you mean" in capsys.readouterr().err
 
 
+def test_the_command_runs_passes_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(models.cnn(), tmp_path / "in.onnx")
+    (tmp_path / "p.yaml").write_text("passes: {named_by_file: {word: hello}}")
+    (tmp_path / "own.py").write_text(
+        "from quark.onnx.graph.report import PassReport\n"
+        "from quark.onnx.passes.registry import register_pass\n"
+        "def run(model, word: str = 'x') -> PassReport:\n"
+        "    model.graph.name = word\n"
+        "    return PassReport('named', 1)\n"
+        "register_pass('named_by_file', run)\n"
+    )
+    arguments = ["onnx", "transform", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx")]
+    arguments += ["--config", str(tmp_path / "p.yaml")]
+    assert main(arguments) == 1 and "unknown pass 'named_by_file'" in capsys.readouterr().err
+    try:
+        assert main([*arguments, "--register", str(tmp_path / "own.py")]) == 0
+    finally:
+        unregister_pass("named_by_file")
+    assert onnx.load(tmp_path / "out.onnx").graph.name == "hello"
+    (tmp_path / "bad.py").write_text("1 / 0")
+    for name, message in (("bad.py", "ZeroDivisionError"), ("none.py", "there is no file")):
+        assert main([*arguments, "--register", str(tmp_path / name)]) == 1
+        assert message in capsys.readouterr().err
+
+
 def test_its_help_lists_every_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["onnx", "transform", "--help"]) == 0
     told = capsys.readouterr().out

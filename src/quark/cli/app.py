@@ -340,6 +340,12 @@ def transform(
         str,
         typer.Option(help="A YAML file with the key `passes`, or a template: xint8, a8w8, a16w8, bf16, bfp16."),
     ],
+    register: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A Python file that registers passes of your own (`register_pass`); may be repeated."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Apply graph passes to an ONNX model: fold, fuse, convert; its outputs stay what they are.
@@ -349,7 +355,7 @@ def transform(
     """
     from quark.cli import transformation
 
-    transformation.run(model, output, config, json)
+    transformation.run(model, output, config, json, register or [])
 
 
 @onnx_app.command(

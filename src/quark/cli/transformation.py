@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import runpy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand
 
 from quark.cli.output import print_json, say, show
+from quark.errors import ConfigError, QuarkError
 from quark.report import Table
 
 
@@ -37,10 +40,28 @@ def describe(name: str, default: Any) -> str:
     return name if default is inspect.Parameter.empty else f"{name}={default!r}"
 
 
-def run(model: Path, output: Path, config: str, json: bool) -> None:
-    """Transform, and tell what each pass did."""
+def register(path: Path) -> None:
+    """Run a Python file that registers passes.
+
+    Raises:
+        ConfigError: there is no such file, or it fails.
+    """
+    if not path.is_file():
+        raise ConfigError(f"--register: there is no file {str(path)!r}")
+    try:
+        runpy.run_path(str(path), run_name="passes_of_your_own")
+    except QuarkError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"--register: {str(path)!r} fails: {type(error).__name__}: {error}") from error
+
+
+def run(model: Path, output: Path, config: str, json: bool, own: Sequence[Path] = ()) -> None:
+    """Transform, and tell what each pass did; first run the files that register passes of the user's own."""
     from quark.onnx.shapeshifter import transform
 
+    for path in own:
+        register(path)
     result = transform(model, config, output)
     if json:
         print_json({one.name: {"fired": one.fired, "refused": list(one.refused)} for one in result.reports})
