@@ -16,7 +16,8 @@ from tests.onnx_flow import models, pass_models
 from quark.cli import main as quark
 from quark.errors import ConfigError
 from quark.onnx import Int8Spec, ModelQuantizer, QConfig, QLayerConfig, UInt16Spec
-from quark.onnx.tools.command import find, main, names, pairs
+from quark.onnx.explain import explain
+from quark.onnx.tools.command import find, main, names, pairs, parse
 from quark.onnx.tools.names import TOOLS
 
 Proto = Callable[[], onnx.ModelProto]
@@ -233,6 +234,50 @@ def test_forms_of_bfloat16(form: str, made: str, tmp_path: Path) -> None:
     assert (onnx.TensorProto.BFLOAT16 in kinds) == (form != "simulate_bf16")
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments"), [("convert_opset_version", ["21"]), ("convert_bias_int32_to_int16", [])]
+)
+def test_a_quantized_model_that_is_lifted_still_loads(tool: str, arguments: list[str], tmp_path: Path) -> None:
+    """ONNX Runtime refuses opset 21 where a float node reads a moved int8 tensor (``quark.onnx.qdq.shield``)."""
+    graph = """g (float[1,16,8,8] x) => (float[1,16,4,4] z) {
+        [first] a = Conv(x, w, b) [pool] p = MaxPool<kernel_shape = [2,2], strides = [2,2]>(a) [wave] z = Sin(p) }"""
+    proto = models.model(graph, {"w": models.normal(16, 16, 1, 1), "b": models.normal(16)})
+    options = {"PrintSummary": False, "NodesToExcludeOutputQuantization": ["pool"]}
+    feed = models.feeds(proto)
+    made = ModelQuantizer(QConfig(extra_options=options)).quantize_model(proto, None, [feed])
+    onnx.save(made, tmp_path / "in.onnx")
+    assert main(find(tool), [str(tmp_path / "in.onnx"), *arguments, str(tmp_path / "out.onnx")]) == 0
+    lifted = onnx.load(tmp_path / "out.onnx")
+    assert lifted.opset_import[0].version == 21
+    exact, found = (models.session(one).run(None, feed)[0] for one in (proto, lifted))
+    assert np.sum(exact**2) > 100 * np.sum((exact - found) ** 2)
+
+
+def test_bfloat16_tensors_are_of_an_opset_that_knows_them(tmp_path: Path) -> None:
+    onnx.save(models.cnn(), tmp_path / "in.onnx")
+    arguments = [str(tmp_path / "in.onnx"), str(tmp_path / "out.onnx"), "--format", "bf16"]
+    assert main(find("convert_fp32_to_bf16"), arguments) == 0
+    onnx.checker.check_model(tmp_path / "out.onnx", full_check=True)
+    assert onnx.load(tmp_path / "out.onnx").opset_import[0].version >= 22
+
+
+def test_weights_that_are_graph_inputs_have_histograms(tmp_path: Path) -> None:
+    onnx.save(models.initializers_as_inputs(models.cnn()), tmp_path / "in.onnx")
+    assert main(find("save_weights_hist"), [str(tmp_path / "in.onnx"), str(tmp_path / "w.html")]) == 0
+    assert "w2" in (tmp_path / "w.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("subgraph", ["c2:r2", '[[["c2"], ["r2"]]]'])
+def test_random_quantize_leaves_nodes_and_subgraphs_in_float(subgraph: str, tmp_path: Path) -> None:
+    onnx.save(models.cnn(), tmp_path / "in.onnx")
+    arguments = ["--input_model_path", str(tmp_path / "in.onnx"), "--quantized_model_path", str(tmp_path / "q.onnx")]
+    chosen = ["--exclude_nodes", "y", "--exclude_subgraphs", subgraph]
+    assert main(find("random_quantize"), [*arguments, "--config", "A8W8", *chosen]) == 0
+    for node in ("c2", "r2", "y"):
+        assert "float, because" in explain(tmp_path / "q.onnx", node)
+    assert explain(tmp_path / "q.onnx", "c1").startswith("Conv 'c1': quantized")
+
+
 # ---- the command line of a tool --------------------------------------------------------------------------------------
 
 
@@ -264,6 +309,36 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as stop:
         main(find("convert_opset_version"), arguments)
     assert stop.value.code == 2 and "usage" in capsys.readouterr().err
+
+
+#: Flags of the published tools beyond those of the files; each is taken here, too.
+FLAGS = {
+    "convert_custom_ops": "--external_data --reverse_conversion",
+    "convert_dynamic_to_fixed": "--fix_shapes=x:[1]",
+    "convert_fp16_to_bf16": "--format=bf16 --save_as_external_data",
+    "convert_fp16_to_fp32": "--save_as_external_data --subgraphs_to_include=a:b",
+    "convert_fp32_to_fp16": "--keep_io_types --disable_shape_infer --save_as_external_data --all_tensors_to_one_file "
+    "--not_simplify",
+    "convert_shared_initializer_to_unique": "--op_types=Conv",
+    "fix_shapes": "--fix_shapes=x:[1] --save_as_external_data",
+    "random_quantize": "--config=XINT8 --exclude_nodes=a --exclude_subgraphs=a:b --save_as_external_data",
+    "remove_qdq_between_ops": "--between_ops=Conv,Relu",
+    "replace_inf_weights": "--replace_inf_value=1",
+    "save_tensor_hist": "--data_path=d",
+    "save_weights_hist": "--perchannel",
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_the_published_flags_are_taken(name: str) -> None:
+    assert parse(find(name), ["--input", "a", "--output", "b", *FLAGS[name].split()]).input == "a"
+
+
+def test_a_tool_does_not_write_over_its_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(models.cnn(), tmp_path / "in.onnx")
+    before, path = (tmp_path / "in.onnx").read_bytes(), str(tmp_path / "in.onnx")
+    assert main(find("convert_opset_version"), [path, "21", str(tmp_path / "." / "in.onnx")]) == 1
+    assert "is the input file itself" in capsys.readouterr().err and (tmp_path / "in.onnx").read_bytes() == before
 
 
 def test_errors_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -266,13 +266,21 @@ class Options(BaseModel):
     AlignConcat: bool | None = _option(None, 7, "One scale for the inputs and the output of Concat (NPU flow: yes).")
     AlignPool: bool | None = _option(None, 7, "One scale for input and output of pooling (NPU flow: yes).")
     AlignPad: bool | None = _option(
-        None, 7, "One scale for input and output of Pad (shared in any case; NPU flow: yes)."
+        None,
+        7,
+        "One scale for input and output of Pad, even where an entry gives its readers another range (NPU flow: yes).",
     )
     AlignSlice: bool | None = _option(
-        None, 7, "One scale for input and output of Slice (shared in any case; NPU flow: yes)."
+        None,
+        7,
+        "One scale for input and output of Slice, even where an entry gives its readers another range (NPU flow: yes).",
     )
-    AlignTranspose: bool = _option(False, 7, "One scale for input and output of Transpose (shared in any case).")
-    AlignReshape: bool = _option(False, 7, "One scale for input and output of Reshape (shared in any case).")
+    AlignTranspose: bool = _option(
+        False, 7, "One scale for input and output of Transpose, even where an entry gives its readers another range."
+    )
+    AlignReshape: bool = _option(
+        False, 7, "One scale for input and output of Reshape, even where an entry gives its readers another range."
+    )
     # 8 ---------------------------------------------------------------------------------------------------------------
     BF16WithClip: bool = _option(False, 8, "Clip activations to the finite bfloat16 values before they are rounded.")
     BF16QDQToCast: bool = _option(False, 8, "Write bfloat16 and float16 as plain Cast pairs instead of extended Q/DQ.")

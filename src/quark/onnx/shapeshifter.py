@@ -27,6 +27,7 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.passes.registry import apply, get_pass
 from quark.onnx.passes.row import Pass
+from quark.onnx.qdq.shield import shield
 
 Config: TypeAlias = "str | Path | Mapping[str, Any]"
 Steps: TypeAlias = "tuple[tuple[Pass, dict[str, Any]], ...]"
@@ -139,12 +140,15 @@ def _parsed(given: Any, where: str) -> Iterator[tuple[Pass, dict[str, Any] | Non
 
 
 def run_passes(model: ir.Model, steps: Steps) -> list[PassReport]:
-    """Run passes in order, in place."""
+    """Run passes in order, in place. A quantized model is kept from faults of the runtime that they may expose."""
     reports = []
     for row, arguments in steps:
         if row.shapes:
             infer_shapes(model)
         reports.append(apply(model, row, arguments))
+    if reports and any(node.op_type == "DequantizeLinear" for node in model.graph):
+        infer_shapes(model)
+        shield(model)
     return reports
 
 

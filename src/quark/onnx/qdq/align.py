@@ -1,5 +1,8 @@
 """Tensors that must have one scale: the members of a group take the union of their ranges.
 
+What only moves values shares its scale anyway; here it does so even where a later entry of the configuration gives its
+readers another range.
+
 NPU flows align positions instead, among the other rules of the device (``quark.onnx.npu.rules``): what one rule moves
 another may have to align again.
 """
@@ -21,6 +24,8 @@ _SWITCH = {
     "GlobalAveragePool": "AlignPool",
     "Pad": "AlignPad",
     "Slice": "AlignSlice",
+    "Transpose": "AlignTranspose",
+    "Reshape": "AlignReshape",
 }
 
 

@@ -13,6 +13,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "customqdq": {},
     "simulate_bf16": {"EnableVaimlBF16": True},
 }
+#: The opset from which Conv, pooling and normalization are defined for bfloat16.
+BFLOAT16_OPSET = 22
 FORMAT = Argument(
     "format",
     "with_cast: Cast pairs; customqdq: extended Q/DQ; simulate_bf16: rounded float32 weights and Cast pairs; bf16: "
@@ -29,7 +31,7 @@ def write(given: argparse.Namespace, source: Any = None) -> str:
         ConfigError: there is no such format.
     """
     if given.format == "bf16":
-        return apply_pass("convert_fp32_to_half", {"to": "bfloat16", "keep_io_types": True}, given)
+        return apply_pass("convert_fp32_to_half", {"to": "bfloat16", "keep_io_types": True}, given, BFLOAT16_OPSET)
     if given.format not in OPTIONS:
         raise ConfigError(unknown("format", given.format, [*OPTIONS, "bf16"]))
     options = {**OPTIONS[given.format], "external": given.save_as_external_data}

@@ -36,6 +36,18 @@ def names(text: str) -> list[str]:
     return [one.strip() for one in text.replace(",", ";").split(";") if one.strip()]
 
 
+def subgraphs(text: str) -> list[tuple[list[str], list[str]]]:
+    """``start,start:end;start:end``, or a JSON list of ``[[start, …], [end, …]]``."""
+    if text.lstrip().startswith("["):
+        found = [(list(start), list(end)) for start, end in json.loads(text)]
+    else:
+        sides = [part.split(":") for part in text.split(";") if part.strip()]
+        if any(len(pair) != 2 for pair in sides):
+            raise argparse.ArgumentTypeError(f"{text!r} is not of the form start,start:end;start:end")
+        found = [(names(start), names(end)) for start, end in sides]
+    return found
+
+
 def pairs(text: str) -> list[tuple[str, str]]:
     """``Conv,Relu;Add,Relu``."""
     found = [tuple(part.strip() for part in pair.split(",")) for pair in text.split(";") if pair.strip()]
@@ -50,6 +62,7 @@ class Argument:
 
     Attributes:
         parameter: the parameter of the pass that takes it, where that has another name.
+        accepted: scripts may give it, and it changes nothing: what it asks for is what the tool does.
     """
 
     name: str
@@ -57,6 +70,7 @@ class Argument:
     kind: Callable[[str], Any] = str
     default: Any = REQUIRED
     parameter: str = ""
+    accepted: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,7 @@ class Tool:
         arguments: besides the files.
         files: what it reads and writes, as "input" and "output".
         order: positional arguments in order; the files by default.
+        output_flags: more names of the output file's flag.
     """
 
     name: str
@@ -78,6 +93,7 @@ class Tool:
     arguments: tuple[Argument, ...] = ()
     files: tuple[str, ...] = ("input", "output")
     order: tuple[str, ...] = ()
+    output_flags: tuple[str, ...] = ()
 
     @property
     def positions(self) -> tuple[str, ...]:
@@ -96,6 +112,7 @@ def parser_of(tool: Tool) -> argparse.ArgumentParser:
     made.add_argument("positional", nargs="*", metavar="VALUE", help=f"by position: {' '.join(tool.positions)}")
     for file in tool.files:
         flags = [f"--{file}_{end}" for end in MODEL_FLAGS] + [f"--{file}"]
+        flags += [f"--{flag}" for flag in tool.output_flags if file == "output"]
         made.add_argument(*flags, dest=file, help=f"the {file} file")
     for one in tool.arguments:
         shown = one.doc if one.default is REQUIRED else f"{one.doc} Default: {one.default}."
@@ -136,6 +153,7 @@ def main(tool: Tool, arguments: Sequence[str] | None = None) -> int:
     """Run a tool; an error of the user's input is one sentence on standard error."""
     given = parse(tool, arguments)
     try:
+        _keep_input(tool, given)
         told = tool.run(given)
     except QuarkError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -143,6 +161,15 @@ def main(tool: Tool, arguments: Sequence[str] | None = None) -> int:
     if told:
         print(told)
     return 0
+
+
+def _keep_input(tool: Tool, given: argparse.Namespace) -> None:
+    """Raise before the input, which may be the only copy, is written over."""
+    if not {"input", "output"} <= {*tool.files}:
+        return
+    source, output = Path(given.input), Path(given.output)
+    if source.exists() and output.exists() and output.samefile(source):
+        raise ConfigError(f"the output path {given.output!r} is the input file itself: give another path")
 
 
 def over_pass(
@@ -163,23 +190,24 @@ def over_pass(
     """
 
     def run(given: argparse.Namespace) -> str:
-        values = {one.parameter or one.name: getattr(given, one.name) for one in arguments}
+        values = {one.parameter or one.name: getattr(given, one.name) for one in arguments if not one.accepted}
         chosen = {key: value for key, value in values.items() if value is not None}
         return apply_pass(pass_name or name, {**(fixed or {}), **chosen}, given)
 
     return Tool(name, doc, run, arguments, order=order)
 
 
-def apply_pass(name: str, parameters: dict[str, Any], given: argparse.Namespace) -> str:
-    """Read, apply a pass, write; what it did, in words."""
+def apply_pass(name: str, parameters: dict[str, Any], given: argparse.Namespace, opset: int | None = None) -> str:
+    """Read, lift to ``opset`` where one is given, apply a pass, write; what it did, in words."""
     from quark.onnx.graph import model as files
     from quark.onnx.passes.registry import get_pass
     from quark.onnx.shapeshifter import run_passes
 
-    row = get_pass(name)
+    row, lifting = get_pass(name), get_pass("convert_opset_version")
     files.check_writable(Path(given.output))
     model = files.load(given.input)
-    (report,) = run_passes(model, ((row, row.arguments(parameters) or {}),))
+    first = () if opset is None else ((lifting, {"target_opset_version": opset}),)
+    report = run_passes(model, (*first, (row, row.arguments(parameters) or {})))[-1]
     files.save(model, Path(given.output), bool(given.save_as_external_data))
     lines = [f"{name}: {report.fired} changes", *(f"  {reason}" for reason in report.refused)]
     return "\n".join([*lines, f"written: {given.output}"])
@@ -192,6 +220,7 @@ def random_quantize(given: argparse.Namespace, preset: str, options: dict[str, A
     config = get_default_config(preset)
     excluded, external = options.pop("exclude", []), options.pop("external", False)
     config.nodes_to_exclude = [*config.nodes_to_exclude, *excluded]
+    config.subgraphs_to_exclude = [*config.subgraphs_to_exclude, *options.pop("subgraphs", [])]
     config.use_external_data_format = bool(external)
     config.extra_options.update({"UseRandomData": True, "PrintSummary": False, **options})
     ModelQuantizer(Config(config)).quantize_model(given.input if source is None else source, given.output)

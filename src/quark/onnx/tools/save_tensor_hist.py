@@ -48,6 +48,7 @@ TOOL = Tool(
     "Write a page with the histogram of every activation on given samples.",
     run,
     (Argument("data_path", "Samples: a folder of .npy files; generated ones by default.", str, None),),
+    output_flags=("output_path",),
 )
 
 if __name__ == "__main__":

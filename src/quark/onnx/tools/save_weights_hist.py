@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.model import load
-from quark.onnx.graph.surgery import constant_array
 from quark.onnx.tools.command import Argument, Tool, boolean, run_as_program
 from quark.report import Report, TensorView
 from quark.report.html import write_html
@@ -28,7 +27,7 @@ def run(given: argparse.Namespace) -> str:
 
 def views_of(value: ir.Value, per_channel: bool) -> list[TensorView]:
     """The histogram of a float weight, or one for each slice of its first axis."""
-    array = constant_array(value)
+    array = None if value.const_value is None else value.const_value.numpy()
     if array is None or array.dtype.kind != "f" or array.size < 2:
         return []
     slices = {f"{value.name}[{k}]": row for k, row in enumerate(array)} if per_channel and array.ndim > 1 else {}
