@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from tests.onnx_flow import models
 
@@ -98,11 +100,45 @@ def test_crypto_mode_leaves_no_trace(
     assert not list(tmp_path.iterdir())
     texts = capfd.readouterr()
     assert texts.out == texts.err == ""
-    assert [record.message for record in caplog.records if record.name.startswith("quark")] == [
+    libraries = ("quark", "onnx")
+    assert [record.message for record in caplog.records if record.name.startswith(libraries)] == [
         "heard before",
         "heard after",
     ]
     models.session(quantized)
+
+
+def test_libraries_speak_without_crypto_mode_and_in_other_threads(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    def reader() -> Iterator[dict[str, np.ndarray]]:
+        other = threading.Thread(target=logging.getLogger("onnx_ir.serde").warning, args=("from another thread",))
+        other.start()
+        other.join()
+        yield from samples()
+
+    ModelQuantizer(config(CryptoMode=True)).quantize_model(secret_model(), None, reader())
+    assert [record.message for record in caplog.records if "onnx" in record.name] == ["from another thread"]
+    ModelQuantizer(config()).quantize_model(secret_model(), None, samples())
+    assert any(SECRET in record.getMessage() for record in caplog.records if record.name.startswith("onnx_ir"))
+
+
+@pytest.mark.parametrize("crypto", [False, True])
+def test_crypto_mode_switches_telemetry_off_before_a_session_opens(
+    crypto: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime writes graph names, file names and the text of errors into a database in the user's cache."""
+    seen: list[str] = []
+    opened = onnxruntime.InferenceSession.__init__
+
+    def opens(self: Any, *arguments: Any, **more: Any) -> None:
+        seen.append("session")
+        opened(self, *arguments, **more)
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "__init__", opens)
+    monkeypatch.setattr(onnxruntime, "disable_telemetry_events", lambda: seen.append("off"))
+    ModelQuantizer(config(CryptoMode=crypto)).quantize_model(secret_model(), None, samples())
+    assert seen[0] == ("off" if crypto else "session") and "session" in seen and ("off" in seen) == crypto
 
 
 def test_the_spy_sees_what_is_written_without_crypto_mode(tmp_path: Path) -> None:
@@ -148,6 +184,35 @@ def test_warnings_of_libraries_are_hidden_and_the_filters_stay() -> None:
         assert not [one for one in heard if "library" in str(one.message)]
         ModelQuantizer(config(IgnoreWarnings=False)).quantize_model(models.cnn(), None, reader())
         assert [one for one in heard if "library" in str(one.message)]
+    assert warnings.filters == before
+
+
+def test_warnings_of_other_threads_are_heard_and_calls_may_overlap() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[dict[str, np.ndarray]]:
+        inside.set()
+        leave.wait(60)
+        yield from samples()
+
+    before = list(warnings.filters)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        quantizer = ModelQuantizer(config(IgnoreWarnings=True))
+        first = threading.Thread(target=quantizer.quantize_model, args=(models.cnn(), None, slow()))
+        first.start()
+        inside.wait(60)
+        warnings.warn("from this thread", UserWarning, stacklevel=1)
+
+        def reader() -> Iterator[dict[str, np.ndarray]]:
+            leave.set()
+            first.join()  # the call that began first ends first
+            warnings.warn("from the second call", UserWarning, stacklevel=1)
+            yield from samples()
+
+        quantizer.quantize_model(models.cnn(), None, reader())
+        assert [str(one.message) for one in heard if "from" in str(one.message)] == ["from this thread"]
+        assert len(warnings.filters) == len(before) + 1
     assert warnings.filters == before
 
 

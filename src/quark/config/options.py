@@ -308,7 +308,10 @@ class Options(BaseModel):
         None, 10, "Folder for intermediate files, made where it is missing; None: the system's. It is left empty."
     )
     CryptoMode: bool = _option(
-        False, 10, "Nothing of the model reaches the disk or a message; model and result are a ModelProto."
+        False,
+        10,
+        "Nothing of the model reaches the disk or a message; model and result are a ModelProto. ONNX Runtime's telemetry "
+        "is switched off, for the whole process.",
     )
     EncryptionAlgorithm: Literal["AES-256"] | None = _option(
         None, 10, "With CryptoMode: intermediate files are allowed and encrypted. None: they stay in memory."

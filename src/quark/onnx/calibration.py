@@ -25,6 +25,7 @@ from quark.observers import SEARCHES, Search, Statistic
 from quark.observers.statistics import MinMax, MovingMinMax
 from quark.observers.tails import Tails
 from quark.onnx.data import Feed, Samples, checked, inputs_of, samples_of
+from quark.onnx.discretion import inherited
 from quark.onnx.graph.run import Extremes, Libraries, Observation, Runner, trim_heap
 from quark.onnx.graph.session import CPU
 from quark.onnx.ledger import Ledger
@@ -138,7 +139,7 @@ def observe(
     whole, reduced = split_by_need(model, requests)
     light = all(isinstance(statistic, LIGHT) for statistic in statistics.values())
     runner = Runner(model, whole, reduced, providers, libraries, threads, spin=light)
-    with ThreadPoolExecutor(COUNTERS, "calibration") as worker:
+    with ThreadPoolExecutor(COUNTERS, "calibration", inherited()) as worker:
         _stream(runner, feeds, statistics, worker, ledger)
     ledger.close()
     del runner

@@ -1,8 +1,12 @@
 """What is said while a model is quantized: ``CryptoMode`` (nothing), ``IgnoreWarnings``, ``DebugMode``.
 
-``CryptoMode`` silences the loggers of this package in the thread that quantizes: a filter on each of them looks at a
-context variable, so other threads and other packages log as they did. ``IgnoreWarnings`` hides UserWarning and
-ResourceWarning of the libraries underneath for the time of the call; the list of filters is put back as it was.
+``CryptoMode`` silences the loggers of this package, and of the libraries that name tensors in their messages, in the
+threads that quantize: a filter on each of them looks at a context variable, so other threads log as they did. ONNX
+Runtime's telemetry, which keeps file names, graph names and the text of errors in a database, is switched off for the
+process; it does not tell whether it was on, so it stays off.
+
+``IgnoreWarnings`` hides UserWarning and ResourceWarning of the libraries underneath in the same way: one entry in the
+list of warning filters that matches in the threads that quantize only, and is taken out afterwards.
 
 Not handled: what a user's own reader or custom operator prints.
 """
@@ -11,13 +15,16 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import onnx
+import onnxruntime
 
 from quark.config.options import Options
 from quark.config.plan import Plan
@@ -27,7 +34,16 @@ from quark.report.tables import print_lines
 
 _log = logging.getLogger(__name__)
 _SILENT: ContextVar[bool] = ContextVar("quark_silent", default=False)
-_PACKAGE = Path(__file__).parents[1]
+_HUSHED: ContextVar[bool] = ContextVar("quark_hushed", default=False)
+#: This package, and the libraries underneath that log names of tensors.
+_PACKAGES = ("quark", "onnx_ir", "onnxscript", "onnxslim")
+
+
+class _Here:
+    """In the place of a pattern for the text of a warning: matches every text where warnings are to be hidden."""
+
+    def match(self, text: str) -> bool:
+        return _HUSHED.get()
 
 
 @contextmanager
@@ -35,23 +51,39 @@ def discreet(options: Options) -> Iterator[None]:
     """Hold back messages and warnings as the options say; everything is as before afterwards."""
     if options.CryptoMode:
         _listen()
-    token = _SILENT.set(options.CryptoMode)
+        onnxruntime.disable_telemetry_events()
+    silent, hushed = _SILENT.set(options.CryptoMode), _HUSHED.set(options.IgnoreWarnings or options.CryptoMode)
+    entries: list[Any] = [("ignore", _Here(), category, None, 0) for category in (UserWarning, ResourceWarning)]
+    warnings.filters[:0] = entries  # type: ignore[index]
     try:
-        with warnings.catch_warnings():
-            if options.IgnoreWarnings or options.CryptoMode:
-                for category in (UserWarning, ResourceWarning):
-                    warnings.simplefilter("ignore", category)
-            yield
+        yield
     finally:
-        _SILENT.reset(token)
+        for entry in entries:
+            if entry in warnings.filters:
+                warnings.filters.remove(entry)  # type: ignore[attr-defined]
+        _HUSHED.reset(hushed)
+        _SILENT.reset(silent)
+
+
+def inherited() -> Callable[[], None]:
+    """What a thread runs first that is to be as discreet as the one that starts it."""
+    return partial(_adopt, _SILENT.get(), _HUSHED.get())
+
+
+def _adopt(silent: bool, hushed: bool) -> None:
+    _SILENT.set(silent)
+    _HUSHED.set(hushed)
 
 
 @cache
 def _listen() -> None:
-    """Put the filter on every logger of this package, those of modules that are not imported yet included."""
-    for file in _PACKAGE.rglob("*.py"):
-        parts = file.relative_to(_PACKAGE.parent).with_suffix("").parts
-        logging.getLogger(".".join(parts)).addFilter(_speaks)
+    """Put the filter on every logger of these packages, those of modules that are not imported yet included."""
+    for package in _PACKAGES:
+        spec = find_spec(package)
+        for folder in map(Path, spec.submodule_search_locations or () if spec is not None else ()):
+            for file in folder.rglob("*.py"):
+                parts = file.relative_to(folder.parent).with_suffix("").parts
+                logging.getLogger(".".join(parts).removesuffix(".__init__")).addFilter(_speaks)
 
 
 def _speaks(record: logging.LogRecord) -> bool:

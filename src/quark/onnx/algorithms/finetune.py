@@ -30,6 +30,7 @@ from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.samples import feeds_of, keeper, providers_of
 from quark.onnx.algorithms.twin import rounded, twin_of
 from quark.onnx.algorithms.walk import Walk
+from quark.onnx.discretion import inherited
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
@@ -155,7 +156,7 @@ class _Stage:
         """Layers that do not depend on each other, in threads where there are several."""
         if len(layers) < 2:
             return [_arrays(self._one(layer, data[layer.name])) for layer in layers]
-        with ThreadPoolExecutor(self.config.num_workers) as pool:
+        with ThreadPoolExecutor(self.config.num_workers, initializer=inherited()) as pool:
             return [_arrays(one) for one in pool.map(lambda layer: self._one(layer, data[layer.name]), layers)]
 
     def _try_largest(self, feed: Feed) -> None:
