@@ -342,9 +342,7 @@ def transform(
     ],
     register: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A Python file that registers passes of your own (`register_pass`); may be repeated."
-        ),
+        typer.Option(help="A Python file that registers passes of your own (`register_pass`); may be repeated."),
     ] = None,
     json: Json = False,
 ) -> None:

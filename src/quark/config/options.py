@@ -310,8 +310,8 @@ class Options(BaseModel):
     CryptoMode: bool = _option(
         False,
         10,
-        "Nothing of the model reaches the disk or a message; model and result are a ModelProto. ONNX Runtime's telemetry "
-        "is switched off, for the whole process.",
+        "Nothing of the model reaches the disk or a message; model and result are a ModelProto. ONNX Runtime's "
+        "telemetry is switched off, for the whole process.",
     )
     EncryptionAlgorithm: Literal["AES-256"] | None = _option(
         None, 10, "With CryptoMode: intermediate files are allowed and encrypted. None: they stay in memory."
