@@ -60,18 +60,20 @@ def algorithms(steps: int, samples: int) -> dict[str, tuple[q.AlgoConfig, ...]]:
         "CLE": (q.CLEConfig(),),
         "CE": (q.ChannelEqualizationConfig(),),
         "BiasCorrection": (q.BiasCorrectionConfig(),),
+        "BC gain": (q.BiasCorrectionConfig(gain=True),),
         "SmoothQuant": (q.SmoothQuantConfig(),),
         "QuaRot": (q.QuarotConfig(),),
         "GPTQ": (q.GPTQConfig(),),
         "HQQ": (),
         "AdaRound": (q.AdaRoundConfig(**tuned),),
         "AdaQuant": (q.AdaQuantConfig(**tuned, learning_rate=1e-3),),
+        "AdaRound, BC gain": (q.AdaRoundConfig(**tuned), q.BiasCorrectionConfig(gain=True)),
     }
     return rows
 
 
 LINEAR = ("SmoothQuant", "QuaRot", "GPTQ", "HQQ")
-CONVOLUTIONS = ("CLE", "CE", "BiasCorrection")
+CONVOLUTIONS = ("CLE", "CE", "BiasCorrection", "BC gain", "AdaRound, BC gain")
 
 
 @dataclass(frozen=True)
