@@ -192,3 +192,35 @@ def test_legacy_presets_have_it_and_qconfig_does_not() -> None:
 def test_bad_settings_are_refused_by_name(make, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"cle_steps": 2},
+        {"cle_weight_threshold": 5.0},
+        {"cle_scale_append_bias": False},
+        {"cle_scale_use_threshold": False},
+    ],
+    ids=str,
+)
+def test_a_field_has_an_effect(changed: dict[str, object]) -> None:
+    proto = net()
+    for tensor in proto.graph.initializer:  # small channels, which the default threshold leaves alone
+        if tensor.name in ("w1", "w2"):
+            values = onnx.numpy_helper.to_array(tensor).copy()
+            values[:2] *= 1e-3
+            values[:, :2] *= 1e-3
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    base, other = (weights_of(equalized(proto, CLEConfig(**fields))[0]) for fields in ({}, changed))  # type: ignore[arg-type]
+    assert any(not np.array_equal(base[name], other[name]) for name in base)
+
+
+def test_the_total_difference_ends_the_steps() -> None:
+    short, whole = (
+        weights_of(equalized(net(), CLEConfig(cle_steps=-1, cle_total_layer_diff_threshold=limit))[0])
+        for limit in (1e9, 1.9e-7)
+    )
+    once = weights_of(equalized(net())[0])
+    assert all(np.array_equal(short[name], once[name]) for name in once)
+    assert any(not np.array_equal(whole[name], once[name]) for name in once)

@@ -115,3 +115,20 @@ def test_results_that_others_read_stay(reader: str) -> None:
 def test_bad_settings_are_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"ChannelEqualizationConfig: the field {field} cannot be"):
         ChannelEqualizationConfig(**{field: value})
+
+
+def test_every_chain_is_gone_through_so_many_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, real = [], equalization.equalizing_scales
+
+    def counted(*given: object) -> np.ndarray:
+        calls.append(given)
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(equalization, "equalizing_scales", counted)
+    assert equalized(ChannelEqualizationConfig(steps=2))[1] == 3 and len(calls) == 3 * 2
+
+
+@pytest.mark.parametrize("changed", [{"through_silu": False}, {"widest": 2.0}, {"data_size": 1}], ids=str)
+def test_a_field_has_an_effect(changed: dict[str, object]) -> None:
+    base, other = (equalized(ChannelEqualizationConfig(**fields))[0] for fields in ({}, changed))  # type: ignore[arg-type]
+    assert base.SerializeToString() != other.SerializeToString()
