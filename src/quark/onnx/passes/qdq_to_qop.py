@@ -6,8 +6,8 @@
 Results may differ from those of a float run between Q and DQ by one code: the kernels round once more. A Relu behind
 the operator that the codes make superfluous goes first (``fold_relu``).
 
-Not handled: codes of other types than int8 and uint8, a bias whose scale is not input scale × weight scale, results
-that are read in float.
+Not handled: codes of other types than int8 and uint8, types together that ONNX Runtime has no kernel for, a bias whose
+scale is not input scale × weight scale, results that are read in float.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ import onnx_ir as ir
 
 from quark.onnx.graph.quantized import QUANTIZE, code_type, dequantizer, parameters
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import input_at, label, nodes_of, prune, sole_consumer
+from quark.onnx.graph.surgery import input_at, int_attribute, label, nodes_of, prune, sole_consumer
 from quark.onnx.passes import fold_relu
 from quark.onnx.passes.bias_scale import CLOSE, wanted_scale
 
 MICROSOFT = "com.microsoft"
 EIGHT_BITS = ("INT8", "UINT8")
+#: Operators whose second operand may be int8 beside uint8, and have a scale per output channel; the others need codes
+#: of one type and one scale each.
+WEIGHTED = frozenset(["Conv", "MatMul"])
 
 
 def _operand(node: ir.Node | None) -> list[ir.Value | None]:
@@ -83,9 +86,21 @@ def why_not(node: ir.Node) -> tuple[list[ir.Node], ir.Node] | str | None:
         return "its parameters are computed, or a zero point is left out"
     if len({parameters(one)[0].size for one in (found[0], reader)} | {1}) > 1:  # type: ignore[index]
         return "its activations have a scale per channel"
+    types = [code_type(one) for one in (*found[:2], reader)]
+    if types[0] != types[-1] or (types[1] != types[0] and (node.op_type not in WEIGHTED or types[0] == "INT8")):
+        return f"ONNX Runtime has no kernel for codes of the types {', '.join(str(one).lower() for one in types)}"
+    if len(found) > 1 and parameters(found[1])[0].size > 1 and not _channels_fit(node, found[1]):  # type: ignore[index]
+        return "the scales of its second operand do not run along output channels"
     if len(found) > 2 and not _bias_fits(node, found[2]):
         return "the scale of its bias is not input scale x weight scale"
     return found, reader
+
+
+def _channels_fit(node: ir.Node, weight: ir.Node) -> bool:
+    """Whether a kernel takes scales along this axis."""
+    rank = len((weight.inputs[0].shape if weight.inputs[0] is not None else None) or ())
+    axis = int_attribute(weight, "axis", 1)
+    return rank > 0 and node.op_type in WEIGHTED and axis % rank == (0 if node.op_type == "Conv" else rank - 1)
 
 
 def _bias_fits(node: ir.Node, bias: ir.Node) -> bool:
