@@ -213,3 +213,23 @@ def test_never_worse_than_onnxruntime(tmp_path: Path, name: str) -> None:
     pairs = [[noise(ours, want) for ours, want in zip(other, columns[0], strict=True)] for other in columns[1:]]
     # in the language model the activations decide; what weights change is 3 % of the error, either way
     assert max(pairs[0]) <= max(pairs[1]) * (1.05 if name.startswith("stories") else 1)
+
+
+def test_options_that_mean_nothing_here_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    idle = {"TensorQuantOverrides": {"h": [{"symmetric": True}]}, "Int16Bias": True, "Percentile": 99.0}
+    ModelQuantizer(config(**idle, WeightCalibrateMethod="MinMSE")).quantize_model(network())
+    told = [one.message for one in caplog.records if "without effect" in one.message]
+    [sentence] = told
+    assert all(name in sentence for name in idle) and "WeightCalibrateMethod" not in sentence
+    caplog.clear()
+    ModelQuantizer(config(WeightCalibrateMethod="MinMSE")).quantize_model(network())
+    for options in ({}, {"Percentile": 99.0}):
+        extra = {"PrintSummary": False, "UseRandomData": True, **options}
+        ModelQuantizer(QConfig(extra_options=extra)).quantize_model(models.cnn())
+    assert "without effect" not in caplog.text
+
+
+@pytest.mark.parametrize("option", ["UseMatMulNBits", "WeightsOnly"])
+def test_options_that_contradict_it_are_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} leaves activations in float"):
+        config(**{option: True})

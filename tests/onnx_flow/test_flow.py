@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -36,6 +37,7 @@ from quark.onnx import (
     XInt8Spec,
     get_default_config,
 )
+from quark.onnx.graph.run import Runner
 
 MODEL = digits.model_path()
 QUIET = {"PrintSummary": False}
@@ -222,6 +224,19 @@ def test_random_data_needs_no_reader_and_takes_shapes_and_ranges() -> None:
     options = {"UseRandomData": True, "RandomDataReaderInputShape": {"image": [2, 1, 32, 32]}}
     result = ModelQuantizer(int8(**options, RandomDataReaderInputDataRange={"image": [0, 3]})).run(MODEL)
     assert 2.9 < result.plan.tensors["image"].range[1] <= 3  # type: ignore[index]
+
+
+def test_random_data_has_the_shape_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[int, ...]] = set()
+    run = Runner.run
+
+    def watched(self: Runner, feed: Any) -> Any:
+        seen.add(feed["image"].shape)
+        return run(self, feed)
+
+    monkeypatch.setattr(Runner, "run", watched)
+    ModelQuantizer(int8(UseRandomData=True, RandomDataReaderInputShape={"image": [3, 1, 32, 32]})).run(MODEL)
+    assert seen == {(3, 1, 32, 32)}
 
 
 def nan_feed() -> Iterator[dict[str, np.ndarray]]:

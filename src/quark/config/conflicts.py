@@ -23,6 +23,27 @@ CONFLICTS: tuple[tuple[str, Any, str, Any, str], ...] = (
 )
 
 
+#: Groups of options (see ``quark.config.options``) that a mode has no use for, what counts there all the same, and
+#: options of other groups that do not count.
+IDLE_GROUPS: dict[str, tuple[int, ...]] = {"dynamic": (3, 4, 5, 6, 7, 8), "nbits": (3, 5, 6, 7, 8)}
+_COUNTS = ("WeightCalibrateMethod", "MinMSEModeFloatScale", "QDQOpTypePerChannelSupportToAxis")
+_STATIC = ("AlignEltwiseQuantType", "FloatDecoding", "ForceQuantizeNoInputCheck", "QuantizeAllOpTypes")
+_WORDS = {"dynamic": "dynamic quantization", "nbits": "UseMatMulNBits"}
+
+
+def idle_options(options: Mapping[str, Any], groups: Mapping[str, int], mode: str) -> str:
+    """A sentence about the options that were set and that change nothing in this mode; empty where there are none.
+
+    Args:
+        options: the values that are not defaults.
+        groups: group of every option.
+        mode: "static", "dynamic" or "nbits".
+    """
+    here = IDLE_GROUPS.get(mode, ())
+    idle = [name for name in options if name in _STATIC or (groups[name] in here and name not in _COUNTS)]
+    return f"without effect under {_WORDS[mode]}: {', '.join(idle)}" if here and idle else ""
+
+
 def check_together(options: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` for the first row that applies; ``...`` stands for any value but ``None``."""
     for name, value, other, other_value, why in CONFLICTS:

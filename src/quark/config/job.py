@@ -34,6 +34,9 @@ class Job:
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             raise ConfigError(unknown("target", self.target, TARGETS))
+        for option in ("UseMatMulNBits", "WeightsOnly"):
+            if self._dynamic and getattr(self.options, option):
+                raise ConfigError(f"{option} leaves activations in float; dynamic quantization is for activations, too")
         if self.options.EnableNPUCnn and not self.power_of_two:
             raise ConfigError("EnableNPUCnn is for power-of-two scales: use XInt8Spec for activations and weights")
 
@@ -42,8 +45,11 @@ class Job:
         """A row of ``quark.onnx.qdq.modes.MODES``."""
         if self.options.UseMatMulNBits:
             return "nbits"
-        dynamic = self.rules.default.inputs is not None and self.rules.default.inputs.dynamic
-        return "dynamic" if dynamic else "static"
+        return "dynamic" if self._dynamic else "static"
+
+    @property
+    def _dynamic(self) -> bool:
+        return self.rules.default.inputs is not None and self.rules.default.inputs.dynamic
 
     @property
     def npu(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
-from quark.config.conflicts import check_together
+from quark.config.conflicts import check_together, idle_options
 from quark.config.nbits import parse_nbits
 from quark.config.overrides import parse_overrides
 from quark.errors import ConfigError, unknown
@@ -326,6 +326,13 @@ class Options(BaseModel):
         False, 11, "Measure cosine similarity and L2 distance to the float model; the summary then ranks layers too."
     )
     EvalDataReader: Any = _option(None, 11, "Data for EvalMetrics; the calibration data when None.")
+
+    def idle(self, mode: str) -> str:
+        """A sentence about the options that were set and that change nothing in a mode; empty where there are none."""
+        fields = type(self).model_fields
+        given = {name: getattr(self, name) for name in fields if name in self.model_fields_set}
+        changed = {name: value for name, value in given.items() if value != fields[name].default}
+        return idle_options(changed, {name: fields[name].json_schema_extra["group"] for name in changed}, mode)  # type: ignore[index,misc]
 
 
 def parse_options(given: Mapping[str, Any] | None) -> Options:

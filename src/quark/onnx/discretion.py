@@ -26,6 +26,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
+from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ConfigError, ModelError
@@ -105,6 +106,13 @@ def check_secret(options: Options, model_input: object, model_output: object) ->
         raise ConfigError("CryptoMode: leave model_output out; the quantized model is returned and not written")
     if model_input.ByteSize() > INLINE_LIMIT:
         raise ModelError("CryptoMode: the model exceeds the 2 GiB of a ModelProto")
+
+
+def tell_idle(job: Job) -> None:
+    """A warning about options that were set and that change nothing in this mode of quantization."""
+    idle = job.options.idle(job.mode)
+    if idle:
+        _log.warning("%s", idle)
 
 
 def tell_decisions(plan: Plan) -> None:

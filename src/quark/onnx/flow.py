@@ -27,7 +27,7 @@ from quark.onnx.compare import Comparison
 from quark.onnx.data_layout import in_layout
 from quark.onnx.describe import file_bytes
 from quark.onnx.diagnosis import of_plan
-from quark.onnx.discretion import check_secret, discreet, tell_decisions
+from quark.onnx.discretion import check_secret, discreet, tell_decisions, tell_idle
 from quark.onnx.evaluation import check_evaluation, evaluate, metric_tables
 from quark.onnx.explain import attach
 from quark.onnx.forecast import resident, written_bytes
