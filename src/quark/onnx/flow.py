@@ -103,6 +103,7 @@ def _quantize(
     given = reader
     with bars() if progress is None else _given(progress) as update, Scratch(job.options) as scratch:
         with _timed(seconds, "load"):
+            tell_idle(job)
             source = files.load(model_input)
             before = file_bytes(model_input, source) if isinstance(model_input, (str, Path)) else None
             resume = open_resume(source, job)
