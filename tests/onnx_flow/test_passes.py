@@ -16,6 +16,7 @@ from tests.onnx_flow.counting import calls
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.passes import constants, fold_batch_norm, fold_constants, input_initializers, simplify, unshare
 
 PASSES: dict[str, Callable[[ir.Model], PassReport]] = {
@@ -555,3 +556,16 @@ def test_defaults_that_lose_their_readers_do_not_become_required_inputs() -> Non
     models.assert_close(models.run(result, feeds), models.run(models.cnn(), feeds), 1e-4)
     given = {tensor.name for tensor in result.graph.initializer}
     assert [value.name for value in result.graph.input if value.name not in given] == ["x"]
+
+
+def test_the_type_of_what_an_unknown_operator_makes_is_learnt_from_its_readers() -> None:
+    proto = models.model(
+        "g (float[1,4,8,8] x) => (float[1,4,8,8] y) { m = Relu(x) i = Identity(m) y = Conv(m, w) }",
+        {"w": models.normal(4, 4, 1, 1)},
+    )
+    proto.graph.node[0].domain, proto.graph.node[0].op_type = "own", "Gate"
+    proto.opset_import.append(onnx.helper.make_opsetid("own", 1))
+    model = ir.from_proto(proto)
+    infer_shapes(model)
+    types = {value.name: value.dtype for node in model.graph for value in node.outputs}
+    assert types == {"m": ir.DataType.FLOAT, "i": ir.DataType.FLOAT, "y": ir.DataType.FLOAT}

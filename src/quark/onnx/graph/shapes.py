@@ -3,7 +3,7 @@
 ``onnx.shape_inference`` serializes the whole model twice; leaving the weights out makes it a matter of milliseconds,
 and lets it work above 2 GB. Data propagation is on, so shapes computed by Shape → Gather → Concat → Reshape are found.
 
-Not handled: operators that ONNX does not know (their outputs stay unknown, and so may what follows them).
+Not handled: shapes of what operators make that ONNX does not know; their types are learnt from their readers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.serde import deserialize_value_info_proto
 
+from quark.onnx.graph.reader_types import learn_from_readers
 from quark.onnx.graph.weightless import light_proto
 
 _log = logging.getLogger(__name__)
@@ -33,7 +34,10 @@ def infer_shapes(model: ir.Model) -> int:
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
         _log.warning("shape inference gave up: %s", error)
         return 0
-    return _learn_graph(model.graph, inferred.graph)
+    learnt = _learn_graph(model.graph, inferred.graph)
+    if learn_from_readers(model.graph):
+        learnt += 1 + infer_shapes(model)
+    return learnt
 
 
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
