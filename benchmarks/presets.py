@@ -1,14 +1,14 @@
 """Presets on the real models, ours beside the peer's of the same name, from the same calibration data.
 
     python -m benchmarks.presets [--peer-python PATH] [--peer-operators PATH] [--models NAME ...] [--presets NAME ...]
-        [--json FILE]
+        [--every 4] [--json FILE [--table]]
 
 Signal-to-noise ratio of each output over held-out samples and the model's task metric, ours on stock ONNX Runtime, and
 wall time, processor time and peak memory of the quantization in a process of its own (package import not in the times,
 but in the memory). The peer gets a second chance, the model lifted to opset 13, where its first file is unusable. A
 peer's file that needs its compiled operators runs only where `--peer-operators` names their library (it is linked to
 torch, which is imported first); otherwise that is said, and no figure is made up. Rows that the JSON file already has
-are not measured again.
+are not measured again; `--table` prints those it has, both tools in one line, and measures nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,16 @@ import onnxruntime
 
 from benchmarks import measure, models
 from benchmarks.fidelity import OURS, QUARK, Bench, Score, judge, leads, prepare
+from benchmarks.formats import flowers_top1
+from benchmarks.models import Example
 
 PRESETS = ("XINT8", "A8W8", "A16W8", "U8S8_AAWS", "BF16", "BFP16")
 HEAD = "| model | preset | tool | metrics | SQNR dB | our lead dB | seconds | CPU s | peak GB |\n" + 9 * "|---" + "|"
+TABLE_HEAD = (
+    "| model | preset | ours | AMD Quark | SQNR dB, ours | AMD Quark | lead dB ± standard error | CPU s | peak GB |\n"
+    + 9 * "|---"
+    + "|"
+)
 MODELS = ("squeezenet11_flowers5", "yolox_nano", "ultraface_rfb320", "silero_vad", "gtcrn", "stories260K")
 
 
@@ -120,6 +128,51 @@ def cells(row: Row, ours: Score | None) -> list[str]:
     ]
 
 
+def thinned(example: Example, run: argparse.Namespace) -> Example:
+    """SqueezeNet on every so many-th of its images, which are many; the other models as they are."""
+    if run.every == 1 or not example.name.startswith("squeezenet"):
+        return example
+    loaders, all_held_out = models.load_examples(run.data), example.held_out
+    return replace(
+        example,
+        held_out=lambda: islice(all_held_out(), 0, None, run.every),
+        metrics=lambda path: flowers_top1(loaders, path, run.every),
+    )
+
+
+def beside(ours: Row, peer: Row | None) -> list[str]:
+    """Both tools' figures on one preset in one line."""
+
+    def pair(digits: int, one: float, other: float | None) -> str:
+        return f"{one:.{digits}f} / " + ("–" if other is None or other != other else f"{other:.{digits}f}")
+
+    def said(row: Row | None) -> tuple[str, str]:
+        if row is None:
+            return "not measured", ""
+        if row.score.error:
+            return f"fails: {row.score.error[:60]}", ""
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in row.score.metrics.items())
+        return metrics, " / ".join(f"{value:.2f}" for value in row.score.sqnr.values())
+
+    found = leads(ours.score, [peer.score]) if peer is not None else []
+    return [
+        *(ours.model, ours.preset, said(ours)[0], said(peer)[0], said(ours)[1], said(peer)[1]),
+        " / ".join(f"{lead.decibels:+.2f} ± {lead.error:.2f}" for lead in found),
+        pair(1, ours.cpu_seconds, None if peer is None else peer.cpu_seconds),
+        pair(2, ours.peak_gb, None if peer is None else peer.peak_gb),
+    ]
+
+
+def print_table(rows: dict[tuple[str, str, str], Row], run: argparse.Namespace) -> None:
+    """The rows of the JSON file, sorted by model and preset."""
+    print(TABLE_HEAD)
+    for model in run.models:
+        for preset in run.presets:
+            ours = rows.get((model, preset, OURS))
+            if ours is not None:
+                print("| " + " | ".join(beside(ours, rows.get((model, preset, QUARK)))) + " |")
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.presets", description=__doc__.split("\n", 1)[0])
@@ -129,7 +182,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
     parser.add_argument("--presets", nargs="+", default=list(PRESETS), metavar="NAME")
     parser.add_argument("--timeout", type=float, default=1200, help="seconds for one quantization")
+    parser.add_argument("--every", type=int, default=1, help="SqueezeNet on every so many-th of its images only")
     parser.add_argument("--json", type=Path, help="write the figures to this file too, and go on from it")
+    parser.add_argument("--table", action="store_true", help="print the rows of the JSON file and measure nothing")
     return parser.parse_args(argv)
 
 
@@ -144,12 +199,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table line by line; 0 when ours never fails and is never worse."""
     run, machine = parse(argv), measure.machine()
     rows = stored(run.json)
+    if run.table:
+        print_table(rows, run)
+        return 0
     print(measure.machine_line(machine), end="\n\n")
     print(HEAD)
     good = True
     with tempfile.TemporaryDirectory() as folder:
         for example in models.real_examples(run.data):
-            bench = prepare(example, Path(folder)) if example.name in run.models else None
+            bench = prepare(thinned(example, run), Path(folder)) if example.name in run.models else None
             for preset in run.presets if bench is not None else ():
                 good &= compare(bench, preset, run, rows)  # type: ignore[arg-type]
                 if run.json:
