@@ -58,6 +58,24 @@ def of_arrays(arrays: Mapping[str, np.ndarray], before: bytes = b"") -> bytes:
     return digest.digest()
 
 
+def difference(before: str, now: str) -> tuple[str, str, str]:
+    """Where two values of ``of_job`` differ first, innermost: (path such as ``.default.inputs.method``, was, is)."""
+    path, was, now_is = _differ(json.loads(before), json.loads(now))
+    return path, json.dumps(was), json.dumps(now_is)
+
+
+def _differ(before: Any, now: Any) -> tuple[str, Any, Any]:
+    """The same of parsed values; a field is a list of its name and its value."""
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        apart = [place for place, (one, other) in enumerate(zip(before, now, strict=True)) if one != other]
+        if len(before) == 2 and apart == [1] and isinstance(before[0], str):
+            path, was, now_is = _differ(before[1], now[1])
+            return f".{before[0]}{path}", was, now_is
+        if apart and isinstance(before[apart[0]], list):
+            return _differ(before[apart[0]], now[apart[0]])
+    return "", before, now
+
+
 def _bytes(array: np.ndarray) -> Any:
     if array.dtype.kind == "O":  # strings
         return repr(array.tolist()).encode()

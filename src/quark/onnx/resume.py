@@ -118,7 +118,7 @@ class Resume:
         now = self._configuration
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if changed:
-            shown = (f"{name} was {_short(before.get(name))}, is {_short(now.get(name))}" for name in changed[:3])
+            shown = (_changed(name, before.get(name), now.get(name)) for name in changed[:3])
             raise self._useless("it belongs to another configuration: " + ", ".join(shown))
 
     def _useless(self, why: str) -> ConfigError:
@@ -167,6 +167,17 @@ def _replace(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.part")
     draft.write_bytes(content)
     os.replace(draft, path)
+
+
+def _changed(name: str, before: str | None, now: str | None) -> str:
+    """How a value of the configuration changed, in words."""
+    path = ""
+    if before is not None and now is not None:
+        try:
+            path, before, now = fingerprint.difference(before, now)
+        except (ValueError, TypeError):  # the file was edited by hand: the value is shown as it stands there
+            before = str(before)
+    return f"{name}{path} was {_short(before)}, is {_short(now)}"
 
 
 def _short(text: str | None) -> str:
