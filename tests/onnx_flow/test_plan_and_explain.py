@@ -131,6 +131,7 @@ def test_the_summary_tells_what_was_measured(tmp_path: Path, capsys: pytest.Capt
     config = QConfig(extra_options={"UseRandomData": True})
     ModelQuantizer(config).quantize_model(tmp_path / "m.onnx", tmp_path / "q.onnx")
     text = capsys.readouterr().out
+    assert "time per sample" in text and "Passes" in text and "fold_batch_norm" in text
     assert "Measured" in text and "against the float file" in text
     ratio = (tmp_path / "m.onnx").stat().st_size / (tmp_path / "q.onnx").stat().st_size
     assert f"{ratio:.1f}×" in text

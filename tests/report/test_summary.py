@@ -8,7 +8,8 @@ from rich.console import Console
 
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.tensor import TensorSpec
-from quark.report.summary import print_summary, summary_tables
+from quark.report.summary import pass_table, print_summary, summary_tables
+from quark.report.tables import print_table
 
 
 def example() -> Plan:
@@ -41,6 +42,14 @@ def test_nothing_left_in_float_is_no_table() -> None:
     for name in ("c", "d"):
         del plan.nodes[name]
     assert [table.title for table in summary_tables(plan)] == ["Operators", "Quantized tensors"]
+
+
+def test_passes_that_had_nothing_to_do_are_left_out() -> None:
+    table = pass_table([("fold", 2, ()), ("fuse", 0, ("a stays: b", "c stays: d")), ("split", 0, ())])
+    assert table.rows == (("fold", "2", ""), ("fuse", "0", "a stays: b (and 1 more)"))
+    stream = io.StringIO()
+    print_table(pass_table([]), Console(file=stream))
+    assert stream.getvalue() == ""
 
 
 def test_print_summary() -> None:

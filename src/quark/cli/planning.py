@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from quark.cli.output import print_json, say, show
-from quark.cli.quantization import Request, configure
+from quark.cli.quantization import Request, configure, pass_facts
 from quark.cli.settings import parse_settings
 from quark.config.plan import Plan
 from quark.onnx.describe import file_bytes
 from quark.onnx.explain import explain
 from quark.onnx.forecast import Forecast, forecast
 from quark.report import Table
-from quark.report.summary import cost_table, decision_table, rule_table, summary_tables
+from quark.report.summary import cost_table, decision_table, pass_table, rule_table, summary_tables
 
 
 def run(request: Request, tensors: bool, json: bool) -> None:
@@ -34,9 +34,8 @@ def tables(model: Path, found: Forecast, tensors: bool) -> Iterable[Table]:
     yield rule_table(found.plan)
     if tensors:
         yield decision_table(found.plan)
-    yield cost_table(
-        "Predicted", file_bytes(model), found.bytes, found.peak_bytes, found.seconds_per_sample, "per sample"
-    )
+    yield pass_table((one.name, one.fired, one.refused) for one in found.passes)
+    yield cost_table("Predicted", file_bytes(model), found.bytes, found.peak_bytes, found.seconds_per_sample)
 
 
 def facts(model: Path, found: Forecast) -> dict[str, Any]:
@@ -47,6 +46,7 @@ def facts(model: Path, found: Forecast) -> dict[str, Any]:
         "peak_bytes": found.peak_bytes,
         "seconds_per_sample": found.seconds_per_sample,
         "proposals": found.plan.proposals,
+        "passes": pass_facts(found.passes),
         "tensors": _tensors(found.plan),
         "nodes": {
             n.name: {"op_type": n.op_type, "quantized": n.quantized, "reason": n.reason}

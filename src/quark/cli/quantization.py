@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -18,12 +18,13 @@ from quark.onnx.compare import Comparison, compare
 from quark.onnx.config_file import load_config
 from quark.onnx.data import Feed
 from quark.onnx.describe import file_bytes
-from quark.onnx.flow import Result
+from quark.onnx.flow import Result, measured
+from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Libraries
 from quark.onnx.latency import median_seconds
 from quark.report import Report, Table, decibels, file_size, milliseconds
 from quark.report.progress import bars
-from quark.report.summary import summary_tables
+from quark.report.summary import pass_table, summary_tables
 
 CHECKED = 16
 """Samples that the check after the quantization runs on."""
@@ -75,7 +76,9 @@ def run(request: Request, report: Path | None, plan: Path | None, check: bool, j
         print_json(facts(request, result, seconds, done))
         return
     if settings.get("PrintSummary", True):
-        for table in summary_tables(result.plan, result.weak):
+        passes = pass_table((one.name, one.fired, one.refused) for one in result.passes)
+        cost = measured(result, file_bytes(request.model), request.output)
+        for table in (*summary_tables(result.plan, result.weak), passes, cost):
             show(table)
     show(outcome(request, done))
     say(f"Wrote {request.output} in {seconds:.1f} s." + (f" Report: {report}" if report and done else ""))
@@ -138,6 +141,7 @@ def facts(request: Request, result: Result, seconds: float, check: Check | None)
         "nodes": {"total": len(nodes), "quantized": sum(node.quantized for node in nodes)},
         "bytes": {"float": file_bytes(request.model), "quantized": file_bytes(request.output)},
         "seconds": {"total": seconds, **result.seconds},
+        "passes": pass_facts(result.passes),
     }
     if check is not None:
         outputs = check.comparison.outputs.items()
@@ -145,6 +149,11 @@ def facts(request: Request, result: Result, seconds: float, check: Check | None)
         found["latency_seconds"] = dict(check.seconds)
         found["checked_samples"] = check.comparison.samples
     return found
+
+
+def pass_facts(reports: Iterable[PassReport]) -> dict[str, Any]:
+    """What each graph pass did, as data."""
+    return {one.name: {"fired": one.fired, "refused": list(one.refused)} for one in reports}
 
 
 def page(request: Request, result: Result, check: Check) -> Report:

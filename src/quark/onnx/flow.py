@@ -42,7 +42,7 @@ from quark.onnx.resume import open_resume
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record
 from quark.report.progress import bars
-from quark.report.summary import cost_table, print_summary
+from quark.report.summary import cost_table, pass_table, print_summary
 from quark.report.tables import print_table
 from quark.report.values import Table, Weakness
 
@@ -63,6 +63,7 @@ class Result:
         weak: the layers that lose most to their weights.
         metrics: what ``EvalMetrics`` measured.
         mixed: what automatic mixed precision decided.
+        samples: how many samples calibration read.
     """
 
     plan: Plan
@@ -72,6 +73,7 @@ class Result:
     weak: tuple[Weakness, ...] = ()
     metrics: Comparison | None = None
     mixed: Mixed | None = None
+    samples: int = 0
 
 
 def quantize(
@@ -129,7 +131,8 @@ def _quantize(
             if job.options.DebugMode:
                 tell_decisions(plan)
         with _timed(seconds, "calibrate"):
-            ranges = calibrated(model, plan, job, reader, scratch, resume, partial(update, "calibrate"))
+            counted = Counted(partial(update, "calibrate"))
+            ranges = calibrated(model, plan, job, reader, scratch, resume, counted)
         with _timed(seconds, "parameters"):
             mode.set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
@@ -147,16 +150,17 @@ def _quantize(
                 attach(model, plan)
             proto = _write(model, model_output, job)
     metrics = _metrics(model_input, proto if model_output is None else model_output, job, given)
-    result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed)
+    result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples)
     if job.options.PrintSummary and not job.options.CryptoMode:
-        _tell(result, mixed, _cost(before, model_output, sum(seconds.values())))
+        _tell(result, mixed, measured(result, before, model_output))
     return result
 
 
 def _tell(result: Result, mixed: Mixed, cost: Table) -> None:
     """The summary on the terminal."""
     print_summary(result.plan, weak=result.weak)
-    for table in (cost, *mixed.tables(), *metric_tables(result.metrics)):
+    passes = pass_table((one.name, one.fired, one.refused) for one in result.passes)
+    for table in (passes, cost, *mixed.tables(), *metric_tables(result.metrics)):
         print_table(table)
 
 
@@ -165,10 +169,23 @@ def _metrics(before: Any, after: onnx.ModelProto | str | Path | None, job: Job, 
     return evaluate(before, after, job.options, reader) if job.options.EvalMetrics and after is not None else None
 
 
-def _cost(before: int | None, model_output: str | Path | None, seconds: float) -> Table:
+def measured(result: Result, before: int | None, model_output: str | Path | None) -> Table:
     """The table of ``quark onnx plan`` with what was measured; ``before``: bytes of the float model."""
     after = None if model_output is None else written_bytes(Path(model_output))
-    return cost_table("Measured", before, after, resident(), seconds)
+    each = result.seconds["calibrate"] / result.samples if result.samples else None
+    return cost_table("Measured", before, after, resident(), each, sum(result.seconds.values()))
+
+
+class Counted:
+    """A listener of calibration that remembers how many samples there were."""
+
+    def __init__(self, listener: Callable[[int, int | None], None]) -> None:
+        self._listener, self.samples = listener, 0
+
+    def __call__(self, done: int, total: int | None) -> None:
+        """So many samples are done."""
+        self.samples = done
+        self._listener(done, total)
 
 
 def _keep_input(model_input: str | Path | onnx.ModelProto, model_output: Path) -> None:

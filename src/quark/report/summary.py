@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
@@ -77,14 +77,15 @@ def decision_table(plan: Plan) -> Table:
 
 
 def cost_table(
-    title: str, before: int | None, after: int | None, peak: int, seconds: float | None, of: str = ""
+    title: str, before: int | None, after: int | None, peak: int, seconds: float | None, whole: float | None = None
 ) -> Table:
     """File size, memory and time, predicted or measured; what is not known is left out.
 
     Args:
         before, after: bytes of the float and of the quantized file.
         peak: bytes of memory at the peak.
-        seconds: time, of what ``of`` says.
+        seconds: time that calibration takes per sample.
+        whole: time of all that was done.
     """
     rows = []
     if after:
@@ -94,8 +95,24 @@ def cost_table(
     if peak:
         rows.append(("memory at the peak", file_size(peak)))
     if seconds is not None:
-        rows.append((f"time {of}".strip(), f"{seconds:.3g} s"))
+        rows.append(("time per sample", f"{seconds:.3g} s"))
+    if whole is not None:
+        rows.append(("time in all", f"{whole:.3g} s"))
     return Table(title, ("what", "how much"), tuple(rows))
+
+
+def pass_table(reports: Iterable[tuple[str, int, Sequence[str]]]) -> Table:
+    """What graph passes did; those that found nothing to change and nothing to refuse are left out.
+
+    Args:
+        reports: (name, how often it fired, the reasons why it did not elsewhere) of each pass.
+    """
+    rows = []
+    for name, fired, refused in reports:
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        if fired or refused:
+            rows.append((name, str(fired), f"{refused[0]}{more}" if refused else ""))
+    return Table("Passes", ("pass", "fired", "first reason where it did not"), tuple(rows))
 
 
 def _counted(types: Counter[str]) -> str:

@@ -61,8 +61,9 @@ def to_rich(table: Table) -> RichTable:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Write the table to ``console``, or to standard output."""
-    (console or Console()).print(to_rich(table))
+    """Write the table to ``console``, or to standard output; one without rows is left out."""
+    if table.rows:
+        (console or Console()).print(to_rich(table))
 
 
 def print_lines(lines: Iterable[str]) -> None:
