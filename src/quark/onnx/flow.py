@@ -142,10 +142,9 @@ def _quantize(
             prepared.reports.extend(tune(model, plan, context))
         with _timed(seconds, "write"):
             install(model, bodies)
-            prepared.reports.extend(bodies.reports)
             model = mode.emit(model, plan, job.options)
             record(plan, bodies)
-            prepared.reports.extend(finish(model, job, prepared.after))
+            prepared.reports.extend([*bodies.reports, *finish(model, job, prepared.after)])
             if not job.options.CryptoMode:
                 attach(model, plan)
             proto = _write(model, model_output, job)
