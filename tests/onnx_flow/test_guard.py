@@ -26,6 +26,7 @@ from quark.onnx import (
     SmoothQuantConfig,
 )
 from quark.onnx.algorithms import smoothquant
+from quark.onnx.algorithms.guard import Loss, surely_smaller
 from quark.onnx.algorithms.stages import TRANSFORMS
 
 REAL = Path(__file__).parents[2] / ".." / "shared" / "data" / "models"
@@ -102,6 +103,21 @@ def test_what_helps_stays() -> None:
 
 def linear_layer() -> QLayerConfig:
     return QLayerConfig(linear.INT8, linear.Int16Spec(calibration_method=linear.CalibMethod.MinMax))
+
+
+@pytest.mark.parametrize(
+    ("with_it", "without", "kept"),
+    [
+        ((0.5, 0.5, 0.5), (1.0, 1.0, 1.0), True),
+        ((0.9, 1.0, 0.9), (1.0, 0.8, 1.1), False),  # smaller by 2 per cent, give or take 14
+        ((0.8, 0.9, 0.7), (1.0, 1.0, 1.0), True),
+        ((0.9,), (1.0,), True),
+        ((1.0, 1.0), (1.0, 1.0), False),
+        ((0.0, 0.0), (0.0, 0.0), False),
+    ],
+)
+def test_a_gain_that_chance_explains_is_none(with_it: tuple, without: tuple, kept: bool) -> None:
+    assert surely_smaller(Loss(sum(with_it), with_it), Loss(sum(without), without)) is kept
 
 
 @pytest.mark.parametrize("kind", GUARDED, ids=lambda kind: kind.name)

@@ -3,8 +3,8 @@
     loss(method) = Σ over outputs  Σ (x − y)² / Σ x²        x: float, y: quantized and rounded to nearest
 
 Every second sample of the calibration data gives ranges, the others the loss; the method of the configuration takes
-part, and stays where no other is better. Afterwards all samples calibrate with the method that was found. Weights keep
-their own method.
+part, and stays where no other is better by more than chance. Afterwards all samples calibrate with the method that was
+found. Weights keep their own method.
 
 Not handled: a method per tensor, beyond what the configuration gives single layers already (they follow as well).
 """
@@ -22,7 +22,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import Context
-from quark.onnx.algorithms.guard import distance
+from quark.onnx.algorithms.guard import Loss, distance, surely_smaller
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport
@@ -51,8 +51,9 @@ def search_calibration(model: ir.Model, context: Context) -> tuple[Context, list
     if not _has_range(context.job.rules.default.inputs):
         raise ConfigError("CalibrationSearchConfig: the activations have no range that data could give")
     found = _measured(model, context, config, feeds_of(model, context, config.data_size))
-    best = min(found, key=lambda name: found[name][1])  # the first of equal ones: the configuration's
-    told = "; ".join(f"{name} {value:.4g}" for name, (_, value) in found.items())
+    best = min(found, key=lambda name: found[name][1].total)
+    best = best if surely_smaller(found[best][1], found[_GIVEN][1]) else _GIVEN
+    told = "; ".join(f"{name} {loss.total:.4g}" for name, (_, loss) in found.items())
     log.info("calibration_search: %s, by loss: %s", best, told)
     report = PassReport(config.name, int(best != _GIVEN), (f"loss on samples not calibrated on: {told}",))
     return replace(context, job=found[best][0]), [report]
@@ -63,7 +64,7 @@ _GIVEN = "as configured"
 
 def _measured(
     model: ir.Model, context: Context, config: CalibrationSearchConfig, feeds: Sequence[Feed]
-) -> dict[str, tuple[Job, float]]:
+) -> dict[str, tuple[Job, Loss]]:
     """Name of a method -> the job with it, and its loss. One quantized model is in memory at a time."""
     fitted, unseen = (feeds[0::2], feeds[1::2]) if len(feeds) > 1 else (feeds, feeds)
     half = replace(context, reader=list(fitted))

@@ -2,6 +2,10 @@
 
     loss(model)   Σ over outputs  Σ (x − y)² / Σ x²      x: float, y: quantized and rounded to nearest, with and without
 
+Few samples decide, so chance takes part: the change stays where its loss is smaller, and where the mean of
+log(loss with / loss without) over the samples is below zero by more than its standard error. A gain that chance explains
+is not worth a change, and on other data it is a loss as often as not.
+
 The scales of both come from the same samples, at most ``JUDGED`` of them. What is fine-tuned afterwards does not count.
 
 Not handled: a part of the change that would have been worth keeping (the whole of it stays or goes).
@@ -10,11 +14,13 @@ Not handled: a part of the change that would have been worth keeping (the whole 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from quark.config.options import Options
@@ -28,6 +34,7 @@ from quark.onnx.ranges import samples_of
 
 #: Samples that decide.
 JUDGED = 16
+_TINY = 1e-30
 log = logging.getLogger(__name__)
 Transform = Callable[[ir.Model, Any, Context], PassReport]
 
@@ -43,16 +50,35 @@ def guarded(run: Transform, model: ir.Model, config: Any, context: Context) -> P
     if not report.fired:
         return report
     without, with_it = losses(before, [before, model], context)
-    log.info("%s: loss %.6g without, %.6g with it", config.name, without, with_it)
-    if with_it <= without:
+    log.info("%s: loss %.6g without, %.6g with it", config.name, without.total, with_it.total)
+    if surely_smaller(with_it, without):
         return report
     model.graph = before.graph
-    reason = f"put back: on calibration data the loss was {without:.4g} without it and {with_it:.4g} with it"
+    doubt = ", which may be chance" if with_it.total < without.total else ""
+    told = f"the loss was {without.total:.4g} without it and {with_it.total:.4g} with it"
+    reason = f"put back: on calibration data {told}{doubt}"
     log.warning("%s is %s", config.name, reason)
     return replace(report, fired=0, refused=(*report.refused, reason))
 
 
-def losses(reference: ir.Model, models: list[ir.Model], context: Context) -> list[float]:
+@dataclass(frozen=True)
+class Loss:
+    """The loss over all samples, and over each alone."""
+
+    total: float
+    each: tuple[float, ...]
+
+
+def surely_smaller(loss: Loss, other: Loss) -> bool:
+    """Whether a loss is below another by more than chance, compared sample by sample; one sample knows no chance."""
+    if not loss.total < other.total:
+        return False
+    ratios = np.log(np.maximum(loss.each, _TINY) / np.maximum(other.each, _TINY))
+    error = 0.0 if len(ratios) < 2 else float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
+    return bool(ratios.mean() < -error) or not error
+
+
+def losses(reference: ir.Model, models: list[ir.Model], context: Context) -> list[Loss]:
     """The loss of every model once it is quantized; one sample is in memory at a time."""
     job, options = context.job, context.job.options
     found = []
@@ -63,18 +89,21 @@ def losses(reference: ir.Model, models: list[ir.Model], context: Context) -> lis
     return found
 
 
-def distance(reference: ir.Model, quantized: ir.Model, feeds: Iterable[Feed], options: Options) -> float:
+def distance(reference: ir.Model, quantized: ir.Model, feeds: Iterable[Feed], options: Options) -> Loss:
     """The loss of a quantized model; one sample is in memory at a time."""
     names = [str(value.name) for value in reference.graph.outputs]
     providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
     floats, runner = (Runner(one, names, (), providers, libraries) for one in (reference, quantized))
-    found = {name: Distance() for name in names}
+    found, each = {name: Distance() for name in names}, []
     for feed in feeds:
         expected, values = floats.run(feed).values, runner.run(feed).values
-        for name, distances in found.items():
+        here = {name: Distance() for name in names}
+        for name in names:
             if expected[name].dtype.kind == "f" and expected[name].shape == values[name].shape:
-                distances.update(expected[name], values[name])
-    return sum(_relative(distances) for distances in found.values())
+                for distances in (found[name], here[name]):
+                    distances.update(expected[name], values[name])
+        each.append(sum(_relative(distances) for distances in here.values()))
+    return Loss(sum(_relative(distances) for distances in found.values()), tuple(each))
 
 
 def _relative(distance: Distance) -> float:
