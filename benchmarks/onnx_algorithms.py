@@ -57,7 +57,7 @@ def algorithms(steps: int, samples: int) -> dict[str, tuple[q.AlgoConfig, ...]]:
     tuned: dict[str, Any] = {"num_iterations": steps, "data_size": samples}
     rows: dict[str, tuple[q.AlgoConfig, ...]] = {
         "nearest": (),
-        "CLE": (q.CLEConfig(),),
+        "CLE": (q.CLEConfig(keep_worse=False),),
         "CE": (q.ChannelEqualizationConfig(),),
         "BiasCorrection": (q.BiasCorrectionConfig(),),
         "BC gain": (q.BiasCorrectionConfig(gain=True),),

@@ -3,8 +3,8 @@
     loss(model)   Σ over outputs  Σ (x − y)² / Σ x²      x: float, y: quantized and rounded to nearest, with and without
 
 Few samples decide, so chance takes part: the change stays where its loss is smaller, and where the mean of
-log(loss with / loss without) over the samples is below zero by more than its standard error. A gain that chance explains
-is not worth a change, and on other data it is a loss as often as not.
+log(loss with / loss without) over the samples is below zero by more than its standard error. A gain that chance may
+explain is not worth a change, and on other data it is a loss as often as not.
 
 The scales of both come from the same samples, at most ``JUDGED`` of them. What is fine-tuned afterwards does not count.
 
