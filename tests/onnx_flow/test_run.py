@@ -163,9 +163,12 @@ def test_an_unknown_operator_of_a_known_domain_has_the_reason_on_one_line() -> N
     assert "\n" not in str(caught.value) and "[ONNXRuntimeError]" not in str(caught.value)
 
 
-def test_a_custom_library_that_cannot_be_loaded_is_named() -> None:
-    with pytest.raises(ModelError, match=r"UserCustomOpLibPath: 'nowhere/libops\.so' cannot be loaded"):
+def test_a_custom_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"UserCustomOpLibPath: there is no 'nowhere/libops\.so'"):
         Runner(custom("my.ops"), ["y"], libraries="nowhere/libops.so")
+    (tmp_path / "libops.so").write_bytes(b"no library")
+    with pytest.raises(ModelError, match=r"UserCustomOpLibPath: '.*libops\.so' cannot be loaded"):
+        Runner(custom("my.ops"), ["y"], libraries=str(tmp_path / "libops.so"))
 
 
 def test_a_model_that_the_runtime_refuses_has_its_reason_on_one_line() -> None:

@@ -22,6 +22,7 @@ from tests.onnx_flow import models
 from quark.errors import ConfigError, ModelError
 from quark.onnx import CalibMethod, Config, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, get_default_config
 from quark.onnx.compare import compare
+from quark.onnx.graph.libraries import library_files
 
 SECRET = "secret_layer"
 
@@ -252,6 +253,20 @@ def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     library.write_bytes(b"no library")
     with pytest.raises(ModelError, match=r"UserCustomOpLibPath: .*nothing\.so"):
         ModelQuantizer(config(UserCustomOpLibPath=str(library))).quantize_model(models.cnn(), None, samples())
+
+
+def test_libraries_are_files_or_folders_relative_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.so", "folder/b.so", "folder/c.so", "folder/notes.txt", "empty/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    here = tmp_path.resolve()
+    assert library_files(None) == []
+    assert library_files("a.so") == library_files([str(here / "a.so")]) == [str(here / "a.so")]
+    assert library_files(["folder", "a.so"]) == [str(here / name) for name in ("folder/b.so", "folder/c.so", "a.so")]
+    for missing, why in (("empty", "holds no library"), ("nowhere.so", "there is no")):
+        with pytest.raises(ModelError, match=f"UserCustomOpLibPath: .*{why}"):
+            ModelQuantizer(config(UserCustomOpLibPath=missing)).quantize_model(models.cnn(), None, samples())
 
 
 def test_the_older_configuration_has_the_same_switches() -> None:

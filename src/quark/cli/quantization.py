@@ -19,8 +19,8 @@ from quark.onnx.config_file import load_config
 from quark.onnx.data import Feed
 from quark.onnx.describe import file_bytes
 from quark.onnx.flow import Result, measured
+from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.run import Libraries
 from quark.onnx.latency import median_seconds
 from quark.report import Report, Table, decibels, file_size, milliseconds
 from quark.report.progress import bars

@@ -62,4 +62,5 @@ def parse_nbits(given: Mapping[str, Any]) -> NBits:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"MatMulNBitsParams: {place} cannot be {first['input']!r}: {first['msg']}") from error
+        why = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"MatMulNBitsParams: {place} cannot be {first['input']!r}: {why}") from error

@@ -317,7 +317,9 @@ class Options(BaseModel):
         None, 10, "With CryptoMode: intermediate files are allowed and encrypted. None: they stay in memory."
     )
     FillAllValueInfo: bool = _option(False, 10, "State the type and shape of every tensor of the quantized model.")
-    UserCustomOpLibPath: str | list[str] | None = _option(None, 10, "Libraries with the model's custom operators.")
+    UserCustomOpLibPath: str | list[str] | None = _option(
+        None, 10, "Libraries with the model's custom operators, or folders that hold them."
+    )
     # 11 --------------------------------------------------------------------------------------------------------------
     DebugMode: bool = _option(False, 11, "Log every decision of the plan.")
     PrintSummary: bool = _option(True, 11, "Print what was quantized when the work is done.")

@@ -36,7 +36,8 @@ from quark.onnx.calibration import Request, find_ranges, observe
 from quark.onnx.data import Feed, checked, inputs_of
 from quark.onnx.data_layout import in_layout
 from quark.onnx.graph import model as files
-from quark.onnx.graph.run import Libraries, Runner
+from quark.onnx.graph.libraries import Libraries
+from quark.onnx.graph.run import Runner
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.npu.simulate import simulate
 from quark.onnx.pipeline import prepare

@@ -26,7 +26,8 @@ from quark.observers.statistics import MinMax, MovingMinMax
 from quark.observers.tails import Tails
 from quark.onnx.data import Feed, Samples, checked, inputs_of, samples_of
 from quark.onnx.discretion import inherited
-from quark.onnx.graph.run import Extremes, Libraries, Observation, Runner, trim_heap
+from quark.onnx.graph.libraries import Libraries
+from quark.onnx.graph.run import Extremes, Observation, Runner, trim_heap
 from quark.onnx.graph.session import CPU
 from quark.onnx.ledger import Ledger
 from quark.onnx.resume import Resume

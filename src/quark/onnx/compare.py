@@ -27,8 +27,9 @@ from quark.numerics.formats import FORMATS
 from quark.observers.histogram import Histogram
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.diagnosis import of_model
+from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
-from quark.onnx.graph.run import Feed, Libraries, Runner
+from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.surgery import constant_array
 from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs, channels_last_outputs
 from quark.report.values import Layer, TensorView, Weakness

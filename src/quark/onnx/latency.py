@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.model import load
-from quark.onnx.graph.run import Libraries
 from quark.onnx.graph.session import open_session
 
 BLOCK, SKIPPED = 10, 4
@@ -54,8 +54,8 @@ def median_seconds(
 def _session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> onnxruntime.InferenceSession:
     """A session as a user opens it: with ONNX Runtime's own memory and thread settings."""
     options = onnxruntime.SessionOptions()
-    for library in [libraries] if isinstance(libraries, str) else libraries or ():
-        options.register_custom_ops_library(str(library))
+    for library in library_files(libraries):
+        options.register_custom_ops_library(library)
     return open_session(load(model), options)
 
 

@@ -27,8 +27,9 @@ import onnx_ir as ir
 from quark.observers import Memory, MovingMinMax
 from quark.onnx.calibration import Progress, Request, Statistics, count_sample, reported, split_by_need
 from quark.onnx.data import Feed, checked, inputs_of, samples_of
+from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
-from quark.onnx.graph.run import Libraries, Runner
+from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import CPU
 from quark.onnx.ledger import Ledger
 from quark.onnx.resume import Resume

@@ -27,11 +27,11 @@ import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from quark.errors import ConfigError, DataError, ModelError, nearest, unknown
+from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, open_session
 from quark.onnx.graph.surgery import Names, label, opset
 
 Feed = Mapping[str, np.ndarray]
-Libraries = str | Sequence[str] | None
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 OWN_DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training"))
 RUNTIME_DOMAINS = frozenset(
@@ -168,9 +168,9 @@ def session_options(
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
     if threads is not None:
         options.intra_op_num_threads = threads
-    for library in [libraries] if isinstance(libraries, str) else libraries or ():
+    for library in library_files(libraries):
         try:
-            options.register_custom_ops_library(str(library))
+            options.register_custom_ops_library(library)
         except RUNTIME_ERRORS as error:
             raise ModelError(f"UserCustomOpLibPath: {str(library)!r} cannot be loaded: {_reason(error)}") from error
     return options
