@@ -57,6 +57,9 @@ SCHEMES = {
     "int3": QLayerConfig(weight=Int3PerGroupSpec(ch_axis=-1, group_size=32).to_quantization_spec()),
     "int2": QLayerConfig(weight=Int2PerGroupSpec(ch_axis=-1, group_size=32).to_quantization_spec()),
     "mxfp4": QLayerConfig(weight=OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False).to_quantization_spec()),
+    "w8a8": QLayerConfig(
+        weight=Int8PerChannelSpec(symmetric=True, ch_axis=0).to_quantization_spec(), input_tensors=TOKENS8
+    ),
     "w4a8": QLayerConfig(weight=INT4, input_tensors=TOKENS8),
     "w4a4": QLayerConfig(weight=INT4, input_tensors=GROUPS4),
 }
