@@ -12,10 +12,15 @@ from torch import nn
 
 from quark.errors import ConfigError, DataError
 from quark.torch import ModelQuantizer
+from quark.torch.algorithms.answers import answers, walk_of
 from quark.torch.algorithms.blocks import find_blocks
+from quark.torch.algorithms.context import Context, Undo
+from quark.torch.algorithms.guard import choosing, judging, surely_lower
 from quark.torch.algorithms.registry import ALGORITHMS
+from quark.torch.algorithms.trial import quantizing
 from quark.torch.algorithms.tune import float_twin
 from quark.torch.config.algorithms import AlgoConfig
+from quark.torch.matching import match
 from quark.torch.quantization.config.config import (
     AutoRoundConfig,
     GPTQConfig,
@@ -281,3 +286,33 @@ def test_algorithms_in_files() -> None:
         AlgoConfig.from_dict({"name": "gptq", "blocksize": 3})
     with pytest.raises(TypeError, match="algo_config"):
         QConfig(INT4, algo_config=["gptq"])  # type: ignore[list-item]
+
+
+def test_small_gains_count_where_every_sample_has_them() -> None:
+    """0.5 % everywhere is certain; 5 % that one sample of eight makes is chance; few samples must gain 2 %."""
+    before = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert surely_lower([0.995 * x for x in before], before)
+    assert not surely_lower([*before[:7], 6.2], before)
+    assert not surely_lower(before, before)
+    assert not surely_lower([0.99, 1.99], [1.0, 2.0]) and surely_lower([0.9, 1.9], [1.0, 2.0])
+    assert not set(choosing(32)) & set(judging(32)) and choosing(4) == judging(4)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_blocks_in_turn_answer_as_the_model_does(quantized: bool) -> None:
+    """One block at a time, with the model's own beginning and end, and with a change that is taken back."""
+    model = decoder()
+    found = match(model, QConfig(INT4, exclude=["head"]))
+    walk = walk_of(Context(model, samples(), found, Undo()), "")
+    assert walk.blocks.path == "parts"
+    items = found.quantized if quantized else []
+    with quantizing(list(items)), torch.no_grad():
+        wanted = [model(x).reshape(-1, 50) for x in samples()]
+    assert all(torch.equal(x, y) for x, y in zip(answers(walk, [0, 2], quantized), wanted[::2], strict=False))
+
+    def double(context: Context, part: str) -> None:
+        if part == "parts.1":
+            context.undo.set_parameter(model.parts[1].n1, "weight", 2 * model.parts[1].n1.weight)
+
+    assert not torch.equal(answers(walk, [0], quantized, double)[0], wanted[0])
+    assert torch.equal(answers(walk, [0], quantized)[0], wanted[0])

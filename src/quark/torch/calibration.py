@@ -79,19 +79,28 @@ def described(sample: Any) -> str:
 
 def run(model: nn.Module, sample: Any) -> int:
     """One sample through the model; 1."""
+    args, kwargs = arguments_of(model, sample)
+    model(*args, **kwargs)
+    return 1
+
+
+def arguments_of(model: nn.Module, sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the model is called with on a sample, on its device.
+
+    Raises:
+        DataError: a sample of another type.
+    """
     sample = to_device(sample, device_of(model))
     if isinstance(sample, torch.Tensor):
-        model(sample)
-    elif isinstance(sample, Mapping):
-        model(**{str(name): value for name, value in sample.items()})
-    elif isinstance(sample, tuple | list):
-        model(*accepted(model, sample))
-    else:
-        raise DataError(
-            f"a sample is a tensor, a mapping of keyword arguments, or a tuple or list of arguments, not "
-            f"{type(sample).__name__}"
-        )
-    return 1
+        return (sample,), {}
+    if isinstance(sample, Mapping):
+        return (), {str(name): value for name, value in sample.items()}
+    if isinstance(sample, tuple | list):
+        return accepted(model, sample), {}
+    raise DataError(
+        f"a sample is a tensor, a mapping of keyword arguments, or a tuple or list of arguments, not "
+        f"{type(sample).__name__}"
+    )
 
 
 def device_of(model: nn.Module) -> torch.device:

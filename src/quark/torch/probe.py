@@ -21,12 +21,14 @@ class Trace:
         order: names, as they were first called.
         inputs, outputs: by name; of modules called once.
         output: the answer of the segment.
+        called: names of all that were called with any value.
     """
 
     order: list[str]
     inputs: dict[str, torch.Tensor]
     outputs: dict[str, torch.Tensor]
     output: torch.Tensor
+    called: frozenset[str] = frozenset()
 
 
 Edit = Callable[[torch.Tensor], torch.Tensor]
@@ -57,6 +59,8 @@ def trace(names: dict[str, nn.Module], forward: Callable[[], torch.Tensor]) -> T
 
     def see(name: str) -> Callable[..., None]:
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if isinstance(output, tuple) and output:  # a router's scores come with its choice
+                output = output[0]
             if args and isinstance(args[0], torch.Tensor) and isinstance(output, torch.Tensor):
                 calls.setdefault(name, []).append((args[0], output))
 
@@ -68,10 +72,10 @@ def trace(names: dict[str, nn.Module], forward: Callable[[], torch.Tensor]) -> T
     finally:
         for hook in hooks:
             hook.remove()
+    reached = frozenset(name for name, found in calls.items() if any(x.numel() for x, _ in found))
     once = {name: found[0] for name, found in calls.items() if len(found) == 1 and found[0][0].numel()}
-    return Trace(
-        list(once), {name: x for name, (x, _) in once.items()}, {name: y for name, (_, y) in once.items()}, output
-    )
+    inputs, outputs = ({name: pair[k] for name, pair in once.items()} for k in (0, 1))
+    return Trace(list(once), inputs, outputs, output, reached)
 
 
 def powers(count: int, seed: int, device: torch.device) -> torch.Tensor:

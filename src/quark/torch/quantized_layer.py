@@ -86,6 +86,14 @@ class QuantLayer(nn.Module):
 
     forward = _run
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The parameter; of codes what they stand for, since models ask for its type, and multiply by it."""
+        value = self._parameters["weight"]
+        if self.compact and self._modules["weight_quantizer"] is not None:
+            return self.own_quantizer("weight")(value.detach())  # type: ignore[union-attr]
+        return value  # type: ignore[return-value]
+
     def twin(self) -> nn.Module:
         """The float layer with quantized weight and bias."""
         if self.compact:

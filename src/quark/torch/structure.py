@@ -215,10 +215,17 @@ def groups_of(segment: Segment, inside: set[nn.Module]) -> list[NormGroup]:
         linears = tuple(other for other in fed if is_linear(modules[other]))
         if linears and proved_group(segment, modules, seen, name, fed):
             others = tuple(full(segment, other) for other in fed if other not in linears)
-            names = tuple(full(segment, other) for other in linears)
+            names = tuple(full(segment, other) for other in (*linears, *idle_siblings(segment, modules, seen, linears)))
             offset = offset_of(modules[name], seen.inputs[name])
             found.append(NormGroup(full(segment, name), names, offset, segment.prefix, others))
     return found
+
+
+def idle_siblings(segment: Segment, modules: dict[str, nn.Module], seen: Trace, linears: tuple[str, ...]) -> list[str]:
+    """The layers of experts that no token of the sample reached, by those that were: same names but for the number."""
+    forms = {numberless(name) for name in linears if NUMBER.search(name)} if segment.prefix else set()
+    idle = (name for name, module in modules.items() if name not in seen.called and is_linear(module))
+    return [name for name in idle if NUMBER.search(name) and numberless(name) in forms]
 
 
 def full(segment: Segment, name: str) -> str:

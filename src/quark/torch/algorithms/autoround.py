@@ -7,6 +7,8 @@ A block whose loss over all samples is not below that of rounding to nearest kee
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,13 +17,16 @@ from torch import nn
 from torch.func import functional_call
 
 from quark.algorithms.autoround import Learned
-from quark.torch.algorithms.blocks import HIDDEN, Stream, find_blocks, first, record
+from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled, float_weights, set_matrix
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.tune import check_inside, float_twin, wanted
 from quark.torch.config.algorithms import AutoRoundConfig
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.matching import Match
+from quark.torch.structure import answer, run_model
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,14 @@ class Task:
         item: the layer.
         learned: its state, in the layout in which the weight is stored.
         part: the last stage of its quantizer.
+        dtype: of the weight.
     """
 
     name: str
     item: Match
     learned: Learned
     part: FakeQuantize
+    dtype: torch.dtype
 
 
 def run_autoround(context: Context, config: AutoRoundConfig) -> None:
@@ -65,7 +72,7 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
 
 def target(stream: Stream, name: str, block: nn.Module, k: int) -> torch.Tensor:
     """What a block answers to sample ``k``."""
-    return first(stream.forward(name, block, k) if name else block(stream.hidden[k]))
+    return answer(stream.forward(name, block, k) if name else run_model(block, stream.hidden[k]))
 
 
 def learn_block(
@@ -83,58 +90,81 @@ def learn_block(
     generator = torch.Generator().manual_seed(0)
     loss = partial(sample_loss, name, block, stream, goals, tasks)
     nearest = [task.learned.snapshot() for task in tasks]
-    with torch.no_grad():
-        bound = sum(float(loss(k)) for k in range(len(goals)))
+    bound = whole_loss(loss, tasks, len(goals))
     best, lowest = nearest, float("inf")
     for step in range(config.iters):
         chosen = torch.randperm(len(goals), generator=generator)[: config.batch_size].tolist()
-        before, total = [task.learned.snapshot() for task in tasks], 0.0
-        with torch.enable_grad():
-            for k in chosen:
-                value = loss(k)
-                value.backward()  # type: ignore[no-untyped-call]
-                total += float(value.detach())
-        if total / len(chosen) < lowest:
-            best, lowest = before, total / len(chosen)
+        mean = backward(loss, tasks, chosen) / len(chosen)
+        if mean < lowest:
+            best, lowest = [task.learned.snapshot() for task in tasks], mean
         rest = 1 - step / config.iters
         for task in tasks:
             task.learned.move(config.lr * rest, config.minmax_lr * rest)
     settle(tasks, best)
     with torch.no_grad():
-        if sum(float(loss(k)) for k in range(len(goals))) > bound:
+        if whole_loss(loss, tasks, len(goals)) >= bound:
             settle(tasks, nearest)
+            log.warning(
+                "autoround: %s keeps the nearest values: nothing that was learned is better", name or "the model"
+            )
         for task in tasks:
             write(context, task)
+
+
+def backward(loss: Callable[[int, list[torch.Tensor]], torch.Tensor], tasks: list[Task], chosen: list[int]) -> float:
+    """The sum of the losses of some samples, with gradients of what is learned.
+
+    The weights are made once for all samples, which leave their gradients there: memory holds one sample's graph.
+    """
+    with torch.enable_grad():
+        values = [task.learned.value() for task in tasks]
+        leaves = [value.detach().requires_grad_() for value in values]
+        total = 0.0
+        for k in chosen:
+            one = loss(k, leaves)
+            one.backward()  # type: ignore[no-untyped-call]
+            total += float(one.detach())
+        reached = [(value, leaf.grad) for value, leaf in zip(values, leaves, strict=True) if leaf.grad is not None]
+        torch.autograd.backward([value for value, _ in reached], [grad for _, grad in reached])
+    return total
+
+
+@torch.no_grad()
+def whole_loss(loss: Callable[[int, list[torch.Tensor]], torch.Tensor], tasks: list[Task], count: int) -> float:
+    """The sum of the losses of all samples."""
+    values = [task.learned.value() for task in tasks]
+    return sum(float(loss(k, values)) for k in range(count))
 
 
 def start(name: str, item: Match, clips: bool) -> Task:
     """A weight, rounded to nearest to begin with."""
     module = item.layer.module
     quantizer = module._modules["weight_quantizer"]
-    weight = module._parameters["weight"].detach().float()  # type: ignore[union-attr]
+    stored = module._parameters["weight"].detach()  # type: ignore[union-attr]
+    weight = stored.float()
     *before, part = parts(quantizer)  # type: ignore[arg-type]
     moving = clips and not before and part.stage.calibrated and not part.stage.is_block and not part.stage.real_zero
     moving = moving and part.stage.spec.scale_rule == "float32"
     expand = partial(part.granularity.expand, shape=tuple(weight.shape))
     learned = Learned.start(weight, grid_of(quantizer, weight), part.scale if moving else None, expand)  # type: ignore[arg-type]
-    return Task(name, item, learned, part)
+    return Task(name, item, learned, part, stored.dtype)
 
 
 def sample_loss(
-    name: str, block: nn.Module, stream: Stream, goals: list[torch.Tensor], tasks: list[Task], k: int
+    name: str,
+    block: nn.Module,
+    stream: Stream,
+    goals: list[torch.Tensor],
+    tasks: list[Task],
+    k: int,
+    values: list[torch.Tensor],
 ) -> torch.Tensor:
-    """The loss of one sample; the block's own parameters get no gradients."""
+    """The loss of one sample under some weights; the block's own parameters get no gradients."""
     weights = {key: value.detach() for key, value in block.named_parameters()}
-    weights |= {f"{task.name}.weight": task.learned.value().to(goals[k].dtype) for task in tasks}
-    if not name:
-        output = functional_call(block, weights, (stream.hidden[k],))
-    else:
-        args, kwargs = stream.calls[name][k]
-        args, kwargs = (
-            (args, {**kwargs, HIDDEN: stream.hidden[k]}) if HIDDEN in kwargs else ((stream.hidden[k], *args), kwargs)
-        )
-        output = functional_call(block, weights, args, kwargs)
-    return (first(output).float() - goals[k].float()).square().mean()
+    learned = zip(tasks, values, strict=True)
+    weights |= {f"{task.name}.weight": value.to(task.dtype) for task, value in learned}
+    args, kwargs = stream.arguments(name, block, k)
+    return (answer(functional_call(block, weights, args, kwargs)).float() - goals[k].float()).square().mean()
 
 
 def settle(tasks: list[Task], values: list[list[torch.Tensor]]) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from quark.errors import ConfigError, DataError, unknown
-from quark.torch.calibration import run
+from quark.torch.calibration import arguments_of, run
 from quark.torch.layers import kind_of
 
 log = logging.getLogger(__name__)
@@ -95,10 +95,17 @@ class Stream:
         if not name:
             run(block, self.hidden[k])
             return None
+        args, kwargs = self.arguments(name, block, k)
+        return block(*args, **kwargs)
+
+    def arguments(self, name: str, block: nn.Module, k: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the block called ``name`` (the model, without a name) is called with on sample ``k``."""
+        if not name:
+            return arguments_of(block, self.hidden[k])
         args, kwargs = self.calls[name][k]
         if HIDDEN in kwargs:
-            return block(*args, **{**kwargs, HIDDEN: self.hidden[k]})
-        return block(self.hidden[k], *args, **kwargs)
+            return args, {**kwargs, HIDDEN: self.hidden[k]}
+        return (self.hidden[k], *args), kwargs
 
     def advance(self, name: str, block: nn.Module) -> Stream:
         """The stream behind a block; what the block was called with is forgotten. Nothing is behind the last one."""

@@ -1,6 +1,6 @@
 """Whether a change of a float model makes its quantized answers better, judged on samples that did not choose it.
 
-    gains g_k = error before - error after, of sample k        better: mean g > 2 standard errors of it
+    gains g_k = error before - error after, of sample k        better: mean g > 1.75 standard errors of it
 
 Each sample is compared with itself, so that small gains are told from chance, and large ones that a few samples make
 are not taken for certain. With fewer than four samples there is no telling: there the error must fall by 2 %.
@@ -25,7 +25,7 @@ SAMPLES = 8  # that a block is judged on
 MODEL_SAMPLES = 16  # that a model is judged on
 FEW = 4  # samples below which nothing is said about chance
 APART = 8  # samples from which some choose and others judge
-SURE = 2.0  # standard errors
+SURE = 1.75  # standard errors; a gain that 16 samples show by chance once in twenty times (Student's distribution)
 WORTH = 0.98  # part of the error that may be left where samples are few
 
 

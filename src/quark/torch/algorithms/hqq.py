@@ -6,6 +6,7 @@ Scales move, and with them the zero points that are real numbers (``ZeroPointTyp
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -21,24 +22,35 @@ log = logging.getLogger(__name__)
 @torch.no_grad()
 def run_hqq(context: Context, config: HQQConfig) -> None:
     """Improve the scales of every integer weight of ``context.model``."""
-    for item in context.found.quantized:
-        quantizer = item.layer.module._modules["weight_quantizer"]
-        if quantizer is not None:
-            refine(quantizer, item.layer.module._parameters["weight"].detach(), config)  # type: ignore[arg-type, union-attr]
+    layers = [item.layer.module for item in context.found.quantized if item.stages["weight"]]
+    warn_of_fixed([layer._modules["weight_quantizer"] for layer in layers])  # type: ignore[misc]
+    for layer in layers:
+        refine(layer._modules["weight_quantizer"], layer._parameters["weight"].detach(), config)  # type: ignore[arg-type, union-attr]
 
 
 @torch.no_grad()
 def refine(quantizer: Quantizer, weight: torch.Tensor, config: HQQConfig) -> None:
-    """Improve the scales of one quantizer, as far as its format has integer codes and free scales."""
-    *before, part = parts(quantizer)
+    """Improve the scales of one quantizer, if it has any to move."""
+    if can_move(quantizer):
+        improve(next(iter(parts(quantizer))), weight.float(), config)
+
+
+def can_move(quantizer: Quantizer) -> bool:
+    """Whether there is one stage, of integer codes under scales that are free."""
+    part, *others = parts(quantizer)
     stage = part.stage
-    if before or not stage.calibrated or not isinstance(stage.format, Int) or stage.spec.scale_rule != "float32":
+    free = stage.calibrated and isinstance(stage.format, Int) and stage.spec.scale_rule == "float32"
+    return free and not others
+
+
+def warn_of_fixed(quantizers: Sequence[Quantizer]) -> None:
+    """Say of how many weights the scales stay, and why."""
+    fixed = [next(iter(parts(quantizer))) for quantizer in quantizers if not can_move(quantizer)]
+    if fixed:
         log.warning(
-            "hqq: %s keeps its scales: the method moves those of integer codes, which %s does not have",
-            part.tensor_name, stage.spec.describe(),
+            "hqq leaves %d of %d weights rounded to nearest: it moves static scales of integer codes, and theirs are "
+            "none (%s: %s)", len(fixed), len(quantizers), fixed[0].tensor_name, fixed[0].stage.spec.describe(),
         )  # fmt: skip
-        return
-    improve(part, weight.float(), config)
 
 
 def improve(part: FakeQuantize, weight: torch.Tensor, config: HQQConfig) -> None:

@@ -177,9 +177,12 @@ def scale_places(
         undo = Undo()
         context.undo.actions.append(undo.restore)
         scale_parts(replace(walk, context=replace(context, undo=undo)), some, items, choose, squares)
-        if surely_lower(measure.errors(), before):
+        after = measure.errors()
+        if surely_lower(after, before):
             return
         context.home.put_back(undo)
+        if after == before:  # no place has a better scale
+            break
     log.warning("the model keeps its scales: no others make its quantized answers better than chance")
 
 

@@ -97,7 +97,7 @@ def part_of(name: str, layer: QuantLayer, slot: str) -> FakeQuantize | None:
     if quantizer is None:
         return None
     if isinstance(quantizer, StoredTensor):
-        quantizer = quantizer.quantizer(layer.weight)  # type: ignore[arg-type]
+        quantizer = quantizer.quantizer(layer._parameters["weight"])  # type: ignore[arg-type]
     elif isinstance(quantizer, StoredScales):
         quantizer = quantizer.settled()
     found = list(parts(quantizer))

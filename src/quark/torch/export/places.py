@@ -111,7 +111,7 @@ def put(
     Raises:
         ModelError: another shape or type than the place has, or a scale that is no number.
     """
-    old: torch.Tensor = getattr(module, own)
+    old: torch.Tensor = module._parameters[own] if own in module._parameters else getattr(module, own)  # type: ignore[assignment]
     if own.startswith("scale") and value.dtype in FLOATS and not bool(value.isfinite().all()):
         raise ModelError(f"{what} has scales that are not finite: the file is broken")
     free = isinstance(module, FakeQuantize) and not old.numel()  # a scale whose number the configuration does not tell

@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 
 from quark.algorithms.hadamard import Rotation
 from quark.errors import ConfigError
-from quark.torch.algorithms.hqq import refine
+from quark.torch.algorithms.hqq import refine, warn_of_fixed
 from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import HQQConfig
 from quark.torch.config.model import QConfig, check_available
@@ -200,6 +200,9 @@ def quantize_checkpoint(
     if stages.tune is not None:
         tuned = tuned_weights(checkpoint, config, stages.tune, goal / TUNED, samples, changes)
         jobs = [replace(job, tuned=tuned) for job in jobs]
+    if stages.refine is not None:
+        names = (name for name in quantized if name.endswith(".weight") and refined(stages.refine, name))
+        warn_of_fixed([quantized[name].quantizer() for name in names])
     jobs = [replace(changed(job, changes), refine=stages.refine) for job in jobs]
     run(jobs, workers)
     finish(goal, checkpoint, jobs, described, untied=changes.untied)
