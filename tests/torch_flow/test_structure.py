@@ -185,7 +185,7 @@ def test_experts() -> None:
     structure = find_structure(model, torch.randn(4, 32, 16))
     group = next(group for group in structure.groups if group.block == "blocks.1")
     assert group.norm == "blocks.1.norm"
-    assert {"blocks.1.router", *(f"blocks.1.experts.{k}.in1" for k in range(3))} == set(group.linears)
+    assert {"blocks.1.router", *(f"blocks.1.experts.{k}.in1" for k in range(4))} == set(group.linears)
     pairs = {(pair.source, pair.target) for pair in structure.pairs if pair.block == "blocks.1"}
     assert pairs == {(f"blocks.1.experts.{k}.in1", f"blocks.1.experts.{k}.out1") for k in range(4)}
 

@@ -44,11 +44,13 @@ class QuantLayer(nn.Module):
         float_class: the class of the layer before.
         frozen: weight and bias hold quantized values.
         compact: weight and bias are codes of a file, decoded at each call and not kept.
+        loaded: the codes are those of the file, so that ``weight`` can be what they stand for.
     """
 
     float_class: type[nn.Module]
     frozen: bool
     compact: bool = False
+    loaded: bool = False
 
     @property
     def input_quantizer(self) -> Quantizer | None:
@@ -90,7 +92,7 @@ class QuantLayer(nn.Module):
     def weight(self) -> torch.Tensor:
         """The parameter; of codes what they stand for, since models ask for its type, and multiply by it."""
         value = self._parameters["weight"]
-        if self.compact and self._modules["weight_quantizer"] is not None:
+        if self.compact and self.loaded and self._modules["weight_quantizer"] is not None:
             return self.own_quantizer("weight")(value.detach())  # type: ignore[union-attr]
         return value  # type: ignore[return-value]
 
@@ -219,7 +221,7 @@ def detach(module: nn.Module) -> None:
     if isinstance(module, QuantLayer):
         for name in SLOT_NAMES.values():
             module._modules.pop(name, None)
-        for name in ("_twin", "frozen", "compact"):
+        for name in ("_twin", "frozen", "compact", "loaded"):
             module.__dict__.pop(name, None)
         module.__class__ = module.float_class  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Whether a change of a float model makes its quantized answers better, judged on samples that did not choose it.
+"""Whether a change of a float model makes its quantized answers better, for more than chance.
 
     gains g_k = error before - error after, of sample k        better: mean g > 1.75 standard errors of it
 

@@ -25,7 +25,7 @@ from quark.errors import ConfigError, unknown
 from quark.torch.algorithms.answers import Walk, walk_of
 from quark.torch.algorithms.blocks import Stream
 from quark.torch.algorithms.context import Context, Undo, matrix, new_quantizer
-from quark.torch.algorithms.guard import MODEL_SAMPLES, SAMPLES, better_block, choosing, judging, ruler, surely_lower
+from quark.torch.algorithms.guard import MODEL_SAMPLES, SAMPLES, better_block, judging, ruler, surely_lower
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.calibration import run
@@ -151,8 +151,8 @@ def scale_places(
 ) -> None:
     """Let ``choose`` change every place whose readers are quantized, block by block.
 
-    Every other sample shows the inputs by which is chosen, by the errors of layers. By the errors of what the model
-    answers, which chose nothing, it must get better, for more than chance.
+    What is chosen has the least errors of layers; by the errors of what the model answers, which chose nothing, it must
+    get better, for more than chance.
 
     Args:
         context: the float model.
@@ -196,11 +196,11 @@ def subsets(wanted: list[Place]) -> Iterator[list[Place]]:
 def scale_parts(walk: Walk, wanted: list[Place], items: Mapping[str, Match], choose: Chooser, squares: bool) -> None:
     """The places of every block, and those in none."""
     context, stream = walk.context, walk.stream
-    learn, judge = choosing(len(context.samples)), judging(len(context.samples))[:SAMPLES]
+    judge = judging(len(context.samples))[:SAMPLES]
     for name, block in walk.blocks.modules.items():
         here = [place for place in wanted if place.block == name]
 
-        reading = partial(read_block, context, name, block, stream.of(learn), here, squares)
+        reading = partial(read_block, context, name, block, stream, here, squares)
 
         def change(reading: Callable[[], list[tuple[Place, Inputs]]] = reading) -> None:
             for place, inputs in reading():
@@ -212,7 +212,7 @@ def scale_parts(walk: Walk, wanted: list[Place], items: Mapping[str, Match], cho
             elif not name:
                 change()
             stream = stream.advance(name, block)
-    every = Stream([context.samples[k] for k in learn])
+    every = Stream(list(context.samples))
     for place in (place for place in wanted if place.block not in walk.blocks.modules):
         with context.home.recording():
             inputs = read_block(context, "", context.model, every, [place], squares)

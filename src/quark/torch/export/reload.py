@@ -25,7 +25,7 @@ from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import CUSTOM_MODES, from_custom, key_mapping
 from quark.torch.export.extras import has_extras, prepare, settle
 from quark.torch.export.places import load
-from quark.torch.export.skeleton import is_inside_attention, map_attention, map_layers
+from quark.torch.export.skeleton import is_inside_attention, map_attention, map_layers, mark_loaded
 from quark.torch.quantized_layer import quantized_layers
 from quark.torch.recurrent import roll_untouched, unroll_recurrent
 
@@ -86,7 +86,7 @@ def import_model_from_safetensors(
     prepare(model, checkpoint)
     load(model, checkpoint, scheme.method)
     settle(model)
-    return model.eval()
+    return mark_loaded(model).eval()
 
 
 def scheme_of(checkpoint: Checkpoint) -> Scheme:
@@ -173,4 +173,4 @@ def from_transformers(
             raise ModelError(
                 f"{str(checkpoint.folder)!r}: {len(found[kind])} {kind.replace('_', ' ')}, the first is {first!r}"
             )
-    return model.to(device).eval()
+    return mark_loaded(model).to(device).eval()

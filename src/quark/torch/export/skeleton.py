@@ -169,6 +169,13 @@ def compact_layers(model: nn.Module) -> Iterator[tuple[str, QuantLayer]]:
     return ((name, layer) for name, layer in quantized_layers(model) if layer.compact)
 
 
+def mark_loaded(model: nn.Module) -> nn.Module:
+    """Say that all codes are those of a file; ``model``."""
+    for _, layer in compact_layers(model):
+        layer.__dict__["loaded"] = True
+    return model
+
+
 @torch.no_grad()
 def unpack(model: nn.Module) -> nn.Module:
     """Decode the weights that are kept as codes, once and in place: more memory, no decoding at each call.
