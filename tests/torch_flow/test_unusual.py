@@ -100,10 +100,10 @@ def error(name: str, model: nn.Module) -> float:
     "algorithm", ["awq", "autoround", *(pytest.param(a, marks=pytest.mark.slow) for a in ALGORITHMS)]
 )
 @pytest.mark.parametrize("name", MODELS)
-def test_better_than_rounding_and_the_same_from_a_file(name: str, algorithm: str, tmp_path: Path) -> None:
+def test_no_worse_than_rounding_and_the_same_from_a_file(name: str, algorithm: str, tmp_path: Path) -> None:
     model = quantize(name, INT4, [ALGORITHMS[algorithm]])
     nearest = error(name, quantize(name, INT4, []))
-    assert error(name, model) < nearest * (1.3 if algorithm in ("rotation", "svdquant") else 1)
+    assert error(name, model) <= nearest * (1.3 if algorithm in ("rotation", "svdquant") else 1)
     export_safetensors(model, tmp_path)
     again = import_model_from_safetensors(build(name), tmp_path)
     with torch.no_grad():
