@@ -22,6 +22,7 @@ from tests.onnx_flow import models
 from quark.errors import ConfigError, ModelError
 from quark.onnx import CalibMethod, Config, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, get_default_config
 from quark.onnx.compare import compare
+from quark.onnx.forecast import forecast
 from quark.onnx.graph.libraries import library_files
 
 SECRET = "secret_layer"
@@ -152,6 +153,16 @@ def test_the_spy_sees_what_is_written_without_crypto_mode(tmp_path: Path) -> Non
 
     ModelQuantizer(config(CalibOptimizeDisk=False, TmpDir=str(tmp_path))).quantize_model(models.cnn(), None, reader())
     assert files
+
+
+def test_crypto_mode_refuses_to_write_the_preprocessed_model(tmp_path: Path) -> None:
+    recipe = {"preprocess_passes": {"fold_batch_norm": {}}, "preprocessed_model_path": str(tmp_path / "p.onnx")}
+    ModelQuantizer(config(PreprocessYAML=recipe)).quantize_model(models.cnn(), None, samples())
+    (tmp_path / "p.onnx").unlink()
+    forecast(config(PreprocessYAML=recipe).compile(), models.cnn())  # a dry run writes nothing either
+    with pytest.raises(ConfigError, match="leave out preprocessed_model_path"):
+        ModelQuantizer(config(PreprocessYAML=recipe, CryptoMode=True)).quantize_model(models.cnn(), None, samples())
+    assert not list(tmp_path.iterdir())
 
 
 def test_crypto_mode_wants_a_model_in_memory(tmp_path: Path) -> None:

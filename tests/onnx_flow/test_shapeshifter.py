@@ -46,7 +46,7 @@ def test_a_pass_whose_switch_is_false_does_not_run() -> None:
         ({"passes": {"convert_opset_version": {"target_opset_version": "new"}}}, "cannot be 'new'"),
         ({"passes": {"fold_batch_norm": 3}}, "are a mapping"),
         ({"passes": 3}, "a mapping or a list"),
-        ({"passes": {}}, "no passes are listed"),
+        ({"passes": {}}, "no pass is listed and switched on"),
         ({"passs": {"fold_batch_norm": None}}, "unknown key 'passs'.* Did you mean 'passes'"),
         ({"passes": ["fold_relu"], "preprocess_passes": ["fold_relu"]}, "not both"),
         ({"passes": ["fold_relu"], "input_model_config": {"model_type": "pytorch"}}, "only onnx"),

@@ -69,7 +69,7 @@ def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
     source = files.load(model_input)
     known = all_known(source) if job.options.EnableSubgraph else known_nodes(source)
     tensors = known_tensors(source)
-    prepared = prepare(source, job)
+    prepared = prepare(source, job, write=False)
     check_names(prepared.model, prepared.job, known, tensors)
     model, job = prepared.model, foreseen(prepared.model, prepared.job, known)
     plan = MODES[job.mode].place(model, job, known)

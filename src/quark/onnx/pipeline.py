@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from quark.config.job import Job, with_scale_rule
-from quark.errors import ModelError
+from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Tensor
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import save
@@ -169,8 +169,11 @@ class Prepared:
     after: Steps = ()
 
 
-def prepare(model: ir.Model, job: Job) -> Prepared:
+def prepare(model: ir.Model, job: Job, write: bool = True) -> Prepared:
     """Lift an old model, then fold and tidy it, so that placement finds weights in initializers and types everywhere.
+
+    Args:
+        write: whether the file is written that ``PreprocessYAML`` may name for the model after its passes.
 
     Raises:
         ModelError: the model is already quantized, holds an operator that nothing defines, is float16 where the
@@ -179,7 +182,7 @@ def prepare(model: ir.Model, job: Job) -> Prepared:
     refuse_quantized(model)
     last = channels_last_inputs(model)
     recipe = None if job.options.PreprocessYAML is None else read(job.options.PreprocessYAML)
-    reports = [] if recipe is None else _preprocess(model, recipe)
+    reports = [] if recipe is None else _preprocess(model, recipe, job.options.CryptoMode, write)
     if not job.options.UserCustomOpLibPath:
         unknown = unknown_operator(model, None)
         if unknown is not None:
@@ -195,10 +198,16 @@ def prepare(model: ir.Model, job: Job) -> Prepared:
     return Prepared(model, job, reports, moved, () if recipe is None else recipe.after)
 
 
-def _preprocess(model: ir.Model, recipe: Recipe) -> list[PassReport]:
-    """The passes of ``PreprocessYAML``; the model they make is written where the file says so."""
+def _preprocess(model: ir.Model, recipe: Recipe, secret: bool, write: bool) -> list[PassReport]:
+    """The passes of ``PreprocessYAML``; the model they make is written where the file says so.
+
+    Raises:
+        ConfigError: the file says so under ``CryptoMode``.
+    """
+    if secret and recipe.preprocessed is not None:
+        raise ConfigError("CryptoMode: nothing of the model may reach the disk; leave out preprocessed_model_path")
     reports = run_passes(model, recipe.before)
-    if recipe.preprocessed is not None:
+    if recipe.preprocessed is not None and write:
         save(model, recipe.preprocessed)
     return reports
 

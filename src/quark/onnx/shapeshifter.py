@@ -76,7 +76,7 @@ def read(config: Config) -> Recipe:
     before = _steps(data.get("passes", data.get("preprocess_passes")), where)
     after = _steps(data.get("postprocess_passes"), where)
     if not before and not after:
-        raise ConfigError(f"{where}: no passes are listed (keys: {', '.join(GROUPS)})")
+        raise ConfigError(f"{where}: no pass is listed and switched on (keys: {', '.join(GROUPS)})")
     given = data.get("input_model_config") or {}
     if isinstance(given, Mapping) and given.get("model_type", "onnx") != "onnx":
         raise ConfigError(f"{where}: model_type {given['model_type']!r}: only onnx models are transformed")
