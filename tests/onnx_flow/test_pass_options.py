@@ -108,13 +108,15 @@ def test_fixed_shapes_reach_every_tensor(given: object) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"x": [-1, 3, 8, 6]}, "must be 1 or more"),
+        ("x:[0,3,8,6]", "must be 1 or more"),
         ("x=[5,3,8,6]", "not of the form"),
         ("z:[5,3]", "unknown input or output"),
         ("x:[5,4,8,6]", "contradicts"),
         ("x:[5,3,8]", "has 4 axes"),
     ],
 )
-def test_shapes_that_cannot_be(given: str, message: str) -> None:
+def test_shapes_that_cannot_be(given: object, message: str) -> None:
     with pytest.raises((ConfigError, ModelError), match=message):
         quantized(pass_models.image_model(), FixShapes=given)
 

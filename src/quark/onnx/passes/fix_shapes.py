@@ -45,15 +45,17 @@ def run(model: ir.Model, input_output_name_shapes: Shapes) -> PassReport:
     """Fix the shapes of ``model`` in place.
 
     Raises:
-        ConfigError: the text is no list of shapes.
+        ConfigError: the text is no list of shapes, or a size is below 1.
         ModelError: a name that is no input or output, a shape of another rank, or one that contradicts the model.
     """
     shapes = input_output_name_shapes if isinstance(input_output_name_shapes, dict) else parse(input_output_name_shapes)
     graph = model.graph
     ends = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
-    for name in shapes:
+    for name, sizes in shapes.items():
         if name not in ends:
             raise ModelError(unknown("input or output (FixShapes)", name, ends))
+        if any(size < 1 for size in sizes):
+            raise ConfigError(f"FixShapes: the sizes of {name!r} must be 1 or more, not {sizes}")
     inputs = {str(value.name) for value in graph.inputs}
     changed = sum(_set(ends[name], sizes) for name, sizes in shapes.items() if name in inputs)
     if changed:
