@@ -8,7 +8,17 @@ import pytest
 from tests.onnx_flow import models, pass_models
 
 from quark.errors import ConfigError, ModelError
-from quark.onnx import Int8Spec, Int16Spec, ModelQuantizer, QConfig, QLayerConfig, UInt8Spec, XInt8Spec
+from quark.onnx import (
+    Config,
+    Int8Spec,
+    Int16Spec,
+    ModelQuantizer,
+    QConfig,
+    QLayerConfig,
+    UInt8Spec,
+    XInt8Spec,
+    get_default_config,
+)
 from quark.onnx.quantization.config.spec import CalibMethod
 
 MINMAX = CalibMethod.MinMax
@@ -128,6 +138,21 @@ def test_every_tensor_of_the_result_has_a_type_and_a_shape() -> None:
     stated = {value.name for value in (*result.graph.value_info, *result.graph.output)}
     assert {name for node in result.graph.node for name in node.output} <= stated
     assert all(value.type.tensor_type.HasField("shape") for value in result.graph.value_info)
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_tensors_that_operators_of_the_runtime_make_are_stated_on_request(filled: bool) -> None:
+    """Inference knows nothing of com.microsoft; a run does."""
+    proto = models.cnn()
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    config = get_default_config("UINT8_DYNAMIC_QUANT")
+    config.extra_options.update(PrintSummary=False, FillAllValueInfo=filled)
+    result = ModelQuantizer(Config(config)).quantize_model(proto)
+    assert result is not None
+    known = (*result.graph.value_info, *result.graph.output)
+    stated = {value.name for value in known if value.type.tensor_type.HasField("shape")}
+    made = {name for node in result.graph.node for name in node.output if name}
+    assert (made <= stated) == filled
 
 
 def test_initializers_that_a_feed_may_override_stay_float() -> None:
