@@ -13,13 +13,14 @@ from tests.torch_flow.test_files import HEADS, assert_same, llama, tensors
 from quark.errors import ConfigError, DataError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.algorithms import tune
-from quark.torch.export.api import export_safetensors
+from quark.torch.export.api import export_safetensors, import_model_from_safetensors
 from quark.torch.files import quantize_checkpoint
 from quark.torch.files.home import InFiles
 from quark.torch.quantization.config.config import (
     AutoRoundConfig,
     AutoSmoothQuantConfig,
     AWQConfig,
+    BiasCorrectionConfig,
     GPTAQConfig,
     GPTQConfig,
     HQQConfig,
@@ -106,7 +107,12 @@ def test_a_killed_job_does_not_tune_a_block_again(
     assert not list((tmp_path / "files").glob(".*"))
 
 
-def test_one_block_at_a_time_has_values(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "algorithms", [[GPTQConfig()], [RotationConfig(r2=True, only_if_better=False), AWQConfig()]], ids=["gptq", "awq"]
+)
+def test_one_block_at_a_time_has_values(
+    algorithms: list[Any], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While a block is worked on, every other block's parameters are without memory."""
     seen, load = [], InFiles.load
 
@@ -118,9 +124,31 @@ def test_one_block_at_a_time_has_values(source: Path, tmp_path: Path, monkeypatc
         seen.append(blocks == [name])
 
     monkeypatch.setattr(InFiles, "load", watched)
-    quantize_checkpoint(source, tmp_path / "files", config(GPTQConfig()), samples=SAMPLES)
+    quantize_checkpoint(source, tmp_path / "files", config(algorithms), samples=SAMPLES)
     layers = HEADS["num_hidden_layers"]
-    assert len(seen) == layers * (len(SAMPLES) + 1) and all(seen)
+    assert len(seen) >= layers * (len(SAMPLES) + 1) and all(seen)
+
+
+def test_biases_and_a_tied_head(tmp_path: Path) -> None:
+    """Bias correction after a rotation, which unties the head: the bits of the model in memory, and its answers."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    more = {"num_attention_heads": 4, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **more)).eval()
+    model.save_pretrained(tmp_path / "source", max_shard_size="60KB")
+    settings = config([RotationConfig(only_if_better=False), BiasCorrectionConfig()])
+    in_memory(tmp_path / "source", settings, tmp_path / "memory")
+    quantize_checkpoint(tmp_path / "source", tmp_path / "files", settings, samples=SAMPLES)
+    found = tensors(tmp_path / "files")
+    assert_same(found, tensors(tmp_path / "memory"))
+    before = model.state_dict()
+    biases = [name for name in found if name.endswith("proj.bias")]
+    assert any(not torch.equal(found[name], before[name]) for name in biases)
+    with torch.no_grad():
+        answers = [
+            import_model_from_safetensors(None, tmp_path / name)(**SAMPLES[0]).logits for name in ("files", "memory")
+        ]
+    assert torch.equal(*answers)
 
 
 def test_what_cannot_work_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
