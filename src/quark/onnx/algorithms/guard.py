@@ -71,11 +71,15 @@ class Loss:
 
 def surely_smaller(loss: Loss, other: Loss) -> bool:
     """Whether a loss is below another by more than chance, compared sample by sample; one sample knows no chance."""
-    if not loss.total < other.total:
-        return False
+    mean, error = compared(loss, other)
+    return loss.total < other.total and (mean < -error or not error)
+
+
+def compared(loss: Loss, other: Loss) -> tuple[float, float]:
+    """The mean of log(loss / other) over the samples, and its standard error (0 of one sample)."""
     ratios = np.log(np.maximum(loss.each, _TINY) / np.maximum(other.each, _TINY))
     error = 0.0 if len(ratios) < 2 else float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
-    return bool(ratios.mean() < -error) or not error
+    return float(ratios.mean()), error
 
 
 def losses(reference: ir.Model, models: list[ir.Model], context: Context) -> list[Loss]:

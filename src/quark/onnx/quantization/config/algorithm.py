@@ -76,7 +76,7 @@ class CalibrationSearchConfig(AlgoConfig):
     Attributes:
         methods: candidates besides the method of the configuration: names of ``CalibMethod``, and numbers, which are
             percentages that a percentile keeps.
-        data_size: samples used at most; half of them give ranges, the others decide.
+        data_size: samples used at most; each half gives ranges to be judged by the other.
     """
 
     name: ClassVar[str] = "calibration_search"
