@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from quark.errors import ModelError
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.context import Home, Undo
 from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.export.shards import item_of, write_file
 from quark.torch.files.skeleton import Skeleton, Stored
 from quark.torch.files.static import check_loaded, drop, load
 
@@ -111,7 +111,7 @@ class InFiles(Home):
             return {}
         path = self.folder / f"{len(self.files)}.{name}.safetensors"
         part = path.with_name(f"{path.name}.part")
-        save_file({key: value.clone().contiguous() for key, value in values.items()}, part)
+        write_file(part, [item_of(key, value.contiguous()) for key, value in values.items()])
         os.replace(part, path)
         self.files.append(path.name)
         return {key: Stored(str(path), key, tuple(value.shape), value.dtype) for key, value in values.items()}
