@@ -28,7 +28,7 @@ def forwards(algorithm: Any, layer: str) -> tuple[int, int]:
 
 def test_awq_runs_the_model_as_often_for_one_candidate_as_for_thirty(monkeypatch: pytest.MonkeyPatch) -> None:
     many = forwards(AWQConfig(), "w4a8")
-    monkeypatch.setattr(awq, "GRID", 2)
+    monkeypatch.setattr(awq, "GRID", ((0.5,), (0.0,)))
     monkeypatch.setattr(awq, "CLIPS", 1)
     assert many == forwards(AWQConfig(), "w4a8")
 
