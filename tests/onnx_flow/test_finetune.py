@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -181,9 +182,9 @@ def test_the_largest_layer_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> No
     tried = []
     real = finetune.adaround
 
-    def watched(layer, codes, data, settings):  # type: ignore[no-untyped-def]
+    def watched(layer, codes, data, settings, round_bias):  # type: ignore[no-untyped-def]
         tried.append((layer.name, settings.iterations, len(data.inputs)))
-        return real(layer, codes, data, settings)
+        return real(layer, codes, data, settings, round_bias)
 
     monkeypatch.setattr(finetune, "adaround", watched)
     assert result(select_max_mem_layer=True).SerializeToString() == BASE
@@ -206,11 +207,9 @@ def test_the_log_has_a_line_every_so_many_steps(caplog: pytest.LogCaptureFixture
     ]
 
 
-def test_adaquant_trains_biases_on_request() -> None:
-    made = [
-        quantized(config(INT8, [AdaQuantConfig(num_iterations=25, learning_rate=3e-3, update_bias=on)]))
-        for on in (False, True)
-    ]
+@pytest.mark.parametrize("kind", [AdaRoundConfig(), AdaQuantConfig(learning_rate=3e-3)], ids=lambda one: one.name)
+def test_biases_are_trained_on_request(kind: AdaRoundConfig | AdaQuantConfig) -> None:
+    made = [quantized(config(INT8, [replace(kind, num_iterations=25, update_bias=on)])) for on in (False, True)]
     biases = [
         {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name.startswith(("b1", "d1"))}
         for proto in (quantized(config(INT8, [])), *made)
@@ -285,6 +284,12 @@ def test_algorithms_are_combined_in_the_order_given() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: AdaRoundConfig(target_op_type=["Cov"]), r"target_op_type.*Did you mean 'Conv'"),
+        (lambda: AdaRoundConfig(cache_dir=5), "cache_dir cannot be 5"),
+        (lambda: AdaQuantConfig(reg_param=0.1), "reg_param cannot be 0.1; only AdaRoundConfig"),
+        (lambda: AdaQuantConfig(beta_range=[10, 2]), "beta_range"),
+        (lambda: AdaQuantConfig(warm_start=0.5), "warm_start"),
+        (lambda: result(infer_device="rocm:1"), "infer_device: this ONNX Runtime has no ROCMExecutionProvider"),
         (lambda: AdaRoundConfig(num_iterations=0), "num_iterations"),
         (lambda: AdaRoundConfig(drop_ratio=1.5), "drop_ratio"),
         (lambda: AdaQuantConfig(mem_opt_level=3), "mem_opt_level"),

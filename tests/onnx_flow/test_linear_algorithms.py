@@ -132,6 +132,34 @@ def test_the_matmul_that_turns_stays_float_and_blocks_follow_the_largest_size() 
         assert not matrix[:4, -4:].any()  # blocks of 8 (of 4 for 20 channels)
 
 
+@pytest.mark.parametrize(
+    ("size", "largest", "orders"),
+    [(1216, 4096, (16, 76)), (1216, 100, (4, 19)), (1024, 4096, (16, 64)), (1152, 4096, (32, 36))],
+)
+@pytest.mark.parametrize("signs", [False, True])
+def test_a_large_tensor_is_turned_in_factors(size: int, largest: int, orders: tuple[int, int], signs: bool) -> None:
+    """The function stays, and the file holds two small matrices instead of one of size x size."""
+    proto = models.model(
+        f"net (float[N, 3, {size}] x) => (float[N, 3, 2] y) {{ y = MatMul (x, w) }}",
+        {"w": models.normal(size, 2)},
+        opset=17,
+    )
+    config = QuarotConfig(r_matrix_dim=largest, use_random_had=signs, keep_worse=True)
+    turned = transformed(config, proto)
+    onnx.checker.check_model(turned, full_check=True)
+    x = models.normal(2, 3, size)
+    np.testing.assert_allclose(models.session(turned).run(None, {"x": x})[0], x @ weights(proto)["w"], atol=1e-3)
+    held = [matrix for name, matrix in weights(turned).items() if "_rotation" in name]
+    assert sum(matrix.size for matrix in held) < 100**2
+    for matrix in held:
+        np.testing.assert_allclose(matrix @ matrix.T, np.eye(len(matrix)), atol=1e-6)
+    assert not np.allclose(weights(turned)["w"], weights(proto)["w"])
+
+
+def weights(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+
+
 def test_a_file_of_pairs_turns_the_stream_in_the_weights(tmp_path: Path) -> None:
     graph = """
     net (int64[N] t) => (float[N, 6] y) {

@@ -316,6 +316,10 @@ def test_bad_settings_are_refused_by_name(fields: dict[str, Any], words: str) ->
 def test_what_does_not_fit_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="metric_output_index is 2"):
         run(metric_threshold=None, metric_output_index=2)
+    with pytest.raises(ConfigError, match="metric_output_index is 2"):
+        run(metric_output_index=2)  # without a threshold nothing is measured; the setting is wrong all the same
+    with pytest.raises(ConfigError, match="sensitivity_cache_file cannot be 5"):
+        run(sensitivity_cache_file=5)
     with pytest.raises(ConfigError, match=r"exclude_layers.*'frist'.*first"):
         run(exclude_layers=["frist"])
     with pytest.raises(ConfigError, match="no quantized layer may be chosen"):

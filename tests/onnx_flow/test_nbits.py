@@ -10,7 +10,7 @@ from tests.onnx_flow import models
 
 from quark.config.nbits import BITS, NBits
 from quark.errors import ConfigError, DataError
-from quark.onnx import Config, GPTQConfig, ModelQuantizer, QConfig, get_default_config
+from quark.onnx import AdaRoundConfig, AlgoConfig, Config, GPTQConfig, ModelQuantizer, QConfig, get_default_config
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS
 
 GRAPH = """
@@ -167,6 +167,22 @@ def test_gptq_beats_rounding_to_nearest_on_its_data(symmetric: bool) -> None:
     plain = _loss("DEFAULT", symmetric)
     assert _loss("GPTQ", symmetric) < 0.7 * plain
     assert _loss("GPTQ", symmetric, (GPTQConfig(perc_damp=1.0),)) != _loss("GPTQ", symmetric)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "algorithm", "words"),
+    [
+        ({}, GPTQConfig(), "GPTQConfig has no part .* set MatMulNBitsParams={'Algorithm': 'GPTQ'}"),
+        ({"Algorithm": "GPTQ", "GroupSize": 32}, GPTQConfig(group_size=16), "field group_size cannot be 16 .*: 32"),
+        ({"Algorithm": "GPTQ"}, GPTQConfig(mse=True), "field mse"),
+        ({"Algorithm": "GPTQ"}, AdaRoundConfig(), "AdaRoundConfig cannot tune what UseMatMulNBits stores"),
+    ],
+)
+def test_algorithms_without_a_part_are_refused(parameters: dict, algorithm: AlgoConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        proto, samples = _linear_net()
+        options = {"UseMatMulNBits": True, "MatMulNBitsParams": parameters, "PrintSummary": False}
+        ModelQuantizer(QConfig(algo_config=[algorithm], extra_options=options)).quantize_model(proto, None, samples)
 
 
 def test_gptq_needs_data() -> None:

@@ -207,6 +207,25 @@ def test_a_model_without_blocks_is_tuned_whole() -> None:
     assert loss([GPTQConfig()]) < 0.7 * loss([])
 
 
+@pytest.mark.parametrize("config", [GPTQConfig(), AutoRoundConfig(iters=1)])
+def test_quantized_layers_that_are_not_tuned_are_named(config: AlgoConfig, caplog: pytest.LogCaptureFixture) -> None:
+    quantize(INT4, [config])
+    assert "rounded to nearest" not in caplog.text  # the head is excluded
+    quantize(INT4, [config], decoder())
+    assert "1 others are rounded to nearest: head" in caplog.text
+
+
+@pytest.mark.parametrize("row", ALGORITHMS, ids=lambda row: row.config.name)
+def test_the_random_state_of_the_caller_stays(row: Any) -> None:
+    """Whatever draws numbers, or makes a layer that initializes itself, does so with a generator of its own."""
+    config = row.config(**SETTINGS.get(row.config.name, {}))
+    torch.manual_seed(5)
+    model = decoder()
+    before = torch.get_rng_state()
+    ModelQuantizer(QConfig(W4A8, exclude=["head"], algo_config=[config])).quantize_model(model, samples(2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_learning_leaves_no_gradients_in_the_model() -> None:
     model = decoder()
     quantize(LAYERS["int4"], [AutoRoundConfig(iters=2, batch_size=2)], model)

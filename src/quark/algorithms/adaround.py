@@ -7,6 +7,9 @@ V starts where h is the fraction of W / s, so that W̃ is the float weight. β f
 only undecided weights feel the second term, in the end all are driven to 0 or 1. It is off during the warm start. At
 the end h ≥ ½ rounds up. torch differentiates with respect to W̃ alone; the rest of the gradient is written out.
 
+Beyond the paper, with ``update_bias``: the bias learns along, straight through its rounding, at a rate that is in units
+of the layer's error before (root mean square) and falls along a line to zero.
+
 Source: Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization", section 3.
 
 Not handled: formats whose codes are not integers (AdaQuant trains those).
@@ -15,6 +18,7 @@ Not handled: formats whose codes are not integers (AdaQuant trains those).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +57,18 @@ class Codes:
     high: int
 
 
-def adaround(layer: Layer, codes: Codes, data: Data, settings: Settings) -> Trained:
+#: Rounds a tensor to its format, on its device.
+Round = Callable[[Tensor], Tensor]
+
+
+def adaround(layer: Layer, codes: Codes, data: Data, settings: Settings, round_bias: Round | None = None) -> Trained:
     """Train one layer.
 
+    Args:
+        round_bias: ``None`` where the bias stays float.
+
     Returns:
-        Weights that lie on the grid, and the bias as it was.
+        Weights that lie on the grid, and the bias as it was, or as ``update_bias`` has trained it, before its rounding.
 
     Raises:
         ConfigError: torch is not there, or not the device.
@@ -65,22 +76,25 @@ def adaround(layer: Layer, codes: Codes, data: Data, settings: Settings) -> Trai
     torch = import_torch("AdaRound")
     check_device(torch, settings.device)
     rounding = Rounding(torch, layer.weight, codes, settings.device)
-    bias = None if layer.bias is None else as_tensor(torch, layer.bias).to(settings.device)
+    bias = None if layer.bias is None else Bias(torch, layer.bias, round_bias, settings)
     batches = Batches(torch, data, settings)
     with torch.no_grad():
-        before = mean_error(layer, batches, rounding.nearest(), bias)
-    steps = _train(torch, layer, rounding, bias, batches, settings, learning_rate(settings, before))
+        before = mean_error(layer, batches, rounding.nearest(), bias and bias.rounded)
+    rate = learning_rate(settings, before)
+    if bias is not None and bias.learns:
+        bias.learn(rate * math.sqrt(before / bias.count))
+    steps = _train(torch, layer, rounding, bias, batches, settings, rate)
     with torch.no_grad():
         weight = rounding.decided()
-        after = mean_error(layer, batches, weight, bias)
-    return settled(layer, before, after, steps, weight.cpu().numpy(), layer.bias)
+        after = mean_error(layer, batches, weight, bias and bias.rounded)
+    return settled(layer, before, after, steps, weight.cpu().numpy(), bias and bias.value.cpu().numpy())
 
 
 def _train(
     torch: Any,
     layer: Layer,
     rounding: Rounding,
-    bias: Tensor | None,
+    bias: Bias | None,
     batches: Batches,
     settings: Settings,
     rate: float,
@@ -91,11 +105,14 @@ def _train(
         with torch.no_grad():
             weight = rounding.soft()
         weight.requires_grad_()
-        loss = reconstruction_error(layer.forward(inputs, weight, bias), target, layer.channel_axis)
-        (gradient,) = torch.autograd.grad(loss, weight)
+        rounded = bias and bias.rounded
+        loss = reconstruction_error(layer.forward(inputs, weight, rounded), target, layer.channel_axis)
+        gradient, *others = torch.autograd.grad(loss, [weight, *([rounded] if bias and bias.learns else [])])
         beta = None if step <= warm else annealed(step, warm, settings)
         with torch.no_grad():
             adam.step(rounding.gradient(gradient, beta, settings.reg_param))
+            if bias is not None and others:
+                bias.step(others[0], 1 - (step - 1) / settings.iterations)
         log_step(layer, settings, step, loss.detach())
         if step > warm and stop.ends(loss.detach()):
             return step
@@ -157,6 +174,27 @@ class Rounding:
             total.add_(torch.copysign(power, centred), alpha=-2 * beta * reg)
         total.mul_(centred.square_().mul_(-1 / (4 * span)).add_(span / 4))
         return total.masked_fill_(decided.logical_or_(self._stuck), 0)
+
+
+class Bias:
+    """The bias of a layer and what it is rounded to; with ``update_bias`` it learns, straight through its rounding."""
+
+    def __init__(self, torch: Any, bias: np.ndarray, round_it: Round | None, settings: Settings) -> None:
+        self._torch, self._round, self.learns = torch, round_it or (lambda tensor: tensor.clone()), settings.update_bias
+        self.value = as_tensor(torch, bias.copy()).to(settings.device)
+        self.count = bias.size
+        self.rounded = self._round(self.value).requires_grad_(self.learns)
+        self._adam: Adam | None = None
+
+    def learn(self, rate: float) -> None:
+        """Begin, at this rate of Adam."""
+        self._adam = Adam(self._torch, self.value, rate)
+
+    def step(self, gradient: Tensor, share: float) -> None:
+        """One step against the gradient of what the bias is rounded to."""
+        if self._adam is not None:
+            self._adam.step(gradient.contiguous(), share)
+        self.rounded = self._round(self.value).detach().requires_grad_()
 
 
 class Adam:

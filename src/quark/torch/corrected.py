@@ -31,9 +31,8 @@ class ErrorCorrected(nn.Module):
         super().__init__()
         weight = layer._parameters["weight"]
         device, dtype = weight.device, dtype or weight.dtype  # type: ignore[union-attr]
-        options = {"bias": False, "dtype": dtype, "device": device}
-        l1 = nn.Linear(down.shape[1], down.shape[0], **options)  # type: ignore[arg-type]
-        l2 = nn.Linear(up.shape[1], up.shape[0], **options)  # type: ignore[arg-type]
+        # on "meta" nothing is initialized: the caller's random state stays as it is
+        l1, l2 = (nn.Linear(one.shape[1], one.shape[0], bias=False, device="meta") for one in (down, up))
         l1.weight, l2.weight = (nn.Parameter(value.to(device, dtype), requires_grad=False) for value in (down, up))
         self.layer = layer
         self.correction = nn.ModuleDict({"l1": l1, "l2": l2})

@@ -195,12 +195,9 @@ class _Stage:
         axis = CHANNEL_AXIS.get(layer.node.op_type, 1)
         known = None if bias is None else np.asarray(bias, np.float32)
         trained = Layer(layer.name, forward, weight, known, axis)  # type: ignore[arg-type]
-        if isinstance(config, AdaRoundConfig):
-            if known is not None and layer.bias is not None:
-                trained = replace(trained, bias=np.asarray(rounded(known, layer.bias), np.float32))
-            found = adaround(trained, codes_of(layer.weight, weight.shape), data, settings_of(config))
-            return replace(found, bias=known)
         round_bias = None if layer.bias is None else partial(_rounded_tensor, self.torch, tensor=layer.bias)
+        if isinstance(config, AdaRoundConfig):
+            return adaround(trained, codes_of(layer.weight, weight.shape), data, settings_of(config), round_bias)
         round_weight = partial(_rounded_tensor, self.torch, tensor=layer.weight)
         return adaquant(trained, round_weight, round_bias, data, settings_of(config))
 
@@ -224,8 +221,10 @@ class _Stage:
     def _into_twin(self, twin: ir.Model, layer: Tunable, arrays: dict[str, np.ndarray]) -> None:
         """The values that the trained arrays will be rounded to."""
         _store(twin, layer.weight.name, np.asarray(rounded(np.asarray(arrays["weight"], np.float32), layer.weight)))
-        if "bias" in arrays and layer.bias is not None:
-            _store(twin, layer.bias.name, np.asarray(rounded(np.asarray(arrays["bias"], np.float32), layer.bias)))
+        if "bias" in arrays:
+            bias = np.asarray(arrays["bias"], np.float32)
+            kept = bias if layer.bias is None else np.asarray(rounded(bias, layer.bias))
+            _store(twin, str(layer.node.inputs[2].name), kept)  # type: ignore[union-attr]
 
     def _into_model(self, layer: Tunable, arrays: dict[str, np.ndarray]) -> None:
         _store(self.model, layer.weight.name, arrays["weight"])

@@ -121,6 +121,7 @@ def mix(model: ir.Model, context: Context) -> Mixed:
     if config.dual_quant_nodes:
         options = options.model_copy(update={"EnableDualQuantNodePairs": True})
     job = replace(context.job, options=options)
+    _check_output(model, config)
     layers = tuple(None if one is None else _layer(one, job) for one, _ in config.targets())
     found = tuple(_candidates(model, job, config, known))
     if not found:
@@ -134,6 +135,14 @@ def mix(model: ir.Model, context: Context) -> Mixed:
         return decider.measured(found)
     finally:
         bench.close()
+
+
+def _check_output(model: ir.Model, config: AutoMixprecisionConfig) -> None:
+    number, outputs = config.metric_output_index, [value.name or "" for value in model.graph.outputs]
+    if number >= len(outputs):
+        raise ConfigError(
+            f"AutoMixprecisionConfig: metric_output_index is {number}, and the model has the outputs {outputs}"
+        )
 
 
 def foreseen(model: ir.Model, job: Job, known: Sequence[NodeInfo]) -> Job:
@@ -355,19 +364,14 @@ class _Decider:
 
     def _site(self) -> tuple[Site, str]:
         """The float model, the samples and the float output in a folder, and a digest of the data."""
-        outputs = [value.name or "" for value in self.model.graph.outputs]
-        number = self.config.metric_output_index
-        if number >= len(outputs):
-            raise ConfigError(
-                f"AutoMixprecisionConfig: metric_output_index is {number}, and the model has the outputs {outputs}"
-            )
+        output = self.model.graph.outputs[self.config.metric_output_index].name or ""
         folder = self.context.scratch.folder("automatic mixed precision").resolve()
         ir.save(self.model.clone(), folder / MODEL, external_data=f"{MODEL}.data")
         options = self.job.options
         samples = samples_of(self.model, options, self.context.reader)
         if self.config.data_size:
             samples = Samples(samples, self.config.data_size)
-        return bench.lay_out(Site(folder, SOURCE, (outputs[number],), 0, self.job), samples)
+        return bench.lay_out(Site(folder, SOURCE, (output,), 0, self.job), samples)
 
     def _ledger(self, data: str) -> Ledger:
         """Finished measurements; what only says which of them are wanted does not count."""

@@ -3,14 +3,14 @@
 Scales and zero points are those of rounding to nearest (``nbits_algorithms.nearest``); GPTQ chooses the codes. The
 weights of the model become values on that grid, and the Plan gets its parameters, so that the codes are written as they
 are. A layer reads what the layers before it, already rounded, make. ``GPTQConfig`` in ``algo_config`` gives the block
-size, the damping and the order; the groups are those of ``MatMulNBitsParams``.
+size, the damping and the order; bits, groups and symmetry are those of ``MatMulNBitsParams``.
 
 Not handled: Gather and weights that several nodes read, which are rounded to nearest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from quark.algorithms.columns import Columns
 from quark.algorithms.gptq import gptq, loss
 from quark.config.nbits import NBits, parse_nbits
 from quark.config.plan import Plan
+from quark.errors import ConfigError
 from quark.numerics.elements import Element
 from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import Context
@@ -29,22 +30,23 @@ from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.walk import Walk
 from quark.onnx.graph.report import PassReport
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, nearest
-from quark.onnx.quantization.config.algorithm import GPTQConfig
+from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTQConfig
 
 _STAGE = "nbits_gptq"
 
 
-def run(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
+def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: Context) -> list[PassReport]:
     """Round the layers of the Plan, in place, where the chosen algorithm needs data.
 
     Raises:
+        ConfigError: an algorithm that has no part in this mode, or a field that says otherwise than the parameters.
         DataError: there is no calibration data.
     """
     options = context.job.options
     nbits = parse_nbits(options.MatMulNBitsParams)
-    if not ALGORITHMS[nbits.Algorithm].needs_data:
+    config = _config(nbits, tuning)
+    if config is None:
         return []
-    config = next((entry for entry in context.job.algorithms if isinstance(entry, GPTQConfig)), GPTQConfig())
     layers = [layer for layer in map(linear_of, model.graph) if layer is not None and _own(layer, plan)]
     reads = [_source(layer) for layer in layers]
     feeds = feeds_of(model, context)
@@ -63,6 +65,36 @@ def run(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
             layer.write(arrays["weight"])
         context.progress(_STAGE, done, len(layers))
     return [PassReport(_STAGE, better)]
+
+
+def _config(nbits: NBits, tuning: Sequence[AlgoConfig]) -> GPTQConfig | None:
+    """How GPTQ runs; ``None`` where nothing needs data."""
+    wanted = ALGORITHMS[nbits.Algorithm].needs_data
+    for one in tuning:
+        if not isinstance(one, GPTQConfig):
+            raise ConfigError(
+                f"algo_config: {type(one).__name__} cannot tune what UseMatMulNBits stores; GPTQConfig can"
+            )
+        if not wanted:
+            raise ConfigError(
+                f"algo_config: GPTQConfig has no part in MatMulNBitsParams with Algorithm {nbits.Algorithm!r}; set "
+                "MatMulNBitsParams={'Algorithm': 'GPTQ'}"
+            )
+        _check_fields(nbits, one)
+        return one
+    return GPTQConfig() if wanted else None
+
+
+def _check_fields(nbits: NBits, config: GPTQConfig) -> None:
+    """What MatMulNBitsParams says, GPTQConfig may repeat, and not contradict."""
+    said = {"bits": nbits.Bits, "group_size": nbits.GroupSize, "weight_symmetric": nbits.Symmetric}
+    for name, value in config.to_dict().items():
+        if name in ("per_channel", "mse") or (name in said and value != said[name]):
+            there = f": {said[name]!r}" if name in said else ""
+            raise ConfigError(
+                f"GPTQConfig: the field {name} cannot be {value!r} with UseMatMulNBits: MatMulNBitsParams says what "
+                f"the weights become{there}"
+            )
 
 
 def _own(layer: Linear, plan: Plan) -> bool:

@@ -2,11 +2,11 @@
 
     x W^T = (x R) (W R)^T
 
-Without a file a tensor that linear layers read is turned by one MatMul in front of them (in blocks, where it has more
-channels than ``r_matrix_dim``), which stays float. Where the layers, rounded as the job rounds them, answer no better
-with it (``local.py``), the tensor stays as it is; ``keep_worse=True`` turns all. With ``r_config_path`` the layers of
-each pair are turned instead: ``prev_nodes`` write a residual stream, ``next_nodes`` read it behind a norm without mean
-(RMSNorm), whose weight goes into them first; that costs nothing at run time.
+Without a file a tensor that linear layers read is turned in front of them (``turning.py``; in blocks, where it has more
+channels than ``r_matrix_dim``), by nodes that stay float. Where the layers, rounded as the job rounds them, answer no
+better with it (``local.py``), the tensor stays as it is; ``keep_worse=True`` turns all. With ``r_config_path`` the
+layers of each pair are turned instead: ``prev_nodes`` write a residual stream, ``next_nodes`` read it behind a norm
+without mean (RMSNorm), whose weight goes into them first; that costs nothing at run time.
 
 Source: Ashkboos et al. 2024, "QuaRot". Not handled: norms that take off the mean, R2 to R4 of the paper.
 """
@@ -26,8 +26,9 @@ from quark.onnx.algorithms.channels import write_operand
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.linear import Linear, by_input, linear_of
 from quark.onnx.algorithms.local import Judge, judge_of, look
+from quark.onnx.algorithms.turning import Turning
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, add_initializer, constant_array, input_at
+from quark.onnx.graph.surgery import Names, constant_array, input_at
 from quark.onnx.qdq.slots import STAYS_FLOAT
 from quark.onnx.quantization.config.algorithm import QuarotConfig
 
@@ -87,17 +88,14 @@ def rotation_for(size: int, config: QuarotConfig) -> Rotation:
 
 
 def _turn_input(model: ir.Model, names: Names, value: ir.Value, layers: list[Linear], turn: Rotation) -> None:
-    """A MatMul in front of the layers, and their weights turned."""
-    size, dtype = turn.size, layers[0].weight.dtype
-    reason = "QuaRot: it turns what the layers behind it read"
-    matrix = add_initializer(model.graph, turn.matrix().astype(dtype), names.fresh(f"{value.name}_rotation"))
-    turned = ir.Value(name=names.fresh(f"{value.name}_turned"), shape=value.shape, type=value.type)
-    node = ir.Node("", "MatMul", [value, matrix], outputs=[turned], name=names.fresh(f"{value.name}_rotate"))
-    node.meta[STAYS_FLOAT] = reason
-    model.graph.insert_before(layers[0].node, node)
+    """The rotation in front of the layers, and their weights turned."""
+    turning = Turning(model, names, value, turn, layers[0].weight.dtype)
+    for node in turning.nodes:
+        node.meta[STAYS_FLOAT] = "QuaRot: it turns what the layers behind it read"
+    model.graph.insert_before(layers[0].node, turning.nodes)
     for layer in layers:
-        layer.write(turn.apply(layer.weight.astype(np.float64)).reshape(-1, size))
-        layer.node.replace_input_with(0, turned)
+        layer.write(turn.apply(layer.weight.astype(np.float64)).reshape(-1, turn.size))
+        layer.node.replace_input_with(0, turning.value)
 
 
 # ---- pairs of a file -------------------------------------------------------------------------------------------------

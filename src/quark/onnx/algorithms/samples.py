@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 
 from quark.errors import ConfigError, DataError
 from quark.onnx.algorithms.context import Context
@@ -74,7 +75,7 @@ def providers_of(device: str) -> tuple[str, ...]:
     """The execution providers of an ``infer_device``.
 
     Raises:
-        ConfigError: no such device name.
+        ConfigError: no such device name, or ONNX Runtime cannot use the device here.
     """
     kind = device.partition(":")[0]
     if kind == "cpu":
@@ -82,4 +83,9 @@ def providers_of(device: str) -> tuple[str, ...]:
     known = {"cuda": "CUDAExecutionProvider", "gpu": "CUDAExecutionProvider", "rocm": "ROCMExecutionProvider"}
     if kind not in known:
         raise ConfigError(f"infer_device cannot be {device!r}; allowed: cpu, cuda, rocm")
+    here = onnxruntime.get_available_providers()
+    if known[kind] not in here:
+        raise ConfigError(
+            f"infer_device: this ONNX Runtime has no {known[kind]} for {device!r}, only {', '.join(here)}"
+        )
     return (known[kind], *CPU)

@@ -83,8 +83,8 @@ def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
     Raises:
         ConfigError: the activations have no scales before the model runs.
     """
-    if context.job.mode == "nbits" and all(isinstance(one, GPTQConfig) for one in _tuning(context)):
-        return nbits.run(model, plan, context)
+    if context.job.mode == "nbits":
+        return nbits.run(model, plan, _tuning(context), context)
     chosen = [(TUNES[type(config)], config) for config in _tuning(context)]
     if chosen and context.job.mode != "static":
         names = ", ".join(type(config).__name__ for _, config in chosen)

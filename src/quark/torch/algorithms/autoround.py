@@ -20,7 +20,7 @@ from quark.algorithms.autoround import Learned
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled, float_weights, set_matrix
 from quark.torch.algorithms.grids import grid_of
-from quark.torch.algorithms.tune import check_inside, float_twin, wanted
+from quark.torch.algorithms.tune import check_inside, float_twin, say_untuned, wanted
 from quark.torch.config.algorithms import AutoRoundConfig
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.matching import Match
@@ -54,6 +54,7 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
     check_inside(config.inside_layer_modules, context, blocks.modules)
     with disabled([context.model]), context.home.recording():
         blocks, stream = record(context.model, blocks, context.samples)
+    say_untuned(context, config.inside_layer_modules, blocks.modules)
     clean = Stream(list(stream.hidden), dict(stream.calls))
     with float_weights(context):
         for name, block in blocks.modules.items():

@@ -76,6 +76,7 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
     check_inside(inside, context, blocks.modules)
     with disabled([context.model]), context.home.recording():
         blocks, stream = record(context.model, blocks, context.samples)
+    say_untuned(context, inside, blocks.modules)
     twin_stream = Stream(list(stream.hidden), dict(stream.calls)) if paired else None
     with ExitStack() as stack:
         stack.enter_context(float_weights(context))
@@ -185,6 +186,17 @@ def batches(groups: list[Group], inside: list[str], whole: bool) -> Iterable[lis
         return min(number for pattern, number in place.items() if fits(batch[0].layers[0], pattern))
 
     return sorted(found.values(), key=rank)
+
+
+def say_untuned(context: Context, inside: list[str], blocks: dict[str, nn.Module]) -> None:
+    """Name the quantized layers that stay rounded to nearest, where the configuration does not choose them itself."""
+    tuned = {module for block in blocks.values() for module in block.modules()} & context.layers().keys()
+    layers = [item.layer for item in context.found.quantized if item.stages["weight"]]
+    left = [layer.name for layer in layers if layer.module not in tuned]
+    if left and not inside:
+        shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
+        rest = "%d others are rounded to nearest: %s"
+        log.warning(f"only linear layers in decoder blocks are tuned; {rest}", len(left), shown)
 
 
 def check_inside(inside: list[str], context: Context, blocks: dict[str, nn.Module]) -> None:

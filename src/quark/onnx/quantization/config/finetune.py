@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from quark.errors import nearest
 from quark.onnx.quantization.config.algo_base import AlgoConfig, is_number, is_whole
 
 DEFAULT_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
+_SHOWN = ", ".join(DEFAULT_TYPES)
 _FLAGS = ("early_stop", "selective_update", "update_bias", "output_qdq", "dynamic_batch", "parallel", "pin_memory")
 
 
@@ -92,9 +95,16 @@ class FineTuneConfig(AlgoConfig):
             pair = isinstance(value, (tuple, list)) and len(value) == 2 and all(is_number(side, 0) for side in value)
             empty = name == "lr_adjust" and value in (None, (), [])
             self._require(name, pair or empty, "it is a pair of numbers")
+        for name in ("cache_dir", "ref_model_path"):
+            value = getattr(self, name)
+            self._require(name, value is None or isinstance(value, (str, os.PathLike)), "it is a path, or None")
         types = self.target_op_type
-        listed = isinstance(types, (tuple, list)) and set(types) <= set(DEFAULT_TYPES) and len(types) > 0
-        self._require("target_op_type", listed, f"it is a list of {', '.join(DEFAULT_TYPES)}")
+        self._require(
+            "target_op_type", isinstance(types, (tuple, list)) and len(types) > 0, f"it is a list of {_SHOWN}"
+        )
+        for one in types:
+            what = f"it is a list of {_SHOWN}.{nearest(str(one), DEFAULT_TYPES)}"
+            self._require("target_op_type", one in DEFAULT_TYPES, what)
         self._require("use_gds", not self.use_gds, "reading past the processor is not available; leave it False")
 
 
@@ -113,8 +123,20 @@ class AdaRoundConfig(FineTuneConfig):
 
 @dataclass(frozen=True)
 class AdaQuantConfig(FineTuneConfig):
-    """AdaQuant: train weights (and biases) through their rounding. For every format."""
+    """AdaQuant: train weights (and biases) through their rounding. For every format.
+
+    ``reg_param``, ``beta_range`` and ``warm_start`` are there for AMD Quark's signature and keep their defaults: they
+    belong to the roundings that AdaRound decides.
+    """
 
     name: ClassVar[str] = "adaquant"
     num_iterations: int = 3000
     learning_rate: float = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        defaults = {one.name: one.default for one in fields(self)}
+        given = {"reg_param": self.reg_param, "beta_range": tuple(self.beta_range), "warm_start": self.warm_start}
+        for name, value in given.items():
+            what = f"only AdaRoundConfig has a use for it; leave it at {defaults[name]}"
+            self._require(name, value == defaults[name], what)

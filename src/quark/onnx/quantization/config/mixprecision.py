@@ -92,6 +92,9 @@ class AutoMixprecisionConfig(AlgoConfig):
             value = getattr(self, field)
             usable = value is None or callable(value) or (isinstance(value, str) and ":" in value)
             self._require(field, usable, "it is a function, or FILE.py:FUNCTION")
+        for field in ("subgraph_json", "sensitivity_cache_file"):
+            path = getattr(self, field)
+            self._require(field, path is None or isinstance(path, (str, Path)), "it is a path, or None")
         both = self.metric_distance_fn is not None and self.metric_evaluate_fn is not None
         self._require("metric_evaluate_fn", not both, "metric_distance_fn is given too, and one of them decides")
         self._check_names()
