@@ -18,6 +18,7 @@ from quark.onnx import (
     BFloat16Spec,
     BFP16Spec,
     CalibMethod,
+    CalibrationDataReader,
     CLEConfig,
     Int4Spec,
     Int8Spec,
@@ -264,8 +265,19 @@ def test_a_killed_run_goes_on_and_gives_the_same_file(tmp_path: Path) -> None:
     assert quantized(resumable).SerializeToString() == BASE
 
 
-def test_a_reader_that_can_be_read_once_is_enough() -> None:
-    once = quantized(config(INT8, [AdaRoundConfig(**{**FAST, "num_iterations": 25})]), iter(SAMPLES))
+class Once(CalibrationDataReader):
+    """A reader as in AMD Quark's examples: ``get_next`` and nothing else."""
+
+    def __init__(self) -> None:
+        self.samples = iter(SAMPLES)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self.samples, None)
+
+
+@pytest.mark.parametrize("reader", [Once, lambda: iter(SAMPLES)], ids=["reader", "iterator"])
+def test_a_reader_that_can_be_read_once_is_enough(reader) -> None:
+    once = quantized(config(INT8, [AdaRoundConfig(**{**FAST, "num_iterations": 25})]), reader())
     assert once.SerializeToString() == BASE
 
 

@@ -77,6 +77,41 @@ def test_sigmoid_becomes_a_hard_sigmoid_with_the_devices_sixth() -> None:
     assert types(run(graph, {"w": W}, ConvertHardSigmoidToDPUVersion=False)) == ["Conv", "HardSigmoid"]
 
 
+class Once:
+    """Gives every sample once, in one array that it fills again."""
+
+    def __init__(self, arrays: list[np.ndarray]) -> None:
+        self.left, self.shown = list(arrays), np.empty_like(arrays[0])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        if not self.left:
+            return None
+        self.shown[:] = self.left.pop(0)
+        return {"x": self.shown}
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_the_report_says_what_the_devices_function_costs_alone(once: bool) -> None:
+    eye = np.eye(4, dtype=np.float32)[..., None, None]
+    x = [models.normal(1, 4, 6, 6, seed=seed) * 3 for seed in range(6)]
+    sigmoid, hard = (
+        np.concatenate([f(a.astype(np.float64)) for a in x[:4]])
+        for f in (lambda a: 1 / (1 + np.exp(-a)), lambda a: np.clip(a / 6 + 0.5, 0, 1))
+    )
+    expected = 10 * np.log10((sigmoid**2).sum() / ((sigmoid - hard) ** 2).sum())
+
+    def told(**options: Any) -> list[str]:
+        layer = QLayerConfig(input_tensors=XInt8Spec(), weight=XInt8Spec())
+        config = QConfig(layer, extra_options={"PrintSummary": False, **options})
+        reader = Once(x) if once else [{"x": a} for a in x]
+        plan = ModelQuantizer(config).run(models.model(UNARY.format("Sigmoid(a)"), {"w": eye}), None, reader).plan
+        return [one for one in plan.proposals if "HardSigmoid" in one]
+
+    [sentence] = told()
+    assert "HardSigmoid for Sigmoid in 1 places" in sentence and f"leaves 'y' at {expected:.1f} dB" in sentence
+    assert told(ConvertSigmoidToHardSigmoid=False) == told(SimulateDPU=False) == []
+
+
 def test_a_hard_sigmoid_of_another_slope_is_not_corrected() -> None:
     assert types(run(UNARY.format("HardSigmoid(a)"), {"w": W})) == ["Conv", "HardSigmoid"]
 

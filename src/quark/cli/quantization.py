@@ -142,6 +142,7 @@ def facts(request: Request, result: Result, seconds: float, check: Check | None)
         "bytes": {"float": file_bytes(request.model), "quantized": file_bytes(request.output)},
         "seconds": {"total": seconds, **result.seconds},
         "passes": pass_facts(result.passes),
+        "proposals": result.plan.proposals,
     }
     if check is not None:
         outputs = check.comparison.outputs.items()

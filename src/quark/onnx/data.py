@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +148,37 @@ def samples_of(reader: Any, limit: int | None = None) -> Samples:
             "{input name: array}. For a folder or an .npz file use quark.onnx.PathDataReader"
         )
     return Samples(reader, limit)
+
+
+def readable_again(reader: Any) -> bool:
+    """Whether the samples of a reader can be had a second time."""
+    if hasattr(reader, "get_next"):
+        return any(callable(getattr(reader, name, None)) for name in REWINDS)
+    return isinstance(reader, Iterable) and iter(reader) is not reader
+
+
+class Remembering(CalibrationDataReader):
+    """A reader that can be read once, with copies of its first ``count`` samples."""
+
+    def __init__(self, reader: Any, count: int) -> None:
+        self._reader, self._samples = reader, iter(samples_of(reader))
+        self._count, self._first = count, list[Any]()
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def get_next(self) -> Any:
+        """The next sample, or None after the last."""
+        sample = next(self._samples, None)
+        if sample is not None and len(self._first) < self._count:
+            self._first.append(deepcopy(sample))  # a reader may fill the same arrays again
+        return sample
+
+    def first(self) -> list[Any]:
+        """The first samples, whoever has read them."""
+        while len(self._first) < self._count and self.get_next() is not None:
+            pass
+        return self._first
 
 
 def _stream(reader: Any) -> Iterator[Any]:

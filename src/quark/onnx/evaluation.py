@@ -5,7 +5,6 @@ With ``PrintSummary`` the layers are ranked by the SQNR of their outputs too, wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import onnx
 from quark.config.options import Options
 from quark.errors import ConfigError
 from quark.onnx.compare import Comparison, compare
-from quark.onnx.data import REWINDS, samples_of
+from quark.onnx.data import REWINDS, readable_again, samples_of
 from quark.report.tables import decibels
 from quark.report.values import Layer, Table
 
@@ -27,14 +26,9 @@ def check_evaluation(options: Options, reader: Any) -> None:
     """
     if not options.EvalMetrics or options.EvalDataReader is not None:
         return
-    once = isinstance(reader, Iterator) or (hasattr(reader, "get_next") and not _rewinds(reader))
-    if reader is None or once:
+    if reader is None or not readable_again(reader):
         why = "there is no calibration reader" if reader is None else "the calibration reader can be read only once"
         raise ConfigError(f"EvalMetrics: {why}. Give EvalDataReader, or a reader with rewind()")
-
-
-def _rewinds(reader: Any) -> bool:
-    return any(hasattr(reader, name) for name in REWINDS)
 
 
 def evaluate(

@@ -34,6 +34,7 @@ from quark.onnx.forecast import resident, written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.adapt import adapt
+from quark.onnx.npu.substitution import remembering, substitutions
 from quark.onnx.pipeline import finish, prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
@@ -116,7 +117,7 @@ def _quantize(
             model, job, mode = prepared.model, prepared.job, MODES[prepared.job.mode]
             check_names(model, job, known, tensors)
         reader = in_layout(reader_for(job, reader), prepared.moved)
-        reader = rereadable(reader) if job.options.EnableSubgraph else reader
+        reader = remembering(job, rereadable(reader) if job.options.EnableSubgraph else reader)
         context = Context(job, reader, scratch, resume, update, known)
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, context))
@@ -136,7 +137,9 @@ def _quantize(
         with _timed(seconds, "parameters"):
             mode.set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
-            prepared.reports.extend(adapt(model, plan, job) if job.mode == "static" else [])
+            if job.mode == "static":
+                plan.proposals += substitutions(model, plan, job, reader)
+                prepared.reports.extend(adapt(model, plan, job))
             weak = of_plan(model, plan)
         with _timed(seconds, "tune"):
             prepared.reports.extend(tune(model, plan, context))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import onnxruntime
 from quark.errors import ConfigError, DataError
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.walk import Keep
-from quark.onnx.data import CachedDataReader, Feed, checked, inputs_of
+from quark.onnx.data import CachedDataReader, Feed, checked, inputs_of, readable_again
 from quark.onnx.graph.session import CPU
 from quark.onnx.quantization.config.finetune import FineTuneConfig
 from quark.onnx.ranges import samples_of
@@ -24,10 +23,7 @@ from quark.onnx.scratch import Scratch
 
 def rereadable(reader: Any) -> Any:
     """The reader, or a copy of its samples in memory where it can be read only once."""
-    again = hasattr(reader, "rewind") or hasattr(reader, "reset_iter")
-    if reader is None or again or (isinstance(reader, Iterable) and iter(reader) is not reader):
-        return reader
-    return CachedDataReader(reader)
+    return reader if reader is None or readable_again(reader) else CachedDataReader(reader)
 
 
 def feeds_of(model: ir.Model, context: Context, limit: int | None = None, joined: int = 1) -> list[Feed]:

@@ -30,38 +30,48 @@ Wanted = Callable[[ir.Node], bool]
 
 @dataclass(frozen=True)
 class Simulation:
-    """One rewrite: the option that decides about it, and whether NPU flows do it unless told otherwise."""
+    """One rewrite: the option that decides about it, and whether NPU flows do it unless told otherwise.
+
+    ``another``: the function that it puts in the place of another one; empty where it corrects by a constant factor.
+    """
 
     option: str
     run: Callable[[ir.Model, Wanted], PassReport]
     by_default: bool = True
+    another: str = ""
 
 
 #: In the order in which they run: a Sigmoid that became a HardSigmoid is corrected as one.
 SIMULATIONS: tuple[Simulation, ...] = (
     Simulation("ConvertLeakyReluToDPUVersion", dpu_leaky_relu.run),
-    Simulation("ConvertSigmoidToHardSigmoid", dpu_sigmoid.run),
+    Simulation("ConvertSigmoidToHardSigmoid", dpu_sigmoid.run, another="HardSigmoid for Sigmoid"),
     Simulation("ConvertHardSigmoidToDPUVersion", dpu_hard_sigmoid.run),
     Simulation("ConvertAvgPoolToDPUVersion", dpu_average_pool.run),
     Simulation("ConvertReduceMeanToDPUVersion", dpu_reduce_mean.run),
-    Simulation("ConvertSoftmaxToDPUVersion", dpu_softmax.run, by_default=False),
+    Simulation("ConvertSoftmaxToDPUVersion", dpu_softmax.run, by_default=False, another="a polynomial for Softmax"),
     Simulation("ConvertInstanceNormToDPUVersion", dpu_instance_norm.run, by_default=False),
-    Simulation("ConvertClipToDPUVersion", dpu_clip.run, by_default=False),
+    Simulation("ConvertClipToDPUVersion", dpu_clip.run, by_default=False, another="Clip with whole bounds"),
 )
 
 
 def simulate(model: ir.Model, plan: Plan, job: Job) -> list[PassReport]:
     """Rewrite ``model`` in place to what the device computes; reports of what was rewritten."""
-    if not job.options.SimulateDPU:
-        return []
+    return [row.run(model, wanted_in(plan)) for row in SIMULATIONS if asked(row, job)]
+
+
+def wanted_in(plan: Plan) -> Wanted:
+    """Whether a node runs on the device: quantized ones do."""
 
     def wanted(node: ir.Node) -> bool:
         decision = plan.nodes.get(node.name or "")
         return decision is not None and decision.quantized
 
-    return [row.run(model, wanted) for row in SIMULATIONS if _asked(row, job)]
+    return wanted
 
 
-def _asked(row: Simulation, job: Job) -> bool:
+def asked(row: Simulation, job: Job) -> bool:
+    """Whether the job has this rewrite."""
+    if not job.options.SimulateDPU:
+        return False
     given = getattr(job.options, row.option)
     return (row.by_default and job.npu) if given is None else bool(given)
