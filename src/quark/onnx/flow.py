@@ -34,7 +34,7 @@ from quark.onnx.forecast import resident, written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.adapt import adapt
-from quark.onnx.npu.substitution import remembering, substitutions
+from quark.onnx.npu.substitution import remembering
 from quark.onnx.pipeline import finish, prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
@@ -137,9 +137,7 @@ def _quantize(
         with _timed(seconds, "parameters"):
             mode.set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
-            if job.mode == "static":
-                plan.proposals += substitutions(model, plan, job, reader)
-                prepared.reports.extend(adapt(model, plan, job))
+            prepared.reports.extend(adapt(model, plan, job, reader) if job.mode == "static" else [])
             weak = of_plan(model, plan)
         with _timed(seconds, "tune"):
             prepared.reports.extend(tune(model, plan, context))

@@ -6,6 +6,8 @@ computed: a weight whose position moves is rounded again from its float values.
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
 from quark.config.job import Job
@@ -14,11 +16,13 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.limits import limit
 from quark.onnx.npu.rules import RULES
 from quark.onnx.npu.simulate import simulate
+from quark.onnx.npu.substitution import substitutions
 from quark.onnx.qdq.parameters import set_biases
 
 
-def adapt(model: ir.Model, plan: Plan, job: Job) -> list[PassReport]:
-    """Edit ``model`` and the scales of ``plan`` in place."""
+def adapt(model: ir.Model, plan: Plan, job: Job, reader: Any) -> list[PassReport]:
+    """Edit ``model`` and the scales of ``plan`` in place; what the device's functions cost goes to its proposals."""
+    plan.proposals += substitutions(model, plan, job, reader)
     reports = simulate(model, plan, job)
     if job.npu and job.options.NPULimitationCheck:
         rules = [rule for rule in RULES if getattr(job.options, rule.option) is not False]
