@@ -33,7 +33,7 @@ from quark.onnx.explain import attach
 from quark.onnx.forecast import resident, written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
-from quark.onnx.npu.adapt import adapt
+from quark.onnx.npu.adapt import adapt_and_tell
 from quark.onnx.npu.substitution import remembering
 from quark.onnx.pipeline import finish, prepare
 from quark.onnx.qdq.modes import MODES
@@ -137,7 +137,7 @@ def _quantize(
         with _timed(seconds, "parameters"):
             mode.set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
-            prepared.reports.extend(adapt(model, plan, job, reader) if job.mode == "static" else [])
+            prepared.reports.extend(adapt_and_tell(model, plan, job, reader) if job.mode == "static" else [])
             weak = of_plan(model, plan)
         with _timed(seconds, "tune"):
             prepared.reports.extend(tune(model, plan, context))

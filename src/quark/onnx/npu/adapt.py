@@ -20,9 +20,14 @@ from quark.onnx.npu.substitution import substitutions
 from quark.onnx.qdq.parameters import set_biases
 
 
-def adapt(model: ir.Model, plan: Plan, job: Job, reader: Any) -> list[PassReport]:
-    """Edit ``model`` and the scales of ``plan`` in place; what the device's functions cost goes to its proposals."""
+def adapt_and_tell(model: ir.Model, plan: Plan, job: Job, reader: Any) -> list[PassReport]:
+    """``adapt``; what the device's functions cost by themselves, on calibration data, goes to the Plan's proposals."""
     plan.proposals += substitutions(model, plan, job, reader)
+    return adapt(model, plan, job)
+
+
+def adapt(model: ir.Model, plan: Plan, job: Job) -> list[PassReport]:
+    """Edit ``model`` and the scales of ``plan`` in place."""
     reports = simulate(model, plan, job)
     if job.npu and job.options.NPULimitationCheck:
         rules = [rule for rule in RULES if getattr(job.options, rule.option) is not False]
