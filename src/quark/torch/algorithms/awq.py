@@ -11,6 +11,9 @@ errors multiply.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from quark.algorithms.gptq import loss
@@ -32,39 +35,55 @@ UNCLIPPED = ("q_", "k_", "query", "key", "Wqkv", "qkv", "c_attn")
 def run_awq(context: Context, config: AWQConfig) -> None:
     """Scales at every place, then clips of the layers that read it."""
 
-    def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> None:
+    def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> torch.Tensor | None:
         judge = Judge(items, inputs.sample)
-        s, hessian = search(context, place, judge, inputs.mean, weight_ranges(items), *GRID), inputs.hessian
-        if hessian is None:
-            return
-        if s is not None:
-            hessian = hessian / s / s[:, None]
-        for item in items:
-            if not any(word in item.layer.name.rsplit(".", 1)[-1] for word in UNCLIPPED):
-                clip(context, item, hessian)
+        return search(context, place, judge, inputs.mean, weight_ranges(items), *GRID)
 
-    scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, squares=True)
+    scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, clip_all)
 
 
-def clip(context: Context, item: Match, hessian: torch.Tensor) -> None:
-    """Clip the groups of one weight where that lowers their error."""
+def clip_all(
+    context: Context, items: list[Match], inputs: Inputs, s: torch.Tensor | None
+) -> tuple[Callable[[Context], None], ...]:
+    """Clip the weights that read one place, which have its scales; the clips."""
+    hessian = inputs.hessian
+    if hessian is None:
+        return ()
+    if s is not None:
+        hessian = hessian / s / s[:, None]
+    unclipped = [any(word in item.layer.name.rsplit(".", 1)[-1] for word in UNCLIPPED) for item in items]
+    found = [(item, steps_of(item, hessian)) for item, keep in zip(items, unclipped, strict=True) if not keep]
+    changes = tuple(partial(clip, item=item, steps=steps) for item, steps in found if steps is not None)
+    for change in changes:
+        change(context)
+    return changes
+
+
+def clip(context: Context, item: Match, steps: torch.Tensor) -> None:
+    """Clip each group of a weight to ``1 - SHRINK * steps`` of its largest magnitude; steps: uint8 [rows, groups]."""
+    weight = matrix(item.layer.module, item.layer.kind)
+    size = group_size(item, weight) or weight.shape[1]
+    set_matrix(context, item, clamp(weight, amax_of(weight, size) * (1 - SHRINK * steps), size))
+
+
+def steps_of(item: Match, hessian: torch.Tensor) -> torch.Tensor | None:
+    """How far each group of a weight is best clipped; None where clips mean nothing, or nothing is gained."""
     weight = matrix(item.layer.module, item.layer.kind)
     size = group_size(item, weight)
     if size is None:
-        return
-    lowest = group_losses(quantized_matrix(item, weight) - weight, hessian, size)
+        return None
+    blocks = diagonal_blocks(hessian, size)
+    lowest = group_losses(quantized_matrix(item, weight) - weight, blocks, size)
     limit = amax_of(weight, size)
-    kept = limit.clone()
+    steps = torch.zeros(limit.shape, dtype=torch.uint8, device=limit.device)
     for step in range(1, CLIPS):
-        bound = limit * (1 - SHRINK * step)
-        clipped = clamp(weight, bound, size)
-        losses = group_losses(quantized_matrix(item, clipped) - weight, hessian, size)
+        clipped = clamp(weight, limit * (1 - SHRINK * step), size)
+        losses = group_losses(quantized_matrix(item, clipped) - weight, blocks, size)
         better = losses < lowest
-        lowest, kept = torch.where(better, losses, lowest), torch.where(better, bound, kept)
-    clipped = clamp(weight, kept, size)
+        lowest, steps = torch.where(better, losses, lowest), torch.where(better, step, steps)
+    clipped = clamp(weight, limit * (1 - SHRINK * steps), size)
     before, after = (loss(quantized_matrix(item, value) - weight, hessian) for value in (weight, clipped))
-    if bool((after < before).any()):
-        set_matrix(context, item, torch.where((after < before)[:, None], clipped, weight))
+    return torch.where((after < before)[:, None], steps, 0).to(torch.uint8) if bool((after < before).any()) else None
 
 
 def group_size(item: Match, weight: torch.Tensor) -> int | None:
@@ -94,11 +113,17 @@ def clamp(weight: torch.Tensor, bound: torch.Tensor, size: int) -> torch.Tensor:
     return torch.minimum(torch.maximum(weight, -limit), limit)
 
 
-def group_losses(error: torch.Tensor, hessian: torch.Tensor, size: int) -> torch.Tensor:
+def diagonal_blocks(hessian: torch.Tensor, size: int) -> torch.Tensor:
+    """H_gg of each group, [groups, size, size], padded with 0."""
+    count = hessian.shape[0]
+    found = hessian.new_zeros(-(-count // size), size, size)
+    for block, start in zip(found, range(0, count, size), strict=True):
+        part = hessian[start : start + size, start : start + size]
+        block[: len(part), : len(part)] = part
+    return found
+
+
+def group_losses(error: torch.Tensor, blocks: torch.Tensor, size: int) -> torch.Tensor:
     """e_g H_gg e_g^T per row and group, [rows, groups]."""
-    found = []
-    for start in range(0, error.shape[1], size):
-        part = error[:, start : start + size]
-        block = hessian[start : start + size, start : start + size]
-        found.append(((part @ block) * part).sum(1))
-    return torch.stack(found, 1)
+    parts = tiles(error, size).reshape(len(error), len(blocks), size).transpose(0, 1)
+    return (torch.bmm(parts, blocks) * parts).sum(-1).T

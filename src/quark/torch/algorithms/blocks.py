@@ -109,11 +109,16 @@ class Stream:
 
     def advance(self, name: str, block: nn.Module) -> Stream:
         """The stream behind a block; what the block was called with is forgotten. Nothing is behind the last one."""
+        last = name and not any(other != name for other in self.calls)
+        hidden = [] if last else [first(self.forward(name, block, k)) for k in range(len(self.hidden)) if name]
+        return self.behind(name, hidden)
+
+    def behind(self, name: str, hidden: list[Any]) -> Stream:
+        """As ``advance``, of a block that has run already and handed on ``hidden``."""
         calls = {other: calls for other, calls in self.calls.items() if other != name}
         if name and not calls:
             return Stream([])
-        hidden = [first(self.forward(name, block, k)) for k in range(len(self.hidden))] if name else self.hidden
-        return Stream(hidden, calls, self.values)
+        return Stream(hidden if name else self.hidden, calls, self.values)
 
     def of(self, samples: list[int]) -> Stream:
         """The stream of some samples."""

@@ -78,16 +78,18 @@ def answer_of(context: Context) -> torch.Tensor:
     return answer(run_model(context.model, context.samples[0])).float()
 
 
-def equalize_pair(config: CLEConfig, context: Context, place: Place, items: list[Match], inputs: Inputs) -> None:
+def equalize_pair(
+    config: CLEConfig, context: Context, place: Place, items: list[Match], inputs: Inputs
+) -> torch.Tensor | None:
     """One pair of linear layers of a block."""
     if place.channels is None:
-        return
+        return None
     source = dict(context.model.named_modules())[place.source]
     head = matrix(source, kind_of(source))[place.channels].abs().amax(1)  # type: ignore[arg-type]
     tail = torch.stack([matrix(item.layer.module, item.layer.kind).abs().amax(0) for item in items]).amax(0)
     s = pair_scales(head.double().cpu().numpy(), tail.double().cpu().numpy(), config.cle_weight_threshold)
     wanted = torch.from_numpy(1 / s).float().to(head.device)
-    best(context, place, Judge(items, inputs.sample), [wanted])
+    return best(context, place, Judge(items, inputs.sample), [wanted])
 
 
 def equalize(context: Context, spread: Spread, config: CLEConfig) -> None:

@@ -1,9 +1,12 @@
-"""Whether a change of a float model makes its quantized answers better, for more than chance.
+"""Which change of a float model makes its quantized answers better, and whether one does.
 
-    gains g_k = error before - error after, of sample k        better: mean g > 1.75 standard errors of it
+    one half of the samples chooses the change, the other says what it gains; then the other way round
+    taken: the best on all samples, where mean gain > 0.5 standard errors of it
 
-Each sample is compared with itself, so that small gains are told from chance, and large ones that a few samples make
-are not taken for certain. With fewer than four samples there is no telling: there the error must fall by 2 %.
+So every sample judges a choice that it had no part in: the mean gain is what the way of choosing gains on data that it
+has not seen, without the luck of the winner. Each sample is compared with itself. Among changes that do nothing but
+round weights differently the best of a few is a gain too, which only so can be told from a lucky one. With fewer than
+four samples the error must fall by 2 %.
 """
 
 from __future__ import annotations
@@ -17,39 +20,48 @@ import torch
 from torch import nn
 
 from quark.torch.algorithms.answers import Change, Walk, answers, walk_of
-from quark.torch.algorithms.blocks import Stream, first
 from quark.torch.algorithms.context import Context
-from quark.torch.algorithms.trial import quantizing
 
 SAMPLES = 8  # that a block is judged on
-MODEL_SAMPLES = 16  # that a model is judged on
-FEW = 4  # samples below which nothing is said about chance
-APART = 8  # samples from which some choose and others judge
-SURE = 1.75  # standard errors; a gain that 16 samples show by chance once in twenty times (Student's distribution)
+MODEL_SAMPLES = 32  # that a model is judged on
+FEW = 4  # samples below which none are left to judge
+SURE = 0.5  # standard errors that a gain must have
+CERTAIN = 3.0  # standard errors of a gain that leave no doubt
 WORTH = 0.98  # part of the error that may be left where samples are few
 
 
-def surely_lower(after: Sequence[float], before: Sequence[float], sure: float = SURE) -> bool:
-    """Whether errors fell by more than chance, sample by sample.
+def best_of(errors: Sequence[Sequence[float]], before: Sequence[float]) -> int | None:
+    """The change that leaves the least error, if choosing so gains something on samples that did not choose.
 
     Args:
-        after, before: errors of the same samples.
-        sure: standard errors that the mean gain must exceed.
+        errors: of each change, sample by sample.
+        before: of the same samples without a change.
+
+    Returns:
+        The number of the change; None: none is worth it.
     """
+    count = len(before)
+    best = least([*errors, before], range(count))
+    if best == len(errors):
+        return None
+    if count < FEW:
+        return best if sum(errors[best]) <= WORTH * sum(before) else None
+    gains = []
+    for judges, choosers in ((range(0, count, 2), range(1, count, 2)), (range(1, count, 2), range(0, count, 2))):
+        error = [*errors, before][least([*errors, before], choosers)]
+        gains += [before[k] - error[k] for k in judges]
+    return best if fmean(gains) > SURE * stdev(gains) / sqrt(count) else None
+
+
+def least(errors: Sequence[Sequence[float]], samples: Sequence[int]) -> int:
+    """The number of the row that is least over some samples."""
+    return min(range(len(errors)), key=lambda row: sum(errors[row][k] for k in samples))
+
+
+def certain(after: Sequence[float], before: Sequence[float]) -> bool:
+    """Whether a change gains so much on the samples that no other need be tried."""
     gains = [old - new for new, old in zip(after, before, strict=True)]
-    if len(gains) < FEW:
-        return sum(after) <= WORTH * sum(before) and sum(after) < sum(before)
-    return fmean(gains) > sure * stdev(gains) / sqrt(len(gains))
-
-
-def choosing(count: int) -> list[int]:
-    """The samples by which changes are chosen: every other one, or all where they are few."""
-    return list(range(0, count, 2 if count >= APART else 1))
-
-
-def judging(count: int) -> list[int]:
-    """The samples by which a choice must hold: those between, or all where they are few."""
-    return list(range(1 if count >= APART else 0, count, 2 if count >= APART else 1))
+    return len(gains) >= FEW and fmean(gains) > CERTAIN * stdev(gains) / sqrt(len(gains))
 
 
 @dataclass(frozen=True)
@@ -101,33 +113,25 @@ def divergence(x: torch.Tensor, y: torch.Tensor) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-def better_block(
-    context: Context, name: str, block: nn.Module, stream: Stream, samples: list[int], change: Callable[[], None]
-) -> bool:
-    """Change a block; put its parameters back if its quantized answers are then further from the float ones.
+def best_change(walk: Walk, changes: Sequence[Change]) -> Change | None:
+    """The change by which the quantized answers get better; None: no change is worth it.
 
     Args:
-        context: the float model.
-        name, block, stream: the block and what enters it.
-        samples: that judge.
-        change: of the parameters of the block, which leaves its float answers as they are.
-
-    Returns:
-        Whether the change was kept.
+        walk: the float model.
+        changes: which leave its float answers as they are; the first is taken alone where its gain is certain.
     """
-    inside = set(block.modules())
-    items = [item for module, item in context.layers().items() if module in inside]
-    wanted = [first(stream.forward(name, block, k)) for k in samples]
+    if not changes:
+        return None
+    measure = ruler(walk, list(range(len(walk.context.samples)))[:MODEL_SAMPLES])
+    before, errors = measure.errors(), [measure.errors(changes[0])]
+    if not certain(errors[0], before):
+        errors += [measure.errors(change) for change in changes[1:]]
+    best = best_of(errors, before)
+    return None if best is None else changes[best]
 
-    def errors() -> list[float]:
-        with quantizing(items):
-            found = [first(stream.forward(name, block, k)) for k in samples]
-        return [squared(x.float(), y.float()) for x, y in zip(found, wanted, strict=True)]
 
-    before, parameters = errors(), {module: dict(module._parameters) for module in block.modules()}
-    change()
-    if sum(errors()) < sum(before):
-        return True
-    for module, values in parameters.items():
-        module._parameters.update(values)
-    return False
+def change_all(walk: Walk, change: Change) -> None:
+    """Make a change in every part of the model."""
+    for part in walk.parts:
+        with walk.context.home.changing(part, walk.context.undo):
+            change(walk.context, part)

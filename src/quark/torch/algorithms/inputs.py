@@ -79,14 +79,14 @@ class Watch:
     stop: bool = True
     awaited: set[str] = field(default_factory=set)
 
-    def run(self, forward: Callable[[], Any]) -> None:
-        """One forward under the hooks."""
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """What one forward under the hooks returns; None, where it did not run to its end."""
         self.awaited = set(self.layers)
         hooks = [layer.register_forward_pre_hook(self.hook(name)) for name, layer in self.layers.items()]
         try:
-            forward()
+            return forward()
         except Enough:
-            pass
+            return None
         finally:
             for handle in hooks:
                 handle.remove()

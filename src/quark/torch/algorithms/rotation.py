@@ -9,8 +9,8 @@ Readers, writers and channels are found from the model (``quark.torch.structure`
 then answer what it answered before: a model whose residual stream is read or written elsewhere (norms behind the
 attention, LayerNorm, which subtracts a mean that is not turned with it) is refused, with what would work. A model
 without outliers may lose by being turned: turn by turn, a few choices of signs (randomized Hadamard matrices, as in the
-paper) and sizes of blocks are tried on every other sample, and what was best there is kept where the samples between
-find the quantized answers better by it, for more than chance (``only_if_better``).
+paper) and sizes of blocks are tried, and the best is kept where it makes the quantized answers better, on samples that
+did not choose it (``only_if_better``, ``guard``).
 
 The model is worked on in parts: what is in no decoder block, and block by block. A turn that is tried is made and taken
 back in each part as the samples pass it.
@@ -34,7 +34,7 @@ from quark.algorithms.hadamard import Rotation, rotation
 from quark.errors import ConfigError, ModelError
 from quark.torch.algorithms.answers import Change, Walk, answers, walk_of
 from quark.torch.algorithms.context import Context
-from quark.torch.algorithms.guard import MODEL_SAMPLES, choosing, judging, ruler, surely_lower
+from quark.torch.algorithms.guard import MODEL_SAMPLES, best_of, change_all, ruler
 from quark.torch.config.algorithms import RotationConfig
 from quark.torch.layers import kind_of
 from quark.torch.probe import CLOSE, equal
@@ -44,7 +44,6 @@ from quark.torch.structure import NormGroup, Pair, Structure, example, find_stru
 log = logging.getLogger(__name__)
 SEEDS = (0, 2, 3)  # of signs; 0: the rotation of the configuration
 SIZES = (64, 32)  # of blocks, tried beside whole rotations
-PROBABLE = 1.0  # standard errors that a turn must gain to be tried together with others
 ROUNDINGS = 8  # of the type of the weights, by which the answers of a turned model may differ
 TURNS = ("r1", "r2", "r4")
 
@@ -106,9 +105,8 @@ def run_rotation(context: Context, config: RotationConfig) -> None:
             log.info("rotation: %s kept; other turns would not make the quantized answers better", names)
         else:
             log.warning("rotation: the model stays as it was; no turn makes its quantized answers better than chance")
-    for part in walk.parts if kept else ():
-        with context.home.changing(part, context.undo):
-            together(kept)(context, part)
+    if kept:
+        change_all(walk, together(kept))
 
 
 def described(turns: Turns) -> str:
@@ -153,20 +151,16 @@ def candidates(config: RotationConfig, structure: Structure) -> Iterator[list[Tu
 
 
 def worthwhile(walk: Walk, tried: Iterable[list[Turns]]) -> list[Turns]:
-    """The turns that make the quantized answers better, on samples that their choice has not seen."""
-    count = len(walk.context.samples)
-    learn = ruler(walk, choosing(count)[:MODEL_SAMPLES])
-    lowest = learn.errors()
+    """The turns that make the quantized answers better, each beside those before it."""
+    measure = ruler(walk, list(range(len(walk.context.samples)))[:MODEL_SAMPLES])
+    lowest = measure.errors()
     kept: list[Turns] = []
     for alternatives in tried:
-        found = [(learn.errors(together([*kept, turn])), turn) for turn in alternatives if fits(walk, turn)]
-        errors, turn = min(found, key=lambda pair: sum(pair[0]))
-        if surely_lower(errors, lowest, PROBABLE):
-            lowest, kept = errors, [*kept, turn]
-    measure = ruler(walk, judging(count)[:MODEL_SAMPLES])
-    before = measure.errors() if kept else ()
-    while kept and not surely_lower(measure.errors(together(kept)), before):
-        kept.pop()
+        fit = [turn for turn in alternatives if fits(walk, turn)]
+        errors = [measure.errors(together([*kept, turn])) for turn in fit]
+        best = best_of(errors, lowest)
+        if best is not None:
+            lowest, kept = errors[best], [*kept, fit[best]]
     return kept
 
 

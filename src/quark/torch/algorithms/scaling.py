@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,12 +23,11 @@ from torch import nn
 from quark.algorithms.smoothquant import shared_channels
 from quark.errors import ConfigError, unknown
 from quark.torch.algorithms.answers import Walk, walk_of
-from quark.torch.algorithms.blocks import Stream
+from quark.torch.algorithms.blocks import Stream, first
 from quark.torch.algorithms.context import Context, Undo, matrix, new_quantizer
-from quark.torch.algorithms.guard import MODEL_SAMPLES, SAMPLES, better_block, judging, ruler, surely_lower
+from quark.torch.algorithms.guard import best_change, change_all
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
-from quark.torch.calibration import run
 from quark.torch.layers import kind_of
 from quark.torch.matching import Match
 from quark.torch.structure import Structure, find_structure
@@ -96,7 +95,23 @@ class Inputs:
             self.hessian = rows.T @ rows if self.hessian is None else self.hessian.addmm_(rows.T, rows)
 
 
-Chooser = Callable[[Context, Place, list[Match], Inputs], None]
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen at a place.
+
+    Attributes:
+        place: where.
+        scale: per input channel of the readers; None: as it is.
+        changes: of readers, behind the scale.
+    """
+
+    place: Place
+    scale: torch.Tensor | None = None
+    changes: tuple[Callable[[Context], None], ...] = ()
+
+
+Chooser = Callable[[Context, Place, list[Match], Inputs], torch.Tensor | None]
+Finisher = Callable[[Context, list[Match], Inputs, torch.Tensor | None], tuple[Callable[[Context], None], ...]]
 
 
 def places(structure: Structure) -> Iterator[Place]:
@@ -147,18 +162,22 @@ def relative(place: Place) -> str:
 
 @torch.no_grad()
 def scale_places(
-    context: Context, layers: Sequence[Mapping[str, Any]] | None, path: str, choose: Chooser, squares: bool = False
+    context: Context,
+    layers: Sequence[Mapping[str, Any]] | None,
+    path: str,
+    choose: Chooser,
+    finish: Finisher | None = None,
 ) -> None:
-    """Let ``choose`` change every place whose readers are quantized, block by block.
+    """Scale every place whose readers are quantized as ``choose`` says.
 
-    What is chosen has the least errors of layers; by the errors of what the model answers, which chose nothing, it must
-    get better, for more than chance.
+    What is chosen has the least errors of layers. All places, those of norms or those between linear layers are then
+    changed, whichever gives the best quantized answers, if those get better (``guard.best_of``).
 
     Args:
         context: the float model.
         layers, path: ``scaling_layers`` and ``model_decoder_layers`` of a configuration.
-        choose: called with each place, its quantized readers and their inputs.
-        squares: the inputs hold their Hessian.
+        choose: called with each place, its quantized readers and their inputs; the scales, or None.
+        finish: called when a place has its scales; further changes of its readers. The inputs hold their Hessian.
 
     Raises:
         DataError: no samples.
@@ -171,76 +190,95 @@ def scale_places(
         log.warning("the model stays as it was: no quantized layer reads a norm, or channels that can be scaled")
         return
     walk = walk_of(context, path)
-    measure = ruler(walk, list(range(len(context.samples)))[: 2 * MODEL_SAMPLES])
-    before = measure.errors()
-    for some in subsets(wanted):
+    changes = [partial(make, walk, some) for some in subsets(choices(walk, wanted, items, choose, finish))]
+    best = best_change(walk, changes)
+    if best is None:
+        log.warning("the model keeps its scales: no others make its quantized answers better than chance")
+    else:
+        change_all(walk, best)
+
+
+def subsets(found: list[Choice]) -> Iterator[list[Choice]]:
+    """The choices that are tried together: all, those at norms, those between linear layers."""
+    kinds = [[choice for choice in found if (choice.place.channels is None) == norms] for norms in (True, False)]
+    yield from ([found] if found else [])
+    yield from (kinds if all(kinds) else [])
+
+
+def make(walk: Walk, some: Sequence[Choice], context: Context, part: str) -> None:
+    """Change what was chosen in one part of the model."""
+    for choice in some:
+        if part == (choice.place.block if choice.place.block in walk.blocks.modules else ""):
+            apply(context, choice)
+
+
+def apply(context: Context, choice: Choice) -> None:
+    """Change one place."""
+    if choice.scale is not None:
+        fold(context, choice.place, choice.scale)
+    for change in choice.changes:
+        change(context)
+
+
+def choices(
+    walk: Walk, wanted: list[Place], items: Mapping[str, Match], choose: Chooser, finish: Finisher | None
+) -> list[Choice]:
+    """What is chosen at each place, block by block; the model stays as it is."""
+    context, stream, squares, found = walk.context, walk.stream, finish is not None, []
+
+    def chosen_at(name: str, module: nn.Module, stream: Stream, here: list[Place]) -> list[Any]:
         undo = Undo()
-        context.undo.actions.append(undo.restore)
-        scale_parts(replace(walk, context=replace(context, undo=undo)), some, items, choose, squares)
-        after = measure.errors()
-        if surely_lower(after, before):
-            return
-        context.home.put_back(undo)
-        if after == before:  # no place has a better scale
-            break
-    log.warning("the model keeps its scales: no others make its quantized answers better than chance")
+        own = replace(context, undo=undo)
+        try:
+            inputs, hidden = read_block(own, name, module, stream, here, squares)
+            for place, seen in inputs:
+                readers = [items[reader] for reader in place.readers if reader in items]
+                choice = Choice(place, choose(own, place, readers, seen))
+                apply(own, choice)
+                if finish is not None:
+                    choice = replace(choice, changes=finish(own, readers, seen, choice.scale))
+                if choice.scale is not None or choice.changes:
+                    found.append(choice)
+            return hidden
+        finally:
+            undo.restore()
 
-
-def subsets(wanted: list[Place]) -> Iterator[list[Place]]:
-    """The places that are tried together: all, those of norms, those between linear layers."""
-    yield wanted
-    kinds = [[place for place in wanted if (place.channels is None) == norms] for norms in (True, False)]
-    yield from (kind for kind in kinds if kind and len(kind) < len(wanted))
-
-
-def scale_parts(walk: Walk, wanted: list[Place], items: Mapping[str, Match], choose: Chooser, squares: bool) -> None:
-    """The places of every block, and those in none."""
-    context, stream = walk.context, walk.stream
-    judge = judging(len(context.samples))[:SAMPLES]
     for name, block in walk.blocks.modules.items():
-        here = [place for place in wanted if place.block == name]
-
-        reading = partial(read_block, context, name, block, stream, here, squares)
-
-        def change(reading: Callable[[], list[tuple[Place, Inputs]]] = reading) -> None:
-            for place, inputs in reading():
-                choose(context, place, [items[reader] for reader in place.readers if reader in items], inputs)
-
-        with context.home.changing(name, context.undo):
-            if name and here and not better_block(context, name, block, stream, judge, change):
-                log.info("%s stays as it was: its answers would not get better", name)
-            elif not name:
-                change()
-            stream = stream.advance(name, block)
-    every = Stream(list(context.samples))
-    for place in (place for place in wanted if place.block not in walk.blocks.modules):
+        with context.home.visiting(name):
+            hidden = chosen_at(name, block, stream, [place for place in wanted if place.block == name])
+            stream = stream.behind(name, hidden)
+    if outside := [place for place in wanted if place.block not in walk.blocks.modules]:
         with context.home.recording():
-            inputs = read_block(context, "", context.model, every, [place], squares)
-        for _, seen in inputs:
-            choose(context, place, [items[reader] for reader in place.readers if reader in items], seen)
+            chosen_at("", context.model, Stream(list(context.samples)), outside)
+    return found
 
 
 def read_block(
     context: Context, name: str, block: nn.Module, stream: Stream, here: list[Place], squares: bool
-) -> list[tuple[Place, Inputs]]:
-    """The inputs of the places of one block, from one run per sample."""
-    if not here:
-        return []
+) -> tuple[list[tuple[Place, Inputs]], list[Any]]:
+    """The inputs of the places of one block, and what it hands on, from one run per sample.
+
+    Readers that are called with one tensor share what is kept of it.
+    """
     modules = dict(context.model.named_modules())
     keep = max(1, ROWS // max(len(stream.hidden), 1))
     found: dict[str, Inputs] = {}
+    source = {reader: place.source for place in here for reader in place.readers}
+    latest: dict[str, torch.Tensor] = {}
 
     def see(reader: str, x: torch.Tensor) -> None:
-        if x.numel():
+        if x.numel() and latest.get(source[reader]) is not x:
             size = torch.zeros(x.shape[-1], device=x.device)
             found.setdefault(reader, Inputs(size, size.clone())).add(x, keep, squares)
+            latest[source[reader]] = x
 
-    names = {reader for place in here for reader in place.readers}
-    watch = Watch({reader: modules[reader] for reader in names}, see, stop=False)
+    watch, hidden = Watch({reader: modules[reader] for reader in source}, see, stop=False), []
     for k in range(len(stream.hidden)):
-        watch.run(partial(stream.forward, name, block, k) if name else partial(run, block, stream.hidden[k]))
+        latest.clear()
+        hidden.append(first(watch.run(partial(stream.forward, name, block, k))))
     reached = ((place, [found[reader] for reader in place.readers if reader in found]) for place in here)
-    return [(place, max(inputs, key=lambda item: item.count)) for place, inputs in reached if inputs]
+    inputs = [(place, max(seen, key=lambda item: item.count)) for place, seen in reached if seen]
+    return inputs, hidden
 
 
 def fold(context: Context, place: Place, s: torch.Tensor) -> None:
@@ -297,19 +335,27 @@ class Judge:
     rows: torch.Tensor
     power: float = 2.0
 
+    @cached_property
+    def wanted(self) -> list[torch.Tensor]:
+        """What each float layer answers, [n, out]."""
+        return [self.rows @ matrix(item.layer.module, item.layer.kind).T for item in self.items]
+
+    @cached_property
+    def unscaled(self) -> float:
+        """The error without scales."""
+        return self.error_under(torch.ones_like(self.rows[0]))
+
     def error(self, s: torch.Tensor | None = None) -> float:
         """The mean of |difference|**power, summed over the layers."""
-        return sum(self.error_of(item, s) for item in self.items)
+        return self.unscaled if s is None else self.error_under(s)
 
-    def error_of(self, item: Match, s: torch.Tensor | None) -> float:
-        """The error of one layer."""
-        weight = matrix(item.layer.module, item.layer.kind)
-        scaled = weight if s is None else weight * s
-        tuned = quantized_matrix(item, scaled)
-        quantizer = new_quantizer(item, "input_tensors")
-        if quantizer is None:
-            difference = self.rows @ ((tuned if s is None else tuned / s) - weight).T
-        else:
-            x = quantize_new(quantizer, self.rows if s is None else self.rows / s)
-            difference = x @ tuned.T - self.rows @ weight.T
-        return float(difference.abs().pow_(self.power).double().mean())
+    def error_under(self, s: torch.Tensor) -> float:
+        """The error with scales, [channels]."""
+        found, stages, x = 0.0, None, self.rows
+        for item, wanted in zip(self.items, self.wanted, strict=True):
+            if item.stages["input_tensors"] != stages:
+                stages = item.stages["input_tensors"]
+                x = quantize_new(new_quantizer(item, "input_tensors"), self.rows / s)
+            tuned = quantized_matrix(item, matrix(item.layer.module, item.layer.kind) * s)
+            found += float((x @ tuned.T - wanted).abs_().pow_(self.power).double().mean())
+        return found

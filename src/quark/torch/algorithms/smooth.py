@@ -17,8 +17,9 @@ from itertools import product
 import torch
 
 from quark.algorithms.smoothquant import SMALLEST_WEIGHT, smoothing_scales
+from quark.torch.algorithms.channels import by_channel
 from quark.torch.algorithms.context import Context, matrix
-from quark.torch.algorithms.scaling import Inputs, Judge, Place, effective, fold, scale_places
+from quark.torch.algorithms.scaling import Inputs, Judge, Place, effective, scale_places
 from quark.torch.config.algorithms import AutoSmoothQuantConfig, SmoothQuantConfig
 from quark.torch.matching import Match
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 POWERS = {"MSE": 2.0, "MAE": 1.0, "RMSE": 0.5}
 PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 GRID = ((0.0, 0.2, 0.4, 0.6, 0.8), (0.0, 0.2, 0.4, 0.6))
-FINER = 2  # times that the grid is halved around the best
+FINER = 1  # times that the grid is halved around the best
 SMALLEST = 1e-4
 Pair = tuple[float, float]
 
@@ -35,11 +36,11 @@ def run_smooth(context: Context, config: SmoothQuantConfig) -> None:
     """SmoothQuant at every place of the model."""
     alpha = config.alpha
 
-    def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> None:
+    def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> torch.Tensor | None:
         judge, ranges = Judge(items, inputs.sample), weight_ranges(items)
         whole = smoothing_scales(inputs.amax, ranges, alpha, config.scale_clamp_min)
         shares, others = [part * alpha for part in PARTS], [part * (1 - alpha) for part in PARTS]
-        search(context, place, judge, inputs.amax, ranges, shares, others, [whole])
+        return search(context, place, judge, inputs.amax, ranges, shares, others, [whole])
 
     scale_places(context, config.scaling_layers, config.model_decoder_layers, choose)
 
@@ -48,9 +49,9 @@ def run_autosmooth(context: Context, config: AutoSmoothQuantConfig) -> None:
     """The best exponents at every place of the model."""
     power = POWERS[config.compute_scale_loss]
 
-    def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> None:
+    def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> torch.Tensor | None:
         judge = Judge(items, inputs.sample, power)
-        search(context, place, judge, inputs.amax, weight_ranges(items), *GRID)
+        return search(context, place, judge, inputs.amax, weight_ranges(items), *GRID)
 
     scale_places(context, config.scaling_layers, config.model_decoder_layers or "", choose)
 
@@ -77,7 +78,7 @@ def search(
     weight_exponents: Sequence[float],
     others: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor | None:
-    """The best scale of a family, folded into the model.
+    """The best scale of a family, improved channel by channel; None: none lowers the error.
 
     Args:
         context, place, judge: where, and what is best.
@@ -99,7 +100,10 @@ def search(
     for _ in range(FINER):
         steps = [step / 2 for step in steps]
         _, middle = min(scales(around(middle, steps)))
-    return keep_best(context, place, judge, [*tried.values(), *measured(context, place, judge, others)])
+    found = [*tried.values(), *measured(context, place, judge, others)]
+    start = keep_best(place, judge, found)
+    finer = by_channel(place, judge, torch.ones_like(inputs) if start is None else start)
+    return start if finer is None else keep_best(place, judge, [*found, (judge.error(finer), finer)])
 
 
 def around(middle: Pair, steps: Sequence[float]) -> Iterator[Pair]:
@@ -118,17 +122,14 @@ def measured(
 
 
 def best(context: Context, place: Place, judge: Judge, candidates: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """Fold the candidate with the least error into the model, if that is less than without scales; return it."""
-    return keep_best(context, place, judge, measured(context, place, judge, candidates))
+    """The candidate with the least error, as it would be applied, if that is less than without scales."""
+    return keep_best(place, judge, measured(context, place, judge, candidates))
 
 
-def keep_best(
-    context: Context, place: Place, judge: Judge, found: Iterable[tuple[float, torch.Tensor]]
-) -> torch.Tensor | None:
+def keep_best(place: Place, judge: Judge, found: Iterable[tuple[float, torch.Tensor]]) -> torch.Tensor | None:
     """As ``best``, of candidates with their errors."""
     error, s = min(found, key=lambda pair: pair[0])
-    if not error < judge.error():
-        log.info("%s keeps its scale: no other lowers the error", place.source)
-        return None
-    fold(context, place, s)
-    return s
+    if error < judge.error():
+        return s
+    log.info("%s keeps its scale: no other lowers the error", place.source)
+    return None

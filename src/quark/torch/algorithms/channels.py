@@ -1,0 +1,155 @@
+"""Scales improved channel by channel, where groups of columns of the weights have scales of their own.
+
+    loss_g(s) = |Q(x_g / s_g) Q(w_g s_g)^T - x_g w_g^T|^2      g: the columns of one group, over all layers that read it
+
+The scale of a channel changes what its own group loses, and (nearly) nothing else. So one channel of every group is
+tried at a time, a quarter larger and a fifth smaller, and each group keeps what is better for it: a few dozen roundings
+of the weight find scales for all of its channels. With d = Q(x / s) s - x and e = Q(w s) / s - w a loss is
+
+    tr(w' d^T d w'^T) + 2 tr(w' d^T x e^T) + tr(e x^T x e^T)      w' = w + e
+
+of which only products as large as a group are needed, and which cancels nothing.
+
+What the groups of one output lose together, and scales of activations that all groups share, are not seen here: the
+scales that come out must stand the error of the whole layers (``scaling.Judge``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from quark.numerics.granularity import Group
+from quark.torch.algorithms.context import matrix, new_quantizer
+from quark.torch.algorithms.scaling import Judge, Place
+from quark.torch.algorithms.trial import quantize_new, quantized_matrix
+from quark.torch.matching import Match
+
+FACTORS = (0.8, 1.25, 0.9, 1.1)
+CHANNELS = 64  # of a group that are tried
+ROWS = 256  # of quantized inputs
+
+
+def by_channel(place: Place, judge: Judge, s: torch.Tensor) -> torch.Tensor | None:
+    """Better scales than ``s`` [channels] for the sum over groups; None where no groups have scales of their own.
+
+    Args:
+        place: whose scales; input channels that share a row of its source keep a common scale.
+        judge: the layers, and inputs of them.
+        s: to start from.
+    """
+    sizes = {columns_of(item) for item in judge.items}
+    size = sizes.pop()
+    if sizes or size is None or size >= len(s):
+        return None
+    groups = groups_of(judge, size)
+    labels = alike(place, len(s), size, s.device)
+    if labels is None:
+        return None
+    lowest = groups.losses(s, labels)
+    starts = torch.arange(0, len(s), size, device=s.device)
+    for factor in FACTORS:
+        for offset in range(0, size, -(-size // CHANNELS)):
+            here = starts + offset < len(s)
+            tried = s.clone()
+            tried[(starts + offset)[here]] *= factor
+            found = groups.losses(tried, labels)
+            better = (found < lowest)[labels] & here
+            s = s.clone()
+            s[(starts + offset)[better]] *= factor
+            lowest = torch.where(found < lowest, found, lowest)
+    return s
+
+
+def columns_of(item: Match) -> int | None:
+    """Columns of a layer's weight [out, in] that share a scale in a row; None where no such groups are."""
+    written = item.stages["weight"][0].spec.granularity
+    return written.size if isinstance(written, Group) and written.axis % 2 == 1 else None
+
+
+def alike(place: Place, count: int, size: int, device: torch.device) -> torch.Tensor | None:
+    """For each group the first one that reads the same channels of the source, [groups]; None: groups overlap."""
+    number = -(-count // size)
+    own = torch.arange(number, device=device)
+    if place.channels is None:
+        return own
+    channels = place.channels.to(device)
+    different = len(set(channels.tolist()))
+    if different == count:
+        return own
+    if count % size:
+        return None
+    rows = channels.reshape(number, size)
+    labels = torch.stack([(rows == row).all(1).int().argmax() for row in rows])
+    return labels if different == len(set(labels.tolist())) * size else None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Layers and their inputs in groups of columns.
+
+    Attributes:
+        items: a layer for each weight, by whose quantizer it is rounded.
+        size: columns of a group.
+        rows, inputs: [rows, channels], and as [groups, rows, size].
+        squares: x^T x, [groups, size, size].
+        weights: [out, channels]; those of layers that are quantized alike are one, with the rows of all.
+        parts: of the weights, [groups, out, size].
+    """
+
+    items: list[Match]
+    size: int
+    rows: torch.Tensor
+    inputs: torch.Tensor
+    squares: torch.Tensor
+    weights: list[torch.Tensor]
+    parts: list[torch.Tensor]
+
+    def losses(self, s: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of each group, summed over layers, under the label of the group, [groups]."""
+        noise = self.input_products(s)
+        total = torch.zeros(len(labels), device=s.device)
+        for item, weight, plain in zip(self.items, self.weights, self.parts, strict=True):
+            tuned = in_groups(quantized_matrix(item, weight * s) / s, self.size)
+            error = tuned - plain
+            total += (torch.bmm(error.mT, error) * self.squares).sum((1, 2))
+            if noise is not None:
+                own, mixed = noise
+                total += (torch.bmm(tuned.mT, tuned) * own).sum((1, 2))
+                total += 2 * (torch.bmm(tuned.mT, error) * mixed).sum((1, 2))
+        return torch.zeros_like(total).index_add(0, labels, total)
+
+    def input_products(self, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """d^T d and d^T x of the inputs' errors d; None where inputs are not quantized."""
+        quantizer = new_quantizer(self.items[0], "input_tensors")
+        if quantizer is None:
+            return None
+        error = in_groups(quantize_new(quantizer, self.rows / s) * s, self.size) - self.inputs
+        return torch.bmm(error.mT, error), torch.bmm(error.mT, self.inputs)
+
+
+def groups_of(judge: Judge, size: int) -> Groups:
+    """The layers and inputs of a judge in groups."""
+    quantized = bool(judge.items[0].stages["input_tensors"])
+    rows = judge.rows[:: max(1, len(judge.rows) // ROWS)] if quantized else judge.rows
+    inputs = in_groups(rows, size)
+    stacks: list[tuple[Match, list[torch.Tensor]]] = []
+    for item in judge.items:
+        weight = matrix(item.layer.module, item.layer.kind)
+        same = [weights for other, weights in stacks if rounded_alike(item, other)]
+        same[0].append(weight) if same else stacks.append((item, [weight]))
+    whole = [torch.cat(weights) for _, weights in stacks]
+    parts = [in_groups(weight, size) for weight in whole]
+    return Groups([item for item, _ in stacks], size, rows, inputs, torch.bmm(inputs.mT, inputs), whole, parts)
+
+
+def rounded_alike(item: Match, other: Match) -> bool:
+    """Whether rows of two weights can be rounded together: in one stage, whose scales belong to groups of one row."""
+    one, two = item.stages["weight"], other.stages["weight"]
+    return len(one) == 1 and one == two and item.layer.kind == other.layer.kind
+
+
+def in_groups(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[rows, columns] as [groups, rows, size], padded with 0."""
+    return Group(1, size).tile(x).reshape(len(x), -1, size).transpose(0, 1)
