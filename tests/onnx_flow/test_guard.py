@@ -26,7 +26,7 @@ from quark.onnx import (
     SmoothQuantConfig,
 )
 from quark.onnx.algorithms import smoothquant
-from quark.onnx.algorithms.guard import Loss, surely_smaller
+from quark.onnx.algorithms.losses import Loss, gain
 from quark.onnx.algorithms.stages import TRANSFORMS
 
 REAL = Path(__file__).parents[2] / ".." / "shared" / "data" / "models"
@@ -105,19 +105,43 @@ def linear_layer() -> QLayerConfig:
     return QLayerConfig(linear.INT8, linear.Int16Spec(calibration_method=linear.CalibMethod.MinMax))
 
 
+def loss_of(*outputs: tuple[float, ...]) -> Loss:
+    """Noise per sample, for each output; every signal is 1."""
+    noise = np.array(outputs, np.float64).T
+    return Loss(noise, np.ones_like(noise))
+
+
 @pytest.mark.parametrize(
     ("with_it", "without", "kept"),
     [
         ((0.5, 0.5, 0.5), (1.0, 1.0, 1.0), True),
-        ((0.9, 1.0, 0.9), (1.0, 0.8, 1.1), False),  # smaller by 2 per cent, give or take 14
+        ((0.9, 1.0, 0.9), (1.0, 0.8, 1.1), False),  # smaller by 3 per cent, give or take 12
         ((0.8, 0.9, 0.7), (1.0, 1.0, 1.0), True),
         ((0.9,), (1.0,), True),
         ((1.0, 1.0), (1.0, 1.0), False),
         ((0.0, 0.0), (0.0, 0.0), False),
+        ((np.inf, 0.5), (1.0, 1.0), False),
     ],
 )
 def test_a_gain_that_chance_explains_is_none(with_it: tuple, without: tuple, kept: bool) -> None:
-    assert surely_smaller(Loss(sum(with_it), with_it), Loss(sum(without), without)) is kept
+    assert gain(loss_of(with_it), loss_of(without)).sure is kept
+
+
+def test_no_output_pays_for_another() -> None:
+    without = loss_of((1.0, 1.1, 0.9), (1.0, 1.1, 0.9))
+    assert gain(loss_of((0.1, 0.11, 0.09), (1.0, 1.1, 0.9)), without).sure
+    assert not gain(loss_of((0.1, 0.11, 0.09), (1.2, 1.3, 1.1)), without).sure  # worse by a fifth in every sample
+    assert gain(loss_of((0.1, 0.11, 0.09), (1.3, 0.9, 0.9)), without).sure  # as much as chance does
+
+
+def test_the_error_of_a_gain_is_that_of_the_bootstrap() -> None:
+    random = np.random.default_rng(0)
+    with_it, without = (np.exp(random.normal(size=40) + shift) for shift in (0.0, 0.3))
+    found = gain(loss_of(tuple(with_it)), loss_of(tuple(without)))
+    drawn = random.integers(0, 40, (4000, 40))
+    drawn_gains = np.log(without[drawn].sum(1) / with_it[drawn].sum(1))
+    assert found.mean == pytest.approx(np.log(without.sum() / with_it.sum()))
+    assert found.error == pytest.approx(drawn_gains.std(), rel=0.1)
 
 
 @pytest.mark.parametrize("kind", GUARDED, ids=lambda kind: kind.name)

@@ -24,7 +24,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import Context
-from quark.onnx.algorithms.guard import Loss, compared, distance
+from quark.onnx.algorithms.losses import Loss, compared, distance, joined
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport
@@ -77,8 +77,7 @@ def _measured(
             distance(model, trial.quantized(job), unseen, job.options)
             for trial, unseen in zip(trials, reversed(halves), strict=True)
         ]
-        whole = sum(loss.total for loss in losses), tuple(one for loss in losses for one in loss.each)
-        found[name] = job, Loss(*whole)
+        found[name] = job, joined(losses)
         context.progress(config.name, done, len(config.methods) + 1)
     return found
 

@@ -18,6 +18,7 @@ from quark.onnx.algorithms import bias_correction, cle, equalization, finetune, 
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.guard import guarded
 from quark.onnx.algorithms.samples import rereadable
+from quark.onnx.algorithms.tuned import guarded_tune
 from quark.onnx.graph.report import PassReport
 from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
@@ -80,6 +81,8 @@ def transform(model: ir.Model, context: Context) -> list[PassReport]:
 def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
     """Run the algorithms that change weights at final scales, in the order of ``algo_config``.
 
+    What makes the model worse is put back, unless the field ``keep_worse`` says otherwise.
+
     Raises:
         ConfigError: the activations have no scales before the model runs.
     """
@@ -91,7 +94,15 @@ def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
         raise ConfigError(f"algo_config: {names} needs scales that are known beforehand, not dynamic quantization")
     if len(chosen) > 1:  # what the first one changes is no target for the second
         context = replace(context, reference=model.clone())
-    return [run(model, plan, config, context) for run, config in chosen]
+    return [
+        run(model, plan, config, context) if _unjudged(config) else guarded_tune(run, model, plan, config, context)
+        for run, config in chosen
+    ]
+
+
+def _unjudged(config: Any) -> bool:
+    """Whether what an algorithm did stays in any case; gain gives up some of the squared error on purpose."""
+    return config.keep_worse or getattr(config, "gain", False)
 
 
 def _tuning(context: Context) -> list[AlgoConfig]:

@@ -2,7 +2,8 @@
 
 The walk keeps, for every sample, the tensors at the cut between what has run and what has not. ``advance`` moves the
 cut: it opens a session on the nodes between the cut and the wanted tensors and runs them on what is kept. Weights may
-change between two calls; nodes that have not run yet see the new ones.
+change between two calls; nodes that have not run yet see the new ones. Weights count as they are: ONNX Runtime's own
+rounding of float weights is off.
 
 Tensors that the bodies of If and Loop take from the main graph count as inputs of the node that holds the body.
 """
@@ -105,7 +106,7 @@ class Walk:
             value.shape = None
         graph.opset_imports.update(self._model.graph.opset_imports)
         part = ir.Model(graph, ir_version=self._model.ir_version, functions=list(self._model.functions.values()))
-        options = session_options(self._libraries)
+        options = session_options(self._libraries, as_given=True)
         return open_session(part, options, self._providers)
 
     def _waits(self, value: ir.Value) -> bool:

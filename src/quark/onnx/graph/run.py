@@ -39,6 +39,7 @@ RUNTIME_DOMAINS = frozenset(
 )
 IS_NAN_OPSET = 9
 QUIET = 4
+_AS_GIVEN = ("optimization.disable_specified_optimizers", "WeightBiasQuantization")
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Runner:
         libraries: files with custom operators (``UserCustomOpLibPath``).
         threads: threads within an operator; ONNX Runtime's choice by default.
         spin: let threads that wait keep their core busy.
+        as_given: float weights stay what they are, see ``session_options``.
 
     Raises:
         ModelError: there is no such tensor, an operator is unknown, or ONNX Runtime refuses the model.
@@ -85,6 +87,7 @@ class Runner:
         libraries: Libraries = None,
         threads: int | None = None,
         spin: bool = False,
+        as_given: bool = False,
     ) -> None:
         opened = model.clone()
         tensors = _tensors(opened)
@@ -102,9 +105,8 @@ class Runner:
         for name in in_graph:
             outputs += _reduce(opened, tensors[name], names)
         self._fetched, self._in_graph = fetched, in_graph
-        self._session = (
-            self._open(opened, outputs, providers, session_options(libraries, threads, spin)) if outputs else None
-        )
+        options = session_options(libraries, threads, spin, as_given)
+        self._session = self._open(opened, outputs, providers, options) if outputs else None
 
     def _open(
         self,
@@ -154,9 +156,13 @@ class Runner:
 
 
 def session_options(
-    libraries: Libraries = None, threads: int | None = None, spin: bool = False
+    libraries: Libraries = None, threads: int | None = None, spin: bool = False, as_given: bool = False
 ) -> onnxruntime.SessionOptions:
     """Options of a session of our own: silent, without arena, with the custom operators of ``libraries``.
+
+    Args:
+        as_given: float weights stay what they are. ONNX Runtime (1.31) otherwise rounds those of a Conv,
+            ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear to int8, one scale per tensor.
 
     Raises:
         ModelError: a library cannot be loaded.
@@ -166,6 +172,8 @@ def session_options(
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    if as_given:
+        options.add_session_config_entry(*_AS_GIVEN)
     if threads is not None:
         options.intra_op_num_threads = threads
     for library in library_files(libraries):

@@ -97,13 +97,17 @@ class BiasCorrectionConfig(AlgoConfig):
 
     Attributes:
         gain: scale the channels of the last Conv and Gemm layers so that deviations from the mean keep their size, too.
+        keep_worse: keep the biases even where the model as a whole is worse with them, on calibration data. With
+            ``gain`` they stay in any case: it gives up some of the squared error on purpose.
     """
 
     name: ClassVar[str] = "bias_correction"
     gain: bool = False
+    keep_worse: bool = False
 
     def __post_init__(self) -> None:
-        self._require("gain", isinstance(self.gain, bool), "it is True or False")
+        for field in ("gain", "keep_worse"):
+            self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ class GPTQConfig(AlgoConfig):
         per_channel: a scale for every output channel.
         mse: search the range of least squared error.
         weight_symmetric: no zero points.
+        keep_worse: keep the weights even where the model as a whole is worse with them, on calibration data.
     """
 
     name: ClassVar[str] = "gptq"
@@ -164,6 +169,7 @@ class GPTQConfig(AlgoConfig):
     per_channel: bool = False
     mse: bool = False
     weight_symmetric: bool = True
+    keep_worse: bool = False
 
     def __post_init__(self) -> None:
         self._require("bits", self.bits in (2, 3, 4, 8), "allowed: 2, 3, 4, 8")
@@ -171,7 +177,7 @@ class GPTQConfig(AlgoConfig):
         groups = self.group_size == -1 or is_whole(self.group_size, 1)
         self._require("group_size", groups, "it is a whole number of at least 1, or -1 for no groups")
         self._require("perc_damp", is_number(self.perc_damp, 0), "it is a number of at least 0")
-        for field in ("act_order", "per_channel", "mse", "weight_symmetric"):
+        for field in ("act_order", "per_channel", "mse", "weight_symmetric", "keep_worse"):
             self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
 
     def weight_spec(self, spec: TensorSpec) -> TensorSpec:

@@ -45,6 +45,7 @@ class FineTuneConfig(AlgoConfig):
         num_workers: threads of ``parallel``.
         pin_memory: hold samples where a GPU fetches them by itself.
         use_gds: not available; files go through the processor.
+        keep_worse: keep trained weights even where the model as a whole is worse with them, on calibration data.
     """
 
     optim_device: str = "cpu"
@@ -76,13 +77,14 @@ class FineTuneConfig(AlgoConfig):
     num_workers: int = 1
     pin_memory: bool = False
     use_gds: bool = False
+    keep_worse: bool = False
 
     def __post_init__(self) -> None:
         for name in ("data_size", "batch_size", "num_batches", "num_iterations", "num_workers"):
             self._require(name, is_whole(getattr(self, name), 1), "it is a whole number of at least 1")
         for name in ("fixed_seed", "output_index"):
             self._require(name, is_whole(getattr(self, name), 0), "it is a whole number of at least 0")
-        for name in (*_FLAGS, "select_max_mem_layer", "use_gds"):
+        for name in (*_FLAGS, "select_max_mem_layer", "use_gds", "keep_worse"):
             self._require(name, isinstance(getattr(self, name), bool), "it is True or False")
         for name in ("drop_ratio", "warm_start"):
             self._require(name, is_number(getattr(self, name), 0, 1), "it is a number from 0 to 1")

@@ -1,0 +1,121 @@
+"""How far a quantized model is from the float one, output by output and sample by sample, and what a lead is worth.
+
+    loss(model)  Σ over outputs  N / S       N = Σ (x − y)², S = Σ x²      x: float, y: quantized; sums over the samples
+    gain(o)      log(N_without / N_with)     of output o
+
+The standard error of a gain follows from the samples' parts of both sums (the ratio estimator): with
+d_s = n_without,s / N_without − n_with,s / N_with it is sqrt(n / (n − 1) Σ d_s²). The gain of a model is the mean over
+its outputs, in which a large output counts no more than a small one. One sample knows no chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.options import Options
+from quark.onnx.compare import Distance
+from quark.onnx.graph.run import Feed, Runner
+
+_TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Energies of the difference and of the float model's answer, [samples, outputs]."""
+
+    noise: np.ndarray
+    signal: np.ndarray
+
+    @property
+    def total(self) -> float:
+        """The loss over all samples."""
+        return float(_relative(self.noise.sum(0), self.signal.sum(0)).sum())
+
+    @property
+    def each(self) -> np.ndarray:
+        """[samples]: the loss of every sample alone."""
+        return np.asarray(_relative(self.noise, self.signal).sum(1))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """log of the noise without over that with a change, and the standard error: of the model, and of every output."""
+
+    mean: float
+    error: float
+    outputs: np.ndarray
+    errors: np.ndarray
+
+    @property
+    def sure(self) -> bool:
+        """Whether the model gains by more than chance and no output loses by more than chance."""
+        return self.mean > self.error and self.harmless
+
+    @property
+    def harmless(self) -> bool:
+        """Whether the model does not lose, and no output loses by more than chance."""
+        return bool(self.mean >= 0 and (self.outputs >= -self.errors).all())
+
+
+def gain(loss: Loss, other: Loss) -> Gain:
+    """What a change brought: ``loss`` with it against ``other`` without it, on the same samples."""
+    with_it, without = (np.maximum(one.noise.sum(0), _TINY) for one in (loss, other))
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN where one is infinite, and then nothing is sure
+        parts = other.noise / without - loss.noise / with_it
+        outputs = np.log(without / with_it)
+    return Gain(float(outputs.mean()), float(_error(parts.mean(1))), outputs, np.asarray(_error(parts)))
+
+
+def _error(parts: np.ndarray) -> np.ndarray:
+    count = len(parts)
+    return np.sqrt(np.square(parts).sum(0) * count / max(count - 1, 1)) * (count > 1)
+
+
+def compared(loss: Loss, other: Loss) -> tuple[float, float]:
+    """The mean of log(loss / other) over the samples, and its standard error (0 of one sample)."""
+    ratios = np.log(np.maximum(loss.each, _TINY) / np.maximum(other.each, _TINY))
+    error = 0.0 if len(ratios) < 2 else float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
+    return float(ratios.mean()), error
+
+
+def joined(losses: Iterable[Loss]) -> Loss:
+    """The loss over the samples of several."""
+    parts = list(losses)
+    return Loss(np.concatenate([one.noise for one in parts]), np.concatenate([one.signal for one in parts]))
+
+
+def distance(
+    reference: ir.Model, quantized: ir.Model, feeds: Iterable[Feed], options: Options, as_given: bool = False
+) -> Loss:
+    """The loss of a quantized model; one sample is in memory at a time.
+
+    Args:
+        as_given: float weights of ``quantized`` count as they are, see ``session_options``.
+    """
+    names = [str(value.name) for value in reference.graph.outputs]
+    providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
+    floats = Runner(reference, names, (), providers, libraries)
+    runner = Runner(quantized, names, (), providers, libraries, as_given=as_given)
+    rows = [_row(names, floats.run(feed).values, runner.run(feed).values) for feed in feeds]
+    energies = np.array(rows, np.float64).reshape(len(rows), len(names), 2)
+    return Loss(energies[..., 0], energies[..., 1])
+
+
+def _row(names: list[str], expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> list[tuple[float, float]]:
+    """(noise, signal) of every output; nothing of those that are no floats or change their shape."""
+    row = []
+    for name in names:
+        here = Distance()
+        if expected[name].dtype.kind == "f" and expected[name].shape == found[name].shape:
+            here.update(expected[name], found[name])
+        row.append((here.noise, here.signal))
+    return row
+
+
+def _relative(noise: np.ndarray, signal: np.ndarray) -> np.ndarray:
+    return np.where(signal > 0, noise / np.where(signal > 0, signal, 1), noise > 0)

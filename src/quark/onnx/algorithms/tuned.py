@@ -1,0 +1,168 @@
+"""Tuned weights are put back where the whole model is worse with them, on calibration data.
+
+Every layer may be nearer to its aim and the model further from the float one: the layers behind were right for the old
+error. What was tuned stays if the model as a whole does not lose and no output loses by more than chance
+(``losses.py``). Otherwise it is taken back, and comes again by halves in the order of the graph: a half stays if the
+model gains by it for certain, or else its own halves are tried, down to a sixteenth of the layers.
+
+At most ``JUDGED`` samples decide; one is in memory at a time. Weights on trial are rounded as they will be in the file.
+
+Not handled: layers that help only together with others of another half.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.plan import Plan, TensorPlan
+from quark.onnx.algorithms.context import Context
+from quark.onnx.algorithms.losses import Loss, distance, gain
+from quark.onnx.algorithms.twin import rounded, twin_of
+from quark.onnx.data import checked, inputs_of
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import constant_array, set_constant
+from quark.onnx.ranges import samples_of
+
+#: Samples that decide, and how often the layers are halved.
+JUDGED, HALVINGS = 128, 4
+log = logging.getLogger(__name__)
+Tune = Callable[[ir.Model, Plan, Any, Context], PassReport]
+
+
+@dataclass(frozen=True)
+class State:
+    """The contents and the plan of one constant."""
+
+    content: ir.TensorProtocol
+    plan: TensorPlan | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of the constants of one node: by name, before and after."""
+
+    node: str
+    before: Mapping[str, State]
+    after: Mapping[str, State]
+
+
+def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: Context) -> PassReport:
+    """Run an algorithm that changes weights at final scales, in place; what makes the model worse is put back.
+
+    Returns:
+        The report of the algorithm, with a sentence about what was put back.
+    """
+    reference, before = context.reference or model.clone(), _states(model, plan)
+    without = _loss(reference, twin_of(model, plan, context.job.options), config, context)
+    report = run(model, plan, config, context)
+    changes = _changes(model, plan, before)
+    if not report.fired or not changes:
+        return report
+    trial = _Trial(model, plan, reference, config, context, twin_of(model, plan, context.job.options))
+    with_it = trial.loss()
+    log.info("%s: loss %.6g without, %.6g with it", config.name, without.total, with_it.total)
+    if gain(with_it, without).harmless or not np.isfinite(without.total):
+        return report
+    trial.put(changes, after=False)
+    kept, left = trial.best_of(changes, without, HALVINGS)
+    back = [change.node for change in changes if change not in kept]
+    reason = (
+        f"put back in {len(back)} of {len(changes)} layers: on calibration data the model's loss was "
+        f"{without.total:.4g} without it, {with_it.total:.4g} with all of it and is {left.total:.4g} now; put back: "
+    )
+    log.warning("%s is %s%s", config.name, reason, ", ".join(map(repr, back)))
+    fired = max(report.fired - len(back), 0) if kept else 0
+    return replace(report, fired=fired, refused=(*report.refused, reason + ", ".join(map(repr, back))))
+
+
+def _loss(reference: ir.Model, twin: ir.Model, config: Any, context: Context) -> Loss:
+    """The loss of a model with float weights as they are, on the samples that it was tuned on."""
+    options, limit = context.job.options, min(getattr(config, "data_size", JUDGED), JUDGED)
+    feeds = checked(samples_of(reference, options, context.reader), inputs_of(reference))
+    return distance(reference, twin, islice(feeds, limit), options, as_given=True)
+
+
+def _states(model: ir.Model, plan: Plan) -> dict[str, State]:
+    """Every constant of the graph; contents are shared, not copied."""
+    values = model.graph.initializers.items()
+    return {
+        name: State(value.const_value, plan.tensors.get(name))
+        for name, value in values
+        if value.const_value is not None
+    }
+
+
+def _changes(model: ir.Model, plan: Plan, before: Mapping[str, State]) -> list[Change]:
+    """What is no longer what it was, by the first node that reads it, in the order of the graph."""
+    now = _states(model, plan)
+    open_names = {name for name, state in now.items() if name in before and not _same(state, before[name])}
+    found = []
+    for node in model.graph:
+        names = [str(one.name) for one in node.inputs if one is not None and one.name in open_names]
+        if names:
+            open_names.difference_update(names)
+            old, new = ({name: states[name] for name in names} for states in (before, now))
+            found.append(Change(node.name or "", old, new))
+    return found
+
+
+def _same(state: State, other: State) -> bool:
+    return state.content is other.content and state.plan is other.plan
+
+
+@dataclass
+class _Trial:
+    """The model, and its twin that is measured; both always hold the same weights."""
+
+    model: ir.Model
+    plan: Plan
+    reference: ir.Model
+    config: Any
+    context: Context
+    twin: ir.Model
+
+    def loss(self) -> Loss:
+        """The loss with the weights as they are now."""
+        return _loss(self.reference, self.twin, self.config, self.context)
+
+    def put(self, changes: Sequence[Change], after: bool) -> None:
+        """Give some layers what they had after or before the algorithm."""
+        for change in changes:
+            for name, state in (change.after if after else change.before).items():
+                value = self.model.graph.initializers[name]
+                value.const_value = state.content
+                array = np.asarray(constant_array(value))
+                if state.plan is not None:
+                    self.plan.put(state.plan)
+                    array = np.asarray(rounded(array, state.plan)).astype(array.dtype)
+                set_constant(self.twin.graph.initializers[name], array)
+
+    def best_of(self, changes: Sequence[Change], best: Loss, halvings: int) -> tuple[list[Change], Loss]:
+        """The changes that stay, of those that are not in the model now, and the loss with them.
+
+        Args:
+            best: the loss as the model is now.
+            halvings: how often a half may be halved again.
+        """
+        kept: list[Change] = []
+        middle = -(-len(changes) // 2)
+        for half in (changes[:middle], changes[middle:]):
+            if not half:
+                continue
+            self.put(half, after=True)
+            found = self.loss()
+            if gain(found, best).sure:
+                kept, best = [*kept, *half], found
+                continue
+            self.put(half, after=False)
+            if halvings > 1 and len(half) > 1:
+                more, best = self.best_of(half, best, halvings - 1)
+                kept += more
+        return kept, best
