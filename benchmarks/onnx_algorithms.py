@@ -103,7 +103,8 @@ def made(bench: Bench, format: str, name: str, run: argparse.Namespace) -> Score
     """Quantize and judge; what is refused is a row too."""
     samples = SAMPLES.get(bench.example.name, 63)
     feeds = list(read_feeds(bench.feeds))
-    feeds = feeds[:: max(1, len(feeds) // samples)][:samples]  # spread: the first second of a sound may be silence
+    count = min(samples, len(feeds))
+    feeds = [feeds[k * len(feeds) // count] for k in range(count)]  # spread: the first second of a sound may be silence
     options = {"PrintSummary": False, "ForceQuantizeNoInputCheck": True, **OPTIONS.get(format, {})}
     options |= MODEL_OPTIONS.get(bench.example.name, {})
     if format == "W4N":

@@ -4,7 +4,8 @@ Both models are quantized and rounded to nearest. Few samples decide, so chance 
 stays where the outputs together gain by more than the standard error, and no output loses by more than its own. A gain
 that chance may explain is not worth a change, and on other data it is a loss as often as not.
 
-The scales of both come from the same samples, at most ``JUDGED`` of them. What is fine-tuned afterwards does not count.
+The scales of both come from the same samples, at most ``JUDGED`` of them, spread over all. What is fine-tuned
+afterwards does not count.
 
 Not handled: a part of the change that would have been worth keeping (the whole of it stays or goes).
 """
@@ -14,20 +15,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import onnx_ir as ir
 
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.losses import Loss, distance, gain
+from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
-from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.report import PassReport
-from quark.onnx.ranges import samples_of
 
 #: Samples that decide.
-JUDGED = 16
+JUDGED = 32
 log = logging.getLogger(__name__)
 Transform = Callable[[ir.Model, Any, Context], PassReport]
 
@@ -57,10 +56,6 @@ def guarded(run: Transform, model: ir.Model, config: Any, context: Context) -> P
 
 def losses(reference: ir.Model, models: list[ir.Model], context: Context) -> list[Loss]:
     """The loss of every model once it is quantized; one sample is in memory at a time."""
-    job, options = context.job, context.job.options
-    found = []
-    for model in models:
-        trial = Trials(model, context, context.known, JUDGED).quantized(job)
-        samples = samples_of(reference, options, context.reader)
-        found.append(distance(reference, trial, islice(checked(samples, inputs_of(reference)), JUDGED), options))
-    return found
+    job, feeds = context.job, feeds_of(reference, context, JUDGED)
+    trials = (Trials(model, replace(context, reader=feeds), context.known).quantized(job) for model in models)
+    return [distance(reference, trial, feeds, job.options) for trial in trials]

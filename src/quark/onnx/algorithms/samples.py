@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from itertools import islice
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,31 @@ def rereadable(reader: Any) -> Any:
     return reader if reader is None or readable_again(reader) else CachedDataReader(reader)
 
 
+def spread(feeds: Iterable[Feed], count: int) -> list[Feed]:
+    """At most ``count`` samples, spread evenly over all: the first seconds of a sound may be silence.
+
+    How many there are need not be known; never more than twice ``count`` are kept.
+    """
+    kept: list[Feed] = []
+    stride = 1
+    for number, feed in enumerate(feeds):
+        if number % stride == 0:
+            kept.append(feed)
+        if len(kept) > 2 * count:
+            kept, stride = kept[::2], 2 * stride
+    return [kept[k * len(kept) // count] for k in range(count)] if len(kept) > count else kept
+
+
 def feeds_of(model: ir.Model, context: Context, limit: int | None = None, joined: int = 1) -> list[Feed]:
-    """At most ``limit`` samples; ``joined`` of them at a time along their first axis.
+    """At most ``limit`` samples, spread over all; ``joined`` of them at a time along their first axis.
 
     Raises:
         DataError: there is no data, or it does not fit the model.
         ConfigError: samples are to be joined and the model's first axis is fixed.
     """
     samples = samples_of(model, context.job.options, context.reader)
-    feeds = list(islice(checked(samples, inputs_of(model)), limit))
+    found = checked(samples, inputs_of(model))
+    feeds = list(found) if limit is None else spread(found, limit)
     if joined == 1:
         return feeds
     fixed = [one for one in inputs_of(model) if not one.shape or one.shape[0] is not None]

@@ -5,7 +5,8 @@ error. What was tuned stays if the model as a whole does not lose and no output 
 (``losses.py``). Otherwise it is taken back, and comes again by halves in the order of the graph: a half stays if the
 model gains by it for certain, or else its own halves are tried, down to a sixteenth of the layers.
 
-At most ``JUDGED`` samples decide; one is in memory at a time. Weights on trial are rounded as they will be in the file.
+At most ``JUDGED`` samples decide, spread over all that there are, those included that ``data_size`` leaves out of
+training. Weights on trial are rounded as they will be in the file.
 
 Not handled: layers that help only together with others of another half.
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,13 @@ import onnx_ir as ir
 from quark.config.plan import Plan, TensorPlan
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.losses import Loss, distance, gain
+from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.twin import rounded, twin_of
-from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import constant_array, set_constant
-from quark.onnx.ranges import samples_of
 
 #: Samples that decide, and how often the layers are halved.
-JUDGED, HALVINGS = 128, 4
+JUDGED, HALVINGS = 64, 4
 log = logging.getLogger(__name__)
 Tune = Callable[[ir.Model, Plan, Any, Context], PassReport]
 
@@ -60,12 +59,12 @@ def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: C
         The report of the algorithm, with a sentence about what was put back.
     """
     reference, before = context.reference or model.clone(), _states(model, plan)
-    without = _loss(reference, twin_of(model, plan, context.job.options), config, context)
+    without = _loss(reference, twin_of(model, plan, context.job.options), context)
     report = run(model, plan, config, context)
     changes = _changes(model, plan, before)
     if not report.fired or not changes:
         return report
-    trial = _Trial(model, plan, reference, config, context, twin_of(model, plan, context.job.options))
+    trial = _Trial(model, plan, reference, context, twin_of(model, plan, context.job.options))
     with_it = trial.loss()
     log.info("%s: loss %.6g without, %.6g with it", config.name, without.total, with_it.total)
     if gain(with_it, without).harmless or not np.isfinite(without.total):
@@ -82,11 +81,9 @@ def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: C
     return replace(report, fired=fired, refused=(*report.refused, reason + ", ".join(map(repr, back))))
 
 
-def _loss(reference: ir.Model, twin: ir.Model, config: Any, context: Context) -> Loss:
-    """The loss of a model with float weights as they are, on the samples that it was tuned on."""
-    options, limit = context.job.options, min(getattr(config, "data_size", JUDGED), JUDGED)
-    feeds = checked(samples_of(reference, options, context.reader), inputs_of(reference))
-    return distance(reference, twin, islice(feeds, limit), options, as_given=True)
+def _loss(reference: ir.Model, twin: ir.Model, context: Context) -> Loss:
+    """The loss of a model with float weights as they are."""
+    return distance(reference, twin, feeds_of(reference, context, JUDGED), context.job.options, as_given=True)
 
 
 def _states(model: ir.Model, plan: Plan) -> dict[str, State]:
@@ -124,13 +121,12 @@ class _Trial:
     model: ir.Model
     plan: Plan
     reference: ir.Model
-    config: Any
     context: Context
     twin: ir.Model
 
     def loss(self) -> Loss:
         """The loss with the weights as they are now."""
-        return _loss(self.reference, self.twin, self.config, self.context)
+        return _loss(self.reference, self.twin, self.context)
 
     def put(self, changes: Sequence[Change], after: bool) -> None:
         """Give some layers what they had after or before the algorithm."""
