@@ -47,16 +47,14 @@ MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     "gtcrn": {"ConvertSigmoidToHardSigmoid": False},
     "stories260K": {"ConvertSigmoidToHardSigmoid": False},
 }
-SAMPLES = {"squeezenet11_flowers5": 32, "yolox_nano": 16, "silero_vad": 128, "gtcrn": 128, "stories260K": 16}
+SAMPLES = {"squeezenet11_flowers5": 32, "yolox_nano": 16, "silero_vad": 128, "gtcrn": 128, "stories260K": 32}
 HELD_OUT = 128
-#: Models that see a few milliseconds per sample, and so need more of them.
-STREAMS = ("silero_vad", "gtcrn")
 HEAD = "| model | format | algorithm | SQNR dB | lead dB | metrics | s |\n" + 7 * "|---" + "|"
 
 
-def algorithms(steps: int, samples: int) -> dict[str, tuple[q.AlgoConfig, ...]]:
+def algorithms(steps: int) -> dict[str, tuple[q.AlgoConfig, ...]]:
     """Every row: its name and its ``algo_config``."""
-    tuned: dict[str, Any] = {"num_iterations": steps, "data_size": samples}
+    tuned: dict[str, Any] = {"num_iterations": steps}
     rows: dict[str, tuple[q.AlgoConfig, ...]] = {
         "nearest": (),
         "CLE": (q.CLEConfig(keep_worse=False),),
@@ -110,11 +108,7 @@ def made(bench: Bench, format: str, name: str, run: argparse.Namespace) -> Score
     if format == "W4N":
         kind = name if name in ("GPTQ", "HQQ") else "DEFAULT"
         options["MatMulNBitsParams"] = {"Algorithm": kind, "GroupSize": 32, "Bits": 4, "Symmetric": False}
-    chosen = (
-        ()
-        if format == "W4N"
-        else algorithms(run.steps, min(samples, 128 if bench.example.name in STREAMS else 16))[name]
-    )
+    chosen = () if format == "W4N" else algorithms(run.steps)[name]
     config = q.QConfig(FORMATS[format], algo_config=list(chosen), extra_options=options)
     path = bench.folder / f"{bench.example.name}_{format}_{name}.onnx"
     start = time.process_time()
@@ -152,7 +146,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", help="short names; all by default")
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
-    parser.add_argument("--algorithms", nargs="+", default=list(algorithms(1, 1)), choices=list(algorithms(1, 1)))
+    parser.add_argument("--algorithms", nargs="+", default=list(algorithms(1)), choices=list(algorithms(1)))
     parser.add_argument("--steps", type=int, default=60, help="steps per layer of AdaRound and AdaQuant")
     parser.add_argument("--json", type=Path, help="write the figures to this file too, and go on from it")
     return parser.parse_args(argv)
