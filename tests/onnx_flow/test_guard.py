@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from tests.onnx_flow import models
 from tests.onnx_flow import test_linear_algorithms as linear
 
+from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.onnx import (
     AlgoConfig,
     ChannelEqualizationConfig,
     CLEConfig,
+    GPTQConfig,
+    Int3Spec,
+    Int16Spec,
     ModelQuantizer,
     QConfig,
     QLayerConfig,
     QuarotConfig,
     SmoothQuantConfig,
 )
-from quark.onnx.algorithms import smoothquant
+from quark.onnx.algorithms import smoothquant, stages
 from quark.onnx.algorithms.losses import Loss, gain
 from quark.onnx.algorithms.stages import TRANSFORMS
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import constant_array, set_constant
 
 REAL = Path(__file__).parents[2] / ".." / "shared" / "data" / "models"
 EIGHT = QLayerConfig(linear.INT8, linear.INT8)
@@ -130,8 +139,9 @@ def test_a_gain_that_chance_explains_is_none(with_it: tuple, without: tuple, kep
 def test_no_output_pays_for_another() -> None:
     without = loss_of((1.0, 1.1, 0.9), (1.0, 1.1, 0.9))
     assert gain(loss_of((0.1, 0.11, 0.09), (1.0, 1.1, 0.9)), without).sure
-    assert not gain(loss_of((0.1, 0.11, 0.09), (1.2, 1.3, 1.1)), without).sure  # worse by a fifth in every sample
-    assert gain(loss_of((0.1, 0.11, 0.09), (1.3, 0.9, 0.9)), without).sure  # as much as chance does
+    surely_worse, hardly_worse = (loss_of((0.1, 0.11, 0.09), other) for other in ((1.2, 1.3, 1.1), (1.3, 0.9, 0.9)))
+    assert not gain(surely_worse, without).sure and not gain(surely_worse, without).harmless
+    assert not gain(hardly_worse, without).sure and gain(hardly_worse, without).harmless  # as much as chance does
 
 
 def test_the_error_of_a_gain_is_that_of_the_bootstrap() -> None:
@@ -142,6 +152,105 @@ def test_the_error_of_a_gain_is_that_of_the_bootstrap() -> None:
     drawn_gains = np.log(without[drawn].sum(1) / with_it[drawn].sum(1))
     assert found.mean == pytest.approx(np.log(without.sum() / with_it.sum()))
     assert found.error == pytest.approx(drawn_gains.std(), rel=0.1)
+
+
+def uneven() -> onnx.ModelProto:
+    """Two layers that equalization evens out in full or in part."""
+    graph = """
+    net (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {
+        a = Conv <kernel_shape = [1, 1]> (x, w) b = Relu (a) y = Conv <kernel_shape = [1, 1]> (b, v)
+    }"""
+    weights = {"w": models.normal(8, 4, 1, 1), "v": models.normal(4, 8, 1, 1, seed=2)}
+    weights["w"][:2] *= 20
+    return models.model(graph, weights, opset=17)
+
+
+def test_a_transformation_goes_as_far_as_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every part is tried and the best stays: what comes out is exactly that part alone."""
+    model, feeds = uneven(), [{"x": models.normal(1, 4, 8, 8, seed=seed)} for seed in range(6)]
+
+    def weights(config: CLEConfig) -> tuple[list[bytes], Any]:
+        found = ModelQuantizer(QConfig(EIGHT, algo_config=[config], extra_options={"PrintSummary": False}))
+        result = found.run(model, None, feeds)
+        return [one.SerializeToString() for one in result.proto.graph.initializer], result
+
+    alone = {}
+    for part in stages.PARTS[CLEConfig]:
+        with monkeypatch.context() as patch:
+            patch.setitem(stages.PARTS, CLEConfig, ())
+            patch.setitem(stages.TRANSFORMS, CLEConfig, partial(stages.TRANSFORMS[CLEConfig], part=part))
+            config = CLEConfig(keep_worse=True, cle_scale_use_threshold=False)
+            alone[part] = weights(config)[0], relative_loss(model, EIGHT, [config], feeds)
+    plain = relative_loss(model, EIGHT, [], feeds)
+    best = min(alone, key=lambda part: alone[part][1])
+    made, result = weights(CLEConfig(keep_worse=False, cle_scale_use_threshold=False))
+    assert alone[best][1] < 0.7 * plain and best != 1
+    assert made == alone[best][0] and len({tuple(one) for one, _ in alone.values()}) == len(alone)
+    (report,) = [one for one in result.passes if one.name == "cle"]
+    assert f"taken to the power of {best:g}" in report.refused
+
+
+def spoiling(layers: Callable[[int], bool]) -> Callable[..., PassReport]:
+    """An algorithm that makes some layers' weights what they should be, and others half as large again."""
+
+    def run(given: ir.Model, plan: Plan, config: object, context: object) -> PassReport:
+        for number, tensor in enumerate(plan.of_role("weight")):
+            value = given.graph.initializers[tensor.name]
+            factor = np.float32(1.5 if layers(number) else 1.0)
+            set_constant(value, np.asarray(constant_array(value)) * factor)
+            plan.put(replace(tensor, changes=("tuned",)))
+        return PassReport("gptq", 2, ())
+
+    return run
+
+
+def tuned_by(run: Callable[..., PassReport], config: GPTQConfig | None, model: onnx.ModelProto, feeds: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(stages.TUNES, GPTQConfig, run)
+        algorithms = [] if config is None else [config]
+        made = QConfig(linear_layer(), algo_config=algorithms, extra_options={"PrintSummary": False})
+        return ModelQuantizer(made).run(model, None, feeds)
+
+
+def test_tuned_weights_that_make_the_model_worse_are_put_back(caplog: pytest.LogCaptureFixture) -> None:
+    """An algorithm that swears by what it did, and did harm."""
+    model, feeds = widened(), [{"x": models.normal(8, 16, seed=seed)} for seed in range(4)]
+    plain, kept = (tuned_by(spoiling(lambda n: True), one, model, feeds) for one in (None, GPTQConfig(keep_worse=True)))
+    with caplog.at_level(logging.WARNING):
+        result = tuned_by(spoiling(lambda n: True), GPTQConfig(), model, feeds)
+    assert result.proto.SerializeToString() == plain.proto.SerializeToString()
+    assert "gptq is put back in 2 of 2 layers" in caplog.text and not any(tensor.changes for tensor in result.plan)
+    assert kept.proto.SerializeToString() != plain.proto.SerializeToString()
+
+
+def test_only_the_harmful_half_is_put_back() -> None:
+    """Four layers in a row; one's weights become what the float model has, another's are spoilt."""
+    graph = "net (float[N, 8] x) => (float[N, 8] y) { p = MatMul (x, a) q = MatMul (p, b) y = MatMul (q, c) }"
+    weights = {name: models.normal(8, 8, seed=seed) for seed, name in enumerate("abc")}
+    model, feeds = models.model(graph, weights, opset=17), [{"x": models.normal(8, 8, seed=seed)} for seed in range(6)]
+    coarse = QLayerConfig(Int16Spec(), Int3Spec())
+
+    def run(given: ir.Model, plan: Plan, config: object, context: object) -> PassReport:
+        """Weights of ``a`` on a scale of a hundredth, those of ``c`` half as large again."""
+        fine, spoilt = (given.graph.initializers[name] for name in "ac")
+        plan.put(
+            replace(plan.tensors["a"], spec=replace(plan.tensors["a"].spec, format="int8"), scale=np.float32(0.02))
+        )
+        set_constant(spoilt, np.asarray(constant_array(spoilt)) * np.float32(1.5))
+        assert fine.const_value is not None
+        return PassReport("gptq", 2, ())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(stages.TUNES, GPTQConfig, run)
+        config = QConfig(coarse, algo_config=[GPTQConfig()], extra_options={"PrintSummary": False})
+        result = ModelQuantizer(config).run(model, None, feeds)
+    (report,) = [one for one in result.passes if one.name == "gptq"]
+    assert result.plan.tensors["a"].spec.format == "int8" and report.fired == 1
+    assert "put back in 1 of 2 layers" in report.refused[-1]
+    spoilt = next(
+        one for one in result.proto.graph.initializer if one.name.startswith("c_") and "scale" not in one.name
+    )
+    assert np.abs(onnx.numpy_helper.to_array(spoilt).astype(int)).max() <= 3
 
 
 @pytest.mark.parametrize("kind", GUARDED, ids=lambda kind: kind.name)

@@ -52,20 +52,28 @@ def bias_divisor(weights: np.ndarray, bias: np.ndarray) -> float:
     return 10 if median > 15 or mean > 100 else 5
 
 
-def pair_scales(head: np.ndarray, tail: np.ndarray, threshold: float = 0.0) -> np.ndarray:
+def pair_scales(head: np.ndarray, tail: np.ndarray, threshold: float = 0.0, part: float = 1.0) -> np.ndarray:
     """s for two layers: multiply the head's channels by it, divide the tail's.
 
     Args:
         head, tail: [C], magnitudes of the channels.
         threshold: channels whose magnitudes sum to less stay as they are.
+        part: how far to go, as an exponent of s: 1 makes both sides equal, 0 changes nothing.
     """
     live = (head > 0) & (tail > 0) & (head + tail >= threshold)
-    return np.sqrt(np.where(live, tail, 1) / np.where(live, head, 1))
+    return (np.where(live, tail, 1) / np.where(live, head, 1)) ** (part / 2)
 
 
-def triple_scales(head: np.ndarray, depthwise: np.ndarray, tail: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(s1, s2) for three layers: multiply the head by s1, the depthwise layer by s2 / s1, divide the tail by s2."""
+def triple_scales(
+    head: np.ndarray, depthwise: np.ndarray, tail: np.ndarray, part: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(s1, s2) for three layers: multiply the head by s1, the depthwise layer by s2 / s1, divide the tail by s2.
+
+    Args:
+        head, depthwise, tail: [C], magnitudes of the channels.
+        part: how far to go, as in ``pair_scales``.
+    """
     live = (head > 0) & (depthwise > 0) & (tail > 0)
     first, middle, last = (np.where(live, side, 1) for side in (head, depthwise, tail))
     mean = np.cbrt(first * middle * last)
-    return mean / first, last / mean
+    return (mean / first) ** part, (last / mean) ** part

@@ -28,13 +28,18 @@ _STAGNANT = 1e-9
 
 
 def run(
-    model: ir.Model, config: CLEConfig, replace_clip6: bool = False, takes_part: Callable[[ir.Node], bool] | None = None
+    model: ir.Model,
+    config: CLEConfig,
+    replace_clip6: bool = False,
+    takes_part: Callable[[ir.Node], bool] | None = None,
+    part: float = 1.0,
 ) -> PassReport:
     """Equalize every chain of the main graph, in place.
 
     Args:
         takes_part: layers that may be changed; all where it is None.
         replace_clip6: first turn Clip(0, 6) into Relu (the option ``ReplaceClip6Relu``), which changes the function.
+        part: how far every step goes, from 0 (nothing) to 1 (until both sides are equal).
     """
     if replace_clip6:
         _clip6_to_relu(model)
@@ -43,7 +48,7 @@ def run(
     steps = 0
     stagnant, last = 0, np.inf
     while chains and steps != config.cle_steps:
-        change = sum(equalize(chain, config) for chain in chains)
+        change = sum(equalize(chain, config, part) for chain in chains)
         steps += 1
         stagnant = stagnant + 1 if abs(last - change) < _STAGNANT else 0
         last = change
@@ -120,19 +125,19 @@ def _is_spatial(node: ir.Node) -> bool:
     return bool(((array.reshape(-1) % len(shape)) >= 2).all()) and array.size > 0
 
 
-def equalize(chain: tuple[Layer, ...], config: CLEConfig) -> float:
+def equalize(chain: tuple[Layer, ...], config: CLEConfig, part: float = 1.0) -> float:
     """Scale one chain; the sum of mean changes of its weights."""
     before = [layer.weight for layer in chain]
     if len(chain) == 2:
         head, tail = chain
         threshold = config.cle_weight_threshold if config.cle_scale_use_threshold else 0.0
-        s = pair_scales(_made(head, config), magnitudes(tail.rows(tail.read)), threshold)
+        s = pair_scales(_made(head, config), magnitudes(tail.rows(tail.read)), threshold, part)
         head.scale_made(s)
         tail.scale_read(1 / s)
     else:
         head, middle, tail = chain
         made = [magnitudes(layer.rows(layer.made)) for layer in (head, middle)]
-        first, second = triple_scales(made[0], made[1], magnitudes(tail.rows(tail.read)))
+        first, second = triple_scales(made[0], made[1], magnitudes(tail.rows(tail.read)), part)
         head.scale_made(first)
         middle.scale_made(second)  # of weight and bias; what it reads grew by the first scale
         middle.scale_weight(1 / first)

@@ -1,29 +1,31 @@
 """A change of the float model is put back where the quantized model is worse with it, on calibration data.
 
 Both models are quantized and rounded to nearest. Few samples decide, so chance takes part (``losses.py``): the change
-stays where the outputs together gain by more than the standard error, and no output loses by more than its own. A gain
-that chance may explain is not worth a change, and on other data it is a loss as often as not.
+stays where the outputs together gain by more than the standard error, and none of them loses. A gain that chance may
+explain is not worth a change, and on other data it is a loss as often as not; and no output pays for another.
 
-The scales of both come from the same samples, at most ``JUDGED`` of them, spread over all. What is fine-tuned
-afterwards does not count.
+A transformation can go a part of its way; the part that gains most is taken. The scales of all come from the same
+samples, at most ``JUDGED`` of them, spread over all. What is fine-tuned afterwards does not count.
 
-Not handled: a part of the change that would have been worth keeping (the whole of it stays or goes).
+Not handled: places of the model where a change would have been worth keeping (it stays or goes everywhere).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 
 from quark.onnx.algorithms.context import Context
-from quark.onnx.algorithms.losses import Loss, distance, gain
+from quark.onnx.algorithms.losses import Gain, Loss, distance, gain
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.run import Feed
 
 #: Samples that decide.
 JUDGED = 32
@@ -31,31 +33,51 @@ log = logging.getLogger(__name__)
 Transform = Callable[[ir.Model, Any, Context], PassReport]
 
 
-def guarded(run: Transform, model: ir.Model, config: Any, context: Context) -> PassReport:
-    """Run a transformation in place; where it does harm ``model`` is afterwards what it was.
+def guarded(runs: Mapping[float, Transform], model: ir.Model, config: Any, context: Context) -> PassReport:
+    """Run a transformation in place, as far as it helps; where it does harm ``model`` is afterwards what it was.
+
+    Args:
+        runs: the transformation by how far it goes, 1 being all of it.
 
     Returns:
         The report of the transformation; one that was put back has fired nowhere, and says why.
     """
-    before = model.clone()
-    report = run(model, config, context)
-    if not report.fired:
-        return report
-    without, with_it = losses(before, [before, model], context)
-    log.info("%s: loss %.6g without, %.6g with it", config.name, without.total, with_it.total)
-    found = gain(with_it, without)
-    if found.sure:
-        return report
+    before, gains, told = model.clone(), {}, {}
+    feeds = feeds_of(model, context, JUDGED)
+    without = _loss(before, before, feeds, context)
+    for part, run in runs.items():
+        model.graph = before.clone().graph
+        report = run(model, config, context)
+        if not report.fired:
+            return report
+        found = _loss(before, model, feeds, context)
+        gains[part], told[part] = gain(found, without), found.total
+        log.info("%s: loss %.6g without, %.6g with %g of it", config.name, without.total, found.total, part)
+    best = max(gains, key=lambda part: gains[part].mean if gains[part].sure else -math.inf)
+    if gains[best].sure:
+        if best != part:  # the last one is what the model holds
+            model.graph = before.graph
+            report = runs[best](model, config, context)
+        return report if best == 1 else replace(report, refused=(*report.refused, f"taken to the power of {best:g}"))
     model.graph = before.graph
-    doubt = ", which may be chance" if found.mean > 0 and found.harmless else ""
-    told = f"the loss was {without.total:.4g} without it and {with_it.total:.4g} with it"
-    reason = f"put back: on calibration data {told}{doubt}"
+    reason = _reason(gains, without.total, told)
     log.warning("%s is %s", config.name, reason)
     return replace(report, fired=0, refused=(*report.refused, reason))
 
 
-def losses(reference: ir.Model, models: list[ir.Model], context: Context) -> list[Loss]:
-    """The loss of every model once it is quantized; one sample is in memory at a time."""
-    job, feeds = context.job, feeds_of(reference, context, JUDGED)
-    trials = (Trials(model, replace(context, reader=feeds), context.known).quantized(job) for model in models)
-    return [distance(reference, trial, feeds, job.options) for trial in trials]
+def _reason(gains: Mapping[float, Gain], without: float, losses: Mapping[float, float]) -> str:
+    """Why nothing of it stays."""
+    part = max(gains, key=lambda one: gains[one].mean)
+    found = gains[part]
+    loses = bool((found.outputs < 0).any())
+    doubt = ", which may be chance" if 0 < found.mean <= found.error else ""
+    traded = ", and one of the outputs is worse" if found.mean > found.error and loses else ""
+    much = "it" if part == 1 else f"it to the power of {part:g}"
+    with_it = f"{losses[part]:.4g} with {much}{doubt}{traded}"
+    return f"put back: on calibration data the loss was {without:.4g} without it and {with_it}"
+
+
+def _loss(reference: ir.Model, model: ir.Model, feeds: Sequence[Feed], context: Context) -> Loss:
+    """The loss of a float model once it is quantized; one quantized model is in memory at a time."""
+    trial = Trials(model, replace(context, reader=list(feeds)), context.known).quantized(context.job)
+    return distance(reference, trial, feeds, context.job.options)

@@ -53,8 +53,8 @@ class Gain:
 
     @property
     def sure(self) -> bool:
-        """Whether the model gains by more than chance and no output loses by more than chance."""
-        return self.mean > self.error and self.harmless
+        """Whether the model gains by more than chance, and no output loses."""
+        return bool(self.mean > self.error and (self.outputs >= 0).all())
 
     @property
     def harmless(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -34,19 +35,28 @@ from quark.onnx.quantization.config.algorithm import (
     SmoothQuantConfig,
 )
 
-Transform = Callable[[ir.Model, Any, Context], PassReport]
+Transform = Callable[..., PassReport]
 Tune = Callable[[ir.Model, Plan, Any, Context], PassReport]
 
 
-def _cle(model: ir.Model, config: CLEConfig, context: Context) -> PassReport:
-    return cle.run(model, config, context.job.options.ReplaceClip6Relu)
+def _cle(model: ir.Model, config: CLEConfig, context: Context, part: float = 1.0) -> PassReport:
+    return cle.run(model, config, context.job.options.ReplaceClip6Relu, part=part)
+
+
+def _equalize(model: ir.Model, config: ChannelEqualizationConfig, context: Context, part: float = 1.0) -> PassReport:
+    return equalization.run(model, replace(config, widest=config.widest**part), context)
 
 
 TRANSFORMS: dict[type[AlgoConfig], Transform] = {
     CLEConfig: _cle,
-    ChannelEqualizationConfig: equalization.run,
+    ChannelEqualizationConfig: _equalize,
     SmoothQuantConfig: smoothquant.run,
     QuarotConfig: quarot.run,
+}
+#: Transformations that can go a part of their way, and the parts that are tried.
+PARTS: dict[type[AlgoConfig], tuple[float, ...]] = {
+    CLEConfig: (1.0, 0.75, 0.5, 0.25),
+    ChannelEqualizationConfig: (1.0, 0.5, 0.25),
 }
 TUNES: dict[type[AlgoConfig], Tune] = {
     AdaRoundConfig: finetune.run,
@@ -69,13 +79,18 @@ def reader_for(job: Job, reader: Any) -> Any:
 def transform(model: ir.Model, context: Context) -> list[PassReport]:
     """Run the algorithms that change the float model, in the order of ``algo_config``.
 
-    One that makes the quantized model worse is put back, unless its field ``keep_worse`` says otherwise.
+    One goes as far as the quantized model gains by it, and is put back where it does not gain, unless its field
+    ``keep_worse`` says otherwise.
     """
     chosen = [(TRANSFORMS[type(config)], config) for config in context.job.algorithms if type(config) in TRANSFORMS]
     return [
-        run(model, config, context) if config.keep_worse else guarded(run, model, config, context)
+        run(model, config, context) if config.keep_worse else guarded(_parts(run, config), model, config, context)
         for run, config in chosen
     ]
+
+
+def _parts(run: Transform, config: AlgoConfig) -> dict[float, Transform]:
+    return {1.0: run, **{part: partial(run, part=part) for part in PARTS.get(type(config), ()) if part != 1}}
 
 
 def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
