@@ -141,7 +141,10 @@ def test_no_output_pays_for_another() -> None:
     assert gain(loss_of((0.1, 0.11, 0.09), (1.0, 1.1, 0.9)), without).sure
     surely_worse, hardly_worse = (loss_of((0.1, 0.11, 0.09), other) for other in ((1.2, 1.3, 1.1), (1.3, 0.9, 0.9)))
     assert not gain(surely_worse, without).sure and not gain(surely_worse, without).harmless
-    assert not gain(hardly_worse, without).sure and gain(hardly_worse, without).harmless  # as much as chance does
+    assert gain(hardly_worse, without).sure  # by 0.03 where the two gain 1.1 on average
+    small, surely_traded = (loss_of((0.9, 0.99, 0.81), other) for other in ((1.3, 0.9, 0.9), (1.03, 1.13, 0.93)))
+    assert not gain(small, without).sure and gain(small, without).harmless  # by 0.03, give or take 0.14
+    assert not gain(surely_traded, without).sure and not gain(surely_traded, without).harmless  # by 0.03, surely
 
 
 def test_the_error_of_a_gain_is_that_of_the_bootstrap() -> None:
@@ -190,67 +193,59 @@ def test_a_transformation_goes_as_far_as_it_helps(monkeypatch: pytest.MonkeyPatc
     assert f"taken to the power of {best:g}" in report.refused
 
 
-def spoiling(layers: Callable[[int], bool]) -> Callable[..., PassReport]:
-    """An algorithm that makes some layers' weights what they should be, and others half as large again."""
-
-    def run(given: ir.Model, plan: Plan, config: object, context: object) -> PassReport:
-        for number, tensor in enumerate(plan.of_role("weight")):
-            value = given.graph.initializers[tensor.name]
-            factor = np.float32(1.5 if layers(number) else 1.0)
-            set_constant(value, np.asarray(constant_array(value)) * factor)
-            plan.put(replace(tensor, changes=("tuned",)))
-        return PassReport("gptq", 2, ())
-
-    return run
+def spoil(given: ir.Model, plan: Plan, config: object, context: object) -> PassReport:
+    """An algorithm that swears by what it did, and did harm: all weights are half as large again."""
+    for tensor in plan.of_role("weight"):
+        value = given.graph.initializers[tensor.name]
+        set_constant(value, np.asarray(constant_array(value)) * np.float32(1.5))
+        plan.put(replace(tensor, changes=("tuned",)))
+    return PassReport("gptq", 2, ())
 
 
-def tuned_by(run: Callable[..., PassReport], config: GPTQConfig | None, model: onnx.ModelProto, feeds: Any) -> Any:
+def tuned_by(
+    run: Callable[..., PassReport], config: GPTQConfig | None, model: onnx.ModelProto, feeds: Any, layer: Any = None
+) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(stages.TUNES, GPTQConfig, run)
         algorithms = [] if config is None else [config]
-        made = QConfig(linear_layer(), algo_config=algorithms, extra_options={"PrintSummary": False})
+        made = QConfig(layer or linear_layer(), algo_config=algorithms, extra_options={"PrintSummary": False})
         return ModelQuantizer(made).run(model, None, feeds)
 
 
 def test_tuned_weights_that_make_the_model_worse_are_put_back(caplog: pytest.LogCaptureFixture) -> None:
-    """An algorithm that swears by what it did, and did harm."""
     model, feeds = widened(), [{"x": models.normal(8, 16, seed=seed)} for seed in range(4)]
-    plain, kept = (tuned_by(spoiling(lambda n: True), one, model, feeds) for one in (None, GPTQConfig(keep_worse=True)))
+    plain, kept = (tuned_by(spoil, one, model, feeds) for one in (None, GPTQConfig(keep_worse=True)))
     with caplog.at_level(logging.WARNING):
-        result = tuned_by(spoiling(lambda n: True), GPTQConfig(), model, feeds)
+        result = tuned_by(spoil, GPTQConfig(), model, feeds)
     assert result.proto.SerializeToString() == plain.proto.SerializeToString()
     assert "gptq is put back in 2 of 2 layers" in caplog.text and not any(tensor.changes for tensor in result.plan)
     assert kept.proto.SerializeToString() != plain.proto.SerializeToString()
 
 
 def test_only_the_harmful_half_is_put_back() -> None:
-    """Four layers in a row; one's weights become what the float model has, another's are spoilt."""
+    """Three layers in a row; the weights of the first become finer, those of the last are spoilt."""
     graph = "net (float[N, 8] x) => (float[N, 8] y) { p = MatMul (x, a) q = MatMul (p, b) y = MatMul (q, c) }"
     weights = {name: models.normal(8, 8, seed=seed) for seed, name in enumerate("abc")}
     model, feeds = models.model(graph, weights, opset=17), [{"x": models.normal(8, 8, seed=seed)} for seed in range(6)]
-    coarse = QLayerConfig(Int16Spec(), Int3Spec())
 
     def run(given: ir.Model, plan: Plan, config: object, context: object) -> PassReport:
-        """Weights of ``a`` on a scale of a hundredth, those of ``c`` half as large again."""
-        fine, spoilt = (given.graph.initializers[name] for name in "ac")
-        plan.put(
-            replace(plan.tensors["a"], spec=replace(plan.tensors["a"].spec, format="int8"), scale=np.float32(0.02))
-        )
+        """``a`` gets a grid of 8 bits, ``c`` is half as large again."""
+        fine, spoilt = plan.tensors["a"], given.graph.initializers["c"]
+        plan.put(replace(fine, spec=replace(fine.spec, format="int8"), scale=np.float32(0.02)))
         set_constant(spoilt, np.asarray(constant_array(spoilt)) * np.float32(1.5))
-        assert fine.const_value is not None
         return PassReport("gptq", 2, ())
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(stages.TUNES, GPTQConfig, run)
-        config = QConfig(coarse, algo_config=[GPTQConfig()], extra_options={"PrintSummary": False})
-        result = ModelQuantizer(config).run(model, None, feeds)
+    def last_layer(proto: onnx.ModelProto) -> list[bytes]:
+        return [one.SerializeToString() for one in proto.graph.initializer if one.name.startswith("c_")]
+
+    layer = QLayerConfig(Int16Spec(), Int3Spec())
+    plain, spoilt, result = (
+        tuned_by(run, one, model, feeds, layer) for one in (None, GPTQConfig(keep_worse=True), GPTQConfig())
+    )
     (report,) = [one for one in result.passes if one.name == "gptq"]
     assert result.plan.tensors["a"].spec.format == "int8" and report.fired == 1
     assert "put back in 1 of 2 layers" in report.refused[-1]
-    spoilt = next(
-        one for one in result.proto.graph.initializer if one.name.startswith("c_") and "scale" not in one.name
-    )
-    assert np.abs(onnx.numpy_helper.to_array(spoilt).astype(int)).max() <= 3
+    assert last_layer(plain.proto) and last_layer(result.proto) == last_layer(plain.proto) != last_layer(spoilt.proto)
 
 
 @pytest.mark.parametrize("kind", GUARDED, ids=lambda kind: kind.name)

@@ -205,3 +205,19 @@ def test_the_log_stays_silent(capfd: pytest.CaptureFixture[str]) -> None:
         with pytest.raises((ModelError, DataError)):
             action()
     assert capfd.readouterr() == ("", "")
+
+
+def test_weights_that_are_to_stay_as_they_are_do() -> None:
+    """ONNX Runtime rounds float weights between DequantizeLinear and QuantizeLinear to int8 where nobody stops it."""
+    graph = """
+    net (float[1, 3, 6, 6] x) => (float[1, 4, 4, 4] y) {
+        q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)
+        c = Conv <kernel_shape = [3, 3]> (d, w) r = Relu (c)
+        p = QuantizeLinear (r, t, z) y = DequantizeLinear (p, t, z)
+    }"""
+    weights = {"w": models.normal(4, 3, 3, 3), "s": np.float32(0.02), "t": np.float32(1e-3), "z": np.int8(0)}
+    weights["w"][0] *= 50
+    proto = models.model(graph, weights)
+    feed = {"x": models.normal(1, 3, 6, 6, seed=3)}
+    found = Runner(ir.from_proto(proto), ["y"], as_given=True).run(feed).values["y"]
+    np.testing.assert_allclose(found, reference(proto, feed, ["y"])["y"], atol=1.1e-3)

@@ -1,8 +1,8 @@
 """A change of the float model is put back where the quantized model is worse with it, on calibration data.
 
 Both models are quantized and rounded to nearest. Few samples decide, so chance takes part (``losses.py``): the change
-stays where the outputs together gain by more than the standard error, and none of them loses. A gain that chance may
-explain is not worth a change, and on other data it is a loss as often as not; and no output pays for another.
+stays where the outputs gain, on average, by more than the standard error, and none of them loses more than a tenth of
+that. A gain that chance may explain is not worth a change: on other data it is a loss as often as not.
 
 A transformation can go a part of its way; the part that gains most is taken. The scales of all come from the same
 samples, at most ``JUDGED`` of them, spread over all. What is fine-tuned afterwards does not count.
@@ -69,9 +69,8 @@ def _reason(gains: Mapping[float, Gain], without: float, losses: Mapping[float, 
     """Why nothing of it stays."""
     part = max(gains, key=lambda one: gains[one].mean)
     found = gains[part]
-    loses = bool((found.outputs < 0).any())
     doubt = ", which may be chance" if 0 < found.mean <= found.error else ""
-    traded = ", and one of the outputs is worse" if found.mean > found.error and loses else ""
+    traded = ", and one of the outputs is worse" if found.mean > found.error else ""
     much = "it" if part == 1 else f"it to the power of {part:g}"
     with_it = f"{losses[part]:.4g} with {much}{doubt}{traded}"
     return f"put back: on calibration data the loss was {without:.4g} without it and {with_it}"

@@ -21,6 +21,8 @@ from quark.config.options import Options
 from quark.onnx.compare import Distance
 from quark.onnx.graph.run import Feed, Runner
 
+#: What one output may lose, as a part of what the outputs gain on average.
+PRICE = 0.1
 _TINY = 1e-30
 
 
@@ -53,13 +55,13 @@ class Gain:
 
     @property
     def sure(self) -> bool:
-        """Whether the model gains by more than chance, and no output loses."""
-        return bool(self.mean > self.error and (self.outputs >= 0).all())
+        """Whether the model gains by more than chance, and no output pays for it."""
+        return bool(self.mean > self.error and (self.outputs >= -PRICE * self.mean).all())
 
     @property
     def harmless(self) -> bool:
         """Whether the model does not lose, and no output loses by more than chance."""
-        return bool(self.mean >= 0 and (self.outputs >= -self.errors).all())
+        return bool(self.mean >= 0 and (self.outputs >= -np.maximum(self.errors, PRICE * self.mean)).all())
 
 
 def gain(loss: Loss, other: Loss) -> Gain:
