@@ -19,7 +19,7 @@ import torch
 from quark.algorithms.gptq import loss
 from quark.numerics.granularity import Channel, Granularity, Group
 from quark.torch.algorithms.context import Context, matrix, new_quantizer, set_matrix
-from quark.torch.algorithms.scaling import Inputs, Judge, Place, scale_places
+from quark.torch.algorithms.scaling import Inputs, Place, judge_of, scale_places
 from quark.torch.algorithms.smooth import search, weight_ranges
 from quark.torch.algorithms.trial import quantized_matrix
 from quark.torch.config.algorithms import AWQConfig
@@ -36,10 +36,9 @@ def run_awq(context: Context, config: AWQConfig) -> None:
     """Scales at every place, then clips of the layers that read it."""
 
     def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> torch.Tensor | None:
-        judge = Judge(items, inputs.sample)
-        return search(context, place, judge, inputs.mean, weight_ranges(items), *GRID)
+        return search(context, place, judge_of(items, inputs), inputs.mean, weight_ranges(items), *GRID)
 
-    scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, clip_all)
+    scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, clip_all, squares=True)
 
 
 def clip_all(

@@ -84,6 +84,12 @@ class Inputs:
         """The rows that were kept."""
         return torch.cat(self.rows)
 
+    @property
+    def root(self) -> torch.Tensor:
+        """As few rows as there are channels, whose squared errors are those of all rows that were seen."""
+        values, vectors = torch.linalg.eigh(self.hessian.double())  # type: ignore[union-attr]
+        return (vectors * values.clamp(min=0).sqrt()).T.float()
+
     def add(self, x: torch.Tensor, keep: int, squares: bool) -> None:
         """Take in one input, and keep up to ``keep`` of its rows, evenly spread."""
         rows = x.detach().reshape(-1, x.shape[-1]).float()
@@ -167,6 +173,7 @@ def scale_places(
     path: str,
     choose: Chooser,
     finish: Finisher | None = None,
+    squares: bool = False,
 ) -> None:
     """Scale every place whose readers are quantized as ``choose`` says.
 
@@ -177,7 +184,8 @@ def scale_places(
         context: the float model.
         layers, path: ``scaling_layers`` and ``model_decoder_layers`` of a configuration.
         choose: called with each place, its quantized readers and their inputs; the scales, or None.
-        finish: called when a place has its scales; further changes of its readers. The inputs hold their Hessian.
+        finish: called when a place has its scales; further changes of its readers.
+        squares: the inputs hold their Hessian.
 
     Raises:
         DataError: no samples.
@@ -190,7 +198,7 @@ def scale_places(
         log.warning("the model stays as it was: no quantized layer reads a norm, or channels that can be scaled")
         return
     walk = walk_of(context, path)
-    changes = [partial(make, walk, some) for some in subsets(choices(walk, wanted, items, choose, finish))]
+    changes = [partial(make, walk, some) for some in subsets(choices(walk, wanted, items, choose, finish, squares))]
     best = best_change(walk, changes)
     if best is None:
         log.warning("the model keeps its scales: no others make its quantized answers better than chance")
@@ -221,10 +229,15 @@ def apply(context: Context, choice: Choice) -> None:
 
 
 def choices(
-    walk: Walk, wanted: list[Place], items: Mapping[str, Match], choose: Chooser, finish: Finisher | None
+    walk: Walk,
+    wanted: list[Place],
+    items: Mapping[str, Match],
+    choose: Chooser,
+    finish: Finisher | None,
+    squares: bool,
 ) -> list[Choice]:
     """What is chosen at each place, block by block; the model stays as it is."""
-    context, stream, squares, found = walk.context, walk.stream, finish is not None, []
+    context, stream, found = walk.context, walk.stream, []
 
     def chosen_at(name: str, module: nn.Module, stream: Stream, here: list[Place]) -> list[Any]:
         undo = Undo()
@@ -359,3 +372,10 @@ class Judge:
             tuned = quantized_matrix(item, matrix(item.layer.module, item.layer.kind) * s)
             found += float((x @ tuned.T - wanted).abs_().pow_(self.power).double().mean())
         return found
+
+
+def judge_of(items: list[Match], inputs: Inputs, power: float = 2.0) -> Judge:
+    """A judge of what was read at a place: of all rows, where sums of squares tell and are fewer; of those kept."""
+    telling = power == 2 and inputs.hessian is not None and not any(item.stages["input_tensors"] for item in items)
+    few = telling and len(inputs.amax) < sum(len(rows) for rows in inputs.rows)
+    return Judge(items, inputs.root if few else inputs.sample, power)

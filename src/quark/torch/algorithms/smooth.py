@@ -19,7 +19,7 @@ import torch
 from quark.algorithms.smoothquant import SMALLEST_WEIGHT, smoothing_scales
 from quark.torch.algorithms.channels import by_channel
 from quark.torch.algorithms.context import Context, matrix
-from quark.torch.algorithms.scaling import Inputs, Judge, Place, effective, scale_places
+from quark.torch.algorithms.scaling import Inputs, Judge, Place, effective, judge_of, scale_places
 from quark.torch.config.algorithms import AutoSmoothQuantConfig, SmoothQuantConfig
 from quark.torch.matching import Match
 
@@ -37,12 +37,12 @@ def run_smooth(context: Context, config: SmoothQuantConfig) -> None:
     alpha = config.alpha
 
     def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> torch.Tensor | None:
-        judge, ranges = Judge(items, inputs.sample), weight_ranges(items)
+        judge, ranges = judge_of(items, inputs), weight_ranges(items)
         whole = smoothing_scales(inputs.amax, ranges, alpha, config.scale_clamp_min)
         shares, others = [part * alpha for part in PARTS], [part * (1 - alpha) for part in PARTS]
         return search(context, place, judge, inputs.amax, ranges, shares, others, [whole])
 
-    scale_places(context, config.scaling_layers, config.model_decoder_layers, choose)
+    scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, squares=True)
 
 
 def run_autosmooth(context: Context, config: AutoSmoothQuantConfig) -> None:
@@ -50,10 +50,10 @@ def run_autosmooth(context: Context, config: AutoSmoothQuantConfig) -> None:
     power = POWERS[config.compute_scale_loss]
 
     def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> torch.Tensor | None:
-        judge = Judge(items, inputs.sample, power)
+        judge = judge_of(items, inputs, power)
         return search(context, place, judge, inputs.amax, weight_ranges(items), *GRID)
 
-    scale_places(context, config.scaling_layers, config.model_decoder_layers or "", choose)
+    scale_places(context, config.scaling_layers, config.model_decoder_layers or "", choose, squares=power == 2)
 
 
 def weight_ranges(items: Iterable[Match]) -> torch.Tensor:
