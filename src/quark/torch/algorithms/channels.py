@@ -29,6 +29,7 @@ from quark.torch.matching import Match
 FACTORS = (0.8, 1.25, 0.9, 1.1)
 CHANNELS = 64  # of a group that are tried
 ROWS = 256  # of quantized inputs
+SMALL = 1 << 20  # values of a weight that is rounded together with others
 
 
 def by_channel(place: Place, judge: Judge, s: torch.Tensor) -> torch.Tensor | None:
@@ -90,39 +91,37 @@ class Groups:
     """Layers and their inputs in groups of columns.
 
     Attributes:
-        items: a layer for each weight, by whose quantizer it is rounded.
+        stacks: the layers; small ones whose rows can be rounded together are.
         size: columns of a group.
         rows, inputs: [rows, channels], and as [groups, rows, size].
         squares: x^T x, [groups, size, size].
-        weights: [out, channels]; those of layers that are quantized alike are one, with the rows of all.
-        parts: of the weights, [groups, out, size].
     """
 
-    items: list[Match]
+    stacks: list[list[Match]]
     size: int
     rows: torch.Tensor
     inputs: torch.Tensor
     squares: torch.Tensor
-    weights: list[torch.Tensor]
-    parts: list[torch.Tensor]
 
     def losses(self, s: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The loss of each group, summed over layers, under the label of the group, [groups]."""
         noise = self.input_products(s)
         total = torch.zeros(len(labels), device=s.device)
-        for item, weight, plain in zip(self.items, self.weights, self.parts, strict=True):
-            tuned = in_groups(quantized_matrix(item, weight * s) / s, self.size)
-            error = tuned - plain
+        for items in self.stacks:
+            found = [matrix(item.layer.module, item.layer.kind) for item in items]
+            weight = torch.cat(found) if len(found) > 1 else found[0]
+            tuned = quantized_matrix(items[0], weight * s) / s
+            error = in_groups(tuned - weight, self.size)
             total += (torch.bmm(error.mT, error) * self.squares).sum((1, 2))
             if noise is not None:
-                own, mixed = noise
+                tuned, (own, mixed) = in_groups(tuned, self.size), noise
                 total += (torch.bmm(tuned.mT, tuned) * own).sum((1, 2))
                 total += 2 * (torch.bmm(tuned.mT, error) * mixed).sum((1, 2))
         return torch.zeros_like(total).index_add(0, labels, total)
 
     def input_products(self, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """d^T d and d^T x of the inputs' errors d; None where inputs are not quantized."""
-        quantizer = new_quantizer(self.items[0], "input_tensors")
+        quantizer = new_quantizer(self.stacks[0][0], "input_tensors")
         if quantizer is None:
             return None
         error = in_groups(quantize_new(quantizer, self.rows / s) * s, self.size) - self.inputs
@@ -134,20 +133,18 @@ def groups_of(judge: Judge, size: int) -> Groups:
     quantized = bool(judge.items[0].stages["input_tensors"])
     rows = judge.rows[:: max(1, len(judge.rows) // ROWS)] if quantized else judge.rows
     inputs = in_groups(rows, size)
-    stacks: list[tuple[Match, list[torch.Tensor]]] = []
+    stacks: list[list[Match]] = []
     for item in judge.items:
-        weight = matrix(item.layer.module, item.layer.kind)
-        same = [weights for other, weights in stacks if rounded_alike(item, other)]
-        same[0].append(weight) if same else stacks.append((item, [weight]))
-    whole = [torch.cat(weights) for _, weights in stacks]
-    parts = [in_groups(weight, size) for weight in whole]
-    return Groups([item for item, _ in stacks], size, rows, inputs, torch.bmm(inputs.mT, inputs), whole, parts)
+        same = [others for others in stacks if rounded_alike(item, others[0])]
+        same[0].append(item) if same else stacks.append([item])
+    return Groups(stacks, size, rows, inputs, torch.bmm(inputs.mT, inputs))
 
 
 def rounded_alike(item: Match, other: Match) -> bool:
-    """Whether rows of two weights can be rounded together: in one stage, whose scales belong to groups of one row."""
+    """Whether rows of two small weights can be rounded together: in one stage, with scales of groups of one row."""
     one, two = item.stages["weight"], other.stages["weight"]
-    return len(one) == 1 and one == two and item.layer.kind == other.layer.kind
+    small = all(part.layer.module._parameters["weight"].numel() <= SMALL for part in (item, other))  # type: ignore[union-attr]
+    return small and len(one) == 1 and one == two and item.layer.kind == other.layer.kind
 
 
 def in_groups(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -4,9 +4,9 @@
     linear → linear     rows / s (and bias / s),    columns * s      input channels that share a row share its scale
 
 Where such places are is found from the model (``quark.torch.structure``), which proves that the model computes the
-same; ``scaling_layers`` of a configuration chooses among them. Blocks are worked on one at a time. Of the inputs of
-each place a fixed number of rows is kept, spread over all samples, besides running statistics: candidates are judged on
-those by the error of the layers that read them, without running the model again.
+same; ``scaling_layers`` of a configuration chooses among them. Blocks are read one at a time: of the inputs of each
+place running statistics and a fixed number of rows are kept, spread over all samples, by which candidates are judged
+without running the model again. What was chosen is then tried on the whole model, and made where that is worth it.
 """
 
 from __future__ import annotations

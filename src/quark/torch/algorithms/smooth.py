@@ -3,9 +3,9 @@
     SmoothQuant       s = max|x|^(alpha u) / max|w|^((1 - alpha) v): the best parts u and v, 0 to 1, at every place
     AutoSmoothQuant   s = max|x|^a / max|w|^b: the best exponents at every place
 
-The best by the error of the layers that read the place, first on a coarse grid, then around what was best there.
-Smoothing pays where activations are quantized, and a weight-only int4 layer can lose by the whole of it: there the
-parts come out small, or 0.
+The best by the error of the layers that read the place, first on a coarse grid, then around what was best there, then
+channel by channel where groups of columns have scales of their own (``channels``). Smoothing pays where activations are
+quantized, and a weight-only int4 layer can lose by the whole of it: there the parts come out small, or 0.
 """
 
 from __future__ import annotations
