@@ -67,6 +67,19 @@ def test_an_unreachable_target_tells_the_best_value() -> None:
     assert "0.0111" in str(error.value) and "'float'" in str(error.value)
 
 
+def test_the_same_for_all_layers_may_be_better_than_the_least_sum_of_losses() -> None:
+    """Losses do not quite add up: before a target is called out of reach, the uniform plans are measured."""
+    mixed = [
+        Trial("layer0", "Conv", name, loss, {}, {"size": 1.0, "bits": 1.0}) for name, loss in (("a", 1.0), ("b", 2.0))
+    ]
+    mixed += [
+        Trial("layer1", "Conv", name, loss, {}, {"size": 1.0, "bits": 1.0}) for name, loss in (("a", 2.0), ("b", 1.0))
+    ]
+    target, values = parse_target("kl<=0.5", METRICS), {("a", "b"): 2.0, ("a", "a"): 0.6, ("b", "b"): 0.4}
+    found, value, count = cheapest(Study(tuple(mixed), "sqnr", 1), "size", target, lambda plan: values[tuple(plan)])
+    assert (found, value, count) == (("b", "b"), 0.4, 3)
+
+
 def test_a_limit_gives_the_most_precise_plan_within_it() -> None:
     found = within(study(), "size", 10.0)
     best = min(truth(plan) for plan in itertools.product(LOSSES, repeat=6) if size(plan) <= 10)

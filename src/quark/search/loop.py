@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def cheapest(
         The plan, the metric measured on it, and how many plans were measured.
 
     Raises:
-        ConfigError: not even the most precise plan meets the target; the best value reached is told.
+        ConfigError: no plan meets the target, not even the most precise one; the best value reached is told.
     """
     loss = study.table("loss")
     least = float(loss.min(axis=1).sum())
@@ -182,15 +183,23 @@ def _untried(study: Study, budget: str, bracket: Bracket) -> float | None:
 def _most_precise(
     study: Study, budget: str, least: float, target: Target, bracket: Bracket, measure: Measure
 ) -> tuple[str, ...]:
-    """The plan of the least loss, if it meets the target.
+    """The cheapest that meets the target of the plan of the least loss and, since losses do not quite add up, of the
+    plans with one candidate for all layers.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: none does.
     """
     plan = _plan(study, budget, least)
     value = _measured(plan, bracket, measure)
     if target.met(value):
         return plan
+    alike = [(name,) * len(plan) for name in study.candidates]
+    fit = sorted(
+        (other for other in alike if math.isfinite(_cost(study, budget, other))), key=partial(_cost, study, budget)
+    )
+    found = next((other for other in fit if target.met(_measured(other, bracket, measure))), None)
+    if found is not None:
+        return found
     for other in bracket.tried.values():
         value = other if target.better(other, value) else value
     remedy = "" if FLOAT in study.candidates else f"; add more precise candidates, or {FLOAT!r}"
