@@ -106,7 +106,12 @@ def test_early_stopping_watches_stretches() -> None:
     losses = [5.0, 4.0, 3.0, 3.0, 2.0, 5.0]
     assert [stop.ends(torch.tensor(loss)) for loss in losses] == [False] * 5 + [True]
     layer, codes, data = problem()
-    assert adaround(layer, codes, data, replace(SETTINGS, early_stop=True, stretch=3)).steps < 300
+    fast = replace(SETTINGS, learning_rate=0.2, reg_param=1.0)
+    whole, ended = (adaround(layer, codes, data, replace(fast, early_stop=on)) for on in (False, True))
+    assert ended.steps < whole.steps == fast.iterations
+    np.testing.assert_array_equal(ended.weight, whole.weight)
+    quick = replace(SETTINGS, early_stop=True, stretch=3, learning_rate=1e-2)
+    assert adaquant(layer, lambda w: (w / 0.25).round() * 0.25, None, data, quick).steps < quick.iterations
 
 
 @pytest.mark.parametrize(

@@ -138,14 +138,22 @@ BASE = result().SerializeToString()
     "change",
     [
         {"fixed_seed": 7}, {"data_size": 3}, {"batch_size": 4}, {"num_iterations": 9}, {"learning_rate": 0.5},
-        {"early_stop": True, "num_batches": 2}, {"lr_adjust": (0.0, 0.5)}, {"target_op_type": ["Conv"]},
+        {"lr_adjust": (0.0, 0.5)}, {"target_op_type": ["Conv"]},
         {"output_qdq": True}, {"drop_ratio": 0.0}, {"dynamic_batch": True, "batch_size": 4},
-        {"reg_param": 1.0}, {"beta_range": (4, 1)}, {"warm_start": 1.0},
+        {"layers": ["Conv_0", "^Gemm"]}, {"reg_param": 1.0}, {"beta_range": (4, 1)}, {"warm_start": 1.0},
     ],
     ids=str,
 )  # fmt: skip
 def test_a_setting_has_an_effect(change: dict[str, object]) -> None:
     assert result(**change).SerializeToString() != BASE
+
+
+def test_early_stopping_ends_adaquant_at_a_stretch_without_gain() -> None:
+    made = [
+        quantized(config(INT8, [AdaQuantConfig(num_iterations=40, learning_rate=3e-3, **early)])).SerializeToString()
+        for early in ({}, {"early_stop": True}, {"early_stop": True, "num_batches": 2})
+    ]
+    assert len(set(made)) == 3
 
 
 @pytest.mark.parametrize("change", [{"mem_opt_level": 0}, {"mem_opt_level": 2}, {"num_workers": 2}], ids=str)
@@ -297,6 +305,8 @@ def test_algorithms_are_combined_in_the_order_given() -> None:
     ("make", "words"),
     [
         (lambda: AdaRoundConfig(target_op_type=["Cov"]), r"target_op_type.*Did you mean 'Conv'"),
+        (lambda: result(layers=["Conv_O"]), r"layers: the node name 'Conv_O' matches no node.*Did you mean 'Conv_"),
+        (lambda: result(layers="Conv_0"), "layers cannot be 'Conv_0'"),
         (lambda: AdaRoundConfig(cache_dir=5), "cache_dir cannot be 5"),
         (lambda: AdaQuantConfig(reg_param=0.1), "reg_param cannot be 0.1; only AdaRoundConfig"),
         (lambda: AdaQuantConfig(beta_range=[10, 2]), "beta_range"),

@@ -230,6 +230,7 @@ def test_gptq_goes_on_where_it_stopped(tmp_path: Path) -> None:
     ("kind", "fields"),
     [
         (GPTQConfig, {"bits": 5}), (GPTQConfig, {"group_size": 0}), (GPTQConfig, {"perc_damp": -1}),
+        (GPTQConfig, {"layers": "k"}), (GPTQConfig, {"layers": ["k"], "bits": 4}),
         (GPTQConfig, {"act_order": 1}), (SmoothQuantConfig, {"alpha": 2}), (QuarotConfig, {"r_matrix_dim": 0}),
         (QuarotConfig, {"r_config_path": 3}),
     ],

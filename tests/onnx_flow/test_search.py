@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from tests.onnx_flow.models import model, normal
+from tests.onnx_flow.models import model, normal, session
 
 from quark.errors import ConfigError
-from quark.onnx import Config, ModelQuantizer
+from quark.onnx import AdaRoundConfig, Config, ModelQuantizer
 from quark.onnx.config_file import config_of, load_config
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.search import in_order, save_plan, search
@@ -114,6 +114,47 @@ def test_a_found_plan_has_its_size_exactly_and_protects_the_planted_layer(path: 
             assert types[f"w{layer[-1]}_quantized"] == wanted
 
 
+def codes(made: onnx.ModelProto) -> dict[str, bytes]:
+    return {t.name: t.SerializeToString() for t in made.graph.initializer if t.name.endswith("_quantized")}
+
+
+def written(path: Path, values: dict[str, object]) -> onnx.ModelProto:
+    config = config_of({"preset": "A8W8_CPU", "options": {"PrintSummary": False}, **values})
+    return ModelQuantizer(Config(config)).quantize_model(str(path), None, feeds())
+
+
+def test_a_plan_has_algorithms_per_layer(path: Path, tmp_path: Path) -> None:
+    """Of two candidates that cost the same, the tuned one is taken, and the file says what was measured."""
+    plain, tuned = "uint8/int4", "uint8/int4+adaround"
+    study = sensitivity(path, "A8W8_CPU", feeds(), [plain, tuned])
+    assert sum(study.of(layer, tuned).loss < 0.9 * study.of(layer, plain).loss for layer in study.layers) >= 3  # type: ignore[union-attr]
+    found = search(path, "A8W8_CPU", feeds(), [plain, tuned, "float"], limit=1e9, budget="bits", compare=True)
+    assert found.uniform[tuned][0] > found.uniform[plain][0]
+    found = search(path, "A8W8_CPU", feeds(), [plain, tuned], limit=1e9, budget="size")
+    assert list(found.layers.values()).count(tuned) >= 3
+    plan = tmp_path / "plan.yaml"
+    save_plan(plan, "A8W8_CPU", found, None, "size")
+    config = load_config(plan)
+    [tuner] = [one for one in config.algorithms if isinstance(one, AdaRoundConfig)]
+    assert set(tuner.layers) == {layer for layer, name in found.layers.items() if name == tuned}
+    config.extra_options["PrintSummary"] = False
+    made = ModelQuantizer(Config(config)).quantize_model(str(path), None, feeds())
+    pairs = [[session(m).run(None, feed)[0].astype(np.float64) for m in (chain(), made)] for feed in feeds()]
+    noise = sum(((x - y) ** 2).sum() for x, y in pairs) / sum((x**2).sum() for x, _ in pairs)
+    assert -10 * np.log10(noise) == pytest.approx(found.value, abs=1e-6)
+
+
+def test_only_the_layer_that_says_so_is_tuned(path: Path) -> None:
+    plain = codes(written(path, {"layers": {"conv1": "uint8/int4", "conv3": "uint8/int4"}}))
+    tuned = codes(written(path, {"layers": {"conv1": "uint8/int4+adaround", "conv3": "uint8/int4"}}))
+    assert [name for name in plain if plain[name] != tuned[name]] == ["w1_quantized"]
+    own = {"name": "adaround", "num_iterations": 7, "layers": ["conv0"]}
+    config = config_of({"preset": "A8W8_CPU", "algorithms": [own], "layers": {"conv1": "uint8/int4+adaround"}})
+    assert config.algorithms == [AdaRoundConfig(num_iterations=7, layers=("conv0", "conv1"))]
+    everywhere = config_of({"preset": "A8W8_ADAROUND", "layers": {"conv1": "uint8/int4+adaround"}})
+    assert [one.layers for one in everywhere.algorithms] == [()]  # type: ignore[attr-defined]
+
+
 def test_a_float_layer_reads_what_was_not_rounded(path: Path) -> None:
     layers = {f"conv{k}": "uint8/int8" for k in range(LAYERS)} | {"conv3": "float"}
     config = config_of({"preset": "A8W8_CPU", "options": {"PrintSummary": False}, "layers": in_order(layers)})
@@ -192,6 +233,13 @@ def test_candidates_that_cannot_be(name: str, words: str) -> None:
     with pytest.raises(ConfigError) as error:
         candidate(name)
     assert words in str(error.value)
+
+
+def test_algorithms_that_cannot_be_of_single_layers(path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'uint8/int4\+adarond': unknown algorithm.*Did you mean 'adaround'"):
+        sensitivity(path, "A8W8_CPU", feeds(1), ["uint8/int4+adarond"])
+    with pytest.raises(ConfigError, match=r"layers: 'conv0'.*unknown algorithm 'cle'"):
+        config_of({"preset": "A8W8_CPU", "layers": {"conv0": "uint8/int4+cle"}})
 
 
 def test_other_mistakes_are_told_before_the_work(path: Path) -> None:

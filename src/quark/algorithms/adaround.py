@@ -7,6 +7,9 @@ V starts where h is the fraction of W / s, so that W̃ is the float weight. β f
 only undecided weights feel the second term, in the end all are driven to 0 or 1. It is off during the warm start. At
 the end h ≥ ½ rounds up. torch differentiates with respect to W̃ alone; the rest of the gradient is written out.
 
+Early stopping ends a layer when every rounding is decided. Not when its error stops to fall: nearly all of the gain
+comes at the end, where β drives weights that were undecided to one side, and before that the error of W̃ only grows.
+
 Beyond the paper, with ``update_bias``: the bias learns along, straight through its rounding, at a rate that is in units
 of the layer's error before (root mean square) and falls along a line to zero.
 
@@ -29,7 +32,6 @@ from quark.algorithms.reconstruction import (
     Data,
     Layer,
     Settings,
-    Stopper,
     Tensor,
     Trained,
     as_tensor,
@@ -44,6 +46,8 @@ from quark.algorithms.reconstruction import (
 
 #: The stretched sigmoid of the paper.
 ZETA, GAMMA = 1.1, -0.1
+#: How often early stopping looks, where ``stretch`` does not say.
+LOOKS = 50
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
 
@@ -100,7 +104,7 @@ def _train(
     rate: float,
 ) -> int:
     warm = math.ceil(settings.warm_start * settings.iterations)
-    adam, stop = Adam(torch, rounding.v, rate), Stopper(settings)
+    adam, look = Adam(torch, rounding.v, rate), settings.stretch or max(1, settings.iterations // LOOKS)
     for step, (inputs, target) in zip(range(1, settings.iterations + 1), batches.random(), strict=False):
         with torch.no_grad():
             weight = rounding.soft()
@@ -114,7 +118,7 @@ def _train(
             if bias is not None and others:
                 bias.step(others[0], 1 - (step - 1) / settings.iterations)
         log_step(layer, settings, step, loss.detach())
-        if step > warm and stop.ends(loss.detach()):
+        if settings.early_stop and step > warm and not step % look and rounding.settled():
             return step
     return settings.iterations
 
@@ -143,6 +147,11 @@ class Rounding:
         self._floor, self._low, self._high = floor, codes.low - zero_point, codes.high - zero_point
         self._stuck = (floor < self._low) | (floor >= self._high)
         self._sigmoid = torch.empty_like(self.v)
+
+    def settled(self) -> bool:
+        """Whether every rounding is decided, so that no further step changes the result."""
+        stretched = self._torch.sigmoid(self.v).mul_(ZETA - GAMMA).add_(GAMMA)
+        return bool(((stretched <= 0) | (stretched >= 1) | self._stuck).all())
 
     def nearest(self) -> Tensor:
         """The weight rounded to nearest."""

@@ -34,7 +34,8 @@ class Settings:
         batch_size: samples per step.
         learning_rate: of Adam.
         lr_adjust: (error, rate): the rate where the error before training is above.
-        early_stop: stop when the mean error of a stretch of steps is no smaller than that of the best one before.
+        early_stop: AdaQuant stops when the mean error of a stretch of steps is no smaller than that of the best one
+            before, AdaRound when every rounding is decided.
         stretch: steps in such a stretch; 0: a tenth of all.
         drop_ratio: share of batches that take the quantized model's input; the others take the float model's.
         update_bias: train the bias as well.

@@ -57,7 +57,8 @@ Candidates = Annotated[
         "--candidate",
         "-c",
         metavar="NAME",
-        help="What a layer may become: a preset, two data types as in `uint8/int4@32`, or `float`; may be repeated.",
+        help="What a layer may become: a preset, two data types as in `uint8/int4@32`, with `+adaround` and the like "
+        "behind, or `float`; may be repeated.",
     ),
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Layers that are tried at once.")]

@@ -13,8 +13,8 @@ the folder (joblib), and memory holds one model, mapped, and one sample. Not han
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,14 @@ from quark.numerics.formats import get_format
 from quark.onnx import fingerprint
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import rereadable
-from quark.onnx.algorithms.stages import transform
+from quark.onnx.algorithms.stages import transform, tune
 from quark.onnx.calibration import Request, find_ranges, observe
 from quark.onnx.data import Feed, checked, inputs_of
 from quark.onnx.data_layout import in_layout
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.run import Runner
+from quark.onnx.graph.surgery import constant_array, set_constant
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.npu.simulate import simulate
 from quark.onnx.pipeline import prepare
@@ -46,7 +47,9 @@ from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.qdq.settings import request_of
+from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from quark.onnx.quantization.config.candidates import candidate
+from quark.onnx.quantization.config.tuners import split, with_tuners
 from quark.onnx.ranges import samples_of
 from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
@@ -69,6 +72,7 @@ class Site:
         samples: how many there are.
         job: of the whole model.
         threads: of ONNX Runtime in one trial; ``None``: its choice.
+        tuned: files of the models whose weights the algorithms of a candidate have tuned, by candidate.
     """
 
     folder: Path
@@ -77,6 +81,7 @@ class Site:
     samples: int
     job: Job
     threads: int | None = None
+    tuned: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def model(self) -> Path:
@@ -138,7 +143,7 @@ def candidate_layers(names: Sequence[str], target: Target, job: Job) -> dict[str
         raise ConfigError(f"the candidate {doubled[0]!r} is listed twice" if doubled else "there are no candidates")
     found: dict[str, LayerSpec | None] = {}
     for name in names:
-        rules = replace(job.rules, rules=(Rule((), candidate(name), "candidates"),))
+        rules = replace(job.rules, rules=(Rule((), candidate(split(name)[0]), "candidates"),))
         found[name] = for_target(replace(job, rules=rules, target=target)).rules.rules[0].layer
     return found
 
@@ -182,7 +187,10 @@ def open_bench(
     threads = None if workers == 1 else max(1, (os.cpu_count() or 1) // workers)
     folder = scratch.folder("single layers").resolve()
     ir.save(model.clone(), folder / MODEL, external_data=f"{MODEL}.data")
-    site = Site(folder, "data", _float_outputs(model), 0, job, threads)
+    tuned = _tuned(
+        model, plans, Context(job, reader, scratch, Resume(), lambda stage, done, total: None, known), folder
+    )
+    site = Site(folder, "data", _float_outputs(model), 0, job, threads, tuned)
     site, data = lay_out(site, samples_of(model, job.options, reader))
     units = tuple(_units(model, plans, list(candidates), _sizes(site, model)))
     if not units:
@@ -219,6 +227,40 @@ def _calibrate(model: ir.Model, plans: Mapping[str, Plan], job: Job, reader: Any
             MODES["static"].set_parameters(model, plans[name], ranges, options)
     for plan in plans.values() if job.npu else ():
         adapt(model.clone(), plan, job)
+
+
+def _tuned(model: ir.Model, plans: Mapping[str, Plan], context: Context, folder: Path) -> dict[str, str]:
+    """Models with the weights that the algorithms of candidates give every layer, as files in the folder."""
+    files_of = {}
+    for number, (name, plan) in enumerate(plans.items()):
+        algorithms = with_tuners((), {"": name})
+        if not algorithms:
+            continue
+        every = tuple(_alone(one) for one in algorithms)
+        work, made = model.clone(), model.clone()
+        if context.job.npu:
+            simulate(work, plan, context.job)
+        tune(work, plan, replace(context, job=replace(context.job, algorithms=every)))
+        _take_over(made, work, plan.of_role("weight", "bias"))
+        files_of[name] = f"tuned{number}.onnx"
+        ir.save(made, folder / files_of[name], external_data=f"{files_of[name]}.data")
+    return files_of
+
+
+def _alone(config: AlgoConfig) -> AlgoConfig:
+    """The algorithm for all layers, each with the float model's inputs where that can be said, as trials have them."""
+    if isinstance(config, (AdaRoundConfig, AdaQuantConfig)):
+        return replace(config, layers=(), keep_worse=True, drop_ratio=0.0)
+    return replace(config, layers=(), keep_worse=True)  # type: ignore[call-arg]
+
+
+def _take_over(model: ir.Model, other: ir.Model, tensors: Iterable[TensorPlan]) -> None:
+    """Give ``model`` the constants that ``other`` has under these names."""
+    for tensor in tensors:
+        values = [one.graph.initializers.get(tensor.name) for one in (model, other)]
+        array = constant_array(values[1])
+        if values[0] is not None and array is not None:
+            set_constant(values[0], array)
 
 
 def _alike(known: Request | None, wanted: Request) -> bool:
@@ -347,9 +389,12 @@ def _sizes(site: Site, model: ir.Model) -> dict[str, int]:
 # ---- one trial -------------------------------------------------------------------------------------------------------
 
 
-def single(site: Site, name: str, op_type: str, tensors: Tensors) -> ir.Model:
-    """The float model with one layer quantized."""
+def single(site: Site, name: str, op_type: str, tensors: Tensors, candidate: str = "") -> ir.Model:
+    """The float model with one layer quantized; its weights are those that the candidate's algorithms made."""
     model, before = _opened(str(site.model)).clone(), set()
+    if candidate in site.tuned:
+        tuned = _opened(str(site.folder / site.tuned[candidate]))
+        _take_over(model, tuned, [tensor for tensor in tensors if tensor.role != "activation"])
     plan = Plan({tensor.name: tensor for tensor in tensors}, {name: NodePlan(name, op_type, True, "alone")})
     if site.job.npu:
         before = {node.name for node in model.graph}
@@ -387,9 +432,9 @@ def _is_float(value: ir.Value) -> bool:
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _opened(path: str) -> ir.Model:
-    """The float model of a folder, its weights mapped; it stays open in this process for the trials that follow."""
+    """A model of a folder, its weights mapped; it stays open in this process for the trials that follow."""
     return files.load(path)
 
 

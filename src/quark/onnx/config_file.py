@@ -7,6 +7,7 @@ exclude: [head, ^/decoder/]    # nodes in float
 algorithms: [{name: adaround, num_iterations: 500}]    # in the place of the preset's
 layers:                        # single layers; later lines win at tensors that two layers share
   conv1: A16W8                 # a preset, two data types (uint8/int4@32), or float
+  fc: uint8/int4+adaround      # and what tunes this layer's weights
 found: {…}                     # what a search measured; nothing reads it
 """
 
@@ -20,6 +21,7 @@ from quark.errors import ConfigError, unknown
 from quark.onnx.quantization.config.algorithm import from_dict
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.config import QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.tuners import split, with_tuners
 from quark.search.plan_file import read_config
 
 KEYS = ("preset", "target", "options", "exclude", "algorithms", "layers", "found")
@@ -57,7 +59,9 @@ def config_of(values: Mapping[str, Any]) -> QuantizationConfig:
     config.nodes_to_exclude = [*config.nodes_to_exclude, *map(str, _checked(values, "exclude", list))]
     if values.get("algorithms") is not None:
         config.algorithms = [from_dict(entry) for entry in _checked(values, "algorithms", list)]
-    config.layers = {str(name): _layer(str(name), value) for name, value in _checked(values, "layers", dict).items()}
+    layers = _checked(values, "layers", dict)
+    config.layers = {str(name): _layer(str(name), value) for name, value in layers.items()}
+    config.algorithms = with_tuners(config.algorithms, {str(name): value for name, value in layers.items()})
     return config
 
 
@@ -65,7 +69,7 @@ def _layer(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         raise ConfigError(f"layers: {name!r} is {value!r}; it must be a preset, two data types or 'float'")
     try:
-        return candidate(value)
+        return candidate(split(value)[0])
     except ConfigError as error:
         raise ConfigError(f"layers: {name!r}: {error}") from error
 

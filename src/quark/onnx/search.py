@@ -28,6 +28,7 @@ from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.config import Config
+from quark.onnx.quantization.config.tuners import split
 from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.scratch import Scratch
 from quark.onnx.sensitivity import Outputs, Progress, open_ledger, study
@@ -208,7 +209,7 @@ def in_order(layers: Mapping[str, str]) -> dict[str, str]:
 
 def _precision(name: str) -> tuple[float, float]:
     """Bits of inputs and of weights."""
-    layer = candidate(name)
+    layer = candidate(split(name)[0])
     if layer is None:
         return float("inf"), float("inf")
     bits = [
@@ -236,8 +237,9 @@ def save_plan(path: Path, config: Mapping[str, Any] | str, found: Found, target:
         if target
         else f"A mixed-precision plan: {asked}.",
         f"Measured on the whole quantized model: {found.metric} {found.value:.6g}.",
-        "Lines under layers: a preset, two data types (uint8/int4@32) or float. Later lines win where layers share a",
-        "tensor. Edit them, and run: quark onnx quantize MODEL -o OUT --config THIS_FILE --data SAMPLES",
+        "Lines under layers: a preset or two data types (uint8/int4@32), with +adaround and the like behind, or float.",
+        "Later lines win where layers share a tensor. Edit them, and run:",
+        "quark onnx quantize MODEL -o OUT --config THIS_FILE --data SAMPLES",
     )
     write_plan(path, {**values, "found": summary, "layers": layers}, notes_of(found), head)
 

@@ -28,6 +28,7 @@ from quark.onnx.compare import Distance
 from quark.onnx.config_file import config_of
 from quark.onnx.graph import model as files
 from quark.onnx.quantization.config.config import Config, QuantizationConfig
+from quark.onnx.quantization.config.tuners import split
 from quark.onnx.scratch import Scratch
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger
@@ -222,7 +223,9 @@ def _results(
     for unit, name in (task for task in tasks if task[1] != FLOAT):
         alike.setdefault(_digest(unit, name), []).append((unit, name))
     chosen = [tasks[0] for tasks in alike.values()]
-    calls = (joblib.delayed(trial)(site, unit.name, unit.op_type, unit.tensors[name], metric) for unit, name in chosen)
+    calls = (
+        joblib.delayed(trial)(site, unit.name, unit.op_type, unit.tensors[name], metric, name) for unit, name in chosen
+    )
     if workers == 1 and joblib.parallel.get_active_backend(prefer="threads")[1] in (None, 1):
         done: Iterator[Any] = (function(*args) for function, args, _ in calls)
     else:
@@ -235,7 +238,8 @@ def _digest(unit: Unit, name: str) -> bytes:
     """Equal where two candidates make the same of a layer (an addition has no weights that could differ)."""
     arrays: dict[str, np.ndarray] = {}
     for tensor in unit.tensors[name]:
-        what = f"{unit.name} {tensor.name} {tensor.spec.grid} {tensor.spec.granularity} {tensor.spec.rounding}"
+        spec = tensor.spec
+        what = f"{split(name)[1]} {unit.name} {tensor.name} {spec.grid} {spec.granularity} {spec.rounding}"
         arrays |= {f"{what} scale": np.asarray(tensor.scale), f"{what} zero": np.asarray(tensor.zero_point)}
     return fingerprint.of_arrays(arrays)
 
@@ -255,9 +259,10 @@ def _nothing(site: Site, metric: str) -> dict[str, float]:
     return exact | ({"kl": 0.0} if metric == "kl" else {})
 
 
-def trial(site: Site, name: str, op_type: str, tensors: Tensors, metric: str) -> dict[str, float]:
-    """Quantize one layer, and measure; ``size`` is that of its constants."""
-    model = bench.single(site, name, op_type, tensors)
+def trial(site: Site, name: str, op_type: str, tensors: Tensors, metric: str, candidate: str = "") -> dict[str, float]:
+    """Quantize one layer, with the weights that the candidate's algorithms gave it, and measure; ``size`` is that of
+    its constants."""
+    model = bench.single(site, name, op_type, tensors, candidate)
     size = {"size": bench.stored_bytes(site, name, tensors, model)}
     if ":" in metric:
         return _by_function(site, model, metric) | size

@@ -48,7 +48,7 @@ def run(model: ir.Model, plan: Plan, config: FineTuneConfig, context: Context) -
     title = type(config).__name__.removesuffix("Config")
     torch = import_torch(title)
     check_device(torch, config.optim_device)
-    layers, refused = tunable_layers(model, plan, config.target_op_type)
+    layers, refused = tunable_layers(model, plan, config.target_op_type, config.layers)
     layers, beyond = _trainable(layers, config, torch)
     refused += beyond
     _refuse_none(layers, refused, title)

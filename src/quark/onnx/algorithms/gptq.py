@@ -37,7 +37,7 @@ def run(model: ir.Model, plan: Plan, config: GPTQConfig, context: Context) -> Pa
         ConfigError: the model has no linear layer with a quantized weight.
         DataError: there is no calibration data.
     """
-    found, refused = tunable_layers(model, plan, ("MatMul", "Gemm"))
+    found, refused = tunable_layers(model, plan, ("MatMul", "Gemm"), config.layers)
     pairs = [(layer, linear_of(layer.node)) for layer in found]
     layers = [(layer, linear) for layer, linear in pairs if linear is not None]
     refused += [f"{layer.name!r} stays: its weight is no plain matrix" for layer, linear in pairs if linear is None]

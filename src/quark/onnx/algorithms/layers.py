@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
+from quark.config.rules import NodeInfo, Rule, Rules
+from quark.config.tensor import LayerSpec
 from quark.onnx.algorithms.forward import ACTIVATIONS
 from quark.onnx.graph.surgery import constant_array, input_at, is_constant, label, sole_consumer
 
@@ -49,11 +51,23 @@ class Tunable:
         return constant_array(input_at(self.node, position))
 
 
-def tunable_layers(model: ir.Model, plan: Plan, op_types: Collection[str]) -> tuple[list[Tunable], list[str]]:
-    """Layers of these types in graph order, and one sentence for every other one that looked like one."""
-    found, refused = [], []
+def tunable_layers(
+    model: ir.Model, plan: Plan, op_types: Collection[str], names: Sequence[str] = ()
+) -> tuple[list[Tunable], list[str]]:
+    """Layers of these types in graph order, and one sentence for every other one that looked like one.
+
+    Args:
+        names: names or ^patterns of the only layers that are wanted; empty: all.
+
+    Raises:
+        ConfigError: a name that no node has.
+    """
+    found, refused, wanted = [], [], _named(model, names)
     for node in model.graph:
+        if wanted is not None and node.name not in wanted:
+            continue
         if node.op_type not in op_types or node.domain not in ("", "ai.onnx"):
+            refused += [] if wanted is None else [f"{label(node)} stays: it is a {node.op_type}"]
             continue
         layer = _layer(node, plan)
         if isinstance(layer, str):
@@ -61,6 +75,14 @@ def tunable_layers(model: ir.Model, plan: Plan, op_types: Collection[str]) -> tu
         else:
             found.append(layer)
     return found, refused
+
+
+def _named(model: ir.Model, names: Sequence[str]) -> set[str] | None:
+    if not names:
+        return None
+    infos = [NodeInfo(node.name or "", node.op_type) for node in model.graph]
+    rules = Rules(LayerSpec(), (Rule(tuple(names), None, "layers"),))
+    return {name for name, decision in rules.bind(infos).items() if decision.layer is None}
 
 
 def _layer(node: ir.Node, plan: Plan) -> Tunable | str:

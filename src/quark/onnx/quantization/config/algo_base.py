@@ -30,6 +30,11 @@ def is_number(value: Any, low: float, high: float = float("inf")) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
+def is_names(value: Any) -> bool:
+    """Whether a value is a list of texts."""
+    return isinstance(value, (tuple, list)) and all(isinstance(one, str) for one in value)
+
+
 def is_whole(value: Any, low: int) -> bool:
     """Whether a value is a whole number (no bool) of at least ``low``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= low

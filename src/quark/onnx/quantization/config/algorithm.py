@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Channel, Group
-from quark.onnx.quantization.config.algo_base import AlgoConfig, is_number, is_whole
+from quark.onnx.quantization.config.algo_base import AlgoConfig, is_names, is_number, is_whole
 from quark.onnx.quantization.config.finetune import AdaQuantConfig, AdaRoundConfig
 from quark.onnx.quantization.config.mixprecision import AutoMixprecisionConfig
 
@@ -158,6 +158,8 @@ class GPTQConfig(AlgoConfig):
         mse: search the range of least squared error.
         weight_symmetric: no zero points.
         keep_worse: keep the weights even where the model as a whole is worse with them, on calibration data.
+        layers: names or ^patterns of the only layers that are rounded so; empty: all. What their weights become, the
+            configuration says.
     """
 
     name: ClassVar[str] = "gptq"
@@ -170,6 +172,7 @@ class GPTQConfig(AlgoConfig):
     mse: bool = False
     weight_symmetric: bool = True
     keep_worse: bool = False
+    layers: tuple[str, ...] | list[str] = ()
 
     def __post_init__(self) -> None:
         self._require("bits", self.bits in (2, 3, 4, 8), "allowed: 2, 3, 4, 8")
@@ -179,6 +182,10 @@ class GPTQConfig(AlgoConfig):
         self._require("perc_damp", is_number(self.perc_damp, 0), "it is a number of at least 0")
         for field in ("act_order", "per_channel", "mse", "weight_symmetric", "keep_worse"):
             self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
+
+        self._require("layers", is_names(self.layers), "it is a list of names or ^patterns of layers")
+        said = self.to_dict().keys() & {"bits", "group_size", "per_channel", "mse", "weight_symmetric"}
+        self._require("layers", not (self.layers and said), f"{', '.join(sorted(said))} would change all weights")
 
     def weight_spec(self, spec: TensorSpec) -> TensorSpec:
         """The weight's spec with the fields that are not at their default."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from quark.errors import nearest
-from quark.onnx.quantization.config.algo_base import AlgoConfig, is_number, is_whole
+from quark.onnx.quantization.config.algo_base import AlgoConfig, is_names, is_number, is_whole
 
 DEFAULT_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
 _SHOWN = ", ".join(DEFAULT_TYPES)
@@ -24,10 +24,11 @@ class FineTuneConfig(AlgoConfig):
         fixed_seed: of the order of the samples.
         data_size: samples used at most.
         batch_size: samples per step.
-        num_batches: steps whose mean error ``early_stop`` looks at; 1: a tenth of all steps.
+        num_batches: steps between two looks of ``early_stop``; 1: a tenth of all steps, in AdaRound a fiftieth.
         num_iterations: steps per layer.
         learning_rate: of Adam.
-        early_stop: end a layer when a stretch of steps was no better than the best one before.
+        early_stop: end a layer when nothing is left to gain: in AdaQuant when a stretch of steps was no better than the
+            best one before, in AdaRound when every rounding is decided.
         output_index: the model's output that ``selective_update`` compares.
         lr_adjust: (error, rate): the learning rate of layers whose error before training is larger.
         target_op_type: operator types whose layers are trained.
@@ -46,6 +47,7 @@ class FineTuneConfig(AlgoConfig):
         pin_memory: hold samples where a GPU fetches them by itself.
         use_gds: not available; files go through the processor.
         keep_worse: keep trained weights even where the model as a whole is worse with them, on calibration data.
+        layers: names or ^patterns of the only layers that are trained; empty: all.
     """
 
     optim_device: str = "cpu"
@@ -78,6 +80,7 @@ class FineTuneConfig(AlgoConfig):
     pin_memory: bool = False
     use_gds: bool = False
     keep_worse: bool = False
+    layers: tuple[str, ...] | list[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("data_size", "batch_size", "num_batches", "num_iterations", "num_workers"):
@@ -100,6 +103,7 @@ class FineTuneConfig(AlgoConfig):
         for name in ("cache_dir", "ref_model_path"):
             value = getattr(self, name)
             self._require(name, value is None or isinstance(value, (str, os.PathLike)), "it is a path, or None")
+        self._require("layers", is_names(self.layers), "it is a list of names or ^patterns of layers")
         types = self.target_op_type
         self._require(
             "target_op_type", isinstance(types, (tuple, list)) and len(types) > 0, f"it is a list of {_SHOWN}"

@@ -1,0 +1,52 @@
+"""Algorithms for single layers: what stands behind a candidate, as in ``uint8/int4+adaround``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from quark.errors import ConfigError, unknown
+from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig, GPTQConfig
+
+#: With the settings that presets have.
+_PRESET = {"data_size": 1000, "batch_size": 2, "num_iterations": 1000, "early_stop": True}
+TUNERS: dict[str, AdaRoundConfig | AdaQuantConfig | GPTQConfig] = {
+    "adaround": replace(AdaRoundConfig(), **_PRESET),  # type: ignore[arg-type]
+    "adaquant": replace(AdaQuantConfig(), **_PRESET),  # type: ignore[arg-type]
+    "gptq": GPTQConfig(),
+}
+
+
+def split(candidate: str) -> tuple[str, tuple[str, ...]]:
+    """Specs and algorithms of ``specs+algorithm``.
+
+    Raises:
+        ConfigError: an algorithm that cannot tune single layers.
+    """
+    name, *algorithms = candidate.split("+")
+    for algorithm in algorithms:
+        if algorithm not in TUNERS:
+            raise ConfigError(f"the candidate {candidate!r}: {unknown('algorithm', algorithm, TUNERS)}")
+    return name, tuple(algorithms)
+
+
+def with_tuners(algorithms: Sequence[AlgoConfig], layers: Mapping[str, str]) -> list[AlgoConfig]:
+    """The algorithms of a configuration and those of its single layers.
+
+    An algorithm that the configuration has for all layers stays as it is; one that it has for some gets the others too,
+    with the settings it has.
+    """
+    wanted: dict[str, list[str]] = {}
+    for layer, value in layers.items():
+        for name in split(value)[1]:
+            wanted.setdefault(name, []).append(layer)
+    found = list(algorithms)
+    for name, names in wanted.items():
+        place = next((k for k, one in enumerate(found) if one.name == name), None)
+        if place is None:
+            found.append(replace(TUNERS[name], layers=tuple(names)))
+            continue
+        known = found[place]
+        if isinstance(known, (AdaRoundConfig, AdaQuantConfig, GPTQConfig)) and known.layers:
+            found[place] = replace(known, layers=tuple(dict.fromkeys([*known.layers, *names])))
+    return found
