@@ -13,12 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from tests.onnx_flow.models import model, normal, session
 
 from quark.errors import ConfigError
 from quark.onnx import AdaRoundConfig, Config, ModelQuantizer
 from quark.onnx.config_file import config_of, load_config
+from quark.onnx.graph.model import load
+from quark.onnx.graph.surgery import apart, let_go
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.search import in_order, save_plan, search
 from quark.onnx.sensitivity import sensitivity
@@ -175,6 +178,32 @@ def test_workers_change_nothing(path: Path) -> None:
     kinds = ["uint8/int4", "uint8/int8"]
     alone, shared = (sensitivity(path, "A8W8_CPU", feeds(2), kinds, workers=n) for n in (1, 2))
     assert [trial.loss for trial in alone.trials] == [trial.loss for trial in shared.trials]
+
+
+def test_trials_beside_each_other_map_their_weights_by_themselves(path: Path, tmp_path: Path) -> None:
+    """A thread must not see a tensor that another one is just mapping, or has unmapped."""
+    onnx.save(onnx.load(path), tmp_path / "apart.onnx", save_as_external_data=True, size_threshold=0)
+    source = load(tmp_path / "apart.onnx")
+    made = [apart(source).graph.initializers for _ in range(2)]
+    for name, value in source.graph.initializers.items():
+        tensors = [value.const_value, *(one[name].const_value for one in made)]
+        assert isinstance(tensors[0], ir.ExternalTensor) and len({id(one) for one in tensors}) == 3
+        expected = tensors[1].numpy().copy()
+        let_go(tensors[1])
+        np.testing.assert_array_equal(tensors[2].numpy(), expected)
+
+
+@pytest.mark.slow
+def test_threads_that_take_turns_all_the_time_find_the_same(path: Path) -> None:
+    kinds, before = ["uint8/int4", "uint8/int8", "float/int8"], sys.getswitchinterval()
+    alone = sensitivity(path, "A8W8_CPU", feeds(1), kinds)
+    try:
+        sys.setswitchinterval(1e-6)
+        for _ in range(25):
+            shared = sensitivity(path, "A8W8_CPU", feeds(1), kinds, workers=2)
+            assert [trial.loss for trial in alone.trials] == [trial.loss for trial in shared.trials]
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_a_function_of_the_users_ranks_and_is_a_target(path: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from quark.onnx.data_layout import in_layout
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.run import Runner
-from quark.onnx.graph.surgery import constant_array, set_constant
+from quark.onnx.graph.surgery import apart, constant_array, set_constant
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.npu.simulate import simulate
 from quark.onnx.pipeline import prepare
@@ -391,9 +391,9 @@ def _sizes(site: Site, model: ir.Model) -> dict[str, int]:
 
 def single(site: Site, name: str, op_type: str, tensors: Tensors, candidate: str = "") -> ir.Model:
     """The float model with one layer quantized; its weights are those that the candidate's algorithms made."""
-    model, before = _opened(str(site.model)).clone(), set()
+    model, before = apart(_opened(str(site.model))), set()
     if candidate in site.tuned:
-        tuned = _opened(str(site.folder / site.tuned[candidate]))
+        tuned = apart(_opened(str(site.folder / site.tuned[candidate])))
         _take_over(model, tuned, [tensor for tensor in tensors if tensor.role != "activation"])
     plan = Plan({tensor.name: tensor for tensor in tensors}, {name: NodePlan(name, op_type, True, "alone")})
     if site.job.npu:

@@ -13,6 +13,7 @@ from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.onnx.algorithms.context import Context
 from quark.onnx.calibration import find_ranges, observe
+from quark.onnx.graph.surgery import apart
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
@@ -43,7 +44,7 @@ class Trials:
             given = job.options.CalibDataSize
             size = self.samples if given is None else min(given, self.samples)
             job = replace(job, options=job.options.model_copy(update={"CalibDataSize": size}))
-        model, mode = self.model.clone(), MODES[job.mode]
+        model, mode = apart(self.model), MODES[job.mode]  # trials run beside each other
         plan = mode.place(model, job, self.known)
         mode.set_parameters(model, plan, self._ranges(model, plan, job), job.options)
         if job.mode == "static":
