@@ -1,0 +1,46 @@
+"""Every algorithm of both registries has a page: what it is, when to take it, what it costs, what it brings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quark.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS
+
+PAGES = Path(__file__).parents[1] / "docs" / "algorithms"
+PARTS = ("**What.**", "**When.**", "**Cost.**", "**What it brings.**")
+#: Names in pages that show that a figure is of a real model.
+REAL = ("SqueezeNet", "YOLOX", "yolox", "UltraFace", "Silero", "gtcrn", "stories260K", "Llama")
+
+
+def missing(name: str, prefix: str) -> list[str]:
+    """What the best page with the name lacks."""
+    pages = [path for path in PAGES.glob("*.md") if path.name.startswith("torch-") == bool(prefix)]
+    texts = [path.read_text(encoding="utf-8") for path in pages]
+    return min(
+        (lacks(text) for text in texts if f"`{name}`" in text or f"{name}(" in text), key=len, default=["a page"]
+    )
+
+
+def lacks(text: str) -> list[str]:
+    """The parts that a page has not."""
+    real = [] if any(name in text for name in REAL) else ["a figure of a real model"]
+    return [part for part in PARTS if part not in text] + real
+
+
+@pytest.mark.parametrize("kind", ALGO_NAME_TO_CLASS.values(), ids=lambda kind: kind.name)
+def test_an_onnx_algorithm_has_a_page(kind: type) -> None:
+    assert missing(kind.__name__, "") == []
+
+
+def test_torch_algorithms_have_pages() -> None:
+    pytest.importorskip("torch")
+    from quark.torch.algorithms.registry import ALGORITHMS
+
+    found = {row.config.__name__: missing(row.config.__name__, "torch-") for row in ALGORITHMS}
+    assert {name: lacks for name, lacks in found.items() if lacks} == {}
+
+
+def test_an_algorithm_without_a_page_is_noticed() -> None:
+    assert missing("SomethingNewConfig", "") == missing("SomethingNewConfig", "torch-") == ["a page"]
