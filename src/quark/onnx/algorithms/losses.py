@@ -11,7 +11,7 @@ its outputs, in which a large output counts no more than a small one. One sample
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +19,14 @@ import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.onnx.compare import Distance
-from quark.onnx.graph.run import Feed, Runner
+from quark.onnx.graph.run import Feed, Runner, trim_heap
 
 #: What one output may lose, as a part of what the outputs gain on average.
 PRICE = 0.1
+#: Bytes of answers that are kept, and samples that are kept in any case.
+BUDGET, FEWEST = 1 << 26, 8
+#: Tensors of one sample, by name.
+Values = Mapping[str, np.ndarray]
 _TINY = 1e-30
 
 
@@ -91,24 +95,53 @@ def joined(losses: Iterable[Loss]) -> Loss:
     return Loss(np.concatenate([one.noise for one in parts]), np.concatenate([one.signal for one in parts]))
 
 
-def distance(
-    reference: ir.Model, quantized: ir.Model, feeds: Iterable[Feed], options: Options, as_given: bool = False
-) -> Loss:
-    """The loss of a quantized model; one sample is in memory at a time.
-
-    Args:
-        as_given: float weights of ``quantized`` count as they are, see ``session_options``.
-    """
+def distance(reference: ir.Model, quantized: ir.Model, feeds: Iterable[Feed], options: Options) -> Loss:
+    """The loss of a quantized model; one sample is in memory at a time."""
     names = [str(value.name) for value in reference.graph.outputs]
     providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
-    floats = Runner(reference, names, (), providers, libraries)
-    runner = Runner(quantized, names, (), providers, libraries, as_given=as_given)
-    rows = [_row(names, floats.run(feed).values, runner.run(feed).values) for feed in feeds]
-    energies = np.array(rows, np.float64).reshape(len(rows), len(names), 2)
+    floats, runner = (Runner(one, names, (), providers, libraries) for one in (reference, quantized))
+    return _loss(_row(names, floats.run(feed).values, runner.run(feed).values) for feed in feeds)
+
+
+def answers(model: ir.Model, feeds: Iterable[Feed], options: Options) -> list[Values]:
+    """What the outputs of a float model are, sample by sample, to be compared with more than once.
+
+    No more samples than fit ``BUDGET``, and at least ``FEWEST`` of them.
+    """
+    names = [str(value.name) for value in model.graph.outputs]
+    runner = Runner(model, names, (), options.ExecutionProviders, options.UserCustomOpLibPath)
+    found: list[Values] = []
+    size = 0
+    for feed in feeds:
+        found.append(dict(runner.run(feed).values))
+        size += sum(array.nbytes for array in found[-1].values())
+        if size >= BUDGET and len(found) >= FEWEST:
+            break
+    del runner
+    trim_heap()
+    return found
+
+
+def distance_to(expected: Sequence[Values], model: ir.Model, feeds: Iterable[Feed], options: Options) -> Loss:
+    """The loss of a model whose float weights count as they are, on the first samples of ``feeds``.
+
+    Args:
+        expected: of ``answers``.
+    """
+    names = list(expected[0])
+    runner = Runner(model, names, (), options.ExecutionProviders, options.UserCustomOpLibPath, as_given=True)
+    loss = _loss(_row(names, one, runner.run(feed).values) for one, feed in zip(expected, feeds, strict=False))
+    del runner
+    trim_heap()
+    return loss
+
+
+def _loss(rows: Iterable[list[tuple[float, float]]]) -> Loss:
+    energies = np.array(list(rows), np.float64)
     return Loss(energies[..., 0], energies[..., 1])
 
 
-def _row(names: list[str], expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> list[tuple[float, float]]:
+def _row(names: Iterable[str], expected: Values, found: Values) -> list[tuple[float, float]]:
     """(noise, signal) of every output; nothing of those that are no floats or change their shape."""
     row = []
     for name in names:

@@ -7,7 +7,8 @@ graph: a half stays if the model gains by it for certain, or else its own halves
 layers.
 
 At most ``JUDGED`` samples decide, spread over all that there are, those included that ``data_size`` leaves out of
-training. Weights on trial are rounded as they will be in the file.
+training; their inputs are in memory, and the float model's answers to them. Weights on trial are rounded as they will
+be in the file.
 
 Not handled: layers that help only together with others of another half.
 """
@@ -22,12 +23,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.onnx.algorithms.context import Context
-from quark.onnx.algorithms.losses import Loss, distance, gain
+from quark.onnx.algorithms.losses import Loss, Values, answers, distance_to, gain
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.twin import rounded, twin_of
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.run import Feed, trim_heap
 from quark.onnx.graph.surgery import constant_array, set_constant
 
 #: Samples that decide, and how often the layers are halved.
@@ -59,13 +62,16 @@ def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: C
     Returns:
         The report of the algorithm, with a sentence about what was put back.
     """
-    reference, before = context.reference or model.clone(), _states(model, plan)
-    without = _loss(reference, twin_of(model, plan, context.job.options), context)
+    options, before = context.job.options, _states(model, plan)
+    feeds = feeds_of(model, context, JUDGED)
+    expected = answers(context.reference or model, feeds, options)
+    without = distance_to(expected, twin_of(model, plan, options), feeds, options)
     report = run(model, plan, config, context)
+    trim_heap()
     changes = _changes(model, plan, before)
     if not report.fired or not changes:
         return report
-    trial = _Trial(model, plan, reference, context, twin_of(model, plan, context.job.options))
+    trial = _Trial(model, plan, expected, feeds, options, twin_of(model, plan, options))
     with_it = trial.loss()
     log.info("%s: loss %.6g without, %.6g with it", config.name, without.total, with_it.total)
     if gain(with_it, without).harmless or not np.isfinite(without.total):
@@ -80,11 +86,6 @@ def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: C
     log.warning("%s is %s%s", config.name, reason, ", ".join(map(repr, back)))
     fired = max(report.fired - len(back), 0) if kept else 0
     return replace(report, fired=fired, refused=(*report.refused, reason + ", ".join(map(repr, back))))
-
-
-def _loss(reference: ir.Model, twin: ir.Model, context: Context) -> Loss:
-    """The loss of a model with float weights as they are."""
-    return distance(reference, twin, feeds_of(reference, context, JUDGED), context.job.options, as_given=True)
 
 
 def _states(model: ir.Model, plan: Plan) -> dict[str, State]:
@@ -121,13 +122,14 @@ class _Trial:
 
     model: ir.Model
     plan: Plan
-    reference: ir.Model
-    context: Context
+    expected: Sequence[Values]
+    feeds: Sequence[Feed]
+    options: Options
     twin: ir.Model
 
     def loss(self) -> Loss:
         """The loss with the weights as they are now."""
-        return _loss(self.reference, self.twin, self.context)
+        return distance_to(self.expected, self.twin, self.feeds, self.options)
 
     def put(self, changes: Sequence[Change], after: bool) -> None:
         """Give some layers what they had after or before the algorithm."""

@@ -29,7 +29,9 @@ def twin_of(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     for tensor in plan.of_role("weight", "bias"):
         value = twin.graph.initializers[tensor.name]
         array = constant(value)
-        set_constant(value, rounded(array, tensor).astype(array.dtype))
+        values = rounded(array, tensor).astype(array.dtype)
+        if not np.array_equal(values, array):  # weights that lie on their grid are shared, not held twice
+            set_constant(value, values)
     return emit(twin, Plan({tensor.name: tensor for tensor in plan.of_role("activation")}, plan.nodes), options)
 
 
