@@ -85,6 +85,21 @@ def test_a_rotated_model_computes_the_same(name: str, kind: str) -> None:
     assert changed, "nothing was rotated"
 
 
+def test_a_norm_of_another_width_inside_a_block_is_not_in_the_stream() -> None:
+    """Mamba 2: the layer behind the norm inside its mixer writes into the residual stream."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2, "expand": 2, "num_heads": 8}
+    config = transformers.Mamba2Config(**sizes, head_dim=8, n_groups=1, chunk_size=8)
+    model = transformers.Mamba2ForCausalLM(config).eval()
+    ids = [{"input_ids": torch.randint(0, 64, (2, 16))} for _ in range(2)]
+    settings = QConfig(FINE, exclude=["lm_head", "*conv1d*"], algo_config=[RotationConfig(only_if_better=False)])
+    turned = ModelQuantizer(settings).quantize_model(copy.deepcopy(model), ids)
+    before, after = (one.backbone.layers[0].mixer.out_proj.weight for one in (model, turned))
+    torch.testing.assert_close(before.norm(dim=0), after.norm(dim=0))  # rows were mixed, and no column
+    assert not torch.allclose(before.norm(dim=1), after.norm(dim=1))
+
+
 def test_what_is_turned_online() -> None:
     model = rotate(build("Llama"), r1=False, r4=True)
     assert [name for name, _, _ in online_rotations(model)] == [f"model.layers.{k}.mlp.down_proj" for k in range(2)]

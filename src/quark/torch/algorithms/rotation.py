@@ -182,12 +182,15 @@ def turned_by(context: Context, turn: Turns) -> list[str]:
 def turn_residual(context: Context, turns: Turns, part: str) -> None:
     """R1, offline: what reads and writes the residual stream in one part."""
     modules, config, structure = dict(context.model.named_modules()), turns.config, turns.structure
-    every = [name for group in structure.groups for name in (*group.linears, *group.others)]
-    if not every:
+    readers = {group.norm: (*group.linears, *group.others) for group in structure.groups}
+    if not readers:
         raise ModelError("rotation: r1 found no norm that linear layers read; online_r1_rotation=True needs none")
-    size = features(modules[every[0]])
+    size = features(modules[next(iter(readers.values()))[0]])
     turn = rotation(size, config.rotation_size, turns.seed or (0 if config.random_r1 else None))
-    groups = [group for group in structure.groups if group.block == part]
+    # a norm of another width stands inside a block (Mamba 2), not in the stream; what reads it writes into the stream
+    stream = [group for group in structure.groups if features(modules[readers[group.norm][0]]) == size]
+    every = [name for group in stream for name in readers[group.norm]]
+    groups = [group for group in stream if group.block == part]
     for group in groups:
         fuse_norm(context, group, modules)
     for name in (name for group in groups for name in (*group.linears, *group.others)):
