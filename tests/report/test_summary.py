@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import random
+import subprocess
+import sys
 
 from rich.console import Console
 
@@ -56,3 +59,9 @@ def test_print_summary() -> None:
     stream = io.StringIO()
     print_summary(example(), Console(file=stream, width=100))
     assert "Softmax" in stream.getvalue() and "Left in float" in stream.getvalue()
+
+
+def test_imports_leave_the_caller_s_random_numbers_alone() -> None:
+    code = "import random; random.seed(1); import quark.onnx.flow, quark.report.html; print(random.random())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(run.stdout) == random.Random(1).random()
