@@ -1,10 +1,14 @@
-"""Nodes that keep two faults of ONNX Runtime (1.31) away from a model. Neither changes a value.
+"""Nodes that keep three faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
+
+Of a Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear the runtime rounds float weights to int8,
+one scale per tensor, and says nothing: a layer that was excluded because its weights do not stand that, or whose
+weights have another type, would lose what it was spared. A ``Max`` of one tensor, a copy that the runtime neither
+removes nor looks through, before the layer stops it.
 
 The runtime carries a DequantizeLinear forward over operators that only move values.
 
 * Where it arrives at a subgraph that reads the result from outside (``If`` and ``Loop``; functions of block formats
-  have an ``If`` inside) it writes past the end of a node's inputs, and the process ends. A ``Max`` of one tensor, a
-  copy that the runtime neither removes nor looks through, stops it.
+  have an ``If`` inside) it writes past the end of a node's inputs, and the process ends. The same copy stops it.
 * From opset 21 on the pair that it puts behind an int8 tensor loses its type on processors where int8 becomes uint8:
   the file does not load. The same pair is written here, so that there is nothing to carry.
 """
@@ -17,6 +21,9 @@ from typing import Any
 import onnx_ir as ir
 
 from quark.onnx.graph.surgery import Names, is_constant, opset
+
+#: Whose float weights ONNX Runtime rounds, and what it looks through for the QuantizeLinear behind.
+ROUNDED, PASSED = frozenset(["Conv", "ConvTranspose", "Gemm"]), frozenset(["Relu", "Clip"])
 
 #: What ONNX Runtime carries a DequantizeLinear over.
 MOVERS = frozenset(["MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice"])
@@ -32,6 +39,7 @@ def shield(model: ir.Model) -> None:
     if opset(model) >= TYPED:
         _close_pairs(model, names)
     _put_copies(model, names)
+    _keep_weights(model, names)
 
 
 def _close_pairs(model: ir.Model, names: Names) -> None:
@@ -76,11 +84,48 @@ def _put_copies(model: ir.Model, names: Names) -> None:
         inside = [use for use in value.uses() if use.node.domain in DOMAINS or (moved and _is_below(use.node, model))]
         if not inside:
             continue
-        name = names.fresh(f"{value.name}_copy")
-        copy = ir.Value(name=name, shape=value.shape, type=value.type)
-        model.graph.insert_after(node, ir.node("Max", [value], outputs=[copy], name=name))
-        for use in inside:
-            use.node.replace_input_with(use.idx, copy)
+        _copy(model.graph, node, inside, names)
+
+
+def _copy(graph: ir.Graph, node: ir.Node, uses: Sequence[Any], names: Names) -> None:
+    """Let uses of a node's output read a copy of it."""
+    value = node.outputs[0]
+    name = names.fresh(f"{value.name}_copy")
+    copy = ir.Value(name=name, shape=value.shape, type=value.type)
+    graph.insert_after(node, ir.node("Max", [value], outputs=[copy], name=name))
+    for use in uses:
+        use.node.replace_input_with(use.idx, copy)
+
+
+def _keep_weights(model: ir.Model, names: Names) -> None:
+    """A copy before layers with float weights, where ONNX Runtime would round those."""
+    for node in list(model.graph):
+        if _carries(node):
+            uses = [use for use in node.outputs[0].uses() if not use.idx and _is_rounded(use.node)]
+            if uses:
+                _copy(model.graph, node, uses, names)
+
+
+def _is_rounded(node: ir.Node) -> bool:
+    return node.op_type in ROUNDED and not node.domain and _is_fixed(node.inputs[1]) and _is_quantized(node)
+
+
+def _is_quantized(node: ir.Node, passed: bool = False) -> bool:
+    """Whether a QuantizeLinear stands behind a node, or behind a Relu or Clip behind it."""
+    readers = [use.node for use in node.outputs[0].uses()]
+    return any(
+        reader.op_type == "QuantizeLinear"
+        or (reader.op_type in PASSED and not passed and _is_quantized(reader, passed=True))
+        for reader in readers
+    )
+
+
+def _is_fixed(value: ir.Value | None) -> bool:
+    """Whether a value is a float constant once ONNX Runtime has computed what it can; what is dequantized stays so."""
+    node = None if value is None else value.producer()
+    if node is None:
+        return is_constant(value)
+    return node.op_type != "DequantizeLinear" and all(_is_fixed(one) for one in node.inputs if one is not None)
 
 
 def _is_below(node: ir.Node, model: ir.Model) -> bool:
