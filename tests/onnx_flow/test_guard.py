@@ -193,6 +193,22 @@ def test_a_transformation_goes_as_far_as_it_helps(monkeypatch: pytest.MonkeyPatc
     assert f"taken to the power of {best:g}" in report.refused
 
 
+def test_a_part_that_changes_nothing_does_not_undo_one_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, feeds = uneven(), [{"x": models.normal(1, 4, 8, 8, seed=seed)} for seed in range(6)]
+    equalize = stages.TRANSFORMS[CLEConfig]
+
+    def only_whole(given: ir.Model, config: CLEConfig, context: Any, part: float = 1.0) -> PassReport:
+        return equalize(given, config, context, part=0.5) if part == 1 else PassReport(config.name, 0)
+
+    monkeypatch.setitem(stages.PARTS, CLEConfig, (1.0, 0.5))
+    monkeypatch.setitem(stages.TRANSFORMS, CLEConfig, only_whole)
+    config = CLEConfig(keep_worse=False, cle_scale_use_threshold=False)
+    assert relative_loss(model, EIGHT, [config], feeds) < 0.7 * relative_loss(model, EIGHT, [], feeds)
+    found = ModelQuantizer(QConfig(EIGHT, algo_config=[config], extra_options={"PrintSummary": False}))
+    (report,) = [one for one in found.run(model, None, feeds).passes if one.name == "cle"]
+    assert report.fired and not report.refused
+
+
 def spoil(given: ir.Model, plan: Plan, config: object, context: object) -> PassReport:
     """An algorithm that swears by what it did, and did harm: all weights are half as large again."""
     for tensor in plan.of_role("weight"):

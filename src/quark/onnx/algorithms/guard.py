@@ -42,20 +42,24 @@ def guarded(runs: Mapping[float, Transform], model: ir.Model, config: Any, conte
     Returns:
         The report of the transformation; one that was put back has fired nowhere, and says why.
     """
-    before, gains, told = model.clone(), {}, {}
+    before = model.clone()
+    gains: dict[float, Gain] = {}
+    told: dict[float, float] = {}
     feeds = feeds_of(model, context, JUDGED)
     without = _loss(before, before, feeds, context)
     for part, run in runs.items():
         model.graph = before.clone().graph
         report = run(model, config, context)
         if not report.fired:
-            return report
+            if not gains:
+                return report
+            break  # so short a way changes nothing; those before may have helped
         found = _loss(before, model, feeds, context)
         gains[part], told[part] = gain(found, without), found.total
         log.info("%s: loss %.6g without, %.6g with %g of it", config.name, without.total, found.total, part)
     best = max(gains, key=lambda part: gains[part].mean if gains[part].sure else -math.inf)
     if gains[best].sure:
-        if best != part:  # the last one is what the model holds
+        if best != part:  # the last one run is what the model holds
             model.graph = before.graph
             report = runs[best](model, config, context)
         return report if best == 1 else replace(report, refused=(*report.refused, f"taken to the power of {best:g}"))

@@ -25,7 +25,6 @@ from quark.errors import DataError
 from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled
-from quark.torch.algorithms.guard import SAMPLES
 from quark.torch.algorithms.inputs import Enough, find_groups
 from quark.torch.calibration import run
 from quark.torch.config.algorithms import BiasCorrectionConfig
@@ -35,6 +34,7 @@ from quark.torch.structure import answer, run_model
 from quark.torch.structure_channels import axis_of
 
 log = logging.getLogger(__name__)
+SAMPLES = 8  # whose answers are kept, to see what the corrections do to a block
 
 
 @dataclass

@@ -22,7 +22,6 @@ from torch import nn
 from quark.torch.algorithms.answers import Change, Walk, answers, walk_of
 from quark.torch.algorithms.context import Context
 
-SAMPLES = 8  # that a block is judged on
 MODEL_SAMPLES = 32  # that a model is judged on
 FEW = 4  # samples below which none are left to judge
 SURE = 0.5  # standard errors that a gain must have
