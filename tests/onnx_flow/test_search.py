@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -178,6 +180,40 @@ def test_workers_change_nothing(path: Path) -> None:
     kinds = ["uint8/int4", "uint8/int8"]
     alone, shared = (sensitivity(path, "A8W8_CPU", feeds(2), kinds, workers=n) for n in (1, 2))
     assert [trial.loss for trial in alone.trials] == [trial.loss for trial in shared.trials]
+
+
+def test_no_thread_parses_python(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing in two threads at once fails at random on Python 3.11 (cpython issue 106905), and numpy's formats have
+    headers that are Python."""
+    parse, elsewhere = ast.parse, []
+
+    def watched(*args: object, **named: object) -> object:
+        if threading.current_thread() is not threading.main_thread():
+            elsewhere.append(args)
+        return parse(*args, **named)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(ast, "parse", watched)
+    sensitivity(path, "A8W8_CPU", feeds(2), ["uint8/int4", "uint8/int8"], workers=2)
+    tuner = AdaRoundConfig(num_iterations=2, batch_size=1, mem_opt_level=2, num_workers=2)
+    config = config_of({"preset": "A8W8_CPU", "options": {"PrintSummary": False}})
+    config.algo_config = [tuner]
+    ModelQuantizer(Config(config)).quantize_model(str(path), None, feeds())
+    assert not elsewhere
+
+
+def test_inputs_of_text_and_of_any_name_are_kept(tmp_path: Path) -> None:
+    graph = """g (string[2,8] __metadata__, float[2,8] names) => (float[2,4] y) {
+        f = ai.onnx.ml.LabelEncoder<keys_strings=["a","ü"], values_floats=[1.0,2.0]>(__metadata__)
+        s = Add(f, names)
+        [mm] y = MatMul(s, w)
+    }"""
+    made = model(graph, {"w": normal(8, 4)}, domains={"ai.onnx.ml": 2})
+    onnx.save(made, tmp_path / "text.onnx")
+    words = np.array([["a", "ü"] * 4] * 2, dtype=object)
+    rows = [{"__metadata__": words, "names": normal(2, 8, seed=k)} for k in range(3)]
+    study = sensitivity(tmp_path / "text.onnx", "A8W8_CPU", rows)
+    assert "mm" in {trial.layer for trial in study.trials}
+    assert all(25 < trial.metrics["sqnr"] < 60 for trial in study.trials)
 
 
 def test_trials_beside_each_other_map_their_weights_by_themselves(path: Path, tmp_path: Path) -> None:

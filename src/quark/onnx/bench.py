@@ -12,6 +12,7 @@ the folder (joblib), and memory holds one model, mapped, and one sample. Not han
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from quark.config.job import Job, Target, for_target
 from quark.config.plan import NodePlan, Plan, TensorPlan
@@ -95,7 +98,7 @@ class Site:
 
     def file(self, index: int, side: str) -> Path:
         """Where one side of a sample is."""
-        return self.folder / f"{self.data}.{index}.{side}.npz"
+        return self.folder / f"{self.data}.{index}.{side}.safetensors"
 
     def runner(self, model: ir.Model) -> Runner:
         """A session that gives the outputs of ``model``."""
@@ -288,14 +291,20 @@ def lay_out(site: Site, samples: Any) -> tuple[Site, str]:
 
 
 def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Arrays in order after their names, since a name may be one that ``savez`` takes for itself."""
-    np.savez(path, np.array(list(arrays)), *(np.asarray(array) for array in arrays.values()))
+    """Arrays and text, in order. Not in numpy's formats: Python parses their headers, and that fails in threads on
+    Python 3.11 (cpython issue 106905)."""
+    text = {name: array.tolist() for name, array in arrays.items() if array.dtype.kind in "OSU"}
+    order = enumerate(arrays.items())
+    numbers = {str(place): np.asarray(array, order="C") for place, (name, array) in order if name not in text}
+    save_file(numbers, path, {"names": json.dumps(list(arrays)), "text": json.dumps(text)})
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as kept:
-        names = kept["arr_0"].tolist()
-        return {name: kept[f"arr_{place}"] for place, name in enumerate(names, start=1)}
+    with safe_open(path, framework="np") as kept:
+        about = kept.metadata()
+        text = {name: np.array(value, dtype=object) for name, value in json.loads(about["text"]).items()}
+        names = enumerate(json.loads(about["names"]))
+        return {name: text[name] if name in text else kept.get_tensor(str(place)) for place, name in names}
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------

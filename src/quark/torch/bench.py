@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from quark.errors import DataError
@@ -94,7 +94,7 @@ class Site:
 
     def reference(self, index: int) -> torch.Tensor:
         """The float output for a sample."""
-        return torch.from_numpy(np.load(self.folder / f"{index}.npy", allow_pickle=False))
+        return load_file(self.folder / f"{index}.safetensors")["output"]
 
 
 def output_of(model: nn.Module, sample: Any) -> torch.Tensor:
@@ -133,7 +133,8 @@ def lay_out(model: nn.Module, samples: Sequence[Any], folder: Path) -> Site:
         raise DataError("layers are tried on samples, and there are none")
     with running(model):
         for index, sample in enumerate(samples):
-            np.save(folder / f"{index}.npy", output_of(model, sample).float().cpu().numpy())
+            kept = output_of(model, sample).float().cpu().contiguous()
+            save_file({"output": kept}, folder / f"{index}.safetensors")
     return Site(samples, folder)
 
 

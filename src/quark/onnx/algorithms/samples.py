@@ -76,9 +76,9 @@ def keeper(config: FineTuneConfig, scratch: Scratch) -> Keep:
     def keep(array: np.ndarray) -> np.ndarray:
         if array.nbytes < 1 << 12:
             return array
-        with tempfile.NamedTemporaryFile(dir=parent, suffix=".npy", delete=False) as file:
-            np.save(file, array)
-        return np.load(file.name, mmap_mode="r")
+        with tempfile.NamedTemporaryFile(dir=parent, suffix=".bin", delete=False) as file:
+            np.ascontiguousarray(array).tofile(file)
+        return np.memmap(file.name, array.dtype, "r", shape=array.shape)
 
     return keep
 
