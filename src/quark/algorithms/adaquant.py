@@ -4,7 +4,7 @@
 
 The rate of Adam falls along a line to zero: at a constant one weights near a rounding boundary go to and fro, and where
 the last step leaves them is chance. Scales stay what they are; any format that can be rounded to can be trained, block
-formats included.
+formats included. The few samples of a wide layer do not decide alone (``shrinkage.py``).
 
 Source: Hubara et al. 2020, "Improving Post Training Neural Quantization: Layer-wise Calibration and Integer
 Programming", section 3 (here with fixed scales).
@@ -33,6 +33,7 @@ from quark.algorithms.reconstruction import (
     reconstruction_error,
     settled,
 )
+from quark.algorithms.shrinkage import Pull, pull_of
 
 #: Rounds a tensor to its format, on its device.
 Round = Callable[[Tensor], Tensor]
@@ -63,7 +64,8 @@ def adaquant(layer: Layer, round_weight: Round, round_bias: Round | None, data: 
     batches = Batches(torch, data, settings)
     before = error()
     trained = [weight, *([bias] if bias is not None and settings.update_bias else [])]
-    steps = _train(torch, layer, trained, (weight, bias), (round_weight, keep_bias), batches, settings, before)
+    pull = pull_of(torch, layer, data, settings.device) if settings.shrinkage else None
+    steps = _train(torch, layer, trained, (weight, bias), (round_weight, keep_bias), batches, settings, before, pull)
     after = error()
     return settled(layer, before, after, steps, weight.cpu().numpy(), None if bias is None else bias.cpu().numpy())
 
@@ -77,6 +79,7 @@ def _train(
     batches: Batches,
     settings: Settings,
     before: float,
+    pull: Pull | None,
 ) -> int:
     rate = learning_rate(settings, before)
     adams, stop = [Adam(torch, tensor, rate) for tensor in trained], Stopper(settings)
@@ -89,6 +92,8 @@ def _train(
             loss = reconstruction_error(layer.forward(inputs, *leaves), target, layer.channel_axis)
             gradients = torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None][: len(trained)])
         with torch.no_grad():
+            if pull is not None:
+                gradients = (pull.mixed(gradients[0], trained[0]), *gradients[1:])
             for adam, gradient in zip(adams, gradients, strict=True):
                 adam.step(gradient.contiguous(), 1 - (step - 1) / settings.iterations)
         log_step(layer, settings, step, loss.detach())

@@ -10,8 +10,9 @@ the end h ≥ ½ rounds up. torch differentiates with respect to W̃ alone; the 
 Early stopping ends a layer when every rounding is decided. Not when its error stops to fall: nearly all of the gain
 comes at the end, where β drives weights that were undecided to one side, and before that the error of W̃ only grows.
 
-Beyond the paper, with ``update_bias``: the bias learns along, straight through its rounding, at a rate that is in units
-of the layer's error before (root mean square) and falls along a line to zero.
+Beyond the paper, the few samples of a wide layer do not decide alone (``shrinkage.py``). And with ``update_bias`` the
+bias learns along, straight through its rounding, at a rate that is in units of the layer's error before (root mean
+square) and falls along a line to zero.
 
 Source: Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization", section 3.
 
@@ -43,6 +44,7 @@ from quark.algorithms.reconstruction import (
     reconstruction_error,
     settled,
 )
+from quark.algorithms.shrinkage import Pull, pull_of
 
 #: The stretched sigmoid of the paper.
 ZETA, GAMMA = 1.1, -0.1
@@ -82,12 +84,13 @@ def adaround(layer: Layer, codes: Codes, data: Data, settings: Settings, round_b
     rounding = Rounding(torch, layer.weight, codes, settings.device)
     bias = None if layer.bias is None else Bias(torch, layer.bias, round_bias, settings)
     batches = Batches(torch, data, settings)
+    pull = pull_of(torch, layer, data, settings.device) if settings.shrinkage else None
     with torch.no_grad():
         before = mean_error(layer, batches, rounding.nearest(), bias and bias.rounded)
     rate = learning_rate(settings, before)
     if bias is not None and bias.learns:
         bias.learn(rate * math.sqrt(before / bias.count))
-    steps = _train(torch, layer, rounding, bias, batches, settings, rate)
+    steps = _train(torch, layer, rounding, bias, batches, settings, rate, pull)
     with torch.no_grad():
         weight = rounding.decided()
         after = mean_error(layer, batches, weight, bias and bias.rounded)
@@ -102,6 +105,7 @@ def _train(
     batches: Batches,
     settings: Settings,
     rate: float,
+    pull: Pull | None,
 ) -> int:
     warm = math.ceil(settings.warm_start * settings.iterations)
     adam, look = Adam(torch, rounding.v, rate), settings.stretch or max(1, settings.iterations // LOOKS)
@@ -114,6 +118,8 @@ def _train(
         gradient, *others = torch.autograd.grad(loss, [weight, *([rounded] if bias and bias.learns else [])])
         beta = None if step <= warm else annealed(step, warm, settings)
         with torch.no_grad():
+            if pull is not None:
+                gradient = pull.mixed(gradient, weight)
             adam.step(rounding.gradient(gradient, beta, settings.reg_param))
             if bias is not None and others:
                 bias.step(others[0], 1 - (step - 1) / settings.iterations)

@@ -39,6 +39,7 @@ class Settings:
         stretch: steps in such a stretch; 0: a tenth of all.
         drop_ratio: share of batches that take the quantized model's input; the others take the float model's.
         update_bias: train the bias as well.
+        shrinkage: pull weights to their float values as far as the samples leave them open.
         seed: of the order of the samples.
         device: of torch.
         pin_memory: hold the samples where a GPU can fetch them by itself.
@@ -54,6 +55,7 @@ class Settings:
     stretch: int = 0
     drop_ratio: float = 1.0
     update_bias: bool = False
+    shrinkage: bool = True
     seed: int = 1705472343
     device: str = "cpu"
     pin_memory: bool = False
@@ -82,6 +84,7 @@ class Layer:
         weight: float values.
         bias: float values, or ``None``.
         channel_axis: axis of the output along which the norm runs.
+        linear: the layer alone, where it is linear in its weight.
     """
 
     name: str
@@ -89,6 +92,7 @@ class Layer:
     weight: np.ndarray
     bias: np.ndarray | None = None
     channel_axis: int = 1
+    linear: Forward | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from quark.numerics.elements import Int
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel
 from quark.onnx.algorithms.context import Context
-from quark.onnx.algorithms.forward import CHANNEL_AXIS, forward_of
+from quark.onnx.algorithms.forward import CHANNEL_AXIS, LINEAR, forward_of
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.samples import feeds_of, keeper, providers_of
 from quark.onnx.algorithms.twin import rounded, twin_of
@@ -194,7 +194,8 @@ class _Stage:
         bias = layer.constant(2) if len(layer.node.inputs) > 2 else None
         axis = CHANNEL_AXIS.get(layer.node.op_type, 1)
         known = None if bias is None else np.asarray(bias, np.float32)
-        trained = Layer(layer.name, forward, weight, known, axis)  # type: ignore[arg-type]
+        linear = forward_of(layer.node, None, self.torch) if layer.node.op_type in LINEAR else None
+        trained = Layer(layer.name, forward, weight, known, axis, linear)  # type: ignore[arg-type]
         round_bias = None if layer.bias is None else partial(_rounded_tensor, self.torch, tensor=layer.bias)
         if isinstance(config, AdaRoundConfig):
             return adaround(trained, codes_of(layer.weight, weight.shape), data, settings_of(config), round_bias)
@@ -243,6 +244,7 @@ def settings_of(config: FineTuneConfig) -> Settings:
         stretch=config.num_batches if config.num_batches > 1 else 0,
         drop_ratio=config.drop_ratio,
         update_bias=config.update_bias,
+        shrinkage=config.shrinkage,
         seed=config.fixed_seed,
         device=config.optim_device,
         pin_memory=config.pin_memory,

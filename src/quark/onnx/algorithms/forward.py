@@ -136,6 +136,8 @@ LAYERS: dict[str, Callable[[ir.Node, Any], Forward | None]] = {
     "InstanceNormalization": _instance_norm,
     "LayerNormalization": _layer_norm,
 }
+#: Those that are linear in their weight, each of which multiplies an input of its own.
+LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 #: Axis of the output that holds the channels.
 CHANNEL_AXIS = {"MatMul": -1, "Gemm": -1, "LayerNormalization": -1}
 

@@ -46,6 +46,8 @@ class FineTuneConfig(AlgoConfig):
         num_workers: threads of ``parallel``.
         pin_memory: hold samples where a GPU fetches them by itself.
         use_gds: not available; files go through the processor.
+        shrinkage: pull weights towards their float values where the positions in the samples are few for the inputs of a
+            layer, and would be fitted by roundings that mean nothing on other data.
         keep_worse: keep trained weights even where the model as a whole is worse with them, on calibration data.
         layers: names or ^patterns of the only layers that are trained; empty: all.
     """
@@ -79,6 +81,7 @@ class FineTuneConfig(AlgoConfig):
     num_workers: int = 1
     pin_memory: bool = False
     use_gds: bool = False
+    shrinkage: bool = True
     keep_worse: bool = False
     layers: tuple[str, ...] | list[str] = ()
 
@@ -87,7 +90,7 @@ class FineTuneConfig(AlgoConfig):
             self._require(name, is_whole(getattr(self, name), 1), "it is a whole number of at least 1")
         for name in ("fixed_seed", "output_index"):
             self._require(name, is_whole(getattr(self, name), 0), "it is a whole number of at least 0")
-        for name in (*_FLAGS, "select_max_mem_layer", "use_gds", "keep_worse"):
+        for name in (*_FLAGS, "select_max_mem_layer", "use_gds", "shrinkage", "keep_worse"):
             self._require(name, isinstance(getattr(self, name), bool), "it is True or False")
         for name in ("drop_ratio", "warm_start"):
             self._require(name, is_number(getattr(self, name), 0, 1), "it is a number from 0 to 1")
