@@ -46,8 +46,8 @@ class FineTuneConfig(AlgoConfig):
         num_workers: threads of ``parallel``.
         pin_memory: hold samples where a GPU fetches them by itself.
         use_gds: not available; files go through the processor.
-        shrinkage: pull weights towards their float values where the positions in the samples are few for the inputs of a
-            layer, and would be fitted by roundings that mean nothing on other data.
+        shrinkage: pull weights towards their float values where the positions in the samples are few for the inputs of
+            a layer, and would be fitted by roundings that mean nothing on other data.
         keep_worse: keep trained weights even where the model as a whole is worse with them, on calibration data.
         layers: names or ^patterns of the only layers that are trained; empty: all.
     """
