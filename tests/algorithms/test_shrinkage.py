@@ -77,9 +77,11 @@ def test_the_energy_of_a_convolution_counts_every_position(groups: int) -> None:
     np.testing.assert_allclose(pull.rest.numpy(), 2 * share * own * weight, rtol=1e-4, atol=1e-6)
 
 
-def test_many_samples_decide_alone_and_norms_always_do() -> None:
+def test_many_samples_decide_alone_unless_a_floor_is_set_and_norms_always_do() -> None:
     layer, data, _ = problem(32 * 8, 0)
     assert pull_of(torch, layer, data, "cpu") is None
+    pull = pull_of(torch, layer, data, "cpu", floor=0.1)
+    assert pull is not None and pull.share == 0.1
     layer, data, _ = problem(4, 0)
     assert pull_of(torch, replace(layer, linear=None), data, "cpu") is None
 

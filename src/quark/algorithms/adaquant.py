@@ -35,6 +35,8 @@ from quark.algorithms.reconstruction import (
 )
 from quark.algorithms.shrinkage import Pull, pull_of
 
+#: Of the pull towards the float weights, at least: a weight that gains nothing by it does not drift over a boundary.
+SHARE = 0.1
 #: Rounds a tensor to its format, on its device.
 Round = Callable[[Tensor], Tensor]
 
@@ -64,7 +66,7 @@ def adaquant(layer: Layer, round_weight: Round, round_bias: Round | None, data: 
     batches = Batches(torch, data, settings)
     before = error()
     trained = [weight, *([bias] if bias is not None and settings.update_bias else [])]
-    pull = pull_of(torch, layer, data, settings.device) if settings.shrinkage else None
+    pull = pull_of(torch, layer, data, settings.device, SHARE) if settings.shrinkage else None
     steps = _train(torch, layer, trained, (weight, bias), (round_weight, keep_bias), batches, settings, before, pull)
     after = error()
     return settled(layer, before, after, steps, weight.cpu().numpy(), None if bias is None else bias.cpu().numpy())

@@ -48,14 +48,18 @@ class Pull:
         return gradient.mul_(1 - self.share).sub_(self.rest).addcmul_(weight, self.force)
 
 
-def pull_of(torch: Any, layer: Layer, data: Data, device: str) -> Pull | None:
-    """The term for a layer and its samples; ``None`` where the samples are many, or the layer is not linear."""
+def pull_of(torch: Any, layer: Layer, data: Data, device: str, floor: float = 0.0) -> Pull | None:
+    """The term for a layer and its samples; ``None`` where the samples are many, or the layer is not linear.
+
+    Args:
+        floor: the share is no smaller, however many samples there are.
+    """
     if layer.linear is None:
         return None
     channels = data.targets[0].shape[layer.channel_axis]
     positions = sum(target.size for target in data.targets) / channels
     inputs = layer.weight.size / channels
-    share = inputs**2 / (positions**2 + inputs**2)
+    share = max(inputs**2 / (positions**2 + inputs**2), floor)
     if share < LEAST:
         return None
     force = _squares(torch, layer, data, device).mul_(2 * share / positions)
