@@ -73,7 +73,7 @@ def test_the_energy_of_a_convolution_counts_every_position(groups: int) -> None:
     columns = [torch.nn.functional.unfold(torch.from_numpy(x), 3, padding=1).numpy()[0] for x in inputs]
     squares = sum(np.square(column).sum(1) for column in columns).reshape(8, 3, 3) / positions
     own = squares.reshape(groups, 8 // groups, 3, 3).repeat(8 // groups, axis=0)  # every output reads its own group
-    np.testing.assert_allclose(pull.force.numpy(), 2 * share * own, rtol=1e-4)
+    np.testing.assert_allclose(np.broadcast_to(pull.force.numpy(), own.shape), 2 * share * own, rtol=1e-4)
     np.testing.assert_allclose(pull.rest.numpy(), 2 * share * own * weight, rtol=1e-4, atol=1e-6)
 
 

@@ -86,7 +86,7 @@ def adaround(layer: Layer, codes: Codes, data: Data, settings: Settings, round_b
     batches = Batches(torch, data, settings)
     pull = pull_of(torch, layer, data, settings.device) if settings.shrinkage else None
     with torch.no_grad():
-        before = mean_error(layer, batches, rounding.nearest(), bias and bias.rounded)
+        before = mean_error(layer, batches, rounding.nearest(layer.weight), bias and bias.rounded)
     rate = learning_rate(settings, before)
     if bias is not None and bias.learns:
         bias.learn(rate * math.sqrt(before / bias.count))
@@ -145,7 +145,6 @@ class Rounding:
         self._compact = codes.scale.size == 1
         self.scale = as_tensor(torch, np.reshape(codes.scale, -1)[0] if self._compact else scale).to(device)
         steps = as_tensor(torch, weight).to(device) / self.scale
-        self._rounded = steps.round()
         floor = steps.floor()
         fraction = ((steps - floor) - GAMMA) / (ZETA - GAMMA)
         self.v = torch.log(fraction).sub_(torch.log1p(-fraction))
@@ -159,9 +158,10 @@ class Rounding:
         stretched = self._torch.sigmoid(self.v).mul_(ZETA - GAMMA).add_(GAMMA)
         return bool(((stretched <= 0) | (stretched >= 1) | self._stuck).all())
 
-    def nearest(self) -> Tensor:
-        """The weight rounded to nearest."""
-        return self._torch.clamp(self._rounded, self._low, self._high) * self.scale
+    def nearest(self, weight: np.ndarray) -> Tensor:
+        """``weight`` rounded to nearest."""
+        steps = as_tensor(self._torch, weight).to(self.scale.device) / self.scale
+        return self._torch.clamp(steps.round_(), self._low, self._high).mul_(self.scale)
 
     def soft(self) -> Tensor:
         """W̃ of the current V."""

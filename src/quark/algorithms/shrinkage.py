@@ -31,7 +31,7 @@ LEAST = 0.02
 
 @dataclass(frozen=True)
 class Pull:
-    """The second term for one layer; tensors have the shape of the weight, on the device that trains.
+    """The second term for one layer; tensors broadcast against the weight, on the device that trains.
 
     Attributes:
         share: a.
@@ -62,7 +62,7 @@ def pull_of(torch: Any, layer: Layer, data: Data, device: str, floor: float = 0.
     share = max(inputs**2 / (positions**2 + inputs**2), floor)
     if share < LEAST:
         return None
-    force = _squares(torch, layer, data, device).mul_(2 * share / positions)
+    force = _once(torch, _squares(torch, layer, data, device)).mul_(2 * share / positions)
     return Pull(share, force, force * as_tensor(torch, layer.weight).to(device))
 
 
@@ -76,9 +76,19 @@ def _squares(torch: Any, layer: Layer, data: Data, device: str) -> Tensor:
         square = np.square(array, dtype=np.float32)
         sums[array.shape] = sums[array.shape] + square if array.shape in sums else square
     weight = torch.ones(layer.weight.shape, device=device, requires_grad=True)
-    total = torch.zeros(layer.weight.shape, device=device)
+    total = None
     for array in sums.values():
         with torch.enable_grad():
             found = layer.linear(as_tensor(torch, array).to(device), weight, None).sum()  # type: ignore[misc]
-            total += torch.autograd.grad(found, weight)[0]
+            part = torch.autograd.grad(found, weight)[0]
+        total = part.contiguous() if total is None else total.add_(part)
     return total
+
+
+def _once(torch: Any, values: Tensor) -> Tensor:
+    """What is the same for all outputs, as it is without groups, once: memory of a weight less."""
+    for axis in (0, 1):
+        first = values.narrow(axis, 0, 1)
+        if torch.equal(first.expand_as(values), values):
+            return first.clone()
+    return values
