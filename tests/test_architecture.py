@@ -171,6 +171,18 @@ def test_every_library_that_is_imported_is_declared() -> None:
     assert {name for name in used if not {canonical(home) for home in homes.get(name, [name])} & declared} == set()
 
 
+def test_the_onnx_flow_imports_only_what_its_extra_installs() -> None:
+    """Top-level imports: what is imported inside a function may belong to another extra, and says so when it lacks."""
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["onnx"]]
+    installed = {canonical(re.match(r"[\w-]+", line)[0]) for line in lines}
+    homes, used = packages_distributions(), set()
+    for name, tree in modules().items():
+        top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+        used |= {one.split(".")[0] for one in library_names(top)} if name.startswith("quark.onnx") else set()
+    assert {name for name in used if not {canonical(home) for home in homes.get(name, [name])} & installed} == set()
+
+
 def canonical(distribution: str) -> str:
     """The name of a distribution as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
