@@ -14,7 +14,7 @@ demo: $(VENV)/.onnx
 	$(BIN)/python -m quark.demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,29 @@ import pytest
 
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("project")
+
+ROOT = Path(__file__).parents[1]
+BEFORE = pytest.StashKey[set[str]]()
+
+
+def stray_files() -> set[str]:
+    """Files of the checkout that git neither knows nor ignores; none where there is no checkout."""
+    found = subprocess.run(
+        ["git", "ls-files", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return set(found.stdout.splitlines())
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[BEFORE] = stray_files()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A test that leaves a file in the tree fails the run; the workers of xdist leave it to their controller."""
+    strays = stray_files() - session.config.stash[BEFORE]
+    if strays and not hasattr(session.config, "workerinput"):
+        print(f"\nThe tests left files in the tree: {', '.join(sorted(strays))}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")

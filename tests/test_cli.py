@@ -16,8 +16,11 @@ from quark import __version__
 from quark.cli import main
 from quark.cli.settings import parse_settings
 from quark.config.plan import Plan
+from quark.config.presets import HARDWARE, PRESETS
+from quark.config.tensor import TensorSpec
 from quark.demo import data
 from quark.errors import ConfigError
+from quark.numerics.formats import FORMATS, Block
 
 Capture = pytest.CaptureFixture[str]
 
@@ -241,8 +244,31 @@ def test_lists(capsys: Capture) -> None:
     assert {"A8W8", "XINT8", "A8W8_CPU"} <= set(object_on(capsys))
     assert main(["options", "--json"]) == 0
     assert object_on(capsys)["Percentile"]["default"] == 99.999
-    assert main(["presets"]) == 0 and main(["options"]) == 0
-    assert "A8W8_CPU" in capsys.readouterr().out
+    assert main(["options"]) == 0 and "Percentile" in capsys.readouterr().out
+
+
+def test_every_preset_is_one_line_that_says_what_it_is_for(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["presets"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for name, preset in PRESETS.items():
+        (words,) = (line for line in lines if line[:1] == [name])
+        assert words[-1] in HARDWARE and preset.weight.format in " ".join(words)
+    for kind in HARDWARE:
+        assert main(["presets", "--for", kind, "--json"]) == 0
+        assert {name for name, one in PRESETS.items() if kind in one.hardware} == set(object_on(capsys))
+    assert main(["presets", "A8W8_CPU"]) == 0 and "uint8 asymmetric per tensor" in capsys.readouterr().out
+    assert main(["presets", "--for", "tpu"]) == 1 and "cpu, npu, gpu" in capsys.readouterr().err
+    assert main(["presets", "A8W8_CPUS"]) == 1 and "Did you mean 'A8W8_CPU'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_a_spec_says_only_what_its_format_has(format: str) -> None:
+    """Blocks find their scales themselves, and a type of unit scale has none: neither is ranged by a method."""
+    row, words = FORMATS[format], TensorSpec(format, method="percentile").describe()
+    assert ("blocks of" in words) == isinstance(row, Block)
+    has_range = row.tensor_scale if isinstance(row, Block) else not row.unit_scale
+    assert words.startswith(format) and ("percentile" in words) == has_range
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def import_torch(algorithm: str) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise ConfigError(f"{algorithm} needs torch: install it with pip install 'openquark[torch]'") from error
+        raise ConfigError(f"{algorithm} needs the package torch: pip install torch") from error
     return torch
 
 

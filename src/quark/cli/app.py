@@ -372,11 +372,15 @@ def tool(
 
 
 @app.command()
-def presets(json: Json = False) -> None:
-    """List the ready-made configurations."""
+def presets(
+    name: Annotated[str | None, typer.Argument(help="Show all that this preset says.")] = None,
+    hardware: Annotated[str | None, typer.Option("--for", help="Only those for `cpu`, `npu` or `gpu`.")] = None,
+    json: Json = False,
+) -> None:
+    """List the ready-made configurations, a line each; with a name, all that one says."""
     from quark.cli import listing
 
-    listing.run_presets(json)
+    listing.run_presets(name, hardware, json)
 
 
 @app.command()

@@ -6,24 +6,44 @@ from typing import Any
 
 from quark.cli.output import print_json, show
 from quark.config.options import Options
-from quark.config.presets import PRESETS, Preset
+from quark.config.presets import HARDWARE, PRESETS, Preset, get_preset
+from quark.errors import ConfigError, unknown
 from quark.report import Table
 
 
-def run_presets(json: bool) -> None:
-    """List the presets."""
+def run_presets(name: str | None, hardware: str | None, json: bool) -> None:
+    """List the presets, a line each, or all that one of them says.
+
+    Raises:
+        ConfigError: an unknown name or kind of hardware.
+    """
+    if hardware is not None and hardware not in HARDWARE:
+        raise ConfigError(unknown("--for", hardware, HARDWARE))
+    chosen = {name: get_preset(name)} if name is not None else PRESETS
+    chosen = {key: one for key, one in chosen.items() if hardware is None or hardware in one.hardware}
     if json:
-        print_json({name: _fields(preset) for name, preset in PRESETS.items()})
-        return
-    rows = tuple((name, one.activation.describe(), one.weight.describe(), one.doc) for name, one in PRESETS.items())
-    note = 'Use one with `quark onnx quantize --preset NAME` or `get_default_config("NAME")`.'
-    show(Table("Presets", ("name", "activations", "weights", "for"), rows, note))
+        print_json({key: _fields(preset) for key, preset in chosen.items()})
+    elif name is not None:
+        rows = tuple((key, _words(value)) for one in chosen.values() for key, value in _fields(one).items())
+        show(Table(name, ("", ""), rows, f"Use it: `quark onnx quantize model.onnx -o q.onnx --preset {name}`"))
+    else:
+        lines = tuple((key, one.types, ", ".join(one.hardware)) for key, one in chosen.items())
+        note = "`quark presets NAME` says all about one; `quark onnx quantize --preset NAME` uses it."
+        show(Table("Presets", ("name", "activations/weights", "for"), lines, note))
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={setting!r}" for name, setting in value.items()) or "none"
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _fields(preset: Preset) -> dict[str, Any]:
     return {
         "doc": preset.doc,
-        "activations": preset.activation.describe(),
+        "types": preset.types,
+        "for": preset.hardware,
+        "activations": "float" if preset.options.get("UseMatMulNBits") else preset.activation.describe(),
         "weights": preset.weight.describe(),
         "options": dict(preset.options),
         "target": preset.target,

@@ -16,14 +16,23 @@ from quark.errors import ConfigError, unknown
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.formats import get_format
-from quark.numerics.granularity import Channel, Tensor
+from quark.numerics.granularity import Channel, Group, Tensor
+
+#: What a preset can be for.
+HARDWARE = ("cpu", "npu", "gpu")
+_CPU = ("cpu",)
+_INTEGER_KERNELS = ("cpu", "npu")
+_FLOAT_KERNELS = ("npu", "gpu")
+_GPU = ("gpu",)
 
 
 @dataclass(frozen=True)
 class Preset:
     """One named configuration: specs of activations and weights, options, target, and a line saying what it is for.
 
-    ``mixed``: what automatic mixed precision gives the layers with weights instead.
+    Attributes:
+        mixed: what automatic mixed precision gives the layers with weights instead.
+        hardware: the kinds of device whose compilers or runtimes have kernels for it, of ``HARDWARE``.
     """
 
     doc: str
@@ -33,11 +42,24 @@ class Preset:
     target: Target = "any"
     tuning: Literal["", "adaround", "adaquant"] = ""
     mixed: LayerSpec | None = None
+    hardware: tuple[str, ...] = ("npu",)
+
+    @property
+    def types(self) -> str:
+        """Types of activations and weights, ``uint8/int8``, or the one of both; those of mixed layers in front."""
+        plain = _pair("float" if self.options.get("UseMatMulNBits") else self.activation.format, self.weight.format)
+        if self.mixed is None or self.mixed.inputs is None or self.mixed.weight is None:
+            return plain
+        return f"{_pair(self.mixed.inputs.format, self.mixed.weight.format)}+{plain}"
 
     @property
     def cle(self) -> bool:
         """Whether cross-layer equalization is on: where one fixed-point scale covers all channels of a weight."""
         return _is_whole_integer(self.weight)
+
+
+def _pair(activation: str, weight: str) -> str:
+    return weight if activation == weight else f"{activation}/{weight}"
 
 
 def _act(format: str, symmetric: bool, method: str, scale_rule: str = "float32") -> TensorSpec:
@@ -77,23 +99,26 @@ _VINT8 = MappingProxyType(
 )
 
 
-def _both(format: str, doc: str, **options: bool) -> Preset:
+def _both(format: str, doc: str, hardware: tuple[str, ...] = ("npu",), **options: bool) -> Preset:
     """Activations and weights in one format; in blocks, operators that only move values take no part of their own."""
     force = {} if isinstance(get_format(format), Block) else _FORCE
-    return Preset(doc, TensorSpec(format), TensorSpec(format), MappingProxyType({**force, **options}))
+    spec = TensorSpec(format)
+    return Preset(doc, spec, spec, MappingProxyType({**force, **options}), hardware=hardware)
 
 
 PRESETS: dict[str, Preset] = {
     "MATMUL_NBITS": Preset(
         "4-bit weights in groups of 128 for MatMul, Gemm and Gather; activations stay float",
         TensorSpec("float16"),
-        TensorSpec("uint4"),
+        TensorSpec("uint4", granularity=Group(0, 128)),
         MappingProxyType({"UseMatMulNBits": True, "MatMulNBitsParams": {"AccuracyLevel": 1}}),
+        hardware=("cpu", "gpu"),
     ),
     "UINT8_DYNAMIC_QUANT": Preset(
         "uint8 weights, activations quantized at run time: no calibration data",
         TensorSpec("uint8", symmetric=False, dynamic=True),
         TensorSpec("uint8", symmetric=False, granularity=Channel(-1)),
+        hardware=_CPU,
     ),
     "A8W8": Preset("int8 activations and weights, for NPU compilers", _act("int8", True, "minmax"), _S8, _NPU),
     "A16W8": Preset("int16 activations, int8 weights, for NPU compilers", _act("int16", True, "minmax"), _S8, _NPU),
@@ -115,40 +140,63 @@ PRESETS: dict[str, Preset] = {
         _S8_CHANNEL,
         {},
         "cpu",
+        hardware=_CPU,
     ),
     "S8S8_AAWS": Preset("asymmetric int8 activations, int8 weights", _act("int8", False, "percentile"), _S8, _TAIL),
-    "U8S8_AAWS": Preset("asymmetric uint8 activations, int8 weights", _act("uint8", False, "percentile"), _S8, _FORCE),
-    "U8U8_AAWA": Preset("asymmetric uint8 activations and weights", _act("uint8", False, "percentile"), _U8, _FORCE),
+    "U8S8_AAWS": Preset(
+        "asymmetric uint8 activations, int8 weights",
+        _act("uint8", False, "percentile"),
+        _S8,
+        _FORCE,
+        hardware=_INTEGER_KERNELS,
+    ),
+    "U8U8_AAWA": Preset(
+        "asymmetric uint8 activations and weights",
+        _act("uint8", False, "percentile"),
+        _U8,
+        _FORCE,
+        hardware=_INTEGER_KERNELS,
+    ),
     "S16S8_ASWS": Preset("int16 activations, int8 weights", _act("int16", True, "percentile"), _S8, _FORCE),
     "U16S8_AAWS": Preset(
         "asymmetric uint16 activations, int8 weights", _act("uint16", False, "percentile"), _S8, _FORCE
     ),
-    "INT8_CNN_DEFAULT": Preset("uint8 activations, int8 weights, CNNs", _act("uint8", False, "minmax"), _S8, _FORCE),
+    "INT8_CNN_DEFAULT": Preset(
+        "uint8 activations, int8 weights, CNNs",
+        _act("uint8", False, "minmax"),
+        _S8,
+        _FORCE,
+        hardware=_INTEGER_KERNELS,
+    ),
     "INT16_CNN_DEFAULT": Preset(
         "uint16 activations, int16 weights, CNNs", _act("uint16", False, "minmax"), _S16, _FORCE
     ),
     "INT8_TRANSFORMER_DEFAULT": Preset(
-        "uint8 activations, int8 weights of MatMul and Gemm", _act("uint8", False, "minmax"), _S8, _AVERAGE
+        "uint8 activations, int8 weights of MatMul and Gemm",
+        _act("uint8", False, "minmax"),
+        _S8,
+        _AVERAGE,
+        hardware=_INTEGER_KERNELS,
     ),
     "INT16_TRANSFORMER_DEFAULT": Preset(
         "uint16 activations, int16 weights of MatMul and Gemm", _act("uint16", False, "minmax"), _S16, _AVERAGE
     ),
-    "FP16": _both("float16", "float16 activations and weights"),
+    "FP16": _both("float16", "float16 activations and weights", _FLOAT_KERNELS),
     "BF16": _both("bfloat16", "bfloat16 activations and weights, of every operator", QuantizeAllOpTypes=True),
-    "FP8E4M3": _both("fp8_e4m3", "FP8 E4M3 activations and weights"),
-    "FP8E5M2": _both("fp8_e5m2", "FP8 E5M2 activations and weights"),
+    "FP8E4M3": _both("fp8_e4m3", "FP8 E4M3 activations and weights", _GPU),
+    "FP8E5M2": _both("fp8_e5m2", "FP8 E5M2 activations and weights", _GPU),
     "BFP16": _both("bfp16", "block floating point, blocks of 8 with 8-bit mantissas"),
     "MX4": _both("mx4", "two-level blocks of 16 with 2-bit mantissas"),
     "MX6": _both("mx6", "two-level blocks of 16 with 4-bit mantissas"),
     "MX9": _both("mx9", "two-level blocks of 16 with 7-bit mantissas"),
-    "MXFP8E5M2": _both("mxfp8_e5m2", "OCP MX blocks of 32 FP8 E5M2 elements"),
-    "MXFP8E4M3": _both("mxfp8_e4m3", "OCP MX blocks of 32 FP8 E4M3 elements"),
-    "MXFP6E3M2": _both("mxfp6_e3m2", "OCP MX blocks of 32 FP6 E3M2 elements"),
-    "MXFP6E2M3": _both("mxfp6_e2m3", "OCP MX blocks of 32 FP6 E2M3 elements"),
-    "MXFP4E2M1": _both("mxfp4", "OCP MX blocks of 32 FP4 E2M1 elements"),
+    "MXFP8E5M2": _both("mxfp8_e5m2", "OCP MX blocks of 32 FP8 E5M2 elements", _FLOAT_KERNELS),
+    "MXFP8E4M3": _both("mxfp8_e4m3", "OCP MX blocks of 32 FP8 E4M3 elements", _FLOAT_KERNELS),
+    "MXFP6E3M2": _both("mxfp6_e3m2", "OCP MX blocks of 32 FP6 E3M2 elements", _FLOAT_KERNELS),
+    "MXFP6E2M3": _both("mxfp6_e2m3", "OCP MX blocks of 32 FP6 E2M3 elements", _FLOAT_KERNELS),
+    "MXFP4E2M1": _both("mxfp4", "OCP MX blocks of 32 FP4 E2M1 elements", _FLOAT_KERNELS),
     "MXINT8": _both("mxint8", "OCP MX blocks of 32 int8 elements"),
-    "NVFP4": _both("nvfp4", "blocks of 16 FP4 elements with FP8 scales under one float32 scale"),
-    "AMDFP4": _both("amdfp4", "blocks of 16 FP4 elements with unsigned E5M3 scales"),
+    "NVFP4": _both("nvfp4", "blocks of 16 FP4 elements with FP8 scales under one float32 scale", _GPU),
+    "AMDFP4": _both("amdfp4", "blocks of 16 FP4 elements with unsigned E5M3 scales", _GPU),
     "A8W4": Preset("uint8 activations, int4 weights per channel", _U8, _S4_CHANNEL, _FORCE),
     "BF16_BFP16": Preset("bfloat16 activations, BFP16 weights", TensorSpec("bfloat16"), TensorSpec("bfp16")),
     "BF16_MXINT8": Preset("bfloat16 activations, MXINT8 weights", TensorSpec("bfloat16"), TensorSpec("mxint8")),

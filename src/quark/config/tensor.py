@@ -11,8 +11,8 @@ from typing import Any
 
 from quark.errors import ConfigError, unknown
 from quark.numerics.affine import Grid
-from quark.numerics.formats import FORMATS, get_format
-from quark.numerics.granularity import Granularity, Tensor
+from quark.numerics.formats import FORMATS, Block, get_format
+from quark.numerics.granularity import Granularity, Group, Tensor
 from quark.numerics.scales import SCALE_RULES
 from quark.observers import SEARCHES
 
@@ -60,7 +60,17 @@ class TensorSpec:
         return Grid(get_format(self.format), self.symmetric, self.narrow, self.scale_rule)
 
     def describe(self) -> str:
-        """One short line for tables: ``int8 symmetric per channel(0), power_of_two, mse``."""
+        """One short line for tables: ``int8 symmetric per channel(0), power_of_two, mse``.
+
+        A format says no more than it has: the blocks of ``mxfp4`` find their scales themselves, ``bfloat16`` has none.
+        """
+        row = get_format(self.format)
+        if isinstance(row, Block):
+            size = self.granularity.size if isinstance(self.granularity, Group) else row.size
+            whole = f" under one float32 scale per tensor, {self.method}" if row.tensor_scale else ""
+            return f"{self.format} in blocks of {size or 'a whole axis'}{whole}"
+        if row.unit_scale:
+            return self.format
         sides = "symmetric" if self.symmetric else "asymmetric"
         method = "dynamic" if self.dynamic else self.method
         return f"{self.format} {sides} {self.granularity}, {self.scale_rule}, {method}"

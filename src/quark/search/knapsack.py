@@ -91,5 +91,5 @@ def _scipy() -> tuple[Any, Any, Any, Any]:
         from scipy import sparse
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError as error:
-        raise ConfigError("the search needs the package scipy: pip install 'openquark[search]'") from error
+        raise ConfigError("the search needs the package scipy: pip install scipy") from error
     return milp, LinearConstraint, Bounds, sparse
