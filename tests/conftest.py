@@ -12,6 +12,8 @@ from types import ModuleType
 import hypothesis
 import pytest
 
+import quark  # noqa: F401 - before anything imports onnxruntime: its telemetry is off
+
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("project")
 

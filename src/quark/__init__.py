@@ -1,3 +1,13 @@
-"""quark: one toolkit that quantizes PyTorch and ONNX models. Importing it costs nothing; import a flow to work."""
+"""quark: one toolkit that quantizes PyTorch and ONNX models. Importing it costs nothing; import a flow to work.
+
+ONNX Runtime keeps a device identifier and a database of events in the user's cache, and sends them, from the moment it
+is imported. It reads these variables then, and never again; one that is set already stays. Programs that this one
+starts inherit them.
+"""
+
+import os
 
 __version__ = "0.13.0"
+
+for _switch in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # the name that releases have, and the newer one
+    os.environ.setdefault(_switch, "1")

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from tests.onnx_flow import models
 
@@ -123,24 +122,6 @@ def test_libraries_speak_without_crypto_mode_and_in_other_threads(caplog: pytest
     assert [record.message for record in caplog.records if "onnx" in record.name] == ["from another thread"]
     ModelQuantizer(config()).quantize_model(secret_model(), None, samples())
     assert any(SECRET in record.getMessage() for record in caplog.records if record.name.startswith("onnx_ir"))
-
-
-@pytest.mark.parametrize("crypto", [False, True])
-def test_crypto_mode_switches_telemetry_off_before_a_session_opens(
-    crypto: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ONNX Runtime writes graph names, file names and the text of errors into a database in the user's cache."""
-    seen: list[str] = []
-    opened = onnxruntime.InferenceSession.__init__
-
-    def opens(self: Any, *arguments: Any, **more: Any) -> None:
-        seen.append("session")
-        opened(self, *arguments, **more)
-
-    monkeypatch.setattr(onnxruntime.InferenceSession, "__init__", opens)
-    monkeypatch.setattr(onnxruntime, "disable_telemetry_events", lambda: seen.append("off"))
-    ModelQuantizer(config(CryptoMode=crypto)).quantize_model(secret_model(), None, samples())
-    assert seen[0] == ("off" if crypto else "session") and "session" in seen and ("off" in seen) == crypto
 
 
 def test_the_spy_sees_what_is_written_without_crypto_mode(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """What is said while a model is quantized: ``CryptoMode`` (nothing), ``IgnoreWarnings``, ``DebugMode``.
 
 ``CryptoMode`` silences the loggers of this package, and of the libraries that name tensors in their messages, in the
-threads that quantize: a filter on each of them looks at a context variable, so other threads log as they did. ONNX
-Runtime's telemetry, which keeps file names, graph names and the text of errors in a database, is switched off for the
-process; it does not tell whether it was on, so it stays off.
+threads that quantize: a filter on each of them looks at a context variable, so other threads log as they did. (ONNX
+Runtime's telemetry, which keeps file names, graph names and the text of errors in a database, is off in every run.)
 
 ``IgnoreWarnings`` hides UserWarning and ResourceWarning of the libraries underneath in the same way: one entry in the
 list of warning filters that matches in the threads that quantize only, and is taken out afterwards.
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxruntime
 
 from quark.config.job import Job
 from quark.config.options import Options
@@ -52,7 +50,6 @@ def discreet(options: Options) -> Iterator[None]:
     """Hold back messages and warnings as the options say; everything is as before afterwards."""
     if options.CryptoMode:
         _listen()
-        onnxruntime.disable_telemetry_events()
     silent, hushed = _SILENT.set(options.CryptoMode), _HUSHED.set(options.IgnoreWarnings or options.CryptoMode)
     entries: list[Any] = [("ignore", _Here(), category, None, 0) for category in (UserWarning, ResourceWarning)]
     warnings.filters[:0] = entries  # type: ignore[index]
