@@ -5,8 +5,8 @@ own packing) instead of four: measured on ResNet-50 shapes, 0.26 s instead of 1.
 
 External data stay in their files: ONNX Runtime maps them itself and lets go of what it packs into a form of its own.
 
-ONNX Runtime's telemetry is off: ``quark`` says so before it is imported, and here it is told so again for a process that
-had imported it already.
+ONNX Runtime's telemetry is off: ``quark`` says so before it is imported; here it is told again, for a process that had
+imported it already.
 
 Not handled: types below a byte (int4 and the like) travel with the protobuf; they are small.
 """
