@@ -15,7 +15,7 @@ from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import save
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import unknown_operator
-from quark.onnx.graph.shapes import infer_shapes
+from quark.onnx.graph.shapes import infer_shapes, prove_shapes
 from quark.onnx.passes import constants
 from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs
 from quark.onnx.passes.registry import apply, get_pass
@@ -127,8 +127,9 @@ BODY = tuple(
 FINISH = (
     Step("ConvertClipToRelu", "convert_clip_to_relu", lambda job: {"loose": True}),
     Step("FoldRelu", "fold_relu"),
-    Step("FillAllValueInfo", "fill_value_info"),
 )
+#: What is said of the tensors of the finished graph.
+STATE = (Step("FillAllValueInfo", "fill_value_info"),)
 
 
 def run_steps(model: ir.Model, steps: Sequence[Step], job: Job) -> list[PassReport]:
@@ -188,12 +189,13 @@ def prepare(model: ir.Model, job: Job, write: bool = True) -> Prepared:
         if unknown is not None:
             raise unknown
     model = lift(model, max([opset_of(job), *(_VALID_FROM.get(node.op_type, 0) for node in model.graph)]))
+    prove_shapes(model)
     reports += run_steps(model, FIRST, job)
     constants.lift_constant_nodes(model.graph)
     job = _for_one_scale(_for_float16(job, is_float16(model)))
     if recipe is None and not job.options.SkipPreprocess:
         reports += run_steps(model, PREPARE, job)
-    infer_shapes(model)
+    prove_shapes(model)
     moved = frozenset(channels_last_inputs(model) - last)
     return Prepared(model, job, reports, moved, () if recipe is None else recipe.after)
 
@@ -213,8 +215,10 @@ def _preprocess(model: ir.Model, recipe: Recipe, secret: bool, write: bool) -> l
 
 
 def finish(model: ir.Model, job: Job, after: Steps) -> list[PassReport]:
-    """What happens to the quantized model before it is written, in place."""
-    return [*run_steps(model, FINISH, job), *run_passes(model, after)]
+    """What happens to the quantized model before it is written, in place; no shape is left that nothing proves."""
+    reports = [*run_steps(model, FINISH, job), *run_passes(model, after)]
+    prove_shapes(model, add=False)
+    return [*reports, *run_steps(model, STATE, job)]
 
 
 def refuse_quantized(model: ir.Model) -> None:

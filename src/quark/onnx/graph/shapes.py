@@ -3,13 +3,18 @@
 ``onnx.shape_inference`` serializes the whole model twice; leaving the weights out makes it a matter of milliseconds,
 and lets it work above 2 GB. Data propagation is on, so shapes computed by Shape → Gather → Concat → Reshape are found.
 
+What a file says of its own tensors is no proof. Exporters give one symbolic name to outputs of different sizes (every
+level of a detector has its own number of boxes), and ONNX Runtime shares buffers between tensors of equal names: a
+name that spreads to inner tensors makes the model fail at run time. Inference therefore never reads the shapes that
+graph outputs declare, and :func:`prove_shapes` forgets every inner shape that does not follow from the inputs.
+
 Not handled: shapes of what operators make that ONNX does not know; their types are learnt from their readers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -40,8 +45,83 @@ def infer_shapes(model: ir.Model) -> int:
     return learnt
 
 
+def prove_shapes(model: ir.Model, add: bool = True) -> int:
+    """Replace every shape in the graph by the one that follows from its inputs, in place.
+
+    Args:
+        model: a model, whose graph inputs are believed.
+        add: state the shapes of tensors too that had none.
+
+    Where nothing follows (an operator that ONNX does not know), a shape of fixed sizes stays if all inputs of the
+    model have fixed sizes, and none is stated otherwise. Graph outputs keep the sizes that they declare, and the names
+    that no other tensor has unless both are proved equal; the others get names of their own.
+
+    Returns:
+        Number of values that have another shape than before.
+    """
+    stated = {value: value.shape for node in _nodes(model) for value in node.outputs}
+    for value in stated:
+        value.shape = None
+    infer_shapes(model)
+    fixed = all(_is_static(value.shape) for value in model.graph.inputs if not value.is_initializer())
+    kept = [value for value, shape in stated.items() if value.shape is None and fixed and _is_static(shape)]
+    for value in kept:
+        value.shape = stated[value]
+    if kept:
+        infer_shapes(model)
+    _declare(model.graph, stated)
+    for value in [value for value, shape in stated.items() if shape is None and not add]:
+        value.shape = None
+    return sum(value.shape != shape for value, shape in stated.items())
+
+
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    return ir.traversal.RecursiveGraphIterator(model.graph)
+
+
+def _declare(graph: ir.Graph, stated: Mapping[ir.Value, ir.Shape | None]) -> None:
+    """Give the outputs what they declare beyond their proved shapes, with names that stand for one size each."""
+    values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
+    symbols = (size.value for value in values for size in value.shape or () if not isinstance(size, int))
+    proved = {symbol: symbol for symbol in symbols if symbol is not None}
+    for output in graph.outputs:
+        given = stated.get(output)
+        if given is None or (output.shape is not None and len(given) != len(output.shape)):
+            continue
+        known = output.shape or ir.Shape([None] * len(given))
+        sizes: list[int | str | None] = []
+        for axis, (size, found) in enumerate(zip(given, known, strict=True)):
+            symbol = None if isinstance(found, int) else found.value
+            sizes.append(found if isinstance(found, int) else _size(size, symbol, proved, f"{output.name}_dim_{axis}"))
+        output.shape = ir.Shape(sizes)
+
+
+def _size(declared: int | ir.SymbolicDim, symbol: str | None, proved: dict[str, str], fresh: str) -> int | str | None:
+    """The size of one axis of an output.
+
+    Args:
+        declared: by the model.
+        symbol: of inference, which gives equal sizes equal symbols.
+        proved: name -> symbol that it stands for; grows.
+        fresh: a name of this axis alone, for where the declared one stands for another size already.
+    """
+    if isinstance(declared, int) or declared.value is None:
+        return declared if isinstance(declared, int) else symbol
+    name, stands_for = declared.value, symbol or fresh
+    if proved.setdefault(name, stands_for) != stands_for:
+        return symbol or fresh
+    return name
+
+
+def _is_static(shape: ir.Shape | None) -> bool:
+    return shape is not None and shape.is_static()
+
+
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Reshape takes up propagated shapes from opset 14 on only, and nothing else that matters changed in 14."""
+    for output in proto.graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
     for entry in proto.opset_import:
         if entry.domain == "" and entry.version == 13:
             entry.version = 14
@@ -75,8 +155,12 @@ def _learn(value: ir.Value, inferred: ir.Value) -> bool:
     learnt = False
     if value.type is None and inferred.type is not None:
         value.type, learnt = inferred.type, True
-    if inferred.shape is not None and _knows_more(inferred.shape, value.shape):
-        value.shape, learnt = inferred.shape, True
+    if inferred.shape is None or not _knows_more(inferred.shape, value.shape):
+        return learnt
+    shape = inferred.shape
+    if value.is_graph_output() and value.shape is not None and len(value.shape) == len(shape):
+        shape = ir.Shape([size if isinstance(size, int) else given for size, given in zip(shape, value.shape, strict=True)])
+    learnt, value.shape = learnt or shape != value.shape, shape
     return learnt
 
 
