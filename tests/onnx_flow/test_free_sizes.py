@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tests.onnx_flow.random_detectors import pictures, random_detector
 
 from quark.onnx import ModelQuantizer, QConfig
 from quark.onnx.graph import model as files
 from quark.onnx.graph.shapes import prove_shapes
-from tests.onnx_flow.random_detectors import pictures, random_detector
 
 PRESETS = ("A8W8", "XINT8", "A8W8_CPU")
 

@@ -159,7 +159,8 @@ def _learn(value: ir.Value, inferred: ir.Value) -> bool:
         return learnt
     shape = inferred.shape
     if value.is_graph_output() and value.shape is not None and len(value.shape) == len(shape):
-        shape = ir.Shape([size if isinstance(size, int) else given for size, given in zip(shape, value.shape, strict=True)])
+        pairs = zip(shape, value.shape, strict=True)
+        shape = ir.Shape([size if isinstance(size, int) else given for size, given in pairs])
     learnt, value.shape = learnt or shape != value.shape, shape
     return learnt
 
