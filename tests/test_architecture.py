@@ -22,6 +22,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = {  # a module imports from lower numbers only, and from its own package
     "errors": -1,
     "numerics": 0,
+    "measure": 1,
     "observers": 1,
     "operators": 1,
     "config": 2,

@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quark.errors import DataError
-from quark.onnx.compare import CodeRange, Distance, compare
+from quark.measure.distance import Distance
+from quark.onnx.compare import CodeRange, compare
 
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.standard_normal((6, 5)).astype(np.float32)

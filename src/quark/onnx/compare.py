@@ -12,7 +12,7 @@ One sample is in memory at a time. Not handled: tensors inside subgraphs, those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,8 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import DataError
-from quark.numerics import metrics
+from quark.measure.answers import Answers
+from quark.measure.distance import Distance
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
 from quark.observers.histogram import Histogram
@@ -37,60 +38,6 @@ from quark.report.values import Layer, TensorView, Weakness
 Model = str | Path | onnx.ModelProto
 BINS = 128
 QUANTIZERS = ("QuantizeLinear", "QuantizeDequantize")  # endings: other domains count, DequantizeLinear does not
-
-
-@dataclass
-class Distance:
-    """The measures above, as running sums over samples."""
-
-    signal: float = 0.0
-    noise: float = 0.0
-    product: float = 0.0
-    other: float = 0.0
-    peak: float = 0.0
-    count: int = 0
-
-    def update(self, reference: np.ndarray, value: np.ndarray) -> None:
-        """Add one sample's values of a tensor. Infinities that both have (masks) agree and are left out."""
-        x, y = reference.astype(np.float64).ravel(), value.astype(np.float64).ravel()
-        masked = np.isinf(x) & (x == y)
-        if masked.any():
-            x, y = x[~masked], y[~masked]
-        if not x.size:
-            return
-        with np.errstate(invalid="ignore"):  # an infinity that only one has makes the measures NaN, as it should
-            self.signal += _dot(x, x)
-            self.noise += _dot(x - y, x - y)
-            self.product += _dot(x, y)
-            self.other += _dot(y, y)
-        self.peak = max(self.peak, float(np.max(np.abs(x))))
-        self.count += x.size
-
-    @property
-    def sqnr(self) -> float:
-        """Signal to quantization noise, dB."""
-        return metrics.decibel(self.signal, self.noise)
-
-    @property
-    def cosine(self) -> float:
-        """Cosine similarity, -1..1; two zero tensors agree."""
-        lengths = float(np.sqrt(self.signal * self.other))
-        return float(np.clip(self.product / lengths, -1, 1)) if lengths else float(self.signal == self.other)
-
-    @property
-    def l2(self) -> float:
-        """Euclidean distance."""
-        return float(np.sqrt(self.noise))
-
-    @property
-    def psnr(self) -> float:
-        """Peak signal to noise, dB."""
-        return metrics.decibel(self.peak**2, self.noise / max(self.count, 1))
-
-
-def _dot(x: np.ndarray, y: np.ndarray) -> float:
-    """Without BLAS, whose threads would fight for the cores with those of ONNX Runtime."""
-    return float(np.einsum("i,i->", x, y))
 
 
 @dataclass(frozen=True)
@@ -141,13 +88,18 @@ class CodeRange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The distances of all outputs, of all layers and tensors that could be matched, and the layers of weak weights."""
+    """The distances of all outputs, of all layers and tensors that could be matched, and the layers of weak weights.
+
+    ``answers``: what a user reads off each output, and how much of it is kept. An output of another shape than the
+    float model's in some sample (another number of detections) has no distance there.
+    """
 
     outputs: dict[str, Distance]
     layers: tuple[Layer, ...]
     tensors: tuple[TensorView, ...]
     samples: int
     weak: tuple[Weakness, ...] = ()
+    answers: Mapping[str, Answers] = field(default_factory=dict)
 
 
 def compare(
@@ -178,19 +130,21 @@ def compare(
     moved = _moved(first, second)
     end_to_end = _both(first, second, names, names, libraries, moved)
     inner = _both(first, second, [p.name for p in pairs], [p.twin for p in pairs], libraries, moved)
-    outputs = {name: Distance() for name in names}
+    outputs, answers = {name: Distance() for name in names}, {name: Answers() for name in names}
     distances = [Distance() for _ in pairs]
     ranges = [_code_range(pair) for pair in pairs]
     done = 0
     for done, feed in enumerate(checked(samples, inputs_of(first)), start=1):
-        for distance, (x, y) in zip(outputs.values(), end_to_end(feed), strict=True):
-            distance.update(x, y)
+        for name, (x, y) in zip(names, end_to_end(feed), strict=True):
+            answers[name].update(x, y)
+            if x.shape == y.shape:
+                outputs[name].update(x, y)
         for distance, codes, (x, y) in zip(distances, ranges, inner(feed), strict=True):
             _observe(distance, codes, x, y)
         if progress:
             progress(done)
     weak = of_model(second) if layers else ()
-    return Comparison(outputs, _layers(pairs, distances), _views(pairs, ranges), done, weak)
+    return Comparison(outputs, _layers(pairs, distances), _views(pairs, ranges), done, weak, answers)
 
 
 def _observe(distance: Distance, codes: CodeRange | None, x: np.ndarray, y: np.ndarray) -> None:

@@ -22,9 +22,9 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.errors import ConfigError, DataError, unknown
+from quark.measure.distance import Distance
 from quark.onnx import bench, fingerprint
 from quark.onnx.bench import Bench, Site, Tensors, Unit
-from quark.onnx.compare import Distance
 from quark.onnx.config_file import config_of
 from quark.onnx.graph import model as files
 from quark.onnx.quantization.config.config import Config, QuantizationConfig

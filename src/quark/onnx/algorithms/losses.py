@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.options import Options
-from quark.onnx.compare import Distance
+from quark.measure.distance import Distance
 from quark.onnx.graph.run import Feed, Runner, trim_heap
 
 #: What one output may lose, as a part of what the outputs gain on average.

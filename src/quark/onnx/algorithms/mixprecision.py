@@ -27,11 +27,11 @@ from quark.config.job import Job, for_target
 from quark.config.rules import NodeInfo, Rule, Rules
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError
+from quark.measure.distance import Distance
 from quark.onnx import bench, fingerprint
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.trial import Trials
 from quark.onnx.bench import MODEL, Site
-from quark.onnx.compare import Distance
 from quark.onnx.data import Samples
 from quark.onnx.graph import model as files
 from quark.onnx.qdq import slots

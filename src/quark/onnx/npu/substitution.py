@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.plan import Plan
-from quark.onnx.compare import Distance
+from quark.measure.distance import Distance
 from quark.onnx.data import Remembering, checked, inputs_of, readable_again
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.npu.simulate import SIMULATIONS, asked, wanted_in
