@@ -25,7 +25,7 @@ from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS, get_format
 from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, let_go
-from quark.onnx.qdq import slots
+from quark.onnx.qdq.channel_axes import is_off_channel, weight_axes
 from quark.onnx.qdq.op_rules import OP_RULES, OpRule
 from quark.report.values import Weakness
 
@@ -70,7 +70,13 @@ def _planned(model: ir.Model, plan: Plan) -> Iterator[Weight]:
     for node, rule, value in _weight_slots(model):
         tensor = plan.tensors.get(value.name or "")
         array = constant_array(value)
-        if tensor is None or tensor.scale is None or array is None or not _has_channels(tensor):
+        if (
+            tensor is None
+            or tensor.scale is None
+            or array is None
+            or not _has_channels(tensor)
+            or is_off_channel(node, value, tensor.spec)
+        ):
             continue
         row = cast(Int, get_format(tensor.spec.format))
         yield from _rows(node, rule, array, np.asarray(tensor.scale), np.asarray(tensor.zero_point), row)
@@ -96,6 +102,8 @@ def _stored(model: ir.Model) -> Iterator[Weight]:
         if codes is None or scale is None or not isinstance(row, Int):
             continue
         zeros = np.zeros(scale.shape, np.int64) if zero is None else zero
+        if scale.size > 1 and int_attribute(reader, "axis", 1) % codes.ndim != weight_axes(node, rule)[0] % codes.ndim:
+            continue
         for weight in _rows(node, rule, codes.astype(np.float32), scale, zeros, row):
             values = (weight.values - weight.zero_point[:, None]) * weight.scale[:, None]
             yield replace(weight, values=values, exact=False)
@@ -116,7 +124,7 @@ def _rows(
     """The weight as rows of channels, if it has any that its scales fit."""
     if array.ndim < 2 or not array.size:
         return
-    channels = slots.weight_axes(node, rule)[0] % array.ndim
+    channels = weight_axes(node, rule)[0] % array.ndim
     rows = np.moveaxis(array, channels, 0).reshape(array.shape[channels], -1)
     step = max(1, rows.size // SAMPLED)
     if scale.size in (1, len(rows)):

@@ -17,6 +17,8 @@ from quark.numerics.formats import get_format
 from quark.onnx.graph.surgery import input_at, sole_consumer
 
 LOWEST, HIGHEST = -127, 127
+#: Bits of the widest codes that the device's rules are about.
+WIDEST = 16
 #: Activation functions that a producer feeds without Q/DQ between (``quark.onnx.qdq.fuse``).
 FUSED = frozenset(["Relu", "Clip", "LeakyRelu", "PRelu", "Gelu"])
 #: Operators behind which a simulation puts a Mul (``quark.onnx.npu.simulate``).
@@ -41,17 +43,24 @@ class Positions:
         tensor = self._plan.tensors.get(name)
         if tensor is None or tensor.scale is None or tensor.spec.scale_rule != "power_of_two":
             return None
+        if get_format(tensor.spec.format).bits > WIDEST:
+            return None  # the shifters are those of an accumulator of 32 bits, which such codes do not enter
         scale = np.asarray(tensor.scale, np.float32)
         return np.asarray(scales.position(scale.reshape(-1))).astype(np.int64).reshape(scale.shape)
 
-    def read(self, node: ir.Node, slot: int) -> str | None:
-        """The tensor that a node reads in this slot, if it has a position and the node reads its quantized values."""
+    def read(self, node: ir.Node, slot: int, channels: bool = False) -> str | None:
+        """The tensor that a node reads in this slot, if it has a position and the node reads its quantized values.
+
+        Args:
+            channels: whether it may have a position per channel; a shifter has one position for every other operand.
+        """
         value = input_at(node, slot)
         name = (value.name if value is not None else None) or ""
         tensor = self._plan.tensors.get(name)
         if tensor is None or (tensor.readers is not None and (node.name or "") not in tensor.readers):
             return None
-        return name if self.of(name) is not None else None
+        position = self.of(name)
+        return name if position is not None and (channels or position.ndim == 0) else None
 
     def written(self, node: ir.Node) -> str | None:
         """The tensor with a position that holds a node's result, a correction or a fused activation behind it included.

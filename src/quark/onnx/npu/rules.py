@@ -127,7 +127,7 @@ def write_mul(node: ir.Node, at: Positions) -> Iterator[Move]:
 
 def shift_cut(node: ir.Node, at: Positions) -> Iterator[Move]:
     """The accumulator shifted down to the output by 0 to 16 bits."""
-    data, weight, output = at.read(node, 0), at.read(node, 1), at.written(node)
+    data, weight, output = at.read(node, 0), at.read(node, 1, channels=True), at.written(node)
     if data is not None and weight is not None and output is not None:
         away = _at(at, data) - _at(at, output)
         yield weight, np.clip(_at(at, weight) + away, *CUT_RANGE) - away
@@ -135,7 +135,7 @@ def shift_cut(node: ir.Node, at: Positions) -> Iterator[Move]:
 
 def shift_bias(node: ir.Node, at: Positions) -> Iterator[Move]:
     """The bias shifted onto the accumulator without leaving it."""
-    names = [at.read(node, slot) for slot in range(3)]
+    names = [at.read(node, slot, channels=slot > 0) for slot in range(3)]
     data, weight, bias = names
     output = at.written(node)
     if data is None or weight is None or bias is None or output is None:

@@ -19,9 +19,10 @@ from quark.config.plan import Plan
 from quark.errors import ModelError
 from quark.onnx.graph.weightless import through_proto
 from quark.onnx.passes.constants import remove_unused
-from quark.onnx.qdq import second_type, slots
+from quark.onnx.qdq import second_type
 from quark.onnx.qdq.carriers import activation_kind, constant_kind
 from quark.onnx.qdq.carry import ACTIVATION_NODES, AMD, OWN, Carried, single
+from quark.onnx.qdq.channel_axes import is_off_channel
 from quark.onnx.qdq.initializers import Parameters
 from quark.onnx.qdq.shield import shield
 from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant
@@ -100,17 +101,28 @@ def _constant(graph: ir.Graph, carried: Carried) -> None:
     if options.EnableVaimlBF16 and spec.format == "bfloat16":
         read = rounded_constant(carried)
     else:
-        if options.AddQDQPairToWeight and carried.tensor.role == "weight":
+        fold = _must_fold(carried, uses)
+        if options.AddQDQPairToWeight and carried.tensor.role == "weight" and not fold:
             nodes = _in_float32(ACTIVATION_NODES[activation_kind(spec, options)])(carried)
         else:
-            kind = constant_kind(spec, options)
-            if kind == "standard" and any(slots.is_off_channel(use.node, spec.granularity) for use in uses):
-                kind = "cast"
+            kind = "cast" if fold else constant_kind(spec, options)
             nodes = _back_to_float16(CONSTANT_NODES[kind])(carried)
         _insert(graph, carried.value, nodes)
         read = nodes[-1].outputs[0]
     for use in uses:
         use.node.replace_input_with(use.idx, read)
+
+
+def _must_fold(carried: Carried, uses: Iterable[Any]) -> bool:
+    """Whether ONNX Runtime would misread a constant behind DequantizeLinear, fused with the nodes that read it.
+
+    Scales off the output channels, and 32-bit codes at a scale of their own: it refuses those of a weight, and takes
+    those of a bias for codes at input scale x weight scale.
+    """
+    tensor, spec = carried.tensor, carried.tensor.spec
+    if tensor.role == "bias" or constant_kind(spec, carried.options) != "standard":
+        return False
+    return spec.format == "int32" or any(is_off_channel(use.node, carried.value, spec) for use in uses)
 
 
 def _is_wide(carried: Carried) -> bool:

@@ -12,12 +12,10 @@ import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import ConfigError
-from quark.numerics.formats import get_format
-from quark.numerics.granularity import Group
 from quark.onnx.qdq import slots
+from quark.onnx.qdq.biases import why_no_product
 from quark.onnx.qdq.op_rules import OP_RULES
 
-_WIDEST = 16
 #: The smallest normal float16: a product of float16 scales below it is no scale any more.
 _SMALLEST_HALF = 2.0**-14
 
@@ -27,25 +25,21 @@ def float_biases(model: ir.Model, plan: Plan) -> Iterator[TensorPlan]:
     for node in model.graph:
         rule = OP_RULES.get(node.op_type)
         bias = None if rule is None else slots.bias_input(node, rule)
-        if bias is None or bias.name in plan.tensors or len(bias.shape or ()) != 1:
+        if bias is None or len(bias.shape or ()) != 1 or not _is_float(plan.tensors.get(bias.name or "")):
             continue
         data, weight = (
             plan.tensors.get((value.name if value is not None else None) or "") for value in node.inputs[:2]
         )
-        whole = weight is not None and not slots.is_off_channel(node, weight.spec.granularity)
-        if data is not None and weight is not None and whole and _integers(data) and _integers(weight):
+        if data is None or weight is None or data.spec.dynamic or weight.spec.dynamic:
+            continue
+        if why_no_product(node, bias, data.spec, weight.spec) is None:
             name = bias.name or ""
             yield TensorPlan(name, "bias", weight.spec, "float", name, bias_of=(data.name, weight.name))
 
 
-def _integers(tensor: TensorPlan) -> bool:
-    row = get_format(tensor.spec.format)
-    return (
-        not tensor.spec.dynamic
-        and row.has_zero_point
-        and row.bits <= _WIDEST
-        and not isinstance(tensor.spec.granularity, Group)
-    )
+def _is_float(bias: TensorPlan | None) -> bool:
+    """Whether the runtime sees a float constant: one that is not quantized, or 32-bit codes at a scale of their own."""
+    return bias is None or (bias.role == "weight" and bias.spec.format == "int32")
 
 
 def check_half(plan: Plan, bias: TensorPlan) -> None:

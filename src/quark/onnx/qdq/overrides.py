@@ -95,6 +95,8 @@ def _check_channels(tensor: TensorPlan, wanted: Override, value: ir.Value) -> No
         return
     if not value.is_initializer():
         raise ConfigError(f"{where}: axis is for constants; an activation has one scale, so leave it out")
+    if rank == 0:
+        raise ConfigError(f"{where}: axis is for tensors with channels, and this is a single number; leave it out")
     if not -rank <= wanted.axis < rank:
         raise ConfigError(f"{where}: axis must lie in {-rank}..{rank - 1}, not {wanted.axis}")
     channels = (value.shape or ())[wanted.axis]

@@ -16,11 +16,11 @@ from quark.config.job import Job
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import Decision, NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
-from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx.graph.surgery import is_constant
 from quark.onnx.qdq import (
     align,
+    biases,
     block_axes,
     dual_pairs,
     fuse,
@@ -34,6 +34,7 @@ from quark.onnx.qdq import (
 )
 from quark.onnx.qdq.block_axes import in_blocks, is_scalar
 from quark.onnx.qdq.carriers import block_size
+from quark.onnx.qdq.channel_axes import FUSED_INTEGERS, weight_axes
 from quark.onnx.qdq.decoding import REASON as DECODES
 from quark.onnx.qdq.decoding import decoding_nodes, proposals
 from quark.onnx.qdq.floats import note_floats
@@ -95,6 +96,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     overrides.override(model, placement.plan, job.options)
     block_axes.refine(model, placement.plan, job)
     _settle(placement.plan)
+    biases.refit(model, placement.plan)
     note_floats(model, placement.plan)
     return placement.plan
 
@@ -162,10 +164,6 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
 
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-#: Bits of the widest codes whose product of scales can be a bias's.
-_WIDEST_WITH_BIAS = 16
-#: Types for which ONNX Runtime makes a MatMul integer; that kernel refuses a scale per column of stacked matrices.
-_FUSED_INTEGERS = ("int8", "uint8")
 
 
 def _in_op_set(op_type: str, job: Job) -> bool:
@@ -244,14 +242,14 @@ def _carry_outputs(placement: Placement) -> None:
 def _for_weight(spec: TensorSpec, node: ir.Node, rule: OpRule, weight: ir.Value, job: Job) -> TensorSpec:
     """The weight's spec with the axes that this operator has; a tensor of rank 1 has no channels."""
     rank = len(weight.shape or ())
-    channel, reduce = slots.weight_axes(node, rule)
+    channel, reduce = weight_axes(node, rule)
     size = block_size(spec)
     if size is not None:
         return replace(spec, granularity=Group(reduce % rank if rank > 1 else 0, size))
     if rank < 2 or isinstance(spec.granularity, Tensor):
         return replace(spec, granularity=Tensor())
     granularity: Granularity = spec.granularity
-    if isinstance(granularity, Channel) and node.op_type == "MatMul" and rank > 2 and spec.format in _FUSED_INTEGERS:
+    if isinstance(granularity, Channel) and node.op_type == "MatMul" and rank > 2 and spec.format in FUSED_INTEGERS:
         granularity = Tensor()
     elif isinstance(granularity, Channel):
         granularity = Channel(selection.channel_axis(job.options, node, rank, channel))
@@ -344,9 +342,9 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
     data = node.inputs[0]
     if bias is None or data is None or not options.QuantizeBias or layer.weight is None:
         return
-    own = layer.bias or (layer.weight if _like_weight(layer.weight, placement.job) else None)
+    own = layer.bias or (layer.weight if biases.like_weight(layer.weight, placement.job) else None)
     rescaled = own is not None and own.format == "int32" and options.AdjustBiasScale
-    scale_tensor = _bias_scale(node, rule, layer, bias, placement) if own is None or rescaled else None
+    scale_tensor = biases.shared_scale(node, rule, layer, bias, placement.plan) if own is None or rescaled else None
     if own is not None and scale_tensor is None:
         _add_constant(node, bias, in_blocks(replace(own, granularity=Tensor()), bias), reason, placement)
     if scale_tensor is None:
@@ -366,40 +364,6 @@ def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placem
         readers=frozenset([node.name or ""]),
         bias_of=(data.name or "", scale_tensor.name or ""),
     )
-
-
-def _bias_scale(node: ir.Node, rule: OpRule, layer: LayerSpec, bias: ir.Value, placement: Placement) -> ir.Value | None:
-    """The tensor whose scale times the input's is that of the bias; ``None`` where there is no such product."""
-    if layer.inputs is None or layer.weight is None:
-        return None
-    formats = get_format(layer.inputs.format), get_format(layer.weight.format)
-    if not all(row.has_zero_point for row in formats):
-        return None  # a product of scales is a scale for integers only
-    if max(row.bits for row in formats) > _WIDEST_WITH_BIAS:
-        return None  # no bias fits 32 bits at so fine a scale, and no integer kernel asks for it
-    weight = slots.weight_input(node, rule)
-    scale_tensor = node.inputs[rule.weight if weight is not None and rule.weight is not None else 1]
-    if scale_tensor is None or (scale_tensor.name or "") not in placement.plan.tensors:
-        return None
-    granularity = placement.plan.tensors[scale_tensor.name or ""].spec.granularity
-    if isinstance(granularity, Group):
-        return None  # a sum over groups has no single scale for the bias to share
-    if slots.is_off_channel(node, granularity):
-        return None  # nor has a sum over channels that each have their own
-    if isinstance(granularity, Channel) and not slots.has_channels(bias, scale_tensor, granularity.axis):
-        return None  # a bias that broadcasts (Gemm) has no element for each channel's scale
-    return scale_tensor
-
-
-def _like_weight(weight: TensorSpec, job: Job) -> bool:
-    """Whether biases have the weight's type and a scale of their own instead of 32 bits."""
-    if job.options.Int16Bias:
-        return False
-    if job.options.Int32Bias is not None:
-        return not job.options.Int32Bias
-    if block_size(weight) is not None:
-        return False  # blocks serve sums of products; a bias is added to the sum, and neighbours would only blur it
-    return job.npu or get_format(weight.format).unit_scale
 
 
 # ---- layout operators and outputs ------------------------------------------------------------------------------------
@@ -478,7 +442,7 @@ def _split_groups(plan: Plan) -> None:
 
 
 def _settle(plan: Plan) -> None:
-    """What leaving tensors out has cut loose: groups without a range of their own, biases without scales."""
+    """What leaving tensors out has cut loose: groups without a range of their own."""
     _split_groups(plan)
     for name, members in plan.groups().items():
         if not any(member.observed for member in members):
@@ -486,6 +450,3 @@ def _settle(plan: Plan) -> None:
         if name not in plan.tensors:
             for member in members:
                 plan.put(replace(plan.tensors[member.name], group=members[0].name))
-    for bias in plan.of_role("bias"):
-        if not set(bias.bias_of or ()) <= plan.tensors.keys():
-            plan.leave(bias.name, "there is no scale to share: its layer's input stays float")

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from quark.numerics.granularity import Channel, Granularity
-from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, is_constant
-from quark.onnx.qdq.op_rules import DIVISORS, MAKES_DIVISORS, MOVES_VALUES, OP_RULES, SHAPE_INPUTS_FROM, OpRule
+from quark.onnx.graph.surgery import constant_array, input_at, is_constant
+from quark.onnx.qdq.op_rules import DIVISORS, MAKES_DIVISORS, MOVES_VALUES, SHAPE_INPUTS_FROM, OpRule
 
 #: A constant operand at or below this, beside which everything else is 0, is an attention mask and no data.
 MASK_VALUE = -1e3
@@ -56,34 +55,6 @@ def bias_input(node: ir.Node, rule: OpRule) -> ir.Value | None:
     return value if is_float(value) and is_constant(value) else None
 
 
-def weight_axes(node: ir.Node, rule: OpRule) -> tuple[int, int]:
-    """(channel axis, reduction axis) of the node's weight."""
-    if node.op_type == "Gemm" and int_attribute(node, "transB", 0):
-        return rule.reduce_axis, rule.channel_axis
-    if node.op_type == "ConvTranspose" and _is_depthwise(node):
-        return 0, 1  # [C, 1, …]: every channel is a group of its own, and its sum runs over that one element
-    return rule.channel_axis, rule.reduce_axis
-
-
-def _is_depthwise(node: ir.Node) -> bool:
-    """Whether each input channel makes one output channel."""
-    shape = tuple((node.inputs[1].shape if node.inputs[1] is not None else None) or ())
-    return len(shape) > 1 and shape[1] == 1 and shape[0] == int_attribute(node, "group", 1)
-
-
-def is_off_channel(node: ir.Node, granularity: Granularity) -> bool:
-    """Whether a weight's scales run along another axis than its output channels (QDQOpTypePerChannelSupportToAxis).
-
-    No integer kernel has such scales: ONNX Runtime 1.31 fuses the node all the same and takes them for the channels'.
-    """
-    rule = OP_RULES.get(node.op_type)
-    weight = None if rule is None else weight_input(node, rule)
-    if rule is None or weight is None or not isinstance(granularity, Channel):
-        return False
-    rank = len(weight.shape or ())
-    return rank > 0 and granularity.axis % rank != weight_axes(node, rule)[0] % rank
-
-
 def reads_mask(node: ir.Node) -> bool:
     """Whether a node adds or selects an attention mask: a constant of 0 and one very negative number."""
     return node.op_type in ("Add", "Sub", "Where", "Mul") and any(_is_mask(value) for value in node.inputs)
@@ -113,14 +84,6 @@ def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
             return None
         bounds.append(absent if array is None else float(array.reshape(-1)[0]))
     return bounds[0], bounds[1]
-
-
-def has_channels(bias: ir.Value, weight: ir.Value, axis: int) -> bool:
-    """Whether a bias holds the channels of its weight, in every group, on one axis: a scale per channel fits it."""
-    shape, channels = tuple(bias.shape or ()), (weight.shape or ())[axis : axis + 1]
-    if len(shape) != 1 or not channels or not isinstance(channels[0], int):
-        return False
-    return isinstance(shape[0], int) and shape[0] >= channels[0] and shape[0] % channels[0] == 0
 
 
 def leaves_range(node: ir.Node) -> str | None:
