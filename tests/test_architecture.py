@@ -20,7 +20,8 @@ import tomllib
 
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = {  # a module imports from lower numbers only, and from its own package
-    "errors": -1,
+    "errors": -2,
+    "reading": -1,
     "numerics": 0,
     "measure": 1,
     "observers": 1,

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quark.cli.samples import Samples, Scaling, find_samples
+from quark.cli.samples import Samples, find_samples
 from quark.errors import DataError
 from quark.onnx.data import ModelInput
+from quark.onnx.data_files import Scaling
 
 IMAGE = ModelInput("image", (None, 3, 4, 5), np.dtype(np.float32))
 IDS = ModelInput("ids", (2, 7), np.dtype(np.int64))
@@ -65,7 +66,7 @@ def test_folder_per_input(tmp_path: Path) -> None:
         np.save(tmp_path / name / "a.npy", array)
     assert shapes(find_samples(tmp_path, [IDS, RATE])) == [{"ids": (2, 7), "rate": ()}]
     np.save(tmp_path / "ids" / "b.npy", np.zeros((2, 7)))
-    with pytest.raises(DataError, match=r"the folder rate lacks b\.npy"):
+    with pytest.raises(DataError, match=r"rate' lacks 'b\.npy'"):
         find_samples(tmp_path, [IDS, RATE])
 
 
@@ -99,7 +100,7 @@ def write(path: Path, content: bytes | None) -> Path:
     ("name", "content", "message"),
     [
         ("nowhere", b"", "does not exist"),
-        ("a.txt", b"x", "a folder, a .npz or a .npy file is needed"),
+        ("a.txt", b"x", "must be a folder, a .npz or a .npy file"),
         ("a.npz", b"x", "cannot be read"),
         ("empty", None, "holds no .npy, .npz, .png or .jpg file"),
     ],
@@ -125,7 +126,7 @@ def test_unlike_numbers_of_samples(tmp_path: Path) -> None:
 
 def test_one_array_for_many_inputs(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((2, 7)))
-    with pytest.raises(DataError, match=r"feeds one input, the model has 2 \(ids, rate\)"):
+    with pytest.raises(DataError, match=r"feeds one input; the model has 2 \(ids, rate\)"):
         find_samples(tmp_path, [IDS, RATE])
 
 
@@ -138,5 +139,5 @@ def test_images_for_a_model_of_token_ids(tmp_path: Path) -> None:
 def test_broken_image_is_named(tmp_path: Path) -> None:
     pytest.importorskip("PIL.Image")
     (tmp_path / "a.png").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"a\.png is not a readable image"):
+    with pytest.raises(DataError, match=r"a\.png' is not a readable image"):
         list(find_samples(tmp_path, [IMAGE]))

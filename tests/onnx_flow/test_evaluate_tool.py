@@ -106,20 +106,20 @@ def test_shapes_differ(folders: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("0.npy", b"", "not a readable NPY"),
-        ("0.npy", b"garbage", "not a readable NPY"),
+        ("0.npy", b"", ".npy data"),
+        ("0.npy", b"garbage", ".npy data"),
         ("0.png", b"x", "not a readable image"),
     ],
 )
 def test_unreadable_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=rf"{name} is {message}"):
+    with pytest.raises(DataError, match=rf"{name}' (is|cannot be read as) {message}"):
         compare_folders(tmp_path, tmp_path)
 
 
 def test_text_and_objects_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "0.npy", np.array(["a"]))
-    with pytest.raises(DataError, match=r"0\.npy holds values of the type <U1"):
+    with pytest.raises(DataError, match=r"0\.npy' .* header .*<U1"):
         compare_folders(tmp_path, tmp_path)
 
 

@@ -189,7 +189,7 @@ def test_schemes(capsys: Capture) -> None:
         (["evaluate", "positions", "--data", "ids.npz"], "use --seq-len 16"),
         (["evaluate", "model"], "nothing to measure"),
         (["evaluate", "model", "--metric", "metric.py:feet"], "no function 'feet'"),
-        (["evaluate", "model", "--data", "text.rtf"], "is not a file"),
+        (["evaluate", "model", "--data", "text.rtf"], "does not exist"),
     ],
 )
 def test_mistakes(

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quark.cli.samples import Samples, Scaling, find_samples
+from quark.cli.samples import Samples, find_samples
 from quark.errors import DataError
 from quark.onnx.data import Feed, RandomDataReader, inputs_of
+from quark.onnx.data_files import Scaling
 from quark.onnx.graph.model import load
 
 

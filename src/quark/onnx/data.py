@@ -284,7 +284,8 @@ def _typed(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
     """``array`` in the type of the input, if no value changes."""
     if array.dtype == one.dtype or one.dtype is None:
         return array
-    if array.dtype.kind in "OSUmM":
+    truth = array.dtype.kind == "b" and one.dtype.kind not in "biu"  # a mask may be whole numbers; an image is no mask
+    if truth or array.dtype.kind in "OSUmMc":
         raise DataError(f"sample {index}: values of type {array.dtype} do not fit the input {one}")
     if np.can_cast(array.dtype, one.dtype, "safe"):
         return array.astype(one.dtype)

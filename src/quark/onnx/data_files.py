@@ -13,21 +13,23 @@ is made. Not handled: crops that keep the aspect ratio, several images per sampl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.errors import DataError, unknown
+from quark.numerics.array_files import ArrayArchive, load_array
 from quark.onnx.data import CalibrationDataReader, Feed, ModelInput, inputs_of
 from quark.onnx.graph.model import ModelInput as Source
 from quark.onnx.graph.model import load
+from quark.onnx.image_files import IMAGES, pillow, read_image
+from quark.reading import regular_file
 
-IMAGES = (".png", ".jpg", ".jpeg")
 ARRAYS = (".npz", ".npy")
 Read = Callable[[], Feed]
 
@@ -74,10 +76,22 @@ class PathDataReader(CalibrationDataReader):
 
 @dataclass(frozen=True)
 class Scaling:
-    """How pixels become input values."""
+    """How pixels become input values, per channel or one for all: (pixel / 255 - mean) / std.
+
+    Raises:
+        DataError: a number that is not finite, or a ``std`` that is not above zero.
+    """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            bad = [number for number in numbers if not math.isfinite(number) or (name == "std" and number <= 0)]
+            if bad or not numbers:
+                given = bad[0] if bad else "nothing"
+                above = " above zero" if name == "std" else ""
+                raise DataError(f"{name} is {given}: every number must be finite{above}")
 
 
 def find_samples(path: Path, inputs: Sequence[ModelInput], scaling: Scaling | None = None) -> list[Read]:
@@ -86,11 +100,10 @@ def find_samples(path: Path, inputs: Sequence[ModelInput], scaling: Scaling | No
     Raises:
         DataError: nothing at ``path`` can be read as samples for these inputs.
     """
-    if path.is_file():
-        return _from_file(path, inputs)
     if not path.is_dir():
-        raise DataError(f"the calibration data {str(path)!r} does not exist")
-    if inputs and all((path / one.name).is_dir() for one in inputs):
+        regular_file(path, DataError, "the calibration data")
+        return _from_file(path, inputs)
+    if inputs and all(Path(one.name).name == one.name and (path / one.name).is_dir() for one in inputs):
         return _from_folders(path, inputs)
     files = {suffix: _files(path, (suffix,)) for suffix in ARRAYS} | {"image": _files(path, IMAGES)}
     kind = next((kind for kind, found in files.items() if found), None)
@@ -104,8 +117,9 @@ def find_samples(path: Path, inputs: Sequence[ModelInput], scaling: Scaling | No
     only = _only(inputs, f"a folder of {kind} files")
     if kind == ".npy":
         return [partial(_npy_sample, {only.name: file}, (only,)) for file in files[kind]]
-    _check_image_input(only)
-    return [partial(_image_sample, file, only, scaling or Scaling()) for file in files[kind]]
+    settled = scaling or Scaling()
+    _check_image_input(only, settled)
+    return [partial(_image_sample, file, only, settled) for file in files[kind]]
 
 
 def _files(folder: Path, suffixes: Iterable[str]) -> list[Path]:
@@ -197,15 +211,9 @@ def _batched(array: np.ndarray, one: ModelInput) -> np.ndarray:
     return array[None] if one.shape is not None and array.ndim == len(one.shape) - 1 else array
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
+def _load(path: Path) -> Mapping[str, np.ndarray]:
     """The arrays of a .npz file, or the one of a .npy file under the name ``""``."""
-    try:
-        if path.suffix.lower() == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                return dict(archive)
-        return {"": np.load(path, allow_pickle=False, mmap_mode="r")}
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{str(path)!r} cannot be read as {path.suffix} data: {error}") from error
+    return ArrayArchive(path) if path.suffix.lower() == ".npz" else {"": load_array(path)}
 
 
 def _picked(arrays: Mapping[str, np.ndarray], one: ModelInput, inputs: Sequence[ModelInput], path: Path) -> np.ndarray:
@@ -220,38 +228,28 @@ def _picked(arrays: Mapping[str, np.ndarray], one: ModelInput, inputs: Sequence[
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
-def _check_image_input(one: ModelInput) -> None:
+def _check_image_input(one: ModelInput, scaling: Scaling) -> None:
     channels = {1, 3} & {one.shape[1], one.shape[3]} if one.shape is not None and len(one.shape) == 4 else set()
     if not channels:
         raise DataError(f"images fit an input [N, 3, H, W] or [N, H, W, 3] (or 1 for grey); the model has {one}")
-    _pillow()
+    pillow()
+    count = _channels(one)[1]
+    for name, numbers in (("mean", scaling.mean), ("std", scaling.std)):
+        if len(numbers) not in (1, count):
+            raise DataError(f"{name} has {len(numbers)} numbers: give one, or one for each of the {count} channels")
 
 
-def _pillow() -> ModuleType:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise DataError("reading images needs Pillow: pip install pillow") from error
-    return Image
+def _channels(one: ModelInput) -> tuple[bool, int, int | None, int | None]:
+    """Of an image input: whether channels come first, how many there are, height and width."""
+    shape = one.shape or (None,) * 4
+    if shape[1] in (1, 3):
+        return True, shape[1] or 0, shape[2], shape[3]
+    return False, shape[3] or 0, shape[1], shape[2]
 
 
 def _image_sample(file: Path, one: ModelInput, scaling: Scaling) -> Feed:
-    shape = one.shape or (None,) * 4
-    first = shape[1] in (1, 3)
-    channels, *size = (shape[1], shape[2], shape[3]) if first else (shape[3], shape[1], shape[2])
-    pixels = _pixels(file, channels == 1, size[0], size[1])
+    first, channels, height, width = _channels(one)
+    pixels = read_image(file, "L" if channels == 1 else "RGB", (height, width))
     if one.dtype != np.uint8:
         pixels = ((pixels / 255 - np.array(scaling.mean)) / np.array(scaling.std)).astype(one.dtype or np.float32)
     return {one.name: np.ascontiguousarray(pixels.transpose(2, 0, 1) if first else pixels)[None]}
-
-
-def _pixels(file: Path, grey: bool, height: int | None, width: int | None) -> np.ndarray:
-    """The image as uint8 [height, width, channels]."""
-    image = _pillow()
-    try:
-        with image.open(file) as opened:
-            shown = opened.convert("L" if grey else "RGB")
-    except OSError as error:
-        raise DataError(f"{str(file)!r} is not a readable image: {error}") from error
-    shown = shown.resize((width or shown.width, height or shown.height), image.Resampling.BILINEAR)
-    return np.asarray(shown).reshape(shown.height, shown.width, -1)

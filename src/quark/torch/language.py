@@ -7,7 +7,6 @@ Windows do not overlap but for one token, so that every token is predicted once;
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,8 @@ import torch
 from torch import nn
 
 from quark.errors import DataError, ModelError
+from quark.numerics.array_files import ArrayArchive, load_array
+from quark.reading import parse_json, read_json, read_text, regular_file
 from quark.report.progress import bars
 from quark.search.function import load_function
 
@@ -27,10 +28,7 @@ KINDS = (".txt", ".md", ".jsonl", ".npz", ".npy")
 
 def is_quantized(folder: Path) -> bool:
     """Whether ``config.json`` says that a model is quantized."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ModelError(f"{str(folder / 'config.json')!r} cannot be read: {error}") from error
+    config = read_json(folder / "config.json", ModelError)
     return isinstance(config, dict) and "quantization_config" in config
 
 
@@ -97,14 +95,13 @@ def read_ids(path: Path, tokenizer: Callable[[], Any]) -> list[Ids]:
     Raises:
         DataError: a file that is missing, empty, or of another kind.
     """
-    if not path.is_file():
-        raise DataError(f"the data {str(path)!r} is not a file")
+    regular_file(path, DataError, "the data")
     if path.suffix in (".npz", ".npy"):
         rows = read_array(path)
     elif path.suffix == ".jsonl":
         rows = [as_ids(value, tokenizer) for value in read_lines(path)]
     elif path.suffix in KINDS:
-        rows = [tokens_of(path.read_text(encoding="utf-8"), tokenizer)]
+        rows = [tokens_of(read_text(path, DataError, "the data"), tokenizer)]
     else:
         raise DataError(f"the data {str(path)!r} has no known kind; kinds: {', '.join(KINDS)}")
     rows = [row for row in rows if len(row)]
@@ -115,12 +112,14 @@ def read_ids(path: Path, tokenizer: Callable[[], Any]) -> list[Ids]:
 
 def read_array(path: Path) -> list[Ids]:
     """Rows of token ids."""
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        values = loaded
+    if path.suffix == ".npz":
+        arrays = ArrayArchive(path)
+        name = "input_ids" if "input_ids" in arrays else next(iter(arrays), None)
+        if name is None:
+            raise DataError(f"{str(path)!r} holds no array")
+        values = arrays[name]
     else:
-        names = [name for name in ("input_ids", *loaded.files) if name in loaded.files]
-        values = loaded[names[0]]
+        values = load_array(path)
     if values.dtype.kind not in "iu" or values.ndim not in (1, 2):
         raise DataError(f"{str(path)!r} holds {values.dtype} of shape {values.shape}; token ids are integers in rows")
     return [torch.from_numpy(row.astype(np.int64)) for row in np.atleast_2d(values)]
@@ -128,18 +127,18 @@ def read_array(path: Path) -> list[Ids]:
 
 def read_lines(path: Path) -> Iterator[Any]:
     """The values of a JSON-lines file."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path, DataError, "the data").splitlines(), 1):
         if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"line {number} of {str(path)!r} is no JSON: {error.msg}") from error
+            yield parse_json(line, f"line {number} of {str(path)!r}", DataError)
 
 
 def as_ids(value: Any, tokenizer: Callable[[], Any]) -> Ids:
     """Token ids of one line."""
     if isinstance(value, dict) and "input_ids" in value:
-        return torch.tensor(value["input_ids"], dtype=torch.int64)
+        ids = value["input_ids"]
+        if not isinstance(ids, list) or any(type(one) is not int or not 0 <= one < 2**31 for one in ids):
+            raise DataError("the input_ids of a line of a .jsonl file are no list of whole numbers from 0 on")
+        return torch.tensor(ids, dtype=torch.int64)
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise DataError('a line of a .jsonl file is a string, or an object with "text" or "input_ids"')

@@ -13,8 +13,6 @@ Source: Ashkboos et al. 2024, "QuaRot". Not handled: norms that take off the mea
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +29,7 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import Names, constant_array, input_at
 from quark.onnx.qdq.slots import STAYS_FLOAT
 from quark.onnx.quantization.config.algorithm import QuarotConfig
+from quark.reading import read_json
 
 _SEED = 0
 _KEYS = ("prev_nodes", "next_nodes", "norm_node")
@@ -107,20 +106,26 @@ def read_pairs(path: str) -> list[dict[str, Any]]:
     Raises:
         ConfigError: the file is missing, no JSON, or lacks a key.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"r_config_path: {path!r} cannot be read: {error}") from error
+    data = read_json(path, ConfigError, "r_config_path:")
     pairs = data.get("R1_pairs") if isinstance(data, dict) else None
     if not isinstance(pairs, list) or not pairs:
         raise ConfigError(f"r_config_path: {path!r} has no list R1_pairs")
     for pair in pairs:
+        if not isinstance(pair, dict) or not all(_is_named(key, value) for key, value in pair.items()):
+            raise ConfigError(f"r_config_path: a pair in {path!r} is no object of names: {pair!r:.80}")
         for key in pair:
             if key not in _KEYS:
                 raise ConfigError(f"r_config_path: {unknown('key of a pair', key, _KEYS)}")
         if not pair.get("prev_nodes") or not pair.get("next_nodes"):
             raise ConfigError(f"r_config_path: a pair in {path!r} needs prev_nodes and next_nodes")
     return pairs
+
+
+def _is_named(key: object, value: object) -> bool:
+    """The norm is a name, or left out; the others are lists of names."""
+    if key == "norm_node":
+        return value is None or isinstance(value, str)
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _turn_pair(model: ir.Model, pair: dict[str, Any], config: QuarotConfig) -> None:

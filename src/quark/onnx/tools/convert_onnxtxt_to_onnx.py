@@ -11,15 +11,16 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from quark.errors import ModelError
 from quark.onnx.graph.model import load, save
 from quark.onnx.tools.command import Tool, run_as_program
+from quark.reading import DAMAGED_TEXT, read_text, reason_of
 
 
 def run(given: argparse.Namespace) -> str:
     """Read the text and write the model."""
     proto = onnx.ModelProto()
     try:
-        text_format.Parse(Path(given.input).read_text(encoding="utf-8"), proto)
-    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
-        raise ModelError(f"{given.input} is no text of a model: {error}") from error
+        text_format.Parse(read_text(given.input, ModelError, "the text of a model"), proto)
+    except (text_format.ParseError, *DAMAGED_TEXT) as error:
+        raise ModelError(f"{given.input} is no text of a model: {reason_of(error)}") from error
     save(load(proto), Path(given.output), bool(given.save_as_external_data))
     return f"written: {given.output}"
 

@@ -6,13 +6,13 @@ they are found from the modules. Values that no algorithm can use are refused wh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from quark.errors import ConfigError, unknown
+from quark.reading import read_json
 
 
 @dataclass
@@ -410,10 +410,9 @@ def load_quant_algo_config_from_file(path: str | Path) -> AlgoConfig:
     Raises:
         ConfigError: no such file, no JSON, or an unknown algorithm or field.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    data = read_json(path, ConfigError, "the configuration")
+    if not isinstance(data, dict):
+        raise ConfigError(f"the configuration {str(path)!r} must hold an object, and holds a {type(data).__name__}")
     return AlgoConfig.from_dict(data)
 
 

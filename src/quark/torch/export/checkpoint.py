@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from quark.errors import ModelError
-from quark.torch.export.model_files import read_json
+from quark.torch.export.model_files import read_object
 
 SUFFIX = ".safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
@@ -72,7 +72,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise ModelError(f"{str(path)!r} is not a folder")
-    config = read_json(path / "config.json")
+    config = read_object(path / "config.json")
     return Checkpoint(path, config, weight_files(path))
 
 
@@ -94,7 +94,7 @@ def weight_files(folder: Path) -> dict[str, tuple[str, ...]]:
 
 def indexed_files(folder: Path, index: Path) -> dict[str, tuple[str, ...]]:
     """The files of an index."""
-    entries = read_json(index).get("weight_map")
+    entries = read_object(index).get("weight_map")
     if not isinstance(entries, dict) or not entries:
         raise ModelError(f"{str(index)!r} has no weight_map")
     files: dict[str, list[str]] = {}

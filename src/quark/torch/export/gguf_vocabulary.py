@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import ModelError
-from quark.torch.export.model_files import read_json
+from quark.torch.export.model_files import read_object
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 PRE_TOKENIZERS = {"qwen2": "qwen2", "llama": "llama-bpe", "mistral": "llama-bpe"}
@@ -60,7 +60,7 @@ def json_tokens(path: Path) -> tuple[str, list[str], list[float], list[int]]:
     Raises:
         ModelError: another kind of model.
     """
-    data = read_json(path)
+    data = read_object(path)
     model = data.get("model") or {}
     if model.get("type") != "BPE":
         raise ModelError(f"{str(path)!r} has a tokenizer of the type {model.get('type')!r}; only BPE can be written")

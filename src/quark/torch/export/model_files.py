@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from quark.errors import ModelError
+from quark.reading import read_json
 from quark.torch.export.stored import StoredTensor
 from quark.torch.quantized_layer import QuantLayer
 
@@ -114,18 +115,13 @@ def source_of(model: nn.Module) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """A JSON file with an object in it.
 
     Raises:
         ModelError: not there, not JSON, or not an object.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ModelError(f"{str(path)!r} is not JSON: {error}") from error
+    data = read_json(path, ModelError)
     if not isinstance(data, dict):
         raise ModelError(f"{str(path)!r} must hold an object, and holds a {type(data).__name__}")
     return data

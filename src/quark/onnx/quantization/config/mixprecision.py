@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from quark.errors import ConfigError, unknown
 from quark.onnx.quantization.config.algo_base import AlgoConfig, is_whole
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.spec import QLayerConfig
+from quark.reading import parse_json, read_text
 
 #: Metrics of one output, and whether a higher value is a better model.
 METRICS = {"l2": False, "kl": False, "cosine": False, "sqnr": True, "psnr": True}
@@ -145,9 +145,9 @@ class AutoMixprecisionConfig(AlgoConfig):
         """
         where = f"AutoMixprecisionConfig: subgraph_json {str(self.subgraph_json)!r}"
         try:
-            data = json.loads(Path(str(self.subgraph_json)).read_text(encoding="utf-8"))
+            data = parse_json(read_text(str(self.subgraph_json), ConfigError, "subgraph_json"), where, ConfigError)
             listed = [(str(o["name"]), tuple(o["start_nodes"]), tuple(o["end_nodes"])) for o in data["subgraphs"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise ConfigError(
                 f'{where} must hold {{"subgraphs": [{{name, start_nodes, end_nodes}}]}}: {error}'
             ) from error

@@ -20,9 +20,10 @@ import numpy as np
 
 from quark.errors import DataError
 from quark.numerics import metrics
+from quark.numerics.array_files import load_array
+from quark.onnx.image_files import IMAGES, read_image
 
-IMAGES = frozenset({".png", ".jpg", ".jpeg"})
-ARRAYS = frozenset({".npy"})
+ARRAYS = (".npy",)
 
 
 @dataclass(frozen=True)
@@ -68,35 +69,13 @@ def mean(results: Iterable[Result]) -> Result:
 
 def read(path: Path) -> np.ndarray:
     """One result file as an array; images have the shape ``[height, width(, channels)]``."""
-    return _read_image(path) if path.suffix.lower() in IMAGES else _read_array(path)
-
-
-def _read_array(path: Path) -> np.ndarray:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is not a readable NPY file: {error}") from error
-    if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
-        raise DataError(f"{path} holds values of the type {array.dtype}; numbers are needed")
-    return np.asarray(array)
-
-
-def _read_image(path: Path) -> np.ndarray:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise DataError(f"reading {path.name} needs Pillow: pip install pillow") from error
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image)
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{path} is not a readable image: {error}") from error
+    return read_image(path) if path.suffix.lower() in IMAGES else np.asarray(load_array(path))
 
 
 def _files(folder: Path) -> set[str]:
     if not folder.is_dir():
         raise DataError(f"the folder {folder} does not exist")
-    paths = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGES | ARRAYS)
+    paths = (path for path in folder.rglob("*") if path.suffix.lower() in (*IMAGES, *ARRAYS))
     names = {path.relative_to(folder).as_posix() for path in paths}
     if not names:
         raise DataError(f"the folder {folder} holds no NPY, PNG or JPG file")

@@ -1,0 +1,67 @@
+"""PNG and JPEG files as arrays of 8-bit pixels. The one place that opens images.
+
+Not handled: more than 8 bits per channel, which Pillow would cut off above 255; other formats; several images a file.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from quark.errors import DataError
+from quark.reading import reason_of, regular_file
+
+IMAGES = (".png", ".jpg", ".jpeg")
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+"""Pillow's names of what has at most 8 bits per channel."""
+_DAMAGED = (
+    *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, OverflowError, MemoryError),
+    *(TypeError, IndexError, KeyError, AttributeError),
+)
+"""What Pillow's plugins raise on files that are cut or changed."""
+
+
+def pillow() -> ModuleType:
+    """Pillow's ``Image``.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError("reading images needs Pillow: pip install pillow") from error
+    return Image
+
+
+def read_image(path: Path, mode: str | None = None, size: tuple[int | None, int | None] = (None, None)) -> np.ndarray:
+    """One image as uint8.
+
+    Args:
+        mode: "L" (grey) or "RGB"; None: as it is stored.
+        size: (height, width) to resize to; None leaves a side as it is.
+
+    Returns:
+        ``[height, width, channels]``; with ``mode`` None ``[height, width]`` or ``[height, width, channels]``.
+
+    Raises:
+        DataError: no regular file, damaged, no PNG or JPEG, more than 8 bits per channel, or so many pixels that Pillow
+            takes it for an attack.
+    """
+    image = pillow()
+    regular_file(path, DataError, "the image")
+    try:
+        with image.open(path, formats=("PNG", "JPEG")) as opened:
+            if opened.mode not in MODES:
+                raise ValueError(f"Pillow's mode {opened.mode}: its channels have more than 8 bits, convert it first")
+            shown = opened.convert(mode) if mode else opened
+            wanted = (size[1] or shown.width, size[0] or shown.height)
+            shown = shown.resize(wanted, image.Resampling.BILINEAR) if wanted != shown.size else shown
+            pixels = np.asarray(shown)
+    except (*_DAMAGED, image.DecompressionBombError) as error:
+        raise DataError(f"{str(path)!r} is not a readable image: {reason_of(error)}") from error
+    return pixels.reshape(*pixels.shape[:2], -1) if mode else pixels
