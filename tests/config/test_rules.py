@@ -78,7 +78,6 @@ def test_a_branch_that_reads_a_graph_input_is_refused() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (Rule(("Convv",), None, "layer_type_config", by_type=True), "operator type 'Convv'.*Did you mean 'Conv'"),
         (Rule(("^x.*",), None, "exclude"), "exclude: the pattern '\\^x.\\*' matches no node"),
         (Rule(("^(",), None, "exclude"), "not a regular expression"),
         (Rule((Subgraph(("b",), ("z",)),), None, "exclude"), "'z' matches no node"),

@@ -159,7 +159,9 @@ def test_passthrough_operators_share_the_range_of_what_they_read() -> None:
 
 
 def test_an_unknown_passthrough_operator_shows_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"CalibPassthroughOpTypes 'Maxpol'. Did you mean 'MaxPool'"):
+    with pytest.raises(
+        ConfigError, match=r"CalibPassthroughOpTypes: the operator type 'Maxpol'.*Did you mean 'MaxPool'"
+    ):
         plan_of(CalibPassthroughOpTypes=["Maxpol"])
 
 

@@ -19,7 +19,16 @@ import pytest
 from tests.onnx_flow import models
 
 from quark.errors import ConfigError, ModelError
-from quark.onnx import CalibMethod, Config, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, get_default_config
+from quark.onnx import (
+    AdaRoundConfig,
+    CalibMethod,
+    Config,
+    Int8Spec,
+    ModelQuantizer,
+    QConfig,
+    QLayerConfig,
+    get_default_config,
+)
 from quark.onnx.compare import compare
 from quark.onnx.forecast import forecast
 from quark.onnx.graph.libraries import library_files
@@ -234,10 +243,45 @@ def test_metrics_are_those_of_a_comparison(tmp_path: Path, capsys: pytest.Captur
     assert ModelQuantizer(config()).run(models.cnn(), None, samples()).metrics is None
 
 
-def test_metrics_on_a_reader_that_is_gone_are_refused_at_once() -> None:
-    for reader, why in ((iter(samples()), "can be read only once"), (None, "there is no calibration reader")):
-        with pytest.raises(ConfigError, match=f"EvalMetrics: .*{why}"):
-            ModelQuantizer(config(EvalMetrics=True, UseRandomData=True)).quantize_model(models.cnn(), None, reader)
+class Once:
+    """The reader of the seeds: get_next and nothing else, here with one array that it fills again and again."""
+
+    def __init__(self, given: list[dict[str, Any]]) -> None:
+        self.left = list(given)
+        self.shown = {name: np.empty_like(array) for name, array in given[0].items()}
+
+    def get_next(self) -> dict[str, Any] | None:
+        if not self.left:
+            return None
+        for name, array in self.left.pop(0).items():
+            self.shown[name][...] = array
+        return self.shown
+
+
+@pytest.mark.parametrize("size", [None, 2])
+@pytest.mark.parametrize("algorithms", [[], [AdaRoundConfig(num_iterations=5)]])
+@pytest.mark.parametrize("shape", ["get_next", "generator", "evaluation"])
+def test_metrics_on_data_that_can_be_read_once(size: int | None, algorithms: list[Any], shape: str) -> None:
+    """The same numbers as with a list, also where an algorithm reads the data, too."""
+    given: dict[str, Any] = {"EvalMetrics": True, "CalibDataSize": size}
+    once = {"get_next": lambda: Once(samples()), "generator": lambda: iter(samples()), "evaluation": samples}[shape]
+
+    def measured(reader: Any, **more: Any) -> Any:
+        layer = QLayerConfig(input_tensors=Int8Spec(calibration_method=CalibMethod.MinMax), weight=Int8Spec())
+        made = QConfig(layer, algo_config=algorithms, extra_options={"PrintSummary": False, **given, **more})
+        return ModelQuantizer(made).run(models.cnn(), None, reader).metrics
+
+    expected = measured(samples(), **({"EvalDataReader": samples(4)} if shape == "evaluation" else {}))
+    found = measured(once(), **({"EvalDataReader": Once(samples(4))} if shape == "evaluation" else {}))
+    assert found.samples == (4 if shape == "evaluation" else size or 3)
+    assert found.outputs == expected.outputs
+
+
+def test_metrics_without_any_data_are_refused_at_once_and_generated_data_will_do() -> None:
+    with pytest.raises(ConfigError, match="EvalMetrics: there is no data"):
+        ModelQuantizer(config(EvalMetrics=True, WeightsOnly=True)).quantize_model(models.cnn(), None)
+    result = ModelQuantizer(config(EvalMetrics=True, UseRandomData=True, CalibDataSize=3)).run(models.cnn(), None)
+    assert result.metrics is not None and result.metrics.samples == 3
 
 
 def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:

@@ -310,3 +310,34 @@ def test_a_bias_of_its_own_type_stays_what_the_layer_says() -> None:
 def test_fields_of_another_form_are_refused_in_words(field: str, given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         QConfig(**{"global_config": BASE, field: given})
+
+
+@pytest.mark.parametrize("listed", ["layer_type_config", "OpTypesToQuantize", "ExtraOpTypesToQuantize"])
+def test_types_that_the_model_lacks_are_told_and_those_that_exist_nowhere_refused(
+    listed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Types of ONNX, of its other domains, of ONNX Runtime and of our own domains exist; others have a nearest name."""
+
+    def given(*types: str) -> dict[str, Any]:
+        names = ["Conv", *types]
+        return {listed: {WIDE: names}} if listed == "layer_type_config" else {"options": {listed: names}}
+
+    there = ("ConvTranspose", "Gemm", "TreeEnsemble", "BiasGelu", "ExtendedLSTM")
+    plan = plan_of(**given(*there))
+    assert plan.nodes["c1"].quantized
+    [told] = {line for line in caplog.messages if line.startswith(f"{listed}: the model has no")}
+    assert told == f"{listed}: the model has no {', '.join(there)}"
+    caplog.clear()
+    for wrong, near in (("ConvTransposed", "ConvTranspose"), ("gemm", "Gemm"), ("BiasGeluu", "BiasGelu")):
+        with pytest.raises(ConfigError, match=rf"{listed}: the operator type '{wrong}'.*Did you mean '{near}'"):
+            plan_of(**given(wrong))
+    with pytest.raises(ConfigError, match=rf"{listed}: an operator type is a text such as 'Conv', not 3|valid string"):
+        plan_of(**given(3))  # type: ignore[arg-type]
+
+
+def test_a_library_of_the_users_own_may_define_any_type(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quark.onnx.graph.run.library_files", lambda libraries: [])  # one that defines nothing
+    plan_of(options={"OpTypesToQuantize": ["Conv", "MyOwn"], "UserCustomOpLibPath": "mine.so"})
+    assert "OpTypesToQuantize: the model has no MyOwn" in caplog.messages

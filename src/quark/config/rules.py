@@ -2,7 +2,8 @@
 
 A user writes names, ``^regular.*expressions``, operator types and subgraphs; ``Rules.bind`` resolves them once against
 the nodes of a model into one dictionary, so that asking for a node is a lookup and every answer carries its reason.
-Later rules win. A name or pattern that the user wrote and that matches nothing is an error, raised before any work.
+Later rules win. A name or pattern that the user wrote and that matches nothing is an error, raised before any work; an
+operator type that the model lacks is none, because one configuration serves many models.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Rules:
                 there counts as well, so that a name that a pass has folded away is no error.
 
         Raises:
-            ConfigError: a selector matches no node (the nearest name is shown), or a subgraph is not closed.
+            ConfigError: a name or pattern matches no node (the nearest name is shown), or a subgraph is not closed.
         """
         nodes, before = list(nodes), list(before)
         decisions = {node.name: Decision(self.default, "global_config") for node in nodes}
@@ -127,17 +128,16 @@ def _written(selector: Selector) -> str:
 def _select(selector: Selector, nodes: list[NodeInfo], rule: Rule) -> list[str]:
     if isinstance(selector, Subgraph):
         return _subgraph(selector, {node.name: node for node in nodes}, rule.source)
-    if rule.by_type:
-        found = [node.name for node in nodes if node.op_type == selector]
-        known = sorted({node.op_type for node in nodes})
-    elif selector.startswith("^"):
+    if rule.by_type:  # whether a type exists at all is for the flow to say, which knows the operators
+        return [node.name for node in nodes if node.op_type == selector]
+    if selector.startswith("^"):
         found = [node.name for node in nodes if _compiled(selector, rule.source).search(node.name)]
         known = []
     else:
         found = [node.name for node in nodes if node.name == selector]
         known = [node.name for node in nodes]
     if not found and rule.strict:
-        kind = "operator type" if rule.by_type else "pattern" if selector.startswith("^") else "node name"
+        kind = "pattern" if selector.startswith("^") else "node name"
         raise ConfigError(
             f"{rule.source}: the {kind} {selector!r} matches no node of the model.{nearest(selector, known)}"
         )

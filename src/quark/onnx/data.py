@@ -85,7 +85,7 @@ class CachedDataReader(CalibrationDataReader):
     """
 
     def __init__(self, reader: Any, data_size: int | None = None) -> None:
-        self._samples = list(samples_of(reader, data_size))
+        self._samples = [deepcopy(sample) for sample in samples_of(reader, data_size)]  # one may fill its arrays again
         self._next = 0
 
     def __len__(self) -> int:

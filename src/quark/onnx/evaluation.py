@@ -13,41 +13,45 @@ import onnx
 from quark.config.options import Options
 from quark.errors import ConfigError
 from quark.onnx.compare import Comparison, compare
-from quark.onnx.data import REWINDS, readable_again, samples_of
+from quark.onnx.data import CachedDataReader, RandomDataReader, readable_again, samples_of
 from quark.report.tables import decibels
 from quark.report.values import Layer, Table
 
 
 def check_evaluation(options: Options, reader: Any) -> None:
-    """Raise before the work where the data of ``EvalMetrics`` would be gone after it.
+    """Raise before the work where ``EvalMetrics`` would have no data after it.
 
     Raises:
-        ConfigError: no data, or a calibration reader that can be read once only.
+        ConfigError: no reader, and no generated data.
     """
-    if not options.EvalMetrics or options.EvalDataReader is not None:
-        return
-    if reader is None or not readable_again(reader):
-        why = "there is no calibration reader" if reader is None else "the calibration reader can be read only once"
-        raise ConfigError(f"EvalMetrics: {why}. Give EvalDataReader, or a reader with rewind()")
+    if options.EvalMetrics and options.EvalDataReader is None and reader is None and not options.UseRandomData:
+        raise ConfigError("EvalMetrics: there is no data. Give a calibration reader, EvalDataReader, or UseRandomData")
+
+
+def kept_for_evaluation(options: Options, reader: Any) -> Any:
+    """The calibration reader, its samples kept in memory where ``EvalMetrics`` reads them again and it cannot."""
+    if not options.EvalMetrics or options.EvalDataReader is not None or reader is None or readable_again(reader):
+        return reader
+    return CachedDataReader(reader, options.CalibDataSize)
 
 
 def evaluate(
     model_input: str | Path | onnx.ModelProto, quantized: str | Path | onnx.ModelProto, options: Options, reader: Any
 ) -> Comparison:
-    """Run both models on the data of the options.
+    """Run both models on the data of the options: EvalDataReader's, the calibration reader's, or generated ones.
 
     Raises:
         DataError: no samples, or samples that do not fit.
     """
-    source = options.EvalDataReader if options.EvalDataReader is not None else reader
-    for name in REWINDS:
-        if hasattr(source, name):
-            getattr(source, name)()
-            break
-    limit = None if options.EvalDataReader is not None else options.CalibDataSize
-    samples = samples_of(source, limit)
+    source, limit = options.EvalDataReader, None
+    if source is None:
+        source, limit = reader, options.CalibDataSize
+    if source is None:
+        shapes, ranges = options.RandomDataReaderInputShape, options.RandomDataReaderInputDataRange
+        source = RandomDataReader(model_input, shapes, ranges, limit or 1)
     layers = options.PrintSummary and not options.CryptoMode
-    return compare(model_input, quantized, samples, layers=layers, libraries=options.UserCustomOpLibPath)
+    libraries = options.UserCustomOpLibPath
+    return compare(model_input, quantized, samples_of(source, limit), layers=layers, libraries=libraries)
 
 
 def metric_tables(found: Comparison | None) -> tuple[Table, ...]:

@@ -28,7 +28,7 @@ from quark.onnx.data_layout import in_layout
 from quark.onnx.describe import file_bytes
 from quark.onnx.diagnosis import of_plan
 from quark.onnx.discretion import check_secret, discreet, tell_decisions, tell_idle
-from quark.onnx.evaluation import check_evaluation, evaluate, metric_tables
+from quark.onnx.evaluation import check_evaluation, evaluate, kept_for_evaluation, metric_tables
 from quark.onnx.explain import attach
 from quark.onnx.forecast import resident, written_bytes
 from quark.onnx.graph import model as files
@@ -103,7 +103,6 @@ def _quantize(
 ) -> Result:
     """The stages, in order."""
     seconds: dict[str, float] = {}
-    given = reader
     with bars() if progress is None else _given(progress) as update, Scratch(job.options) as scratch:
         with _timed(seconds, "load"):
             tell_idle(job)
@@ -116,6 +115,7 @@ def _quantize(
             prepared = prepare(source, job)
             model, job, mode = prepared.model, prepared.job, MODES[prepared.job.mode]
             check_names(model, job, known, tensors)
+        given = reader = kept_for_evaluation(job.options, reader)
         reader = in_layout(reader_for(job, reader), prepared.moved)
         reader = remembering(job, rereadable(reader) if job.options.EnableSubgraph else reader)
         context = Context(job, reader, scratch, resume, update, known)

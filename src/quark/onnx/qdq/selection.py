@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.rules import Decision, NodeInfo
 from quark.errors import ConfigError, nearest, unknown
+from quark.onnx.qdq.op_type_names import check_types, tell_absent
 
 #: Options that list node names, and options that list operator types.
 NAME_LISTS = ("NodesToQuantize", "NodesToExcludeOutputQuantization")
@@ -19,9 +20,12 @@ TYPE_LISTS = (
     "ExtraOpTypesToQuantize",
     "OpTypesToExcludeOutputQuantization",
     "QDQOpTypePerChannelSupportToAxis",
+    "CalibPassthroughOpTypes",
     "CopySharedInit",
     "CopyBiasInit",
 )
+#: Fields of whose types it is told where the model has none: they say what becomes of nodes. (Presets fill the others.)
+TOLD = ("layer_type_config", "OpTypesToQuantize", "ExtraOpTypesToQuantize")
 
 
 def known_nodes(model: ir.Model) -> list[NodeInfo]:
@@ -37,7 +41,7 @@ def bound(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Mapping
     """
     now = known_nodes(model)
     decisions = job.rules.bind(now, before)
-    check_lists(job.options, [*before, *now])
+    check_lists(job, [*before, *now])
     return decisions
 
 
@@ -64,6 +68,8 @@ def check_names(model: ir.Model, job: Job, nodes: Sequence[NodeInfo], tensors: C
         ConfigError: the field, the name and the nearest one that exists.
     """
     bound(model, job, nodes)
+    told = {name: types for name, types in _asked_types(job).items() if name in TOLD}
+    tell_absent(told, {node.op_type for node in (*nodes, *known_nodes(model))})
     if job.options.TensorQuantOverrides:
         known = {*tensors, *known_tensors(model)}
         for name in job.options.TensorQuantOverrides:
@@ -77,23 +83,32 @@ def _info(node: ir.Node) -> NodeInfo:
     return NodeInfo(node.name or "", node.op_type, tuple(p.name or "" for p in producers if p is not None), reads)
 
 
-def check_lists(options: Options, nodes: Sequence[NodeInfo]) -> None:
-    """Raise for names in options that no node has, and for operator types that neither ONNX nor the model has.
-
-    (A type that only this model lacks is no mistake: one configuration serves many models.)
+def check_lists(job: Job, nodes: Sequence[NodeInfo]) -> None:
+    """Raise for names in options that no node has, and for operator types that exist nowhere.
 
     Raises:
-        ConfigError: the option, the name and the nearest one that exists.
+        ConfigError: the field or option, the name and the nearest one that exists.
     """
-    names, types = {node.name for node in nodes}, {node.op_type for node in nodes}
+    names, options = {node.name for node in nodes}, job.options
     for option in NAME_LISTS:
-        _check(option, "node name", getattr(options, option), names)
-    asked = {option: list(getattr(options, option) or ()) for option in TYPE_LISTS}
-    asked["RemoveQDQBetweenOps"] = [op_type for pair in options.RemoveQDQBetweenOps for op_type in pair]
-    if not types.issuperset(op_type for listed in asked.values() for op_type in listed):
-        types |= {schema.name for schema in onnx.defs.get_all_schemas()}
-    for option, listed in asked.items():
-        _check(option, "operator type", listed, types)
+        for name in getattr(options, option):
+            if name not in names:
+                raise ConfigError(
+                    f"{option}: the node name {name!r} matches no node of the model.{nearest(name, names)}"
+                )
+    check_types(_asked_types(job), {node.op_type for node in nodes}, bool(options.UserCustomOpLibPath))
+
+
+def _asked_types(job: Job) -> dict[str, list[Any]]:
+    """The operator types that a job names, by field or option."""
+    asked: dict[str, list[Any]] = {option: list(getattr(job.options, option) or ()) for option in TYPE_LISTS}
+    asked["RemoveQDQBetweenOps"] = [op_type for pair in job.options.RemoveQDQBetweenOps for op_type in pair]
+    for rule in job.rules.rules:
+        if rule.by_type:
+            asked.setdefault(rule.source, []).extend(rule.selectors)
+    for entry in job.algorithms:
+        asked.setdefault("target_op_type", []).extend(getattr(entry, "target_op_type", ()))
+    return asked
 
 
 def channel_axis(options: Options, node: ir.Node, rank: int, own: int) -> int:
@@ -109,9 +124,3 @@ def channel_axis(options: Options, node: ir.Node, rank: int, own: int) -> int:
             f"{-rank}..{rank - 1}, not {axis}"
         )
     return axis % rank
-
-
-def _check(option: str, kind: str, given: Iterable[str], known: set[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"{option}: the {kind} {name!r} matches no node of the model.{nearest(name, known)}")

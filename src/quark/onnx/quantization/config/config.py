@@ -26,7 +26,7 @@ from quark.onnx.quantization.config.algorithm import (
     GPTQConfig,
     checked,
 )
-from quark.onnx.quantization.config.selectors import Excluded, parse_mapping, parse_names, parse_selectors
+from quark.onnx.quantization.config.selectors import Excluded, parse_mapping, parse_selectors, parse_types
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig, QuantGranularity
 
 
@@ -103,7 +103,7 @@ class QConfig:
         source = "layer_type_config"
         return [
             Rule(
-                parse_names(types, source),
+                parse_types(types, source),
                 merged_layer(layer, default, options),
                 source,
                 by_type=True,

@@ -42,6 +42,18 @@ def parse_names(given: Any, source: str) -> tuple[Any, ...]:
     return tuple(given)
 
 
+def parse_types(given: Any, source: str) -> tuple[str, ...]:
+    """The operator types of a list.
+
+    Raises:
+        ConfigError: it is no list, or an entry is no text.
+    """
+    for entry in (names := parse_names(given, source)):
+        if not isinstance(entry, str):
+            raise ConfigError(f"{source}: an operator type is a text such as 'Conv', not {entry!r}")
+    return names
+
+
 def parse_mapping(given: Any, source: str, key: type) -> dict[Any, Any]:
     """A dictionary from layer configurations (or ``None``) to lists.
 
