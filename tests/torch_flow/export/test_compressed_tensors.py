@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.torch_flow.export.networks import IDS, Mixed, llama, logits
 from tests.torch_flow.export.programs import loaded_by
 from tests.torch_flow.export.test_reload import layer, nvfp4, quantized
@@ -15,7 +16,9 @@ from torch import nn
 from quark.errors import ConfigError
 from quark.torch.export.api import export_compressed_tensors, export_safetensors, import_model_from_safetensors
 from quark.torch.quantization.config.config import (
+    FP8E4M3PerBlockSpec,
     FP8E4M3PerChannelSpec,
+    FP8E4M3PerGroupSpec,
     FP8E4M3PerTensorSpec,
     Int4PerChannelSpec,
     Int4PerGroupSpec,
@@ -23,6 +26,8 @@ from quark.torch.quantization.config.config import (
     Int8PerTensorSpec,
     MX6Spec,
     OCP_MXFP4Spec,
+    OCP_MXFP6E2M3Spec,
+    OCP_MXFP8E4M3Spec,
     QConfig,
     QLayerConfig,
 )
@@ -41,11 +46,20 @@ EXACT = {
     "W8A8 FP8 static": layer(FP8E4M3PerTensorSpec(), FP8E4M3PerTensorSpec()),
 }
 EXACT["W8A8 int8"].input_tensors.symmetric = True
+EXACT["W4A8 int8 (packed)"] = layer(Int4PerGroupSpec(-1, 32), Int8PerChannelSpec(1, True, is_dynamic=True))
+EXACT["W4A8 FP8 (packed)"] = layer(Int4PerGroupSpec(-1, 32), FP8E4M3PerChannelSpec(1, is_dynamic=True))
+EXACT["W4A4 int4 (packed)"] = layer(Int4PerChannelSpec(0), Int4PerChannelSpec(1, True, is_dynamic=True))
+EXACT["FP8 blocks"] = layer(FP8E4M3PerBlockSpec(32, 32), FP8E4M3PerGroupSpec(-1, 32))
+EXACT["FP8 blocks, parts at the edges"] = layer(FP8E4M3PerBlockSpec(48, 48), FP8E4M3PerGroupSpec(-1, 32))
 IN_BFLOAT16 = {  # the library decodes these to bfloat16
     "NVFP4 weights": layer(nvfp4(False)),
     "MXFP4 weights": layer(OCP_MXFP4Spec(-1, False)),
     "MXFP4": layer(OCP_MXFP4Spec(-1, False), OCP_MXFP4Spec(-1, True)),
+    "MXFP8 weights": layer(OCP_MXFP8E4M3Spec(-1, False)),
+    "MXFP6 E2M3": layer(OCP_MXFP6E2M3Spec(-1, False), OCP_MXFP6E2M3Spec(-1, True)),
+    "W4A16 groups, scales in bfloat16": layer(Int4PerGroupSpec(-1, 32, scale_type="bfloat16")),
 }
+PACKED = {name: 4 for name in EXACT if "packed" in name} | {"W4A16 groups": 4, "W8A16": 8}
 
 
 def load(folder: Path) -> nn.Module:
@@ -66,15 +80,40 @@ def test_logits_are_those_of_the_quantized_model(name: str, tmp_path: Path) -> N
     loaded_by("compressed-tensors", name, "transformers", "compressed-tensors")
 
 
-def test_nvfp4_activations_are_about_the_same(tmp_path: Path) -> None:
-    """The library computes local scales of activations in bfloat16, ours are those of float32."""
-    model = quantized(llama(torch.bfloat16), QConfig(layer(nvfp4(False), nvfp4(True)), exclude=["lm_head"]))
+@pytest.mark.parametrize("name", PACKED)
+def test_integers_below_8_bits_are_packed(name: str, tmp_path: Path) -> None:
+    export_compressed_tensors(quantized(llama(), QConfig(EXACT[name], exclude=["lm_head"])), tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert described["format"] == "pack-quantized"
+    words = load_file(tmp_path / "model.safetensors")["model.layers.0.mlp.down_proj.weight_packed"]
+    assert (words.dtype, tuple(words.shape)) == (torch.int32, (64, 128 * PACKED[name] // 32))
+
+
+def test_scales_of_packed_integers_are_in_the_models_type(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, kept in (("bfloat16", torch.bfloat16), ("float", torch.float32)):
+        config = QConfig(layer(Int4PerGroupSpec(-1, 32, scale_type=name)), exclude=["lm_head"])
+        export_compressed_tensors(quantized(llama(torch.bfloat16), config), tmp_path / name)
+        tensors = load_file(tmp_path / name / "model.safetensors")
+        assert tensors["model.layers.0.mlp.down_proj.weight_scale"].dtype is kept
+        assert ("cast them to bfloat16" in caplog.text) is (name == "float")
+
+
+NEAR = {
+    "NVFP4": layer(nvfp4(False), nvfp4(True)),
+    "MXFP8": layer(OCP_MXFP8E4M3Spec(-1, False), OCP_MXFP8E4M3Spec(-1, True)),
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_activations_are_about_the_same(name: str, tmp_path: Path) -> None:
+    """The library computes local scales of NVFP4 in bfloat16, and rounds exponents of MXFP8 up elsewhere than we do."""
+    model = quantized(llama(torch.bfloat16), QConfig(NEAR[name], exclude=["lm_head"]))
     export_compressed_tensors(model, tmp_path / "m")
     theirs, ours = logits(load(tmp_path / "m")).float(), logits(model).float()
     similar = torch.cosine_similarity(theirs.flatten(), ours.flatten(), dim=0)
     assert similar > torch.cosine_similarity(logits(llama(torch.bfloat16)).float().flatten(), ours.flatten(), dim=0)
     assert similar > 0.98
-    loaded_by("compressed-tensors", "NVFP4 (activations within 2 %)", "transformers", "compressed-tensors")
+    loaded_by("compressed-tensors", f"{name} (activations within 2 %)", "transformers", "compressed-tensors")
 
 
 def test_frozen_and_reloaded_models_give_the_same_files(tmp_path: Path) -> None:

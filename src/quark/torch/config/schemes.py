@@ -2,7 +2,8 @@
 
     <weight>_wo_<group>     weights only, in groups along the inputs (or per_channel)
     <type>                  weight and input; inputs static where one scale holds for all of a tensor, else dynamic
-    <weight>_<input>        weight and input in different types
+    <weight>_<input>        weight and input in different types; with _<group> weights in groups, inputs per token
+    fp8_block               weights in blocks of 128 x 128, inputs in groups of 128 (as DeepSeek has them)
 
 ``KV_SCHEMES`` are those of keys and values. A scheme of your own: ``register_scheme``.
 """
@@ -48,7 +49,10 @@ WEIGHT_AND_INPUT: Rows = {
     "ptpc_int8": (specs.Int8PerChannelSpec(0, True), specs.Int8PerChannelSpec(1, True, is_dynamic=True)),
     "fp8": (specs.FP8E4M3PerTensorSpec(scale_type="float"), specs.FP8E4M3PerTensorSpec(scale_type="float")),
     "ptpc_fp8": (specs.FP8E4M3PerChannelSpec(0), specs.FP8E4M3PerChannelSpec(1, is_dynamic=True)),
+    "fp8_block": (specs.FP8E4M3PerBlockSpec(), specs.FP8E4M3PerGroupSpec(-1, 128, symmetric=True)),
     "int4_fp8": (PROGRESSIVE, specs.FP8E4M3PerTensorSpec(is_dynamic=True)),
+    "int4_fp8_128": (specs.Int4PerGroupSpec(-1, 128), specs.FP8E4M3PerChannelSpec(1, is_dynamic=True)),
+    "int4_int8_128": (specs.Int4PerGroupSpec(-1, 128), specs.Int8PerChannelSpec(1, True, is_dynamic=True)),
 }
 BLOCKS: Rows = {
     "mxfp8": (specs.OCP_MXFP8E4M3Spec(-1, is_dynamic=False), specs.OCP_MXFP8E4M3Spec(-1)),

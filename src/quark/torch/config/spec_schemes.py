@@ -139,6 +139,29 @@ class PerGroup(DataTypeSpec):
 
 
 @dataclass
+class PerBlock(DataTypeSpec):
+    """One scale per ``rows`` x ``columns`` block of a matrix."""
+
+    rows: int = 128
+    columns: int = 128
+    scale_type: str | None = "float"
+    is_dynamic: bool | None = False
+
+    def to_quantization_spec(self) -> QTensorConfig:
+        """One scale per block of a matrix; blocks at its edges may be smaller."""
+        return QTensorConfig(
+            self.dtype,
+            observers.PerBlock2DMinMaxObserver,
+            self.is_dynamic,
+            QSchemeType.per_block,
+            block_size=(self.rows, self.columns),
+            symmetric=True,
+            round_method=RoundType.half_even,
+            scale_type=named("scale_type", self.scale_type, SCALE_TYPES),
+        )
+
+
+@dataclass
 class FloatGroup(DataTypeSpec):
     """Small floats in groups, with scales in ``scale_format``."""
 
@@ -148,6 +171,7 @@ class FloatGroup(DataTypeSpec):
     scale_calculation_mode: str | None = None
     is_dynamic: bool | None = True
     scale_type: str | None = None
+    symmetric: bool | None = None
 
     def to_quantization_spec(self) -> QTensorConfig:
         """One scale per ``group_size`` elements along ``ch_axis``, in ``scale_format``."""
@@ -158,6 +182,7 @@ class FloatGroup(DataTypeSpec):
             QSchemeType.per_group,
             self.ch_axis,
             self.group_size,
+            symmetric=self.symmetric,
             round_method=RoundType.half_even,
             scale_type=named("scale_type", self.scale_type, SCALE_TYPES),
             scale_format=self.scale_format,

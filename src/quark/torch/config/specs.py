@@ -14,6 +14,7 @@ from quark.torch.config.spec_schemes import (
     DataTypeSpec,
     FloatGroup,
     Microexponent,
+    PerBlock,
     PerChannel,
     PerGroup,
     PerTensor,
@@ -173,6 +174,12 @@ class FP8E5M2PerChannelSpec(PerChannel):
 
 class FP8E4M3PerGroupSpec(FloatGroup):
     """FP8 E4M3, a scale per group."""
+
+    dtype = Dtype.fp8_e4m3
+
+
+class FP8E4M3PerBlockSpec(PerBlock):
+    """FP8 E4M3, a scale per two-dimensional block."""
 
     dtype = Dtype.fp8_e4m3
 

@@ -2,12 +2,14 @@
 
 Codes, scales and packing are made by the library from our values, scales and zero points, layer by layer:
 
-    pack-quantized     int4, int8 weights only        nvfp4-pack-quantized   NVFP4 blocks under a tensor scale
-    int-quantized      int8 weights and activations   mxfp4-pack-quantized   MXFP4 blocks
-    float-quantized    FP8 E4M3 weights, with or without activations
+    pack-quantized     int4, int8 weights only; int4 weights beside symmetric int8, int4 or FP8 activations
+    int-quantized      int8 weights and activations   nvfp4-pack-quantized   NVFP4 blocks under a tensor scale
+    float-quantized    FP8 E4M3 weights, with or      mxfp4-pack-quantized, mxfp6-pack-quantized (E2M3),
+                       without activations            mxfp8-quantized        MX blocks
 
-Unsigned codes become signed ones (both shifted by half the range). Not handled: other formats, two stages, layers that
-are not linear, outputs and biases; they are refused by name.
+Unsigned codes become signed ones (both shifted by half the range). Scales of packed integers are written in the model's
+type, which readers cast them to; where that would change them they stay float32 and a warning says so. Not handled:
+other formats, two stages, layers that are not linear, outputs and biases; they are refused by name.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from torch import nn
 from quark.errors import ConfigError
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
-from quark.numerics.granularity import Channel, Group, Tensor, Token
+from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
 from quark.torch.export.folder import new_folder
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.layout import BlockLayout, layout_of_quantizer, store
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, write_config
+from quark.torch.export.reader_scales import in_type_of_model, moved, warn_of_casts
 from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
 from quark.torch.export.state import items_of
 from quark.torch.export.stored import StoredScales, StoredTensor
@@ -37,6 +40,7 @@ from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.rotated import refuse_to_export
 
 Arguments = dict[str, Any]
+MX_ELEMENTS = ("fp4_e2m1", "fp6_e2m3", "fp8_e4m3")
 
 
 def export_compressed_tensors(
@@ -133,26 +137,27 @@ def strategy(name: str, part: FakeQuantize) -> Arguments:
             return {"strategy": "channel"}
         case Group(axis=-1 | 1, size=size):
             return {"strategy": "group", "group_size": size}
+        case Block2D(rows=rows, columns=columns):
+            return {"strategy": "block", "block_structure": [rows, columns]}
     refuse(name, f"scales {part.granularity} are none of its strategies")
 
 
 def block_arguments(name: str, row: Block, weight: bool) -> Arguments:
-    """NVFP4 and MXFP4."""
-    made: Arguments = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": row.size}
+    """NVFP4 and MX formats."""
+    made: Arguments = {"num_bits": row.element.bits, "type": "float", "symmetric": True, "group_size": row.size}
     if row.tensor_scale and (row.rule, row.size) == ("e4m3", 16):
         dynamic: Any = False if weight else "local"
         return {**made, "strategy": "tensor_group", "scale_dtype": torch.float8_e4m3fn, "dynamic": dynamic}
-    if row.name.startswith("mxfp4") and row.size == 32:
+    if row.element.name in MX_ELEMENTS and row.storage.name == "e8m0" and row.size == 32:
         return {**made, "strategy": "group", "scale_dtype": torch.uint8, "dynamic": not weight}
     refuse(name, f"blocks of {row.name} are no format of it")
 
 
 def quantization_config(model: nn.Module, schemes: Mapping[str, Any]) -> tuple[Arguments, dict[str, Any]]:
     """``quantization_config``, and the format of each layer."""
-    from compressed_tensors.compressors.format import infer_module_format
     from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
 
-    formats = {name: infer_module_format(nn.Linear, scheme) for name, scheme in schemes.items()}
+    formats = {name: format_of(scheme) for name, scheme in schemes.items()}
     groups: dict[str, Any] = {}
     members: dict[str, list[str]] = {}
     for name, scheme in schemes.items():
@@ -173,6 +178,21 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Any]) -> tuple[A
     return {**config.model_dump(mode="json"), "quant_method": "compressed-tensors"}, formats
 
 
+def format_of(scheme: Any) -> Any:
+    """The format of a layer: the library's choice, but integers below 8 bits are packed beside activations too.
+
+    vLLM looks for ``pack-quantized`` there (``CompressedTensorsWNA8Int``, ``CompressedTensorsW4A8Fp8``).
+    """
+    from compressed_tensors.compressors.format import infer_module_format
+    from compressed_tensors.config import CompressionFormat
+
+    weights, inputs = scheme.weights, scheme.input_activations
+    narrow = weights.type == "int" and weights.num_bits < 8 and weights.symmetric
+    grouped = narrow and weights.strategy in ("group", "channel")
+    dynamic = inputs is not None and inputs.dynamic and inputs.symmetric and inputs.strategy in ("token", "group")
+    return CompressionFormat.pack_quantized if grouped and dynamic else infer_module_format(nn.Linear, scheme)
+
+
 def compressed_items(model: nn.Module, schemes: Mapping[str, Any], formats: Mapping[str, Any]) -> list[Item]:
     """All tensors of the model; the weights of quantized layers as the library packs them."""
     layers = dict(quantized_layers(model))
@@ -183,25 +203,36 @@ def compressed_items(model: nn.Module, schemes: Mapping[str, Any], formats: Mapp
         for item in items_of(model, "order", "fake_quantized")
         if not own & set(item.form) and not all(name.startswith(parameters) for name in item.form)
     ]
-    return items + [layer_item(name, layer, schemes[name], formats[name]) for name, layer in layers.items()]
+    casts: list[float] = []
+    made = [layer_item(name, layer, schemes[name], formats[name], casts) for name, layer in layers.items()]
+    warn_of_casts("compressed-tensors", model, max(casts, default=0.0))
+    return items + made
 
 
-def layer_item(name: str, layer: QuantLayer, scheme: Any, format: Any) -> Item:
-    """The tensors of one layer."""
+def layer_item(name: str, layer: QuantLayer, scheme: Any, format: Any, casts: list[float]) -> Item:
+    """The tensors of one layer; ``casts`` gets how far a reader moves its scales."""
 
     def make(values: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         from compressed_tensors.compressors import BaseCompressor
 
         compressor: Any = BaseCompressor.get_value_from_registry(format.value)
-        packed = compressor.compress(state_of(name, layer, scheme), scheme)
+        packed = compressor.compress(state_of(name, layer, scheme, format), scheme)
         return {f"{name}.{key}": value.detach().contiguous() for key, value in packed.items()}
 
-    form = {key: (tuple(value.shape), value.dtype) for key, value in make().items()}
-    return Item(form, make)
+    first = make()
+    if format.value == "pack-quantized":
+        casts.append(moved(first[f"{name}.weight_scale"], float_type(layer)))
+    return Item({key: (tuple(value.shape), value.dtype) for key, value in first.items()}, make)
+
+
+def float_type(layer: QuantLayer) -> torch.dtype:
+    """The type of a layer's weight as it is computed with."""
+    quantizer = layer.weight_quantizer
+    return quantizer.dtype if isinstance(quantizer, StoredTensor) else layer._parameters["weight"].dtype  # type: ignore[union-attr]
 
 
 @torch.no_grad()
-def state_of(name: str, layer: QuantLayer, scheme: Any) -> dict[str, torch.Tensor]:
+def state_of(name: str, layer: QuantLayer, scheme: Any, format: Any) -> dict[str, torch.Tensor]:
     """Values and parameters of a layer, as the library names and shapes them."""
     part: Any = part_of(name, layer, "weight")
     quantizer: Any = layer.weight_quantizer
@@ -209,6 +240,8 @@ def state_of(name: str, layer: QuantLayer, scheme: Any) -> dict[str, torch.Tenso
     plain = layer.frozen and not isinstance(quantizer, StoredTensor)
     values = weight if plain else quantizer(weight.detach())
     state = {"weight": values.float(), **weight_parameters(part, values, scheme)}
+    if format.value == "pack-quantized":
+        state["weight_scale"] = in_type_of_model(state["weight_scale"], values.dtype)
     activation: Any = part_of(name, layer, "input_tensors")
     if activation is not None and activation.scale is not None and activation.stage.calibrated:
         scale, block = activation.scale.float().reshape(-1), activation.stage.is_block
@@ -229,12 +262,21 @@ def weight_parameters(part: FakeQuantize, values: torch.Tensor, scheme: Any) -> 
             made["weight_global_scale"] = 1 / stored["scale_2"].reshape(1)
         return made
     scale, zero_point = (part.scale, part.zero_point) if part.scale is not None else part.parameters_from(values)
-    columns = -1 if isinstance(part.granularity, Group) else 1
-    shape = (1,) if isinstance(part.granularity, Tensor) else (values.shape[0], columns)
+    shape = scale_shape(part, values)
     made = {"weight_scale": scale.float().reshape(shape)}  # type: ignore[union-attr]
     if not scheme.weights.symmetric:
         made["weight_zero_point"] = signed(part, zero_point).to(torch.int8).reshape(shape)  # type: ignore[arg-type]
     return made
+
+
+def scale_shape(part: FakeQuantize, values: torch.Tensor) -> tuple[int, ...]:
+    """The shape that the library wants scales in."""
+    match part.granularity:
+        case Tensor():
+            return (1,)
+        case Group() | Block2D():
+            return part.granularity.grid(tuple(values.shape))
+    return values.shape[0], 1
 
 
 def signed(part: FakeQuantize, zero_point: torch.Tensor) -> torch.Tensor:

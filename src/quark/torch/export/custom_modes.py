@@ -1,18 +1,20 @@
-"""Checkpoints under the names of other programs: ``custom_mode="fp8"`` and ``custom_mode="awq"``.
+"""Checkpoints under the names of other programs: ``custom_mode`` "fp8", "awq", "gptq", "gptq_v2" and "modelopt".
 
     fp8   weight and activations E4M3 per tensor; ``input_scale``, ``weight_scale``, and ``k_scale``, ``v_scale`` of the
           attention module; or weights in blocks (DeepSeek's 128 x 128), ``weight_scale_inv``, and activations in groups
           as long as a block, at run time
     awq   4-bit codes in groups along the inputs; ``qweight``, ``qzeros``, ``scales``, version "gemm"
+    gptq, gptq_v2   integers of 2 to 8 bits, weights only: ``quark.torch.export.gptq``
+    modelopt        FP8, MXFP8 and NVFP4: ``quark.torch.export.modelopt``
 
-The tensors are those of ``quark``; only names and ``quantization_config`` differ. A configuration that a mode cannot
-say is refused. AWQ kernels read unsigned codes with zero points.
+The tensors are those of ``quark``; only names and ``quantization_config`` differ, and for GPTQ the packing. A
+configuration that a mode cannot say is refused. AWQ kernels read unsigned codes with zero points.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from quark.errors import ConfigError
@@ -20,8 +22,12 @@ from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
 from quark.torch.config.specs import FP8E4M3PerGroupSpec, FP8E4M3PerTensorSpec, Uint4PerGroupSpec
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType
+from quark.torch.export import gptq, modelopt
+from quark.torch.export.layout import ElementLayout, Form, Layout, PairLayout, Stored
+from quark.torch.export.shards import Item
 
-CUSTOM_MODES = ("fp8", "awq")
+CUSTOM_MODES = ("fp8", "awq", *gptq.VERSIONS, "modelopt")
+SIGNS = -0x77777778  # 0x88888888: the highest bit of each of eight codes
 RENAMED = {
     "quark": (),
     "fp8": (
@@ -33,6 +39,8 @@ RENAMED = {
         (r"^(.*\.)weight_scale$", r"\1scales"),
         (r"^(.*\.)weight_zero_point$", r"\1qzeros"),
     ),
+    **dict.fromkeys(gptq.VERSIONS, ()),
+    "modelopt": modelopt.RENAMED,
 }
 BACK = {
     "quark": (),
@@ -72,16 +80,77 @@ def key_mapping(mode: str) -> dict[str, str] | None:
     return dict(BACK[mode]) or None
 
 
-def custom_config(config: QConfig, mode: str, export: Mapping[str, Any]) -> dict[str, Any]:
+def custom_config(config: QConfig, mode: str, export: Mapping[str, Any], excluded: Iterable[str]) -> dict[str, Any]:
     """``quantization_config`` of a mode.
+
+    Args:
+        config: of the model.
+        mode: one of ``CUSTOM_MODES``.
+        export: how tensors are stored.
+        excluded: names of linear layers that stay float.
 
     Raises:
         ConfigError: the mode cannot say what ``config`` says.
     """
     if config.layer_quant_config or config.layer_type_quant_config or config.kv_cache_post_rope:
         refuse(mode, "all layers are alike: no layer_quant_config, layer_type_quant_config or kv_cache_post_rope")
+    if mode in gptq.VERSIONS:
+        return gptq.gptq_config(config, mode, excluded)
+    if mode == "modelopt":
+        return modelopt.modelopt_config(config, excluded)
     made = fp8_config(config) if mode == "fp8" else awq_config(config)
     return {"quant_method": mode, **made, "export": dict(export)}
+
+
+def custom_items(
+    items: Iterable[Item], layouts: Mapping[str, Layout | PairLayout], mode: str, config: QConfig
+) -> list[Item]:
+    """Items as a mode has them.
+
+    Args:
+        items: tensors as ``quark`` stores them.
+        layouts: how the weights that are kept as codes are stored, by their names.
+        mode: one of ``CUSTOM_MODES``.
+        config: of the model.
+    """
+    if mode in gptq.VERSIONS:
+        return [gptq_item(item, layouts, mode) for item in items]
+    signed = mode == "awq" and single(config.global_quant_config, "weight", mode).dtype is Dtype.int4  # type: ignore[union-attr]
+    naming = naming_of(config, mode)
+    return [renamed_item(item, naming, set(layouts), signed) for item in items]
+
+
+def gptq_item(item: Item, layouts: Mapping[str, Layout | PairLayout], mode: str) -> Item:
+    """One item of a GPTQ checkpoint: a weight is packed anew, others stay."""
+    name = next((name for name in item.form if name in layouts), None)
+    if name is None:
+        return item
+    layout = layouts[name]
+    check_element(name, layout, mode)
+
+    def make() -> Stored:
+        stored = {key.removeprefix(name).removeprefix("_"): value for key, value in item.make().items()}
+        return gptq.gptq_tensors(name, layout, stored, gptq.VERSIONS[mode])  # type: ignore[arg-type]
+
+    return Item(gptq.gptq_form(name, layout), make)  # type: ignore[arg-type]
+
+
+def check_element(name: str, layout: Layout | PairLayout, mode: str) -> None:
+    """Codes of a matrix with scales of their own."""
+    if not isinstance(layout, ElementLayout) or len(layout.shape) != 2:
+        refuse(mode, f"{name!r} is no matrix of integers")
+
+
+def renamed_item(item: Item, naming: str, coded: set[str], signed: bool) -> Item:
+    """One item under the names of a mode; 4-bit codes become unsigned for "awq"."""
+    names = {name: custom_name(name, naming, name in coded) for name in item.form}
+    form: Form = {names[name]: entry for name, entry in item.form.items()}
+    words = {name for name in names if signed and names[name].rpartition(".")[2] in ("qweight", "qzeros")}
+
+    def make() -> Stored:
+        return {names[name]: value ^ SIGNS if name in words else value for name, value in item.make().items()}
+
+    return Item(form, make)
 
 
 def refuse(mode: str, sentence: str) -> NoReturn:

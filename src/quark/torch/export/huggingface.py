@@ -6,7 +6,6 @@ The model is not changed. Tensors are made and written one layer at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +13,19 @@ from torch import nn
 
 from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.config.model import QConfig, QLayerConfig
-from quark.torch.config.type import Dtype
+from quark.torch.export import modelopt
 from quark.torch.export.config.config import JsonExporterConfig
-from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_name, naming_of, single
+from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_items
 from quark.torch.export.folder import new_folder
-from quark.torch.export.layout import Form, Stored
+from quark.torch.export.layout import Layout, PairLayout, layout_of_quantizer
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, is_diffusers, stem_of, write_config
-from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
+from quark.torch.export.reader_scales import warn_of_casts, worst_cast
+from quark.torch.export.shards import SHARD_SIZE, write_shards
 from quark.torch.export.skeleton import FORMATS
 from quark.torch.export.state import items_of
 from quark.torch.export.storage import PACK_METHODS
+from quark.torch.export.stored import StoredTensor
 from quark.torch.fake_quantize import parts
 from quark.torch.layers import kind_of
 from quark.torch.matching import Candidate, choose
@@ -32,7 +33,7 @@ from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.rotated import refuse_to_export
 
 MODES = ("quark", *CUSTOM_MODES)
-SIGNS = -0x77777778  # 0x88888888: the highest bit of each of eight codes
+PACKED_INTEGERS = ("awq", "gptq", "gptq_v2")  # modes whose readers cast scales
 
 
 def export_safetensors(
@@ -48,7 +49,8 @@ def export_safetensors(
     Args:
         model: from ``ModelQuantizer.quantize_model`` (frozen or not), or imported.
         output_dir: new folder, or one without a model in it.
-        custom_mode: "quark"; or "fp8" or "awq", which other programs read, for configurations that they can say.
+        custom_mode: "quark"; or "fp8", "awq", "gptq", "gptq_v2" or "modelopt", which other programs read, for
+            configurations that they can say.
         weight_format: "real_quantized" (codes; the default, but for diffusers) or "fake_quantized" (float values).
         pack_method: order of 4-bit codes in a word: "reorder" (that of AWQ) or "order".
         max_shard_size: bytes of tensors per file; a single layer may be larger.
@@ -74,15 +76,19 @@ def export_safetensors(
     if custom_mode == "quark":
         entry = described(config, export)
     else:
-        entry = custom_config(config, custom_mode, export.to_dict())
+        entry = custom_config(config, custom_mode, export.to_dict(), float_linears(model))
     items = items_of(model, pack_method, weight_format)
     if custom_mode != "quark":
-        items = custom_items(items, model, custom_mode, config)
+        if custom_mode in PACKED_INTEGERS:
+            warn_of_casts(custom_mode, model, worst_cast(model))
+        items = custom_items(items, coded_layouts(model, pack_method), custom_mode, config)
     items += left_out_items(model)
     with new_folder(output_dir) as folder:
         write_shards(folder, items, stem_of(model), max_shard_size)
         copy_beside(model, folder)
         write_config(model, folder, entry)
+        if custom_mode == "modelopt":
+            modelopt.write_beside(folder, entry)
 
 
 def described(config: QConfig, export: JsonExporterConfig) -> dict[str, Any]:
@@ -118,21 +124,19 @@ def without_unreached(name: str, layer: QuantLayer, config: QConfig) -> QLayerCo
     return replace(found, **dict.fromkeys(float_slots)) if found is not None else None
 
 
-def custom_items(items: Iterable[Item], model: nn.Module, mode: str, config: QConfig) -> list[Item]:
-    """Items under the names of a mode; 4-bit codes become unsigned for "awq"."""
-    coded = {f"{name}.weight" for name, _ in quantized_layers(model)}
-    signed = mode == "awq" and single(config.global_quant_config, "weight", mode).dtype is Dtype.int4  # type: ignore[union-attr]
-    naming = naming_of(config, mode)
-    return [custom_item(item, naming, coded, signed) for item in items]
+def coded_layouts(model: nn.Module, pack_method: str) -> dict[str, Layout | PairLayout]:
+    """How the weights that are kept as codes are stored, by their names."""
+    found: dict[str, Layout | PairLayout] = {}
+    for name, layer in quantized_layers(model):
+        quantizer, value = layer.weight_quantizer, layer._parameters["weight"]
+        if isinstance(quantizer, StoredTensor):
+            found[f"{name}.weight"] = quantizer.layout
+        elif quantizer is not None and value is not None:
+            found[f"{name}.weight"] = layout_of_quantizer(quantizer, tuple(value.shape), pack_method)
+    return found
 
 
-def custom_item(item: Item, naming: str, coded: set[str], signed: bool) -> Item:
-    """One item under the names of a mode."""
-    names = {name: custom_name(name, naming, name in coded) for name in item.form}
-    form: Form = {names[name]: entry for name, entry in item.form.items()}
-    words = {name for name in names if signed and names[name].rpartition(".")[2] in ("qweight", "qzeros")}
-
-    def make() -> Stored:
-        return {names[name]: value ^ SIGNS if name in words else value for name, value in item.make().items()}
-
-    return Item(form, make)
+def float_linears(model: nn.Module) -> list[str]:
+    """Names of the linear layers whose weight is not quantized."""
+    quantized = {name for name, layer in quantized_layers(model) if layer.weight_quantizer is not None}
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in quantized]
