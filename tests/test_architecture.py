@@ -22,6 +22,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = {  # a module imports from lower numbers only, and from its own package
     "errors": -2,
     "reading": -1,
+    "migration": 0,
     "numerics": 0,
     "measure": 1,
     "observers": 1,

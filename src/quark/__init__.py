@@ -7,7 +7,11 @@ starts inherit them.
 
 import os
 
+from quark.migration.finder import install
+
 __version__ = "0.13.0"
 
 for _switch in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # the name that releases have, and the newer one
     os.environ.setdefault(_switch, "1")
+
+install()  # imports of names that only AMD Quark has say what to write instead

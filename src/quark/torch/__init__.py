@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from quark.torch.quantizer import ModelQuantizer
 
 if TYPE_CHECKING:
+    from quark.torch.config.type import QuantFlow
     from quark.torch.export.api import (
         export_compressed_tensors,
         export_gguf,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _EXPORT = "quark.torch.export.api"
 _LATE = {  # where the other names are
     "LLMTemplate": "quark.torch.template",
+    "QuantFlow": "quark.torch.config.type",
     "fold_batch_norm": "quark.torch.graph.batch_norm",
     "learned_scales": "quark.torch.learned",
 }
@@ -34,6 +36,7 @@ _LATE = {  # where the other names are
 __all__ = [
     "LLMTemplate",
     "ModelQuantizer",
+    "QuantFlow",
     "export_compressed_tensors",
     "export_gguf",
     "export_onnx",
