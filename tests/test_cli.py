@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,55 @@ def test_a_model_against_itself_is_equal(folder: Path, capsys: Capture) -> None:
     found = object_on(capsys)
     assert found["outputs"]["logits"]["sqnr"] == "inf"
     assert {layer["sqnr"] for layer in found["layers"]} == {"inf"}
+
+
+# ---- the verdict -----------------------------------------------------------------------------------------------------
+
+SUBJECTS = ("accuracy", "speed", "size", "coverage")
+
+
+def test_the_last_lines_are_the_verdict(folder: Path, capsys: Capture) -> None:
+    samples = str(folder / "samples.npz")
+    assert quantize(folder, "--data", samples, "--eval-data", samples) == 0
+    last = capsys.readouterr().out.splitlines()[-4:]
+    assert [line.split()[0] for line in last] == list(SUBJECTS)
+    assert "good" in last[0] and "8 samples of --eval-data" in last[0] and "100 % of the multiplications" in last[3]
+    assert quantize(folder, "--data", samples, "--json") == 0
+    verdict = object_on(capsys)["verdict"]
+    assert verdict["accuracy"]["word"] == "good" and verdict["next"] == []
+
+
+def test_a_lost_model_says_what_helps_and_the_command_works(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges that clip most values lose this model; the advised command keeps the samples and has been tried."""
+    monkeypatch.setattr("quark.cli.verdicts.SECONDS", 5.0)
+    samples = str(folder / "samples.npz")
+    bad = ["--preset", "S8S8_AAWS", "--set", "Percentile=60"]
+    assert quantize(folder, "--data", samples, *bad, "--fail-under", "sqnr=20") == 3
+    printed = capsys.readouterr()
+    assert "--fail-under sqnr=20" in printed.err and "Wrote" in printed.err
+    last = [line for line in printed.out.splitlines() if line.startswith("next")]
+    assert last and samples in last[0] and ("tried: " in last[0] or "no better" in last[0])
+    words = shlex.split(last[0].removeprefix("next").split("   (tried")[0])
+    assert words[:3] == ["quark", "onnx", "quantize"] and main(words[1:]) == 0
+
+
+def test_bounds_that_cannot_be_meant(folder: Path, capsys: Capture) -> None:
+    for text, words in (("sqnr", "sqnr=20"), ("sqnt=3", "Did you mean 'sqnr'"), ("sqnr=x", "'x' is not a number")):
+        assert quantize(folder, "--random", "--fail-under", text) == 1
+        assert words in capsys.readouterr().err
+
+
+def test_compare_ends_with_a_verdict_and_holds_to_a_bound(folder: Path, capsys: Capture) -> None:
+    files = [str(folder / name) for name in ("model.onnx", "q.onnx", "samples.npz")]
+    words = ["onnx", "compare", *files[:2], "--data", files[2]]
+    assert main([*words, "--fail-under", "sqnr=20"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]] == ["accuracy", "size", "coverage"]
+    for bound, said in (("sqnr=90", "the worst output has"), ("kept=0.9", "too few answers")):
+        assert main([*words, "--fail-under", bound]) == 3
+        told = capsys.readouterr().err
+        assert f"--fail-under {bound}" in told and said in told
 
 
 def test_lists(capsys: Capture) -> None:

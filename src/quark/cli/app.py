@@ -74,6 +74,12 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option(metavar="NODE", help="Keep a node in float: its name or a `^regular expression`; may be repeated."),
 ]
+FailUnder = Annotated[
+    str | None,
+    typer.Option(
+        "--fail-under", metavar="METRIC=X", help="Exit code 3 below it: sqnr, psnr (dB), cosine or kept (0 to 1)."
+    ),
+]
 PlanPath = Annotated[
     Path | None, typer.Option(help="Write every decision (tensor, format, range, scale, why) as JSON.")
 ]
@@ -116,21 +122,33 @@ def quantize(
     exclude: Exclude = None,
     report: ReportPath = None,
     plan: PlanPath = None,
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option("--algorithm", "-a", help="An algorithm, such as ce or adaround; may be repeated."),
+    ] = None,
+    eval_data: Annotated[
+        Path | None, typer.Option("--eval-data", help="Samples that the result is judged on, as --data.")
+    ] = None,
+    fail_under: FailUnder = None,
+    fail_slower: Annotated[bool, typer.Option("--fail-slower", help="Exit code 3 where float is faster here.")] = False,
     check: Annotated[bool, typer.Option(help="Afterwards run both models: SQNR, cosine, latency.")] = True,
     json: Json = False,
 ) -> None:
     """Quantize an ONNX model.
 
     Writes a model that stock ONNX Runtime runs, and tells what was quantized, what it cost in accuracy and what it won
-    in size and time.
+    in size and time. The last lines are a verdict, and the command that helps where it is bad.
     """
     from quark.cli import quantization
     from quark.cli.sources import Source
+    from quark.cli.verdicts import parse_bound
 
     source = Source(data, random, samples, mean, std)
     chosen = tuple(settings or ()), target, tuple(exclude or ()), config
-    request = quantization.Request(model, output, chosen_preset(preset, config), source, *chosen)
-    quantization.run(request, report, plan, check, json)
+    others = tuple(algorithm or ()), eval_data
+    request = quantization.Request(model, output, chosen_preset(preset, config), source, *chosen, *others)
+    demands = quantization.Demands(parse_bound(fail_under) if fail_under else None, fail_slower)
+    quantization.run(request, report, plan, check, json, demands)
 
 
 @onnx_app.command(
@@ -318,16 +336,19 @@ def compare(
     mean: Mean = "0",
     std: Std = "1",
     report: ReportPath = None,
+    fail_under: FailUnder = None,
     json: Json = False,
 ) -> None:
     """Run a float model and its quantized form on the same samples and show how far apart they are.
 
-    End to end (every output), and layer by layer (every tensor that both models have).
+    End to end (every output), and layer by layer (every tensor that both models have). The last lines are a verdict.
     """
     from quark.cli import comparison
     from quark.cli.sources import Source
+    from quark.cli.verdicts import parse_bound
 
-    comparison.run(comparison.Request(model, quantized, Source(data, random, samples, mean, std)), report, json)
+    request = comparison.Request(model, quantized, Source(data, random, samples, mean, std))
+    comparison.run(request, report, json, parse_bound(fail_under) if fail_under else None)
 
 
 @onnx_app.command(

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from quark.cli.output import print_json, say, show, write_page
-from quark.cli.sources import Source, feeds
+import typer
+
+from quark.cli.output import print_json, say, show, write_lines, write_page
+from quark.cli.sources import Source, feeds, source_words
+from quark.cli.verdicts import FAILED, Bound, Subject, judge_all, verdict_of
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.evaluation import layer_table
 from quark.report import Report, Table, decibels
 from quark.report.progress import bars
+from quark.report.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,12 @@ class Request:
     source: Source
 
 
-def run(request: Request, report: Path | None, json: bool) -> None:
-    """Compare, and tell on standard output."""
+def run(request: Request, report: Path | None, json: bool, bound: Bound | None = None) -> None:
+    """Compare, and tell on standard output; the verdict comes last.
+
+    Raises:
+        typer.Exit: with the code 3, a bound that is not met.
+    """
     samples = feeds(request.model, request.source)
     with bars() as update:
         found = compare(
@@ -32,11 +40,24 @@ def run(request: Request, report: Path | None, json: bool) -> None:
     if report:
         write_page(page(request, found), report)
         say(f"Report: {report}")
+    verdict = _verdict(request, found)
     if json:
-        print_json(facts(found))
-        return
-    show(output_table(found))
-    show(layer_table(found))
+        print_json({**facts(found), "verdict": verdict.facts()})
+    else:
+        show(output_table(found))
+        show(layer_table(found))
+        write_lines(verdict.words())
+    if bound is not None and (failure := bound.failure(found)):
+        say(failure)
+        raise typer.Exit(FAILED)
+
+
+def _verdict(request: Request, found: Comparison) -> Verdict:
+    """The lines about the quantized model; how fast it is, `quantize` tells."""
+    source = request.source
+    where = "on generated data, which says little" if source.random else f"on {found.samples} samples"
+    subject = Subject(request.model, request.quantized, None, source_words(source), (), where)
+    return verdict_of(judge_all(subject, None, found, {}), [])
 
 
 def output_table(found: Comparison) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,11 @@ def show(table: Table) -> None:
 def say(words: str) -> None:
     """A line for people on standard error, so that standard output holds results only."""
     Console(stderr=True, highlight=False, markup=False).print(words, soft_wrap=True)
+
+
+def write_lines(lines: Sequence[str]) -> None:
+    """Lines on standard output as they are: a command in them can be copied whole."""
+    Console(highlight=False, markup=False).print("\n".join(lines), soft_wrap=True)
 
 
 def print_json(values: Mapping[str, Any]) -> None:

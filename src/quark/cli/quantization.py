@@ -9,9 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from quark.cli.output import print_json, say, show, write_page, write_text
+import typer
+
+from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
 from quark.cli.settings import parse_settings
-from quark.cli.sources import Source, feeds
+from quark.cli.sources import Source, feeds, source_words
+from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, verdict_of
 from quark.errors import ConfigError, unknown
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import Comparison, compare
@@ -22,9 +25,11 @@ from quark.onnx.flow import Result, measured
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.report import PassReport
 from quark.onnx.latency import median_seconds
+from quark.onnx.recipes import Choice, with_algorithms
 from quark.report import Report, Table, decibels, file_size, milliseconds
 from quark.report.progress import bars
 from quark.report.summary import pass_table, summary_tables
+from quark.report.verdict import SAME, Verdict
 
 CHECKED = 16
 """Samples that the check after the quantization runs on."""
@@ -43,6 +48,8 @@ class Request:
     target: str | None
     exclude: tuple[str, ...]
     config: Path | None = None
+    algorithms: tuple[str, ...] = ()
+    judged_on: Path | None = None
 
     @property
     def named(self) -> str:
@@ -51,15 +58,37 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Demands:
+    """What the result has to be, or the command ends with the exit code 3."""
+
+    bound: Bound | None = None
+    not_slower: bool = False
+
+    def failures(self, check: Check | None) -> list[str]:
+        """What is not met, a sentence each."""
+        if check is None:
+            return []
+        below = [self.bound.failure(check.comparison)] if self.bound else []
+        ratio = check.seconds["float"] / check.seconds["quantized"]
+        slow = self.not_slower and ratio < 1 - SAME
+        return [*filter(None, below), *([f"--fail-slower: {ratio:.2f} times as fast as float here"] if slow else [])]
+
+
+@dataclass(frozen=True)
 class Check:
-    """What running both models showed; seconds are per inference of one sample."""
+    """What running both models on ``samples`` showed; seconds are per inference of one sample."""
 
     comparison: Comparison
     seconds: Mapping[str, float]
+    samples: list[Feed]
 
 
-def run(request: Request, report: Path | None, plan: Path | None, check: bool, json: bool) -> None:
-    """Quantize, and tell about it on standard output."""
+def run(request: Request, report: Path | None, plan: Path | None, check: bool, json: bool, demands: Demands) -> None:
+    """Quantize, and tell about it on standard output; the verdict comes last.
+
+    Raises:
+        typer.Exit: with the code 3, a demand that is not met.
+    """
     settings = parse_settings(request.settings)
     config = configure(request, settings)
     samples = _feeds(request, settings)
@@ -68,20 +97,52 @@ def run(request: Request, report: Path | None, plan: Path | None, check: bool, j
     seconds = time.perf_counter() - start
     wanted = samples is not None and (check or report)
     done = _check(request, samples, report is not None, settings.get("UserCustomOpLibPath")) if wanted else None
+    verdict = _verdict(request, settings, result, done, samples)
     if plan:
         write_text(result.plan.to_json(), plan)
     if report and done:
-        write_page(page(request, result, done), report)
+        write_page(page(request, result, done, verdict), report)
     if json:
-        print_json(facts(request, result, seconds, done))
-        return
+        print_json(facts(request, result, seconds, done, verdict))
+    else:
+        _tell(request, settings, result, done)
+        say(f"Wrote {request.output} in {seconds:.1f} s." + (f" Report: {report}" if report and done else ""))
+        write_lines(verdict.words())
+    if failures := demands.failures(done):
+        say("\n".join(failures))
+        raise typer.Exit(FAILED)
+
+
+def _tell(request: Request, settings: Mapping[str, Any], result: Result, check: Check | None) -> None:
     if settings.get("PrintSummary", True):
         passes = pass_table((one.name, one.fired, one.refused) for one in result.passes)
         cost = measured(result, file_bytes(request.model), request.output)
         for table in (*summary_tables(result.plan, result.weak), passes, cost):
             show(table)
-    show(outcome(request, done))
-    say(f"Wrote {request.output} in {seconds:.1f} s." + (f" Report: {report}" if report and done else ""))
+    show(outcome(request, check))
+
+
+def _verdict(request: Request, settings: dict[str, Any], result: Result, check: Check | None, samples: Any) -> Verdict:
+    """The lines about what was written, and the command that helps."""
+    choice = None if request.config else Choice(request.preset, settings, request.algorithms)
+    words, kept = source_words(request.source), [word for name in request.exclude for word in ("--exclude", name)]
+    kept += ["--target", request.target] if request.target else []
+    found, feeds_ = check and check.comparison, check.samples if check else []
+    feed = feeds_[0] if feeds_ else None
+    subject = Subject(request.model, request.output, choice, words, kept, _where(request, check), feed)
+    lines = judge_all(subject, result.plan, found or None, check.seconds if check else {})
+    libraries = settings.get("UserCustomOpLibPath")
+    advice = advise(subject, result, found, (samples, feeds_), libraries) if found else []
+    return verdict_of(lines, advice)
+
+
+def _where(request: Request, check: Check | None) -> str:
+    count = check.comparison.samples if check else 0
+    if request.source.random:
+        return "on generated data, which says little about real data"
+    if request.judged_on is not None:
+        return f"on {count} samples of --eval-data"
+    return f"measured on {count} of the calibration samples; --eval-data gives others"
 
 
 def configure(request: Request, settings: dict[str, Any]) -> Config:
@@ -93,7 +154,7 @@ def configure(request: Request, settings: dict[str, Any]) -> Config:
         config.target = "cpu" if request.target == "cpu" else "any"
     config.extra_options.update({**settings, "PrintSummary": False})
     config.nodes_to_exclude = [*config.nodes_to_exclude, *request.exclude]
-    return Config(global_quant_config=config)
+    return Config(global_quant_config=with_algorithms(config, {}, request.algorithms))
 
 
 def _feeds(request: Request, settings: Mapping[str, Any]) -> Any:
@@ -108,12 +169,15 @@ def _feeds(request: Request, settings: Mapping[str, Any]) -> Any:
 
 
 def _check(request: Request, samples: Any, layers: bool, libraries: Libraries) -> Check:
-    """Run both models on the first samples."""
+    """Run both models on the first samples, of ``--eval-data`` where it is given."""
+    if request.judged_on is not None:
+        samples = feeds(request.model, replace(request.source, data=request.judged_on, samples=None))
     chosen: list[Feed] = list(islice(samples, CHECKED))
     first, second = request.model, request.output
     with bars() as update:
         found = compare(first, second, chosen, layers, lambda done: update("compare", done, len(chosen)), libraries)
-    return Check(found, median_seconds({"float": first, "quantized": second}, chosen[0], libraries=libraries))
+    seconds = median_seconds({"float": first, "quantized": second}, chosen[0], libraries=libraries)
+    return Check(found, seconds, chosen)
 
 
 def outcome(request: Request, check: Check | None) -> Table:
@@ -131,7 +195,9 @@ def outcome(request: Request, check: Check | None) -> Table:
     return Table("Outcome", ("", "float", "quantized", "gain"), tuple(rows), note)
 
 
-def facts(request: Request, result: Result, seconds: float, check: Check | None) -> dict[str, Any]:
+def facts(
+    request: Request, result: Result, seconds: float, check: Check | None, verdict: Verdict
+) -> dict[str, Any]:
     """The same as data, for ``--json``."""
     nodes = result.plan.nodes.values()
     found: dict[str, Any] = {
@@ -143,6 +209,7 @@ def facts(request: Request, result: Result, seconds: float, check: Check | None)
         "seconds": {"total": seconds, **result.seconds},
         "passes": pass_facts(result.passes),
         "proposals": result.plan.proposals,
+        "verdict": verdict.facts(),
     }
     if check is not None:
         outputs = check.comparison.outputs.items()
@@ -157,7 +224,7 @@ def pass_facts(reports: Iterable[PassReport]) -> dict[str, Any]:
     return {one.name: {"fired": one.fired, "refused": list(one.refused)} for one in reports}
 
 
-def page(request: Request, result: Result, check: Check) -> Report:
+def page(request: Request, result: Result, check: Check, verdict: Verdict) -> Report:
     """The HTML page of one quantization."""
     before, after = file_bytes(request.model), file_bytes(request.output)
     worst = min(check.comparison.outputs.values(), key=lambda distance: distance.sqnr)
@@ -167,6 +234,6 @@ def page(request: Request, result: Result, check: Check) -> Report:
         ("latency", f"{milliseconds(check.seconds['float'])} → {milliseconds(check.seconds['quantized'])}"),
         ("configuration", request.named),
     )
-    tables = (outcome(request, check), *summary_tables(result.plan, result.weak))
+    tables = (verdict.table(), outcome(request, check), *summary_tables(result.plan, result.weak))
     title = f"{request.model.name} → {request.output.name}"
     return Report(title, headline, tables, check.comparison.layers, check.comparison.tensors)

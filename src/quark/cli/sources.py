@@ -40,6 +40,15 @@ def feeds(model: Path, source: Source) -> Samples | list[Feed]:
     return [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
 
 
+def source_words(source: Source) -> list[str]:
+    """The words of the command line that name the same samples."""
+    words = ["--random"] if source.random else [] if source.data is None else ["--data", str(source.data)]
+    words += [] if source.samples is None else ["--samples", str(source.samples)]
+    for flag, value, default in (("--mean", source.mean, "0"), ("--std", source.std, "1")):
+        words += [flag, value] if value != default else []
+    return words
+
+
 def scaling(source: Source) -> Scaling:
     """``--mean`` and ``--std`` as numbers."""
     return Scaling(_numbers("--mean", source.mean), _numbers("--std", source.std))

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from quark.errors import ConfigError, unknown
-from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig, GPTQConfig
+from quark.onnx.quantization.config.algorithm import (
+    ALGO_NAME_TO_CLASS,
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AlgoConfig,
+    GPTQConfig,
+    from_dict,
+)
 
 #: With the settings that presets have.
 _PRESET = {"data_size": 1000, "batch_size": 2, "num_iterations": 1000, "early_stop": True}
@@ -15,6 +22,22 @@ TUNERS: dict[str, AdaRoundConfig | AdaQuantConfig | GPTQConfig] = {
     "adaquant": replace(AdaQuantConfig(), **_PRESET),  # type: ignore[arg-type]
     "gptq": GPTQConfig(),
 }
+
+
+#: Short names that the literature and the command line use.
+_SHORT = {"ce": "channel_equalization", "bc": "bias_correction", "smoothquant": "smooth_quant"}
+
+
+def algorithm(name: str) -> AlgoConfig:
+    """The algorithm that ``--algorithm`` names, with the settings that presets have.
+
+    Raises:
+        ConfigError: no such algorithm; the nearest name is shown.
+    """
+    full = _SHORT.get(name, name)
+    if full not in ALGO_NAME_TO_CLASS:
+        raise ConfigError(unknown("--algorithm", name, [*ALGO_NAME_TO_CLASS, *_SHORT]))
+    return TUNERS[full] if full in TUNERS else from_dict({"name": full})
 
 
 def split(candidate: str) -> tuple[str, tuple[str, ...]]:

@@ -1,0 +1,194 @@
+"""The last lines of a command: is the model good, and what to type if it is not.
+
+Where accuracy is not good and samples are at hand, the recipes of ``quark.onnx.recipes`` are tried on the model for
+about ``SECONDS``; the command that is printed has been run, and its figure stands beside it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quark.config.plan import Plan
+from quark.config.presets import get_preset
+from quark.errors import ConfigError, unknown
+from quark.numerics.formats import Int, get_format
+from quark.onnx import Config, ModelQuantizer
+from quark.onnx.compare import Comparison, compare
+from quark.onnx.coverage import coverage, float_layers
+from quark.onnx.data import Feed
+from quark.onnx.describe import describe, file_bytes
+from quark.onnx.flow import Result
+from quark.onnx.graph.libraries import Libraries
+from quark.onnx.recipes import Attempt, Choice, Situation, improve, with_algorithms
+from quark.report.verdict import (
+    LEVELS,
+    Judged,
+    Line,
+    Verdict,
+    accuracy_line,
+    coverage_line,
+    size_line,
+    speed_line,
+    worst,
+)
+
+SECONDS = 60.0
+"""Time for attempts, where the first result is not good."""
+FAILED = 3
+"""The exit code of a bound that is not met."""
+_BOUND = re.compile(r"^\s*([A-Za-z_]\w*)\s*=\s*([-+.\w]+)\s*$")
+#: Metrics of ``--fail-under``: how each is read off a comparison, the worst output counting.
+METRICS: Mapping[str, Callable[[Comparison], Iterable[float]]] = {
+    "sqnr": lambda found: (one.sqnr for one in found.outputs.values() if one.count),
+    "psnr": lambda found: (one.psnr for one in found.outputs.values() if one.count),
+    "cosine": lambda found: (one.cosine for one in found.outputs.values() if one.count),
+    "kept": lambda found: (one.share for one in found.answers.values() if one.share is not None),
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """``--fail-under METRIC=NUMBER``."""
+
+    metric: str
+    value: float
+
+    def failure(self, found: Comparison) -> str | None:
+        """What is below the bound, or None. A metric that no output has is below it."""
+        values = [*METRICS[self.metric](found)]
+        least = min(values, default=float("nan"))
+        if least >= self.value:
+            return None
+        said = f"the worst output has {least:.4g}" if values else "the outputs have too few answers to tell"
+        return f"--fail-under {self.metric}={self.value:g}: {said}"
+
+
+def parse_bound(text: str) -> Bound:
+    """``sqnr=20``.
+
+    Raises:
+        ConfigError: no metric and number, or an unknown metric.
+    """
+    match = _BOUND.match(text)
+    if match is None:
+        raise ConfigError(f"--fail-under {text!r}: write a metric, = and a number, as in 'sqnr=20'")
+    if match[1] not in METRICS:
+        raise ConfigError(unknown("metric of --fail-under", match[1], METRICS))
+    try:
+        return Bound(match[1], float(match[2]))
+    except ValueError as error:
+        raise ConfigError(f"--fail-under {text!r}: {match[2]!r} is not a number") from error
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the verdict is about.
+
+    Attributes:
+        model, output: the files.
+        choice: the configuration in words; None where a configuration file says it, which recipes do not change.
+        source: the words of the command line that name the samples.
+        kept: further words that an advised command keeps (``--exclude``).
+        where: what accuracy was measured on.
+        feed: one sample.
+    """
+
+    model: Path
+    output: Path
+    choice: Choice | None
+    source: Sequence[str]
+    kept: Sequence[str]
+    where: str
+    feed: Feed | None = None
+
+
+def judge_all(
+    subject: Subject, plan: Plan | None, found: Comparison | None, seconds: Mapping[str, float]
+) -> list[Line]:
+    """The lines that hold for what was written; those without a measurement are left out."""
+    lines = []
+    if found is not None:
+        lines.append(accuracy_line(worst(found.outputs, found.answers), subject.where))
+    if seconds:
+        lines.append(speed_line(seconds["float"], seconds["quantized"], elsewhere(subject.choice)))
+    lines.append(size_line(file_bytes(subject.model), file_bytes(subject.output)))
+    return [*lines, *_coverage(subject, plan)]
+
+
+def _coverage(subject: Subject, plan: Plan | None) -> list[Line]:
+    """The line of coverage, where integers are: formats that are fake-quantized compute in float by design."""
+    if plan is None:
+        shares = coverage(subject.output, subject.feed)
+        return [coverage_line(shares.integer, shares.stored)] if shares.integer else []
+    wanted = {tensor.role for tensor in plan if isinstance(get_format(tensor.spec.format), Int)}
+    if not wanted:
+        return []
+    shares = coverage(subject.output, subject.feed)
+    left = [f"{one.name}: {plan.nodes[one.name].reason}" for one in float_layers(shares) if one.name in plan.nodes]
+    return [coverage_line(shares.integer if "activation" in wanted else None, shares.stored, left[:2])]
+
+
+def elsewhere(choice: Choice | None) -> str:
+    """The device that a preset is made for, where that is not this CPU."""
+    hardware = () if choice is None else get_preset(choice.preset).hardware
+    return "" if "cpu" in hardware or not hardware else " and ".join(kind.upper() + "s" for kind in hardware)
+
+
+def advise(
+    subject: Subject, result: Result, found: Comparison, samples: tuple[Any, list[Feed]], libraries: Libraries
+) -> list[str]:
+    """The command that helps most of those that were tried, with its figure; what else can be done where none did."""
+    judged = worst(found.outputs, found.answers)
+    if subject.choice is None or judged is None or judged.level == len(LEVELS) - 1:
+        return []
+    reader, chosen = samples
+    extras: dict[str, Any] = {"PrintSummary": False}
+
+    def measure(choice: Choice) -> Judged | None:
+        config = with_algorithms(choice.config(), extras, ())
+        proto = ModelQuantizer(Config(global_quant_config=config)).run(subject.model, None, reader).proto
+        if proto is None:
+            return None
+        again = compare(subject.model, proto, chosen, layers=False, libraries=libraries)
+        return worst(again.outputs, again.answers)
+
+    npu = "npu" in get_preset(subject.choice.preset).hardware
+    situation = Situation(frozenset(describe(subject.model).operators), result.plan.proposals, npu)
+    best, tried = improve(Attempt(subject.choice, judged), situation, measure, SECONDS)
+    if best.choice == subject.choice or best.judged is None:
+        return [f"{tried} other configuration{'s were' if tried != 1 else ' was'} no better; {command(subject, None)}"]
+    said = [f"{command(subject, best.choice)}   (tried: {LEVELS[best.judged.level]}, {best.judged.reason})"]
+    if best.judged.level < len(LEVELS) - 1:
+        said.append(command(subject, None))
+    return said
+
+
+def command(subject: Subject, choice: Choice | None) -> str:
+    """The command line of a choice; that of a search for mixed precision where there is none."""
+    model, output = str(subject.model), str(subject.output)
+    if choice is None:
+        words = ["quark", "onnx", "search", model, *subject.source, "--target", "sqnr>=20", "-o", "plan.yaml"]
+        return f"find the layers that need more bits: {shlex.join(words)}"
+    words = ["quark", "onnx", "quantize", model, "-o", output, *choice.flags(), *subject.source, *subject.kept]
+    return shlex.join(words)
+
+
+def verdict_of(lines: list[Line], advice: list[str]) -> Verdict:
+    """The lines with the advice for those that are bad."""
+    said = list(advice)
+    for line in lines:
+        said += [_REMEDY[line.subject]] if line.bad and line.subject in _REMEDY else []
+    return Verdict(tuple(lines), tuple(said))
+
+
+#: What helps where a line other than accuracy is bad.
+_REMEDY = {
+    "speed": "use the float model here: there is nothing to win in time (--target cpu lays it out for this CPU)",
+    "size": "--preset MATMUL_NBITS stores the weights of MatMul and Gemm in 4 bits",
+    "coverage": "quark onnx explain tells why each layer stays in float",
+}

@@ -1,0 +1,267 @@
+"""How much of a model is quantized: the share of its multiplications in integer arithmetic, and of its weights.
+
+    integer   every factor of a sum of products is a code: read from a DequantizeLinear of an integer type, perhaps
+              moved in between; a convolution writes codes too, perhaps behind its activation function. Integer
+              operators (QLinearConv, MatMulInteger, …) count as what they are.
+
+Counted is what the graph says; a runtime without such a kernel computes in float all the same. Bodies of If and Loop
+count once. Not counted: Einsum, attention operators, and everything that is no sum of products.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from quark.onnx.graph import model as files
+from quark.onnx.graph.quantized import dequantizer
+from quark.onnx.graph.run import Runner
+from quark.onnx.graph.shapes import prove_shapes, static_shape
+from quark.onnx.graph.surgery import input_at, int_attribute
+from quark.onnx.qdq.op_rules import MOVES_VALUES
+
+#: Elements in a weight from which on it counts among the weights; below are scales, shapes and single numbers.
+SMALLEST = 16
+_QUANTIZERS = ("QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear")
+_CODES = ("INT8", "UINT8", "INT16", "UINT16", "INT4", "UINT4", "INT2", "UINT2")
+_ACTIVATIONS = frozenset(["Relu", "Clip", "LeakyRelu", "PRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Gelu", "Tanh"])
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A sum of products.
+
+    Attributes:
+        name: of its node.
+        op_type: of its node.
+        macs: multiplications and additions of one inference.
+        integer: whether they are integer arithmetic.
+    """
+
+    name: str
+    op_type: str
+    macs: int
+    integer: bool
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What is quantized.
+
+    Attributes:
+        layers: the sums of products, in the order of the graph.
+        weights: elements of stored weights.
+        codes: of these, elements of 8 bits or fewer.
+    """
+
+    layers: tuple[Layer, ...]
+    weights: int
+    codes: int
+
+    @property
+    def macs(self) -> int:
+        """Multiplications and additions of one inference."""
+        return sum(layer.macs for layer in self.layers)
+
+    @property
+    def integer(self) -> float:
+        """The share of them in integer arithmetic, 0 to 1; 1 for a model that has none."""
+        return sum(layer.macs for layer in self.layers if layer.integer) / self.macs if self.macs else 1.0
+
+    @property
+    def stored(self) -> float:
+        """The share of the weights that are stored in 8 bits or fewer, 0 to 1; 1 for a model without weights."""
+        return self.codes / self.weights if self.weights else 1.0
+
+
+def coverage(
+    model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, feed: Mapping[str, np.ndarray] | None = None
+) -> Coverage:
+    """How much of a model, quantized or not, is computed in integers and stored as codes.
+
+    Args:
+        model: a path or a model; it stays as it is.
+        feed: one sample, ``{input name: array}``: what free sizes are. Without one they count as 1.
+
+    Raises:
+        ModelError: the model cannot be read.
+        DataError: the sample does not fit it.
+    """
+    opened = files.load(model)
+    sizes = Sizes(opened, feed)
+    nodes = list(ir.traversal.RecursiveGraphIterator(opened.graph))
+    layers = tuple(
+        Layer(node.name or "", node.op_type, kind.macs(node, sizes), kind.integer(node))
+        for node in nodes
+        if (kind := LAYERS.get(node.op_type)) is not None
+    )
+    tensors = [value.const_value for graph in opened.graphs() for value in graph.initializers.values()]
+    weights = [(tensor.size, tensor.dtype.bitwidth) for tensor in tensors if tensor is not None and _is_weight(tensor)]
+    return Coverage(layers, sum(size for size, _ in weights), sum(size for size, bits in weights if bits <= 8))
+
+
+def _is_weight(tensor: ir.TensorProtocol) -> bool:
+    wide_integer = tensor.dtype.is_integer() and tensor.dtype.bitwidth > 8
+    return tensor.size >= SMALLEST and len(tensor.shape) > 1 and not wide_integer
+
+
+class Sizes:
+    """The shape of every tensor of a model, on one sample.
+
+    Args:
+        model: it learns shapes.
+        feed: the sample.
+    """
+
+    def __init__(self, model: ir.Model, feed: Mapping[str, np.ndarray] | None) -> None:
+        for value in model.graph.inputs:
+            if feed is not None and value.name is not None and value.name in feed:
+                value.shape = ir.Shape(np.shape(feed[value.name]))
+        prove_shapes(model)
+        self._seen = {} if feed is None else _observed(model, feed)
+
+    def of(self, value: ir.Value | None) -> tuple[int, ...]:
+        """The shape; sizes that nothing tells are 1."""
+        known = static_shape(value)
+        if value is None or known is not None:
+            return known or ()
+        seen = self._seen.get(str(value.name))
+        return seen or tuple(size if isinstance(size, int) else 1 for size in value.shape or ())
+
+
+def _observed(model: ir.Model, feed: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    """The shapes that inference does not find and a layer has, off one run."""
+    read = {}
+    for node in model.graph:
+        kind = LAYERS.get(node.op_type)
+        for value in (*node.inputs[:4], *node.outputs[:1]) if kind is not None else ():
+            if value is not None and value.producer() is not None and static_shape(value) is None:
+                read[str(value.name)] = value
+    found = Runner(model, read).run(feed).values if read else {}
+    return {name: np.shape(array) for name, array in found.items()}
+
+
+# ---- the operators that multiply -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An operator that multiplies.
+
+    Attributes:
+        macs: multiplications of a node.
+        integer: whether they are integer arithmetic.
+    """
+
+    macs: Callable[[ir.Node, Sizes], int]
+    integer: Callable[[ir.Node], bool]
+
+
+def _convolution(weight: int, transposed: bool = False) -> Callable[[ir.Node, Sizes], int]:
+    def macs(node: ir.Node, sizes: Sizes) -> int:
+        places = sizes.of(node.inputs[0] if transposed else node.outputs[0])
+        return prod(places) * prod(sizes.of(node.inputs[weight])[1:])
+
+    return macs
+
+
+def _product(left: int, right: int) -> Callable[[ir.Node, Sizes], int]:
+    def macs(node: ir.Node, sizes: Sizes) -> int:
+        a, b = sizes.of(node.inputs[left]), sizes.of(node.inputs[right])
+        summed = a[-2] if int_attribute(node, "transA", 0) and len(a) > 1 else a[-1] if a else 1
+        if not sizes.of(node.outputs[0]) or len(b) < 2:
+            return prod(a)
+        return prod(sizes.of(node.outputs[0])) * summed
+
+    return macs
+
+
+def _recurrent(node: ir.Node, sizes: Sizes) -> int:
+    steps = sizes.of(node.inputs[0])[:2]
+    return prod(steps) * sum(prod(sizes.of(node.inputs[position])) for position in (1, 2))
+
+
+def _n_bits(node: ir.Node, sizes: Sizes) -> int:
+    return prod(sizes.of(node.inputs[0])[:-1]) * int_attribute(node, "K", 1) * int_attribute(node, "N", 1)
+
+
+def _reads_codes(node: ir.Node, positions: tuple[int, ...]) -> bool:
+    return all(_is_code(input_at(node, position)) for position in positions)
+
+
+def _is_code(value: ir.Value | None) -> bool:
+    """Whether a tensor is dequantized from integers, perhaps moved since."""
+    while value is not None:
+        source = dequantizer(value)
+        if source is not None:
+            codes, zero_point = source.inputs[0], input_at(source, 2)
+            typed = zero_point if zero_point is not None else codes
+            return typed is None or typed.dtype is None or typed.dtype.name in _CODES
+        maker = value.producer()
+        if maker is None or maker.op_type not in MOVES_VALUES or maker.op_type == "Cast":
+            return False
+        value = maker.inputs[0]
+    return False
+
+
+def _writes_codes(node: ir.Node) -> bool:
+    """Whether a result is quantized, perhaps behind the activation function that is one kernel with its layer."""
+    pending = [use.node for use in node.outputs[0].uses()]
+    pending += [use.node for one in pending if one.op_type in _ACTIVATIONS for use in one.outputs[0].uses()]
+    return any(reader.op_type in _QUANTIZERS for reader in pending)
+
+
+def _multiplies(*positions: int) -> Callable[[ir.Node], bool]:
+    return lambda node: _reads_codes(node, positions)
+
+
+def _convolves(node: ir.Node) -> bool:
+    return _reads_codes(node, (0, 1)) and _writes_codes(node)
+
+
+def _always(node: ir.Node) -> bool:
+    return True
+
+
+def _never(node: ir.Node) -> bool:
+    return False
+
+
+def _eight_bit_inputs(node: ir.Node) -> bool:
+    return int_attribute(node, "accuracy_level", 0) == 4
+
+
+LAYERS: dict[str, Kind] = {
+    "Conv": Kind(_convolution(1), _convolves),
+    "ConvTranspose": Kind(_convolution(1, transposed=True), _convolves),
+    "DeformConv": Kind(_convolution(1), _never),
+    "Gemm": Kind(_product(0, 1), _multiplies(0, 1)),
+    "MatMul": Kind(_product(0, 1), _multiplies(0, 1)),
+    "FusedConv": Kind(_convolution(1), _never),
+    "FusedMatMul": Kind(_product(0, 1), _never),
+    "FusedGemm": Kind(_product(0, 1), _never),
+    "LSTM": Kind(_recurrent, _never),
+    "GRU": Kind(_recurrent, _never),
+    "RNN": Kind(_recurrent, _never),
+    "QLinearConv": Kind(_convolution(3), _always),
+    "ConvInteger": Kind(_convolution(1), _always),
+    "QLinearMatMul": Kind(_product(0, 3), _always),
+    "MatMulInteger": Kind(_product(0, 1), _always),
+    "QGemm": Kind(_product(0, 3), _always),
+    "DynamicQuantizeMatMul": Kind(_product(0, 1), _always),
+    "MatMulIntegerToFloat": Kind(_product(0, 1), _always),
+    "DynamicQuantizeLSTM": Kind(_recurrent, _always),
+    "MatMulNBits": Kind(_n_bits, _eight_bit_inputs),
+}
+
+
+def float_layers(found: Coverage, share: float = 0.01) -> list[Layer]:
+    """The layers that stay float and have at least ``share`` of the multiplications, the largest first."""
+    left = [layer for layer in found.layers if not layer.integer and layer.macs >= share * found.macs]
+    return sorted(left, key=lambda layer: -layer.macs)

@@ -1,0 +1,152 @@
+"""The verdict: what a user needs to know about a quantized model in a line each, and what to type where it is bad.
+
+    accuracy   good, doubtful or lost: by the answers that users read off an output where it has some, by SQNR where not
+    speed      faster, same or slower than the float model, on this machine
+    size       smaller or larger
+    coverage   how much of the multiplications and of the weights is quantized
+
+The worst output decides about accuracy. Limits: ``SQNR`` in dB, ``KEPT`` as shares of the float model's answers. Where
+an output holds scores of detections or labels, only the answers count: the decibels are those of the background. A
+class that wins moves the level that the decibels give by one step at most, since winners among features mean little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quark.measure.answers import Answers
+from quark.measure.distance import Distance
+from quark.report.tables import decibels, file_size, milliseconds
+from quark.report.values import Table
+
+LEVELS = ("lost", "doubtful", "good")
+SQNR = (10.0, 20.0)  # dB from which an output is doubtful, and good
+KEPT = (0.80, 0.95)  # the same for the share of answers
+HALF = 0.5  # of multiplications or weights: where less is quantized, hardly anything is won
+SAME = 0.05  # speeds that differ by less are the same
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: ``subject  word: reason``; ``bad``: whether something should be done about it."""
+
+    subject: str
+    word: str
+    reason: str
+    bad: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.subject:<10}{self.word}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One output.
+
+    Attributes:
+        name: of the output.
+        level: an index into ``LEVELS``.
+        reason: what decided, in words.
+        value: what decided: the share of answers that is kept, or dB where there are none.
+        sqnr: dB, in any case.
+    """
+
+    name: str
+    level: int
+    reason: str
+    value: float
+    sqnr: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The lines, the commands that help, and what accuracy was measured on."""
+
+    lines: tuple[Line, ...]
+    advice: tuple[str, ...] = ()
+
+    @property
+    def bad(self) -> bool:
+        """Whether any line is."""
+        return any(line.bad for line in self.lines)
+
+    def words(self) -> list[str]:
+        """The lines as they are printed, the advice last."""
+        return [*map(str, self.lines), *(f"{'next':<10}{one}" for one in self.advice)]
+
+    def table(self) -> Table:
+        """The lines for a page."""
+        rows = tuple((line.subject, line.word, line.reason) for line in self.lines)
+        return Table("Verdict", ("", "", ""), (*rows, *(("next", "", one) for one in self.advice)))
+
+    def facts(self) -> dict[str, Any]:
+        """The same for JSON."""
+        lines = {line.subject: {"word": line.word, "reason": line.reason, "bad": line.bad} for line in self.lines}
+        return {**lines, "next": list(self.advice)}
+
+
+def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
+    """One output."""
+    sqnr, share = distance.sqnr, answers.share if answers is not None else None
+    if answers is not None and answers.unlike:
+        share = share or 0.0
+        said = f"{name} has another number of rows in {answers.unlike} of {len(answers.total)} samples"
+        return Judged(name, min(_level(share, KEPT), 1), said, share, sqnr)
+    by_energy = _level(sqnr, SQNR)
+    if share is None or answers is None:
+        return Judged(name, by_energy, f"SQNR of {name} {decibels(sqnr)}", sqnr, sqnr)
+    by_answers = _level(share, KEPT)
+    only = answers.kind in ("scores", "labels")
+    level = by_answers if only else max(by_energy - 1, min(by_energy + 1, by_answers))
+    error = "" if math.isnan(answers.error) else f" ± {100 * answers.error:.1f}"
+    said = f"{name} keeps {100 * share:.1f}{error} % of the float model's {_WORDS[str(answers.kind)]}"
+    return Judged(name, level, f"{said}, SQNR {decibels(sqnr)}", share, sqnr)
+
+
+_WORDS = {"classes": "top-1 answers", "scores": "confident detections", "labels": "labels", "values": "values"}
+
+
+def _level(value: float, limits: tuple[float, float]) -> int:
+    return 0 if math.isnan(value) else sum(value >= limit for limit in limits)
+
+
+def worst(outputs: Mapping[str, Distance], answers: Mapping[str, Answers]) -> Judged | None:
+    """The output that decides: of the lowest level, the one farthest below its limit."""
+    seen = [name for name, one in outputs.items() if one.count or (name in answers and answers[name].unlike)]
+    judged = [judge(name, outputs[name], answers.get(name)) for name in seen]
+    return min(judged, key=lambda one: (one.level, one.value), default=None)
+
+
+def accuracy_line(found: Judged | None, where: str) -> Line:
+    """How much of what the float model says is left; ``where``: the samples that say so."""
+    if found is None:
+        return Line("accuracy", "unknown", "no output that can be compared", bad=True)
+    return Line("accuracy", LEVELS[found.level], f"{found.reason} ({where})", bad=found.level < len(LEVELS) - 1)
+
+
+def speed_line(before: float, after: float, elsewhere: str = "") -> Line:
+    """Seconds per inference of the float and of the quantized model; ``elsewhere``: the device that it is made for."""
+    ratio = before / after
+    word = "same" if abs(math.log(ratio)) <= math.log1p(SAME) else "faster" if ratio > 1 else "slower"
+    made = f"; the preset is made for {elsewhere}, whose speed is not measured here" if elsewhere else ""
+    reason = f"{ratio:.2f} times as fast as float here ({milliseconds(before)} → {milliseconds(after)}){made}"
+    return Line("speed", word, reason, bad=word == "slower" and not elsewhere)
+
+
+def size_line(before: int, after: int) -> Line:
+    """Bytes of both files."""
+    word = "smaller" if after < before else "larger"
+    ratio = max(before, after) / max(min(before, after), 1)
+    return Line("size", word, f"{ratio:.1f} times, {file_size(before)} → {file_size(after)}", bad=after >= before)
+
+
+def coverage_line(products: float | None, weights: float, left: Sequence[str] = ()) -> Line:
+    """Shares, 0..1, of multiplications in integers (None where none are wanted) and of weights stored as codes."""
+    said = [] if products is None else [f"{100 * products:.0f} % of the multiplications in integers"]
+    said.append(f"{100 * weights:.0f} % of the weights")
+    low = min(weights, 1.0 if products is None else products) < HALF
+    because = f"; in float: {'; '.join(left)}" if low and left else ""
+    return Line("coverage", "low" if low else "quantized", " and ".join(said) + because, bad=low)

@@ -1,0 +1,66 @@
+"""Recipes: each row changes what it says, and the loop keeps only what is better."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from quark.errors import ConfigError
+from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improve
+from quark.report.verdict import Judged
+
+EVERYTHING = Situation(
+    frozenset(["Conv", "MatMul"]), ("FloatDecoding would help", "ConvertSigmoidToHardSigmoid=False keeps it"), npu=True
+)
+
+
+def judged(sqnr: float, level: int = 0) -> Judged:
+    return Judged("y", level, f"SQNR of y {sqnr} dB", sqnr, sqnr)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_every_recipe_changes_a_configuration_that_works(recipe) -> None:  # type: ignore[no-untyped-def]
+    start = Choice("A8W8")
+    assert recipe.applies(EVERYTHING, start) and recipe.cause
+    changed = recipe.change(start)
+    assert changed != start
+    config = changed.config()
+    assert config.compile() if hasattr(config, "compile") else config
+    assert " ".join(changed.flags()) != " ".join(start.flags())
+
+
+def test_only_what_is_better_is_kept_and_named() -> None:
+    gains = {"FloatDecoding": 3.0, "channel_equalization": 5.0}
+    tried: list[Choice] = []
+
+    def measure(choice: Choice) -> Judged:
+        tried.append(choice)
+        return judged(1.0 + sum(gain for name, gain in gains.items() if name in " ".join(choice.flags())))
+
+    best, count = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, seconds=60)
+    assert best.choice == Choice("A8W8", {"FloatDecoding": True}, ("channel_equalization",))
+    assert count == len(tried) == len(RECIPES) and len(best.causes) == 2
+
+
+def test_it_stops_when_the_model_is_good_and_when_the_time_is_over() -> None:
+    good, count = improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, lambda one: judged(30.0, GOOD), 60)
+    assert count == 1 and good.judged is not None and good.judged.level == GOOD
+
+    def slow(choice: Choice) -> Judged:
+        time.sleep(0.02)
+        return judged(0.0)
+
+    assert improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, slow, 0.03)[1] == 1
+    assert improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, slow, -1)[1] == 0
+
+
+def test_a_recipe_that_does_not_apply_is_not_tried() -> None:
+    plain = Situation(frozenset(["Relu"]))
+    names = [recipe.name for recipe in RECIPES if recipe.applies(plain, Choice("A8W8_CPU"))]
+    assert names == ["calibration search"]
+
+
+def test_an_unknown_algorithm_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'adaround'"):
+        Choice("A8W8", algorithms=("adaround2",)).config()

@@ -1,0 +1,88 @@
+"""The verdict: levels at their limits, the worst output decides, and what is bad comes with something to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quark.measure.answers import Answers
+from quark.measure.distance import Distance
+from quark.report.verdict import (
+    LEVELS,
+    Verdict,
+    accuracy_line,
+    coverage_line,
+    judge,
+    size_line,
+    speed_line,
+    worst,
+)
+
+
+def distance(decibels: float) -> Distance:
+    return Distance(signal=1.0, noise=10 ** (-decibels / 10), product=1.0, other=1.0, peak=1.0, count=10)
+
+
+def answers(kind: str, share: float, total: int = 100) -> Answers:
+    return Answers(kind, [share * total] * 2, [float(total)] * 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("decibels", "level"), [(25, "good"), (15, "doubtful"), (5, "lost"), (float("nan"), "lost")])
+def test_without_answers_the_decibels_decide(decibels: float, level: str) -> None:
+    assert LEVELS[judge("y", distance(decibels), None).level] == level
+    too_few = Answers("classes", [1.0], [1.0])
+    assert LEVELS[judge("y", distance(decibels), too_few).level] == level
+
+
+@pytest.mark.parametrize(
+    ("kind", "decibels", "share", "level"),
+    [
+        ("scores", 5, 1.0, "good"),  # the noise is where nobody looks
+        ("scores", 45, 0.5, "lost"),  # the background has the energy, the boxes are gone
+        ("labels", 45, 0.9, "doubtful"),
+        ("classes", 15, 0.99, "good"),
+        ("classes", 5, 0.99, "doubtful"),  # winners among features mean little: one step at most
+        ("classes", 25, 0.5, "doubtful"),
+        ("classes", 15, 0.5, "lost"),
+    ],
+)
+def test_answers_decide_where_they_are_what_is_used(kind: str, decibels: float, share: float, level: str) -> None:
+    assert LEVELS[judge("y", distance(decibels), answers(kind, share)).level] == level
+
+
+def test_the_worst_output_decides_and_is_named() -> None:
+    found = worst({"a": distance(40), "b": distance(12), "c": distance(18), "empty": Distance()}, {})
+    assert found is not None and found.name == "b"
+    line = accuracy_line(found, "on 4 samples")
+    assert line.bad and "doubtful" in str(line) and "b" in str(line) and "on 4 samples" in str(line)
+    assert worst({}, {}) is None and accuracy_line(None, "").bad
+
+
+def test_another_number_of_detections_is_never_good() -> None:
+    found = Answers()
+    for rows in (20, 19):
+        found.update(np.zeros((20, 7), np.float32), np.zeros((rows, 7), np.float32))
+    judged = judge("boxes", Distance(), found)
+    assert LEVELS[judged.level] == "doubtful" and "1 of 2 samples" in judged.reason
+
+
+def test_speed_is_judged_where_it_is_meant() -> None:
+    assert [speed_line(before, 1.0).word for before in (1.2, 1.02, 0.98, 0.8)] == ["faster", "same", "same", "slower"]
+    assert speed_line(0.8, 1.0).bad and not speed_line(0.8, 1.0, "NPUs").bad
+    assert "NPUs" in speed_line(0.8, 1.0, "NPUs").reason
+
+
+def test_size_and_coverage() -> None:
+    assert not size_line(4_000_000, 1_000_000).bad and "4.0 times" in size_line(4_000_000, 1_000_000).reason
+    assert size_line(1000, 1300).bad and size_line(1000, 1300).word == "larger"
+    assert not coverage_line(0.97, 0.99).bad
+    low = coverage_line(0.04, 0.99, ["conv1: it computes an index"])
+    assert low.bad and "conv1: it computes an index" in low.reason
+    assert not coverage_line(None, 0.9).bad and coverage_line(None, 0.1).bad
+
+
+def test_words_and_facts_say_the_same() -> None:
+    verdict = Verdict((size_line(2000, 1000), speed_line(1.0, 2.0)), ("quark onnx search m.onnx",))
+    assert verdict.bad and verdict.words()[-1].split(maxsplit=1) == ["next", "quark onnx search m.onnx"]
+    assert verdict.facts()["speed"]["word"] == "slower" and verdict.facts()["next"] == ["quark onnx search m.onnx"]
+    assert len(verdict.table().rows) == 3
