@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from quark.algorithms.columns import Columns, columns_of
 from quark.algorithms.gptaq import asymmetric_feedback
 from quark.algorithms.gptq import gptq, round_columns
 from quark.algorithms.qronos import largest_eigenvalue, qronos
+from quark.errors import DataError
 from quark.numerics.affine import Grid
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Group
@@ -103,3 +106,45 @@ def test_largest_eigenvalue() -> None:
     _, x, _ = problem()
     assert largest_eigenvalue(x @ x.T) == pytest.approx(np.linalg.eigvalsh(x @ x.T)[-1], rel=0.02)
     assert largest_eigenvalue(np.zeros((3, 3), np.float32)) == 0
+
+
+FORMS = {"one": (1, 1), "per row": (ROWS, 1), "per column": (1, COLUMNS)}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_grid_is_what_its_arrays_broadcast_to(form: tuple[int, int], library: str) -> None:
+    rng, (weight, x, other) = np.random.default_rng(2), problem()
+    parts = (np.full(form, 0.4) * rng.uniform(0.8, 1.2, form), rng.integers(-2, 3, form), rng.uniform(-0.1, 0.1, form))
+    step, zero, offset = (np.asarray(part, np.float32) for part in parts)
+    full = [np.array(np.broadcast_to(part, weight.shape)) for part in (step, zero, offset)]
+    h, g = other @ other.T, x @ other.T
+    if library == "torch":
+        step, zero, offset, h, g, weight, *full = map(torch.from_numpy, (step, zero, offset, h, g, weight, *full))
+    kind = FORMATS["int4"]
+    small, large = Columns(kind, step, zero, offset), Columns(kind, *full)  # type: ignore[arg-type]
+    for run in (partial(gptq, hessian=h), partial(qronos, hessian=h, cross=g)):
+        np.testing.assert_array_equal(np.asarray(run(weight, grid=small)), np.asarray(run(weight, grid=large)))
+
+
+def test_a_grid_that_does_not_fit_is_refused() -> None:
+    weight, x, _ = problem()
+    with pytest.raises(DataError, match=r"steps of shape \(3, 1\) does not fit \(16, 64\)"):
+        gptq(weight, x @ x.T, Columns(FORMATS["int4"], np.ones((3, 1), np.float32)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 64, 200])
+@pytest.mark.parametrize("factor", [1e-30, 1.0, 1e25])
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("rank", [1, 3, 300])
+def test_the_largest_eigenvalue_is_that_of_float64(size: int, factor: float, centred: bool, rank: int) -> None:
+    x = np.random.default_rng(size).standard_normal((size, rank))
+    x -= x.mean(0) if centred and size > 1 else 0  # the vector of ones is then an eigenvector of eigenvalue 0
+    matrix = (x @ x.T * factor).astype(np.float32)
+    exact = float(np.linalg.eigvalsh(matrix.astype(np.float64))[-1])
+    for one in (matrix, torch.from_numpy(matrix)):
+        assert largest_eigenvalue(one) == pytest.approx(exact, rel=0.05)
+
+
+def test_a_hessian_of_nothing_has_the_eigenvalue_zero() -> None:
+    assert largest_eigenvalue(np.zeros((4, 4), np.float32)) == 0.0

@@ -151,7 +151,7 @@ def test_searches_quantize_no_worse_than_the_reference(name: str, label: str, ki
     power = 1 if settings.get("metric") == "mae" else 2
     ours = error(name, found(name, method, settings, grid(kind)), grid(kind), power)
     theirs = error(name, stored()[0][name][label][kind]["range"], grid(kind), power)
-    assert ours <= theirs * 1.03 + 1e-20
+    assert ours <= theirs * (1.01 if method == "entropy" else 1.03) + 1e-20
 
 
 @pytest.mark.parametrize("kind", TYPES)

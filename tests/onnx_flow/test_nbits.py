@@ -202,3 +202,27 @@ def test_hqq_gives_outliers_up_for_the_rest(symmetric: bool) -> None:
         errors.append((np.abs(values - weight) ** 0.7).sum())
     assert errors[1] < 0.99 * errors[0]
     assert _loss("HQQ", symmetric) > 0
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 1), (1, 2), (4, 4), (8, 8)])
+@pytest.mark.parametrize("seed", [3, 40])
+def test_few_samples_do_not_make_gptq_worse_than_rounding_to_nearest(rows: int, count: int, seed: int) -> None:
+    proto, _ = _linear_net()  # here on inputs that have nothing to do with each other: there is nothing to be learned
+    samples = [{"x": models.normal(rows, 64, seed=seed + k)} for k in range(count)]
+    unseen = models.normal(400, 64, seed=999)
+    expected = models.session(proto).run(None, {"x": unseen})[0].astype(np.float64)
+    errors = []
+    for algorithm in ("DEFAULT", "GPTQ"):
+        found = ModelQuantizer(config(Algorithm=algorithm, GroupSize=32)).quantize_model(proto, None, samples)
+        errors.append(float(np.square(models.session(found).run(None, {"x": unseen})[0] - expected).mean()))
+    assert errors[1] <= 1.1 * errors[0]
+
+
+def test_few_samples_that_hang_together_are_used() -> None:
+    proto, samples = _linear_net()
+    errors = []
+    for algorithm in ("DEFAULT", "GPTQ"):
+        found = ModelQuantizer(config(Algorithm=algorithm, GroupSize=32)).quantize_model(proto, None, samples[:2])
+        pairs = [(models.session(one).run(None, samples[3])[0]).astype(np.float64) for one in (found, proto)]
+        errors.append(float(np.square(pairs[0] - pairs[1]).mean()))
+    assert errors[1] < 0.7 * errors[0]

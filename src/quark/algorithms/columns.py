@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, DataError
 from quark.numerics.affine import axis_of
 from quark.numerics.array import Array, as_parameter, cast, empty, float32, is_torch, namespace
 from quark.numerics.chunks import quiet
@@ -79,6 +79,17 @@ class Columns:
     def transposed(self) -> Columns:
         """The grid of the transposed matrix."""
         return self.map(lambda part: part.T)
+
+    def spread(self, shape: tuple[int, ...]) -> Columns:
+        """The same grid with every array of this shape; what broadcasts becomes a view.
+
+        Raises:
+            DataError: an array does not broadcast to ``shape``.
+        """
+        try:
+            return self.map(lambda part: namespace(part).broadcast_to(part, shape))
+        except (ValueError, RuntimeError) as error:
+            raise DataError(f"a grid with steps of shape {tuple(self.step.shape)} does not fit {shape}") from error
 
     def map(self, function: Callable[[Array], Array]) -> Columns:
         """The grid with a function of each of its arrays."""

@@ -98,7 +98,7 @@ def round_columns(
     """``gptq`` with the feedback at hand: one matrix product a block brings it the feedback of all before it."""
     columns, matrix = contiguous(float32(weight).T), feedback.matrix
     count, rows = columns.shape
-    turned = grid.transposed.map(contiguous)
+    turned = grid.spread((rows, count)).transposed.map(contiguous)
     errors = empty((count, rows), "float32", columns)  # wanted - rounded, of finished columns
     rounded = empty((count, rows), "float32", columns)
     seen = rounded if drift is None else empty((count, rows), "float32", columns)  # what was rounded

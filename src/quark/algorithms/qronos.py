@@ -11,10 +11,12 @@ solution given that, and then the errors of rounding are diffused as in GPTQ:
 
 from __future__ import annotations
 
+import numpy as np
+
 from quark.algorithms.columns import Columns, contiguous
 from quark.algorithms.gptaq import solve_upper, transposed_solve
 from quark.algorithms.gptq import Feedback, ordering, permuted, round_columns, unit_diagonal, upper_factor
-from quark.numerics.array import Array, float32, namespace
+from quark.numerics.array import Array, as_parameter, float32, namespace
 
 POWER_STEPS = 30  # iterations for the largest eigenvalue
 
@@ -44,7 +46,7 @@ def qronos(
     added = alpha * largest_eigenvalue(h)
     factor = upper_factor(h, added / mean)
     columns = contiguous(float32(weight).T[order])
-    top = grid.take(order[:1]).transposed.take_row(0)
+    top = grid.spread(tuple(weight.shape)).take(order[:1]).transposed.take_row(0)
     wanted = namespace(columns).empty_like(columns)
     wanted[order] = corrected(columns, h, g, factor, added, top)
     return round_columns(contiguous(wanted.T), Feedback(order, unit_diagonal(factor)), grid, block_size)
@@ -68,14 +70,18 @@ def corrected(columns: Array, h: Array, g: Array, factor: Array, added: float, g
 
 
 def largest_eigenvalue(matrix: Array) -> float:
-    """Of a positive semidefinite matrix, by power iteration from the vector of ones."""
+    """Of a positive semidefinite matrix, by power iteration.
+
+    It starts from a fixed vector without a pattern: that of ones would miss features that are centred together.
+    """
     xp = namespace(matrix)
-    x = xp.ones_like(matrix[0])
-    value = 0.0
+    start = np.random.default_rng(len(matrix)).standard_normal(len(matrix)).astype(np.float32)
+    scale, value = float(xp.abs(matrix).max()), 0.0
+    if not scale:
+        return 0.0
+    x = as_parameter(start / np.float32(np.linalg.norm(start) * scale), matrix)
     for _ in range(POWER_STEPS):
-        y = matrix @ x
+        y = matrix @ x  # of size 1, however large the matrix is
         value = float(xp.linalg.norm(y))
-        if value == 0:
-            return 0.0
-        x = y / value
-    return value
+        x = y / (value * scale)
+    return value * scale

@@ -4,16 +4,20 @@ A float32 is 1 sign bit, 8 exponent bits, 23 mantissa bits; as an integer its ma
 
     bin(x) = max(bits(|x|) >> 12  -  base, 0)
 
-has 2048 equal bins (``NumBins``) in every octave [2^e, 2^(e+1)): a bin is at most 1/2048 of its value wide. The 16
-octaves below the largest magnitude are kept; smaller values count as zero (bin 0). When a larger value comes, the bins
-move up by whole octaves and the lowest fold into bin 0, so the counts are those of one pass with the final base:
-merging is exact and associative. The 512 largest magnitudes of each sign are kept as they are, so that quantiles far
-out are exact.
+has 2048 equal bins (``NumBins``) in every octave [2^e, 2^(e+1)): a bin is at most 1/2048 of its value wide, for the 16
+octaves below the largest magnitude. Below them 16 bins make an octave, down to the smallest normal number, so that a
+value far out does not turn all others into zeros:
+
+    bin(x) = max(bits(|x|) >> 12  -  base,  bits(|x|) >> 19  -  base / 128)  +  the number of bins below
+
+When a larger value comes, the bins move up by whole octaves and the lowest fold into coarse ones, so the counts are
+those of one pass with the final base: merging is exact and associative. The 512 largest magnitudes of each sign are
+kept as they are, so that quantiles far out are exact.
 
 The first 16384 values are kept as they are, and later ones wait until so many have come together: a histogram of few
 values is exact, and small samples cost what they hold instead of a pass over the bins.
 
-Memory: 256 KiB per sign. ``bincount`` releases the interpreter lock, so counting can overlap the next inference.
+Memory: 286 KiB per sign. ``bincount`` releases the interpreter lock, so counting can overlap the next inference.
 Not handled: float64 beyond the float32 range (an error, as infinity).
 """
 
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,7 +41,8 @@ TAIL = 512
 BLOCK = 1 << 10
 CHUNK = 64 * BLOCK
 PATIENCE = 1 << 14
-SPARSE = 4  # bits of the fewest points an octave keeps for the searches
+SPARSE = 4  # bits of the fewest points an octave keeps for the searches, and of the bins below the kept octaves
+BELOW = 240 << SPARSE  # bins of the octaves that may lie below the kept ones
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 Own = TypeVar("Own", bound="Histogram")
@@ -64,7 +69,7 @@ class Histogram:
         self.count = 0
         self._mantissa = math.ceil(math.log2(bins))
         self.per_octave = 1 << self._mantissa
-        self._bins = OCTAVES << self._mantissa
+        self._bins = BELOW + (OCTAVES << self._mantissa)
         self._top = 0  # the largest biased exponent seen, plus one
         self._counts: list[np.ndarray] = []  # of positive, then of negative values (only once there are some)
         self._tails = [np.empty(0, np.float32), np.empty(0, np.float32)]  # largest magnitudes, descending
@@ -158,25 +163,30 @@ class Histogram:
         """Count the values of a piece, each ``times`` times."""
         while len(self._counts) < 1 + negative:
             self._counts.append(np.zeros(self._bins, np.int64))
-        found = np.bincount(_places(flat, self._base(), self._mantissa, negative, scratch))
+        found = np.bincount(_places(flat, self._lowest(), self._mantissa, negative, scratch))
         for sign in range(-(-found.size // self._bins)):
             part = found[sign * self._bins : (sign + 1) * self._bins]
             self._counts[sign][: part.size] += part if times == 1 else times * part
 
-    def _base(self) -> int:
-        return max(self._top - OCTAVES, 0) << self._mantissa
+    def _lowest(self) -> int:
+        """The biased exponent of the lowest octave with fine bins."""
+        return max(self._top - OCTAVES, 0)
 
     def _raise_top(self, top: int) -> None:
-        """Make room for magnitudes below 2^(top - 127): move the bins down, fold the lowest into bin 0."""
-        before = self._base()
+        """Make room for magnitudes below 2^(top - 127): move the bins down, fold the lowest into coarse ones."""
+        before = self._lowest()
         self._top = max(self._top, top)
-        shift = min(self._base() - before, self._bins - 1)
-        if shift:
-            for counts in self._counts:
-                lowest = counts[: shift + 1].sum()
-                counts[: self._bins - shift] = counts[shift:].copy()
-                counts[self._bins - shift :] = 0
-                counts[0] = lowest
+        octaves = self._lowest() - before
+        if octaves:
+            self._counts = [self._moved(counts, octaves) for counts in self._counts]
+
+    def _moved(self, counts: np.ndarray, octaves: int) -> np.ndarray:
+        """The counts when the fine bins start so many octaves higher."""
+        coarse, fine = counts[:BELOW], counts[BELOW:]
+        folded = fine.reshape(OCTAVES << SPARSE, -1).sum(1)
+        start, gone = octaves << SPARSE, min(octaves, OCTAVES) << self._mantissa
+        below = np.concatenate([coarse, folded, np.zeros(start, np.int64)])[start : start + BELOW]
+        return np.concatenate([below, fine[gone:], np.zeros(gone, np.int64)])
 
     def _keep_tail(self, sign: int, flat: np.ndarray, largest: np.ndarray) -> None:
         """Take over what ``flat`` adds to the largest magnitudes of one sign; ``largest``: those of its blocks."""
@@ -195,7 +205,7 @@ class Histogram:
         """A magnitude that at least ``TAIL`` values of this sign reach, or all that are not counted as zero."""
         outward = np.cumsum(self._counts[sign][::-1])
         place = self._bins - 1 - int(np.searchsorted(outward, TAIL))
-        return np.float32(self._edges()[place]) if place > 0 else np.float32(0)
+        return np.float32(self._edges()[max(place, 0)])
 
     def merge(self, other: Histogram) -> None:
         """Add what ``other`` has seen; ``other`` stays as it is."""
@@ -247,11 +257,8 @@ class Histogram:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def _edges(self) -> np.ndarray:
-        """Edges of the bins of one sign, float64 [bins + 1]; bin 0 starts at 0."""
-        patterns = (self._base() + np.arange(self._bins + 1, dtype=np.int64)) << (23 - self._mantissa)
-        edges = np.minimum(patterns, 0x7F7FFFFF).astype(np.int32).view(np.float32).astype(np.float64)
-        edges[0] = 0
-        return edges
+        """Edges of the bins of one sign, float64 [bins + 1]."""
+        return _edges_from(self._lowest(), self._mantissa)
 
     def bins(self) -> Bins:
         """Left edges, right edges and counts of the bins that are not empty, in ascending order."""
@@ -343,6 +350,15 @@ class Histogram:
         return found.astype(np.int64), edges
 
 
+@lru_cache(maxsize=4)
+def _edges_from(lowest: int, mantissa: int) -> np.ndarray:
+    """Edges of bins whose fine ones start at this octave, not to be written to; the first that are used start at 0."""
+    fine = (lowest << mantissa) + np.arange((OCTAVES << mantissa) + 1, dtype=np.int64)
+    coarse = (lowest << SPARSE) - np.arange(BELOW, 0, -1, dtype=np.int64)
+    patterns = np.concatenate([np.maximum(coarse, 0) << (23 - SPARSE), fine << (23 - mantissa)])
+    return np.minimum(patterns, 0x7F7FFFFF).astype(np.int32).view(np.float32).astype(np.float64)
+
+
 @cache
 def _joints(mantissa: int) -> np.ndarray:
     """The first of the bins that are joined to one: the fewer in an octave, the further it lies below the largest."""
@@ -351,7 +367,7 @@ def _joints(mantissa: int) -> np.ndarray:
     parts = [
         np.arange(octave << mantissa, octave + 1 << mantissa, step) for octave, step in zip(octaves, steps, strict=True)
     ]
-    return np.concatenate(parts)
+    return np.concatenate([np.arange(BELOW), BELOW + np.concatenate(parts)])
 
 
 def _exponent(magnitude: float) -> int:
@@ -361,26 +377,27 @@ def _exponent(magnitude: float) -> int:
 
 def scratch_for(size: int) -> Scratch:
     """Arrays in which the bins of up to ``size`` values are found."""
-    return np.empty(size, np.float32), np.empty(size, np.uint32), np.empty(size, np.int64)
+    return np.empty(size, np.float32), np.empty(size, np.int32), np.empty(size, np.int64)
 
 
-def _places(flat: np.ndarray, base: int, mantissa: int, negative: bool, scratch: Scratch) -> np.ndarray:
+def _places(flat: np.ndarray, lowest: int, mantissa: int, negative: bool, scratch: Scratch) -> np.ndarray:
     """The bins of float32 values, int64; those of negative values follow all the others.
 
-    All passes but the last work on 32-bit lanes: the maximum is taken among floats and the sign shifted as an unsigned
-    integer, because NumPy has vector instructions for those.
+    All passes but the last work on 32-bit lanes, for which NumPy has vector instructions.
     """
-    dropped, sign_bit = 23 - mantissa, OCTAVES << mantissa
-    magnitudes, signs, places = (array[: flat.size] for array in scratch)
+    base, coarse_base = lowest << mantissa, lowest << SPARSE
+    magnitudes, room, places = (array[: flat.size] for array in scratch)
     patterns = magnitudes.view(np.int32)
-    zero = np.int32(base << dropped).view(np.float32)  # values below it count as zero
-    np.maximum(np.abs(flat, out=magnitudes) if negative else flat, zero, out=magnitudes)
-    np.right_shift(patterns, np.int32(dropped), out=patterns)
-    np.subtract(patterns, np.int32(base), out=patterns)
+    np.abs(flat, out=magnitudes)
+    np.right_shift(patterns, np.int32(23 - mantissa), out=patterns)
+    np.right_shift(patterns, np.int32(mantissa - SPARSE), out=room)
+    np.add(room, np.int32(base - coarse_base), out=room)
+    np.maximum(patterns, room, out=patterns)
+    np.subtract(patterns, np.int32(base - BELOW), out=patterns)
     if negative:
-        np.right_shift(flat.view(np.uint32), np.uint32(32 - sign_bit.bit_length()), out=signs)
-        np.bitwise_and(signs, np.uint32(sign_bit), out=signs)
-        np.add(patterns, signs.view(np.int32), out=patterns)
+        np.right_shift(flat.view(np.int32), np.int32(31), out=room)
+        np.bitwise_and(room, np.int32(BELOW + (OCTAVES << mantissa)), out=room)
+        np.add(patterns, room, out=patterns)
     places[:] = patterns
     return places
 

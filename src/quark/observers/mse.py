@@ -31,6 +31,8 @@ COARSE_STEPS = tuple(2.0 ** (-k / 8) for k in range(1, 161))
 FINE_STEPS = tuple(2.0 ** (sign / k) for k in (16, 32, 64) for sign in (1, -1))
 CANDIDATES = (2.0, 1.0, 0.5, 0.25, 0.125)
 HOPELESS = 4.0
+#: Magnitudes whose errors have squares that float32 holds.
+SAFE = 2.0**-40, 2.0**50
 NEAR = tuple(1 + k / 1024 for k in range(-16, 17))
 SHIFTS = (0, 1, -1, 2, -2)
 FITS = 4
@@ -55,6 +57,7 @@ class Rows:
         weights: float64 [n], how often each value stands; once for None.
         narrow: leave the lowest code unused, as stored weights do (at run time activations use all codes).
         power: of the distance that is summed.
+        unit: ``unit_of`` the values: a distance is multiplied by it before it is squared.
     """
 
     values: np.ndarray
@@ -62,6 +65,7 @@ class Rows:
     weights: np.ndarray | None = None
     narrow: bool = False
     power: int = 2
+    unit: np.ndarray | None = None
 
     def error(self, span: Span) -> np.ndarray:
         """The error of every row, float64 [rows], under ranges of its own."""
@@ -71,6 +75,8 @@ class Rows:
         """The same under given scales and zero points."""
         quantized = self._quantized(scale, zero_point)
         off = np.subtract(self.values, quantized, out=quantized)
+        if self.unit is not None:
+            np.multiply(off, self.unit, out=off)
         off = np.abs(off, out=off) if self.power == 1 else np.square(off, out=off)
         return off.sum(-1, dtype=np.float64) if self.weights is None else off @ self.weights
 
@@ -79,14 +85,17 @@ class Rows:
         count = len(scales)
         if count * self.values.size > SMALL:
             return np.stack([self.error_of(scale, zero_point) for scale in scales])
-        every = replace(self, values=np.tile(self.values, (count, 1)))
+        unit = None if self.unit is None else np.tile(self.unit, (count, 1))
+        every = replace(self, values=np.tile(self.values, (count, 1)), unit=unit)
         return every.error_of(scales.reshape(-1), np.tile(zero_point, count)).reshape(scales.shape)
 
     def fitted(self, scale: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
         """The scale of every row, float32 [rows], of least squared error for the codes that ``scale`` gives."""
-        quantized = self._quantized(scale, zero_point)
+        quantized, values = self._quantized(scale, zero_point), self.values
+        if self.unit is not None:
+            quantized, values = quantized * self.unit, values * self.unit
         power = np.square(quantized).sum(-1, dtype=np.float64)
-        shared = np.multiply(quantized, self.values, out=quantized).sum(-1, dtype=np.float64)
+        shared = np.multiply(quantized, values, out=quantized).sum(-1, dtype=np.float64)
         usable = (power > 0) & (shared > 0)
         return np.where(usable, scale * shared / np.where(usable, power, 1), scale).astype(np.float32)
 
@@ -103,18 +112,40 @@ class Kept:
     grid: Grid
     power: int = 2
 
+    @property
+    def unit(self) -> np.ndarray | None:
+        """``unit_of`` the values."""
+        return unit_of(_extremes(self.statistic))
+
     def error(self, span: Span) -> np.ndarray:
         """The error under one range, float64 [1]."""
         return self.error_of(*self.grid.parameters(*span))
 
     def error_of(self, scale: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
         """The same under a given scale and zero point."""
-        rows = (Rows(part[None], self.grid, power=self.power) for part in self.statistic.parts())
+        unit = self.unit
+        rows = (Rows(part[None], self.grid, power=self.power, unit=unit) for part in self.statistic.parts())
         return np.sum([row.error_of(scale, zero_point) for row in rows], axis=0)
 
     def errors_of(self, scales: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
         """The same under several scales [k, 1], float64 [k, 1]."""
         return np.stack([self.error_of(scale, zero_point) for scale in scales])
+
+
+def unit_of(extremes: Span) -> np.ndarray | None:
+    """Powers of two, float32 [rows, 1], that bring rows with these extremes near 1.
+
+    ``None`` where all squares of their errors, down to a 65536th of the largest value, are normal float32 numbers.
+    """
+    largest = np.maximum(-extremes[0], extremes[1])
+    if ((largest == 0) | ((largest > SAFE[0]) & (largest < SAFE[1]))).all():
+        return None
+    exponents = np.frexp(np.where(largest == 0, 1, largest))[1]
+    return np.asarray(np.ldexp(1.0, np.clip(-exponents, -126, 127))[:, None], np.float32)
+
+
+def _extremes(statistic: Histogram) -> Span:
+    return np.array([statistic.lo]), np.array([statistic.hi])
 
 
 def search(statistic: Histogram, grid: Grid, symmetric: bool | None = None) -> tuple[float, float]:
@@ -127,8 +158,8 @@ def search(statistic: Histogram, grid: Grid, symmetric: bool | None = None) -> t
             each side finds its own. Ranges for float scales end where the data end.
     """
     values, weights = statistic.points()
-    extremes = np.array([statistic.lo]), np.array([statistic.hi])
-    span = _search(Rows(values[None], grid, weights), extremes, symmetric)
+    extremes = _extremes(statistic)
+    span = _search(Rows(values[None], grid, weights, unit=unit_of(extremes)), extremes, symmetric)
     if isinstance(statistic, Values):
         span = _second_look(Kept(statistic, grid), span, extremes, symmetric)
     return float(span[0][0]), float(span[1][0])
@@ -139,7 +170,7 @@ def search_points(
 ) -> tuple[float, float]:
     """The range of least squared error of values [n] that stand ``weights`` [n] times."""
     extremes = values.min(keepdims=True).astype(np.float64), values.max(keepdims=True).astype(np.float64)
-    lo, hi = _search(Rows(values[None], grid, weights), extremes, symmetric)
+    lo, hi = _search(Rows(values[None], grid, weights, unit=unit_of(extremes)), extremes, symmetric)
     return float(lo[0]), float(hi[0])
 
 
@@ -162,10 +193,15 @@ def search_rows(values: np.ndarray, grid: Grid, symmetric: bool | None = None) -
         histogram.update(rows)
         lo, hi = (np.array([bound]) for bound in search(histogram, grid, symmetric))
     else:
-        extremes = rows.min(-1).astype(np.float64), rows.max(-1).astype(np.float64)
-        judge = Rows(rows, grid, narrow=grid.narrow)
+        extremes = extremes_of(rows)
+        judge = Rows(rows, grid, narrow=grid.narrow, unit=unit_of(extremes))
         lo, hi = polished(judge, _search(judge, extremes, symmetric))
     return lo.reshape(values.shape[:-1]), hi.reshape(values.shape[:-1])
+
+
+def extremes_of(rows: np.ndarray) -> Span:
+    """Smallest and largest value of every row, float64 [rows]."""
+    return rows.min(-1).astype(np.float64), rows.max(-1).astype(np.float64)
 
 
 def polished(rows: Rows, span: Span) -> Span:
@@ -203,10 +239,13 @@ def _range_of(scale: np.ndarray, zero_point: np.ndarray, grid: Grid) -> Span:
 def range_errors(
     statistic: Histogram, grid: Grid, ranges: Iterable[tuple[float, float]], power: int = 2
 ) -> list[float]:
-    """Σ |x - Q(x)|^power of everything the histogram counted, under the quantizer of each range (lo, hi)."""
+    """Σ |x - Q(x)|^power of everything the histogram counted, under the quantizer of each range (lo, hi).
+
+    Of very large or very small values, times a factor that is the same for all ranges (``unit_of``).
+    """
     values, weights = statistic.points()
     whole = Kept(statistic, grid, power) if isinstance(statistic, Values) else None
-    rows = whole or Rows(values[None], grid, weights, power=power)
+    rows = whole or Rows(values[None], grid, weights, power=power, unit=unit_of(_extremes(statistic)))
     return [float(rows.error((np.array([lo]), np.array([hi])))[0]) for lo, hi in ranges]
 
 

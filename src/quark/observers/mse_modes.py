@@ -129,7 +129,7 @@ def rows_by_percentile(values: np.ndarray, grid: Grid) -> Span:
         grid: the quantizer of every row.
     """
     rows = values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
-    judge = Rows(rows, grid, narrow=grid.narrow)
+    judge = Rows(rows, grid, narrow=grid.narrow, unit=mse.unit_of(mse.extremes_of(rows)))
     shares = [(100 - percentile) / 2 for percentile in PERCENTILES]
     quantiles = np.percentile(rows, [*shares, *(100 - share for share in shares)], axis=-1)
     lows, highs = np.minimum(quantiles[: len(shares)], 0), np.maximum(quantiles[len(shares) :], 0)
@@ -148,7 +148,8 @@ def rows_by_histogram(values: np.ndarray, grid: Grid) -> Span:
         histogram.update(row)
         found.append(mse.search(histogram, grid))
     lo, hi = np.array(found, np.float64).T
-    lo, hi = mse.polished(Rows(rows, grid, narrow=grid.narrow), (lo, hi))
+    judge = Rows(rows, grid, narrow=grid.narrow, unit=mse.unit_of(mse.extremes_of(rows)))
+    lo, hi = mse.polished(judge, (lo, hi))
     return lo.reshape(values.shape[:-1]), hi.reshape(values.shape[:-1])
 
 

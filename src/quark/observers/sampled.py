@@ -1,19 +1,23 @@
-"""A histogram that counts every p-th value of large samples, and keeps the outermost values of all of them.
+"""A histogram that counts one of every p values of large samples, and keeps the outermost values of all of them.
 
 A least-squares search asks for sums over all values. What is clipped comes from a few hundred outermost values, and
 those are kept as they are; what is rounded comes from the bulk, of which 65536 values of a sample tell the sum within
 half a percent (0.02 dB), and several samples closer still. Counting is what such a calibration spends its time on.
 
-    Σ f(x)  ≈  Σ_{x beyond the tail's bound} f(x)  +  p Σ_{every p-th of the others} f(x)
+    Σ f(x)  ≈  Σ_{x beyond the tail's bound} f(x)  +  p Σ_{one in p of the others} f(x)
 
 p is a prime that does not divide the size of the sample, so it shares no factor with any of its axes and no column or
-channel is passed over. Nothing is drawn at random: the same data give the same counts. Samples of fewer than 3 x 65536
-values are counted whole, and so is every value where ``NumBins`` asks for other bins.
+channel is passed over. Which of every p values is taken is a scattered choice that differs from one p to the next and,
+by the largest values of its blocks, from sample to sample: no place is passed over for good. Nothing is drawn at
+random: the same data give the same counts. Samples of fewer than 3 x 65536 values are counted whole, and so is every
+value where ``NumBins`` asks for other bins.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +28,8 @@ from quark.observers.tails import Tail, block_extremes
 from quark.observers.values import Store, Values
 
 ENOUGH = 1 << 16
+#: Choices among p values before they come again; a prime like p, so that no axis has a length that fits.
+CHOICES = 251
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 #: Values below it are of the other sign, or zero.
 SMALLEST = np.nextafter(np.float32(0), np.float32(1))
@@ -58,7 +64,7 @@ class Sampled(Histogram):
         """Count every ``step``-th value for ``step`` of them, and look at the outermost of all."""
         lowest, highest = block_extremes(flat)
         negative = self._widen(flat, lowest, highest)
-        picked = flat[::step].copy()
+        picked = one_in(flat, step, zlib.crc32(highest))
         self._count(picked, negative, scratch_for(picked.size), step)
         for sign, largest in ((1, highest), (-1, -lowest)):
             self._keep_outermost(sign, flat, largest)
@@ -102,11 +108,29 @@ class Sampled(Histogram):
         """Counts of the values that are not in ``tail``; of those that equal its last one some may be."""
         edges = self._edges()
         full = tail.size == TAIL  # otherwise it holds all values of its sign
-        bound = int(np.searchsorted(edges, tail[-1], side="right")) - 1 if full else 0
+        bound = int(np.searchsorted(edges, tail[-1] if full else 0, side="right")) - 1
         inside = counts.copy()
         inside[bound + 1 :] = 0
         inside[bound] = max(inside[bound] - int((tail < edges[bound + 1]).sum()), 0)
         return inside
+
+
+def one_in(flat: np.ndarray, step: int, key: int) -> np.ndarray:
+    """One of every ``step`` values of [n step], [n]; which one, ``key`` says."""
+    places = _scattered(step)
+    places = np.concatenate([places[key % CHOICES :], places[: key % CHOICES]])
+    places += np.arange(0, CHOICES * step, step)
+    rows = flat.size // (CHOICES * step)
+    whole = rows * CHOICES * step
+    rest = places[: (flat.size - whole) // step]
+    picked = np.take(flat[:whole].reshape(rows, -1), places, axis=1)
+    return np.concatenate([picked.reshape(-1), flat[whole:][rest]])
+
+
+@cache
+def _scattered(step: int) -> np.ndarray:
+    """[CHOICES] numbers below ``step``, each as often as the others, without an order."""
+    return np.argsort([zlib.crc32(b"%d" % place) for place in range(CHOICES)]) % step
 
 
 def step_of(size: int) -> int:

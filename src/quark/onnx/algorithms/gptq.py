@@ -89,7 +89,34 @@ def second_moments(inputs: Iterable[np.ndarray], columns: int) -> np.ndarray:
         rows = np.asarray(array, np.float32).reshape(-1, columns)
         total += rows.T @ rows
         count += len(rows)
+    return mean_moments(total, count)
+
+
+def mean_moments(total: np.ndarray, count: int) -> np.ndarray:
+    """A sum of x x^T over ``count`` rows as a mean, float32."""
     return (total / max(count, 1)).astype(np.float32)
+
+
+def moments_in_halves(inputs: Iterable[np.ndarray], columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of x x^T, [2, columns, columns] float64, and numbers of rows [2] of every other sample.
+
+    A sample that is alone is divided in the middle.
+    """
+    totals, counts = np.zeros((2, columns, columns)), np.zeros(2, np.int64)
+
+    def add(half: int, rows: np.ndarray) -> None:
+        totals[half] += rows.T @ rows
+        counts[half] += len(rows)
+
+    parts = (np.asarray(array, np.float32).reshape(-1, columns) for array in inputs)
+    first, second = next(parts, None), next(parts, None)
+    if first is None:
+        return totals, counts
+    for half, rows in enumerate(np.array_split(first, 2) if second is None else (first, second)):
+        add(half, rows)
+    for place, rows in enumerate(parts):
+        add(place % 2, rows)
+    return totals, counts
 
 
 def grid_of(tensor: TensorPlan, weight: np.ndarray) -> Columns:

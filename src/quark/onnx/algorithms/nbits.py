@@ -5,6 +5,9 @@ weights of the model become values on that grid, and the Plan gets its parameter
 are. A layer reads what the layers before it, already rounded, make. ``GPTQConfig`` in ``algo_config`` gives the block
 size, the damping and the order; bits, groups and symmetry are those of ``MatMulNBitsParams``.
 
+Few samples fit anything: a layer that reads fewer than ``PLENTY`` rows per input feature is rounded on each half of
+the data first, and judged on the other half. Where it is no better there than rounded to nearest, it is left to that.
+
 Not handled: Gather and weights that several nodes read, which are rounded to nearest.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -24,7 +28,7 @@ from quark.errors import ConfigError
 from quark.numerics.elements import Element
 from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import Context
-from quark.onnx.algorithms.gptq import second_moments
+from quark.onnx.algorithms.gptq import mean_moments, moments_in_halves
 from quark.onnx.algorithms.linear import Linear, linear_of
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.walk import Walk
@@ -33,6 +37,8 @@ from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, nearest
 from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTQConfig
 
 _STAGE = "nbits_gptq"
+#: Rows of data per input feature from which on chance has no part.
+PLENTY = 16
 
 
 def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: Context) -> list[PassReport]:
@@ -111,8 +117,8 @@ def _rounded(
     weight: np.ndarray, inputs: Iterable[np.ndarray], nbits: NBits, config: GPTQConfig
 ) -> dict[str, np.ndarray]:
     """The weight [out, in] on its grid, the grid's parameters, and whether it is better than rounded to nearest."""
-    weight = np.asarray(weight, np.float32)
-    hessian, columns = second_moments(inputs, weight.shape[1]), weight.shape[1]
+    weight, columns = np.asarray(weight, np.float32), weight.shape[1]
+    totals, counts = moments_in_halves(inputs, columns)
     blocks = nearest(weight, nbits)
     middle = np.full(blocks.scales.shape, 1 << (nbits.Bits - 1), np.uint8)
     points = middle if blocks.zero_points is None else blocks.zero_points
@@ -122,8 +128,28 @@ def _rounded(
     kind = get_format(f"uint{nbits.Bits}")
     if not isinstance(kind, Element):
         raise TypeError(f"{kind.name} has no codes")
-    grid = Columns(kind, step, zero)
-    found = np.asarray(gptq(weight, hessian, grid, config.block_size, config.perc_damp, config.act_order))
-    before, after = (float(loss(one - weight, hessian).sum()) for one in (np.asarray(grid.round(weight)), found))
+    found = _tuned(weight, totals, counts, Columns(kind, step, zero), config)
     parameters = {"scale": blocks.scales, "zero_point": points}
-    return {"weight": found, "better": np.array(after < before), **parameters}
+    return {"weight": weight if found is None else found, "better": np.array(found is not None), **parameters}
+
+
+def _tuned(
+    weight: np.ndarray, totals: np.ndarray, counts: np.ndarray, grid: Columns, config: GPTQConfig
+) -> np.ndarray | None:
+    """The weight on its grid, or None where rounding to nearest is as good; ``moments_in_halves`` of the data."""
+    run = partial(gptq, grid=grid, block_size=config.block_size, damping=config.perc_damp, act_order=config.act_order)
+    nearest_error = np.asarray(grid.round(weight)) - weight
+    whole = mean_moments(totals.sum(0), int(counts.sum()))
+    if counts.sum() < PLENTY * weight.shape[1]:
+        halves = [mean_moments(total, int(count)) for total, count in zip(totals, counts, strict=True)]
+        if not counts.all() or not all(
+            _less(np.asarray(run(weight, fit)) - weight, nearest_error, judge) for fit, judge in (halves, halves[::-1])
+        ):
+            return None
+    found = np.asarray(run(weight, whole))
+    return found if _less(found - weight, nearest_error, whole) else None
+
+
+def _less(error: np.ndarray, other: np.ndarray, hessian: np.ndarray) -> bool:
+    """Whether one error of a weight changes outputs less than another."""
+    return float(loss(error, hessian).sum()) < float(loss(other, hessian).sum())
