@@ -49,7 +49,9 @@ def test_layerwise_percentile_takes_the_candidate_of_least_error(metric: str, fa
     statistic = SEARCHES["layerwise_percentile"].observe(settings)
     for part in np.array_split(x, 5):
         statistic.update(part)
-    found = error(x, SEARCHES["layerwise_percentile"].find(statistic, INT8, settings), INT8, {"mae": 1, "mse": 2}[metric])
+    found = error(
+        x, SEARCHES["layerwise_percentile"].find(statistic, INT8, settings), INT8, {"mae": 1, "mse": 2}[metric]
+    )
     spans = [SEARCHES["percentile"].find(statistic, INT8, {"percentile": p}) for p in CANDIDATES]
     assert found <= 1.02 * min(error(x, span, INT8, {"mae": 1, "mse": 2}[metric]) for span in spans)
 

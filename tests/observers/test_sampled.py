@@ -64,7 +64,7 @@ def test_ranges_are_as_good_as_those_of_all_values(name: str, rule: str) -> None
     found, best = (SEARCHES["mse"].find(statistic, grid, {}) for statistic in (filled(parts), everything))
     x = np.concatenate(parts)
     lost = 10 * np.log10(squared_error(x, found, rule) / squared_error(x, best, rule))
-    assert lost < 0.03, f"{lost:.3f} dB with {found} in the place of {best}"
+    assert lost < 0.04, f"{lost:.3f} dB with {found} in the place of {best}"
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -7,7 +7,7 @@ half a percent (0.02 dB), and several samples closer still. Counting is what suc
     Σ f(x)  ≈  Σ_{x beyond the tail's bound} f(x)  +  p Σ_{one in p of the others} f(x)
 
 p is a prime that does not divide the size of the sample, so it shares no factor with any of its axes and no column or
-channel is passed over. Which of every p values is taken is a scattered choice that differs from one p to the next and,
+channel is passed over. Which of every p values is taken changes along the sample, each as often as the others, and,
 by the largest values of its blocks, from sample to sample: no place is passed over for good. Nothing is drawn at
 random: the same data give the same counts. Samples of fewer than 3 x 65536 values are counted whole, and so is every
 value where ``NumBins`` asks for other bins.
@@ -28,8 +28,6 @@ from quark.observers.tails import Tail, block_extremes
 from quark.observers.values import Store, Values
 
 ENOUGH = 1 << 16
-#: Choices among p values before they come again; a prime like p, so that no axis has a length that fits.
-CHOICES = 251
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 #: Values below it are of the other sign, or zero.
 SMALLEST = np.nextafter(np.float32(0), np.float32(1))
@@ -116,21 +114,22 @@ class Sampled(Histogram):
 
 
 def one_in(flat: np.ndarray, step: int, key: int) -> np.ndarray:
-    """One of every ``step`` values of [n step], [n]; which one, ``key`` says."""
-    places = _scattered(step)
-    places = np.concatenate([places[key % CHOICES :], places[: key % CHOICES]])
-    places += np.arange(0, CHOICES * step, step)
-    rows = flat.size // (CHOICES * step)
-    whole = rows * CHOICES * step
-    rest = places[: (flat.size - whole) // step]
-    picked = np.take(flat[:whole].reshape(rows, -1), places, axis=1)
-    return np.concatenate([picked.reshape(-1), flat[whole:][rest]])
+    """One of every ``step`` values of [n step], [n].
+
+    In each of ``step`` stretches it is always the same one, so that every column is met as often as the others; each
+    has its turn. Which one begins, ``key`` says.
+    """
+    picked, order = np.empty(flat.size // step, flat.dtype), _scattered(step)
+    for place in range(step):
+        start, stop = picked.size * place // step, picked.size * (place + 1) // step
+        picked[start:stop] = flat[start * step + order[(place + key) % step] : stop * step : step]
+    return picked
 
 
 @cache
-def _scattered(step: int) -> np.ndarray:
-    """[CHOICES] numbers below ``step``, each as often as the others, without an order."""
-    return np.argsort([zlib.crc32(b"%d" % place) for place in range(CHOICES)]) % step
+def _scattered(count: int) -> list[int]:
+    """0 .. ``count`` - 1 without an order."""
+    return sorted(range(count), key=lambda place: zlib.crc32(b"%d" % place))
 
 
 def step_of(size: int) -> int:
