@@ -62,7 +62,7 @@ class Sampled(Histogram):
         """Count every ``step``-th value for ``step`` of them, and look at the outermost of all."""
         lowest, highest = block_extremes(flat)
         negative = self._widen(flat, lowest, highest)
-        picked = one_in(flat, step, zlib.crc32(highest))
+        picked = one_in(flat, step, zlib.crc32(highest.data))
         self._count(picked, negative, scratch_for(picked.size), step)
         for sign, largest in ((1, highest), (-1, -lowest)):
             self._keep_outermost(sign, flat, largest)
