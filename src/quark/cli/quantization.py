@@ -195,9 +195,7 @@ def outcome(request: Request, check: Check | None) -> Table:
     return Table("Outcome", ("", "float", "quantized", "gain"), tuple(rows), note)
 
 
-def facts(
-    request: Request, result: Result, seconds: float, check: Check | None, verdict: Verdict
-) -> dict[str, Any]:
+def facts(request: Request, result: Result, seconds: float, check: Check | None, verdict: Verdict) -> dict[str, Any]:
     """The same as data, for ``--json``."""
     nodes = result.plan.nodes.values()
     found: dict[str, Any] = {

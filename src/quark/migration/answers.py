@@ -1,9 +1,9 @@
 """What a script written for AMD Quark should write: the table ``answers.json``, read when a name is first missing.
 
-    modules   module → sentence, about all names that it lacks, and about modules below it that are not here.
-              ``{"in": [modules], "instead": sentence}``: names that those modules of ours have are theirs.
-    names     module → {names, apart by spaces → answer}; the answer ``= module.name`` is where the name lives here,
-              anything else is a sentence.
+modules   module → sentence, about all names that it lacks, and about modules below it that are not here.
+          ``{"in": [modules], "instead": sentence}``: names that those modules of ours have are theirs.
+names     module → {names, apart by spaces → answer}; the answer ``= module.name`` is where the name lives here,
+          anything else is a sentence.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from quark.config.rules import NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.graph.surgery import attribute, float_attribute, input_at, int_attribute, is_constant
-from quark.onnx.qdq import slots
+from quark.onnx.qdq.index_paths import computes_shapes
 from quark.onnx.qdq.place import own_copy
 from quark.onnx.qdq.selection import bound
 
@@ -128,7 +128,7 @@ def place_dynamic(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) ->
     Raises:
         ConfigError: a name or pattern of the configuration matches nothing.
     """
-    plan, decisions, shaping = Plan(), bound(model, job, before), slots.computes_shapes(model)
+    plan, decisions, shaping = Plan(), bound(model, job, before), computes_shapes(model)
     for node in list(model.graph):
         decision = decisions[node.name or ""]
         why = decision.reason if decision.layer is None else _why_float(node, decision.layer, job, node in shaping)

@@ -38,6 +38,7 @@ from quark.onnx.graph.surgery import (
 )
 from quark.onnx.passes.constants import remove_unused
 from quark.onnx.qdq import slots
+from quark.onnx.qdq.index_paths import computes_shapes
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, Blocks, on_grid
 from quark.onnx.qdq.selection import bound
 
@@ -55,7 +56,7 @@ def place_nbits(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> P
     nbits = parse_nbits(job.options.MatMulNBitsParams)
     if nbits.Algorithm not in ALGORITHMS:
         raise ConfigError(unknown("Algorithm in MatMulNBitsParams", nbits.Algorithm, ALGORITHMS))
-    plan, decisions, shaping = Plan(), bound(model, job, before), slots.computes_shapes(model)
+    plan, decisions, shaping = Plan(), bound(model, job, before), computes_shapes(model)
     for node in model.graph:
         decision = decisions[node.name or ""]
         why = decision.reason if decision.layer is None else _why_float(node, nbits, job.options, node in shaping)

@@ -123,26 +123,6 @@ MOVES_VALUES = frozenset(
 NON_NEGATIVE = frozenset(["Sigmoid", "HardSigmoid", "Softmax"])
 #: The unsigned format with the same number of codes.
 UNSIGNED_TWIN = {"int4": "uint4", "int8": "uint8", "uint8": "uint8", "int16": "uint16"}
-#: Operator -> position of its first input that holds a shape, a size or an index.
-SHAPE_INPUTS_FROM = {
-    "ConstantOfShape": 0,
-    "Expand": 1,
-    "Gather": 1,
-    "GatherElements": 1,
-    "GatherND": 1,
-    "OneHot": 0,
-    "Pad": 1,
-    "Range": 0,
-    "Reshape": 1,
-    "Resize": 1,
-    "Slice": 1,
-    "Split": 1,
-    "Squeeze": 1,
-    "Tile": 1,
-    "TopK": 1,
-    "Unsqueeze": 1,
-    "Upsample": 1,
-}
 #: Operator -> position of the input that must not become 0.
 DIVISORS = {"Div": 1, "Reciprocal": 0, "Log": 0}
 #: Operators between a tensor and a divisor made from it: the statistics of a normalization.

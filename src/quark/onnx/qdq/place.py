@@ -25,6 +25,7 @@ from quark.onnx.qdq import (
     dual_pairs,
     fuse,
     islands,
+    masks,
     outputs,
     overrides,
     own_inputs,
@@ -38,6 +39,7 @@ from quark.onnx.qdq.channel_axes import FUSED_INTEGERS, weight_axes
 from quark.onnx.qdq.decoding import REASON as DECODES
 from quark.onnx.qdq.decoding import decoding_nodes, proposals
 from quark.onnx.qdq.floats import note_floats
+from quark.onnx.qdq.index_paths import computes_shapes
 from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
 
 
@@ -52,6 +54,7 @@ class Placement:
     shaping: set[ir.Node] = field(default_factory=set)
     dividing: set[ir.Node] = field(default_factory=set)
     decoding: set[ir.Node] = field(default_factory=set)
+    masking: set[ir.Node] = field(default_factory=set)
     masked: set[ir.Value] = field(default_factory=set)
     ranks: dict[str, int] = field(default_factory=dict)
     apart: list[own_inputs.Apart] = field(default_factory=list)
@@ -69,9 +72,8 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
         ConfigError: a name or pattern of the configuration matches nothing.
     """
     nodes, decisions = list(model.graph), selection.bound(model, job, before)
-    placement = Placement(
-        model, job, decisions, shaping=slots.computes_shapes(model), dividing=slots.makes_divisors(model)
-    )
+    placement = Placement(model, job, decisions, shaping=computes_shapes(model), dividing=slots.makes_divisors(model))
+    placement.masking, placement.masked = masks.carriers(model)
     placement.decoding = decoding_nodes(model) if job.options.FloatDecoding else set()
     chosen = {node: _consider(node, placement) for node in nodes}
     _leave_islands(chosen, placement)
@@ -154,9 +156,7 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
     rule = OP_RULES.get(node.op_type, GENERIC)
     if node.op_type == "MatMul" and _const_b_only(placement.job) and slots.weight_input(node, rule) is None:
         return "MatMulConstBOnly: its second input is not constant"
-    if slots.reads_mask(node) or any(v in placement.masked for v in node.inputs):
-        if node.op_type != "Softmax":
-            placement.masked.update(node.outputs)
+    if node in placement.masking:
         return "it carries an attention mask: a scale that covers the mask would leave the scores no resolution"
     if not slots.data_inputs(node, rule) and slots.weight_input(node, rule) is None:
         return "it reads no float tensor"

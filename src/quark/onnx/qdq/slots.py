@@ -1,4 +1,4 @@
-"""Questions placement asks of a graph: what is a float tensor, a constant, an attention mask, a shape computation."""
+"""Questions placement asks of a graph: what is a float tensor, a constant, a divisor."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.surgery import constant_array, input_at, is_constant
-from quark.onnx.qdq.op_rules import DIVISORS, MAKES_DIVISORS, MOVES_VALUES, SHAPE_INPUTS_FROM, OpRule
+from quark.onnx.qdq.op_rules import DIVISORS, MAKES_DIVISORS, MOVES_VALUES, OpRule
 
-#: A constant operand at or below this, beside which everything else is 0, is an attention mask and no data.
-MASK_VALUE = -1e3
-#: The same for a positive one.
-FAR_ABOVE = 1e6
-_MASK_SIZE_LIMIT = 1 << 24
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 #: Key of ``ir.Value.meta`` for a range (lo, hi) beyond which the reader of a tensor does not care.
@@ -55,25 +50,6 @@ def bias_input(node: ir.Node, rule: OpRule) -> ir.Value | None:
     return value if is_float(value) and is_constant(value) else None
 
 
-def reads_mask(node: ir.Node) -> bool:
-    """Whether a node adds or selects an attention mask: a constant of 0 and one very negative number."""
-    return node.op_type in ("Add", "Sub", "Where", "Mul") and any(_is_mask(value) for value in node.inputs)
-
-
-def _is_mask(value: ir.Value | None) -> bool:
-    while value is not None and not is_constant(value):
-        producer = value.producer()
-        if producer is None or producer.op_type not in MOVES_VALUES or not producer.inputs:
-            return False
-        value = producer.inputs[0]
-    numbers = constant_array(value)
-    if numbers is None or not is_float(value) or not 0 < numbers.size <= _MASK_SIZE_LIMIT:
-        return False
-    low, high = numbers.min(), numbers.max()
-    extreme = low if low <= MASK_VALUE and high <= 0 else high if high >= FAR_ABOVE and low >= 0 else None
-    return bool(np.isinf(numbers).any()) or (extreme is not None and bool(np.isin(numbers, (extreme, 0.0)).all()))
-
-
 def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
     """(min, max) of a Clip whose bounds are constant; an absent bound is infinite."""
     bounds = []
@@ -106,27 +82,6 @@ def pads_with_zero(node: ir.Node) -> bool:
         return True
     array = constant_array(value)
     return array is not None and not np.any(array)
-
-
-def computes_shapes(model: ir.Model) -> set[ir.Node]:
-    """Nodes whose results end in a shape, a size or an index: a rounded one would change what the model does.
-
-    Found by walking back from the inputs that take shapes; the walk ends where a tensor becomes its shape.
-    """
-    found: set[ir.Node] = set()
-    pending = [
-        value.producer()
-        for node in model.graph.all_nodes()
-        for value in node.inputs[SHAPE_INPUTS_FROM.get(node.op_type, len(node.inputs)) :]
-        if value is not None
-    ]
-    while pending:
-        node = pending.pop()
-        if node is None or node in found or node.op_type in ("Shape", "Size", "NonZero"):
-            continue
-        found.add(node)
-        pending += [value.producer() for value in node.inputs if value is not None]
-    return found
 
 
 def makes_divisors(model: ir.Model) -> set[ir.Node]:

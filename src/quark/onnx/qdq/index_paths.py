@@ -1,0 +1,148 @@
+"""What computes a shape, an index or a coordinate: a rounded one would change which values the model reads.
+
+    Shape → Gather → Mul → Cast → Resize(sizes)                         arithmetic on sizes
+    scores → TopK → Unsqueeze → Expand → GatherElements(indices)        a choice
+    layer → Mul → Add → Floor → Cast → Gather(indices)                  a place that a layer computes
+    layer → Mul → Sub → GridSample(grid)                                the same, between the pixels
+
+Found by walking back from the inputs that take such numbers. The walk ends where values become discrete: what leads to
+a TopK, an ArgMax or a comparison is data, and a query-based detector is nothing else but data that leads to a TopK.
+Among floats it goes on through arithmetic alone, and everywhere it ends at a layer, whose result is data by definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from quark.onnx.graph.surgery import input_at, is_constant
+from quark.onnx.qdq.decoding import LAYERS
+from quark.onnx.qdq.op_rules import MOVES_VALUES
+
+#: Operator -> position of its first input that holds a shape, a size or an index.
+SHAPE_INPUTS_FROM = {
+    "ConstantOfShape": 0,
+    "Expand": 1,
+    "Gather": 1,
+    "GatherElements": 1,
+    "GatherND": 1,
+    "OneHot": 0,
+    "Pad": 1,
+    "Range": 0,
+    "Reshape": 1,
+    "Resize": 1,
+    "Slice": 1,
+    "Split": 1,
+    "Squeeze": 1,
+    "Tile": 1,
+    "TopK": 1,
+    "Unsqueeze": 1,
+    "Upsample": 1,
+}
+#: Operator -> positions of inputs among others that are data: indices, coordinates of pixels, boxes to cut out.
+PLACE_INPUTS = {
+    "GridSample": (1,),
+    "MaxRoiAlign": (1,),
+    "RoiAlign": (1, 2),
+    "ScatterElements": (1,),
+    "ScatterND": (1,),
+}
+#: Operators that make a size out of a tensor or a choice out of its values.
+MAKES_DISCRETE = frozenset(
+    [
+        "ArgMax",
+        "ArgMin",
+        "Bernoulli",
+        "Equal",
+        "Greater",
+        "GreaterOrEqual",
+        "IsInf",
+        "IsNaN",
+        "Less",
+        "LessOrEqual",
+        "Multinomial",
+        "NonMaxSuppression",
+        "NonZero",
+        "Shape",
+        "Size",
+        "TopK",
+        "Unique",
+    ]
+)
+#: Operators that float numbers of shapes and places go through.
+ARITHMETIC = MOVES_VALUES | frozenset(
+    [
+        "Abs",
+        "Add",
+        "Ceil",
+        "Clip",
+        "Concat",
+        "Div",
+        "Floor",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Pow",
+        "Range",
+        "Reciprocal",
+        "Round",
+        "Sqrt",
+        "Sub",
+        "Where",
+    ]
+)
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+
+
+def computes_shapes(model: ir.Model) -> set[ir.Node]:
+    """Nodes whose results end in a shape, a size, an index or a coordinate and that are no data before."""
+    known = _from_sizes(model)
+    found: set[ir.Node] = set()
+    pending = [value.producer() for value in _places(model)]
+    while pending:
+        node = pending.pop()
+        if node is None or node in found or _is_data(node, known):
+            continue
+        found.add(node)
+        pending += [value.producer() for value in node.inputs if value is not None]
+    return found
+
+
+def _places(model: ir.Model) -> Iterator[ir.Value]:
+    """The values that are read as shapes, sizes, indices or coordinates."""
+    for node in model.graph.all_nodes():
+        first = SHAPE_INPUTS_FROM.get(node.op_type, len(node.inputs))
+        positions = (*range(first, len(node.inputs)), *PLACE_INPUTS.get(node.op_type, ()))
+        found = (input_at(node, position) for position in positions)
+        yield from (value for value in found if value is not None)
+
+
+def _is_data(node: ir.Node, known: set[ir.Node]) -> bool:
+    """Whether the walk ends before a node.
+
+    Args:
+        known: nodes whose results follow from sizes alone.
+    """
+    if node.op_type in MAKES_DISCRETE or (node.op_type in LAYERS and node not in known):
+        return True
+    kinds = {value.dtype for value in node.outputs}
+    return (kinds == {None} or not kinds.isdisjoint(_FLOATS)) and node not in known and node.op_type not in ARITHMETIC
+
+
+def _from_sizes(model: ir.Model) -> set[ir.Node]:
+    """Nodes that read nothing but constants and sizes, directly or through each other."""
+    found: set[ir.Node] = set()
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if any(
+            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+            for attribute in node.attributes.values()
+        ):
+            continue  # its bodies read other values too
+        given = [value for value in node.inputs if value is not None and not is_constant(value)]
+        if node.op_type in ("Shape", "Size") or all(value.producer() in found for value in given):
+            found.add(node)
+    return found

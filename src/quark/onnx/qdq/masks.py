@@ -1,0 +1,60 @@
+"""Masks: constants of 0 and one very large number (or infinity) that decide which values count.
+
+A scale that covers such a number leaves the values beside it no resolution, and no scale covers infinity. Whatever
+carries one stays float, from the node that puts it in to the one that makes small numbers of it (a Softmax, mostly).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.onnx.graph.surgery import attribute, constant_array, is_constant
+from quark.onnx.qdq.decoding import LAYERS
+from quark.onnx.qdq.op_rules import MOVES_VALUES
+from quark.onnx.qdq.slots import is_float
+
+#: A constant operand at or below this, beside which everything else is 0, is a mask and no data.
+MASK_VALUE = -1e3
+#: The same for a positive one.
+FAR_ABOVE = 1e6
+#: Operators that may put a mask into a tensor.
+_PUTS_IN = frozenset(["Add", "Concat", "Mul", "ScatterElements", "ScatterND", "Sub", "Where"])
+#: Operators whose results are small numbers again.
+_ENDS = LAYERS | frozenset(["Exp", "HardSigmoid", "Sigmoid", "Softmax", "Tanh"])
+_SIZE_LIMIT = 1 << 24
+
+
+def carriers(model: ir.Model) -> tuple[set[ir.Node], set[ir.Value]]:
+    """The nodes that read a mask or a tensor that carries one, and the tensors that carry one."""
+    nodes, values = set[ir.Node](), set[ir.Value]()
+    for node in model.graph:
+        if reads_mask(node) or any(value in values for value in node.inputs):
+            nodes.add(node)
+            if node.op_type not in _ENDS:
+                values.update(value for value in node.outputs if is_float(value))
+    return nodes, values
+
+
+def reads_mask(node: ir.Node) -> bool:
+    """Whether a node adds, selects or joins a constant mask."""
+    return node.op_type in _PUTS_IN and any(_is_mask(value) for value in node.inputs)
+
+
+def _is_mask(value: ir.Value | None) -> bool:
+    while value is not None and not is_constant(value):
+        producer = value.producer()
+        if producer is not None and producer.op_type == "ConstantOfShape":
+            filler = attribute(producer, "value")
+            return is_float(value) and filler is not None and _masks(filler.numpy())  # type: ignore[attr-defined]
+        if producer is None or producer.op_type not in MOVES_VALUES or not producer.inputs:
+            return False
+        value = producer.inputs[0]
+    numbers = constant_array(value)
+    return numbers is not None and is_float(value) and 0 < numbers.size <= _SIZE_LIMIT and _masks(numbers)
+
+
+def _masks(numbers: np.ndarray) -> bool:
+    low, high = numbers.min(), numbers.max()
+    extreme = low if low <= MASK_VALUE and high <= 0 else high if high >= FAR_ABOVE and low >= 0 else None
+    return bool(np.isinf(numbers).any()) or (extreme is not None and bool(np.isin(numbers, (extreme, 0.0)).all()))
