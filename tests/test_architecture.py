@@ -20,8 +20,9 @@ import tomllib
 
 SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = {  # a module imports from lower numbers only, and from its own package
-    "errors": -2,
-    "reading": -1,
+    "errors": -3,
+    "reading": -2,
+    "files": -1,
     "migration": 0,
     "numerics": 0,
     "measure": 1,

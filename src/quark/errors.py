@@ -26,6 +26,13 @@ class ModelNotFoundError(ModelError, FileNotFoundError):
     """The model file does not exist."""
 
 
+class OutputError(ModelError, ConfigError):
+    """A file that must not or cannot be written: an input, a device, a folder that takes no files, a full disk.
+
+    It is both other errors too, because what writes models raised the one, and what writes plans the other.
+    """
+
+
 class DataError(QuarkError):
     """Calibration or evaluation data that does not fit the model."""
 

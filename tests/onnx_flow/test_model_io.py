@@ -17,9 +17,10 @@ from onnx import TensorProto, external_data_helper, helper
 from tests.onnx_flow import models
 
 from quark.errors import ModelError, ModelNotFoundError
+from quark.files.outputs import check_outputs
 from quark.onnx.graph import model as graph_model
 from quark.onnx.graph.lift import lift
-from quark.onnx.graph.model import check_writable, load, save, suitable_ir_version, to_proto
+from quark.onnx.graph.model import load, output_of, save, suitable_ir_version, to_proto
 from quark.onnx.graph.session import open_session
 from quark.onnx.graph.shapes import infer_shapes, static_shape
 from quark.onnx.graph.surgery import all_nodes, set_constant
@@ -344,17 +345,17 @@ def test_a_failure_leaves_no_new_file(tmp_path: Path) -> None:
 
 def test_output_paths_are_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"folder '.*missing' does not exist: create it"):
-        check_writable(tmp_path / "missing" / "out.onnx")
+        check_outputs([output_of(tmp_path / "missing" / "out.onnx")])
     with pytest.raises(ModelError, match=r"is a folder: add a file name"):
-        check_writable(tmp_path)
-    check_writable(tmp_path / "out.onnx")
+        check_outputs([output_of(tmp_path)])
+    check_outputs([output_of(tmp_path / "out.onnx")])
     assert not os.listdir(tmp_path)
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody may write to")
 def test_a_folder_that_takes_no_files() -> None:
     with pytest.raises(ModelError, match="is not writable"):
-        check_writable("/proc/self/out.onnx")
+        check_outputs([output_of("/proc/self/out.onnx")])
 
 
 # ---- what is written loads everywhere --------------------------------------------------------------------------------

@@ -45,8 +45,9 @@ def event(name):
     if len(events) - 1 == dies_at:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def replaced(path, content):  # resume._replace, with a chance to die between all its steps
+def replaced(path, content, name=""):  # resume.replace_file, with a chance to die between all its steps
     event(f"{path.name}: nothing written")
+    content = content.encode() if isinstance(content, str) else content
     draft = path.with_name(f".{path.name}.part")
     draft.write_bytes(content[: len(content) // 2])
     event("half written")
@@ -55,7 +56,7 @@ def replaced(path, content):  # resume._replace, with a chance to die between al
     os.replace(draft, path)
     event("replaced")
 
-resume._replace = replaced
+resume.replace_file = replaced
 
 def quantize(name, **options):
     tuned = [AdaRoundConfig(num_iterations=6, batch_size=1), AdaQuantConfig(num_iterations=6, batch_size=1)]

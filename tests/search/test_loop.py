@@ -14,7 +14,7 @@ from quark.errors import ConfigError
 from quark.search import Study, Trial, parse_target
 from quark.search.ledger import Ledger
 from quark.search.loop import cheapest, within
-from quark.search.plan_file import check_output, read_config, write_plan
+from quark.search.plan_file import check_kind, read_config, write_plan
 from quark.search.target import METRICS
 
 LOSSES = {"low": 4.0, "middle": 1.0, "high": 0.01}
@@ -168,4 +168,4 @@ def test_mistakes_in_a_configuration_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         read_config(tmp_path / "none.yaml", ())
     with pytest.raises(ConfigError, match=r"ends in \.yaml"):
-        check_output(tmp_path / "plan.txt")
+        check_kind(tmp_path / "plan.txt", "--output")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from quark.cli.common import ChartReport, Compare, Json, LedgerPath, Limit, PlanOutput, Rounds
+from quark.cli.paths import Guarded, Overwrite, Reads, Writes
 from quark.cli.torch_app import torch_app
 from quark.cli.transformation import WithPasses
 
@@ -27,6 +28,7 @@ app.add_typer(torch_app, name="torch")
 DEFAULT_PRESET = "A8W8_CPU"
 Data = Annotated[
     Path | None,
+    Reads(),
     typer.Option(
         "--data",
         help="Samples: a .npz (one array per input, axis 0 counts samples), a .npy, or a folder of .npy, .npz, .png or "
@@ -39,6 +41,7 @@ Mean = Annotated[str, typer.Option(help="Images: subtracted from pixels of 0..1;
 Std = Annotated[str, typer.Option(help="Images: then divided by this, one number or one per channel.")]
 ReportPath = Annotated[
     Path | None,
+    Writes(folder=True),
     typer.Option("--report", help="Also write an HTML page: SQNR per layer, histogram and clipping range per tensor."),
 ]
 Preset = Annotated[
@@ -49,6 +52,7 @@ Preset = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
+    Reads(),
     typer.Option("--config", help="A configuration file in the place of a preset, such as a plan of `search`."),
 ]
 Candidates = Annotated[
@@ -81,7 +85,7 @@ FailUnder = Annotated[
     ),
 ]
 PlanPath = Annotated[
-    Path | None, typer.Option(help="Write every decision (tensor, format, range, scale, why) as JSON.")
+    Path | None, Writes(), typer.Option(help="Write every decision (tensor, format, range, scale, why) as JSON.")
 ]
 
 
@@ -97,6 +101,7 @@ def chosen_preset(preset: str | None, config: Path | None) -> str:
 
 
 @onnx_app.command(
+    cls=Guarded,
     epilog="""**Examples**
 
 `quark onnx quantize model.onnx -o q.onnx --preset A8W8_CPU --data calibration/`
@@ -105,11 +110,13 @@ def chosen_preset(preset: str | None, config: Path | None) -> str:
 
 `quark onnx quantize model.onnx -o q.onnx --random --set Percentile=99.9 --set "OpTypesToQuantize=[Conv, Gemm]"`
 
-About 32 to 256 samples that look like the real inputs are enough. Exit codes: 0 done, 1 error, 2 wrong usage."""
+About 32 to 256 samples that look like the real inputs are enough. Exit codes: 0 done, 1 error, 2 wrong usage.""",
 )
 def quantize(
-    model: Annotated[Path, typer.Argument(help="The float model, an .onnx file. It is not changed.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the quantized model.")],
+    model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file. It is not changed.")],
+    output: Annotated[
+        Path, Writes("model"), typer.Option("--output", "-o", help="Where to write the quantized model.")
+    ],
     preset: Preset = None,
     config: ConfigFile = None,
     data: Data = None,
@@ -127,11 +134,12 @@ def quantize(
         typer.Option("--algorithm", "-a", help="An algorithm, such as ce or adaround; may be repeated."),
     ] = None,
     eval_data: Annotated[
-        Path | None, typer.Option("--eval-data", help="Samples that the result is judged on, as --data.")
+        Path | None, Reads(), typer.Option("--eval-data", help="Samples that the result is judged on, as --data.")
     ] = None,
     fail_under: FailUnder = None,
     fail_slower: Annotated[bool, typer.Option("--fail-slower", help="Exit code 3 where float is faster here.")] = False,
     check: Annotated[bool, typer.Option(help="Afterwards run both models: SQNR, cosine, latency.")] = True,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Quantize an ONNX model.
@@ -152,14 +160,15 @@ def quantize(
 
 
 @onnx_app.command(
+    cls=Guarded,
     epilog="""**Examples**
 
 `quark onnx plan model.onnx --preset XINT8`
 
-`quark onnx plan model.onnx --preset A8W8 --exclude conv1 --tensors`"""
+`quark onnx plan model.onnx --preset A8W8 --exclude conv1 --tensors`""",
 )
 def plan(
-    model: Annotated[Path, typer.Argument(help="The float model, an .onnx file.")],
+    model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file.")],
     preset: Preset = None,
     config: ConfigFile = None,
     settings: Settings = None,
@@ -184,14 +193,15 @@ def plan(
 
 
 @onnx_app.command(
+    cls=Guarded,
     epilog="""**Examples**
 
 `quark onnx sensitivity model.onnx --preset A8W8 --data samples/ --samples 16 --report layers.html`
 
-`quark onnx sensitivity model.onnx -p A8W8 -c A8W8 -c uint8/int4 -c A16W8 --data samples/`"""
+`quark onnx sensitivity model.onnx -p A8W8 -c A8W8 -c uint8/int4 -c A16W8 --data samples/`""",
 )
 def sensitivity(
-    model: Annotated[Path, typer.Argument(help="The float model, an .onnx file.")],
+    model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file.")],
     preset: Preset = None,
     config: ConfigFile = None,
     candidate: Candidates = None,
@@ -204,11 +214,14 @@ def sensitivity(
     target: Target = None,
     exclude: Exclude = None,
     metric: Annotated[
-        str, typer.Option(help="What ranks the layers: sqnr, mse, cosine, kl, or FILE.py:FUNCTION of a model's path.")
+        str,
+        Reads(function=True),
+        typer.Option(help="What ranks the layers: sqnr, mse, cosine, kl, or FILE.py:FUNCTION of a model's path."),
     ] = "sqnr",
     workers: Workers = 1,
     ledger: LedgerPath = None,
     report: ChartReport = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Rank the layers by what the model loses when only that layer is quantized.
@@ -232,16 +245,17 @@ def sensitivity(
 
 
 @onnx_app.command(
+    cls=Guarded,
     epilog="""**Examples**
 
 `quark onnx search model.onnx -o plan.yaml --target "sqnr>=30" -c uint8/int4 -c A8W8 -c A16W8 --data samples/`
 
 `quark onnx search model.onnx -o plan.yaml --target "top1>=0.85" --metric task.py:top1 --budget latency --data samples/`
 
-`quark onnx quantize model.onnx -o q.onnx --config plan.yaml --data samples/`"""
+`quark onnx quantize model.onnx -o q.onnx --config plan.yaml --data samples/`""",
 )
 def search(
-    model: Annotated[Path, typer.Argument(help="The float model, an .onnx file.")],
+    model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file.")],
     output: PlanOutput,
     goal: Annotated[
         str | None, typer.Option("--target", metavar="METRIC>=X", help="What the whole quantized model has to reach.")
@@ -250,6 +264,7 @@ def search(
     budget: Annotated[str, typer.Option(help="What is to be small: size, bits or latency.")] = "size",
     metric: Annotated[
         str | None,
+        Reads(function=True),
         typer.Option(
             metavar="FILE.py:FUNCTION", help="Your metric for the target: function(path of a model) → number."
         ),
@@ -259,7 +274,7 @@ def search(
     candidate: Candidates = None,
     data: Data = None,
     eval_data: Annotated[
-        Path | None, typer.Option("--eval-data", help="Samples that whole plans are measured on, as --data.")
+        Path | None, Reads(), typer.Option("--eval-data", help="Samples that whole plans are measured on, as --data.")
     ] = None,
     random: Random = False,
     samples: Count = 16,
@@ -275,6 +290,7 @@ def search(
     workers: Workers = 1,
     ledger: LedgerPath = None,
     report: ChartReport = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Find a mixed-precision plan: a data type for every layer, so that a metric meets its target at least cost.
@@ -299,9 +315,9 @@ def search(
     searching.run_search(request, wanted, report, json)
 
 
-@onnx_app.command(epilog="**Example**: `quark onnx explain quantized.onnx conv1_output`")
+@onnx_app.command(cls=Guarded, epilog="**Example**: `quark onnx explain quantized.onnx conv1_output`")
 def explain(
-    model: Annotated[Path, typer.Argument(help="A model that was quantized by this tool.")],
+    model: Annotated[Path, Reads(), typer.Argument(help="A model that was quantized by this tool.")],
     name: Annotated[str, typer.Argument(metavar="TENSOR", help="A tensor or node, by its name in either model.")],
     json: Json = False,
 ) -> None:
@@ -311,9 +327,9 @@ def explain(
     planning.run_explain(model, name, json)
 
 
-@onnx_app.command(epilog="**Example**: `quark onnx inspect model.onnx`")
+@onnx_app.command(cls=Guarded, epilog="**Example**: `quark onnx inspect model.onnx`")
 def inspect(
-    model: Annotated[Path, typer.Argument(help="An .onnx file, float or quantized.")],
+    model: Annotated[Path, Reads(), typer.Argument(help="An .onnx file, float or quantized.")],
     json: Json = False,
 ) -> None:
     """Show what a model is made of: inputs, outputs, operators, weights, and how it is quantized."""
@@ -323,13 +339,14 @@ def inspect(
 
 
 @onnx_app.command(
+    cls=Guarded,
     epilog="""**Example**
 
-`quark onnx compare model.onnx q.onnx --data samples.npz --report report.html`"""
+`quark onnx compare model.onnx q.onnx --data samples.npz --report report.html`""",
 )
 def compare(
-    model: Annotated[Path, typer.Argument(metavar="FLOAT_MODEL", help="The float model.")],
-    quantized: Annotated[Path, typer.Argument(metavar="QUANTIZED_MODEL", help="The model made from it.")],
+    model: Annotated[Path, Reads(), typer.Argument(metavar="FLOAT_MODEL", help="The float model.")],
+    quantized: Annotated[Path, Reads(), typer.Argument(metavar="QUANTIZED_MODEL", help="The model made from it.")],
     data: Data = None,
     random: Random = False,
     samples: Count = None,
@@ -337,6 +354,7 @@ def compare(
     std: Std = "1",
     report: ReportPath = None,
     fail_under: FailUnder = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Run a float model and its quantized form on the same samples and show how far apart they are.
@@ -356,16 +374,21 @@ def compare(
     epilog="**Example**: `quark onnx transform model.onnx -o out.onnx --config passes.yaml`",
 )
 def transform(
-    model: Annotated[Path, typer.Argument(help="An .onnx file. It is not changed.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the transformed model.")],
+    model: Annotated[Path, Reads(), typer.Argument(help="An .onnx file. It is not changed.")],
+    output: Annotated[
+        Path, Writes("model"), typer.Option("--output", "-o", help="Where to write the transformed model.")
+    ],
     config: Annotated[
         str,
+        Reads(),
         typer.Option(help="A YAML file with the key `passes`, or a template: xint8, a8w8, a16w8, bf16, bfp16."),
     ],
     register: Annotated[
         list[Path] | None,
+        Reads(),
         typer.Option(help="A Python file that registers passes of your own (`register_pass`); may be repeated."),
     ] = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Apply graph passes to an ONNX model: fold, fuse, convert; its outputs stay what they are.

@@ -7,13 +7,20 @@ from typing import Annotated
 
 import typer
 
+from quark.cli.paths import Writes
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 LedgerPath = Annotated[
     Path | None,
+    Writes("state"),
     typer.Option("--ledger", help="A .json file that finished layers are kept in; run again, it goes on from there."),
 ]
-ChartReport = Annotated[Path | None, typer.Option("--report", help="Also write an HTML page with the layers plotted.")]
-PlanOutput = Annotated[Path, typer.Option("--output", "-o", help="The plan, a .yaml or .json file to edit and use.")]
+ChartReport = Annotated[
+    Path | None, Writes(folder=True), typer.Option("--report", help="Also write an HTML page with the layers plotted.")
+]
+PlanOutput = Annotated[
+    Path, Writes(), typer.Option("--output", "-o", help="The plan, a .yaml or .json file to edit and use.")
+]
 Limit = Annotated[
     float | None, typer.Option(help="In the place of a target: the most of the budget (bytes, bits or seconds).")
 ]

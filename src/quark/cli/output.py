@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from quark.errors import QuarkError
+from quark.files.outputs import Output, write_output
 from quark.report import Report, Table, print_table
 from quark.report.tables import plain
 
@@ -48,23 +48,17 @@ def write_page(report: Report, path: Path) -> None:
     """Write the HTML page.
 
     Raises:
-        QuarkError: the file cannot be written.
+        OutputError: the file cannot be written.
     """
     from quark.report.html import write_html
 
-    try:
-        write_html(report, path)
-    except OSError as error:
-        raise QuarkError(f"the report {path} cannot be written: {error.strerror}") from error
+    write_html(report, path)
 
 
 def write_text(text: str, path: Path) -> None:
     """Write a text file.
 
     Raises:
-        QuarkError: the file cannot be written.
+        OutputError: the file cannot be written.
     """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise QuarkError(f"{path} cannot be written: {error.strerror}") from error
+    write_output(Output(path), text)

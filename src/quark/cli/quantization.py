@@ -16,6 +16,7 @@ from quark.cli.settings import parse_settings
 from quark.cli.sources import Source, feeds, source_words
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, verdict_of
 from quark.errors import ConfigError, unknown
+from quark.files.outputs import Output, drafts
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.config_file import load_config
@@ -23,6 +24,7 @@ from quark.onnx.data import Feed
 from quark.onnx.describe import file_bytes
 from quark.onnx.flow import Result, measured
 from quark.onnx.graph.libraries import Libraries
+from quark.onnx.graph.model import output_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.latency import median_seconds
 from quark.onnx.recipes import Choice, with_algorithms
@@ -93,15 +95,20 @@ def run(request: Request, report: Path | None, plan: Path | None, check: bool, j
     config = configure(request, settings)
     samples = _feeds(request, settings)
     start = time.perf_counter()
-    result = ModelQuantizer(config).run(request.model, request.output, samples)
-    seconds = time.perf_counter() - start
-    wanted = samples is not None and (check or report)
-    done = _check(request, samples, report is not None, settings.get("UserCustomOpLibPath")) if wanted else None
-    verdict = _verdict(request, settings, result, done, samples)
-    if plan:
-        write_text(result.plan.to_json(), plan)
-    if report and done:
-        write_page(page(request, result, done, verdict), report)
+    outputs = {"output": output_of(request.output)}
+    outputs |= {} if report is None else {"report": Output(report, "--report", folder=True)}
+    outputs |= {} if plan is None else {"plan": Output(plan, "--plan")}
+    with drafts(outputs) as paths:
+        written = replace(request, output=paths["output"])
+        result = ModelQuantizer(config).run(request.model, written.output, samples)
+        seconds = time.perf_counter() - start
+        wanted = samples is not None and (check or report)
+        done = _check(written, samples, report is not None, settings.get("UserCustomOpLibPath")) if wanted else None
+        verdict = _verdict(written, request.output, settings, result, done, samples)
+        if plan:
+            write_text(result.plan.to_json(), paths["plan"])
+        if report and done:
+            write_page(page(written, result, done, verdict), paths["report"])
     if json:
         print_json(facts(request, result, seconds, done, verdict))
     else:
@@ -122,14 +129,16 @@ def _tell(request: Request, settings: Mapping[str, Any], result: Result, check: 
     show(outcome(request, check))
 
 
-def _verdict(request: Request, settings: dict[str, Any], result: Result, check: Check | None, samples: Any) -> Verdict:
-    """The lines about what was written, and the command that helps."""
+def _verdict(
+    request: Request, named: Path, settings: dict[str, Any], result: Result, check: Check | None, samples: Any
+) -> Verdict:
+    """The lines about what was written, which is to be called ``named``, and the command that helps."""
     choice = None if request.config else Choice(request.preset, settings, request.algorithms)
     words, kept = source_words(request.source), [word for name in request.exclude for word in ("--exclude", name)]
     kept += ["--target", request.target] if request.target else []
     found, feeds_ = check and check.comparison, check.samples if check else []
     feed = feeds_[0] if feeds_ else None
-    subject = Subject(request.model, request.output, choice, words, kept, _where(request, check), feed)
+    subject = Subject(request.model, request.output, choice, words, kept, _where(request, check), feed, named)
     lines = judge_all(subject, result.plan, found or None, check.seconds if check else {})
     libraries = settings.get("UserCustomOpLibPath")
     advice = advise(subject, result, found, (samples, feeds_), libraries) if found else []

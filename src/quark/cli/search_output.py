@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from quark.cli.output import print_json, say, show, write_page
 from quark.cli.search_tables import Wanted, chart, found_facts, found_table, layer_table
+from quark.files.outputs import Output, drafts
 from quark.report import Report
 from quark.search.values import Found, Study
 
@@ -27,14 +28,25 @@ def tell_study(found: Study, model: Path, unit: str, facts: Mapping[str, Any], r
 
 def tell_plan(found: Found, wanted: Wanted, model: Path, following: str, report: Path | None, json: bool) -> None:
     """Show a plan that is written; ``following``: the command that uses it."""
-    table = found_table(found, wanted.target)
     if report:
-        facts = ((found.metric, f"{found.value:.4g}"), ("plans measured", str(found.measured)))
-        tables, title = (table, layer_table(found.study)), f"{model.name}, mixed precision"
-        write_page(Report(title, facts, tables, charts=(chart(found.study),)), report)
         say(f"Report: {report}")
     if json:
         print_json({"model": model, "output": wanted.output, **found_facts(found)})
         return
-    show(table)
+    show(found_table(found, wanted.target))
     say(f"Wrote {wanted.output}. Next: {following}")
+
+
+def write_both(
+    found: Found, wanted: Wanted, model: Path, report: Path | None, write_plan: Callable[[Path], None]
+) -> None:
+    """The plan, by ``write_plan``, and the page that ``--report`` asks for: both of them or neither."""
+    outputs = {"plan": Output(wanted.output, "--output")}
+    outputs |= {} if report is None else {"report": Output(report, "--report", folder=True)}
+    with drafts(outputs) as paths:
+        write_plan(paths["plan"])
+        if report is not None:
+            facts = ((found.metric, f"{found.value:.4g}"), ("plans measured", str(found.measured)))
+            tables = found_table(found, wanted.target), layer_table(found.study)
+            page = Report(f"{model.name}, mixed precision", facts, tables, charts=(chart(found.study),))
+            write_page(page, paths["report"])

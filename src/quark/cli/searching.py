@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quark.cli.search_output import tell_plan, tell_study
+from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import Wanted
 from quark.cli.settings import parse_settings
 from quark.cli.sources import Source, feeds
@@ -15,7 +16,7 @@ from quark.onnx.config_file import config_of, read_values
 from quark.onnx.search import save_plan, search
 from quark.onnx.sensitivity import sensitivity
 from quark.report.progress import bars
-from quark.search.plan_file import check_output
+from quark.search.plan_file import check_kind
 
 #: Candidates of a search where none are given: the preset, more bits for activations, none.
 USUAL = ("A16W8", "float")
@@ -72,7 +73,7 @@ def run_sensitivity(request: Request, metric: str, report: Path | None, json: bo
 def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool) -> None:
     """Find a plan, write it, and tell on standard output."""
     values = values_of(request)
-    check_output(wanted.output)
+    check_kind(wanted.output, "--output")
     samples = feeds(request.model, request.source)
     source = request.source
     held_out = (
@@ -98,6 +99,7 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
             wanted.compare,
             lambda done, total: update("layers", done, total),
         )
-    save_plan(wanted.output, values, found, wanted.target, wanted.budget)
+    write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
+    write_both(found, wanted, request.model, report, write)
     following = f"quark onnx quantize {request.model} -o OUT --config {wanted.output} --data ..."
     tell_plan(found, wanted, request.model, following, report, json)

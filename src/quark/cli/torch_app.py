@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from quark.cli.common import ChartReport, Compare, Json, LedgerPath, Limit, PlanOutput, Rounds
+from quark.cli.paths import FOLDER, Guarded, Overwrite, Reads, Writes
 
 torch_app = typer.Typer(no_args_is_help=True, help="Quantize and evaluate PyTorch language models.")
 
-ModelDir = Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A folder with config.json and safetensors files.")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="A new folder for the quantized model.")]
+ModelDir = Annotated[
+    Path, Reads(), typer.Argument(metavar="MODEL_DIR", help="A folder with config.json and safetensors files.")
+]
+Output = Annotated[Path, Writes(FOLDER), typer.Option("--output", "-o", help="A new folder for the quantized model.")]
 Scheme = Annotated[
     str | None, typer.Option("--scheme", "-s", help="How layers are quantized; `quark torch schemes` lists them.")
 ]
@@ -22,6 +25,7 @@ Layers = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
+    Reads(),
     typer.Option("--config", help="A configuration file in the place of a scheme, such as a plan of `search`."),
 ]
 Candidates = Annotated[
@@ -40,7 +44,9 @@ Exclude = Annotated[
     typer.Option(metavar="GLOB", help="Layers that stay float, in the place of the usual ones; may be repeated."),
 ]
 Text = Annotated[
-    Path | None, typer.Option("--data", help="Text (.txt, .jsonl) or token ids (.npz, .npy, rows are documents).")
+    Path | None,
+    Reads(),
+    typer.Option("--data", help="Text (.txt, .jsonl) or token ids (.npz, .npy, rows are documents)."),
 ]
 Algorithms = Annotated[
     list[str] | None, typer.Option("--algorithm", "-a", help="An algorithm, such as gptq; may be repeated.")
@@ -63,11 +69,12 @@ def check_choice(scheme: str | None, config: Path | None) -> None:
 
 
 @torch_app.command(
+    cls=Guarded,
     epilog="""**Examples**
 
 `quark torch quantize llama/ -o llama-int4/ --scheme int4_wo_128`
 
-`quark torch quantize llama/ -o llama-fp8/ --scheme fp8 --kv-cache fp8 --data calibration.txt`"""
+`quark torch quantize llama/ -o llama-fp8/ --scheme fp8 --kv-cache fp8 --data calibration.txt`""",
 )
 def quantize(
     model: ModelDir,
@@ -103,6 +110,7 @@ def quantize(
 
 @torch_app.command(
     "quantize-files",
+    cls=Guarded,
     epilog="""**Examples**
 
 `quark torch quantize-files llama/ -o llama-int4/ --scheme int4_wo_128`
@@ -145,11 +153,12 @@ def quantize_files(
 
 
 @torch_app.command(
+    cls=Guarded,
     epilog="""**Examples**
 
 `quark torch sensitivity llama/ --scheme int4_wo_128 --data calibration.txt --report layers.html`
 
-`quark torch sensitivity llama/ -c int4_wo_128 -c int4_wo_128+gptq -c mxfp4 --data calibration.txt`"""
+`quark torch sensitivity llama/ -c int4_wo_128 -c int4_wo_128+gptq -c mxfp4 --data calibration.txt`""",
 )
 def sensitivity(
     model: ModelDir,
@@ -160,13 +169,16 @@ def sensitivity(
     seq_len: Length = 512,
     exclude: Exclude = None,
     metric: Annotated[
-        str, typer.Option(help="What ranks the layers: kl, sqnr, mse, cosine, or FILE.py:FUNCTION of the model.")
+        str,
+        Reads(function=True),
+        typer.Option(help="What ranks the layers: kl, sqnr, mse, cosine, or FILE.py:FUNCTION of the model."),
     ] = "kl",
     workers: Workers = 1,
     ledger: LedgerPath = None,
     report: ChartReport = None,
     device: Device = "cpu",
     trust_remote_code: Remote = False,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Rank the layers by what the model loses when only that layer is quantized.
@@ -183,13 +195,14 @@ def sensitivity(
 
 
 @torch_app.command(
+    cls=Guarded,
     epilog="""**Examples**
 
 `quark torch search llama/ -o plan.yaml --target "kl<=0.01" -c int4_wo_32 -c int8_wo_per_channel --data text.txt`
 
 `quark torch search llama/ -o plan.yaml --target "perplexity<=32" --budget bits -c mxfp4 -c mxfp8 --data text.txt`
 
-`quark torch quantize llama/ -o llama-mixed/ --config plan.yaml --data text.txt`"""
+`quark torch quantize llama/ -o llama-mixed/ --config plan.yaml --data text.txt`""",
 )
 def search(
     model: ModelDir,
@@ -203,6 +216,7 @@ def search(
     ] = "size",
     metric: Annotated[
         str | None,
+        Reads(function=True),
         typer.Option(metavar="FILE.py:FUNCTION", help="Your metric for the target: function(model) → a number."),
     ] = None,
     scheme: Scheme = None,
@@ -210,7 +224,7 @@ def search(
     candidate: Candidates = None,
     data: Text = None,
     eval_data: Annotated[
-        Path | None, typer.Option("--eval-data", help="What whole plans are measured on, as --data.")
+        Path | None, Reads(), typer.Option("--eval-data", help="What whole plans are measured on, as --data.")
     ] = None,
     samples: Tried = 8,
     seq_len: Length = 512,
@@ -222,6 +236,7 @@ def search(
     report: ChartReport = None,
     device: Device = "cpu",
     trust_remote_code: Remote = False,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Find a mixed-precision plan: a scheme for every layer, so that a metric meets its target at least cost.
@@ -241,13 +256,14 @@ def search(
     torch_search.run_search(request, wanted, report, json)
 
 
-@torch_app.command(epilog="**Example**: `quark torch evaluate llama-int4/ --data test.txt --seq-len 2048`")
+@torch_app.command(cls=Guarded, epilog="**Example**: `quark torch evaluate llama-int4/ --data test.txt --seq-len 2048`")
 def evaluate(
     model: ModelDir,
     data: Text = None,
     seq_len: Length = 512,
     metric: Annotated[
         str | None,
+        Reads(function=True),
         typer.Option(metavar="FILE.py:FUNCTION", help="Your metric: function(model, tokenizer) → a number or a dict."),
     ] = None,
     device: Device = "cpu",

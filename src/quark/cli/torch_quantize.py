@@ -47,8 +47,8 @@ class Request:
 
 def run(request: Request, check: bool, json: bool) -> None:
     """Quantize in memory, and tell on standard output."""
+    from quark.files.folder import check_target
     from quark.torch.config.schemes import cache_scheme
-    from quark.torch.export.folder import check_target
     from quark.torch.language import (
         calibration_samples,
         check_ids,

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quark.cli.search_output import tell_plan, tell_study
+from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import Wanted
 from quark.cli.torch_quantize import Source
 from quark.errors import ConfigError
 from quark.report.progress import bars
-from quark.search.plan_file import check_output
+from quark.search.plan_file import check_kind
 from quark.search.values import FLOAT
 
 #: What a layer may become beside the scheme where no candidates are given.
@@ -101,7 +101,7 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
         values if "scheme" in values else {"scheme": candidates[0].split("+")[0], **values}, candidates
     )
     checked_goal(wanted.target, wanted.limit, wanted.budget, wanted.metric)
-    check_output(wanted.output)
+    check_kind(wanted.output, "--output")
     samples = windows_of(request, request.source.data)
     held_out = None if wanted.eval_data is None else windows_of(request, wanted.eval_data, ahead=1)
     with bars() as update:
@@ -123,6 +123,7 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
             request.device,
             request.trust_remote_code,
         )
-    save_plan(wanted.output, values, found, wanted.target, wanted.budget)
+    write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
+    write_both(found, wanted, request.model, report, write)
     following = f"quark torch quantize {request.model} -o OUT_DIR --config {wanted.output} ..."
     tell_plan(found, wanted, request.model, following, report, json)

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from typer.core import TyperCommand
-
 from quark.cli.output import print_json, say, show
+from quark.cli.paths import Guarded
 from quark.errors import ConfigError, QuarkError
 from quark.report import Table
 
 
-class WithPasses(TyperCommand):
+class WithPasses(Guarded):
     """A command whose help ends with the list of passes, which is read only when the help is shown."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

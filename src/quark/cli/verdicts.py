@@ -96,6 +96,7 @@ class Subject:
         kept: further words that an advised command keeps (``--exclude``).
         where: what accuracy was measured on.
         feed: one sample.
+        named: what the output will be called, where that is not its place yet.
     """
 
     model: Path
@@ -105,6 +106,7 @@ class Subject:
     kept: Sequence[str]
     where: str
     feed: Feed | None = None
+    named: Path | None = None
 
 
 def judge_all(
@@ -170,7 +172,7 @@ def advise(
 
 def command(subject: Subject, choice: Choice | None) -> str:
     """The command line of a choice; that of a search for mixed precision where there is none."""
-    model, output = str(subject.model), str(subject.output)
+    model, output = str(subject.model), str(subject.named or subject.output)
     if choice is None:
         words = ["quark", "onnx", "search", model, *subject.source, "--target", "sqnr>=20", "-o", "plan.yaml"]
         return f"find the layers that need more bits: {shlex.join(words)}"

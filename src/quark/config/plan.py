@@ -18,6 +18,7 @@ import numpy as np
 
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
+from quark.files.ours import MARK
 from quark.numerics import granularity as granularities
 
 Role = Literal["activation", "weight", "bias"]
@@ -131,6 +132,7 @@ class Plan:
         """The whole plan as JSON; floats round-trip exactly."""
         return json.dumps(
             {
+                "by": MARK,
                 "tensors": [_tensor_to_dict(t) for t in self],
                 "nodes": [asdict(n) for n in self.nodes.values()],
                 "proposals": self.proposals,

@@ -15,6 +15,7 @@ import onnxruntime
 
 from quark.demo import data
 from quark.errors import QuarkError
+from quark.files.outputs import Output, check_outputs
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.describe import file_bytes
@@ -114,6 +115,8 @@ def page(overview: Table, found: Comparison) -> Report:
 
 def run(folder: Path) -> None:
     """The whole demo; files go into ``folder``."""
+    pages, made = folder / "report.html", [folder / f"digits_{preset}.onnx" for preset in PRESETS]
+    check_outputs([Output(pages, folder=True), *(Output(path, kind="model", folder=True) for path in made)], (), False)
     folder.mkdir(parents=True, exist_ok=True)
     outcomes = [measure(preset, folder) for preset in PRESETS]
     _, (inputs, labels) = data.split()
@@ -122,7 +125,7 @@ def run(folder: Path) -> None:
     overview = table(outcomes, seconds, top1(data.model_path(), inputs, labels))
     print_table(overview)
     found = compare(data.model_path(), models[SHOWN], batches(inputs)[:1])
-    report = write_html(page(overview, found), folder / "report.html")
+    report = write_html(page(overview, found), pages)
     print(f"\nModels and {report} are in {folder}. Open the report in a browser: SQNR per layer, clipping per tensor.")
 
 

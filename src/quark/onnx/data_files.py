@@ -58,6 +58,7 @@ class PathDataReader(CalibrationDataReader):
         model = model_input if isinstance(model_input, ir.Model) else load(model_input)
         inputs = [_sized(one, dict(input_shape or {})) for one in inputs_of(model)]
         _check_names(input_shape or {}, inputs)
+        self.data_path = Path(data_path)
         self._reads = find_samples(Path(data_path), inputs, Scaling(tuple(mean), tuple(std)))
         self._next = 0
 

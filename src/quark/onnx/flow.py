@@ -18,6 +18,7 @@ from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.errors import ConfigError, ModelError
+from quark.files.outputs import check_outputs
 from quark.onnx.algorithms.calibration_search import search_calibration
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.mixprecision import Mixed, mix
@@ -33,6 +34,7 @@ from quark.onnx.explain import attach
 from quark.onnx.forecast import resident, written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
+from quark.onnx.job_files import inputs_of, outputs_of
 from quark.onnx.npu.adapt import adapt_and_tell
 from quark.onnx.npu.substitution import remembering
 from quark.onnx.pipeline import finish, prepare
@@ -87,9 +89,7 @@ def quantize(
     """Run one job on one model; see ``ModelQuantizer.quantize_model``."""
     check_secret(job.options, model_input, model_output)
     check_evaluation(job.options, reader)
-    if model_output is not None:
-        files.check_writable(Path(model_output))
-        _keep_input(model_input, Path(model_output))
+    check_outputs(outputs_of(job, model_output), inputs_of(job, model_input, reader))
     with discreet(job.options), _rare_collections():
         return _quantize(job, model_input, model_output, reader, progress)
 
@@ -186,13 +186,6 @@ class Counted:
         """So many samples are done."""
         self.samples = done
         self._listener(done, total)
-
-
-def _keep_input(model_input: str | Path | onnx.ModelProto, model_output: Path) -> None:
-    """Raise before the float model, which may be the only copy, is written over."""
-    paths = isinstance(model_input, (str, Path)) and model_output.exists() and Path(model_input).exists()
-    if paths and model_output.samefile(str(model_input)):
-        raise ModelError(f"the output path {str(model_output)!r} is the float model itself: give another path")
 
 
 def _bodies(model: ir.Model, context: Context, known: list[NodeInfo]) -> Made:

@@ -21,7 +21,8 @@ from quark.onnx.scratch import Scratch
 from quark.report import Report, TensorView
 
 #: Bars of a figure of ``SaveTensorHistFig``, and the folder it is written to.
-BARS, FIGURES = 128, "tensor_hist"
+BARS = 128
+FIGURES = Path("tensor_hist") / "index.html"
 
 
 def calibrated(
@@ -98,4 +99,4 @@ def _save_figures(plan: Plan, statistics: Statistics, ranges: dict[str, Any]) ->
             views.append(TensorView(name, plan.tensors[name].spec.format, low, high, counts, edges, clipped))
     from quark.report.html import write_html
 
-    write_html(Report("Histograms of the activations", tensors=tuple(views)), Path(FIGURES) / "index.html")
+    write_html(Report("Histograms of the activations", tensors=tuple(views)), FIGURES)

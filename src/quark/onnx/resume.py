@@ -30,6 +30,7 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.errors import ConfigError
+from quark.files.whole import replace_file
 from quark.onnx import fingerprint
 
 VERSION = 1
@@ -89,7 +90,7 @@ class Resume:
         self._entries.setdefault(stage, {})[key] = self._write(arrays)
         self._next += 1
         state = {**self._head, "next": self._next, "entries": self._entries}
-        _replace(self._path, json.dumps(state, indent=1).encode())
+        replace_file(self._path, json.dumps(state, indent=1), "SaveAndRestore")
         if old is not None:
             (self._folder / old["file"]).unlink(missing_ok=True)
 
@@ -132,7 +133,7 @@ class Resume:
         listed = [{"name": n, "dtype": a.dtype.name, "shape": list(np.shape(arrays[n]))} for n, a in parts.items()]
         content = b"".join(array.tobytes() for array in parts.values())
         name = f"{self._next}.bin"
-        _replace(self._folder / name, content)
+        replace_file(self._folder / name, content, "SaveAndRestore")
         return {"file": name, "crc32": zlib.crc32(content), "arrays": listed}
 
     def _read(self, entry: Mapping[str, Any]) -> Arrays:
@@ -160,13 +161,6 @@ def open_resume(model: ir.Model, job: Job) -> Resume:
     """
     path = job.options.SaveAndRestore
     return Resume() if path is None else Resume(path, fingerprint.of_model(model), fingerprint.of_job(job))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file that is whole whenever it is there."""
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_bytes(content)
-    os.replace(draft, path)
 
 
 def _changed(name: str, before: str | None, now: str | None) -> str:

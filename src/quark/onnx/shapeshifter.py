@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ import onnx_ir as ir
 import yaml
 
 from quark.errors import ConfigError, unknown
+from quark.files.outputs import check_outputs
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
@@ -171,7 +173,8 @@ def transform(
     if source is None:
         raise ConfigError("no model is given: neither model_input nor input_model_path in the configuration")
     if output is not None:
-        files.check_writable(Path(output))
+        named = [("the configuration", Path(config))] if isinstance(config, (str, Path)) else []
+        check_outputs([files.output_of(output)], chain(files.inputs_of_model(source), named))
     model = files.load(source)
     reports = run_passes(model, (*recipe.before, *recipe.after))
     if output is None:

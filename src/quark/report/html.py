@@ -10,6 +10,8 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from quark.files.ours import MARK
+from quark.files.outputs import Output, write_output
 from quark.report.tables import is_numeric, plain
 from quark.report.values import Chart, Layer, Report, Table, TensorView
 
@@ -18,16 +20,19 @@ def write_html(report: Report, path: str | Path) -> Path:
     """Write ``report`` to ``path`` (folders are made) and return the path.
 
     The file is about 5 MB: it carries plotly.js so that it opens without a network.
+
+    Raises:
+        OutputError: the file cannot be written; what was there is there still.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(report), encoding="utf-8")
+    write_output(Output(path, "the report", folder=True), render(report))
     return path
 
 
 def render(report: Report) -> str:
     """The page as text."""
     parts = {
+        "MARK": MARK,
         "TITLE": html.escape(report.title),
         "STYLE": _asset("report.css"),
         "FACTS": "".join(_fact(label, value) for label, value in report.facts),

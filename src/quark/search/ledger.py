@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import ConfigError
+from quark.files.whole import replace_file
 
 VERSION = 1
 
@@ -56,9 +57,7 @@ class Ledger:
         if self._path is None:
             return
         state = {"version": VERSION, "belongs": self._belongs, "done": _written(self._done)}
-        draft = self._path.with_name(f".{self._path.name}.part")
-        draft.write_text(json.dumps(state), encoding="utf-8")
-        os.replace(draft, self._path)
+        replace_file(self._path, json.dumps(state), "the ledger")
 
     def number(self, key: str, measure: Callable[[], float]) -> float:
         """What is known under ``key``; measured, and remembered, where nothing is."""

@@ -9,7 +9,6 @@ layers:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from typing import Any
 import yaml
 
 from quark.errors import ConfigError, unknown
+from quark.files.ours import MARK
+from quark.files.outputs import Output, write_output
 
 KINDS = (".yaml", ".yml", ".json")
 
@@ -54,17 +55,6 @@ def check_kind(path: Path, option: str) -> None:
         raise ConfigError(f"{option} {str(path)!r}: a configuration file ends in {', '.join(KINDS)}")
 
 
-def check_output(path: Path) -> None:
-    """Raise before the work where the plan could not be written.
-
-    Raises:
-        ConfigError: another kind of file, a folder, or a folder that does not exist.
-    """
-    check_kind(path, "--output")
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"--output {str(path)!r}: " + ("it is a folder" if path.is_dir() else "no such folder"))
-
-
 class _NoDoubles(yaml.SafeLoader):
     """A layer that is named twice is an error: the second line would silently win."""
 
@@ -80,16 +70,19 @@ class _NoDoubles(yaml.SafeLoader):
 def write_plan(path: Path, values: Mapping[str, Any], notes: Mapping[str, str], head: Sequence[str]) -> None:
     """Write a plan, whole or not at all.
 
+    Raises:
+        OutputError: it cannot be written.
+
     Args:
         path: ends in .yaml, .yml or .json.
         values: what the file says; ``layers`` is a mapping.
         notes: a remark for a layer's line (YAML only).
         head: lines of comment above (YAML only).
     """
+    if "found" in values:
+        values = {**values, "found": {"by": MARK, **values["found"]}}
     text = json.dumps(values, indent=2) + "\n" if path.suffix == ".json" else _yaml(values, notes, head)
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    write_output(Output(path, "the plan"), text)
 
 
 def _yaml(values: Mapping[str, Any], notes: Mapping[str, str], head: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from tests.torch_flow.export.networks import IDS, llama
 from tests.torch_flow.export.test_reload import LLM, layer, quantized
 from torch import nn
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, OutputError
 from quark.torch import export_compressed_tensors, export_gguf, export_onnx, export_safetensors
 from quark.torch.export import onnx_model
 from quark.torch.files import quantize_checkpoint
@@ -103,9 +103,9 @@ def test_a_full_disk_leaves_nothing(name: str, tmp_path: Path) -> None:
     export = EXPORTS[name]
     export(tmp_path / "first", source)  # and imports what it needs, while files may be written
     for target in (new, kept):
-        with full_disk(), pytest.raises(OSError) as caught:
+        with full_disk(), pytest.raises(OutputError, match=f"{target.name}' cannot be written") as caught:
             export(target, source)
-        assert caught.value.errno == errno.EFBIG
+        assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__.errno == errno.EFBIG
     assert not new.exists()
     assert [path.name for path in kept.iterdir()] == ["notes.txt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "kept", "source"]
@@ -129,7 +129,7 @@ def test_files_that_cannot_be_moved_leave_nothing(name: str, tmp_path: Path, mon
     monkeypatch.setattr(os, "replace", fails)
     for target, moved in ((new, 0), (kept, 0 if name == "gguf" else 1)):
         left[0] = moved
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OutputError, match="No space left"):
             export(target, source)
     assert not new.exists()
     assert [path.name for path in kept.iterdir()] == ["notes.txt"]
@@ -150,7 +150,7 @@ def test_an_interrupted_job_on_files_is_no_model_and_goes_on(tmp_path: Path) -> 
     model.save_pretrained(tmp_path / "float", max_shard_size="100KB")
     config = QConfig(LLM["int4"], exclude=["lm_head"])
     quantize_checkpoint(tmp_path / "float", tmp_path / "whole", config)
-    with full_disk(), pytest.raises(OSError):
+    with full_disk(), pytest.raises(OutputError):
         quantize_checkpoint(tmp_path / "float", tmp_path / "half", config)
     assert not (tmp_path / "half" / "config.json").exists()
     assert not list((tmp_path / "half").glob("*.safetensors"))
@@ -163,7 +163,7 @@ def test_the_model_is_as_it_was(tmp_path: Path) -> None:
     model = language(LLM["int4"])
     with torch.no_grad():
         before = model(IDS).logits
-    with full_disk(), pytest.raises(OSError):
+    with full_disk(), pytest.raises(OutputError):
         export_safetensors(model, tmp_path / "m")
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, before)

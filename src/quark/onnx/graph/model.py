@@ -10,7 +10,6 @@ Not handled: sparse initializers (an error says so).
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -19,7 +18,9 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
-from quark.errors import ModelError, ModelNotFoundError
+from quark.errors import ModelError, ModelNotFoundError, OutputError
+from quark.files.ours import MARK, NAME
+from quark.files.outputs import Input, Output, draft_of
 from quark.onnx.graph.surgery import all_nodes, in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
 from quark.onnx.graph.weightless import swapped
 
@@ -256,54 +257,59 @@ def _opset_ir_version(version: int) -> int:
         return int(onnx.IR_VERSION)
 
 
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse an output path before any work is done.
+def output_of(path: str | os.PathLike[str], name: str = "the output path") -> Output:
+    """A model as an output of the gate: its file, and the external data that may come with it."""
+    return Output(Path(path), name, "model")
 
-    Raises:
-        ModelError: The path is a folder, or its folder does not exist or takes no files; the message has the remedy.
-    """
-    path = Path(path)
-    folder = path.parent
-    if path.is_dir():
-        raise ModelError(
-            f"the output path {str(path)!r} is a folder: add a file name, as in {str(path / 'model.onnx')!r}"
-        )
-    if not folder.is_dir():
-        raise ModelError(f"the output folder {str(folder)!r} does not exist: create it, or give another path")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
+
+def inputs_of_model(model: ModelInput, name: str = "the float model") -> Iterator[Input]:
+    """The files that a model is read from, its external data among them; none where it is in memory."""
+    if not isinstance(model, (str, os.PathLike)):
+        return
+    path = Path(model)
+    yield name, path
+    if path.is_file():
+        try:
+            proto = onnx.load(path, format="protobuf", load_external_data=False)
+        except (OSError, DecodeError, ValueError):  # whoever reads the model says what is wrong with it
             return
-    except OSError as error:
-        raise ModelError(
-            f"the output folder {str(folder)!r} is not writable ({error.strerror}): "
-            "change its permissions, or give another path"
-        ) from error
+        for tensor in _external(proto.graph):
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            yield f"external data of {name}", path.parent / entries.get("location", "")
+
+
+def _external(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """The tensors of a graph, and of the graphs in it, that are kept in files of their own."""
+    tensors = [*graph.initializer, *(attr.t for node in graph.node for attr in node.attribute if attr.HasField("t"))]
+    yield from (tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL)
+    for attr in (attr for node in graph.node for attr in node.attribute if attr.HasField("g")):
+        yield from _external(attr.g)
 
 
 def save(model: ir.Model, path: str | os.PathLike[str], external_data: bool = False) -> None:
     """Write ``model`` to ``path``. Whatever goes wrong, nothing half-written stays and an older file keeps its content.
 
     Args:
-        model: Its nodes are sorted and its IR version is set to what is written; nothing else changes.
-        path: The file. Its folder must exist.
+        model: Its nodes are sorted, its IR version is set to what is written, and its metadata say that we wrote it.
+        path: The file. Its folder must exist; a link is followed.
         external_data: Put the weights into ``<path>.data``. Above 2 GiB of weights that happens by itself.
 
     Raises:
-        ModelError: The path cannot be written, the disk is full, or the model does not pass ``onnx.checker``.
+        OutputError: The path cannot be written, or the disk is full.
+        ModelError: The model does not pass ``onnx.checker``.
     """
     path = Path(path)
-    check_writable(path)
     _settle(model)
     external = external_data or tensor_bytes(model) > INLINE_LIMIT
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            draft = Path(folder) / path.name
+    if not model.producer_name or not model.producer_name.startswith(NAME):
+        model.metadata_props[f"{NAME}.made"] = MARK
+    with draft_of(output_of(path)) as draft:
+        try:
             _write(model, draft, external)
             _check(draft, path)
-            _map_weights(model, _data_file(path))
-            _publish(draft, path)
-    except OSError as error:
-        raise ModelError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
+            _map_weights(model, _data_file(Path(os.path.realpath(path))))
+        except OSError as error:
+            raise OutputError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
 
 
 def _data_file(path: Path) -> Path:
@@ -332,20 +338,3 @@ def _map_weights(model: ir.Model, file: Path) -> None:
     for value in _initializers(model):
         if isinstance(value.const_value, ir.ExternalTensor) and Path(value.const_value.path) == file.resolve():
             value.const_value.numpy()
-
-
-def _publish(draft: Path, path: Path) -> None:
-    """Move the finished files into place: external data first, and back out of it if the model cannot follow."""
-    data, final_data = _data_file(draft), _data_file(path)
-    backup = data.with_name("previous.data")
-    had_data = data.exists() and final_data.exists()
-    if had_data:
-        os.replace(final_data, backup)
-    try:
-        if data.exists():
-            os.replace(data, final_data)
-        os.replace(draft, path)
-    except OSError:
-        if had_data:
-            os.replace(backup, final_data)
-        raise

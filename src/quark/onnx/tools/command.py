@@ -85,6 +85,7 @@ class Tool:
         files: what it reads and writes, as "input" and "output".
         order: positional arguments in order; the files by default.
         output_flags: more names of the output file's flag.
+        writes: what the output is, "model" or "text".
     """
 
     name: str
@@ -94,6 +95,7 @@ class Tool:
     files: tuple[str, ...] = ("input", "output")
     order: tuple[str, ...] = ()
     output_flags: tuple[str, ...] = ()
+    writes: str = "model"
 
     @property
     def positions(self) -> tuple[str, ...]:
@@ -119,6 +121,7 @@ def parser_of(tool: Tool) -> argparse.ArgumentParser:
         extra: dict[str, Any] = {"nargs": "?", "const": True} if one.kind is boolean else {}
         made.add_argument(f"--{one.name}", type=one.kind, dest=one.name, help=shown.replace("%", "%%"), **extra)
     if "output" in tool.files:
+        made.add_argument("--overwrite", action="store_true", help="replace a file that is no result of a tool")
         made.add_argument("--save_as_external_data", "--external_data", type=boolean, nargs="?", const=True)
     return made
 
@@ -153,7 +156,7 @@ def main(tool: Tool, arguments: Sequence[str] | None = None) -> int:
     """Run a tool; an error of the user's input is one sentence on standard error."""
     given = parse(tool, arguments)
     try:
-        _keep_input(tool, given)
+        _check_files(tool, given)
         told = tool.run(given)
     except QuarkError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -163,13 +166,18 @@ def main(tool: Tool, arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _keep_input(tool: Tool, given: argparse.Namespace) -> None:
-    """Raise before the input, which may be the only copy, is written over."""
-    if not {"input", "output"} <= {*tool.files}:
+def _check_files(tool: Tool, given: argparse.Namespace) -> None:
+    """Raise before an input, which may be the only copy, or somebody's file is written over."""
+    from quark.files.outputs import Output, check_outputs
+    from quark.onnx.graph.model import inputs_of_model
+
+    if "output" not in tool.files:
         return
-    source, output = Path(given.input), Path(given.output)
-    if source.exists() and output.exists() and output.samefile(source):
-        raise ConfigError(f"the output path {given.output!r} is the input file itself: give another path")
+    named = [(name, value) for name, value in vars(given).items() if name not in ("output", "input")]
+    inputs = [(f"the file of {name}", Path(value)) for name, value in named if isinstance(value, str) and value]
+    source = inputs_of_model(given.input, "the input file") if "input" in tool.files else ()
+    output = Output(Path(given.output), kind=tool.writes, folder=tool.writes == "text")
+    check_outputs([output], (*source, *inputs), bool(given.overwrite))
 
 
 def over_pass(
@@ -204,7 +212,6 @@ def apply_pass(name: str, parameters: dict[str, Any], given: argparse.Namespace,
     from quark.onnx.shapeshifter import run_passes
 
     row, lifting = get_pass(name), get_pass("convert_opset_version")
-    files.check_writable(Path(given.output))
     model = files.load(given.input)
     first = () if opset is None else ((lifting, {"target_opset_version": opset}),)
     report = run_passes(model, (*first, (row, row.arguments(parameters) or {})))[-1]

@@ -49,6 +49,7 @@ TOOL = Tool(
     run,
     (Argument("data_path", "Samples: a folder of .npy files; generated ones by default.", str, None),),
     output_flags=("output_path",),
+    writes="text",
 )
 
 if __name__ == "__main__":

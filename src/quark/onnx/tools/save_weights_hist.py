@@ -48,6 +48,7 @@ TOOL = Tool(
     "Write a page with the histogram of every weight.",
     run,
     (Argument("perchannel", "One histogram per slice of the first axis.", boolean, False),),
+    writes="text",
 )
 
 if __name__ == "__main__":

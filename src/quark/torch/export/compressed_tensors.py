@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from quark.errors import ConfigError
+from quark.files.folder import new_folder
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
-from quark.torch.export.folder import new_folder
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.layout import BlockLayout, layout_of_quantizer, store
 from quark.torch.export.left_out import left_out_items

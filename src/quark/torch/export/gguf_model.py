@@ -25,9 +25,9 @@ import torch
 from torch import nn
 
 from quark.errors import ConfigError, ModelError, unknown
+from quark.files.folder import new_folder
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel, Group, Tensor, normal_axis
-from quark.torch.export.folder import new_folder
 from quark.torch.export.ggml_blocks import BLOCK, K_QUANTS, SUPER, k_block, mxfp4_block, simple_block
 from quark.torch.export.gguf_vocabulary import add_vocabulary
 from quark.torch.export.layout import BlockLayout, ElementLayout, layout_of_quantizer, store

@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 
 from quark.errors import ConfigError, ModelError, unknown
+from quark.files.folder import new_folder
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.export import modelopt
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_items
-from quark.torch.export.folder import new_folder
 from quark.torch.export.layout import Layout, PairLayout, layout_of_quantizer
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, is_diffusers, stem_of, write_config

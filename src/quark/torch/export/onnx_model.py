@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from quark.errors import ConfigError
+from quark.files.folder import new_folder
 from quark.torch.calibration import evaluating
-from quark.torch.export.folder import new_folder
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.onnx_marks import DOMAIN, Marked, marking, quantizers_of
 from quark.torch.export.skeleton import compact_layers, unpack

@@ -12,7 +12,6 @@ Not handled: SVDQuant, which puts modules beside layers, and is refused by name.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from quark.algorithms.hadamard import Rotation
+from quark.files.whole import replace_file
 from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.registry import run_algorithms
 from quark.torch.calibration import evaluating
@@ -109,9 +109,7 @@ def write(path: Path, changes: Changes) -> None:
         for name, stored in changes.tensors.items()
     }
     turns = {name: asdict(turn) for name, turn in changes.turns.items()}
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps({"tensors": tensors, "turns": turns, "untied": changes.untied}), encoding="utf-8")
-    os.replace(part, path)
+    replace_file(path, json.dumps({"tensors": tensors, "turns": turns, "untied": changes.untied}))
 
 
 def read(path: Path) -> Changes:

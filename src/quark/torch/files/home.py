@@ -7,7 +7,6 @@ it was, so that changes are taken back by forgetting their files.
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from quark.errors import ModelError
+from quark.files.whole import take_place
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.context import Home, Undo
 from quark.torch.export.checkpoint import Checkpoint
@@ -115,7 +115,7 @@ class InFiles(Home):
         path = self.folder / f"{len(self.files)}.{name}.safetensors"
         part = path.with_name(f"{path.name}.part")
         write_file(part, [item_of(key, value.contiguous()) for key, value in values.items()])
-        os.replace(part, path)
+        take_place(part, path)
         self.files.append(path.name)
         return {key: Stored(str(path), key, tuple(value.shape), value.dtype) for key, value in values.items()}
 

@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 
 from quark.algorithms.hadamard import Rotation
 from quark.errors import ConfigError
+from quark.files.whole import replace_file, take_place
 from quark.torch.algorithms.hqq import refine, warn_of_fixed
 from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import HQQConfig
@@ -95,7 +96,7 @@ class Job:
         if not goal.exists():
             part = goal.with_name(f".{goal.name}.part")
             write_file(part, self.items())
-            os.replace(part, goal)
+            take_place(part, goal)
         return goal.stat().st_size
 
     def items(self) -> list[Item]:
@@ -221,7 +222,7 @@ def static_scales(
     scales = {name: value.contiguous() for name, value in made.items()}
     part = kept.with_name(f"{kept.name}.part")
     save_file({name: value.clone() for name, value in scales.items()}, part)
-    os.replace(part, kept)
+    take_place(part, kept)
     return scales
 
 
@@ -357,6 +358,4 @@ def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """A whole file, or none."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    replace_file(path, json.dumps(value, indent=2, sort_keys=True) + "\n")

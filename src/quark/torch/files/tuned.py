@@ -13,7 +13,6 @@ Not handled: static activations; weights that share a scale with others.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from quark.files.whole import take_place
 from quark.torch.algorithms.context import Context, Undo, forget_twins
 from quark.torch.algorithms.registry import run_algorithms
 from quark.torch.attention import find_targets
@@ -83,7 +83,7 @@ class Tuning(InFiles):
                 values |= {f"{name}.weight.{number}.{key}": value for key, value in found if value is not None}
         part_path = path.with_name(f"{path.name}.part")
         save_file({key: value.clone().contiguous() for key, value in values.items()}, part_path)
-        os.replace(part_path, path)
+        take_place(part_path, path)
 
     def put(self, path: Path, layers: Mapping[str, Match]) -> None:
         """Weights and scales of a block from a file."""

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, OutputError, QuarkError
+from quark.files.lock import alone_in
+from quark.files.whole import sync, sync_folder
 
 LAST = ("config.json", "quantization_config.json")
 MODEL = (".safetensors", ".index.json", ".gguf", ".onnx", ".data")  # endings of files that are not a user's own
@@ -32,15 +34,24 @@ def new_folder(target: str | os.PathLike[str], beside: bool = False) -> Iterator
 
     Raises:
         ConfigError: ``target`` is a file, or holds a model already.
+        OutputError: it cannot be written.
     """
     goal = Path(target).expanduser().resolve()
     check_target(goal, beside)
-    goal.parent.mkdir(parents=True, exist_ok=True)
-    work = goal.parent / f".{goal.name}.{uuid4().hex[:12]}"
-    work.mkdir()
+    work = goal.parent / f".quark-{uuid4().hex[:12]}"
     try:
+        work.parent.mkdir(parents=True, exist_ok=True)
+        work.mkdir()
         yield work
-        publish(work, goal)
+        for path in work.iterdir():
+            sync(path)
+        with alone_in(goal.parent):
+            publish(work, goal)
+            sync_folder(goal.parent)
+    except OSError as error:
+        if isinstance(error, QuarkError):
+            raise
+        raise OutputError(f"the folder {str(goal)!r} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -1,0 +1,112 @@
+"""Which options of a command are paths that it reads or writes; looked at before any command begins.
+
+    report: Annotated[Path | None, Writes(), typer.Option("--report")]
+
+``Guarded`` is the class of every command that has paths. It refuses outputs that are inputs, other outputs, devices, or
+somebody's files (``quark.files.outputs``), before the command does anything. An option of the type ``Path`` that says
+neither ``Reads`` nor ``Writes`` is a defect, which a test finds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from quark.files.outputs import Input, Output, check_outputs
+
+FOLDER = "folder"
+#: For the parameter ``overwrite`` of commands; ``Guarded`` looks at it, commands need not.
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace files that are there and are no results of this program.")
+]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The option names files that the command reads.
+
+    Attributes:
+        function: it is ``FILE.py:FUNCTION``.
+    """
+
+    function: bool = False
+
+
+@dataclass(frozen=True)
+class Writes:
+    """The option names a file, or a new folder, that the command writes.
+
+    Attributes:
+        kind: as of ``quark.files.outputs.Output``; "folder" is checked where the folder is made.
+        folder: the folder of the file is made where it is missing.
+    """
+
+    kind: str = "text"
+    folder: bool = False
+
+
+class Guarded(TyperCommand):
+    """A command whose outputs pass the gate before it begins."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Check, then run."""
+        if self.callback is not None:
+            guard(inspect.unwrap(self.callback), ctx.params)
+        return super().invoke(ctx)
+
+
+def guard(command: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise where what was typed for ``command`` would write over something.
+
+    Raises:
+        OutputError: as ``check_outputs``.
+    """
+    marks = marks_of(command)
+    check_outputs(outputs_of(marks, given), inputs_of(marks, given), bool(given.get("overwrite")))
+
+
+def marks_of(command: Callable[..., Any]) -> dict[str, Reads | Writes]:
+    """The options that are paths, by the names of the command's parameters."""
+    found = {}
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        for mark in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
+            if isinstance(mark, Reads | Writes):
+                found[name] = mark
+    return found
+
+
+def outputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) -> Iterator[Output]:
+    """The files that are to be written."""
+    for name, mark in marks.items():
+        if isinstance(mark, Writes) and mark.kind != FOLDER and given.get(name) is not None:
+            yield Output(Path(given[name]), _option(name), mark.kind, mark.folder)
+
+
+def inputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) -> Iterator[Input]:
+    """The files and folders that are read."""
+    for name, mark in marks.items():
+        if not isinstance(mark, Reads) or given.get(name) is None:
+            continue
+        for text in map(str, given[name] if isinstance(given[name], (list, tuple)) else [given[name]]):
+            path = Path(text.rpartition(":")[0] if mark.function else text)
+            if path.suffix == ".onnx" and path.is_file():
+                yield from _of_model(path, _option(name))
+            elif text and path.exists():
+                yield f"the input {_option(name)}", path
+
+
+def _of_model(path: Path, name: str) -> Iterator[Input]:
+    from quark.onnx.graph.model import inputs_of_model
+
+    return inputs_of_model(path, f"the input {name}")
+
+
+def _option(name: str) -> str:
+    """How a parameter is called on the command line."""
+    return {"model": "MODEL", "quantized": "QUANTIZED_MODEL"}.get(name, f"--{name.replace('_', '-')}")
