@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from quark.errors import OutputError
+from quark.errors import OutputError, QuarkError
 
 
 def replace_file(path: Path, content: bytes | str, name: str = "the output path") -> None:
@@ -20,13 +22,35 @@ def replace_file(path: Path, content: bytes | str, name: str = "the output path"
         OutputError: it is no regular file, or it cannot be written; what was there is there still.
     """
     place = resolved(path, name)
-    part = place.with_name(f".{place.name}.part")
     try:
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
-        take_place(part, place)
-    except OSError as error:
+        with part_of(place) as part:
+            part.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OutputError as error:
+        raise OutputError(f"{name}: {error}") from error.__cause__
+
+
+@contextmanager
+def part_of(goal: Path, *errors: type[Exception]) -> Iterator[Path]:
+    """A path beside ``goal`` to write to, which becomes ``goal`` when the block ends.
+
+    Args:
+        goal: a regular file, or nothing yet.
+        errors: what a library raises where the disk is full, beside ``OSError``.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    part = goal.with_name(f".{goal.name}.part")
+    try:
+        yield part
+        take_place(part, goal)
+    except (OSError, *errors) as error:
+        if isinstance(error, QuarkError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"{str(goal)!r} cannot be written: {reason}") from error
+    finally:
         part.unlink(missing_ok=True)
-        raise OutputError(f"{name} {str(path)!r} cannot be written: {error.strerror or error}") from error
 
 
 def resolved(path: Path, name: str) -> Path:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.torch_flow.models import TwoLayers
 
-from quark.errors import ConfigError, ModelError, QuarkError
+from quark.errors import ConfigError, ModelError, OutputError, QuarkError
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.export import shards
 from quark.torch.quantization.config.config import Int4PerGroupSpec, QConfig, QLayerConfig
@@ -181,12 +181,12 @@ def test_unknown_method_scheme_and_format(folder: Path) -> None:
 def test_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = quantized()
     monkeypatch.setattr(shards, "check_made", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OutputError, match="disk full"):
         export_safetensors(model, tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "tokenizer.json").write_text("mine")
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OutputError, match="disk full"):
         export_safetensors(model, tmp_path / "kept")
     assert [path.name for path in tmp_path.rglob("*")] == ["kept", "tokenizer.json"]
 

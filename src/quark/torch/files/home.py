@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from quark.errors import ModelError
-from quark.files.whole import take_place
+from quark.files.whole import part_of
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.context import Home, Undo
 from quark.torch.export.checkpoint import Checkpoint
@@ -113,9 +113,8 @@ class InFiles(Home):
         if not values:
             return {}
         path = self.folder / f"{len(self.files)}.{name}.safetensors"
-        part = path.with_name(f"{path.name}.part")
-        write_file(part, [item_of(key, value.contiguous()) for key, value in values.items()])
-        take_place(part, path)
+        with part_of(path) as part:
+            write_file(part, [item_of(key, value.contiguous()) for key, value in values.items()])
         self.files.append(path.name)
         return {key: Stored(str(path), key, tuple(value.shape), value.dtype) for key, value in values.items()}
 

@@ -27,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from quark.algorithms.hadamard import Rotation
 from quark.errors import ConfigError
-from quark.files.whole import replace_file, take_place
+from quark.files.whole import part_of, replace_file
 from quark.torch.algorithms.hqq import refine, warn_of_fixed
 from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import HQQConfig
@@ -94,9 +95,8 @@ class Job:
         """Write the file; bytes."""
         goal = self.target / self.file
         if not goal.exists():
-            part = goal.with_name(f".{goal.name}.part")
-            write_file(part, self.items())
-            take_place(part, goal)
+            with part_of(goal) as part:
+                write_file(part, self.items())
         return goal.stat().st_size
 
     def items(self) -> list[Item]:
@@ -220,9 +220,8 @@ def static_scales(
     found = match(skeleton.model, config, skeleton=True)
     made = activation_parameters(skeleton, found, config, checkpoint.folder, samples or ())
     scales = {name: value.contiguous() for name, value in made.items()}
-    part = kept.with_name(f"{kept.name}.part")
-    save_file({name: value.clone() for name, value in scales.items()}, part)
-    take_place(part, kept)
+    with part_of(kept, SafetensorError) as part:
+        save_file({name: value.clone() for name, value in scales.items()}, part)
     return scales
 
 

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from quark.files.whole import take_place
+from quark.files.whole import part_of
 from quark.torch.algorithms.context import Context, Undo, forget_twins
 from quark.torch.algorithms.registry import run_algorithms
 from quark.torch.attention import find_targets
@@ -81,9 +82,8 @@ class Tuning(InFiles):
             for number, part in enumerate(parts(weight_quantizer(item))):
                 found = ((key, getattr(part, key)) for key in PARAMETERS)
                 values |= {f"{name}.weight.{number}.{key}": value for key, value in found if value is not None}
-        part_path = path.with_name(f"{path.name}.part")
-        save_file({key: value.clone().contiguous() for key, value in values.items()}, part_path)
-        take_place(part_path, path)
+        with part_of(path, SafetensorError) as unfinished:
+            save_file({key: value.clone().contiguous() for key, value in values.items()}, unfinished)
 
     def put(self, path: Path, layers: Mapping[str, Match]) -> None:
         """Weights and scales of a block from a file."""
