@@ -266,6 +266,7 @@ PRIVATE = "in a temporary folder of its own"
 DRAFT = "on a draft or in a folder that the gate gave"
 OWN = "in the folder of an unfinished job, under a name that nothing else has"
 ALLOWED = {
+    "quark.numerics.array_files": "a memory map to read from",
     "quark.onnx.algorithms.mixprecision": PRIVATE,
     "quark.onnx.algorithms.samples": "files of random names in TmpDir or cache_dir",
     "quark.onnx.bench": PRIVATE,
@@ -282,6 +283,7 @@ ALLOWED = {
     "quark.torch.sensitivity": PRIVATE,
     "quark.torch.export.gguf_model": DRAFT,
     "quark.torch.export.model_files": DRAFT,
+    "quark.torch.export.modelopt": DRAFT,
     "quark.torch.export.onnx_model": DRAFT,
     "quark.torch.export.shards": DRAFT,
     "quark.torch.files.changed": OWN,

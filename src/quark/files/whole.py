@@ -30,12 +30,12 @@ def replace_file(path: Path, content: bytes | str, name: str = "the output path"
 
 
 @contextmanager
-def part_of(goal: Path, *errors: type[Exception]) -> Iterator[Path]:
+def part_of(goal: Path, also: type[Exception] = OSError) -> Iterator[Path]:
     """A path beside ``goal`` to write to, which becomes ``goal`` when the block ends.
 
     Args:
         goal: a regular file, or nothing yet.
-        errors: what a library raises where the disk is full, beside ``OSError``.
+        also: what a library raises where the disk is full, beside ``OSError``.
 
     Raises:
         OutputError: it cannot be written.
@@ -44,7 +44,7 @@ def part_of(goal: Path, *errors: type[Exception]) -> Iterator[Path]:
     try:
         yield part
         take_place(part, goal)
-    except (OSError, *errors) as error:
+    except (OSError, also) as error:
         if isinstance(error, QuarkError):
             raise
         reason = getattr(error, "strerror", None) or error
