@@ -204,7 +204,8 @@ def test_options_that_exclude_each_other(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("method", ["MinMax", "MinMSE", "Entropy", "Percentile", "LayerwisePercentile"])
 def test_ranges_are_symmetric_on_request_with_every_method(method: str) -> None:
     lo, hi = plan_of(method, UInt8Spec, CalibTensorRangeSymmetric=True).tensors["x"].range
-    assert -lo == hi > 0 or method not in ("MinMax", "Entropy")  # thresholds of the others end where the data end
+    assert -lo == hi > 0
+    assert plan_of(method, UInt8Spec, CalibTensorRangeSymmetric=True).tensors["x"].zero_point in (127, 128)
     assert plan_of(method, UInt8Spec, CalibTensorRangeSymmetric=False).tensors["x"].range[1] > 0
 
 

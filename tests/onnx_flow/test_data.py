@@ -221,20 +221,24 @@ def taken(reader: CalibrationDataReader) -> Iterator[Any]:
     return iter(reader.get_next, None)
 
 
+RANGES: dict[str, list[int]] = {"ids": [0, 10], "x": [0, 1], "mask": [0, 1], "flags": [0, 1]}
+
+
 def test_random_data_has_the_shapes_types_and_bounds_of_the_inputs() -> None:
-    reader = RandomDataReader(embedding(), {"x": [2, 1, 6, 7]}, {"x": [-3, 5]}, data_size=20)
+    reader = RandomDataReader(embedding(), {"x": [2, 1, 6, 7]}, data_size=20)
     feeds = list(taken(reader))
     assert len(feeds) == len(reader) == 20
     assert [feeds[0][name].shape for name in ("ids", "x", "mask", "flags")] == [(1, 16), (2, 1, 6, 7), (1, 4), (2,)]
     ids = np.concatenate([feed["ids"] for feed in feeds])
     assert (ids.min(), ids.max()) == (0, 10), "indices must stay inside the table of 11 rows and use all of it"
     assert set(np.unique([feed["mask"] for feed in feeds])) == {0, 1}
-    x = np.concatenate([feed["x"] for feed in feeds])
+    ranged = RandomDataReader(embedding(), {"x": [2, 1, 6, 7]}, {**RANGES, "x": [-3, 5]}, data_size=20)
+    x = np.concatenate([feed["x"] for feed in taken(ranged)])
     assert x.dtype == np.float32 and -3 <= x.min() < -2.5 and 4.5 < x.max() <= 5
 
 
 def test_integer_bounds_take_both_ends() -> None:
-    reader = RandomDataReader(embedding(), input_data_range={"ids": [3, 5]}, data_size=5)
+    reader = RandomDataReader(embedding(), input_data_range={**RANGES, "ids": [3, 5]}, data_size=5)
     assert set(np.unique([feed["ids"] for feed in taken(reader)])) == {3, 4, 5}
 
 
@@ -253,8 +257,8 @@ def test_random_samples_differ_and_come_back_the_same() -> None:
         (None, {"y": [0, 1]}, r"unknown input in RandomDataReaderInputDataRange 'y'"),
         ({"x": [1, 2, 3, 4]}, None, r"gives \[1, 2, 3, 4\], which does not fit the input 'x'"),
         ({"x": [1, 1, 0, 4]}, None, r"gives \[1, 1, 0, 4\]"),
-        (None, {"x": [2, 1]}, r"gives \[2, 1\] for the input 'x'; it must be \[lowest, highest\]"),
-        (None, {"x": [2]}, r"gives \[2\] for the input 'x'"),
+        (None, {**RANGES, "x": [2, 1]}, r"gives \[2, 1\] for the input 'x'; it must be \[lowest, highest\]"),
+        (None, {**RANGES, "x": [2]}, r"gives \[2\] for the input 'x'"),
     ],
 )
 def test_random_options_that_do_not_fit_are_named(shapes: Any, ranges: Any, message: str) -> None:

@@ -340,7 +340,6 @@ def test_float16_models_are_quantized_as_they_are_or_converted(options: dict[str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"QuantizeFP16": False}, "float16 model: set QuantizeFP16.*ConvertFP16ToFP32"),
         ({"WeightScaled": True}, "bfloat16"),
     ],
 )

@@ -98,6 +98,23 @@ def test_a_range_and_parameters_are_taken_as_given() -> None:
     assert (float(fixed.scale), int(fixed.zero_point)) == (0.25, 3)
 
 
+@pytest.mark.parametrize("name", ["a", "w"])
+@pytest.mark.parametrize("side", ["rmin", "rmax"])
+def test_one_side_of_a_range_leaves_the_other_to_the_data(name: str, side: str) -> None:
+    found, given = told({"symmetric": False}, name=name).range, -7.5 if side == "rmin" else 7.5
+    lo, hi = told({"symmetric": False, side: given}, name=name).range
+    assert (lo, hi) == ((given, found[1]) if side == "rmin" else (found[0], given))
+
+
+def test_one_side_of_a_range_channel_by_channel() -> None:
+    values = WEIGHTS["w"].reshape(4, -1)
+    highs = [float(k + values[k].max()) for k in range(4)]
+    entries = [{"rmax": high, "symmetric": False, **({"axis": 0} if not k else {})} for k, high in enumerate(highs)]
+    lo, hi = told(*entries, name="w").range
+    np.testing.assert_array_equal(hi, highs)
+    np.testing.assert_array_equal(lo, values.min(1))
+
+
 def test_channels_have_a_range_or_parameters_each() -> None:
     ranges = told(
         *({"rmin": -1.27 * k, "rmax": 0.0, **({"axis": 0} if k == 1 else {})} for k in (1, 2, 3, 4)), name="w"
@@ -156,7 +173,8 @@ def test_a_tensor_that_is_not_quantized_stays_float(caplog: pytest.LogCaptureFix
         ({"a": [{"quant_typ": "int8"}]}, r"'quant_typ'. Did you mean 'quant_type'"),
         ({"a": [{"quant_type": "int9"}]}, r"quant_type of TensorQuantOverrides\['a'\] 'int9'"),
         ({"a": [{"scale": 1.0}]}, r"scale needs zero_point"),
-        ({"a": [{"rmin": 1.0}]}, r"rmin needs rmax"),
+        ({"a": [{"rmin": 1e4}]}, r"\['a'\]: rmin 10000.0 lies beyond the largest value"),
+        ({"w": [{"rmax": -1e4}]}, r"\['w'\]: rmax -10000.0 lies beyond the smallest value"),
         ({"a": [{"scale": 1.0, "zero_point": 0, "symmetric": True}]}, r"leave out symmetric"),
         ({"a": [{"scale": -1.0, "zero_point": 0}]}, r"scale must be positive"),
         ({"a": [{"scale": 1.0, "zero_point": 300}]}, r"zero_point must lie in -128..127"),

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from quark.config.conflicts import check_together, idle_options
 from quark.config.nbits import parse_nbits
+from quark.config.option_values import Bins, FloatMode, MaybeNone, Names, SearchName, Switch, plain
 from quark.config.overrides import parse_overrides
 from quark.errors import ConfigError, unknown
 
@@ -33,7 +34,7 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
 
     # 1 ---------------------------------------------------------------------------------------------------------------
-    SkipPreprocess: bool = _option(False, 1, "Leave out every optional graph optimization; lifting old models stays.")
+    SkipPreprocess: Switch = _option(False, 1, "Leave out every optional graph optimization; lifting old models stays.")
     OptimizeModel: bool = _option(True, 1, "Fold constants, remove identities and dead nodes before quantization.")
     SimplifyModel: bool = _option(True, 1, "Run onnxslim where a cheap look at the graph says it can gain something.")
     SimplifyModelOptions: dict[str, Any] = _option(
@@ -42,7 +43,12 @@ class Options(BaseModel):
     RemoveInputInit: bool = _option(
         True, 1, "Initializers stop being graph inputs; False: those a feed may override stay float."
     )
-    ConvertOpsetVersion: Positive | None = _option(None, 1, "Lift the model to this opset; never lowers it.")
+    ConvertOpsetVersion: Positive | None = _option(
+        None,
+        1,
+        "Bring the model to this opset: to an older one if its operators are the same there, but never below what the "
+        "types need.",
+    )
     ConvertFP16ToFP32: bool = _option(False, 1, "Turn a float16 model into a float32 one before anything else.")
     ReplaceClip6Relu: bool = _option(False, 1, "Turn Clip from 0 to 6 into Relu before CLE; only when CLE runs.")
     ConvertReduceMeanToGlobalAvgPool: bool | None = _option(
@@ -57,9 +63,16 @@ class Options(BaseModel):
     FuseInstanceNorm: bool = _option(True, 1, "Written-out instance normalization becomes InstanceNormalization.")
     FuseL2Norm: bool = _option(True, 1, "A vector divided by its length becomes LpNormalization.")
     FuseLayerNorm: bool = _option(
-        True, 1, "Written-out layer normalization becomes LayerNormalization, in models of opset 17 and up."
+        True,
+        1,
+        "Written-out layer normalization becomes LayerNormalization, in models of opset 17 and up; with True written "
+        "down older ones are lifted.",
     )
-    FuseGelu: bool = _option(True, 1, "Written-out GELU becomes Gelu, in models of opset 20 and up.")
+    FuseGelu: bool = _option(
+        True,
+        1,
+        "Written-out GELU becomes Gelu, in models of opset 20 and up; with True written down older ones are lifted.",
+    )
     ConvertNCHWToNHWC: bool = _option(
         False, 1, "Images come and go as [N, H, W, C]; calibration data stays as for the float model."
     )
@@ -96,13 +109,15 @@ class Options(BaseModel):
         None, 1, "Copy initializers shared by nodes of these types, [] for all types; None leaves them shared."
     )
     CopyBiasInit: list[str] | None = _option(
-        ["Conv", "ConvTranspose", "Gemm"], 1, "The same for biases (third input) of these types."
+        ["Conv", "ConvTranspose", "Gemm"],
+        1,
+        "The same for biases (third input) of these types; for 8- and 16-bit integers only.",
     )
     # 2 ---------------------------------------------------------------------------------------------------------------
-    OpTypesToQuantize: list[str] = _option([], 2, "Quantize only these operator types; [] means all that are known.")
-    ExtraOpTypesToQuantize: list[str] = _option([], 2, "Operator types quantized besides the chosen ones.")
+    OpTypesToQuantize: Names = _option([], 2, "Quantize only these operator types; [] means all that are known.")
+    ExtraOpTypesToQuantize: Names = _option([], 2, "Operator types quantized besides the chosen ones.")
     QuantizeAllOpTypes: bool = _option(False, 2, "Quantize every operator type found in the model.")
-    NodesToQuantize: list[str] = _option([], 2, "Quantize only the nodes of these names; [] means all.")
+    NodesToQuantize: Names = _option([], 2, "Quantize only the nodes of these names; [] means all.")
     MatMulConstBOnly: bool | None = _option(
         None,
         2,
@@ -124,8 +139,8 @@ class Options(BaseModel):
     EnableSubgraph: bool = _option(False, 2, "Quantize the bodies of If and Loop too, each on the data that enters it.")
     # 3 ---------------------------------------------------------------------------------------------------------------
     AddQDQPairToWeight: bool = _option(False, 3, "Keep float weights behind Q and DQ instead of storing the codes.")
-    OpTypesToExcludeOutputQuantization: list[str] = _option([], 3, "Outputs of these operator types stay float.")
-    NodesToExcludeOutputQuantization: list[str] = _option([], 3, "Outputs of the nodes of these names stay float.")
+    OpTypesToExcludeOutputQuantization: Names = _option([], 3, "Outputs of these operator types stay float.")
+    NodesToExcludeOutputQuantization: Names = _option([], 3, "Outputs of the nodes of these names stay float.")
     DedicatedQDQPair: bool = _option(False, 3, "One Q/DQ pair per consumer instead of one shared pair.")
     EnableDualQuantNodePairs: bool = _option(
         False,
@@ -144,49 +159,53 @@ class Options(BaseModel):
     RemoveQDQConvGelu: bool = _option(False, 3, "No Q/DQ between Conv, Add, Gemm, … and a Gelu that follows.")
     RemoveQDQInstanceNorm: bool = _option(False, 3, "No Q/DQ between InstanceNormalization and its activation.")
     RemoveQDQMulAdd: bool = _option(False, 3, "No Q/DQ between a Mul and the Add that alone reads it.")
-    RemoveQDQBetweenOps: list[Annotated[tuple[str, str], Strict(False)]] = _option(
+    RemoveQDQBetweenOps: Annotated[list[Annotated[tuple[str, str], Strict(False)]], MaybeNone] = _option(
         [], 3, "No Q/DQ between these pairs of operator types."
     )
     RemoveFusedQDQ: bool = _option(False, 3, "Let the options above remove block operators (BFP, MX) as well.")
     TensorQuantOverrides: dict[str, list[dict[str, Any]]] = _option(
         {},
         3,
-        "Per tensor name a list of one dictionary (or one per channel) with quant_type, symmetric, reduce_range, rmin "
-        "and rmax, scale and zero_point, axis, convert: wins over every other rule.",
+        "Per tensor name a list of one dictionary (or one per channel) with quant_type, symmetric, reduce_range, rmin, "
+        "rmax, scale and zero_point, axis, convert: wins over every other rule.",
     )
     # 4 ---------------------------------------------------------------------------------------------------------------
     CalibTensorRangeSymmetric: bool | None = _option(
         None,
         4,
-        "Make calibrated ranges symmetric around 0: MinMax and Entropy mirror the wider side, the others cut both "
-        "sides at one threshold, no wider than the data. Default: True for Percentile, LayerwisePercentile and "
-        "power-of-two scales, False for the others; symmetric data types are symmetric either way.",
+        "True: calibrated ranges are symmetric around 0, the wider side mirrored. None: Percentile, "
+        "LayerwisePercentile and power-of-two scales cut both sides at one threshold, no wider than the data. "
+        "Symmetric data types are symmetric either way.",
     )
     CalibMovingAverage: bool = _option(False, 4, "MinMax: exponential moving average of per-sample extremes.")
     CalibMovingAverageConstant: Fraction = _option(0.01, 4, "Weight of the newest sample in the moving average.")
     Percentile: Percent = _option(99.999, 4, "Percentage of values that the Percentile method keeps unclipped.")
     LWPMetric: Literal["mae", "mse"] = _option("mae", 4, "Error that LayerwisePercentile compares candidates by.")
     PercentileCandidates: list[Percent] = _option([99.99, 99.999, 99.99999], 4, "Candidates of LayerwisePercentile.")
-    WeightCalibrateMethod: Any = _option(None, 4, "Range search of float-scale weights: None (MinMax), MinMax, MinMSE.")
+    WeightCalibrateMethod: Annotated[Literal["MinMax", "MinMSE"] | None, SearchName] = _option(
+        None,
+        4,
+        "Range search of float-scale weights: None (MinMax), MinMax, MinMSE, also with their enumeration's name.",
+    )
     MinMSEModePof2Scale: Literal["All", "MostCommon", "Percentile"] = _option(
         "All", 4, "MinMSE of power-of-two scales: on all data, by votes of the samples, on what lies within Percentile."
     )
-    MinMSEModeFloatScale: Literal["All", "HistCenter", "Percentile"] = _option(
+    MinMSEModeFloatScale: Annotated[Literal["All", "HistCenter", "Percentile"], FloatMode] = _option(
         "All",
         4,
         "MinMSE of weights with float scales: searched on all values (the least error), on a histogram, or the best of "
-        "four percentiles.",
+        "four percentiles; another text means Percentile, and is told.",
     )
     UseRandomData: bool = _option(False, 4, "Calibrate on generated data when no reader is given.")
     RandomDataReaderInputShape: dict[str, list[int]] = _option({}, 4, "Shape of generated data per input name.")
     RandomDataReaderInputDataRange: dict[str, list[float]] | None = _option(
-        None, 4, "[min, max] of generated data per input name; None means [0, 1)."
+        None, 4, "[min, max] of generated data for every input by name; None means [0, 1) for all."
     )
     CalibDataSize: Positive | None = _option(None, 4, "Read only this many samples; None means all.")
-    NumBins: Annotated[int, Field(ge=0)] | None = _option(
+    NumBins: Annotated[Annotated[int, Field(ge=0)] | None, Bins] = _option(
         None,
         4,
-        "Histogram bins in every octave (None: 2048, values to 1/2048 of themselves); 0 keeps the values themselves, "
+        "Histogram bins in every octave (None: 2048, values to 1/2048 of themselves), 16 at least; 0 keeps the values, "
         "in TmpDir, for exact percentiles and errors.",
     )
     CalibOptimizeMem: bool = _option(
@@ -198,7 +217,7 @@ class Options(BaseModel):
     CalibWorkerNum: Positive = _option(
         1, 4, "Workers that calibrate: threads, or the processes or cluster that joblib.parallel_config sets."
     )
-    CalibPassthroughOpTypes: list[str] = _option(
+    CalibPassthroughOpTypes: Names = _option(
         [], 4, "Outputs of these operator types share the range of what they read and are not observed."
     )
     SaveTensorHistFig: bool = _option(
@@ -226,7 +245,9 @@ class Options(BaseModel):
     ActivationScaled: bool = _option(False, 6, "Scale bfloat16 and float16 activations into a reduced range.")
     WeightScaled: bool = _option(False, 6, "Scale bfloat16 and float16 weights into a reduced range.")
     QuantizeFP16: bool | None = _option(
-        None, 6, "Quantize a float16 model as it is, computing in float16. Default: when the model is one."
+        None,
+        6,
+        "Quantize a float16 model as it is, computing in float16. Default: when the model is one; so does False.",
     )
     UseFP32Scale: bool | None = _option(
         None, 6, "Scales of a float16 model in float32, with Casts around Q and DQ. Default: as QuantizeFP16."
@@ -337,6 +358,10 @@ class Options(BaseModel):
         return idle_options(changed, {name: fields[name].json_schema_extra["group"] for name in changed}, mode)  # type: ignore[index,misc]
 
 
+#: Options that hold data or arguments of others.
+_AS_GIVEN = ("EvalDataReader", "SimplifyModelOptions")
+
+
 def parse_options(given: Mapping[str, Any] | None) -> Options:
     """Validate ``extra_options``.
 
@@ -349,6 +374,7 @@ def parse_options(given: Mapping[str, Any] | None) -> Options:
     for name in given:
         if name not in Options.model_fields:
             raise ConfigError(unknown("option", name, Options.model_fields) + " (field extra_options)")
+    given |= {name: plain(value) for name, value in given.items() if name not in _AS_GIVEN}
     parse_overrides(given.get("TensorQuantOverrides") or {})
     try:
         options = Options(**given)

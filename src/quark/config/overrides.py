@@ -4,7 +4,8 @@
     {"weight": [{"axis": 0, "rmin": -1.0, "rmax": 1.0}, {"rmin": ..}]}  one entry per channel
 
 Keys: ``quant_type`` (a data type class, its name, or a member of ONNX Runtime's ``QuantType``), ``symmetric``,
-``reduce_range`` (half of the codes), ``rmin`` and ``rmax``, or ``scale`` and ``zero_point``, ``axis``, and
+``reduce_range`` (half of the codes), ``rmin`` and ``rmax`` (the side that is not given is found as ever), or ``scale``
+and ``zero_point``, ``axis``, and
 ``convert``: an entry of the same kind for the nodes in its ``recv_nodes`` (all readers without it), which then read the
 tensor in that second type.
 """
@@ -43,7 +44,7 @@ class Override:
 
     Attributes:
         format: row of ``quark.numerics.formats.FORMATS``.
-        range: (lows, highs), one per channel or one.
+        range: (lows, highs), one per channel or one; a side that was not given is ``None``.
         parameters: (scales, zero points), likewise.
         axis: of the channels.
         convert: the second type, for ``readers`` (all where that is ``None``).
@@ -52,7 +53,7 @@ class Override:
     format: str | None = None
     symmetric: bool | None = None
     reduce_range: bool | None = None
-    range: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    range: tuple[tuple[float, ...] | None, tuple[float, ...] | None] | None = None
     parameters: tuple[tuple[float, ...], tuple[int, ...]] | None = None
     axis: int | None = None
     convert: Override | None = None
@@ -89,7 +90,7 @@ def _override(where: str, entries: Sequence[Mapping[str, Any]]) -> Override:
         format=format,
         symmetric=first.get("symmetric"),
         reduce_range=first.get("reduce_range"),
-        range=_columns(where, entries, ("rmin", "rmax")),
+        range=_range(where, entries),
         parameters=_columns(where, entries, _BY_VALUE),
         axis=first.get("axis"),
         convert=_override(f"{where} convert", [convert]) if convert else None,
@@ -103,7 +104,7 @@ def _check(where: str, entry: Mapping[str, Any]) -> None:
             raise ConfigError(unknown(f"key of {where}", key, KEYS))
         if key in _KINDS and not _is(value, _KINDS[key]):
             raise ConfigError(f"{where}: {key} must be {_WORDS[_KINDS[key]]}, not {value!r}")
-    for one, other in (("scale", "zero_point"), ("zero_point", "scale"), ("rmin", "rmax"), ("rmax", "rmin")):
+    for one, other in (("scale", "zero_point"), ("zero_point", "scale")):
         if one in entry and other not in entry:
             raise ConfigError(f"{where}: {one} needs {other} beside it")
     both = [key for key in _BY_RANGE if key in entry]
@@ -126,19 +127,28 @@ def _check_channels(where: str, entries: Sequence[Mapping[str, Any]]) -> None:
             raise ConfigError(f"{where}: all channels have the same {key}, not {first.get(key)!r} and {others[0]!r}")
 
 
+def _range(where: str, entries: Sequence[Mapping[str, Any]]) -> Any:
+    """(lows, highs); ``None`` for a side, or for both together, that no entry gives."""
+    low, high = _column(where, entries, "rmin"), _column(where, entries, "rmax")
+    if low is not None and high is not None and any(a > b for a, b in zip(low, high, strict=True)):
+        raise ConfigError(f"{where}: rmin must not be above rmax")
+    return None if low is None and high is None else (low, high)
+
+
 def _columns(where: str, entries: Sequence[Mapping[str, Any]], keys: tuple[str, str]) -> Any:
     """The values of two keys over all entries; ``None`` where no entry has them."""
-    having = [entry for entry in entries if keys[0] in entry]
-    if not having:
-        return None
-    if len(having) < len(entries):
-        raise ConfigError(f"{where}: every channel needs {keys[0]} and {keys[1]}, or none")
-    low, high = (tuple(_number(where, key, entry[key]) for entry in entries) for key in keys)
-    if keys[0] == "scale" and min(low) <= 0:
+    low, high = (_column(where, entries, key) for key in keys)
+    if low is not None and min(low) <= 0:
         raise ConfigError(f"{where}: scale must be positive, not {min(low)!r}")
-    if keys[0] == "rmin" and any(a > b for a, b in zip(low, high, strict=True)):
-        raise ConfigError(f"{where}: rmin must not be above rmax")
-    return low, high
+    return None if low is None else (low, high)
+
+
+def _column(where: str, entries: Sequence[Mapping[str, Any]], key: str) -> tuple[float, ...] | None:
+    """The values of a key over all entries; ``None`` where no entry has it."""
+    having = [entry for entry in entries if key in entry]
+    if having and len(having) < len(entries):
+        raise ConfigError(f"{where}: every channel needs {key}, or none")
+    return tuple(_number(where, key, entry[key]) for entry in entries) if having else None
 
 
 def _number(where: str, key: str, value: Any) -> float | int:

@@ -36,7 +36,7 @@ class TensorPlan:
         group: name of the tensor whose range this one shares (its own name when it shares with nobody).
         observed: whether its own range counts; a layout operator's output takes its group's.
         readers: nodes that read the quantized values; ``None`` means every reader.
-        fixed_range: a range known without data (Softmax gives 0..1).
+        fixed_range: a range known without data (Softmax gives 0..1); a side that is found as ever is ``None``.
         given: scale and zero point that the user gave; nothing is searched.
         bias_of: for biases, (input tensor, weight tensor) whose scales multiply.
         range: (lo, hi) found by calibration, scalars or one per channel or group.
@@ -51,7 +51,7 @@ class TensorPlan:
     group: str = ""
     observed: bool = True
     readers: frozenset[str] | None = None
-    fixed_range: tuple[float, float] | None = None
+    fixed_range: tuple[Any, Any] | None = None
     given: tuple[Any, Any] | None = None
     bias_of: tuple[str, str] | None = None
     range: tuple[Any, Any] | None = None

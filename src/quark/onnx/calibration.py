@@ -53,11 +53,13 @@ class Request:
         grid: the quantizer the range is for.
         method: name of a row of ``quark.observers.SEARCHES``.
         settings: of that method, by name.
+        mirrored: the wider side of the range holds for both.
     """
 
     grid: Grid
     method: str = "minmax"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    mirrored: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in SEARCHES:
@@ -110,10 +112,13 @@ def calibrate(
 
 def find_ranges(requests: Mapping[str, Request], statistics: Mapping[str, Statistic]) -> dict[str, Range]:
     """The range of every requested tensor, from what was observed."""
-    return {
-        name: request.search.find(statistics[name], request.grid, request.settings)
-        for name, request in requests.items()
-    }
+    return {name: _range(request, statistics[name]) for name, request in requests.items()}
+
+
+def _range(request: Request, statistic: Statistic) -> Range:
+    lo, hi = request.search.find(statistic, request.grid, request.settings)
+    widest = max(abs(lo), abs(hi))
+    return (-widest, widest) if request.mirrored else (lo, hi)
 
 
 def observe(

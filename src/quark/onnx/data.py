@@ -312,12 +312,13 @@ class RandomDataReader(CalibrationDataReader):
     Args:
         model_input: path or model.
         input_shape: shape per input name, for inputs with free sizes.
-        input_data_range: [lowest, highest] per input name; integers take both ends.
+        input_data_range: [lowest, highest] of every input by name; integers take both ends. ``None``: as above.
         data_size: number of samples.
         seed: the same seed gives the same samples.
 
     Raises:
-        DataError: an option names an input that the model does not have, a shape does not fit, or a range is empty.
+        DataError: an option names an input that the model does not have, a shape does not fit, or a range is empty or
+            missing.
     """
 
     def __init__(
@@ -335,6 +336,13 @@ class RandomDataReader(CalibrationDataReader):
             for name in given:
                 if name not in [one.name for one in inputs]:
                     raise DataError(unknown(f"input in {option}", name, [one.name for one in inputs]))
+        if input_data_range is not None:
+            missing = [one.name for one in inputs if one.name not in ranges]
+            if missing:
+                raise DataError(
+                    f"RandomDataReaderInputDataRange gives no [lowest, highest] for the input {missing[0]!r}; it must "
+                    "name every input of the model, or be None for [0, 1)"
+                )
         tables = {str(value.name): _table_length(value) for value in model.graph.inputs}
         self._makers = [
             _Maker(one, _random_shape(one, shapes.get(one.name)), _random_range(one, ranges, tables)) for one in inputs

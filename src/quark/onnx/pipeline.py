@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from quark.config.job import Job, with_scale_rule
 from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Tensor
 from quark.onnx.graph.lift import lift
+from quark.onnx.graph.lower import lower
 from quark.onnx.graph.model import save
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import unknown_operator
@@ -22,6 +24,7 @@ from quark.onnx.passes.registry import apply, get_pass
 from quark.onnx.qdq.carriers import opset_of
 from quark.onnx.shapeshifter import Recipe, Steps, read, run_passes
 
+_log = logging.getLogger(__name__)
 _QUANTIZED_OPS = frozenset(
     [
         "QuantizeLinear",
@@ -52,16 +55,20 @@ class Step:
         name: the pass.
         given: what the pass gets.
         default: whether the pass runs where the option is ``None``.
+        allowed: whether the pass may run at all.
     """
 
     option: str
     name: str
     given: Callable[[Job], dict[str, Any]] = lambda job: {}
     default: Callable[[Job], bool] = lambda job: False
+    allowed: Callable[[Job], bool] = lambda job: True
 
     def wanted(self, job: Job) -> bool:
         """Whether the pass runs in this job."""
         value = getattr(job.options, self.option)
+        if not self.allowed(job):
+            return False
         return self.default(job) if value is None else value is not False
 
 
@@ -77,6 +84,17 @@ def _coarse(job: Job) -> bool:
     weight = job.rules.default.weight
     narrow = weight is not None and weight.format in ("int8", "uint8", "int4", "uint4")
     return not job.npu and narrow and weight is not None and weight.granularity == Tensor()
+
+
+def _integers(job: Job) -> bool:
+    """Whether activations and weights are 8- or 16-bit integers, which biases have scales of their own beside."""
+    layer, kinds = job.rules.default, ("int8", "uint8", "int16", "uint16")
+    return all(spec is not None and spec.format in kinds for spec in (layer.inputs, layer.weight))
+
+
+def _asked(option: str, job: Job) -> bool:
+    """Whether the user has written a fusion down, and no opset that is too old for it."""
+    return option in job.options.model_fields_set and job.options.ConvertOpsetVersion is None
 
 
 #: What a model needs before anything looks at it; runs under SkipPreprocess too.
@@ -99,8 +117,8 @@ PREPARE = (
     Step("SimplifyModel", "simplify", lambda job: {"simplify_Options": job.options.SimplifyModelOptions}),
     Step("FuseInstanceNorm", "fuse_instance_norm"),
     Step("FuseL2Norm", "fuse_l2_norm"),
-    Step("FuseLayerNorm", "fuse_layer_norm"),
-    Step("FuseGelu", "fuse_gelu"),
+    Step("FuseLayerNorm", "fuse_layer_norm", lambda job: {"lift": _asked("FuseLayerNorm", job)}),
+    Step("FuseGelu", "fuse_gelu", lambda job: {"lift": _asked("FuseGelu", job)}),
     Step(
         "ConvertReduceMeanToGlobalAvgPool",
         "convert_reduce_mean_to_global_avg_pool",
@@ -115,7 +133,12 @@ PREPARE = (
         default=_device,
     ),
     Step("CopySharedInit", "copy_shared_init", lambda job: {"shared_init_op_types": job.options.CopySharedInit}),
-    Step("CopyBiasInit", "copy_bias_init", lambda job: {"shared_bias_op_types": job.options.CopyBiasInit}),
+    Step(
+        "CopyBiasInit",
+        "copy_bias_init",
+        lambda job: {"shared_bias_op_types": job.options.CopyBiasInit},
+        allowed=lambda job: _integers(job),
+    ),
 )
 #: The part of it that bodies of If and Loop get.
 BODY = tuple(
@@ -188,7 +211,7 @@ def prepare(model: ir.Model, job: Job, write: bool = True) -> Prepared:
         unknown = unknown_operator(model, None)
         if unknown is not None:
             raise unknown
-    model = lift(model, max([opset_of(job), *(_VALID_FROM.get(node.op_type, 0) for node in model.graph)]))
+    model = _in_opset(model, job)
     prove_shapes(model)
     reports += run_steps(model, FIRST, job)
     constants.lift_constant_nodes(model.graph)
@@ -198,6 +221,21 @@ def prepare(model: ir.Model, job: Job, write: bool = True) -> Prepared:
     prove_shapes(model)
     moved = frozenset(channels_last_inputs(model) - last)
     return Prepared(model, job, reports, moved, () if recipe is None else recipe.after)
+
+
+def _in_opset(model: ir.Model, job: Job) -> ir.Model:
+    """The model in the opset that the job needs, or in ``ConvertOpsetVersion`` where that is not too old.
+
+    Raises:
+        ModelError: it cannot be brought there.
+    """
+    wanted, valid = job.options.ConvertOpsetVersion, [_VALID_FROM.get(node.op_type, 0) for node in model.graph]
+    needed = max([opset_of(job), *valid])
+    if wanted is not None:
+        lower(model, needed)
+        if needed > wanted:
+            _log.warning("ConvertOpsetVersion=%d: the quantized model needs opset %d", wanted, needed)
+    return lift(model, needed)
 
 
 def _preprocess(model: ir.Model, recipe: Recipe, secret: bool, write: bool) -> list[PassReport]:
@@ -255,7 +293,7 @@ def _for_float16(job: Job, float16: bool) -> Job:
     """The options that depend on the model's own type, settled."""
     options = job.options
     if options.QuantizeFP16 is False and float16:
-        raise ModelError("the model is a float16 model: set QuantizeFP16 to quantize it as it is, or ConvertFP16ToFP32")
+        _log.warning("the model is a float16 model, so QuantizeFP16 is on (ConvertFP16ToFP32 would make it float32)")
     if options.QuantizeFP16 and not float16:
         raise ModelError("QuantizeFP16 is set, but the model is no float16 model")
     if options.UseFP32Scale and not float16:

@@ -8,12 +8,13 @@ never read. Models below opset 6 are first brought to 6 by ``onnx.version_conver
 Why not ``onnx.version_converter`` throughout: it does not enter subgraphs, it copies all weights (1.1 s and three
 copies on ResNet-50 shapes, where this takes 10 ms and none), and it gets several operators wrong (see the tests).
 
-Not handled: see :mod:`quark.onnx.graph.adapters`. Opsets are never lowered.
+Not handled: see :mod:`quark.onnx.graph.adapters`. For older opsets see
+:mod:`quark.onnx.graph.lower`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 
 import onnx
@@ -115,15 +116,18 @@ def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
         return None
 
 
-def misfit(node: ir.Node, version: int, start: int) -> str | None:
+def misfit(node: ir.Node, version: int, start: int, left_out: Collection[str] = ()) -> str | None:
     """Why a node of the default domain is not valid in opset ``version``, None where it is.
 
     An operator that was deprecated after opset ``start`` does not fit; one that was deprecated before does, as it did.
+
+    Args:
+        left_out: attributes that the node will not have.
     """
     schema = _schema(node.op_type, version)
     if schema is None or (schema.deprecated and schema.since_version > start):
         return f"opset {version} has no operator {node.op_type}"
-    unknown = [name for name in node.attributes if name not in schema.attributes]
+    unknown = [name for name in node.attributes if name not in schema.attributes and name not in left_out]
     if unknown:
         return f"{node.op_type} has no attribute {unknown[0]!r} in opset {version}"
     required = [name for name, attr in schema.attributes.items() if attr.required and name not in node.attributes]

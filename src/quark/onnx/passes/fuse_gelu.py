@@ -4,21 +4,23 @@
     x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) / 2            approximate = tanh
 
 Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units". The factors may stand in any order. Gelu exists from
-opset 20 on; models below are left alone, because runtimes fuse these operators themselves, and lifting a model is the
-business of ConvertOpsetVersion.
+opset 20 on; models below are lifted on request only, because runtimes fuse these operators themselves.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import onnx_ir as ir
 
 from quark.onnx.graph.pattern import Pattern, any_, either, match, number, op
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import nodes_of, opset, substitute
+from quark.onnx.passes import opset_version
 
 OPSET = 20
+Lift = Annotated[bool, "Lift a model of an older opset that has a GELU."]
 
 
 def _halved(inner: Pattern) -> Pattern:
@@ -52,18 +54,21 @@ _ERF = op("Erf", either(op("Div", any_("x"), number(math.sqrt(2))), op("Mul", an
 FORMS = {"none": _halved(_ERF), "tanh": _halved(op("Tanh", _tanh_argument()))}
 
 
-def run(model: ir.Model) -> PassReport:
+def run(model: ir.Model, lift: Lift = False) -> PassReport:
     """Fuse every GELU, in place."""
     anchors = nodes_of(model, "Erf", "Tanh")
     if not anchors:
         return PassReport("fuse_gelu")
+    if lift and opset(model) < OPSET and any(_find(node)[1] for node in nodes_of(model, "Mul", "Div")):
+        opset_version.run(model, OPSET)
     fired, refused = 0, []
     for node in nodes_of(model, "Mul", "Div"):
         kind, found = _find(node)
         if found is None or node.graph is None:
             continue
         if opset(model) < OPSET:
-            refused.append(f"{node.name!r} ends a GELU, but Gelu needs opset {OPSET} and the model has {opset(model)}")
+            wish = f"{node.name!r} ends a GELU, but Gelu needs opset {OPSET} and the model has {opset(model)}"
+            refused.append(f"{wish}; FuseGelu=True lifts it")
             continue
         attributes = {} if kind == "none" else {"approximate": kind}
         substitute(node.outputs[0], [ir.node("Gelu", [found["x"]], attributes=attributes, name=node.name)])

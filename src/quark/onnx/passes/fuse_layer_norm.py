@@ -3,15 +3,17 @@
     y = (x - mean(x)) / √(mean((x - mean(x))²) + ε) · scale + bias        means over the last axes
 
 Source: Ba, Kiros and Hinton 2016, "Layer Normalization". Scale and bias may be absent. LayerNormalization exists from
-opset 17 on; models below are left alone. Outputs agree to 1e-4 of the largest: ONNX Runtime computes the variance as
-mean(x²) - mean(x)².
+opset 17 on; models below are lifted on request only. Outputs agree to 1e-4 of the largest: ONNX Runtime computes the
+variance as mean(x²) - mean(x)².
 
 Not handled: means over axes that are not the last ones, a scale that does not have the shape of those axes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import onnx_ir as ir
@@ -31,8 +33,10 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
     substitute,
 )
+from quark.onnx.passes import opset_version
 
 OPSET = 17
+Lift = Annotated[bool, "Lift a model of an older opset that has such a normalization."]
 
 
 def _centered(name: str) -> Pattern:
@@ -64,14 +68,16 @@ class Match:
     bias: ir.Value | None
 
 
-def run(model: ir.Model) -> PassReport:
+def run(model: ir.Model, lift: Lift = False) -> PassReport:
     """Fuse every layer normalization, in place."""
+    if lift and opset(model) < OPSET and any(isinstance(what, Match) for what in _found(model)):
+        opset_version.run(model, OPSET)
     fired, refused, names = 0, [], None
     for node in nodes_of(model, "Div", "Mul"):
         found = None if node.graph is None else match(NORMALIZED, node.outputs[0])
         if found is None:
             continue
-        what = why_not(node, found, model)
+        what = why_not(node, found) if opset(model) >= OPSET else _too_old(model)
         if isinstance(what, str):
             refused.append(f"{label(node)} stays: {what}")
             continue
@@ -81,10 +87,20 @@ def run(model: ir.Model) -> PassReport:
     return PassReport("fuse_layer_norm", fired, tuple(refused))
 
 
-def why_not(node: ir.Node, found: Bound, model: ir.Model) -> Match | str:
+def _found(model: ir.Model) -> Iterator[Match | str]:
+    """What every layer normalization would become, whatever the opset."""
+    for node in nodes_of(model, "Div", "Mul"):
+        found = match(NORMALIZED, node.outputs[0])
+        if found is not None:
+            yield why_not(node, found)
+
+
+def _too_old(model: ir.Model) -> str:
+    return f"LayerNormalization needs opset {OPSET} and the model has {opset(model)}; FuseLayerNorm=True lifts it"
+
+
+def why_not(node: ir.Node, found: Bound) -> Match | str:
     """The match, or the reason why it stays."""
-    if opset(model) < OPSET:
-        return f"LayerNormalization needs opset {OPSET} and the model has {opset(model)}"
     epsilon, axis = scalar(found["epsilon"]), _first_axis(found)
     if epsilon is None:
         return "its epsilon is not one number"

@@ -1,6 +1,5 @@
-"""Lift a model to a newer opset (ConvertOpsetVersion): the pass over :mod:`quark.onnx.graph.lift`.
-
-Opsets are never lowered: a model of the wanted opset or a newer one stays as it is.
+"""Bring a model to an opset (ConvertOpsetVersion): the pass over :mod:`quark.onnx.graph.lift` and, where all its
+operators have the same form in an older one, :mod:`quark.onnx.graph.lower`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from typing import Annotated
 import onnx_ir as ir
 
 from quark.onnx.graph.lift import lift
+from quark.onnx.graph.lower import lower
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import opset
 
@@ -17,13 +17,14 @@ Target = Annotated[int, "The wanted version of the default operator set."]
 
 
 def run(model: ir.Model, target_opset_version: Target) -> PassReport:
-    """Lift ``model`` in place.
+    """Change ``model`` in place.
 
     Raises:
-        ModelError: a node has no equivalent in the new opset.
+        ModelError: a node has no equivalent in the wanted opset.
     """
     before = opset(model)
-    if before >= target_opset_version:
+    lower(model, target_opset_version)
+    if before == target_opset_version:
         return PassReport("opset_version", refused=(f"the model has opset {before} already",))
     lifted = lift(model, target_opset_version)
     if lifted is not model:

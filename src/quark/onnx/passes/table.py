@@ -84,7 +84,11 @@ TABLE: tuple[Pass, ...] = (
         "Initializers stop being graph inputs, so that weights are constants.",
         input_initializers.run,
     ),
-    Pass("convert_opset_version", "Lift the model to a newer opset.", opset_version.run),
+    Pass(
+        "convert_opset_version",
+        "Bring the model to another opset; to an older one where its operators have the same form there.",
+        opset_version.run,
+    ),
     Pass(
         "convert_fp16_to_fp32",
         "A float16 model becomes a float32 one.",

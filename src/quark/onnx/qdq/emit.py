@@ -101,9 +101,9 @@ def _constant(graph: ir.Graph, carried: Carried) -> None:
     if options.EnableVaimlBF16 and spec.format == "bfloat16":
         read = rounded_constant(carried)
     else:
-        fold = _must_fold(carried, uses)
-        if options.AddQDQPairToWeight and carried.tensor.role == "weight" and not fold:
-            nodes = _in_float32(ACTIVATION_NODES[activation_kind(spec, options)])(carried)
+        fold, kind = _must_fold(carried, uses), activation_kind(spec, options)
+        if options.AddQDQPairToWeight and carried.tensor.role == "weight" and not (fold and kind == "standard"):
+            nodes = _in_float32(ACTIVATION_NODES[kind])(carried)
         else:
             kind = "cast" if fold else constant_kind(spec, options)
             nodes = _back_to_float16(CONSTANT_NODES[kind])(carried)

@@ -70,7 +70,9 @@ def _overridden(tensor: TensorPlan, wanted: Override, value: ir.Value) -> Tensor
         reason=f"{REASON}[{tensor.name!r}]",
         group=tensor.name,
         observed=True,
-        fixed_range=tensor.fixed_range if wanted.range is None else _shaped(wanted.range),
+        fixed_range=tensor.fixed_range
+        if wanted.range is None
+        else (_shaped(wanted.range[0]), _shaped(wanted.range[1])),
         given=parameters,
     )
 
@@ -100,14 +102,13 @@ def _check_channels(tensor: TensorPlan, wanted: Override, value: ir.Value) -> No
     if not -rank <= wanted.axis < rank:
         raise ConfigError(f"{where}: axis must lie in {-rank}..{rank - 1}, not {wanted.axis}")
     channels = (value.shape or ())[wanted.axis]
-    for columns in (wanted.range, wanted.parameters):
-        if columns is not None and len(columns[0]) not in (1, channels):
-            raise ConfigError(f"{where}: {len(columns[0])} entries for {channels} channels")
+    for column in (*(wanted.range or ()), *(wanted.parameters or ())):
+        if column is not None and len(column) not in (1, channels):
+            raise ConfigError(f"{where}: {len(column)} entries for {channels} channels")
 
 
-def _shaped(columns: tuple[tuple[float, ...], tuple[float, ...]]) -> tuple[Any, Any]:
-    low, high = columns
-    return (low[0], high[0]) if len(low) == 1 else (list(low), list(high))
+def _shaped(column: tuple[float, ...] | None) -> Any:
+    return None if column is None else column[0] if len(column) == 1 else list(column)
 
 
 def _parameters(tensor: TensorPlan, spec: TensorSpec, wanted: Override) -> tuple[Any, Any]:

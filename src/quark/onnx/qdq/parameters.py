@@ -7,7 +7,7 @@ saturates is a wrong number that nobody notices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -85,12 +85,36 @@ def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple
         for member in members:
             plan.put(_as_given(member, members[0].given))
         return
-    found = [ranges[m.name] if m.fixed_range is None else m.fixed_range for m in members if m.observed]
+    found = [_with_fixed(m, lambda m=m: ranges[m.name]) for m in members if m.observed]  # type: ignore[misc]
     lo, hi = min(side[0] for side in found), max(side[1] for side in found)
     scale, zero_point = from_range(members[0].spec, lo, hi, scaled)
     for member in members:
         found_range = (float(lo), float(hi))
         plan.put(replace(member, range=found_range, scale=np.asarray(scale), zero_point=np.asarray(zero_point)))
+
+
+def _with_fixed(tensor: TensorPlan, found: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """The range of a tensor: its fixed sides, and what is found for the others.
+
+    Raises:
+        ConfigError: a side that was given lies beyond the other one.
+    """
+    if is_fixed(tensor):
+        return tensor.fixed_range or (0.0, 0.0)
+    low, high = tensor.fixed_range or (None, None)
+    lo, hi = (given if given is not None else side for given, side in zip((low, high), found(), strict=True))
+    if tensor.fixed_range is not None and np.any(np.asarray(lo) > np.asarray(hi)):
+        key, given, least = ("rmin", low, np.min(hi)) if low is not None else ("rmax", high, np.max(lo))
+        side = "largest" if low is not None else "smallest"
+        raise ConfigError(
+            f"TensorQuantOverrides[{tensor.name!r}]: {key} {given} lies beyond the {side} value {least:.6g}"
+        )
+    return lo, hi
+
+
+def is_fixed(tensor: TensorPlan) -> bool:
+    """Whether the whole range of a tensor is known before anything is observed."""
+    return tensor.fixed_range is not None and all(side is not None for side in tensor.fixed_range)
 
 
 def _as_given(tensor: TensorPlan, given: tuple[Any, Any]) -> TensorPlan:
@@ -154,7 +178,7 @@ def _set_weight(
     if tensor.given is not None:
         plan.put(_as_given(tensor, tensor.given))
         return
-    found = tensor.fixed_range or known or weight_range(values, tensor.spec, tensor.name)
+    found = _with_fixed(tensor, lambda: known or weight_range(values, tensor.spec, tensor.name))
     lo, hi = np.asarray(found[0]), np.asarray(found[1])
     scale, zero_point = from_range(tensor.spec, lo, hi, scaled)
     plan.put(replace(tensor, range=(lo, hi), scale=np.asarray(scale), zero_point=np.asarray(zero_point)))
@@ -239,6 +263,6 @@ def observed(plan: Plan, options: Options) -> Iterable[TensorPlan]:
         for tensor in plan.of_role("activation")
         if tensor.observed
         and not tensor.spec.dynamic
-        and tensor.fixed_range is None
+        and not is_fixed(tensor)
         and (options.ActivationScaled or not get_format(tensor.spec.format).unit_scale)
     ]

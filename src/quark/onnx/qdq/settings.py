@@ -32,10 +32,11 @@ def request_of(spec: TensorSpec, options: Options, spill: Callable[[], Store] = 
         method = _MODES[options.MinMSEModePof2Scale]
     if options.CalibMovingAverage:
         method = _MOVING.get(method, method)
+    mirrored = options.CalibTensorRangeSymmetric is True and not spec.grid.centred
     if method == "mse_most_common":
-        return Request(spec.grid, method, {"grid": spec.grid, **_settings(method, options)})
+        return Request(spec.grid, method, {"grid": spec.grid, **_settings(method, options)}, mirrored)
     settings = {**_settings(method, options), **_statistic(method, options, spill), **dict(spec.settings)}
-    return Request(spec.grid, method, settings)
+    return Request(spec.grid, method, settings, mirrored)
 
 
 def _statistic(method: str, options: Options, spill: Callable[[], Store]) -> dict[str, Any]:

@@ -178,14 +178,11 @@ _WEIGHT_METHODS = {"MinMax": "minmax", "MinMSE": "mse"}
 
 def _with_options(layer: LayerSpec, options: Options) -> LayerSpec:
     """Options that refine the specs: settings of the calibration methods, the search of float-scale weights."""
-    from_name = getattr(options.WeightCalibrateMethod, "name", options.WeightCalibrateMethod)
-    if from_name is not None and from_name not in _WEIGHT_METHODS:
-        raise ConfigError(f"WeightCalibrateMethod cannot be {from_name!r}; allowed: None, MinMax, MinMSE")
     for slot, spec in (("input_tensors", layer.inputs), ("output_tensors", layer.outputs)):
         _check_distribution(slot, spec)
     weight = layer.weight
     if weight is not None:
-        weight = replace(weight, method=_weight_method(weight, from_name))
+        weight = replace(weight, method=_weight_method(weight, options.WeightCalibrateMethod))
         if weight.method == "mse" and weight.scale_rule != "power_of_two" and options.MinMSEModeFloatScale != "All":
             weight = replace(weight, settings=(("mode", options.MinMSEModeFloatScale),))
     if options.Int16Scale:
