@@ -25,7 +25,7 @@ from quark.errors import ConfigError, ModelError
 from quark.torch.config.model import QConfig
 from quark.torch.diffusion import qconfig_needs_activation_calibration
 from quark.torch.export.config.config import JsonExporterConfig
-from quark.torch.export.huggingface import described
+from quark.torch.export.described import as_it_is
 from quark.torch.export.places import check_complete, place_of, places_of, put
 from quark.torch.export.skeleton import is_inside_attention, map_layers
 from quark.torch.export.state import items_of
@@ -71,7 +71,7 @@ class QuarkQuantizationConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """The ``quantization_config`` of a ``config.json``."""
-        return described(self.quant_config, self.export)
+        return as_it_is(self.quant_config, self.export)
 
     def to_diff_dict(self) -> dict[str, Any]:
         """The same: nothing is left out."""

@@ -16,6 +16,8 @@ expert. Not handled: norms behind an expert, and experts spread over machines; t
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -185,6 +187,33 @@ def stacked_name(module: nn.Module, name: str) -> str:
     _, layer, slot = name.split(".")
     source = layer if layer == "down_proj" else opening(module)
     return source if slot == "weight" else f"{source}_{slot}"
+
+
+def numbered_stacks(module: nn.Module, start: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Small stacks in the layout of a module's own whose elements are numbered from ``start``, and the parts of each.
+
+    Returns:
+        Stacked tensors by their names in the module; the weights and biases of each expert, ``3.up_proj.weight``.
+    """
+    count, inner, hidden = int(module.num_experts), 2, 3  # type: ignore[arg-type]
+    wide = 2 * inner if fact(module, "has_gate") else inner
+    sizes = {opening(module): (wide, hidden), "down_proj": (hidden, inner)}
+    stacks: dict[str, torch.Tensor] = {}
+    for name, (rows, columns) in sizes.items():
+        shape = (columns, rows) if fact(module, "is_transposed") else (rows, columns)
+        forms = {name: shape, f"{name}_bias": (rows,)} if fact(module, "has_bias") else {name: shape}
+        for own, form in forms.items():
+            size = count * math.prod(form)
+            stacks[own] = torch.arange(start, start + size).reshape(count, *form)
+            start += size
+    twin = copy.copy(module)
+    twin.__dict__["_parameters"] = stacks
+    parts: dict[str, torch.Tensor] = {}
+    for number in range(count):
+        for name, weight, bias in layers_of(twin, number):
+            parts[f"{number}.{name}.weight"] = weight
+            parts |= {} if bias is None else {f"{number}.{name}.bias": bias}
+    return stacks, parts
 
 
 def part(module: nn.Module, name: str, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -11,7 +11,7 @@ from quark.torch.export.gguf_model import export_gguf
 from quark.torch.export.huggingface import export_safetensors
 from quark.torch.export.onnx_model import export_onnx
 from quark.torch.export.reload import import_model_from_safetensors
-from quark.torch.export.skeleton import is_inside_attention, map_layers, unpack
+from quark.torch.export.skeleton import is_inside_attention, prepared, unpack
 
 __all__ = [
     "export_compressed_tensors",
@@ -36,4 +36,4 @@ def _map_to_quark(
             "this checkpoint quantizes caches after RoPE or attention probabilities, which transformers cannot load; "
             "use import_model_from_safetensors(None, folder)"
         )
-    map_layers(model, quantization_config, pack_method, weight_format)
+    prepared(model, quantization_config, pack_method, weight_format)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -17,9 +16,11 @@ from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.export import modelopt
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_items
+from quark.torch.export.described import described, excluded
 from quark.torch.export.layout import Layout, PairLayout, layout_of_quantizer
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, is_diffusers, stem_of, write_config
+from quark.torch.export.original import names_of, outside_items
 from quark.torch.export.reader_scales import warn_of_casts, worst_cast
 from quark.torch.export.shards import SHARD_SIZE, write_shards
 from quark.torch.export.skeleton import FORMATS
@@ -73,16 +74,17 @@ def export_safetensors(
     export = JsonExporterConfig(weight_format, pack_method, list(config.kv_cache_group), config.min_kv_scale)
     if custom_mode != "quark" and (weight_format, pack_method) != ("real_quantized", "reorder"):
         raise ConfigError(f"custom_mode {custom_mode!r} has real_quantized weights in the order 'reorder'")
+    names, coded = names_of(model), coded_layers(model)
     if custom_mode == "quark":
-        entry = described(config, export)
+        entry = described(config, export, model, names, coded)
     else:
-        entry = custom_config(config, custom_mode, export.to_dict(), float_linears(model))
+        entry = custom_config(config, custom_mode, export.to_dict(), excluded(config, model, names, coded))
     items = items_of(model, pack_method, weight_format)
     if custom_mode != "quark":
         if custom_mode in PACKED_INTEGERS:
             warn_of_casts(custom_mode, model, worst_cast(model))
         items = custom_items(items, coded_layouts(model, pack_method), custom_mode, config)
-    items += left_out_items(model)
+    items = [*outside_items(items, names), *left_out_items(model)]
     with new_folder(output_dir) as folder:
         write_shards(folder, items, stem_of(model), max_shard_size)
         copy_beside(model, folder)
@@ -91,9 +93,9 @@ def export_safetensors(
             modelopt.write_beside(folder, entry)
 
 
-def described(config: QConfig, export: JsonExporterConfig) -> dict[str, Any]:
-    """The ``quantization_config`` of ``config.json``."""
-    return {**config.to_dict(), "quant_method": "quark", "export": export.to_dict()}
+def coded_layers(model: nn.Module) -> set[str]:
+    """Names of the layers whose weight is quantized."""
+    return {name for name, layer in quantized_layers(model) if layer.weight_quantizer is not None}
 
 
 def config_of(model: nn.Module) -> QConfig:
@@ -134,9 +136,3 @@ def coded_layouts(model: nn.Module, pack_method: str) -> dict[str, Layout | Pair
         elif quantizer is not None and value is not None:
             found[f"{name}.weight"] = layout_of_quantizer(quantizer, tuple(value.shape), pack_method)
     return found
-
-
-def float_linears(model: nn.Module) -> list[str]:
-    """Names of the linear layers whose weight is not quantized."""
-    quantized = {name for name, layer in quantized_layers(model) if layer.weight_quantizer is not None}
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in quantized]

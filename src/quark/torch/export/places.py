@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from quark.errors import ModelError
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.custom_modes import quark_name
 from quark.torch.export.left_out import is_ignored
+from quark.torch.export.original import way_in
 from quark.torch.export.state import attention_parameters
 from quark.torch.export.stored import PREFIXES, Parameters, activation_name
 from quark.torch.fake_quantize import FakeQuantize, parts
@@ -30,8 +31,8 @@ def load(model: nn.Module, checkpoint: Checkpoint, method: str = "quark") -> Non
     """
     places = places_of(model)
     loaded: set[int] = set()
-    for name, value in checkpoint.tensors():
-        group = places.get(quark_name(name, method))
+    for name, value in inside(model, places, checkpoint, method):
+        group = places.get(name)
         if group is None and is_ignored(model, name):
             continue
         if group is None:
@@ -46,6 +47,30 @@ def load(model: nn.Module, checkpoint: Checkpoint, method: str = "quark") -> Non
             f"{str(checkpoint.folder)!r} lacks {len(missing)} tensors of the model; the first is {missing[0]!r}"
         )
     check_complete(model)
+
+
+def inside(
+    model: nn.Module, places: Mapping[str, list[Place]], checkpoint: Checkpoint, method: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name in memory, value) of every tensor of a checkpoint; those that the model joins, joined."""
+    way = way_in(model, {name: form_of(*group[0]) for name, group in places.items()})
+    waiting: dict[str, dict[str, torch.Tensor]] = {}
+    for stored, value in checkpoint.tensors():
+        name = quark_name(stored, method)
+        key = way.member.get(name)
+        if key is None:
+            yield way.single.get(name, stored if stored in places else name), value
+            continue
+        group = waiting.setdefault(key, {})
+        group[name] = value
+        if set(group) == set(way.groups[key][1]):
+            yield from way.joined(key, waiting.pop(key)).items()
+
+
+def form_of(module: nn.Module, own: str) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and type of a place."""
+    value: torch.Tensor = module._parameters[own] if own in module._parameters else getattr(module, own)  # type: ignore[assignment]
+    return tuple(value.shape), value.dtype
 
 
 def places_of(model: nn.Module) -> dict[str, list[Place]]:

@@ -8,7 +8,6 @@ the configuration asks for, or the tensor is named in an error.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +18,15 @@ from torch import nn
 
 from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.config.model import QConfig
-from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import CUSTOM_MODES, from_custom, key_mapping
 from quark.torch.export.extras import has_extras, prepare, settle
 from quark.torch.export.places import load
-from quark.torch.export.skeleton import is_inside_attention, map_attention, map_layers, mark_loaded
+from quark.torch.export.skeleton import is_inside_attention, map_attention, mark_loaded, prepared
 from quark.torch.quantized_layer import quantized_layers
-from quark.torch.recurrent import roll_untouched, unroll_recurrent
 
 METHODS = ("quark", *CUSTOM_MODES)
-
-EXPERT = re.compile(r"experts\.\d+\.")  # in the name of a tensor: experts taken apart
 
 
 @dataclass(frozen=True)
@@ -110,11 +105,8 @@ def map_model(model: nn.Module, scheme: Scheme) -> None:
     """Make a float model ready to take the tensors."""
     if any(True for _ in quantized_layers(model)):
         raise ModelError(f"{type(model).__name__} is quantized already; pass a float model")
-    taken_apart, recurrent = unfuse_experts(model), unroll_recurrent(model)
     map_attention(model, scheme.config)
-    map_layers(model, scheme.config, scheme.stored.pack_method, scheme.stored.weight_format, bytes_only=True)
-    fuse_untouched(taken_apart)
-    roll_untouched(recurrent)
+    prepared(model, scheme.config, scheme.stored.pack_method, scheme.stored.weight_format, bytes_only=True)
 
 
 def from_transformers(
@@ -146,7 +138,7 @@ def from_transformers(
         )
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
     own_parts = is_inside_attention(scheme.config) or has_extras(checkpoint)
-    if own_parts or any(EXPERT.search(name) for name in checkpoint.names):
+    if own_parts:
         del config.quantization_config
         if kernel := attn_implementation or ("eager" if scheme.config.softmax_quant_spec else None):
             config._attn_implementation = kernel

@@ -17,12 +17,14 @@ from quark.errors import ModelError
 from quark.numerics.granularity import Channel
 from quark.torch.attention import find_targets
 from quark.torch.config.model import QConfig
+from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.export.layout import CODES, layout_of_quantizer
 from quark.torch.export.stored import PREFIXES, Parameters, StoredScales, StoredTensor, activation_form
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts
 from quark.torch.kv_cache import CacheQuantizer
 from quark.torch.matching import Match, match
 from quark.torch.quantized_layer import OWN, QuantLayer, attach, quantized_layers
+from quark.torch.recurrent import roll_untouched, unroll_recurrent
 from quark.torch.softmax import SoftmaxQuantizer
 
 FORMATS = ("real_quantized", "fake_quantized")
@@ -66,6 +68,17 @@ def map_layers(
                 quantizer.settle(item.layer.module, PREFIXES[slot])
     model.quant_config = config  # type: ignore[assignment]
     model.quark_quantized = True  # type: ignore[assignment]
+
+
+def prepared(
+    model: nn.Module, config: QConfig, pack_method: str, weight_format: str, bytes_only: bool = False
+) -> nn.Module:
+    """A float model whose layers are ready for the tensors of a file; experts that are quantized are taken apart."""
+    taken_apart, recurrent = unfuse_experts(model), unroll_recurrent(model)
+    map_layers(model, config, pack_method, weight_format, bytes_only)
+    fuse_untouched(taken_apart)
+    roll_untouched(recurrent)
+    return model
 
 
 def map_attention(model: nn.Module, config: QConfig) -> None:

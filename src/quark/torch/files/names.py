@@ -1,44 +1,39 @@
 """The names that stored tensors have in a model.
 
 transformers renames tensors of some architectures while it loads them, and so does the model in memory. A new name is
-taken where the model has it and has not the old one. Experts of the first mixture models (``w1``, ``w2``, ``w3``) get
-the names of the layers that stacked experts are taken apart into. Not handled: conversions that compute (they join
-experts, which stay apart here).
+taken where the model has it and has not the old one. Experts get the names of the layers that stacked experts are taken
+apart into. Not handled: conversions that compute (they join experts, which stay apart here).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
 Rename = Callable[[str], str]
-EXPERT_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-OLD_EXPERT = re.compile(r"\.experts\.(\d+)\.(w[123])\.")
 
 
-def names_in_memory(stored: Iterable[str], known: Collection[str], renames: Iterable[Rename]) -> dict[str, str]:
+def names_in_memory(
+    stored: Iterable[str], known: Collection[str], renames: Iterable[Rename], layers: Mapping[str, str]
+) -> dict[str, str]:
     """The name in memory of every stored tensor.
 
     Args:
         stored: names in files.
         known: names that the model has.
         renames: what the architecture's loader does to a name, in order.
+        layers: names in memory of layers by those outside (``quark.torch.export.original``).
     """
-    found, steps = {}, [*renames, expert_name]
+    found, steps = {}, list(renames)
     for name in stored:
-        new = name
-        for rename in steps:
+        owner, _, own = name.rpartition(".")
+        new = f"{layers[owner]}.{own}" if owner in layers else name
+        for rename in steps if new == name else ():
             new = rename(new)
         found[name] = new if name not in known and new in known else name
     return found
-
-
-def expert_name(name: str) -> str:
-    """The name that a layer of an expert has beside those of stacked experts."""
-    return OLD_EXPERT.sub(lambda found: f".experts.{found[1]}.{EXPERT_NAMES[found[2]]}.", name)
 
 
 def renames_of(model: nn.Module) -> list[Rename]:

@@ -39,15 +39,17 @@ from quark.torch.config.algorithms import HQQConfig
 from quark.torch.config.model import QConfig, check_available
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, opened, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
+from quark.torch.export.described import described
 from quark.torch.export.extras import turn_item
 from quark.torch.export.layout import layout_of_quantizer, store
+from quark.torch.export.original import renamed_item
 from quark.torch.export.shards import Item, item_of, write_file
 from quark.torch.export.state import named, renamed
 from quark.torch.fake_quantize import calibrate_with, parts
 from quark.torch.files.algorithms import refined, stages_of
 from quark.torch.files.changed import Changes, changed_model, homes
 from quark.torch.files.plan import Quantized, plan
-from quark.torch.files.skeleton import Stored, read_skeleton
+from quark.torch.files.skeleton import Skeleton, Stored, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
 from quark.torch.files.tuned import set_scales, tuned_weights
 from quark.torch.matching import check_patterns, find_candidates, match
@@ -77,6 +79,7 @@ class Job:
         tuned: where the tuned tensors are, weights with their scales.
         refine: finds better scales for each weight.
         turns: of the layers in it whose inputs are turned when they run.
+        outside: names in the file, by names in memory.
     """
 
     source: Path
@@ -90,6 +93,7 @@ class Job:
     tuned: Mapping[str, Path] = field(default_factory=dict)
     refine: HQQConfig | None = None
     turns: Mapping[str, Rotation] = field(default_factory=dict)
+    outside: Mapping[str, str] = field(default_factory=dict)
 
     def run(self) -> int:
         """Write the file; bytes."""
@@ -102,7 +106,9 @@ class Job:
     def items(self) -> list[Item]:
         """All that the file holds."""
         given = (item_of(name, value) for name, value in self.given.items())
-        return [*map(self.item, self.tensors), *given, *(turn_item(name, turn) for name, turn in self.turns.items())]
+        turns = (turn_item(name, turn) for name, turn in self.turns.items())
+        made = (*map(self.item, self.tensors), *given, *turns)
+        return [renamed_item(item, lambda name: self.outside.get(name, name)) for item in made]
 
     def item(self, name: str) -> Item:
         """What a tensor becomes."""
@@ -188,13 +194,10 @@ def quantize_checkpoint(
     samples = samples if samples is None or not stages.change else list(samples)
     tensors = skeleton.kept(quantized)
     warn_of_stacked(tensors)
-    described = {
-        **config.to_dict(),
-        "exclude": list(found.excluded),
-        "quant_method": "quark",
-        "export": export.to_dict(),
-    }
-    begin(goal, checkpoint, described)
+    told = replace(config, exclude=list(found.excluded))
+    layers = {name.removesuffix(".weight") for name in quantized if name.endswith(".weight")}
+    entry = described(told, export, skeleton.model, skeleton.names, layers)
+    begin(goal, checkpoint, entry)
     scales = static_scales(checkpoint, config, goal, samples) if static else {}
     changes = changed_model(checkpoint, config, stages.change, goal / CHANGED, samples)
     jobs = with_scales(jobs_of(checkpoint, goal, homes(changes, tensors), quantized, pack_method, device), scales)
@@ -204,9 +207,9 @@ def quantize_checkpoint(
     if stages.refine is not None:
         names = (name for name in quantized if name.endswith(".weight") and refined(stages.refine, name))
         warn_of_fixed([quantized[name].quantizer() for name in names])
-    jobs = [replace(changed(job, changes), refine=stages.refine) for job in jobs]
+    jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton) for job in jobs]
     run(jobs, workers)
-    finish(goal, checkpoint, jobs, described, untied=changes.untied)
+    finish(goal, checkpoint, jobs, entry, untied=changes.untied)
 
 
 def static_scales(
@@ -231,6 +234,12 @@ def changed(job: Job, changes: Changes) -> Job:
     rows = {name: replace(row, stored=changes.tensors.get(name, row.stored)) for name, row in job.quantized.items()}
     turns = {name: turn for name, turn in changes.turns.items() if f"{name}.weight" in tensors}
     return replace(job, tensors=tensors, quantized=rows, turns=turns)
+
+
+def with_names(job: Job, skeleton: Skeleton) -> Job:
+    """A job that knows the names of its tensors outside."""
+    names = [name for item in job.items() for name in item.form]
+    return replace(job, outside={name: skeleton.outside(name, job.quantized) for name in names})
 
 
 def with_scales(jobs: list[Job], scales: Mapping[str, torch.Tensor]) -> list[Job]:
@@ -288,7 +297,7 @@ def run(jobs: list[Job], workers: int | None) -> None:
 # ---- the target folder -----------------------------------------------------------------------------------------------
 
 
-def begin(goal: Path, checkpoint: Checkpoint, described: Mapping[str, Any]) -> None:
+def begin(goal: Path, checkpoint: Checkpoint, entry: Mapping[str, Any]) -> None:
     """Mark the target as that of this job, or find the mark of this job there.
 
     Raises:
@@ -296,7 +305,7 @@ def begin(goal: Path, checkpoint: Checkpoint, described: Mapping[str, Any]) -> N
     """
     if goal.exists() and not goal.is_dir():
         raise ConfigError(f"{str(goal)!r} is a file; the quantized checkpoint needs a folder")
-    mark = {"job": fingerprint(checkpoint, described)}
+    mark = {"job": fingerprint(checkpoint, entry)}
     there = sorted(path.name for path in goal.iterdir()) if goal.is_dir() else []
     if PROGRESS in there:
         if json.loads((goal / PROGRESS).read_text(encoding="utf-8")) != mark:
@@ -311,22 +320,22 @@ def begin(goal: Path, checkpoint: Checkpoint, described: Mapping[str, Any]) -> N
     write_json(goal / PROGRESS, mark)
 
 
-def fingerprint(checkpoint: Checkpoint, described: Mapping[str, Any]) -> str:
+def fingerprint(checkpoint: Checkpoint, entry: Mapping[str, Any]) -> str:
     """Changes with the source files and the configuration."""
     files = [(name, (checkpoint.folder / name).stat()) for name in sorted(checkpoint.files)]
     facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
-    return hashlib.sha256(json.dumps([facts, described], sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([facts, entry], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def finish(
-    goal: Path, checkpoint: Checkpoint, jobs: list[Job], described: Mapping[str, Any], untied: bool = False
+    goal: Path, checkpoint: Checkpoint, jobs: list[Job], entry: Mapping[str, Any], untied: bool = False
 ) -> None:
     """The index, the other files of the source, and last the configuration."""
     copy_others(checkpoint, goal)
     if len(jobs) > 1 or any(checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")):
         write_index(goal, checkpoint, jobs)
     config = without_quantization(checkpoint.config) | ({"tie_word_embeddings": False} if untied else {})
-    write_json(goal / "config.json", {**config, "quantization_config": dict(described)})
+    write_json(goal / "config.json", {**config, "quantization_config": dict(entry)})
     (goal / SCALES).unlink(missing_ok=True)
     for folder in (TUNED, CHANGED):
         shutil.rmtree(goal / folder, ignore_errors=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from quark.errors import ModelError
 from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
+from quark.torch.export.original import Names, names_of
 from quark.torch.files.names import names_in_memory, renames_of
 
 EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
@@ -85,11 +86,25 @@ class Skeleton:
         model: its modules, on the meta device, stacked experts taken apart.
         tensors: what is stored, by the names in ``model``.
         stacked: stored tensors of which ``tensors`` has the parts: the names of these, and of the module.
+        names: of the tensors of ``model`` outside.
     """
 
     model: nn.Module
     tensors: dict[str, Stored]
     stacked: dict[str, tuple[Stored, tuple[str, ...]]]
+    names: Names
+
+    def outside(self, name: str, quantized: Collection[str]) -> str:
+        """The name in written files of a tensor, or of a parameter beside it: as in those that are read."""
+        owner, _, own = name.rpartition(".")
+        weight = self.tensors.get(f"{owner}.weight")
+        if name in self.tensors and name not in quantized and self.tensors[name].part is None:
+            return self.tensors[name].name
+        if name in self.stacked:
+            return self.stacked[name][0].name
+        if weight is not None and weight.part is None and weight.name.endswith(".weight"):
+            return f"{weight.name.removesuffix('.weight')}.{own}"
+        return self.names.outside(name)
 
     def kept(self, quantized: Iterable[str]) -> dict[str, Stored]:
         """The tensors to write: stacked ones stay together where no part of their module is quantized."""
@@ -119,7 +134,9 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
         model = model.get_submodule(base)  # saved without its head
     together = set(model.state_dict())
     apart = stacks(model)
-    names = names_in_memory(stored, together | set(model.state_dict()), renames)
+    outside = names_of(model)
+    layers = {name: inside for inside, name in outside.layers.items()}
+    names = names_in_memory(stored, together | set(model.state_dict()), renames, layers)
     tensors = {names[name]: value for name, value in stored.items()}
     stacked: dict[str, tuple[Stored, tuple[str, ...]]] = {}
     for name, (shape, views) in apart.items():
@@ -128,7 +145,7 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
             tensors |= shares(whole, shape, views)
             stacked[name] = whole, tuple(views)
     add_layers(model, tensors)
-    return Skeleton(model, tensors, stacked)
+    return Skeleton(model, tensors, stacked, outside)
 
 
 def stacks(model: nn.Module) -> dict[str, tuple[tuple[int, ...], dict[str, torch.Tensor]]]:

@@ -1,0 +1,122 @@
+"""What ``config.json`` says about a quantization, in the names that the tensors have outside.
+
+    exclude              every layer whose matrix stays float, routers and convolutions too: programs that build
+                         quantized layers by default ask for the scales of each layer that is not listed
+    layer_quant_config   names outside beside the patterns that only fit names in memory; and the layers that make keys
+                         and values, with what is cached as ``output_tensors``
+    export               ``kv_cache_group``: these layers, where their scales are static
+
+Names in memory are listed beside those outside where they differ, since transformers matches modules by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+
+from torch import nn
+
+from quark.torch.config.model import QConfig, QLayerConfig
+from quark.torch.config.type import Dtype, QSchemeType
+from quark.torch.experts import is_fused
+from quark.torch.export.config.config import JsonExporterConfig
+from quark.torch.export.original import Names
+from quark.torch.layers import kind_of
+from quark.torch.matching import Candidate, choose, find_candidates, matches
+
+
+def described(
+    config: QConfig, export: JsonExporterConfig, model: nn.Module, names: Names, quantized: Collection[str]
+) -> dict[str, Any]:
+    """The ``quantization_config`` of ``config.json``.
+
+    Args:
+        config: with the names of all layers that stay float.
+        export: how tensors are stored.
+        model: quantized, or its skeleton.
+        names: of its tensors outside.
+        quantized: names in memory of the layers whose weight is quantized.
+    """
+    layers = {**outside_layers(config, model, names), **cached_layers(config, model)}
+    made = replace(config, exclude=excluded(config, model, names, quantized), layer_quant_config=layers)
+    told = replace(export, kv_cache_group=cache_group(config) or export.kv_cache_group)
+    return as_it_is(made, told)
+
+
+def as_it_is(config: QConfig, export: JsonExporterConfig) -> dict[str, Any]:
+    """The same of a model whose names in files are those in memory."""
+    return {**config.to_dict(), "quant_method": "quark", "export": export.to_dict()}
+
+
+def excluded(config: QConfig, model: nn.Module, names: Names, quantized: Collection[str]) -> list[str]:
+    """What stays float, by its names outside and in memory."""
+    floats = [*float_layers(model, quantized)]
+    outside = [*(names.layer(name) for name in floats), *stacked_modules(model, names)]
+    return list(dict.fromkeys([*outside, *floats, *config.exclude]))
+
+
+def float_layers(model: nn.Module, quantized: Collection[str]) -> Iterator[str]:
+    """Names in memory of the layers with a float matrix that programs may take for quantized ones."""
+    for name, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.dim() > 1 and name not in quantized and not isinstance(module, nn.Embedding):
+            yield name
+
+
+def stacked_modules(model: nn.Module, names: Names) -> Iterator[str]:
+    """Everything outside of the modules whose experts stay stacked, and float."""
+    for path, module in model.named_modules():
+        if is_fused(module):
+            form = {f"{path}.{name}": (tuple(x.shape), x.dtype) for name, x in module.named_parameters(recurse=False)}
+            parts = [name.split(".") for name in names.written(form)]
+            shared = [same[0] for same in takewhile(lambda same: len(set(same)) == 1, zip(*parts, strict=False))]
+            yield ".".join([*shared, "*"])
+
+
+def outside_layers(config: QConfig, model: nn.Module, names: Names) -> dict[str, QLayerConfig]:
+    """``layer_quant_config``; before a pattern, the names outside of the layers that it does not fit outside."""
+    if not config.layer_quant_config:
+        return {}
+    found: dict[str, QLayerConfig] = {}
+    layers = list(find_candidates(model))
+    for pattern, value in config.layer_quant_config.items():
+        for layer in layers:
+            if matches(layer, pattern) and choose(layer, config)[0] is value:
+                outside = named(names.layer(layer.name))
+                found |= {} if matches(outside, pattern) else {outside.name: value}
+        found[pattern] = value
+    return found
+
+
+def cached_layers(config: QConfig, model: nn.Module) -> dict[str, QLayerConfig]:
+    """The layers that make keys and values; their outputs are what is cached."""
+    if config.kv_cache_post_rope:
+        return {}
+    found = {}
+    layers: Iterable[Candidate] = list(find_candidates(model)) if config.kv_cache_quant_config else ()
+    for pattern, cache in config.kv_cache_quant_config.items():
+        layer = next((layer for layer in layers if matches(layer, pattern)), None)
+        own = config.layer_quant_config.get(pattern) or (choose(layer, config)[0] if layer is not None else None)
+        found[pattern] = replace(own or config.global_quant_config, output_tensors=cache.output_tensors)
+    return found
+
+
+def cache_group(config: QConfig) -> list[str]:
+    """The patterns of keys and values whose scales are static and of FP8, which is what programs have kernels for."""
+    if config.kv_cache_post_rope:
+        return []
+    caches = [layer.output_tensors for layer in config.kv_cache_quant_config.values()]
+    known = all(
+        not isinstance(one, list) and one is not None and not one.is_dynamic and one.dtype is Dtype.fp8_e4m3
+        and one.qscheme is QSchemeType.per_tensor
+        for one in caches
+    )  # fmt: skip
+    return list(config.kv_cache_quant_config) if known else []
+
+
+def named(name: str) -> Candidate:
+    """A layer of which only the name is known."""
+    layer = nn.Linear(1, 1, device="meta")
+    return Candidate((name,), layer, kind_of(layer))  # type: ignore[arg-type]

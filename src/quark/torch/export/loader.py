@@ -1,0 +1,139 @@
+"""Our checkpoints through ``from_pretrained`` of transformers: what it uses for ``quant_method: "quark"``.
+
+Its own quantizer maps layers and renames scales. It stacks experts while it loads them, and what is quantized expert by
+expert cannot be stacked: those tensors were left over, and experts random. Ours takes experts apart before the tensors
+are read, finds every tensor of a quantized layer by its name outside, keeps the conversions that stack tensors to those
+that the model has, and refuses a model of which a quantized tensor was not in the files.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers.core_model_loading import WeightConverter, WeightRenaming
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+from transformers.quantizers.quantizer_quark import QuarkHfQuantizer
+
+from quark.errors import ConfigError, ModelError
+from quark.torch.experts import UnfusedExperts
+from quark.torch.export.api import _map_to_quark
+from quark.torch.export.checkpoint import names_in
+from quark.torch.export.custom_modes import CUSTOM_MODES, quark_name
+from quark.torch.export.extras import BRANCH, ROTATION
+from quark.torch.export.original import names_of
+from quark.torch.export.skeleton import mark_loaded
+from quark.torch.export.stored import Parameters
+from quark.torch.quantized_layer import OWN, QuantLayer, quantized_layers
+
+
+class Known(frozenset[str]):
+    """Names that are shared by copies."""
+
+    def __deepcopy__(self, memo: Any) -> Known:
+        return self
+
+
+class ByLayer(WeightRenaming):
+    """Tensors of quantized layers by the name outside of their layer; all others as the model's own steps have it."""
+
+    def __init__(self, layers: Mapping[str, str], steps: list[Any], base: str) -> None:
+        super().__init__("quark", "quark")
+        self.layers = {**{f"{base}.{name}": value for name, value in layers.items()}, **layers}
+        self.layers |= {name.removeprefix(f"{base}."): value for name, value in layers.items() if f"{base}." in name}
+        self.steps = steps
+
+    def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
+        """The name in memory."""
+        owner, _, own = source_key.rpartition(".")
+        if owner in self.layers:
+            key = f"{self.layers[owner]}.{own}"
+            for mode in CUSTOM_MODES:
+                key = quark_name(key, mode)
+            return key, None
+        for step in self.steps:
+            source_key, _ = step.rename_source_key(source_key)
+        return source_key, None
+
+
+class IfKnown(WeightConverter):
+    """A conversion of the model's, of those tensors only that the model has a place for."""
+
+    def __init__(self, step: Any, known: Known) -> None:
+        sources, targets = list(step._original_source_patterns), list(step._original_target_patterns)
+        super().__init__(sources, targets, operations=step.operations)
+        self.scope_prefix, self.base_model_prefix = step.scope_prefix, step.base_model_prefix
+        self.known = known
+
+    def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
+        """The place, and the pattern; nothing where there is no place."""
+        key, pattern = super().rename_source_key(source_key)
+        return (key, pattern) if key in self.known else (source_key, None)
+
+
+class QuarkLoader(QuarkHfQuantizer):
+    """The quantizer of transformers for our checkpoints, with experts that stay apart."""
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        stored = self.json_export_config
+        check_extras(kwargs.get("checkpoint_files") or ())
+        _map_to_quark(
+            model, self.quantization_config.quant_config, stored.pack_method, weight_format=stored.weight_format
+        )
+        for module in model.modules():
+            if isinstance(module, UnfusedExperts | QuantLayer):  # a model would initialize what is not as it was
+                module.__dict__["_is_hf_initialized"] = True
+        return model
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        """The model's conversions, and ours before them."""
+        model.__dict__["_quark_conversions"] = [copy.copy(step) for step in weight_conversions]
+        base = model.base_model_prefix
+        names = model.state_dict()
+        longer, shorter = (f"{base}.{name}" for name in names), (name.removeprefix(f"{base}.") for name in names)
+        known = Known([*names, *longer, *shorter])
+        renames = [step for step in weight_conversions if isinstance(step, WeightRenaming)]
+        converters = [IfKnown(step, known) for step in weight_conversions if isinstance(step, WeightConverter)]
+        layers = {outside: inside for inside, outside in names_of(model).layers.items()}
+        scales: list[Any] = self.get_weight_conversions()  # type: ignore[no-untyped-call]
+        return [ByLayer(layers, renames, base), *scales, *converters]
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        model._weight_conversions = model.__dict__.pop("_quark_conversions")
+        check_loaded(model)
+        return mark_loaded(model)
+
+
+def check_extras(files: Iterable[str]) -> None:
+    """Raise for files with rotations or branches beside layers, which the model of transformers has no place for."""
+    for file in files:
+        found = next((name for name in names_in(Path(file)) if name.endswith((ROTATION, BRANCH))), None)
+        if found is not None:
+            raise ConfigError(
+                f"{file!r} holds {found!r}, for which transformers has no place; "
+                f"quark.torch.import_model_from_safetensors(None, folder) loads it"
+            )
+
+
+def check_loaded(model: nn.Module) -> None:
+    """Every tensor of the quantized layers was in the files.
+
+    Raises:
+        ModelError: one was not, and would be random; the first is named.
+    """
+    for name, layer in quantized_layers(model):
+        values: dict[str, Any] = {own: layer._parameters.get(own) for own in OWN}
+        for own, quantizer in layer.quantizers():
+            if isinstance(quantizer, Parameters):
+                values |= {f"{own} {key}": value for key, value in quantizer.stored.items()}
+        for own, value in values.items():
+            if value is not None and not getattr(value, "_is_hf_initialized", False):
+                raise ModelError(f"the files lack {own!r} of the quantized layer {name!r}, or in another shape")
+
+
+def register() -> None:
+    """Let transformers use ``QuarkLoader``."""
+    AUTO_QUANTIZER_MAPPING["quark"] = QuarkLoader
