@@ -78,7 +78,8 @@ def export_safetensors(
     if custom_mode == "quark":
         entry = described(config, export, model, names, coded)
     else:
-        entry = custom_config(config, custom_mode, export.to_dict(), excluded(config, model, names, coded))
+        floats = excluded(config, model, names, coded)
+        entry = custom_config(replace(config, exclude=floats), custom_mode, export.to_dict(), floats)
     items = items_of(model, pack_method, weight_format)
     if custom_mode != "quark":
         if custom_mode in PACKED_INTEGERS:

@@ -22,7 +22,7 @@ from quark.errors import ConfigError, ModelError
 from quark.torch.experts import UnfusedExperts
 from quark.torch.export.api import _map_to_quark
 from quark.torch.export.checkpoint import names_in
-from quark.torch.export.custom_modes import CUSTOM_MODES, quark_name
+from quark.torch.export.custom_modes import BACK, quark_name
 from quark.torch.export.extras import BRANCH, ROTATION
 from quark.torch.export.original import names_of
 from quark.torch.export.skeleton import mark_loaded
@@ -51,7 +51,7 @@ class ByLayer(WeightRenaming):
         owner, _, own = source_key.rpartition(".")
         if owner in self.layers:
             key = f"{self.layers[owner]}.{own}"
-            for mode in CUSTOM_MODES:
+            for mode in BACK:
                 key = quark_name(key, mode)
             return key, None
         for step in self.steps:

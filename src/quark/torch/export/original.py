@@ -8,7 +8,7 @@ transformers are reversed, and nothing about an architecture is known here.
     other tensors                        renamed; joined ones are taken apart when they are written
 
 Which expert's weight is which tensor of the original is found by an experiment: stacks of numbered elements go through
-the reversed tables, and come out as the tensors that the experts' own slices are equal to. Where the original is stacked
+the reversed tables, and come out as tensors that the slices of experts are equal to. Where the original is stacked
 too, experts have the numbered names of the module in memory, under its name outside.
 """
 
