@@ -10,7 +10,7 @@ import pytest
 from quark.cli.samples import Samples, find_samples
 from quark.errors import DataError
 from quark.onnx.data import ModelInput
-from quark.onnx.data_files import Scaling
+from quark.onnx.preprocessing import Preprocessing
 
 IMAGE = ModelInput("image", (None, 3, 4, 5), np.dtype(np.float32))
 IDS = ModelInput("ids", (2, 7), np.dtype(np.int64))
@@ -73,7 +73,7 @@ def test_folder_per_input(tmp_path: Path) -> None:
 def test_images_are_resized_and_scaled(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     image.fromarray(np.full((8, 9, 3), (51, 102, 255), np.uint8)).save(tmp_path / "a.png")
-    scaling = Scaling((0.2, 0.2, 0.0), (0.5, 0.5, 0.5))
+    scaling = Preprocessing((0.2, 0.2, 0.0), (0.5, 0.5, 0.5))
     (feed,) = find_samples(tmp_path, [IMAGE], scaling)
     assert feed["image"].shape == (1, 3, 4, 5) and feed["image"].dtype == np.float32
     np.testing.assert_allclose(feed["image"][0, :, 0, 0], [0.0, 0.4, 2.0], atol=1e-6)
@@ -100,9 +100,9 @@ def write(path: Path, content: bytes | None) -> Path:
     ("name", "content", "message"),
     [
         ("nowhere", b"", "does not exist"),
-        ("a.txt", b"x", "must be a folder, a .npz or a .npy file"),
+        ("a.dat", b"x", "must be a folder, a .npz or .npy file, or a .txt file that lists files"),
         ("a.npz", b"x", "cannot be read"),
-        ("empty", None, "holds no .npy, .npz, .png or .jpg file"),
+        ("empty", None, "holds no .npy, .npz, .png, .jpg or .wav file"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:

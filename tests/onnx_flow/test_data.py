@@ -344,7 +344,7 @@ def test_images_are_resized_scaled_and_put_in_the_layout_of_the_input(tmp_path: 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], r"holds no \.npy, \.npz, \.png or \.jpg file, nor one folder per input \(a, b\)"),
+        ([], r"holds no \.npy, \.npz, \.png, \.jpg or \.wav file, nor one folder per input \(a, b\)"),
         (["x.npy"], r"a folder of \.npy files feeds one input; the model has 2 \(a, b\): use \.npz"),
         (["x.png"], r"a folder of image files feeds one input"),
     ],
@@ -359,9 +359,9 @@ def test_folders_that_do_not_fit_are_explained(tmp_path: Path, files: list[str],
 def test_paths_and_contents_that_do_not_fit_are_explained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere' does not exist"):
         PathDataReader(two_inputs(), tmp_path / "nowhere")
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(DataError, match=r"notes\.txt' must be a folder, a \.npz or a \.npy file"):
-        PathDataReader(two_inputs(), tmp_path / "notes.txt")
+    (tmp_path / "notes.md").touch()
+    with pytest.raises(DataError, match=r"notes\.md' must be a folder, a \.npz or \.npy file"):
+        PathDataReader(two_inputs(), tmp_path / "notes.md")
     np.savez(tmp_path / "x.npz", a=np.zeros((1, 2)), c=np.zeros((1, 2)))
     with pytest.raises(DataError, match=r"holds no array 'b', which the model needs; it holds 'a', 'c'"):
         PathDataReader(two_inputs(), tmp_path / "x.npz")

@@ -15,7 +15,7 @@ import numpy as np
 
 from quark.onnx import data_files
 from quark.onnx.data import Feed, ModelInput
-from quark.onnx.data_files import Scaling
+from quark.onnx.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Reader:
         return next(self._feeds, None)
 
 
-def find_samples(path: Path, inputs: Sequence[ModelInput], scaling: Scaling | None = None) -> Samples:
+def find_samples(path: Path, inputs: Sequence[ModelInput], settings: Preprocessing | None = None) -> Samples:
     """The samples at ``path`` for a model with these inputs.
 
     Raises:
         DataError: nothing there that can be read as samples; the message says what would be.
     """
     types = {one.name: one.dtype for one in inputs}
-    return Samples([partial(_stored, read, types) for read in data_files.find_samples(path, inputs, scaling)])
+    return Samples([partial(_stored, read, types) for read in data_files.find_samples(path, inputs, settings)])
 
 
 def _stored(read: Callable[[], Feed], types: dict[str, np.dtype | None]) -> Feed:

@@ -9,8 +9,8 @@ from pathlib import Path
 from quark.cli.samples import Samples, find_samples
 from quark.errors import DataError
 from quark.onnx.data import Feed, RandomDataReader, inputs_of
-from quark.onnx.data_files import Scaling
 from quark.onnx.graph.model import load
+from quark.onnx.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ def source_words(source: Source) -> list[str]:
     return words
 
 
-def scaling(source: Source) -> Scaling:
+def scaling(source: Source) -> Preprocessing:
     """``--mean`` and ``--std`` as numbers."""
-    return Scaling(_numbers("--mean", source.mean), _numbers("--std", source.std))
+    return Preprocessing(_numbers("--mean", source.mean), _numbers("--std", source.std))
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:

@@ -123,11 +123,15 @@ from quark.onnx.quantizer import ModelQuantizer
 if TYPE_CHECKING:
     from quark.onnx.data import CachedDataReader, CalibrationDataReader, RandomDataReader
     from quark.onnx.data_files import PathDataReader
+    from quark.onnx.data_sets import DatasetReader
+    from quark.onnx.preprocessing import Preprocessing
 
 _LATE = {
     "CachedDataReader": "quark.onnx.data",
     "CalibrationDataReader": "quark.onnx.data",
+    "DatasetReader": "quark.onnx.data_sets",
     "PathDataReader": "quark.onnx.data_files",
+    "Preprocessing": "quark.onnx.preprocessing",
     "RandomDataReader": "quark.onnx.data",
 }
 
@@ -192,6 +196,7 @@ __all__ = [
     "ChannelEqualizationConfig",
     "Config",
     "DataType",
+    "DatasetReader",
     "ExtendedCalibrationMethod",
     "ExtendedQuantType",
     "FP4E2M1Spec",
@@ -227,6 +232,7 @@ __all__ = [
     "ModelQuantizer",
     "NVFP4Spec",
     "PathDataReader",
+    "Preprocessing",
     "QConfig",
     "QLayerConfig",
     "QTensorConfig",

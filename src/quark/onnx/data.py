@@ -229,7 +229,7 @@ def _feed(sample: Any, inputs: Sequence[ModelInput], index: int) -> Feed:
         if len(inputs) != 1 or not hasattr(sample, "__array__"):
             raise DataError(
                 f"sample {index} is {type(sample).__name__}; it must be a dictionary {{input name: array}} with the "
-                f"inputs {_names(inputs)}"
+                f"inputs {_names(inputs)}. For a loader or dataset with labels use quark.onnx.DatasetReader"
             )
         sample = {inputs[0].name: sample}
     _check_names(sample, inputs, index)

@@ -5,18 +5,21 @@
     folder of *.npz      one file a sample, one array per input
     folder of *.npy      one file a sample, for a model with one input
     folder of folders    one folder per input, named like it, of .npy files; files of one name are one sample
-    folder of images     .png, .jpg, .jpeg, resized to the input: value = (pixel / 255 - mean) / std, RGB
+    folder of images     .png, .jpg, .jpeg, resized to the input (``quark.onnx.preprocessing``)
+    folder of sounds     .wav, for an input [1, frames] or [1, 1, frames]: all of a file, or windows of the fixed length
+    nested folders       of one of these (ImageNet's folder per class): the folders take turns, so that the first
+                         samples are of all classes
+    list.txt             a path a line, relative to the list; empty lines and those that begin with # are left out
 
 An array with one axis less than the input gets a batch axis. Only names, counts and types are looked at when the reader
-is made. Not handled: crops that keep the aspect ratio, several images per sample: prepare .npy files for those.
+is made. Not handled: several images per sample: prepare .npz files for those.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +27,17 @@ import onnx_ir as ir
 
 from quark.errors import DataError, unknown
 from quark.numerics.array_files import ArrayArchive, load_array
+from quark.onnx.audio_files import SOUNDS
 from quark.onnx.data import CalibrationDataReader, Feed, ModelInput, inputs_of
 from quark.onnx.graph.model import ModelInput as Source
 from quark.onnx.graph.model import load
-from quark.onnx.image_files import IMAGES, pillow, read_image
-from quark.reading import regular_file
+from quark.onnx.image_files import IMAGES
+from quark.onnx.preprocessing import Preprocessing
+from quark.onnx.samples_of_files import Read, function_sample, image_reads, sound_reads
+from quark.reading import read_text, regular_file
 
 ARRAYS = (".npz", ".npy")
-Read = Callable[[], Feed]
+LISTS = (".txt", ".lst")
 
 
 class PathDataReader(CalibrationDataReader):
@@ -42,6 +48,7 @@ class PathDataReader(CalibrationDataReader):
         data_path: folder or file, as the module describes.
         input_shape: sizes for the free axes of an image input, per input name.
         mean, std: of images, per channel or one for all, after division by 255.
+        preprocessing: everything about images and files; in the place of ``mean`` and ``std``.
 
     Raises:
         DataError: nothing there that fits the model's inputs; the message names what was found and what is needed.
@@ -54,12 +61,14 @@ class PathDataReader(CalibrationDataReader):
         input_shape: Mapping[str, Sequence[int]] | None = None,
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
+        preprocessing: Preprocessing | None = None,
     ) -> None:
         model = model_input if isinstance(model_input, ir.Model) else load(model_input)
         inputs = [_sized(one, dict(input_shape or {})) for one in inputs_of(model)]
         _check_names(input_shape or {}, inputs)
         self.data_path = Path(data_path)
-        self._reads = find_samples(Path(data_path), inputs, Scaling(tuple(mean), tuple(std)))
+        settings = preprocessing or Preprocessing(tuple(mean), tuple(std))
+        self._reads = find_samples(Path(data_path), inputs, settings)
         self._next = 0
 
     def __len__(self) -> int:
@@ -75,52 +84,82 @@ class PathDataReader(CalibrationDataReader):
         self._next = 0
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """How pixels become input values, per channel or one for all: (pixel / 255 - mean) / std.
-
-    Raises:
-        DataError: a number that is not finite, or a ``std`` that is not above zero.
-    """
-
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-
-    def __post_init__(self) -> None:
-        for name, numbers in (("mean", self.mean), ("std", self.std)):
-            bad = [number for number in numbers if not math.isfinite(number) or (name == "std" and number <= 0)]
-            if bad or not numbers:
-                given = bad[0] if bad else "nothing"
-                above = " above zero" if name == "std" else ""
-                raise DataError(f"{name} is {given}: every number must be finite{above}")
-
-
-def find_samples(path: Path, inputs: Sequence[ModelInput], scaling: Scaling | None = None) -> list[Read]:
+def find_samples(path: Path, inputs: Sequence[ModelInput], settings: Preprocessing | None = None) -> list[Read]:
     """Functions that read one sample each.
 
     Raises:
         DataError: nothing at ``path`` can be read as samples for these inputs.
     """
+    settings = settings or Preprocessing()
     if not path.is_dir():
         regular_file(path, DataError, "the calibration data")
-        return _from_file(path, inputs)
+        if path.suffix.lower() not in LISTS:
+            return _from_file(path, inputs)
+        return _from_files(_listed(path), inputs, settings, f"the list {str(path)!r}")
     if inputs and all(Path(one.name).name == one.name and (path / one.name).is_dir() for one in inputs):
         return _from_folders(path, inputs)
-    files = {suffix: _files(path, (suffix,)) for suffix in ARRAYS} | {"image": _files(path, IMAGES)}
-    kind = next((kind for kind, found in files.items() if found), None)
-    if kind is None:
-        raise DataError(
-            f"the folder {str(path)!r} holds no .npy, .npz, .png or .jpg file, nor one folder per input "
-            f"({', '.join(one.name for one in inputs)})"
-        )
-    if kind == ".npz":
-        return [partial(_npz_sample, file, tuple(inputs)) for file in files[kind]]
-    only = _only(inputs, f"a folder of {kind} files")
-    if kind == ".npy":
-        return [partial(_npy_sample, {only.name: file}, (only,)) for file in files[kind]]
-    settled = scaling or Scaling()
-    _check_image_input(only, settled)
-    return [partial(_image_sample, file, only, settled) for file in files[kind]]
+    return _from_files(_inside(path), inputs, settings, f"the folder {str(path)!r}")
+
+
+def _from_files(
+    files: Sequence[Path], inputs: Sequence[ModelInput], settings: Preprocessing, where: str
+) -> list[Read]:
+    """A sample a file, or more: of the first kind in ``_KINDS`` that is there."""
+    if settings.function is not None and files:
+        return [partial(function_sample, file, tuple(inputs), settings.function) for file in files]
+    for suffixes, reads in _KINDS.items():
+        chosen = [file for file in files if file.suffix.lower() in suffixes]
+        if chosen:
+            return reads(chosen, inputs, settings)
+    names = ", ".join(one.name for one in inputs)
+    raise DataError(f"{where} holds no .npy, .npz, .png, .jpg or .wav file, nor one folder per input ({names})")
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The files of a folder; those of its folders, which take turns, where it has none that hold samples itself."""
+    known = set(chain(*_KINDS))
+    found = sorted(file for file in folder.iterdir() if file.is_file())
+    if any(file.suffix.lower() in known for file in found):
+        return found
+    groups = [_inside(one) for one in sorted(folder.iterdir()) if one.is_dir() and not one.is_symlink()]
+    turns = [file for turn in zip_longest(*groups) for file in turn if file is not None]
+    return turns or found
+
+
+def _listed(path: Path) -> list[Path]:
+    lines = [line.strip() for line in read_text(path, DataError, "the list").splitlines()]
+    found = [path.parent / line for line in lines if line and not line.startswith("#")]
+    missing = next((file for file in found if not file.is_file()), None)
+    if missing is not None or not found:
+        what = f"names {str(missing)!r}, which does not exist" if missing else "names no file"
+        raise DataError(f"the list {str(path)!r} {what}")
+    return found
+
+
+def _npz_reads(files: Sequence[Path], inputs: Sequence[ModelInput], settings: Preprocessing) -> list[Read]:
+    return [partial(_npz_sample, file, tuple(inputs)) for file in files]
+
+
+def _npy_reads(files: Sequence[Path], inputs: Sequence[ModelInput], settings: Preprocessing) -> list[Read]:
+    only = _only(inputs, "a folder of .npy files")
+    return [partial(_npy_sample, {only.name: file}, (only,)) for file in files]
+
+
+def _image_reads(files: Sequence[Path], inputs: Sequence[ModelInput], settings: Preprocessing) -> list[Read]:
+    return image_reads(files, _only(inputs, "a folder of image files"), settings)
+
+
+def _sound_reads(files: Sequence[Path], inputs: Sequence[ModelInput], settings: Preprocessing) -> list[Read]:
+    return sound_reads(files, _only(inputs, "a folder of .wav files"))
+
+
+#: Suffixes of a kind of file -> what makes samples of them; the first kind that is there is taken.
+_KINDS: dict[tuple[str, ...], Callable[[Sequence[Path], Sequence[ModelInput], Preprocessing], list[Read]]] = {
+    (".npz",): _npz_reads,
+    (".npy",): _npy_reads,
+    IMAGES: _image_reads,
+    SOUNDS: _sound_reads,
+}
 
 
 def _files(folder: Path, suffixes: Iterable[str]) -> list[Path]:
@@ -155,7 +194,9 @@ def _only(inputs: Sequence[ModelInput], what: str) -> ModelInput:
 
 def _from_file(path: Path, inputs: Sequence[ModelInput]) -> list[Read]:
     if path.suffix.lower() not in ARRAYS:
-        raise DataError(f"the calibration data {str(path)!r} must be a folder, a .npz or a .npy file")
+        raise DataError(
+            f"the calibration data {str(path)!r} must be a folder, a .npz or .npy file, or a .txt file that lists files"
+        )
     arrays = _load(path)
     chosen = {one.name: _picked(arrays, one, inputs, path) for one in inputs}
     counts = {one.name: _count(chosen[one.name], one, path) for one in inputs}
@@ -224,33 +265,3 @@ def _picked(arrays: Mapping[str, np.ndarray], one: ModelInput, inputs: Sequence[
         return next(iter(arrays.values()))
     held = ", ".join(map(repr, arrays))
     raise DataError(f"{str(path)!r} holds no array {one.name!r}, which the model needs; it holds {held}")
-
-
-# ---- images ----------------------------------------------------------------------------------------------------------
-
-
-def _check_image_input(one: ModelInput, scaling: Scaling) -> None:
-    channels = {1, 3} & {one.shape[1], one.shape[3]} if one.shape is not None and len(one.shape) == 4 else set()
-    if not channels:
-        raise DataError(f"images fit an input [N, 3, H, W] or [N, H, W, 3] (or 1 for grey); the model has {one}")
-    pillow()
-    count = _channels(one)[1]
-    for name, numbers in (("mean", scaling.mean), ("std", scaling.std)):
-        if len(numbers) not in (1, count):
-            raise DataError(f"{name} has {len(numbers)} numbers: give one, or one for each of the {count} channels")
-
-
-def _channels(one: ModelInput) -> tuple[bool, int, int | None, int | None]:
-    """Of an image input: whether channels come first, how many there are, height and width."""
-    shape = one.shape or (None,) * 4
-    if shape[1] in (1, 3):
-        return True, shape[1] or 0, shape[2], shape[3]
-    return False, shape[3] or 0, shape[1], shape[2]
-
-
-def _image_sample(file: Path, one: ModelInput, scaling: Scaling) -> Feed:
-    first, channels, height, width = _channels(one)
-    pixels = read_image(file, "L" if channels == 1 else "RGB", (height, width))
-    if one.dtype != np.uint8:
-        pixels = ((pixels / 255 - np.array(scaling.mean)) / np.array(scaling.std)).astype(one.dtype or np.float32)
-    return {one.name: np.ascontiguousarray(pixels.transpose(2, 0, 1) if first else pixels)[None]}

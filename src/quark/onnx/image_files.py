@@ -9,6 +9,7 @@ import struct
 import zlib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from quark.errors import DataError
 from quark.reading import reason_of, regular_file
 
 IMAGES = (".png", ".jpg", ".jpeg")
+GREY = 114
+"""Of the bars that ``letterbox`` leaves, as detectors are trained with."""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow's names of what has at most 8 bits per channel."""
 _DAMAGED = (
@@ -38,30 +41,59 @@ def pillow() -> ModuleType:
     return Image
 
 
-def read_image(path: Path, mode: str | None = None, size: tuple[int | None, int | None] = (None, None)) -> np.ndarray:
+class UnreadableImage(DataError):
+    """A file that is no picture, or a damaged one."""
+
+
+def read_image(
+    path: Path,
+    mode: str | None = None,
+    size: tuple[int | None, int | None] = (None, None),
+    resize: str = "stretch",
+) -> np.ndarray:
     """One image as uint8.
 
     Args:
         mode: "L" (grey) or "RGB"; None: as it is stored.
         size: (height, width) to resize to; None leaves a side as it is.
+        resize: "stretch"; "letterbox": shrunk or grown to fit, grey 114 on both sides; "crop": filled, both sides cut.
 
     Returns:
         ``[height, width, channels]``; with ``mode`` None ``[height, width]`` or ``[height, width, channels]``.
 
     Raises:
-        DataError: no regular file, damaged, no PNG or JPEG, more than 8 bits per channel, or so many pixels that Pillow
-            takes it for an attack.
+        UnreadableImage: no regular file, damaged, no PNG or JPEG, more than 8 bits per channel, or so many pixels that
+            Pillow takes it for an attack.
     """
     image = pillow()
-    regular_file(path, DataError, "the image")
+    regular_file(path, UnreadableImage, "the image")
     try:
         with image.open(path, formats=("PNG", "JPEG")) as opened:
             if opened.mode not in MODES:
                 raise ValueError(f"Pillow's mode {opened.mode}: its channels have more than 8 bits, convert it first")
             shown = opened.convert(mode) if mode else opened
             wanted = (size[1] or shown.width, size[0] or shown.height)
-            shown = shown.resize(wanted, image.Resampling.BILINEAR) if wanted != shown.size else shown
-            pixels = np.asarray(shown)
+            pixels = np.asarray(_fitted(shown, wanted, resize, image.Resampling.BILINEAR))
     except (*_DAMAGED, image.DecompressionBombError) as error:
-        raise DataError(f"{str(path)!r} is not a readable image: {reason_of(error)}") from error
+        raise UnreadableImage(f"{str(path)!r} is not a readable image: {reason_of(error)}") from error
     return pixels.reshape(*pixels.shape[:2], -1) if mode else pixels
+
+
+def _fitted(shown: Any, wanted: tuple[int, int], resize: str, method: Any) -> Any:
+    """A picture of ``wanted`` (width, height)."""
+    if wanted == shown.size:
+        return shown
+    if resize == "stretch":
+        return shown.resize(wanted, method)
+    choose = min if resize == "letterbox" else max
+    factor = choose(side / own for side, own in zip(wanted, shown.size, strict=True))
+    least = (1, 1) if resize == "letterbox" else wanted
+    width, height = (max(low, round(own * factor)) for low, own in zip(least, shown.size, strict=True))
+    left, top = (wanted[0] - width) // 2, (wanted[1] - height) // 2
+    canvas = shown.resize((width, height), method)
+    if resize == "crop":
+        return canvas.crop((-left, -top, wanted[0] - left, wanted[1] - top))
+    framed = shown.copy().resize(wanted)
+    framed.paste(GREY if len(shown.getbands()) == 1 else (GREY,) * len(shown.getbands()), (0, 0, *wanted))
+    framed.paste(canvas, (left, top))
+    return framed

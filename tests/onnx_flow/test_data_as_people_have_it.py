@@ -1,0 +1,212 @@
+"""Folders of classes, lists, sounds, pictures of any ratio, loaders and datasets; and what looks wrong is told."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import pytest
+from tests.onnx_flow import models
+
+from quark.errors import DataError
+from quark.onnx import DatasetReader, PathDataReader, Preprocessing
+from quark.onnx.graph.model import load
+from quark.onnx.preprocessing import doubts
+
+PICTURES = "g (float[N, 3, H, W] image) => (float[N, 3, H, W] y) { y = Relu (image) }"
+SOUND = "g (float[1, T] sound) => (float[1, T] y) { y = Relu (sound) }"
+
+
+def picture(path: Path, color: tuple[int, int, int] = (255, 0, 51), size: tuple[int, int] = (8, 4)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pytest.importorskip("PIL.Image").new("RGB", size, color).save(path)
+    return path
+
+
+def first(reader: PathDataReader) -> np.ndarray:
+    feed = reader.get_next()
+    assert feed is not None
+    return next(iter(feed.values()))
+
+
+def count(reader: PathDataReader) -> int:
+    return sum(1 for _ in iter(reader.get_next, None))
+
+
+def test_folders_of_classes_take_turns(tmp_path: Path) -> None:
+    for label, red in (("cat", 10), ("dog", 20), ("deep/er", 30)):
+        for number in range(3):
+            picture(tmp_path / label / f"{number}.png", (red, 0, 0))
+    (tmp_path / "README.md").write_text("not a sample")
+    reader = PathDataReader(models.model(PICTURES), tmp_path)
+    reds = [round(float(feed["image"][0, 0, 0, 0] * 255)) for feed in iter(reader.get_next, None)]
+    assert len(reds) == 9 and sorted(reds[:3]) == [10, 20, 30]
+
+
+def test_a_list_of_files_is_relative_to_itself(tmp_path: Path) -> None:
+    picture(tmp_path / "a" / "x.png", (255, 0, 0))
+    picture(tmp_path / "a" / "y.png", (0, 0, 0))
+    listed = tmp_path / "files.txt"
+    listed.write_text("# chosen by hand\na/y.png\n\na/x.png\n")
+    reader = PathDataReader(models.model(PICTURES), listed)
+    assert [float(feed["image"][0, 0, 0, 0]) for feed in iter(reader.get_next, None)] == [0.0, 1.0]
+    listed.write_text("a/z.png\n")
+    with pytest.raises(DataError, match=r"z\.png', which does not exist"):
+        PathDataReader(models.model(PICTURES), listed)
+
+
+def test_one_size_for_all_where_the_input_is_free(tmp_path: Path) -> None:
+    for name, size in (("a", (8, 4)), ("b", (10, 10))):
+        picture(tmp_path / f"{name}.png", size=size)
+    reader = PathDataReader(models.model(PICTURES), tmp_path)
+    assert {feed["image"].shape for feed in iter(reader.get_next, None)} == {(1, 3, 4, 8)}
+    wanted = Preprocessing(size=(6, 5))
+    assert first(PathDataReader(models.model(PICTURES), tmp_path, preprocessing=wanted)).shape == (1, 3, 6, 5)
+    fixed = models.model("g (float[1, 3, 4, 4] image) => (float[1, 3, 4, 4] y) { y = Relu (image) }")
+    with pytest.raises(DataError, match=r"size \[6, 5\] does not fit"):
+        PathDataReader(fixed, tmp_path, preprocessing=wanted)
+
+
+@pytest.mark.parametrize(
+    ("resize", "left", "middle"), [("stretch", 255, 255), ("letterbox", 114, 255), ("crop", 255, 255)]
+)
+def test_the_ratio_is_kept_where_it_is_asked_for(tmp_path: Path, resize: str, left: int, middle: int) -> None:
+    """A tall white picture into a wide input: letterbox has grey on both sides, crop and stretch fill it."""
+    picture(tmp_path / "a.png", (255, 255, 255), size=(4, 8))
+    settings = Preprocessing(size=(8, 16), resize=resize)
+    pixels = first(PathDataReader(models.model(PICTURES), tmp_path, preprocessing=settings))[0] * 255
+    assert pixels.shape == (3, 8, 16)
+    np.testing.assert_allclose(pixels[:, 4, 0], left, atol=0.5)
+    np.testing.assert_allclose(pixels[:, 4, 8], middle, atol=0.5)
+
+
+def test_channels_and_units_are_those_that_are_told(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png", (255, 0, 51))
+    settings = Preprocessing(mean=(104, 117, 123), std=(1.0,), scale=1, bgr=True)
+    values = first(PathDataReader(models.model(PICTURES), tmp_path, preprocessing=settings))
+    np.testing.assert_allclose(values[0, :, 0, 0], [51 - 104, 0 - 117, 255 - 123])
+    assert Preprocessing.from_dict(settings.to_dict()) == settings
+    with pytest.raises(DataError, match="Did you mean 'resize'"):
+        Preprocessing.from_dict({"resise": "crop"})
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_sounds_of_every_width_are_in_minus_one_to_one(tmp_path: Path, width: int, channels: int) -> None:
+    wanted = np.array([0.0, 0.5, -0.5, 0.25])
+    whole = np.round(wanted * 2 ** (8 * width - 1)).astype(np.int64) + (128 if width == 1 else 0)
+    raw = b"".join(int(v).to_bytes(width, "little", signed=width > 1) * channels for v in whole)
+    with wave.open(str(tmp_path / "a.wav"), "wb") as out:
+        out.setparams((channels, width, 16000, 0, "NONE", ""))
+        out.writeframes(raw)
+    values = first(PathDataReader(models.model(SOUND), tmp_path))
+    np.testing.assert_allclose(values, wanted[None], atol=1e-6)
+    windows = models.model("g (float[1, 1, 2] sound) => (float[1, 1, 2] y) { y = Relu (sound) }")
+    assert count(PathDataReader(windows, tmp_path)) == 2
+    (tmp_path / "a.wav").write_bytes(b"RIFF no sound")
+    with pytest.raises(DataError, match=r"a\.wav' is not a readable"):
+        PathDataReader(models.model(SOUND), tmp_path).get_next()
+
+
+def test_a_function_of_the_user_reads_files_of_any_kind(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(np.ones(48, np.float32).tobytes())
+    settings = Preprocessing(function=lambda path: np.fromfile(path, np.float32).reshape(3, 4, 4))
+    assert first(PathDataReader(models.model(PICTURES), tmp_path, preprocessing=settings)).shape == (1, 3, 4, 4)
+    wrong = Preprocessing(function=lambda path: "text")
+    with pytest.raises(DataError, match="--preprocess gave str"):
+        PathDataReader(models.model(PICTURES), tmp_path, preprocessing=wrong).get_next()
+
+
+# ---- loaders and datasets --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tensor", "tuple", "dict", "array"])
+def test_loaders_of_every_kind_give_the_same_samples(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    images, labels = torch.arange(5 * 48.0).reshape(5, 3, 4, 4), torch.arange(5)
+    items = {
+        "tensor": images,
+        "tuple": torch.utils.data.TensorDataset(images, labels),
+        "dict": [{"image": image, "labels": label} for image, label in zip(images, labels, strict=True)],
+        "array": images.numpy(),
+    }[kind]
+    data = items if kind == "array" else torch.utils.data.DataLoader(items, batch_size=2)
+    fixed = models.model("g (float[1, 3, 4, 4] image) => (float[1, 3, 4, 4] y) { y = Relu (image) }")
+    reader = DatasetReader(fixed, data)
+    for _ in range(2):
+        found = np.concatenate([feed["image"] for feed in iter(reader.get_next, None)])
+        np.testing.assert_array_equal(found, images.numpy())
+        reader.rewind()
+
+
+def test_a_transform_makes_samples_of_items_and_what_cannot_be_taken_is_named() -> None:
+    rows = [{"picture": np.full((4, 4, 3), 255, np.uint8), "label": 1}]
+    reader = DatasetReader(
+        models.model(PICTURES), rows, lambda row: row["picture"].transpose(2, 0, 1).astype(np.float32) / 255
+    )
+    assert (
+        first(reader).shape == (1, 3, 4, 4) and first(DatasetReader(models.model(PICTURES), [np.ones((3, 2, 2))])).any()
+    )
+    with pytest.raises(DataError, match="item 0 lacks the input 'image'; it has 'picture', 'label'"):
+        DatasetReader(models.model(PICTURES), rows).get_next()
+    with pytest.raises(DataError, match="give transform="):
+        DatasetReader(models.model(PICTURES), ["a.png"]).get_next()
+
+
+# ---- what looks wrong ------------------------------------------------------------------------------------------------
+
+FRAME = (
+    "g (float[N, 3, H, W] image) => (float[N, 3, H, W] y) "
+    "{{ c = Constant <value = float {{{}}}> ()\n y = {} (image, c) }}"
+)
+DIVIDES, SUBTRACTS = FRAME.format(255.0, "Div"), FRAME.format(0.45, "Sub")
+ONES, BYTES = np.ones((1, 3, 4, 4), np.float32), np.full((1, 3, 4, 4), 200, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("text", "array", "settings", "words"),
+    [
+        (PICTURES, ONES, Preprocessing(mean=(123.7, 116.3, 103.5)), "use --scale 1"),
+        (PICTURES, BYTES, Preprocessing(mean=(0.485,), std=(0.229,), scale=1), "use --scale 255"),
+        (DIVIDES, ONES, Preprocessing(), "use --scale 1"),
+        (DIVIDES, ONES, None, "multiply the arrays by 255"),
+        (SUBTRACTS, BYTES, Preprocessing(scale=1), "use --scale 255"),
+        (SUBTRACTS, BYTES, None, "divide the arrays by 255"),
+        (PICTURES, BYTES.astype(np.uint8), None, "bytes up to 200"),
+        (PICTURES, ONES, Preprocessing(mean=(0.485,), std=(0.229,)), ""),
+        (PICTURES, BYTES, Preprocessing(mean=(104.0, 117.0, 123.0), scale=1), ""),
+        (DIVIDES, BYTES, Preprocessing(scale=1), ""),
+        (SUBTRACTS, ONES, Preprocessing(), ""),
+        (PICTURES, BYTES, None, ""),
+        (PICTURES, ONES, None, ""),
+    ],
+)
+def test_a_range_that_cannot_be_meant_is_told(
+    text: str, array: np.ndarray, settings: Preprocessing, words: str
+) -> None:
+    found = doubts(load(models.model(text)), {"image": array}, settings)
+    assert len(found) == bool(words) and all(words in sentence for sentence in found)
+
+
+def test_the_nominal_range_of_the_metadata_counts() -> None:
+    model = models.model(PICTURES)
+    onnx.helper.set_model_props(model, {"Image.NominalPixelRange": "NominalRange_0_255"})
+    assert "0..255 itself" in doubts(load(model), {"image": ONES}, Preprocessing())[0]
+
+
+def test_no_real_model_is_doubted_under_its_own_preprocessing(examples: ModuleType) -> None:
+    feeds = {
+        "squeezenet11_flowers5": examples.calib_flowers5,
+        "yolox_nano": examples.calib_yolox_nano,
+        "ultraface_rfb320": examples.calib_ultraface,
+        "fastestdet": examples.calib_fastestdet,
+        "gtcrn_simple": examples.calib_gtcrn,
+        "silero_vad_16k_op15": examples.calib_silero,
+        "stories260K": examples.calib_stories,
+    }
+    for name, calibration in feeds.items():
+        model = load(examples.MODELS / f"{name}.onnx")
+        assert doubts(model, next(iter(calibration(1))), None) == [], name
