@@ -289,6 +289,34 @@ def test_compare_ends_with_a_verdict_and_holds_to_a_bound(folder: Path, capsys: 
         assert f"--fail-under {bound}" in told and said in told
 
 
+# ---- samples ---------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_in_class_folders_a_broken_one_and_a_mean_of_another_unit(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    shape = data.split()[0][0][0].shape
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        for number in range(2):
+            pixels = np.random.default_rng(number).integers(0, 255, shape[1:], np.uint8)
+            pillow.fromarray(pixels).save(tmp_path / label / f"{number}.png")
+    (tmp_path / "a" / "broken.png").write_bytes(b"no picture")
+    words = ["--data", str(tmp_path), "--no-check"]
+    assert quantize(folder, *words, "--mean", "123.7") == 0
+    told = capsys.readouterr().err
+    assert "use --scale 1" in told and told.count("skipped: ") == 1
+    assert quantize(folder, *words, "--strict") == 1
+    assert "broken.png" in capsys.readouterr().err
+    code = f"import numpy\ndef read(path):\n    return numpy.zeros({tuple(shape)}, numpy.float32)\n"
+    (tmp_path / "mine.py").write_text(code)
+    assert quantize(folder, *words, "--preprocess", f"{tmp_path / 'mine.py'}:read") == 0
+    for flag, value, said in (("--size", "8", "224x224"), ("--resize", "fit", "stretch"), ("--scale", "3", "255")):
+        assert quantize(folder, *words, flag, value) == 1
+        assert said in capsys.readouterr().err
+
+
 def test_lists(capsys: Capture) -> None:
     assert main(["presets", "--json"]) == 0
     assert {"A8W8", "XINT8", "A8W8_CPU"} <= set(object_on(capsys))

@@ -9,6 +9,7 @@ import typer
 
 from quark.cli.common import ChartReport, Compare, Json, LedgerPath, Limit, PlanOutput, Rounds
 from quark.cli.paths import Guarded, Overwrite, Reads, Writes
+from quark.cli.source_options import Source, takes_samples
 from quark.cli.torch_app import torch_app
 from quark.cli.transformation import WithPasses
 
@@ -26,19 +27,6 @@ app.add_typer(onnx_app, name="onnx")
 app.add_typer(torch_app, name="torch")
 
 DEFAULT_PRESET = "A8W8_CPU"
-Data = Annotated[
-    Path | None,
-    Reads(),
-    typer.Option(
-        "--data",
-        help="Samples: a .npz (one array per input, axis 0 counts samples), a .npy, or a folder of .npy, .npz, .png or "
-        ".jpg files (one file a sample).",
-    ),
-]
-Random = Annotated[bool, typer.Option("--random", help="Use generated data: to try things out, not for real results.")]
-Count = Annotated[int | None, typer.Option("--samples", min=1, help="Use only the first N samples.")]
-Mean = Annotated[str, typer.Option(help="Images: subtracted from pixels of 0..1; one number or one per channel.")]
-Std = Annotated[str, typer.Option(help="Images: then divided by this, one number or one per channel.")]
 ReportPath = Annotated[
     Path | None,
     Writes(folder=True),
@@ -112,6 +100,7 @@ def chosen_preset(preset: str | None, config: Path | None) -> str:
 
 About 32 to 256 samples that look like the real inputs are enough. Exit codes: 0 done, 1 error, 2 wrong usage.""",
 )
+@takes_samples()
 def quantize(
     model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file. It is not changed.")],
     output: Annotated[
@@ -119,11 +108,6 @@ def quantize(
     ],
     preset: Preset = None,
     config: ConfigFile = None,
-    data: Data = None,
-    random: Random = False,
-    samples: Count = None,
-    mean: Mean = "0",
-    std: Std = "1",
     settings: Settings = None,
     target: Target = None,
     exclude: Exclude = None,
@@ -141,6 +125,8 @@ def quantize(
     check: Annotated[bool, typer.Option(help="Afterwards run both models: SQNR, cosine, latency.")] = True,
     overwrite: Overwrite = False,
     json: Json = False,
+    *,
+    source: Source,
 ) -> None:
     """Quantize an ONNX model.
 
@@ -148,10 +134,8 @@ def quantize(
     in size and time. The last lines are a verdict, and the command that helps where it is bad.
     """
     from quark.cli import quantization
-    from quark.cli.sources import Source
     from quark.cli.verdicts import parse_bound
 
-    source = Source(data, random, samples, mean, std)
     chosen = tuple(settings or ()), target, tuple(exclude or ()), config
     others = tuple(algorithm or ()), eval_data
     request = quantization.Request(model, output, chosen_preset(preset, config), source, *chosen, *others)
@@ -184,9 +168,8 @@ def plan(
     """
     from quark.cli import planning
     from quark.cli.quantization import Request
-    from quark.cli.sources import Source
 
-    source = Source(None, False, None, "0", "1")
+    source = Source()
     chosen = tuple(settings or ()), target, tuple(exclude or ()), config
     request = Request(model, model, chosen_preset(preset, config), source, *chosen)
     planning.run(request, tensors, json)
@@ -200,16 +183,12 @@ def plan(
 
 `quark onnx sensitivity model.onnx -p A8W8 -c A8W8 -c uint8/int4 -c A16W8 --data samples/`""",
 )
+@takes_samples(16)
 def sensitivity(
     model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file.")],
     preset: Preset = None,
     config: ConfigFile = None,
     candidate: Candidates = None,
-    data: Data = None,
-    random: Random = False,
-    samples: Count = 16,
-    mean: Mean = "0",
-    std: Std = "1",
     settings: Settings = None,
     target: Target = None,
     exclude: Exclude = None,
@@ -223,20 +202,21 @@ def sensitivity(
     report: ChartReport = None,
     overwrite: Overwrite = False,
     json: Json = False,
+    *,
+    source: Source,
 ) -> None:
     """Rank the layers by what the model loses when only that layer is quantized.
 
     One calibration, then every layer alone under every candidate (the preset itself when none is given).
     """
     from quark.cli import searching
-    from quark.cli.sources import Source
 
     request = searching.Request(
         model,
         chosen_preset(preset, config),
         config,
         tuple(candidate or ()),
-        Source(data, random, samples, mean, std),
+        source,
         (tuple(settings or ()), target, tuple(exclude or ())),
         workers,
         ledger,
@@ -254,6 +234,7 @@ def sensitivity(
 
 `quark onnx quantize model.onnx -o q.onnx --config plan.yaml --data samples/`""",
 )
+@takes_samples(16)
 def search(
     model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file.")],
     output: PlanOutput,
@@ -272,14 +253,9 @@ def search(
     preset: Preset = None,
     config: ConfigFile = None,
     candidate: Candidates = None,
-    data: Data = None,
     eval_data: Annotated[
         Path | None, Reads(), typer.Option("--eval-data", help="Samples that whole plans are measured on, as --data.")
     ] = None,
-    random: Random = False,
-    samples: Count = 16,
-    mean: Mean = "0",
-    std: Std = "1",
     settings: Settings = None,
     layout: Annotated[
         str | None, typer.Option("--layout", metavar="cpu|any", help="As `--target` of `quantize`.")
@@ -292,6 +268,8 @@ def search(
     report: ChartReport = None,
     overwrite: Overwrite = False,
     json: Json = False,
+    *,
+    source: Source,
 ) -> None:
     """Find a mixed-precision plan: a data type for every layer, so that a metric meets its target at least cost.
 
@@ -299,14 +277,13 @@ def search(
     """
     from quark.cli import searching
     from quark.cli.search_tables import Wanted
-    from quark.cli.sources import Source
 
     request = searching.Request(
         model,
         chosen_preset(preset, config),
         config,
         tuple(candidate or ()),
-        Source(data, random, samples, mean, std),
+        source,
         (tuple(settings or ()), layout, tuple(exclude or ())),
         workers,
         ledger,
@@ -344,28 +321,25 @@ def inspect(
 
 `quark onnx compare model.onnx q.onnx --data samples.npz --report report.html`""",
 )
+@takes_samples()
 def compare(
     model: Annotated[Path, Reads(), typer.Argument(metavar="FLOAT_MODEL", help="The float model.")],
     quantized: Annotated[Path, Reads(), typer.Argument(metavar="QUANTIZED_MODEL", help="The model made from it.")],
-    data: Data = None,
-    random: Random = False,
-    samples: Count = None,
-    mean: Mean = "0",
-    std: Std = "1",
     report: ReportPath = None,
     fail_under: FailUnder = None,
     overwrite: Overwrite = False,
     json: Json = False,
+    *,
+    source: Source,
 ) -> None:
     """Run a float model and its quantized form on the same samples and show how far apart they are.
 
     End to end (every output), and layer by layer (every tensor that both models have). The last lines are a verdict.
     """
     from quark.cli import comparison
-    from quark.cli.sources import Source
     from quark.cli.verdicts import parse_bound
 
-    request = comparison.Request(model, quantized, Source(data, random, samples, mean, std))
+    request = comparison.Request(model, quantized, source)
     comparison.run(request, report, json, parse_bound(fail_under) if fail_under else None)
 
 

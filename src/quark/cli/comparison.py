@@ -8,7 +8,8 @@ from pathlib import Path
 import typer
 
 from quark.cli.output import print_json, say, show, write_lines, write_page
-from quark.cli.sources import Source, feeds, source_words
+from quark.cli.source_options import Source, source_words
+from quark.cli.sources import feeds
 from quark.cli.verdicts import FAILED, Bound, Subject, judge_all, verdict_of
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.evaluation import layer_table

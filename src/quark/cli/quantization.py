@@ -13,7 +13,8 @@ import typer
 
 from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
 from quark.cli.settings import parse_settings
-from quark.cli.sources import Source, feeds, source_words
+from quark.cli.source_options import Source, source_words
+from quark.cli.sources import feeds
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, verdict_of
 from quark.errors import ConfigError, unknown
 from quark.files.outputs import Output, drafts

@@ -6,33 +6,68 @@ NumPy writes. A value that float32 does not hold is refused as infinite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from quark.cli.output import say
+from quark.errors import DataError
 from quark.onnx import data_files
 from quark.onnx.data import Feed, ModelInput
+from quark.onnx.image_files import UnreadableImage
 from quark.onnx.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Feeds that are read when asked for; iterate as often as needed."""
+    """Feeds that are read when asked for; iterate as often as needed.
+
+    Attributes:
+        readers: one function a sample.
+        types: what the inputs hold.
+        strict: a broken picture is an error; otherwise it is skipped, and named the first time.
+    """
 
     readers: Sequence[Callable[[], Feed]]
+    types: Mapping[str, np.dtype | None] = field(default_factory=dict)
+    strict: bool = True
+    skipped: set[str] = field(default_factory=set, compare=False)
 
     def __len__(self) -> int:
         return len(self.readers)
 
     def __iter__(self) -> Iterator[Feed]:
-        return (read() for read in self.readers)
+        return (_stored(feed, self.types) for feed in self._read())
+
+    def _read(self) -> Iterator[Feed]:
+        given = 0
+        for read in self.readers:
+            try:
+                feed = read()
+            except UnreadableImage as error:
+                if self.strict:
+                    raise
+                self._skip(str(error))
+                continue
+            given += 1
+            yield feed
+        if self.readers and not given:
+            raise DataError(f"no picture can be read; the first: {next(iter(self.skipped))}")
+
+    def _skip(self, words: str) -> None:
+        if words not in self.skipped:
+            self.skipped.add(words)
+            say(f"warning: skipped: {words}")
+
+    def raw(self) -> Feed:
+        """The first sample before its types are fitted; empty where there is none."""
+        return next(self._read(), {})
 
     def first(self, count: int | None) -> Samples:
         """The first ``count`` samples; all of them for None."""
-        return Samples(self.readers[:count])
+        return replace(self, readers=self.readers[:count])
 
 
 class Reader:
@@ -47,21 +82,22 @@ class Reader:
         return next(self._feeds, None)
 
 
-def find_samples(path: Path, inputs: Sequence[ModelInput], settings: Preprocessing | None = None) -> Samples:
+def find_samples(
+    path: Path, inputs: Sequence[ModelInput], settings: Preprocessing | None = None, strict: bool = True
+) -> Samples:
     """The samples at ``path`` for a model with these inputs.
 
     Raises:
         DataError: nothing there that can be read as samples; the message says what would be.
     """
     types = {one.name: one.dtype for one in inputs}
-    return Samples([partial(_stored, read, types) for read in data_files.find_samples(path, inputs, settings)])
+    return Samples(data_files.find_samples(path, inputs, settings), types, strict)
 
 
-def _stored(read: Callable[[], Feed], types: dict[str, np.dtype | None]) -> Feed:
+def _stored(feed: Feed, types: Mapping[str, np.dtype | None]) -> Feed:
     """A sample with its floats in the width of the inputs."""
-    feed = read()
     with np.errstate(over="ignore"):  # what overflows is infinite, and refused as that
-        return {name: _narrow(array, types[name]) for name, array in feed.items()}
+        return {name: _narrow(array, types.get(name)) for name, array in feed.items()}
 
 
 def _narrow(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:

@@ -11,7 +11,8 @@ from typing import Any
 from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import Wanted
 from quark.cli.settings import parse_settings
-from quark.cli.sources import Source, feeds
+from quark.cli.source_options import Source
+from quark.cli.sources import feeds
 from quark.onnx.config_file import config_of, read_values
 from quark.onnx.search import save_plan, search
 from quark.onnx.sensitivity import sensitivity

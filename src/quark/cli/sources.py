@@ -1,33 +1,23 @@
-"""From the options ``--data``, ``--random``, ``--samples``, ``--mean`` and ``--std`` to the feeds of a model."""
+"""From the options about samples to the feeds of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
 from pathlib import Path
 
+from quark.cli.output import say
 from quark.cli.samples import Samples, find_samples
-from quark.errors import DataError
+from quark.cli.source_options import Source
+from quark.errors import ConfigError, DataError
 from quark.onnx.data import Feed, RandomDataReader, inputs_of
+from quark.onnx.data_files import is_picture
 from quark.onnx.graph.model import load
-from quark.onnx.preprocessing import Preprocessing
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where samples come from, as typed; ``shapes`` and ``ranges`` of generated samples, per input name."""
-
-    data: Path | None
-    random: bool
-    samples: int | None
-    mean: str
-    std: str
-    shapes: Mapping[str, Sequence[int]] | None = None
-    ranges: Mapping[str, Sequence[float]] | None = None
+from quark.onnx.preprocessing import Preprocessing, doubts
+from quark.search.function import load_function
 
 
 def feeds(model: Path, source: Source) -> Samples | list[Feed]:
-    """The feeds for ``model``.
+    """The feeds for ``model``; what looks wrong about the first one is said.
 
     Raises:
         DataError: neither or both of ``--data`` and ``--random``, or nothing that fits the model.
@@ -35,23 +25,34 @@ def feeds(model: Path, source: Source) -> Samples | list[Feed]:
     if (source.data is None) != source.random:
         raise DataError("give the samples with --data PATH, or --random to use generated ones for a trial run")
     loaded = load(model)
-    if source.data is not None:
-        return find_samples(source.data, inputs_of(loaded), scaling(source)).first(source.samples)
-    return [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
+    if source.data is None:
+        return [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
+    settings = preprocessing(source)
+    found = find_samples(source.data, inputs_of(loaded), settings, source.strict).first(source.samples)
+    made = settings if settings.function is None and is_picture(source.data) else None
+    for doubt in doubts(loaded, found.raw(), made):
+        say(f"warning: {doubt}")
+    return found
 
 
-def source_words(source: Source) -> list[str]:
-    """The words of the command line that name the same samples."""
-    words = ["--random"] if source.random else [] if source.data is None else ["--data", str(source.data)]
-    words += [] if source.samples is None else ["--samples", str(source.samples)]
-    for flag, value, default in (("--mean", source.mean, "0"), ("--std", source.std, "1")):
-        words += [flag, value] if value != default else []
-    return words
+def preprocessing(source: Source) -> Preprocessing:
+    """What is done with pictures.
 
-
-def scaling(source: Source) -> Preprocessing:
-    """``--mean`` and ``--std`` as numbers."""
-    return Preprocessing(_numbers("--mean", source.mean), _numbers("--std", source.std))
+    Raises:
+        DataError: a number or word that cannot be meant.
+    """
+    size = None
+    if source.size is not None:
+        match = re.fullmatch(r"([1-9]\d{0,5})[xX]([1-9]\d{0,5})", source.size)
+        if match is None:
+            raise DataError(f"--size {source.size!r}: write height x width, as in 224x224")
+        size = int(match[1]), int(match[2])
+    try:
+        function = None if source.preprocess is None else load_function(source.preprocess, "--preprocess")
+    except (OSError, SyntaxError) as error:
+        raise ConfigError(f"--preprocess {source.preprocess!r} cannot be loaded: {error}") from error
+    mean, std = _numbers("--mean", source.mean), _numbers("--std", source.std)
+    return Preprocessing(mean, std, source.scale, size, source.resize, source.bgr, function)
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:

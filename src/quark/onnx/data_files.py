@@ -115,6 +115,13 @@ def _from_files(
     raise DataError(f"{where} holds no .npy, .npz, .png, .jpg or .wav file, nor one folder per input ({names})")
 
 
+def is_picture(path: Path) -> bool:
+    """Whether samples at ``path`` would be read from pictures."""
+    files = _inside(path) if path.is_dir() else _listed(path) if path.suffix.lower() in LISTS else []
+    kinds = [kind for kind in _KINDS if any(file.suffix.lower() in kind for file in files)]
+    return kinds[:1] == [IMAGES]
+
+
 def _inside(folder: Path) -> list[Path]:
     """The files of a folder; those of its folders, which take turns, where it has none that hold samples itself."""
     known = set(chain(*_KINDS))
