@@ -3,7 +3,8 @@
 With i, w, b, o the positions of input, weight, bias and output of a node:
 
     align_concat    Concat                     all inputs and the output at the least of their positions
-    align_pool      MaxPool, AveragePool, …    the larger of i and o at the smaller; also align_pad, align_slice
+    align_pool      MaxPool, AveragePool, …    the larger of i and o at the smaller; also align_pad, align_slice,
+                                               align_transpose and align_reshape (on request)
     shift_read      Add, Sub                   0 <= max(i) - min(i) <= 7        the largest i moves
     shift_write     Add                        -7 <= min(i) - o <= 25           o moves
                     Mul                        0 <= sum(i) - o <= 32            o moves
@@ -190,6 +191,8 @@ RULES: tuple[Rule, ...] = (
     Rule("align_pool", "AlignPool", frozenset(["MaxPool", "AveragePool", "GlobalAveragePool"]), align_same),
     Rule("align_pad", "AlignPad", frozenset(["Pad"]), align_same),
     Rule("align_slice", "AlignSlice", frozenset(["Slice"]), align_same),
+    Rule("align_transpose", "AlignTranspose", frozenset(["Transpose"]), align_same),
+    Rule("align_reshape", "AlignReshape", frozenset(["Reshape"]), align_same),
     Rule("shift_read", "AdjustShiftRead", frozenset(["Add", "Sub"]), shift_read),
     Rule("shift_write", "AdjustShiftWrite", frozenset(["Add"]), write_add),
     Rule("shift_write", "AdjustShiftWrite", frozenset(["Mul"]), write_mul, repeats=False),
