@@ -26,6 +26,7 @@ from quark.torch.config.type import QuantizationMode
 from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.graph.point import points
 from quark.torch.kv_cache import cache_quantizers, settle_scales
+from quark.torch.layouts import tell_layouts
 from quark.torch.learned import learned_scales
 from quark.torch.matching import Match, Matches, match
 from quark.torch.prepare import bake, prepare, restore
@@ -149,6 +150,7 @@ class ModelQuantizer:
     def report(self, found: Matches) -> None:
         """Log what was quantized and what no sample reached."""
         log.info("%d layers quantized, %d excluded", len(found.quantized), len(found.excluded))
+        tell_layouts(found)
         if found.unsupported:
             log.warning(
                 "%d modules stay float: their weights are of no kind that can be quantized, or they are recurrent and "

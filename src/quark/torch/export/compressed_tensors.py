@@ -23,6 +23,7 @@ from torch import nn
 
 from quark.errors import ConfigError
 from quark.files.folder import new_folder
+from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
@@ -116,6 +117,9 @@ def arguments(name: str, part: FakeQuantize, weight: bool) -> Arguments:
     """What ``QuantizationArgs`` is made with."""
     stage, row = part.stage, part.stage.format
     if isinstance(row, Block):
+        axis = axis_of(part.granularity)
+        if axis != -1 and not (weight and axis == 1):
+            refuse(name, f"its blocks run along axis {axis}, and all of its blocks run along the last one")
         return block_arguments(name, row, weight)
     if not (isinstance(row, Int) and row.bits in (4, 8)) and row.name != "fp8_e4m3":
         refuse(name, f"{row.name} is no format of it")

@@ -25,6 +25,7 @@ from quark.errors import ConfigError
 from quark.files.folder import new_folder
 from quark.torch.calibration import evaluating
 from quark.torch.export.huggingface import config_of
+from quark.torch.export.onnx_decoder import Traced, check_varying, with_cache, without_cache
 from quark.torch.export.onnx_marks import DOMAIN, Marked, marking, quantizers_of
 from quark.torch.export.skeleton import compact_layers, unpack
 from quark.torch.rotated import refuse_to_export
@@ -47,6 +48,7 @@ def export_onnx(
     uint4_int4_flag: bool = False,
     dynamo: bool = True,
     dynamic_shapes: Any = None,
+    use_cache: bool = False,
 ) -> None:
     """Write ``<output_dir>/quark_model.onnx``.
 
@@ -61,6 +63,8 @@ def export_onnx(
         operator_export_type, uint4_int4_flag, dynamo: of the peer's interface; there is one exporter, and 4-bit codes
             are always stored as such.
         dynamic_shapes: which dimensions vary, as ``torch.onnx.export`` takes them.
+        use_cache: a decoder of transformers with its cache as inputs and outputs, every size varying; names and order
+            as in :mod:`quark.torch.export.onnx_decoder`. Without it no cache is written.
 
     Raises:
         ModelError: a model that is not quantized.
@@ -74,24 +78,49 @@ def export_onnx(
         raise ConfigError(f"{str(Path(output_dir) / FILE)!r} is there already; delete it, or export to another folder")
     if any(True for _ in compact_layers(model)):
         model = unpack(copy.deepcopy(model))
-    found = quantizers_of(model)
     arguments = input_args if isinstance(input_args, tuple) else (input_args,)
-    with evaluating(model), marking(model, found), warnings.catch_warnings():
+    check_varying(arguments, dynamic_shapes)
+    with evaluating(model), without_cache(model):
+        traced = Traced(model, arguments, input_names, output_names, dynamic_shapes)
+        if use_cache:
+            refuse_names(input_names, output_names, dynamic_shapes)
+            traced = with_cache(model, arguments)
+        found = quantizers_of(model)
+        proto = trace(traced, found, opset_version or OPSET, verbose, do_constant_folding)
+    with new_folder(output_dir, beside=True) as folder:
+        save(replaced(proto, found), folder / FILE)
+
+
+def refuse_names(*given: Any) -> None:
+    """With a cache, names and varying sizes are fixed.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    if any(given):
+        raise ConfigError(
+            "use_cache gives inputs, outputs and varying sizes their names: leave input_names, "
+            "output_names and dynamic_shapes out"
+        )
+
+
+def trace(traced: Traced, found: Sequence[Marked], opset: int, verbose: bool, optimize: bool) -> Any:
+    """The graph of torch's exporter, in which quantizers are marks."""
+    with marking(traced.model, found), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the exporter's own
         warnings.simplefilter("ignore", DeprecationWarning)
         program: Any = torch.onnx.export(
-            model,
-            arguments,
+            traced.model,
+            traced.arguments,
             dynamo=True,
-            opset_version=opset_version or OPSET,
-            input_names=list(input_names) or None,
-            output_names=list(output_names) or None,
+            opset_version=opset,
+            input_names=list(traced.input_names) or None,
+            output_names=list(traced.output_names) or None,
             verbose=verbose,
-            optimize=do_constant_folding,
-            dynamic_shapes=dynamic_shapes,
+            optimize=optimize,
+            dynamic_shapes=traced.dynamic_shapes,
         )
-    with new_folder(output_dir, beside=True) as folder:
-        save(replaced(program.model_proto, found), folder / FILE)
+    return program.model_proto
 
 
 def replaced(proto: Any, found: Sequence[Marked]) -> Any:
@@ -99,6 +128,7 @@ def replaced(proto: Any, found: Sequence[Marked]) -> Any:
     from quark.operators import add_functions
     from quark.torch.export.onnx_moves import quantize_moved
     from quark.torch.export.onnx_nodes import nodes_of
+    from quark.torch.export.onnx_turned import turn_weights
 
     graph, made = proto.graph, []
     renamed: dict[str, str] = {}
@@ -125,6 +155,7 @@ def replaced(proto: Any, found: Sequence[Marked]) -> Any:
     del graph.node[:]
     graph.node.extend(made)
     quantize_moved(graph)
+    turn_weights(graph)
     drop_unused(graph)
     for k in reversed(range(len(proto.opset_import))):
         if proto.opset_import[k].domain == DOMAIN:

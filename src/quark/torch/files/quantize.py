@@ -52,6 +52,7 @@ from quark.torch.files.plan import Quantized, plan
 from quark.torch.files.skeleton import Skeleton, Stored, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
 from quark.torch.files.tuned import set_scales, tuned_weights
+from quark.torch.layouts import tell_layouts
 from quark.torch.matching import check_patterns, find_candidates, match
 from quark.torch.shared_scales import has_tensor_scale, share
 
@@ -194,6 +195,7 @@ def quantize_checkpoint(
     samples = samples if samples is None or not stages.change else list(samples)
     tensors = skeleton.kept(quantized)
     warn_of_stacked(tensors)
+    tell_layouts(found)
     told = replace(config, exclude=list(found.excluded))
     layers = {name.removesuffix(".weight") for name in quantized if name.endswith(".weight")}
     entry = described(told, export, skeleton.model, skeleton.names, layers)

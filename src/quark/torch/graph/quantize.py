@@ -20,6 +20,7 @@ from quark.torch.graph.insert import align_biases, insert
 from quark.torch.graph.place import check_config, place
 from quark.torch.graph.point import points
 from quark.torch.graph.trace import first_of, float_graph
+from quark.torch.layouts import tell_layouts
 from quark.torch.prepare import prepare
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ def quantize_graph(
     graph.train(model.training)
     if places.floats:
         log.info("%d operators of no known kind stay float: %s", len(places.floats), ", ".join(places.floats))
+    tell_layouts(places.layers)
     log.info("%d layers and %d activations quantized", len(places.layers.quantized), len(list(points(graph))))
     return graph, unreached
 
