@@ -121,6 +121,11 @@ class Samples:
             return None
         return known if self._limit is None else min(known, self._limit)
 
+    @property
+    def again(self) -> bool:
+        """Whether they can be had a second time."""
+        return readable_again(self._reader)
+
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(_stream(self._reader), self._limit)
 
@@ -152,6 +157,8 @@ def samples_of(reader: Any, limit: int | None = None) -> Samples:
 
 def readable_again(reader: Any) -> bool:
     """Whether the samples of a reader can be had a second time."""
+    if isinstance(reader, Samples):
+        return reader.again
     if hasattr(reader, "get_next"):
         return any(callable(getattr(reader, name, None)) for name in REWINDS)
     return isinstance(reader, Iterable) and iter(reader) is not reader

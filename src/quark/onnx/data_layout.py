@@ -10,7 +10,7 @@ import numpy as np
 from quark.onnx.data import Samples, samples_of
 
 
-class ChannelsLast:
+class ChannelsLast(Samples):
     """The samples, the images among them moved from [N, C, H, W] to [N, H, W, C] as they are read.
 
     Args:
@@ -19,10 +19,16 @@ class ChannelsLast:
     """
 
     def __init__(self, samples: Samples, names: Collection[str]) -> None:
+        super().__init__(samples)
         self._samples, self._names = samples, frozenset(names)
 
+    @property
+    def total(self) -> int | None:
+        """How many samples there will be, or None where the reader does not say."""
+        return self._samples.total
+
     def __len__(self) -> int:
-        total = self._samples.total
+        total = self.total
         if total is None:
             raise TypeError("the reader does not say how many samples it has")
         return total
