@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -344,11 +345,21 @@ def lacking_parameters(value: object, names: Sequence[str]) -> list[str]:
     return [f"`{name}`" for name in names if name not in {one.name for one in parameters}]
 
 
+def conformance_page() -> str:
+    """The page of the suite ``tests/seeds``."""
+    sys.path.insert(0, str(HERE.parent))
+    try:
+        return str(importlib.import_module("tests.seeds.page").page())
+    finally:
+        sys.path.pop(0)
+
+
 PAGES = {
     "formats.md": formats_page,
     "options.md": options_page,
     "passes.md": passes_page,
     "migrate/names.md": names_page,
+    "seeds/conformance.md": conformance_page,
 }
 
 if __name__ == "__main__":

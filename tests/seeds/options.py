@@ -143,7 +143,7 @@ TABLE = """
 215 rmin float overrides::test_a_range_and_parameters_are_taken_as_given
 216 CalibPassthroughOpTypes strings calibration_options::test_passthrough_operators_share_the_range_of_what_they_read []
 217 FillAllValueInfo bool pass_options::test_every_tensor_of_the_result_has_a_type_and_a_shape False
-"""
+"""  # noqa: E501 (a row is a row)
 #: Parameters of MatMulNBitsParams, and fields of an entry of TensorQuantOverrides.
 NBITS = ("Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel")
 OVERRIDES = ("quant_type", "axis", "scale", "zero_point", "symmetric", "reduce_range", "rmax", "rmin")

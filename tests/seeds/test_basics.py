@@ -32,12 +32,12 @@ def test_fewer_bits_may_lose_nothing_or_something() -> None:
     assert float(fake_quantize(np.float32([1024.23]), one, zero, sixteen)[0]) == 1024
     assert float(fake_quantize(np.float32([1024.23]), np.float32(0.5), zero, sixteen)[0]) in (1024.0, 1024.5)
     assert float(fake_quantize(np.float32([255 * 2]), one, zero, eight_bits)[0]) == 255
-    assert {row for row in ("int16", "int8", "int4", "float16", "bfloat16", "fp8_e4m3", "mxfp4", "mx4")} <= set(FORMATS)
+    assert {"int16", "int8", "int4", "float16", "bfloat16", "fp8_e4m3", "mxfp4", "mx4"} <= set(FORMATS)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_formulas(symmetric: bool) -> None:
-    """q = round(r / s + z) and r = (q - z) s; where z is whole, rounding before or after it is the same but for ties."""
+    """q = round(r / s + z) and r = (q - z) s; where z is whole, rounding before adding it is the same but for ties."""
     scale, zero = parameters(symmetric)
     codes = np.asarray(quantize(ROW, scale, zero, get_format("int8"))).astype(np.float64)
     exact = ROW.astype(np.float64) / float(scale) + float(zero)
@@ -106,7 +106,9 @@ def configuration(**fields: Any) -> Any:
     from quark.torch.quantization.config.config import QConfig
     from quark.torch.quantization.config.config import QLayerConfig as Layer
 
-    spec = Int8PerTensorSpec(observer_method="min_max", symmetric=True, scale_type="float", round_method="half_even", is_dynamic=False)
+    spec = Int8PerTensorSpec(
+        observer_method="min_max", symmetric=True, scale_type="float", round_method="half_even", is_dynamic=False
+    )
     given = dict.fromkeys(("weight", "input_tensors", "output_tensors", "bias"), spec.to_quantization_spec())
     return QConfig(global_quant_config=Layer(**{**given, **fields}))
 
@@ -139,8 +141,21 @@ def test_observer(name: str) -> None:
 
     fields: dict[str, Any] = {
         "PerTensorMinMaxObserver": {"dtype": Dtype.int8, "qscheme": QSchemeType.per_tensor, "symmetric": True},
-        "PerChannelMinMaxObserver": {"dtype": Dtype.int8, "qscheme": QSchemeType.per_channel, "symmetric": True, "ch_axis": 0},
-        "PerBlockMXObserver": {"dtype": Dtype.mx, "mx_element_dtype": Dtype.fp8_e4m3, "qscheme": QSchemeType.per_group, "group_size": 32, "ch_axis": -1, "is_dynamic": True, "scale_type": "float"},
+        "PerChannelMinMaxObserver": {
+            "dtype": Dtype.int8,
+            "qscheme": QSchemeType.per_channel,
+            "symmetric": True,
+            "ch_axis": 0,
+        },
+        "PerBlockMXObserver": {
+            "dtype": Dtype.mx,
+            "mx_element_dtype": Dtype.fp8_e4m3,
+            "qscheme": QSchemeType.per_group,
+            "group_size": 32,
+            "ch_axis": -1,
+            "is_dynamic": True,
+            "scale_type": "float",
+        },
     }[name]
     if "scale_type" in fields:
         from quark.torch.quantization import OCP_MXFP8E4M3Spec
@@ -214,7 +229,9 @@ def test_layer_of_the_torch_flow(layer: str) -> None:
     from quark.torch.quantization.config.config import QConfig
     from quark.torch.quantization.config.config import QLayerConfig as Layer
 
-    spec = Int8PerTensorSpec(observer_method="min_max", symmetric=True, scale_type="float", round_method="half_even", is_dynamic=False)
+    spec = Int8PerTensorSpec(
+        observer_method="min_max", symmetric=True, scale_type="float", round_method="half_even", is_dynamic=False
+    )
     made = {
         "Linear": (lambda: nn.Linear(9, 5), torch.randn(3, 9)),
         "Conv2d": (lambda: nn.Conv2d(6, 9, (3, 2), groups=3), torch.randn(2, 6, 7, 5)),
@@ -233,13 +250,25 @@ def test_layer_of_the_torch_flow(layer: str) -> None:
     assert 0 < float((found - exact).norm() / exact.norm()) < 0.05
 
 
-@pytest.mark.parametrize("name", ["QuarotConfig", "SmoothQuantConfig", "CLEConfig", "BiasCorrectionConfig", "AdaQuantConfig", "AdaRoundConfig", "GPTQConfig"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "QuarotConfig",
+        "SmoothQuantConfig",
+        "CLEConfig",
+        "BiasCorrectionConfig",
+        "AdaQuantConfig",
+        "AdaRoundConfig",
+        "GPTQConfig",
+    ],
+)
 def test_algorithm_of_the_onnx_flow(name: str) -> None:
     pytest.importorskip("torch")
     config = getattr(quark.onnx, name)
     fields = {"num_iterations": 3} if name.startswith("Ada") else {}
-    from quark.onnx import ModelQuantizer, QConfig
     from tests.seeds.awkward import Reader, samples
+
+    from quark.onnx import ModelQuantizer, QConfig
 
     options = {"PrintSummary": False}
     made = QConfig(eight(), algo_config=[config(**fields)], extra_options=options)

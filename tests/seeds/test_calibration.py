@@ -13,7 +13,15 @@ import quark.onnx
 from quark.errors import ConfigError
 from quark.numerics.affine import dequantize, quantize
 from quark.numerics.formats import get_format
-from quark.onnx import CalibMethod, Int8Spec, Int16Spec, ModelQuantizer, QConfig, QLayerConfig, QuantGranularity, ScaleType
+from quark.onnx import (
+    CalibMethod,
+    Int8Spec,
+    Int16Spec,
+    QConfig,
+    QLayerConfig,
+    QuantGranularity,
+    ScaleType,
+)
 
 METHODS = ("MinMax", "Percentile", "LayerwisePercentile", "MinMSE", "Entropy", "Distribution")
 #: Name of the text -> class, smallest and largest value (None: the text gives none).
@@ -39,6 +47,9 @@ TYPES: dict[str, tuple[str, float | None, float | None]] = {
     "MXFP8 E5M2": ("MXFP8E5M2", -57344, 57344),
     "MXFP8 E4M3": ("MXFP8E4M3", -448, 448),
 }
+#: Bounds that the text writes as powers, or not at all.
+WORDS = {"/": None, "-2³¹": -(2.0**31), "2³¹ - 1": 2.0**31 - 1, "2³² - 1": 2.0**32 - 1, "2⁻¹²⁶": 2.0**-126}
+WORDS |= {"(2 - 2⁻⁷) x 2¹²⁷": (2 - 2**-7) * 2.0**127}
 #: What can be expected of the worse output.
 ROUGH = {"Int4": 5.0, "UInt4": 5.0, "MX4": 4.0, "MXFP4E2M1": 8.0, "MX6": 15.0, "MXFP6E3M2": 15.0, "MXFP6E2M3": 18.0}
 
@@ -96,7 +107,10 @@ def test_data_type(name: str) -> None:
     given = getattr(quark.onnx, kind)
     row = get_format(given.format)
     if kind == "BFloat16":
-        assert (float(np.finfo("float32").tiny), row.max) == (low, high)  # the text's least value is the least normal one
+        assert (float(np.finfo("float32").tiny), row.max) == (
+            low,
+            high,
+        )  # the text's least value is the least normal one
     elif low is not None:
         element = getattr(row, "element", row)
         assert (float(element.min), float(element.max)) == (low, high)
@@ -112,19 +126,10 @@ def test_data_types_are_those_of_the_text() -> None:
     cells = [line.removesuffix(" |") for line in every[start : every.index("Scale Type#")]]
     rows = [cells[k : k + 3] for k in range(0, len(cells), 3)]
     assert [row[0] for row in rows] == list(TYPES)
-    power = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
     for name, *bounds in rows:
         for said, ours in zip(bounds, TYPES[name][1:], strict=True):
-            plain = said.replace(",", "")
-            if plain == "/":
-                assert ours is None
-            elif set(plain) & set("⁰¹²³⁴⁵⁶⁷⁸⁹"):
-                words = plain.replace(" x ", " * ")
-                for digits in ("⁻¹²⁶", "¹²⁷", "³¹", "³²", "⁻⁷"):
-                    words = words.replace(f"2{digits}", f"2.0**{digits.translate(power)}")
-                assert eval(words, {"__builtins__": {}}) == ours
-            else:
-                assert float(plain) == ours
+            value = WORDS[said] if said in WORDS else float(said.replace(",", ""))
+            assert value == ours, name
 
 
 def test_scale_types() -> None:
@@ -164,7 +169,9 @@ def test_the_specification_written_out() -> None:
     start, _ = text.block("000", "from quark.onnx import", "quantizer = ")
     lines = text.lines("000")[start - 1 :]
     lines[-1] = lines[-1].split("ModelQuantizer(config)")[0] + "ModelQuantizer(config)"
-    given = {name: getattr(quark.onnx, name) for name in ("QTensorConfig", "ScaleType", "QuantGranularity", "BaseDataType")}
+    given = {
+        name: getattr(quark.onnx, name) for name in ("QTensorConfig", "ScaleType", "QuantGranularity", "BaseDataType")
+    }
     exec(compile(indented("\n".join(lines)), "000", "exec"), given)
     shipped = Int8Spec(calibration_method=CalibMethod.MinMax)
     assert given["config"].compile() == QConfig(QLayerConfig(input_tensors=shipped, weight=shipped)).compile()  # type: ignore[attr-defined]
@@ -184,5 +191,7 @@ def test_wider_codes_cost_less() -> None:
     """Data type and symmetry decide about accuracy."""
     wide = QLayerConfig(input_tensors=Int16Spec(), weight=Int16Spec())
     narrow = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
-    widest, middle, least = (decibels(quantized(layer).proto) for layer in (wide, narrow, eight(data_type=quark.onnx.Int4)))
+    widest, middle, least = (
+        decibels(quantized(layer).proto) for layer in (wide, narrow, eight(data_type=quark.onnx.Int4))
+    )
     assert widest > middle + 3 > least + 10

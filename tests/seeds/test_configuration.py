@@ -1,4 +1,4 @@
-"""Page 004 but for its options: the statements, every field of a configuration, its examples of layers and subgraphs."""
+"""Page 004 but for its options: the statements, every field of a configuration, layers and subgraphs."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def test_symmetric(name: str, symmetric: bool) -> None:
 @pytest.mark.parametrize("rule", ["Float32", "PowerOf2", "Int16"])
 def test_scale_type(rule: str) -> None:
     plan = quantized(eight(scale_type=ScaleType[rule])).plan.tensors
-    scales = np.concatenate([np.ravel(one.scale) for one in plan.values() if one.scale is not None and one.role != "bias"])
+    scales = np.concatenate(
+        [np.ravel(one.scale) for one in plan.values() if one.scale is not None and one.role != "bias"]
+    )
     powers = np.log2(scales) % 1 == 0
     assert powers.all() if rule == "PowerOf2" else not powers.all()
     if rule == "Int16":
@@ -145,7 +147,10 @@ SIXTEEN = QLayerConfig(
 NAMED: dict[str, tuple[list[Any], set[str]]] = {
     "names": (["/conv1/Conv", "/conv2/Conv"], {"/conv1/Conv", "/conv2/Conv"}),
     "patterns": (["^/conv1/.*", "^/conv2/.*"], {"/conv1/Conv", "/conv1/Relu", "/conv2/Conv"}),
-    "subgraph": ([(["/conv1/Conv", "/conv2/Conv"], ["Relu9", "MatMul10"])], {"/conv1/Conv", "/conv1/Relu", "/conv2/Conv", "Relu9", "MatMul10"}),
+    "subgraph": (
+        [(["/conv1/Conv", "/conv2/Conv"], ["Relu9", "MatMul10"])],
+        {"/conv1/Conv", "/conv1/Relu", "/conv2/Conv", "Relu9", "MatMul10"},
+    ),
 }
 
 
@@ -193,7 +198,9 @@ def test_specific_layers(form: str) -> None:
 
 def test_later_inputs_win_over_earlier_outputs() -> None:
     """The output of one layer is the input of the next, and what is said later of it holds."""
-    first = QLayerConfig(input_tensors=eight().input_tensors, weight=eight().weight, output_tensors=SIXTEEN.output_tensors)
+    first = QLayerConfig(
+        input_tensors=eight().input_tensors, weight=eight().weight, output_tensors=SIXTEEN.output_tensors
+    )
     second = eight()
     given = {first: ["/conv1/Relu"], second: ["/conv2/Conv"]}
     assert configured(specific_layer_config=given).plan.tensors["r"].spec.format == "int8"
@@ -236,7 +243,14 @@ def test_external_data(outside: bool, tmp_path: Path) -> None:
 
 
 GROUPS = {1: "SimplifyModel", 2: "OpTypesToQuantize", 3: "RemoveQDQConvRelu", 4: "CalibMovingAverage", 5: "Int16Bias"}
-GROUPS |= {6: "Int16Scale", 7: "SimulateDPU", 8: "BF16WithClip", 9: "UseMatMulNBits", 10: "ExecutionProviders", 11: "EvalMetrics"}
+GROUPS |= {
+    6: "Int16Scale",
+    7: "SimulateDPU",
+    8: "BF16WithClip",
+    9: "UseMatMulNBits",
+    10: "ExecutionProviders",
+    11: "EvalMetrics",
+}
 
 
 @pytest.mark.parametrize("number", GROUPS)

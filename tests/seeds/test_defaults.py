@@ -11,7 +11,16 @@ from tests.onnx_flow import models
 from tests.seeds.awkward import eight, half, network, quantized, samples
 from tests.seeds.values import BLOCKS, BRAIN, POWERS
 
-from quark.onnx import CalibMethod, Config, Int8Spec, Int16Spec, ModelQuantizer, QConfig, QLayerConfig, get_default_config
+from quark.onnx import (
+    CalibMethod,
+    Config,
+    Int8Spec,
+    Int16Spec,
+    ModelQuantizer,
+    QConfig,
+    QLayerConfig,
+    get_default_config,
+)
 from quark.onnx.flow import Result
 
 SIXTEEN = QLayerConfig(input_tensors=Int16Spec(calibration_method=CalibMethod.MinMax), weight=eight().weight)
@@ -39,7 +48,11 @@ def test_biases_have_32_bits_but_in_the_flow_of_the_npu(layer: QLayerConfig, exp
 
 
 def test_a_matmul_of_two_activations_is_quantized_statically_and_not_dynamically() -> None:
-    graph = "g (float[2, 5, 7] x) => (float y) { t = Transpose <perm = [0, 2, 1]> (x) [two] m = MatMul (x, t) [one] y = MatMul (m, w) }"
+    graph = """g (float[2, 5, 7] x) => (float y) {
+        t = Transpose <perm = [0, 2, 1]> (x)
+        [two] m = MatMul (x, t)
+        [one] y = MatMul (m, w)
+    }"""
     proto = models.model(graph, {"w": models.normal(5, 3)}, opset=17)
     feeds = [models.feeds(proto)]
     static = quantized(None, proto, feeds).plan.nodes
@@ -53,21 +66,23 @@ def test_a_matmul_of_two_activations_is_quantized_statically_and_not_dynamically
     [("MinMax", False), ("Entropy", False), ("Percentile", True), ("LayerwisePercentile", True)],
 )
 def test_ranges_are_symmetric_by_method(method: str, symmetric: bool) -> None:
-    """An outlier on one side: symmetric methods judge both sides by one threshold."""
+    """Data of one side: symmetric methods judge |x| by one threshold, and end where the data end unless told."""
     layer = eight(calibration_method=CalibMethod[method], symmetric=False)
     feeds = [{"x": np.clip(np.abs(feed["x"]) * 3, 0, 3) - 0.5, "z": feed["z"]} for feed in samples()]
-    given = None if not symmetric else True
-    default, said, other = (
-        quantized(layer, None, feeds, **({} if flag is None else {"CalibTensorRangeSymmetric": flag})).plan.tensors["x"]
-        for flag in (given if given is None else None, symmetric, not symmetric)
+    default, mirrored, free = (
+        quantized(layer, None, feeds, CalibTensorRangeSymmetric=flag).plan.tensors["x"].range
+        for flag in (None, True, False)
     )
-    assert default.range == said.range
-    assert other.range is not None
+    least = float(min(feed["x"].min() for feed in feeds))
+    assert mirrored[0] == -mirrored[1]
+    assert default == ((max(mirrored[0], least), mirrored[1]) if symmetric else free)
 
 
 def test_the_least_error_of_powers_of_two_is_symmetric() -> None:
     layer = QLayerConfig(input_tensors=POWERS.input_tensors, weight=POWERS.weight)
-    default, said = (quantized(layer, None, None, **given).plan.tensors["x"] for given in ({}, {"CalibTensorRangeSymmetric": True}))
+    default, said = (
+        quantized(layer, None, None, **given).plan.tensors["x"] for given in ({}, {"CalibTensorRangeSymmetric": True})
+    )
     assert default.range == said.range and int(default.zero_point) in (0, 128)
 
 
@@ -133,7 +148,11 @@ def test_functions_of_the_device(option: str) -> None:
 
 @pytest.mark.parametrize("option", ["AlignConcat", "AlignPool", "AlignPad", "AlignSlice"])
 def test_alignment_is_for_powers_of_two(option: str) -> None:
-    plans = [quantized(layer, None, None, **given).plan for layer in (POWERS, SIXTEEN) for given in ({}, {option: layer is POWERS})]
+    plans = [
+        quantized(layer, None, None, **given).plan
+        for layer in (POWERS, SIXTEEN)
+        for given in ({}, {option: layer is POWERS})
+    ]
     assert [plan.tensors[name].scale for plan in plans[:1] for name in ("c", "j")] == [
         plan.tensors[name].scale for plan in plans[1:2] for name in ("c", "j")
     ]
@@ -149,11 +168,18 @@ def test_normalizations_fold_as_far_as_the_model_is_optimized() -> None:
 
 
 def test_blocks_run_along_the_summed_axis() -> None:
-    proto = models.model("g (float[2, 5, 24] x) => (float y) { y = MatMul (x, w) }", {"w": models.normal(24, 7)}, opset=17)
+    proto = models.model(
+        "g (float[2, 5, 24] x) => (float y) { y = MatMul (x, w) }", {"w": models.normal(24, 7)}, opset=17
+    )
     given = ({}, {"RefineBlockAxis": True}, {"RefineBlockAxis": False})
     default, said, other = (quantized(BLOCKS, proto, [models.feeds(proto)], **one).proto for one in given)
     axes = [
-        [attribute.i for node in proto.graph.node for attribute in node.attribute if attribute.name == "axis" and "Quantize" in node.op_type]
+        [
+            attribute.i
+            for node in proto.graph.node
+            for attribute in node.attribute
+            if attribute.name == "axis" and "Quantize" in node.op_type
+        ]
         for proto in (default, said, other)
     ]
     assert axes[0] == axes[1] != axes[2]
@@ -162,5 +188,7 @@ def test_blocks_run_along_the_summed_axis() -> None:
 @pytest.mark.parametrize("spec", [Int8Spec, Int16Spec])
 def test_no_option_is_needed(spec: type) -> None:
     """The three statements of the page, with a reader that has get_next only."""
-    config = QConfig(global_config=QLayerConfig(input_tensors=spec(), weight=Int8Spec()), extra_options={"PrintSummary": False})
+    config = QConfig(
+        global_config=QLayerConfig(input_tensors=spec(), weight=Int8Spec()), extra_options={"PrintSummary": False}
+    )
     assert quantized(config.global_config).proto is not None

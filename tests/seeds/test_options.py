@@ -1,4 +1,4 @@
-"""Options as the text has them: every name, every stated type, every stated default; and all of them on awkward shapes."""
+"""Options as the text has them: every name, stated type and default; and all of them on awkward shapes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ OWN = {"AddQDQPairToWeight": False, "NumBins": None, "AlignEltwiseQuantType": Tr
 
 @text.needed
 def test_the_table_is_what_the_text_says() -> None:
-    said = [(o.line, o.name, {"QuantType | ExtendedQuantType": "type"}.get(o.kind, o.kind), o.default) for o in text.options()]
+    said = [
+        (o.line, o.name, {"QuantType | ExtendedQuantType": "type"}.get(o.kind, o.kind), o.default)
+        for o in text.options()
+    ]
     assert said == [(row.line, row.name, row.kind, row.said) for row in STATED]
 
 
@@ -69,7 +72,9 @@ def test_own_default(name: str) -> None:
 @pytest.mark.parametrize("name", NBITS)
 def test_parameter_of_nbits(name: str) -> None:
     assert NBits.model_fields[name].default == BY_NAME[name].default
-    assert type(NBits.model_fields[name].default).__name__ == {"string": "str"}.get(BY_NAME[name].kind, BY_NAME[name].kind)
+    assert type(NBits.model_fields[name].default).__name__ == {"string": "str"}.get(
+        BY_NAME[name].kind, BY_NAME[name].kind
+    )
 
 
 @pytest.mark.parametrize("name", OVERRIDES)
@@ -120,7 +125,10 @@ def test_awkward_shapes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     value = TRIED.get(name, stated)
     proto, feeds = network(), [feed for feed in samples() if name != "FixShapes" or len(feed["x"]) == 2]
     if name in HALF:
-        proto, feeds = half(proto), [{key: array.astype(np.float16) for key, array in feed.items()} for feed in samples()]
+        proto, feeds = (
+            half(proto),
+            [{key: array.astype(np.float16) for key, array in feed.items()} for feed in samples()],
+        )
     before = proto.SerializeToString()
     if name == "UserCustomOpLibPath":
         (tmp_path / "folder").mkdir()

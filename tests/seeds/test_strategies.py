@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def sample(strategy: str) -> tuple[int, str]:
     marks = [n for n, line in enumerate(lines) if line.startswith("# 2-")] + [
         next(n for n, line in enumerate(lines) if line.startswith("# 3."))
     ]
-    for begin, end in zip(marks[:-1], marks[1:], strict=True):
+    for begin, end in pairwise(marks):
         if lines[begin].startswith(f"# {strategy}"):
             lines[begin + 1 : end] = text.uncommented("\n".join(lines[begin + 1 : end])).split("\n")
     return start, "\n".join(lines)
@@ -135,9 +136,9 @@ def test_the_dynamic_default_for_diffusion_beats_static_ranges_over_timesteps() 
             wanted = [layer(x) for x in steps]
             one = FP8E4M3PerTensorSpec(is_dynamic=dynamic).to_quantization_spec()
             weight = FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec()
-            done = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(weight=weight, input_tensors=one))).quantize_model(
-                layer, steps
-            )
+            done = ModelQuantizer(
+                QConfig(global_quant_config=QLayerConfig(weight=weight, input_tensors=one))
+            ).quantize_model(layer, steps)
             errors[dynamic] = max(float((done(x) - y).norm() / y.norm()) for x, y in zip(steps, wanted, strict=True))
     assert errors[True] < 0.1 < errors[False]
 
@@ -149,19 +150,32 @@ def test_dynamic_scales_may_be_finer(scheme: str) -> None:
     from quark.torch.quantization.config.type import QSchemeType
 
     qscheme = {"per_token": "per_channel"}.get(scheme, scheme)
-    axis = {"per_tensor": {}, "per_channel": {"ch_axis": 1}, "per_token": {"ch_axis": 0}, "per_group": {"ch_axis": -1, "group_size": 8}}[scheme]
-    observer = {"per_tensor": "PerTensorMinMaxObserver", "per_group": "PerGroupMinMaxObserver"}.get(scheme, "PerChannelMinMaxObserver")
+    axis = {
+        "per_tensor": {},
+        "per_channel": {"ch_axis": 1},
+        "per_token": {"ch_axis": 0},
+        "per_group": {"ch_axis": -1, "group_size": 8},
+    }[scheme]
+    observer = {"per_tensor": "PerTensorMinMaxObserver", "per_group": "PerGroupMinMaxObserver"}.get(
+        scheme, "PerChannelMinMaxObserver"
+    )
     from quark.torch.quantization.observer import observer as observers
 
     spec = QTensorConfig(
-        dtype=Dtype.int8, qscheme=QSchemeType[qscheme], symmetric=True, is_dynamic=True,
-        observer_cls=getattr(observers, observer), **axis,
+        dtype=Dtype.int8,
+        qscheme=QSchemeType[qscheme],
+        symmetric=True,
+        is_dynamic=True,
+        observer_cls=getattr(observers, observer),
+        **axis,
     )
     model = torch.nn.Sequential(torch.nn.Linear(24, 11)).eval()
     x = torch.randn(5, 24, generator=torch.Generator().manual_seed(3)) * torch.logspace(-1, 1, 5)[:, None]
     with torch.no_grad():
         wanted = model(x)
-        found = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(input_tensors=spec))).quantize_model(model, None)(x)
+        found = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(input_tensors=spec))).quantize_model(
+            model, None
+        )(x)
     assert float((found - wanted).norm() / wanted.norm()) < 0.03
 
 

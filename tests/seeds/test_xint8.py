@@ -71,7 +71,10 @@ def test_symmetric_eight_bits_with_powers_of_two() -> None:
     quantizer = ModelQuantizer(Config(global_quant_config=get_default_config("XINT8")))
     proto = quantizer.quantize_model(one_input(), None, Reader(feeds))
     assert powers_of_two(proto)
-    found, exact = (np.concatenate([models.run(one, {"model_input_name": image})[0] for image in IMAGES]) for one in (proto, one_input()))
+    found, exact = (
+        np.concatenate([models.run(one, {"model_input_name": image})[0] for image in IMAGES])
+        for one in (proto, one_input())
+    )
     assert 10 * np.log10(np.square(exact).sum() / np.square(found - exact).sum()) > 18
 
 
@@ -89,7 +92,11 @@ def test_fine_tuning(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     onnx.save(one_input(), "float.onnx")
     feeds = [{"model_input_name": image} for image in IMAGES]
-    given: dict[str, Any] = {"input_model_path": "float.onnx", "output_model_path": "out.onnx", "data_reader": Reader(feeds)}
+    given: dict[str, Any] = {
+        "input_model_path": "float.onnx",
+        "output_model_path": "out.onnx",
+        "data_reader": Reader(feeds),
+    }
     given |= {"get_default_config": get_default_config, "Config": Config, "ModelQuantizer": ModelQuantizer}
     start = next(n for n, line in enumerate(text.lines("003"), 1) if preset in line)
     _, code = text.block("003", "quant_config = get_default_config", "quantizer.quantize_model(", start)
@@ -98,7 +105,9 @@ def test_fine_tuning(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert powers_of_two(onnx.load("out.onnx"))
     errors = []
     for proto in (plain, onnx.load("out.onnx")):
-        errors.append(sum(float(np.square(models.run(proto, f)[0] - models.run(one_input(), f)[0]).sum()) for f in feeds))
+        errors.append(
+            sum(float(np.square(models.run(proto, f)[0] - models.run(one_input(), f)[0]).sum()) for f in feeds)
+        )
     assert errors[1] < errors[0]
 
 
@@ -140,6 +149,9 @@ def test_the_metrics_of_a_comparison(results: Path) -> None:
     from quark.onnx.tools.evaluate import compare_folders
 
     for one in compare_folders(results / "baseline_results", results / "quantized_results"):
-        a, b = (np.load(results / folder / one.name).astype(np.float64).ravel() for folder in ("baseline_results", "quantized_results"))
+        a, b = (
+            np.load(results / folder / one.name).astype(np.float64).ravel()
+            for folder in ("baseline_results", "quantized_results")
+        )
         assert one.cosine == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), rel=1e-6)
         assert one.l2 == pytest.approx(np.linalg.norm(a - b), rel=1e-6)
