@@ -147,6 +147,68 @@ def test_nothing_is_lifted_where_nothing_is_fused(option: str) -> None:
     assert opset_of(quantized(proto, **{option: True})) == 13
 
 
+# ---- what is written down acts ---------------------------------------------------------------------------------------
+
+WIDE = QLayerConfig(input_tensors=Int16Spec(calibration_method=MINMAX), weight=Int8Spec())
+POWERS = QLayerConfig(input_tensors=XInt8Spec(), weight=XInt8Spec())
+
+
+@pytest.mark.parametrize("layer", [EIGHT, WIDE, POWERS], ids=["A8W8", "A16W8", "XINT8"])
+@pytest.mark.parametrize(("low", "high", "by_default"), [(0, 6, True), (0, 1, True), (-1, 1, False), (0, None, False)])
+def test_a_clip_is_part_of_its_layer_where_devices_have_it_or_the_user_says_so(
+    layer: QLayerConfig, low: float, high: float | None, by_default: bool
+) -> None:
+    bounds = "lo, hi" if high is not None else "lo"
+    proto = models.model(
+        HEAD + f"[clip] c = Clip(a, {bounds}) y = Tanh(c) }}",
+        {"w": WEIGHTS["w"], "lo": np.float32(low).reshape(()), "hi": np.float32(high or 0).reshape(())},
+        13,
+    )
+    if high is None:
+        del proto.graph.initializer[2]
+    for options, removed in (
+        ({}, by_default),
+        ({"RemoveQDQConvClip": True}, True),
+        ({"RemoveQDQConvClip": False}, False),
+    ):
+        config = QConfig(layer, extra_options={"PrintSummary": False, **options})
+        plan = ModelQuantizer(config).run(proto, None, [models.feeds(proto)]).plan
+        assert ("a" not in plan.tensors) == removed, (options, plan.explain("a"))
+
+
+@pytest.mark.parametrize("layer", [EIGHT, WIDE, POWERS], ids=["A8W8", "A16W8", "XINT8"])
+@pytest.mark.parametrize("given", [None, True, False])
+def test_the_device_is_simulated_in_its_own_flow_and_where_that_is_written_down(
+    layer: QLayerConfig, given: bool | None
+) -> None:
+    graph = """g (float[1,4,9,9] x) => (float[1,4,3,3] y) {
+        a = Conv(x, w) s = Sigmoid(a) l = LeakyRelu<alpha = 0.1>(s)
+        y = AveragePool<kernel_shape = [3,3], strides = [3,3]>(l) }"""
+    proto = models.model(graph, {"w": models.normal(4, 4, 1, 1)}, 13)
+    acts = layer is POWERS if given is None else given
+    options = {} if given is None else {"SimulateDPU": given}
+    config = QConfig(layer, extra_options={"PrintSummary": False, **options})
+    made = ModelQuantizer(config).quantize_model(proto, None, [models.feeds(proto)])
+    assert made is not None
+    onnx.checker.check_model(made, full_check=True)
+    types = [node.op_type for node in made.graph.node]
+    assert ("HardSigmoid" in types, "Sigmoid" in types, types.count("Mul")) == (acts, not acts, 2 * acts)
+    [slope] = [node.attribute[0].f for node in made.graph.node if node.op_type == "LeakyRelu"]
+    assert slope == np.float32(26 / 256 if acts else 0.1)
+    own = QConfig(layer, extra_options={"PrintSummary": False, **options, "ConvertSigmoidToHardSigmoid": False})
+    kept = ModelQuantizer(own).quantize_model(proto, None, [models.feeds(proto)])
+    assert kept is not None and "Sigmoid" in [node.op_type for node in kept.graph.node]
+
+
+@pytest.mark.parametrize("option", ["EnableNPUTransformer", None])
+def test_forms_that_npu_compilers_know_are_those_of_the_transformer_flow_too(option: str | None) -> None:
+    graph = HEAD.replace("float[2,3,4] y", "float[2,3,2] y, float[2,3,2] z") + "y, z = Split<axis = 2>(a) }"
+    proto = models.model(graph, {"w": WEIGHTS["w"]}, 13)
+    config = QConfig(EIGHT, extra_options={"PrintSummary": False, **({option: True} if option else {})})
+    made = ModelQuantizer(config).quantize_model(proto, None, [models.feeds(proto)])
+    assert made is not None and ("Split" in models.op_types(made)) == (option is None)
+
+
 # ---- float16, biases -------------------------------------------------------------------------------------------------
 
 

@@ -152,7 +152,11 @@ class Options(BaseModel):
         3,
         "Channel axis of weights per operator type; such weights are read in float where no kernel has that axis.",
     )
-    RemoveQDQConvClip: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a Clip that follows.")
+    RemoveQDQConvClip: bool = _option(
+        True,
+        3,
+        "No Q/DQ between Conv, Add, Gemm, … and a Clip to 0..6 or 0..1 that follows; with True written down, any Clip.",
+    )
     RemoveQDQConvRelu: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a Relu that follows.")
     RemoveQDQConvLeakyRelu: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a LeakyRelu that follows.")
     RemoveQDQConvPRelu: bool = _option(True, 3, "No Q/DQ between Conv, Add, Gemm, … and a PRelu that follows.")
@@ -259,17 +263,24 @@ class Options(BaseModel):
         None, 7, "The NPU flow, which limits positions. Default: when activations and weights have power-of-two scales."
     )
     EnableNPUTransformer: bool = _option(False, 7, "Quantize Gemm and MatMul only, those with a constant second input.")
-    SimulateDPU: bool = _option(True, 7, "Let the model compute what the NPU computes: allows the Convert…DPU options.")
-    ConvertLeakyReluToDPUVersion: bool | None = _option(None, 7, "LeakyRelu slopes in 256ths (NPU flow: yes).")
-    ConvertSigmoidToHardSigmoid: bool | None = _option(None, 7, "Sigmoid becomes HardSigmoid (NPU flow: yes).")
+    SimulateDPU: bool = _option(
+        True,
+        7,
+        "Let the model compute what the NPU computes, as the Convert…DPU options say: by default in the NPU flow, with "
+        "True written down in every static flow.",
+    )
+    ConvertLeakyReluToDPUVersion: bool | None = _option(
+        None, 7, "LeakyRelu slopes in 256ths (where SimulateDPU acts: yes)."
+    )
+    ConvertSigmoidToHardSigmoid: bool | None = _option(None, 7, "Sigmoid becomes HardSigmoid (likewise).")
     ConvertHardSigmoidToDPUVersion: bool | None = _option(
-        None, 7, "HardSigmoid of slope 1/6 with the factor of the device's 2731 / 2**14 behind it (NPU flow: yes)."
+        None, 7, "HardSigmoid of slope 1/6 with the factor of the device's 2731 / 2**14 behind it (likewise)."
     )
     ConvertAvgPoolToDPUVersion: bool | None = _option(
-        None, 7, "Average pools with the factor of the device's division behind them (NPU flow: yes)."
+        None, 7, "Average pools with the factor of the device's division behind them (likewise)."
     )
     ConvertReduceMeanToDPUVersion: bool | None = _option(
-        None, 7, "ReduceMean with the factor of the device's division behind it (NPU flow: yes)."
+        None, 7, "ReduceMean with the factor of the device's division behind it (likewise)."
     )
     ConvertSoftmaxToDPUVersion: bool = _option(False, 7, "Softmax as the device's bfloat16 polynomial.")
     ConvertClipToDPUVersion: bool = _option(False, 7, "Clip with whole bounds within -128..127.")

@@ -73,10 +73,10 @@ class Step:
 
 
 def _device(job: Job) -> bool:
-    """Forms that NPU compilers know: for power-of-two scales, and for types that only such devices run."""
+    """Forms that NPU compilers know: for power-of-two scales, and for flows and types that only such devices run."""
     layer, casts = job.rules.default, job.options.BF16QDQToCast or job.options.EnableVaimlBF16
     narrow = all(spec is None or spec.format in ("int8", "uint8") for spec in (layer.inputs, layer.weight))
-    return job.npu or (job.target == "any" and not narrow and not casts)
+    return job.npu or job.options.EnableNPUTransformer or (job.target == "any" and not narrow and not casts)
 
 
 def _coarse(job: Job) -> bool:

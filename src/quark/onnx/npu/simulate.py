@@ -70,8 +70,9 @@ def wanted_in(plan: Plan) -> Wanted:
 
 
 def asked(row: Simulation, job: Job) -> bool:
-    """Whether the job has this rewrite."""
+    """Whether the job has this rewrite: in NPU flows, and where ``SimulateDPU`` or its own option is written down."""
     if not job.options.SimulateDPU:
         return False
     given = getattr(job.options, row.option)
-    return (row.by_default and job.npu) if given is None else bool(given)
+    wanted = job.npu or "SimulateDPU" in job.options.model_fields_set
+    return (row.by_default and wanted) if given is None else bool(given)

@@ -24,6 +24,7 @@ _SWITCH = {
     "Gelu": "RemoveQDQConvGelu",
 }
 _CLIPS = ("Relu", "Clip")
+#: What devices clip within the layer. Where the option is written down, every Clip is taken for part of its layer.
 _NPU_CLIPS = ((0.0, 6.0), (0.0, 1.0))
 
 
@@ -101,7 +102,8 @@ def _is_fused(producer: ir.Node, value: ir.Value, node: ir.Node, plan: Plan, job
     if job.target == "cpu":
         return _codes_do_the_clipping(node, plan)
     if node.op_type == "Clip":
-        return slots.clip_bounds(node) in _NPU_CLIPS
+        bounds, asked = slots.clip_bounds(node), _SWITCH["Clip"] in job.options.model_fields_set
+        return bounds in _NPU_CLIPS or (asked and bounds is not None)
     return True
 
 
