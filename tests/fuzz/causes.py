@@ -57,8 +57,8 @@ def judge(name: str, make: Damage, read: Read, folder: Path) -> str:
         said = "answered"
     except QuarkError as error:
         said = sentence(name, str(error))
-    except Finding:
-        raise
+    except Finding as finding:
+        raise Finding(f"{name}: {finding}") from finding
     except Exception as error:
         raise Finding(f"{name}: {type(error).__module__}.{type(error).__name__}: {error}") from error
     seconds = time.perf_counter() - start

@@ -13,9 +13,10 @@ from tests.fuzz.causes import Cause
 
 @dataclass(frozen=True)
 class Reader:
-    """A kind of file: the module with its causes (``CAUSES``) and what reads it (``read``)."""
+    """A kind of file: the module with its causes (``CAUSES``) and what reads it (``read``); libraries that it needs."""
 
     module: str
+    needs: tuple[str, ...] = ()
 
     @property
     def read(self) -> Callable[[Path], object]:
@@ -24,7 +25,7 @@ class Reader:
         return found
 
 
-READERS = {"onnx": Reader("onnx_causes")}
+READERS = {"onnx": Reader("onnx_graph_causes")}
 
 
 @cache

@@ -133,7 +133,7 @@ DAMAGED = {
     "makes nothing": (graph_of(node("Relu", ["x"], ["z"])).SerializeToString(), "output 'y' is made by no node"),
     "made twice": (graph_of(*[node("Relu", ["x"], ["y"])] * 2).SerializeToString(), "'y' is redeclared"),
     "future": (newer_than_we_read().SerializeToString(), "Upgrade onnx"),
-    "short": (short_weight().SerializeToString(), "the data of 'w1' do not fit"),
+    "short": (short_weight().SerializeToString(), "the data of the initializer 'w1' do not fit"),
     "sparse": (sparse().SerializeToString(), "sparse initializer 'few'"),
 }
 

@@ -144,7 +144,7 @@ def observe(
         return statistics
     whole, reduced = split_by_need(model, requests)
     light = all(isinstance(statistic, LIGHT) for statistic in statistics.values())
-    runner = Runner(model, whole, reduced, providers, libraries, threads, spin=light)
+    runner = Runner(model, whole, reduced, providers, libraries, threads, spin=light, complete=True)
     with ThreadPoolExecutor(COUNTERS, "calibration", inherited()) as worker:
         _stream(runner, feeds, statistics, worker, ledger)
     ledger.close()

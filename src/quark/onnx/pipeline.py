@@ -12,6 +12,8 @@ import onnx_ir as ir
 from quark.config.job import Job, with_scale_rule
 from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Tensor
+from quark.onnx.graph.admission import admit
+from quark.onnx.graph.budget import check_sizes
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.lower import lower
 from quark.onnx.graph.model import save
@@ -211,14 +213,17 @@ def prepare(model: ir.Model, job: Job, write: bool = True) -> Prepared:
         unknown = unknown_operator(model, None)
         if unknown is not None:
             raise unknown
+    reports = [*admit(model, bool(job.options.UserCustomOpLibPath)), *reports]
     model = _in_opset(model, job)
     prove_shapes(model)
+    check_sizes(model)
     reports += run_steps(model, FIRST, job)
     constants.lift_constant_nodes(model.graph)
     job = _for_one_scale(_for_float16(job, is_float16(model)))
     if recipe is None and not job.options.SkipPreprocess:
         reports += run_steps(model, PREPARE, job)
     prove_shapes(model)
+    check_sizes(model)
     moved = frozenset(channels_last_inputs(model) - last)
     return Prepared(model, job, reports, moved, () if recipe is None else recipe.after)
 

@@ -111,7 +111,7 @@ def _site(
     session = (*where, max(1, (os.cpu_count() or 1) // workers))
     site = Site({name: _in_memory(request) for name, request in requests.items()}, whole, reduced, session)
     if _shares_memory():
-        return replace(site, runner=Runner(model, whole, reduced, *session))
+        return replace(site, runner=Runner(model, whole, reduced, *session, complete=True))
     path = scratch.folder("calibration by processes (set joblib back to threads)") / "model.onnx"
     ir.save(model.clone(), path, external_data=f"{path.name}.data")
     return replace(site, model=str(path.resolve()))
@@ -173,4 +173,4 @@ def _opened(
     threads: int,
 ) -> Runner:
     """The session of a worker process; it stays open for the chunks that follow."""
-    return Runner(load(model), whole, reduced, providers, libraries, threads)
+    return Runner(load(model), whole, reduced, providers, libraries, threads, complete=True)

@@ -21,8 +21,10 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from quark.errors import ModelError, ModelNotFoundError, OutputError
 from quark.files.ours import MARK, NAME
 from quark.files.outputs import Input, Output, draft_of
+from quark.onnx.graph.admission import REPAIRS, check_proto
 from quark.onnx.graph.surgery import all_nodes, in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
 from quark.onnx.graph.weightless import swapped
+from quark.reading import reason_of, regular_file
 
 ModelInput: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
 Copy: TypeAlias = Callable[[ir.TensorProtocol, str], ir.TensorProtocol]
@@ -79,6 +81,7 @@ def load(model: ModelInput) -> ir.Model:
 
 def _tidied(model: ir.Model, source: str) -> ir.Model:
     """What passes rely on: nodes in topological order, each with its own name, and one name for ONNX's own domain."""
+    before = list(model.graph)
     try:
         model.graph.sort()
         for function in model.functions.values():
@@ -88,32 +91,34 @@ def _tidied(model: ir.Model, source: str) -> ir.Model:
     for imports in (model.graph.opset_imports, *(function.opset_imports for function in model.functions.values())):
         if "ai.onnx" in imports:
             imports[""] = imports.pop("ai.onnx")
+    if before != list(model.graph):
+        model.meta[REPAIRS] = ("nodes stood before those that make what they read: they are sorted",)
     name_nodes(model)
     return model
 
 
 def _read(path: Path) -> onnx.ModelProto:
     """The protobuf of a file, without its external data."""
-    if not path.exists():
+    if not os.path.exists(path):
         raise ModelNotFoundError(f"the model file {str(path)!r} does not exist (current folder: {str(Path.cwd())!r})")
     if path.is_dir():
         raise ModelError(f"{str(path)!r} is a folder: give the path of an .onnx file")
-    if path.stat().st_size == 0:
+    if regular_file(path, ModelError, "the model file") == 0:
         raise ModelError(f"the model file {str(path)!r} is empty")
     try:
         return onnx.load(path, format="protobuf", load_external_data=False)
     except OSError as error:
         raise ModelError(f"the model file {str(path)!r} cannot be read: {error.strerror}") from error
-    except (DecodeError, ValueError) as error:
-        raise ModelError(f"{str(path)!r} is not an ONNX model or is damaged: {error}") from error
+    except (DecodeError, ValueError, MemoryError) as error:
+        raise ModelError(f"{str(path)!r} is not an ONNX model or is damaged: {reason_of(error)}") from error
 
 
 def _from_proto(proto: onnx.ModelProto, source: str, folder: Path, copy: Copy) -> ir.Model:
     """``copy`` gives each tensor an object of ours; external data is located and checked."""
-    _check_proto(proto, source)
+    check_proto(proto, source)
     try:
         model = ir.from_proto(proto)
-    except (ir.serde.SerdeError, ValueError) as error:
+    except (ir.serde.SerdeError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{source} is not a valid ONNX model: {_innermost(error)}") from error
 
     def own(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
@@ -134,38 +139,6 @@ def _replace_tensors(model: ir.Model, copy: Copy) -> None:
             value.const_value = copy(value.const_value, str(value.name))
     for node, attr in _tensor_attributes(model):
         node.attributes[attr.name] = ir.AttrTensor(attr.name, copy(attr.value, attr.value.name or ""))
-
-
-def _check_proto(proto: onnx.ModelProto, source: str) -> None:
-    """What the protobuf parser lets through and the graph library does not report."""
-    if not proto.HasField("graph") or not proto.ir_version:
-        raise ModelError(f"{source} is not an ONNX model: it holds no graph")
-    if proto.ir_version > onnx.IR_VERSION:
-        raise ModelError(
-            f"{source} has IR version {proto.ir_version}; the installed onnx {onnx.__version__} reads up to "
-            f"{onnx.IR_VERSION}. Upgrade onnx, or export the model with an older version"
-        )
-    if proto.graph.sparse_initializer:
-        name = proto.graph.sparse_initializer[0].values.name
-        raise ModelError(f"{source} holds the sparse initializer {name!r}: store it as a dense tensor")
-    _check_wiring(proto.graph, set(), source)
-
-
-def _check_wiring(graph: onnx.GraphProto, outer: set[str], source: str) -> None:
-    """Every tensor that is read must be a graph input, an initializer or the output of a node (in any order)."""
-    known = outer | {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer} | {""}
-    for node in graph.node:
-        known.update(node.output)
-    for node in graph.node:
-        missing = next((name for name in node.input if name not in known), None)
-        if missing is not None:
-            raise ModelError(f"{source}: node {node.name!r} ({node.op_type}) reads {missing!r}, which nothing makes")
-        for attr in node.attribute:
-            if attr.type == onnx.AttributeProto.GRAPH:
-                _check_wiring(attr.g, known, source)
-    missing = next((value.name for value in graph.output if value.name not in known), None)
-    if missing is not None:
-        raise ModelError(f"{source}: the graph output {missing!r} is made by no node")
 
 
 def _innermost(error: BaseException) -> str:
@@ -200,7 +173,13 @@ def _located(tensor: ir.ExternalTensor, name: str, source: str, folder: Path) ->
         raise ModelError(
             f"{source}: the external data file {str(folder / location)!r} (weights of {name!r}) is missing"
         )
-    end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+    start, length = tensor.offset or 0, tensor.nbytes if tensor.length is None else tensor.length
+    if start < 0 or length != tensor.nbytes:
+        raise ModelError(
+            f"{source}: external data of {name!r}: offset {start} and length {length} do not fit its shape and type, "
+            f"which take {tensor.nbytes} bytes"
+        )
+    end = start + length
     if end > file.stat().st_size:
         raise ModelError(
             f"{source}: the external data file {str(file)!r} is too short: {file.stat().st_size} bytes, "

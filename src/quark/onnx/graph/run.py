@@ -27,9 +27,10 @@ import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from quark.errors import ConfigError, DataError, ModelError, nearest, unknown
+from quark.onnx.graph.admission import registered
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, open_session
-from quark.onnx.graph.surgery import Names, label, opset
+from quark.onnx.graph.surgery import Names, all_nodes, label, opset
 
 Feed = Mapping[str, np.ndarray]
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
@@ -72,6 +73,8 @@ class Runner:
         threads: threads within an operator; ONNX Runtime's choice by default.
         spin: let threads that wait keep their core busy.
         as_given: float weights stay what they are, see ``session_options``.
+        complete: open and run the whole model, and not only what leads to the tensors: one that ONNX Runtime refuses
+            shows itself then, wherever its fault is.
 
     Raises:
         ModelError: there is no such tensor, an operator is unknown, or ONNX Runtime refuses the model.
@@ -88,6 +91,7 @@ class Runner:
         threads: int | None = None,
         spin: bool = False,
         as_given: bool = False,
+        complete: bool = False,
     ) -> None:
         opened = model.clone()
         tensors = _tensors(opened)
@@ -105,6 +109,9 @@ class Runner:
         for name in in_graph:
             outputs += _reduce(opened, tensors[name], names)
         self._fetched, self._in_graph = fetched, in_graph
+        self._asked = [str(value.name) for value in outputs]
+        if complete:
+            outputs += [value for value in opened.graph.outputs if value not in outputs]
         options = session_options(libraries, threads, spin, as_given)
         self._session = self._open(opened, outputs, providers, options) if outputs else None
 
@@ -149,7 +156,7 @@ class Runner:
         if self._session is None:
             return []
         try:
-            return list(self._session.run(None, dict(feed)))
+            return list(self._session.run(self._asked or None, dict(feed)))[: len(self._asked)]
         except RUNTIME_ERRORS as error:
             given = ", ".join(f"{name!r} {array.dtype} {list(array.shape)}" for name, array in feed.items())
             raise DataError(f"the model does not run on this sample ({given}): {_reason(error)}") from error
@@ -245,8 +252,9 @@ def _extremes_of(array: np.ndarray) -> Extremes:
 def unknown_operator(model: ir.Model, libraries: Libraries) -> ModelError | None:
     """The error for the first node of a domain that ONNX Runtime does not have, if there is one."""
     defined = {(function.domain, function.name) for function in model.functions.values()}
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.domain in OWN_DOMAINS | RUNTIME_DOMAINS or (node.domain, node.op_type) in defined:
+    for node in all_nodes(model):
+        key = (node.domain, node.op_type)
+        if node.domain in OWN_DOMAINS or key in defined or (node.domain in RUNTIME_DOMAINS and key in registered()):
             continue
         remedy = (
             "the libraries in UserCustomOpLibPath do not define it"

@@ -1,7 +1,8 @@
 """Types and shapes of every value, by ONNX shape inference on the model without its weights.
 
 ``onnx.shape_inference`` serializes the whole model twice; leaving the weights out makes it a matter of milliseconds,
-and lets it work above 2 GB. Data propagation is on, so shapes computed by Shape → Gather → Concat → Reshape are found.
+and lets it work above 2 GB. Data propagation is on, so shapes computed by Shape → Gather → Concat → Reshape are found;
+not for models in which it would fill the memory (:mod:`quark.onnx.graph.budget`).
 
 What a file says of its own tensors is no proof. Exporters give one symbolic name to outputs of different sizes (every
 level of a detector has its own number of boxes), and ONNX Runtime shares buffers between tensors of equal names: a
@@ -20,6 +21,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.serde import deserialize_value_info_proto
 
+from quark.onnx.graph.budget import may_propagate
 from quark.onnx.graph.reader_types import learn_from_readers
 from quark.onnx.graph.weightless import light_proto
 
@@ -35,7 +37,7 @@ def infer_shapes(model: ir.Model) -> int:
         Number of values that learnt something. 0, with a warning in the log, where inference gives up on the model.
     """
     try:
-        inferred = _infer(light_proto(model))
+        inferred = _infer(light_proto(model), may_propagate(model))
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
         _log.warning("shape inference gave up: %s", error)
         return 0
@@ -117,7 +119,7 @@ def _is_static(shape: ir.Shape | None) -> bool:
     return shape is not None and shape.is_static()
 
 
-def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _infer(proto: onnx.ModelProto, propagate: bool) -> onnx.ModelProto:
     """Reshape takes up propagated shapes from opset 14 on only, and nothing else that matters changed in 14."""
     for output in proto.graph.output:
         if output.type.HasField("tensor_type"):
@@ -125,7 +127,7 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     for entry in proto.opset_import:
         if entry.domain == "" and entry.version == 13:
             entry.version = 14
-    return onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=True)
+    return onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=propagate)
 
 
 def _learn_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> int:

@@ -1,0 +1,307 @@
+"""Which models are let in: what the protobuf parser passes and no later stage would report in words.
+
+    check_proto      every model that is read: names, tensors, attributes, wiring, budgets
+    admit            a float model before it is quantized: the full checker of ONNX, operators that ONNX Runtime knows
+
+What only annotates (shapes of inner tensors, and of outputs) and contradicts the nodes is not believed: it is inferred
+again, and the summary says so. Not handled: faults that show on samples only; calibration meets those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+
+from quark.errors import ModelError
+from quark.onnx.graph.budget import check_nodes
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.shapes import infer_shapes
+from quark.onnx.graph.weightless import light_proto
+from quark.reading import reason_of
+
+MAY_BE_INFINITE = frozenset({"Clip", "Constant", "Pad", "Resize"})
+"""Operators with an attribute for which infinity is a sensible number (masks, no bound, padding of a MaxPool)."""
+DEPRECATED_AT_ONCE = frozenset({"GroupNormalization"})
+"""Operators that an opset brought in a form that it called deprecated: the checker refuses it, runtimes run it."""
+REPAIRS = "quark.repairs"
+"""Key of a model's ``meta``: what was put right while it was read, as sentences."""
+_STORED: dict[int, str] = {
+    onnx.TensorProto.FLOAT: "float_data",
+    onnx.TensorProto.COMPLEX64: "float_data",
+    onnx.TensorProto.DOUBLE: "double_data",
+    onnx.TensorProto.COMPLEX128: "double_data",
+    onnx.TensorProto.INT64: "int64_data",
+    onnx.TensorProto.UINT32: "uint64_data",
+    onnx.TensorProto.UINT64: "uint64_data",
+    onnx.TensorProto.STRING: "string_data",
+}
+"""Element type -> the field of TensorProto that holds values outside of raw_data; all others: int32_data."""
+_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+ELEMENTS = frozenset(dtype.value for dtype in ir.DataType if dtype != ir.DataType.UNDEFINED)
+_NO_BITS = (ir.DataType.UNDEFINED, ir.DataType.STRING)
+_BITS = {dtype.value: dtype.bitwidth for dtype in ir.DataType if dtype not in _NO_BITS}
+_UNCHECKED = "org.openquark.unchecked"
+"""A domain that nodes are in while the checker looks: it passes by what is of another domain than ONNX's."""
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+_TENSORS = (onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS)
+
+
+# ---- every model -----------------------------------------------------------------------------------------------------
+
+
+def check_proto(proto: onnx.ModelProto, source: str) -> None:
+    """Refuse a protobuf that is no model, or that a later stage would misread.
+
+    Raises:
+        ModelError: no graph, an unknown version, a budget exceeded, a name that is no text, a tensor whose data do not
+            fit, an attribute given twice or not finite, a tensor that nothing makes. The message names it.
+    """
+    if not proto.HasField("graph") or proto.ir_version < 1:
+        raise ModelError(f"{source} is not an ONNX model: it holds no graph")
+    if proto.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            f"{source} has IR version {proto.ir_version}; the installed onnx {onnx.__version__} reads up to "
+            f"{onnx.IR_VERSION}. Upgrade onnx, or export the model with an older version"
+        )
+    check_nodes(proto, source)
+    _check_opsets(proto, source)
+    for entry in proto.metadata_props:
+        _check_names((entry.key, entry.value[:1]), "an entry of metadata_props", source)
+    _check_graph(proto.graph, set(), source)
+    keys = [(one.domain, one.name, getattr(one, "overload", "")) for one in proto.functions]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ModelError(f"{source} defines the function {twice[1]!r} of the domain {twice[0]!r} twice")
+    for function in proto.functions:
+        where = f"the function {function.name!r:.80} of {source}"
+        _check_names((function.domain, function.name, *function.input, *function.output), where, source)
+        for node in function.node:
+            _check_node(node, where)
+
+
+def _check_opsets(proto: onnx.ModelProto, source: str) -> None:
+    """Every domain once, with a version that exists; the standard one is never guessed."""
+    seen: dict[str, int] = {}
+    newest = onnx.defs.onnx_opset_version()
+    for entry in proto.opset_import:
+        _check_names((entry.domain,), "an opset_import", source)
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        if seen.setdefault(domain, entry.version) != entry.version:
+            raise ModelError(f"{source} imports opsets {seen[domain]} and {entry.version} of the domain {domain!r}")
+        if not 1 <= entry.version < 2**31 or (not domain and entry.version > newest):
+            known = f"1 to {newest}" if not domain else "1 and up"
+            raise ModelError(f"{source} imports opset {entry.version} of the domain {domain!r}; known are {known}")
+    standard = next((node for node in proto.graph.node if node.domain in ("", "ai.onnx")), None)
+    if "" not in seen and standard is not None and proto.ir_version >= 3:
+        raise ModelError(
+            f"{source} does not say which opset its operators are of, such as {standard.op_type!r}: opset_import lacks "
+            "the standard domain. Export it again; the version is not guessed"
+        )
+
+
+def _check_names(names: Iterable[object], where: str, source: str) -> None:
+    """Names are text without NUL, at which runtimes would cut them off."""
+    for name in names:
+        if not isinstance(name, str):  # the parser hands out the bytes
+            raise ModelError(f"{source}: {where} has the name {name!r:.80}, which is not UTF-8 text")
+        if "\0" in name:
+            raise ModelError(f"{source}: {where} has the name {name!r:.80}, which holds a NUL")
+
+
+def _check_graph(graph: onnx.GraphProto, outer: set[str], source: str) -> None:
+    """Every tensor that is read must be a graph input, an initializer or the output of a node (in any order)."""
+    if graph.sparse_initializer:
+        name = graph.sparse_initializer[0].values.name
+        raise ModelError(f"{source} holds the sparse initializer {name!r}: store it as a dense tensor")
+    _check_values(graph, source)
+    known = outer | {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer} | {""}
+    for node in graph.node:
+        _check_node(node, source)
+        known.update(node.output)
+    for node in graph.node:
+        missing = next((name for name in node.input if name not in known), None)
+        if missing is not None:
+            raise ModelError(f"{source}: node {node.name!r} ({node.op_type}) reads {missing!r}, which nothing makes")
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
+                _check_graph(body, known, source)
+    missing = next((value.name for value in graph.output if value.name not in known), None)
+    if missing is not None:
+        raise ModelError(f"{source}: the graph output {missing!r} is made by no node")
+
+
+def _check_values(graph: onnx.GraphProto, source: str) -> None:
+    names: set[str] = set()
+    for tensor in graph.initializer:
+        _check_names((tensor.name,), "an initializer", source)
+        if tensor.name in names or not tensor.name:
+            raise ModelError(f"{source}: two initializers, or one without a name, are called {tensor.name!r}")
+        names.add(tensor.name)
+        check_tensor(tensor, f"the initializer {tensor.name!r}", source)
+    for kind, values in (("input", graph.input), ("output", graph.output), ("value_info", graph.value_info)):
+        for value in values:
+            _check_names((value.name,), f"a graph {kind}", source)
+            kind_of = value.type.tensor_type
+            if value.type.HasField("tensor_type") and kind_of.elem_type not in ELEMENTS:
+                raise ModelError(f"{source}: the {kind} {value.name!r} has the element type {kind_of.elem_type}: none")
+            for dim in value.type.tensor_type.shape.dim:
+                _check_names((dim.dim_param,), f"an axis of {value.name!r:.80}", source)
+                if dim.HasField("dim_value") and dim.dim_value < 0:
+                    raise ModelError(f"{source}: the {kind} {value.name!r} has an axis of {dim.dim_value} elements")
+
+
+def _check_node(node: onnx.NodeProto, source: str) -> None:
+    names = (node.name, node.op_type, node.domain, *node.input, *node.output)
+    _check_names((*names, *(one.name for one in node.attribute)), f"a node ({node.op_type!r:.80})", source)
+    if not node.op_type:
+        raise ModelError(f"{source}: the node {node.name!r} names no operator")
+    if not node.output:
+        raise ModelError(f"{source}: the node {node.name!r} ({node.op_type}) makes nothing: it has no output")
+    seen: set[str] = set()
+    for attribute in node.attribute:
+        where = f"the attribute {attribute.name!r} of the node {node.name!r} ({node.op_type})"
+        if attribute.name in seen or not attribute.name:
+            raise ModelError(f"{source}: {where} is given twice, or has no name")
+        seen.add(attribute.name)
+        _check_attribute(attribute, node, where, source)
+
+
+def _check_attribute(attribute: onnx.AttributeProto, node: onnx.NodeProto, where: str, source: str) -> None:
+    if attribute.type == onnx.AttributeProto.UNDEFINED and not attribute.ref_attr_name:
+        raise ModelError(f"{source}: {where} has no type")
+    for tensor in (attribute.t, *attribute.tensors) if attribute.type in _TENSORS else ():
+        if tensor is not attribute.t or attribute.HasField("t"):
+            check_tensor(tensor, where, source)
+    numbers = (attribute.f, *attribute.floats)
+    if node.domain or node.op_type == "Constant" or all(map(math.isfinite, numbers)):
+        return
+    if node.op_type not in MAY_BE_INFINITE or any(map(math.isnan, numbers)):
+        bad = next(number for number in numbers if not math.isfinite(number))
+        raise ModelError(f"{source}: {where} is {bad}: it must be a finite number")
+
+
+def check_tensor(tensor: onnx.TensorProto, where: str, source: str) -> None:
+    """Refuse a tensor whose data are not those of its shape and type: missing ones would be read as zeros.
+
+    Raises:
+        ModelError: the message has both sizes.
+    """
+    if tensor.data_type not in _BITS and tensor.data_type != onnx.TensorProto.STRING:
+        raise ModelError(f"{source}: {where} has the element type {tensor.data_type}, which is none")
+    if tensor.HasField("segment"):
+        raise ModelError(f"{source}: {where} is a segment of a tensor, which is not supported")
+    if any(size < 0 for size in tensor.dims) or len(tensor.dims) > 64:
+        raise ModelError(f"{source}: {where} has the shape {list(tensor.dims)[:8]}, which is none")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return  # whoever locates the file looks at its size
+    needed = math.prod(tensor.dims)
+    field = _STORED.get(tensor.data_type, "int32_data")
+    held = [name for name in _FIELDS if getattr(tensor, name)]
+    if tensor.HasField("raw_data") and tensor.data_type != onnx.TensorProto.STRING:
+        needed, found = -(-needed * _BITS[tensor.data_type] // 8), len(tensor.raw_data)
+        stray = held
+    else:
+        each = 2 if tensor.data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128) else 1
+        bits = _BITS.get(tensor.data_type, 8)
+        needed = -(-needed * bits // 8) if bits < 8 else needed * each
+        found, stray = len(getattr(tensor, field)), [name for name in held if name != field]
+    if found != needed or stray:
+        raise ModelError(
+            f"{source}: the data of {where} do not fit its shape {list(tensor.dims)[:8]} and type: {found} values or "
+            f"bytes are there, {needed} are needed" + (f"; it holds {stray[0]} too" if stray else "")
+        )
+
+
+# ---- float models ----------------------------------------------------------------------------------------------------
+
+
+def admit(model: ir.Model, custom: bool) -> list[PassReport]:
+    """Refuse a model that the full checker of ONNX refuses, or with an operator that nobody defines.
+
+    Shapes that contradict the nodes are forgotten first. Operators that ONNX Runtime registers beyond ONNX are checked
+    by it when calibration opens its session.
+
+    Args:
+        model: a float model as it was read; only stated shapes that are wrong change.
+        custom: whether libraries bring more operators (``UserCustomOpLibPath``).
+
+    Returns:
+        What was put right, for the summary.
+
+    Raises:
+        ModelError: with the checker's reason.
+    """
+    repairs = [str(one) for one in model.meta.get(REPAIRS, ())]
+    try:
+        reason = _refusal(model, custom)
+        if reason is not None:
+            repairs += _forget_shapes(model)
+            reason = _refusal(model, custom)
+    except (DecodeError, EncodeError, ValueError) as error:
+        raise ModelError(f"the model cannot be checked: {reason_of(error)}") from error
+    if reason is not None:
+        raise ModelError(f"the model is not valid: {reason}")
+    return [PassReport("repaired while reading", len(repairs), tuple(repairs))] if repairs else []
+
+
+@cache
+def registered() -> frozenset[tuple[str, str]]:
+    """(domain, operator) of everything that ONNX Runtime knows."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as _runtime  # reading a model needs no runtime
+
+    return frozenset((one.domain, one.name) for one in _runtime.get_all_operator_schema())
+
+
+def _refusal(model: ir.Model, custom: bool) -> str | None:
+    """Why the checker refuses the model; ``None`` where it does not."""
+    proto = light_proto(model)
+    defined = {(one.domain, one.name) for one in proto.functions}
+    for node in _nodes(proto.graph):
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        foreign = not domain and not onnx.defs.has(node.op_type, domain)
+        known = (domain, node.op_type) in registered() or (domain, node.op_type) in defined
+        if foreign and not known and not custom:
+            return f"the operator {node.op_type!r} of the node {node.name!r} is known to neither ONNX nor ONNX Runtime"
+        if not domain and (foreign or node.op_type in DEPRECATED_AT_ONCE):
+            node.domain = _UNCHECKED
+    proto.opset_import.append(onnx.helper.make_opsetid(_UNCHECKED, 1))
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError) as error:
+        return reason_of(error)
+    return None
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
+                yield from _nodes(body)
+
+
+def _forget_shapes(model: ir.Model) -> list[str]:
+    """Forget the shapes of the tensors that nodes make, where inference says otherwise; a sentence for each."""
+    stated = {value: value.shape for node in ir.traversal.RecursiveGraphIterator(model.graph) for value in node.outputs}
+    for value in stated:
+        value.shape = None
+    infer_shapes(model)
+    found = []
+    for value, shape in stated.items():
+        if shape is not None and value.shape is not None and not _agree(shape, value.shape):
+            found.append(f"the model gives {str(value.name)!r} the shape {shape}, and its node makes {value.shape}")
+        else:
+            value.shape = shape
+    return found
+
+
+def _agree(one: ir.Shape, other: ir.Shape) -> bool:
+    """Whether two shapes can be those of one tensor."""
+    return len(one) == len(other) and all(
+        a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(one, other, strict=True)
+    )
