@@ -159,6 +159,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """Within the block, configurations say that no cache is kept: torch.export knows no caches."""
+    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    changed = [config for config in configs.values() if getattr(config, "use_cache", False)]
+    try:
+        for config in changed:
+            config.use_cache = False
+        yield
+    finally:
+        for config in changed:
+            config.use_cache = True
+
+
+@contextmanager
 def floating(model: nn.Module) -> Iterator[None]:
     """Nothing is quantized: observers see what the float model computes."""
     others = [part for part in model.modules() if isinstance(part, FakeQuantize) and part.observer is None]

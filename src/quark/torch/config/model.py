@@ -311,7 +311,10 @@ RARE: dict[str, Any] = {
     "sync_moe_expert_input_amax": False,
     "keep_prequantized_layers": True,
 }
-OF_BLOCKS = "direct_quantize_checkpoint(..., dataloader=...) calibrates with one decoder block in memory"
+OF_BLOCKS = (
+    "quantize_model works on a model that is in memory as a whole; for one that is not, "
+    "direct_quantize_checkpoint(source, target, dataloader=...) quantizes its files with one decoder block in memory"
+)
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {  # a field and the values with which a model can be quantized
     "quant_flow": (QuantFlow.standard, QuantFlow.file2file),
     "gpu_resident_blocks": (0,),

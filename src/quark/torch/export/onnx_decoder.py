@@ -10,8 +10,7 @@ the mask takes what is in the window.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,20 +114,6 @@ def past_of(model: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
                 f"all tokens; export it without use_cache"
             )
     return tensors_of(cache)
-
-
-@contextmanager
-def without_cache(model: nn.Module) -> Iterator[None]:
-    """Within the block, configurations say that no cache is kept: the exporter knows no caches."""
-    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
-    changed = [config for config in configs.values() if getattr(config, "use_cache", False)]
-    try:
-        for config in changed:
-            config.use_cache = False
-        yield
-    finally:
-        for config in changed:
-            config.use_cache = True
 
 
 def check_varying(arguments: tuple[Any, ...], shapes: Any) -> None:

@@ -23,9 +23,9 @@ from torch import nn
 
 from quark.errors import ConfigError
 from quark.files.folder import new_folder
-from quark.torch.calibration import evaluating
+from quark.torch.calibration import evaluating, without_cache
 from quark.torch.export.huggingface import config_of
-from quark.torch.export.onnx_decoder import Traced, check_varying, with_cache, without_cache
+from quark.torch.export.onnx_decoder import Traced, check_varying, with_cache
 from quark.torch.export.onnx_marks import DOMAIN, Marked, marking, quantizers_of
 from quark.torch.export.skeleton import compact_layers, unpack
 from quark.torch.rotated import refuse_to_export

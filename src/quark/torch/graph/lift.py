@@ -1,4 +1,4 @@
-"""Calls of convolutions and linear layers become modules with the names they had, so that layers are layers again.
+"""Calls of convolutions, linear layers and embeddings become modules with the names they had: layers are layers again.
 
 A weight that is no parameter (computed in the graph) leaves the call as it is: it multiplies two activations.
 """
@@ -39,6 +39,18 @@ def linear(cls: type[nn.Module], found: Arguments, weight: torch.Tensor, bias: b
     return cls(weight.shape[1], weight.shape[0], bias=bias, device="meta")
 
 
+def embedding(cls: type[nn.Module], found: Arguments, weight: torch.Tensor, bias: bool) -> nn.Module:
+    """A table of rows; ``torch`` writes -1 for no padding row."""
+    padding = found["padding_idx"]
+    return cls(
+        *weight.shape,
+        padding_idx=None if padding == -1 else padding,
+        scale_grad_by_freq=found["scale_grad_by_freq"],
+        sparse=found["sparse"],
+        device="meta",
+    )
+
+
 def as_tuple(value: Any) -> Any:
     """Lists of the graph as the tuples that modules hold."""
     return tuple(value) if isinstance(value, list | tuple) else value
@@ -51,6 +63,7 @@ LAYERS: dict[str, tuple[type[nn.Module], Make]] = {
     "conv3d": (nn.Conv3d, convolution),
     "conv_transpose2d": (nn.ConvTranspose2d, transposed),
     "linear": (nn.Linear, linear),
+    "embedding": (nn.Embedding, embedding),
 }
 
 
@@ -82,10 +95,11 @@ def lift(model: GraphModule, graph: Graph, node: Node, root: dict[str, Any], kno
     """One call; calls with equal weight, bias and settings share a module."""
     cls, make = LAYERS[operator(node)]
     found = arguments(node)
-    weight, bias = tensor_of(model, found["weight"]), tensor_of(model, found["bias"])
-    if weight is None or (found["bias"] is not None and bias is None):
+    weight, bias = tensor_of(model, found["weight"]), tensor_of(model, found.get("bias"))
+    if weight is None or (found.get("bias") is not None and bias is None):
         return
-    rest = {name: value for name, value in found.items() if name != "input"}
+    source = "indices" if "indices" in found else "input"
+    rest = {name: value for name, value in found.items() if name != source}
     key = repr((cls.__name__, rest))
     if key not in known:
         layer = make(cls, found, weight, bias is not None)
@@ -96,7 +110,7 @@ def lift(model: GraphModule, graph: Graph, node: Node, root: dict[str, Any], kno
         known[key] = free_name(str(found["weight"].target), root)
         root[known[key]] = layer
     with graph.inserting_after(node):
-        call = graph.call_module(known[key], (found["input"],))
+        call = graph.call_module(known[key], (found[source],))
     call.meta = dict(node.meta)
     node.replace_all_uses_with(call)
     graph.erase_node(node)

@@ -214,12 +214,26 @@ def tensor_names(model: GraphModule) -> dict[Node, str]:
     return names
 
 
+EAGER = "quant_mode=eager_mode has it"
+ELSEWHERE = {  # fields of eager mode: why a graph does not have them, and what works
+    "kv_cache_quant_config": "a graph has no cache object. Keys and values are quantized where they are made: "
+    "layer_quant_config={'*k_proj': QLayerConfig(output_tensors=...)}, with the weight's spec beside it; after rotary "
+    f"embedding {EAGER}",
+    "softmax_quant_spec": "in a graph softmax is an operator as any other: "
+    "layer_quant_config={'*softmax': QLayerConfig(output_tensors=...)}, with a model whose attention is written out "
+    "(attn_implementation='eager')",
+    "algo_config": "algorithms change and tune the layers of a model, one decoder block after the other, and a graph "
+    f"has no blocks; {EAGER}",
+    "shared_scale_groups": f"weights in a graph have scales of their own; {EAGER}",
+}
+
+
 def check_config(config: QConfig) -> None:
     """Fields that belong to eager mode are not set.
 
     Raises:
-        ConfigError: one is.
+        ConfigError: one is; why, and what works.
     """
-    for name in ("kv_cache_quant_config", "softmax_quant_spec", "algo_config", "shared_scale_groups"):
+    for name, reason in ELSEWHERE.items():
         if getattr(config, name):
-            raise ConfigError(f"{name} belongs to eager_mode; with quant_mode=fx_graph_mode it must not be set")
+            raise ConfigError(f"{name} belongs to eager_mode and cannot be set with quant_mode=fx_graph_mode: {reason}")

@@ -18,7 +18,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from quark.errors import DataError, ModelError
-from quark.torch.calibration import accepted, device_of, evaluating, to_device
+from quark.torch.calibration import accepted, device_of, evaluating, to_device, without_cache
 from quark.torch.graph.fold import fold_graph
 from quark.torch.graph.functional import make_functional
 from quark.torch.graph.lift import lift_layers
@@ -72,7 +72,7 @@ def exported_with(model: nn.Module, sample: Any) -> GraphModule:
         args = (sample,) if isinstance(sample, torch.Tensor) else accepted(model, sample)
         kwargs = {}
     size = batch_of([*args, *kwargs.values()])
-    with evaluating(model), warnings.catch_warnings():
+    with evaluating(model), without_cache(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the exporter's own
         warnings.simplefilter("ignore", DeprecationWarning)
         return any_batch(model, args, kwargs, size) or fixed_batch(model, args, kwargs)
