@@ -267,6 +267,7 @@ DRAFT = "on a draft or in a folder that the gate gave"
 OWN = "in the folder of an unfinished job, under a name that nothing else has"
 ALLOWED = {
     "quark.numerics.array_files": "a memory map to read from",
+    "quark.cli.auto": f"{PRIVATE}; its winner {DRAFT}",
     "quark.onnx.algorithms.mixprecision": PRIVATE,
     "quark.onnx.algorithms.samples": "files of random names in TmpDir or cache_dir",
     "quark.onnx.bench": PRIVATE,

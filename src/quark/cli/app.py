@@ -389,6 +389,42 @@ def tool(
     raise typer.Exit(tooling.run(name, context.args))
 
 
+@app.command(
+    cls=Guarded,
+    epilog="""**Examples**
+
+`quark auto model.onnx -o best.onnx --data samples/ --for cpu`
+
+`quark auto model.onnx -o best.onnx --data samples/ --for npu --metric task.py:top1 --drop 1% --minutes 5`
+
+Exit codes: 0 solved, 1 error, 2 wrong usage, 3 nothing within the tolerance wins (the nearest miss is written).""",
+)
+@takes_samples()
+def auto(
+    model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file. It is not changed.")],
+    output: Annotated[Path, Writes("model"), typer.Option("--output", "-o", help="Where to write the best model.")],
+    purpose: Annotated[str, typer.Option("--for", help="What it is made for: `cpu`, `npu` or `size`.")] = "cpu",
+    metric: Annotated[
+        str | None,
+        Reads(function=True),
+        typer.Option(metavar="FILE.py:FUNCTION", help="Your metric: path of a model → number; larger is better."),
+    ] = None,
+    drop: Annotated[
+        str | None, typer.Option(help="What may be lost of the metric, or of the float model's answers, as in 1%.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Time for all trials.")] = 10.0,
+    report: ReportPath = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    *,
+    source: Source,
+) -> None:
+    """Find the best quantized model: try presets and recipes, choose, and prove it on samples that decided nothing."""
+    from quark.cli import auto as command
+
+    command.run(command.Request(model, output, source, purpose, metric, drop, minutes), report, overwrite, json)
+
+
 @app.command()
 def presets(
     name: Annotated[str | None, typer.Argument(help="Show all that this preset says.")] = None,

@@ -1,0 +1,173 @@
+"""``quark auto``: model, samples and purpose in; the best quantized model out, with the reason."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
+from quark.cli.samples import Samples
+from quark.cli.source_options import Source
+from quark.cli.sources import feeds
+from quark.cli.verdicts import FAILED
+from quark.errors import ConfigError
+from quark.files.ours import MARK
+from quark.files.outputs import Output, check_outputs, drafts
+from quark.onnx.auto import Goal, Outcome, Split, Trial, auto, parts_of, split
+from quark.onnx.describe import file_bytes
+from quark.onnx.graph.model import output_of
+from quark.report import Report, Table, file_size, milliseconds
+from quark.report.verdict import Line, Verdict, accuracy_line, size_line, speed_line
+from quark.search.function import load_function, number_of
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was typed."""
+
+    model: Path
+    output: Path
+    source: Source
+    purpose: str
+    metric: str | None
+    drop: str | None
+    minutes: float
+
+
+def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> None:
+    """Try, choose, write, tell.
+
+    Raises:
+        typer.Exit: with the code 3, where nothing is within the tolerance or wins anything.
+    """
+    goal = _goal(request)
+    recipe = Output(request.output.with_suffix(".recipe.yaml"), "the recipe")
+    check_outputs([recipe], [("the float model", request.model)], overwrite)
+    samples = _split(feeds(request.model, request.source))
+    outputs = {"model": output_of(request.output), "recipe": recipe}
+    outputs |= {} if report is None else {"report": Output(report, "--report", folder=True)}
+    with drafts(outputs) as paths, tempfile.TemporaryDirectory() as folder:
+        found = auto(request.model, samples, goal, Path(folder), say)
+        _write_model(found.winner.path or request.model, paths["model"])
+        write_text(_recipe(found, request), paths["recipe"])
+        verdict = _verdict(request, found)
+        if report is not None:
+            write_page(_page(request, found, verdict), paths["report"])
+    if json:
+        print_json(_facts(found, verdict))
+    else:
+        show(trial_table(found))
+        say(f"Wrote {request.output} and {recipe.path}.")
+        write_lines(verdict.words())
+    if not found.solved:
+        raise typer.Exit(FAILED)
+
+
+def _goal(request: Request) -> Goal:
+    drop = None
+    if request.drop is not None:
+        try:
+            drop = float(request.drop.removesuffix("%")) / (100 if request.drop.endswith("%") else 1)
+        except ValueError as error:
+            raise ConfigError(f"--drop {request.drop!r}: write a part, as in 1% or 0.01") from error
+    function = None if request.metric is None else load_function(request.metric)
+    name = "" if request.metric is None else request.metric.rpartition(":")[2]
+    metric = None if function is None else lambda path: number_of(function(path), name)
+    return Goal(request.purpose, drop, metric, 60 * request.minutes)
+
+
+def _split(samples: Any) -> Split:
+    """Parts that are read when they are needed."""
+    count = len(samples)
+    parts = parts_of(count)
+    if isinstance(samples, Samples):
+        lazy = [replace(samples, readers=[samples.readers[i] for i in part]) for part in parts]
+        return Split(lazy[0], lazy[1], lazy[2], count, count >= 4)
+    return split(samples)
+
+
+def _write_model(source: Path, target: Path) -> None:
+    """The model with its external data under the name that is wanted."""
+    from quark.onnx.graph import model as files
+
+    if source.with_name(source.name + ".data").exists():
+        files.save(files.load(source), target, True)
+    else:
+        shutil.copyfile(source, target)
+
+
+def _recipe(found: Outcome, request: Request) -> str:
+    """The configuration file that makes the winner again; for the float model, words."""
+    choice = found.winner.choice
+    if choice is None:
+        return "# the float model won: there is nothing to reproduce\n" + yaml.safe_dump({"found": {"by": MARK}})
+    config = choice.config()
+    values: dict[str, Any] = {"preset": choice.preset}
+    if choice.options:
+        values["options"] = dict(choice.options)
+    if config.algorithms:
+        values["algorithms"] = [one.to_dict() for one in config.algorithms]
+    values["found"] = {"by": MARK, "model": request.model.name, "for": request.purpose}
+    command = f"# quark onnx quantize {request.model.name} -o q.onnx --data …"
+    return f"{command} --config {request.output.stem}.recipe.yaml\n" + yaml.safe_dump(values, sort_keys=False)
+
+
+def trial_table(found: Outcome) -> Table:
+    """Every trial with its figures."""
+    rows = tuple(_row(trial, trial.path == found.winner.path and trial.path is not None) for trial in found.trials)
+    columns = ("configuration", "accuracy on the choosing samples", "metric", "size", "within")
+    return Table("Trials", columns, rows, "* the winner" if any(row[0].startswith("* ") for row in rows) else "")
+
+
+def _row(trial: Trial, won: bool) -> tuple[str, ...]:
+    said = trial.error or (trial.judged.reason if trial.judged is not None else "–")
+    value = "–" if trial.value is None else f"{trial.value:.4g}"
+    size = file_size(trial.bytes) if trial.bytes else "–"
+    return f"* {trial.name}" if won else trial.name, said, value, size, "yes" if trial.passes else "no"
+
+
+def _verdict(request: Request, found: Outcome) -> Verdict:
+    winner, lines = found.winner, []
+    if winner.choice is None:
+        lines.append(Line("result", "float", "; ".join(found.notes) or "no trial wins anything", bad=True))
+        return Verdict(tuple(lines), ("use the float model, or loosen the tolerance: --drop",))
+    lines.append(Line("result", "solved" if found.solved else "not solved", _why(found), bad=not found.solved))
+    lines.append(accuracy_line(found.reported, "on samples that decided nothing"))
+    chosen = winner.judged
+    if chosen is not None and found.reported is not None:
+        gap = found.reported.sqnr - chosen.sqnr
+        lines.append(Line("gap", "honest", f"{gap:+.1f} dB against the samples that chose it"))
+    if not math.isnan(winner.seconds):
+        lines.append(speed_line(found.float_seconds, winner.seconds))
+    lines.append(size_line(file_bytes(request.model), winner.bytes))
+    advice = () if found.solved else ("nearest miss: loosen --drop, or quark onnx search for single layers",)
+    return Verdict((*lines, *(Line("note", "few samples", note) for note in found.notes)), advice)
+
+
+def _why(found: Outcome) -> str:
+    """The winner in words, and what its recipes mend."""
+    mended = f"; mends: {'; '.join(found.winner.causes)}" if found.winner.causes else ""
+    return f"{found.winner.name}, of {len(found.trials)} trials{mended}"
+
+
+def _facts(found: Outcome, verdict: Verdict) -> dict[str, Any]:
+    trials = [
+        {"name": one.name, "within": one.passes, "bytes": one.bytes, "metric": one.value, "error": one.error}
+        for one in found.trials
+    ]
+    return {"winner": found.winner.name, "solved": found.solved, "trials": trials, "verdict": verdict.facts()}
+
+
+def _page(request: Request, found: Outcome, verdict: Verdict) -> Report:
+    facts = [("winner", found.winner.name), ("trials", str(len(found.trials)))]
+    if not math.isnan(found.winner.seconds):
+        facts.append(("latency", milliseconds(found.winner.seconds)))
+    title = f"auto: {request.model.name} for {request.purpose}"
+    return Report(title, tuple(facts), (verdict.table(), trial_table(found)))

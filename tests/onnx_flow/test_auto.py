@@ -1,0 +1,112 @@
+"""``auto``: the parts of the samples, the choice among trials, the command with its files and exit codes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from quark.cli import main
+from quark.demo import data
+from quark.errors import ConfigError, DataError
+from quark.onnx.auto import PURPOSES, Goal, Trial, auto, parts_of, split
+from quark.onnx.compare import compare
+from quark.onnx.recipes import Choice
+from quark.report.verdict import worst
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("auto")
+    shutil.copy(data.model_path(), found / "model.onnx")
+    np.savez(found / "samples.npz", image=data.split()[0][0][:16])
+    return found
+
+
+def samples() -> list[dict[str, np.ndarray]]:
+    return [{"image": image[None]} for image in data.split()[0][0][:16]]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 7, 8, 33])
+def test_no_sample_decides_twice_where_there_are_enough(count: int) -> None:
+    parts = parts_of(count)
+    assert all(parts)
+    if count >= 4:
+        assert sorted(index for part in parts for index in part) == list(range(count))
+    with pytest.raises(DataError, match="at least 8"):
+        parts_of(0)
+
+
+@pytest.mark.parametrize("purpose", list(PURPOSES))
+def test_the_cheapest_within_the_tolerance_wins(folder: Path, tmp_path: Path, purpose: str) -> None:
+    model, parts = folder / "model.onnx", split(samples())
+    found = auto(model, parts, Goal(purpose, seconds=1), tmp_path)
+    good = [trial for trial in found.trials if trial.passes]
+    assert found.winner.path is not None and good
+    if purpose == "size":
+        assert found.winner.bytes == min(trial.bytes for trial in good) < model.stat().st_size
+    if purpose == "npu":
+        assert found.solved and found.winner.choice == Choice("XINT8")
+    if found.winner.choice is not None:  # what is reported is what the file gives on the part that decided nothing
+        again = compare(model, found.winner.path, parts.report, layers=False)
+        assert found.reported == worst(again.outputs, again.answers)
+
+
+def test_a_metric_of_the_user_decides_and_a_miss_is_said(folder: Path, tmp_path: Path) -> None:
+    model = folder / "model.onnx"
+
+    def metric(path: str) -> float:
+        return 1.0 if path == str(model) else 0.5
+
+    found = auto(model, split(samples()), Goal("npu", 0.1, metric, seconds=0.0), tmp_path)
+    assert not found.solved and found.float_value == 1.0 and found.winner.value == 0.5
+    assert not any(trial.passes for trial in found.trials)
+    assert auto(model, split(samples()), Goal("npu", 0.6, metric, seconds=0.0), tmp_path).solved
+
+
+def test_float_is_the_answer_where_nothing_is_faster_but_never_for_an_npu(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "quark.onnx.auto.median_seconds",
+        lambda models, feed, libraries: {name: 1.0 if name == "float" else 2.0 for name in models},
+    )
+    found = auto(folder / "model.onnx", split(samples()), Goal("cpu", seconds=0.0), tmp_path)
+    assert not found.solved and found.winner.choice is None and "faster" in found.notes[-1]
+    found = auto(folder / "model.onnx", split(samples()), Goal("npu", seconds=0.0), tmp_path)
+    assert found.winner.choice is not None
+
+
+def test_goals_that_cannot_be_meant() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'npu'"):
+        Goal("npus")
+    with pytest.raises(ConfigError, match="0 to 1"):
+        Goal("cpu", 3.0)
+
+
+def test_the_command_writes_model_recipe_and_page_and_the_recipe_makes_the_model_again(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "best.onnx"
+    words = ["auto", str(folder / "model.onnx"), "-o", str(out), "--data", str(folder / "samples.npz"), "--for", "npu"]
+    assert main([*words, "--minutes", "0.05", "--report", str(tmp_path / "r.html")]) == 0
+    printed = capsys.readouterr()
+    assert "accuracy" in printed.out.splitlines()[-3] and "on samples that decided nothing" in printed.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.onnx", "best.recipe.yaml", "r.html"]
+    assert onnxruntime.InferenceSession(out).get_inputs()
+    recipe = str(tmp_path / "best.recipe.yaml")
+    again = ["onnx", "quantize", words[1], "-o", str(tmp_path / "q.onnx"), "--data", words[5], "--config", recipe]
+    assert main([*again, "--no-check"]) == 0
+    assert (tmp_path / "q.onnx").stat().st_size == pytest.approx(out.stat().st_size, rel=0.02)
+    (tmp_path / "best.recipe.yaml").write_text("mine: 1\n")
+    assert main([*words, "--minutes", "0"]) == 1
+    assert "best.recipe.yaml" in capsys.readouterr().err and "mine" in (tmp_path / "best.recipe.yaml").read_text()
+
+
+def test_a_trial_that_fails_is_listed_with_its_reason() -> None:
+    assert Trial("XINT8", Choice("XINT8"), error="no").passes is False
