@@ -67,9 +67,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             str | None,
             Reads(function=True),
-            typer.Option(
-                metavar="FILE.py:FUNCTION", help="Your function: path of a file → array, in place of these."
-            ),
+            typer.Option(metavar="FILE.py:FUNCTION", help="Your function: path of a file → array, in place of these."),
         ],
         None,
     ),

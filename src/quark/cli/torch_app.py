@@ -54,6 +54,14 @@ Algorithms = Annotated[
 Cache = Annotated[str | None, typer.Option("--kv-cache", help="How keys and values are quantized.")]
 Samples = Annotated[int, typer.Option(min=1, help="Use at most so many windows of the data.")]
 Length = Annotated[int, typer.Option("--seq-len", min=2, help="Tokens in a window.")]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", help="quark, compressed-tensors, awq, gptq, fp8, modelopt, gguf or onnx."),
+]
+For = Annotated[
+    str | None,
+    typer.Option("--for", help="The program that is to read it: vllm, transformers, llama.cpp or onnxruntime-genai."),
+]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder brings.")]
 Device = Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda.")]
 
@@ -74,7 +82,11 @@ def check_choice(scheme: str | None, config: Path | None) -> None:
 
 `quark torch quantize llama/ -o llama-int4/ --scheme int4_wo_128`
 
-`quark torch quantize llama/ -o llama-fp8/ --scheme fp8 --kv-cache fp8 --data calibration.txt`""",
+`quark torch quantize llama/ -o llama-fp8/ --scheme fp8 --kv-cache fp8 --data calibration.txt`
+
+`quark torch quantize llama/ -o llama-w4a16/ --scheme int4_wo_128 --format compressed-tensors --for vllm`
+
+`quark torch quantize llama/ -o llama-gguf/ --scheme int4_wo_32 --for llama.cpp`""",
 )
 def quantize(
     model: ModelDir,
@@ -88,6 +100,8 @@ def quantize(
     seq_len: Length = 512,
     layer: Layers = None,
     exclude: Exclude = None,
+    format: Format = None,
+    program: For = None,
     device: Device = "cpu",
     check: Annotated[bool, typer.Option(help="Measure the perplexity of the data before and after.")] = True,
     trust_remote_code: Remote = False,
@@ -103,7 +117,17 @@ def quantize(
     check_choice(scheme, config)
     names = tuple(algorithm or ()), tuple(layer or ()), None if exclude is None else tuple(exclude)
     request = Request(
-        model, output, scheme, kv_cache, *names, Source(data, samples, seq_len), device, trust_remote_code, config
+        model,
+        output,
+        scheme,
+        kv_cache,
+        *names,
+        Source(data, samples, seq_len),
+        device,
+        trust_remote_code,
+        config,
+        format,
+        program,
     )
     torch_quantize.run(request, check, json)
 
@@ -134,6 +158,8 @@ def quantize_files(
     ] = 8,
     layer: Layers = None,
     exclude: Exclude = None,
+    format: Format = None,
+    program: For = None,
     workers: Annotated[int, typer.Option(min=1, help="Files that are made at once.")] = 1,
     device: Device = "cpu",
     json: Json = False,
@@ -148,7 +174,7 @@ def quantize_files(
 
     names = tuple(algorithm or ()), tuple(layer or ()), None if exclude is None else tuple(exclude)
     source = Source(data, samples, seq_len)
-    request = Request(model, output, scheme, kv_cache, *names, source, device, False)
+    request = Request(model, output, scheme, kv_cache, *names, source, device, False, None, format, program)
     torch_quantize.run_files(request, batch_size, workers, json)
 
 
@@ -274,6 +300,17 @@ def evaluate(
     from quark.cli import torch_evaluate
 
     torch_evaluate.run(torch_evaluate.Request(model, data, seq_len, metric, device, trust_remote_code), json)
+
+
+@torch_app.command(epilog="**Example**: `quark torch formats --scheme int4_wo_128 --for vllm`")
+def formats(scheme: Scheme = None, format: Format = None, program: For = None, json: Json = False) -> None:
+    """List which scheme can be written in which format, and which program reads it there.
+
+    The table is what those programs did with files that quark wrote: the class that read a layer, or the error.
+    """
+    from quark.cli import torch_formats
+
+    torch_formats.run(scheme, format, program, json)
 
 
 @torch_app.command()

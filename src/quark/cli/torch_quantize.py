@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any
 from quark.cli.output import print_json, say, show
 from quark.errors import ConfigError
 from quark.report import Table, file_size
+
+TENSORS = ("*.safetensors", "*.gguf", "*.onnx", "*.onnx.data")  # files with tensors
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Request:
     device: str
     trust_remote_code: bool
     config: Path | None = None
+    format: str | None = None
+    program: str | None = None
 
     @property
     def named(self) -> str:
@@ -59,6 +64,7 @@ def run(request: Request, check: bool, json: bool) -> None:
     )
 
     values = chosen_values(request)  # mistakes are told before a model is loaded
+    format = checked_format(request, values)
     if values.get("kv_cache"):
         cache_scheme(values["kv_cache"])
     check_target(request.output.expanduser().resolve())
@@ -72,11 +78,25 @@ def run(request: Request, check: bool, json: bool) -> None:
     measured = [row[: source.samples * source.seq_len] for row in rows[: source.samples]] if check else []
     if measured:
         facts["perplexity_before"] = perplexity(model, measured, source.seq_len)
-    facts |= quantized(model, request, values, samples)
+    facts |= quantized(model.float() if format == "onnx" else model, request, values, samples, format)
     if measured:
         facts["perplexity_after"] = perplexity(model, measured, source.seq_len)
     facts |= sizes(request.model, request.output)
-    tell(facts, json)
+    tell({**facts, "format": format}, json)
+
+
+def checked_format(request: Request, values: dict[str, Any]) -> str:
+    """The format that is meant.
+
+    Raises:
+        ConfigError: it has no such layers, or the program that is to read it does not read them there.
+    """
+    from quark.torch.config_file import schemes_of
+    from quark.torch.export.formats import check_formats, chosen_format
+
+    format = chosen_format(request.format, request.program)
+    check_formats(schemes_of(values), format, request.program)
+    return format
 
 
 def chosen_values(request: Request) -> dict[str, Any]:
@@ -103,18 +123,20 @@ def chosen_values(request: Request) -> dict[str, Any]:
     return values
 
 
-def quantized(model: Any, request: Request, values: dict[str, Any], samples: Sequence[Any]) -> dict[str, Any]:
+def quantized(
+    model: Any, request: Request, values: dict[str, Any], samples: Sequence[Any], format: str
+) -> dict[str, Any]:
     """Quantize a model and write it."""
     from quark.torch import ModelQuantizer
     from quark.torch.config_file import config_of
-    from quark.torch.export.huggingface import export_safetensors
+    from quark.torch.export.write_as import config_for, export_as
     from quark.torch.quantized_layer import quantized_layers
 
-    config = config_of(values, model)
+    config = config_for(config_of(values, model), format, request.program, model.dtype)
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
-    export_safetensors(model, request.output)
+    export_as(model, request.output, format, request.model)
     return {
         "seconds": time.perf_counter() - start,
         "quantized_layers": sum(1 for _ in quantized_layers(model)),
@@ -128,26 +150,62 @@ def run_files(request: Request, batch_size: int, workers: int, json: bool) -> No
     """Quantize file by file, and tell on standard output."""
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.checkpoint import read_checkpoint
+    from quark.torch.export.write_as import config_for
     from quark.torch.files.skeleton import read_skeleton
     from quark.torch.language import batches, calibration_samples, check_ids, load_tokenizer, read_ids
 
     source = request.source
+    format = checked_format(request, chosen_values(request))
     rows = read_ids(source.data, partial(load_tokenizer, request.model)) if source.data else []
     samples = batches(calibration_samples(rows, source.seq_len, source.samples), batch_size)
-    skeleton = read_skeleton(read_checkpoint(request.model)).model
+    checkpoint = read_checkpoint(request.model)
+    skeleton = read_skeleton(checkpoint).model
     check_ids(skeleton, [row for batch in samples for row in batch["input_ids"]])
     template = LLMTemplate.for_model(skeleton)
     layers, exclude = layer_schemes(request.layers), request.exclude
     config = template.get_config(
         str(request.scheme), request.algorithms, request.kv_cache, layer_config=layers, exclude_layers=exclude
     )
+    config = config_for(config, format, request.program, float_type(checkpoint))
     start = time.perf_counter()
+    goal = request.output if format == "quark" else beside(request.output)
     ModelQuantizer(config).direct_quantize_checkpoint(
-        request.model, request.output, device=request.device, workers=workers, dataloader=samples or None
+        request.model, goal, device=request.device, workers=workers, dataloader=samples or None
     )
+    if goal != request.output:
+        convert_and_delete(goal, request.output, format)
     facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.scheme}
-    facts |= {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
+    facts |= {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples), "format": format}
     tell({**facts, "seconds": time.perf_counter() - start, **sizes(request.model, request.output)}, json)
+
+
+def beside(output: Path) -> Path:
+    """Where files in our own format lie until they are converted: a hidden folder, so that a job can go on there.
+
+    Raises:
+        ConfigError: the output holds a model already.
+    """
+    from quark.files.folder import check_target
+
+    goal = output.expanduser().resolve()
+    check_target(goal)
+    return goal.with_name(f".{goal.name}.quark")
+
+
+def convert_and_delete(source: Path, output: Path, format: str) -> None:
+    """Write the model in ``source`` in another format; the folder is deleted when that is done."""
+    from quark.torch.export.write_as import convert
+
+    convert(source, output, format)
+    shutil.rmtree(source)
+
+
+def float_type(checkpoint: Any) -> Any:
+    """The type of the first float matrix of a checkpoint."""
+    from quark.torch.files.skeleton import stored_tensors
+
+    found = (one.dtype for one in stored_tensors(checkpoint).values() if one.dtype.is_floating_point)
+    return next(found)
 
 
 def layer_schemes(texts: Sequence[str]) -> dict[str, str]:
@@ -170,7 +228,9 @@ def layer_schemes(texts: Sequence[str]) -> dict[str, str]:
 
 def sizes(model: Path, output: Path) -> dict[str, int]:
     """Bytes of the tensor files before and after."""
-    before, after = (sum(path.stat().st_size for path in folder.glob("*.safetensors")) for folder in (model, output))
+    before, after = (
+        sum(path.stat().st_size for pattern in TENSORS for path in folder.glob(pattern)) for folder in (model, output)
+    )
     return {"bytes_before": before, "bytes_after": after}
 
 
@@ -179,7 +239,8 @@ def tell(facts: dict[str, Any], json: bool) -> None:
     if json:
         print_json(facts)
         return
-    rows = [("size", f"{file_size(facts['bytes_before'])} → {file_size(facts['bytes_after'])}")]
+    rows = [("format", facts["format"])] if "format" in facts else []
+    rows += [("size", f"{file_size(facts['bytes_before'])} → {file_size(facts['bytes_after'])}")]
     if "quantized_layers" in facts:
         rows.append(("quantized layers", str(facts["quantized_layers"])))
         rows.append(("stay float", ", ".join(facts["excluded"][:6]) + (", …" if len(facts["excluded"]) > 6 else "")))

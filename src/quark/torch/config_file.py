@@ -73,6 +73,12 @@ def check_values(values: Mapping[str, Any]) -> None:
             raise ConfigError(f"layers: {name!r}: {error}") from error
 
 
+def schemes_of(values: Mapping[str, Any]) -> list[str]:
+    """The schemes that keys and values name; none of a whole ``QConfig``."""
+    named = [] if WHOLE in values else [values["scheme"], *(values.get("layers") or {}).values()]
+    return [split(value)[0] for value in named if value != FLOAT]
+
+
 def config_of(values: Mapping[str, Any], model: nn.Module) -> QConfig:
     """The configuration that keys and values stand for, of one model.
 

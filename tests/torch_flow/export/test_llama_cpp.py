@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 from tests.torch_flow.export.programs import loaded_by
 from tests.torch_flow.export.test_gguf import EXACT, ROUNDED, WORDS, bpe, model_of, of_transformers, sentencepiece  # noqa: F401
+from tests.torch_flow.export.test_gguf_architectures import FAMILIES, network
 from tests.torch_flow.export.test_reload import quantized
 from torch import nn
 
@@ -24,6 +26,7 @@ from quark.torch.export.api import export_gguf
 from quark.torch.export.ggml_blocks import K_QUANTS
 from quark.torch.quantization.config.config import QConfig
 
+gguf = pytest.importorskip("gguf")
 xllamacpp = pytest.importorskip("xllamacpp")
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -116,3 +119,30 @@ def test_greedy_text_is_the_same(
     ]
     assert np.abs(theirs).max() < LIMITS.get(str(kind), 0.5)
     loaded_by("GGUF", f"{kind or scheme} ({family}, {vocabulary})", "xllamacpp")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_architecture_answers_as_transformers(family: str, request: Any, tmp_path: Path) -> None:
+    """Log probabilities of all words, whole numbers in the file, so that nothing but the network can differ."""
+    folder = request.getfixturevalue("bpe")
+    if family == "phi3":  # llama.cpp wants its special tokens by name
+        folder = shutil.copytree(request.getfixturevalue("sentencepiece"), tmp_path / "words")
+        size = gguf.SentencePieceVocab(folder).vocab_size
+        (folder / "added_tokens.json").write_text(json.dumps({"<|endoftext|>": size}))
+    model = network(family)
+    export_gguf(model, tmp_path, family, folder, weight_type="F32", float_type="F32")
+    program = Program(tmp_path / f"{family}.gguf")
+    for first in range(3, 60):  # a word that is no whole letter is answered without probabilities
+        ids = list(range(first, first + 40))
+        told = program.ask("completion", prompt=ids, n_predict=1, temperature=0, n_probs=300, ignore_eos=True)
+        if "completion_probabilities" in told:
+            break
+    with torch.no_grad():
+        ours = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    entries = [entry for entry in told["completion_probabilities"][0]["top_logprobs"] if entry["logprob"] > -15]
+    theirs = torch.tensor([entry["logprob"] for entry in entries])
+    wanted = ours[[entry["id"] for entry in entries]]
+    theirs, wanted = theirs - theirs.mean(), wanted - wanted.mean()
+    assert len(theirs) > 200
+    assert (theirs - wanted).norm() < 0.02 * wanted.norm()  # keys and values are float16 there
+    loaded_by("GGUF", f"F32 of a float model ({family})", "xllamacpp")

@@ -1,18 +1,29 @@
-"""The vocabulary of a GGUF file, from the folder of a tokenizer: SentencePiece (``tokenizer.model``) or byte-level BPE
-(``tokenizer.json``). Special tokens, merges and the chat template are read by the ``gguf`` package.
+"""The vocabulary of a GGUF file, from the folder of a tokenizer: SentencePiece (``tokenizer.model``), or BPE with bytes
+(``tokenizer.json``: byte-level, or that of SentencePiece with a fallback to bytes). Special tokens, merges and the chat
+template are read by the ``gguf`` package.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from quark.errors import ModelError
 from quark.torch.export.model_files import read_object
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
-PRE_TOKENIZERS = {"qwen2": "qwen2", "llama": "llama-bpe", "mistral": "llama-bpe"}
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+PRE_TOKENIZERS = {  # of families whose tokenizer splits words by a rule that the file does not say
+    "qwen2": "qwen2", "qwen2_moe": "qwen2", "qwen3": "qwen2", "qwen3_moe": "qwen2", "llama": "llama-bpe",
+    "mistral": "llama-bpe", "smollm3": "llama-bpe", "gpt_oss": "gpt-4o", "starcoder2": "starcoder",
+    "granite": "refact", "olmo2": "olmo", "olmoe": "olmo", "stablelm": "stablelm2",
+}  # fmt: skip
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+RULES = {f"{WORDS}\\p{{N}}{{1,3}}{REST}": "llama-bpe", f"{WORDS}\\p{{N}}{REST}": "qwen2"}  # that a file says
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
@@ -36,12 +47,38 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
         scores.append(-10000.0)
         types.append(UNUSED)
     writer.add_tokenizer_model(kind)
-    writer.add_tokenizer_pre("default" if kind == "llama" else PRE_TOKENIZERS[family])
+    writer.add_tokenizer_pre("default" if kind == "llama" else pre_tokenizer(folder / "tokenizer.json", family))
     writer.add_token_list(tokens)
     if kind == "llama":
         writer.add_token_scores(scores)
     writer.add_token_types(types)
     gguf.SpecialVocab(folder, load_merges=kind == "gpt2", n_vocab=size).add_to_gguf(writer, quiet=True)
+
+
+def pre_tokenizer(path: Path, family: str) -> str:
+    """llama.cpp's name of the rule that splits words: that of the file, or that of the family.
+
+    Raises:
+        ModelError: a rule that has no name.
+    """
+    rules = list(patterns(read_object(path).get("pre_tokenizer")))
+    named = next((RULES[rule] for rule in rules if rule in RULES), None)
+    found = named or PRE_TOKENIZERS.get(family) or (None if rules else "gpt-2")
+    if found is None:
+        raise ModelError(f"{str(path)!r} splits words by {rules[0][:60]!r}, a rule that llama.cpp has no name for")
+    return found
+
+
+def patterns(node: Any) -> Iterator[str]:
+    """The regular expressions in a pre-tokenizer."""
+    if isinstance(node, dict):
+        if isinstance(node.get("Regex"), str):
+            yield node["Regex"]
+        for value in node.values():
+            yield from patterns(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from patterns(value)
 
 
 def sentencepiece_tokens(folder: Path) -> tuple[str, list[str], list[float], list[int]]:
@@ -65,7 +102,7 @@ def json_tokens(path: Path) -> tuple[str, list[str], list[float], list[int]]:
     if model.get("type") != "BPE":
         raise ModelError(f"{str(path)!r} has a tokenizer of the type {model.get('type')!r}; only BPE can be written")
     byte_level = "ByteLevel" in json.dumps([data.get("pre_tokenizer"), data.get("decoder")])
-    if not byte_level:
+    if not byte_level and not model.get("byte_fallback"):
         raise ModelError(
             f"{str(path)!r} has a BPE tokenizer that is not byte-level; give a folder with tokenizer.model"
         )
@@ -73,4 +110,22 @@ def json_tokens(path: Path) -> tuple[str, list[str], list[float], list[int]]:
     for entry in data.get("added_tokens") or []:
         found[entry["id"]] = (entry["content"], CONTROL if entry.get("special") else USER_DEFINED)
     tokens = [found.get(number, (f"[PAD{number}]", UNUSED)) for number in range(max(found) + 1)]
-    return "gpt2", [text for text, _ in tokens], [0.0] * len(tokens), [kind for _, kind in tokens]
+    texts, kinds = [text for text, _ in tokens], [kind for _, kind in tokens]
+    if byte_level:
+        return "gpt2", texts, [0.0] * len(tokens), kinds
+    return "llama", texts, merge_scores(texts, model.get("merges") or []), [as_piece(*token) for token in tokens]
+
+
+def merge_scores(texts: list[str], merges: list[Any]) -> list[float]:
+    """Scores that make SentencePiece merge in the order of ``merges``: the earlier, the higher."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault("".join(merge.split(" ") if isinstance(merge, str) else merge), rank)
+    return [-float(ranks.get(text, 0 if len(text) != 1 else len(merges))) for text in texts]
+
+
+def as_piece(text: str, kind: int) -> int:
+    """The type of a token of SentencePiece."""
+    if BYTE_TOKEN.fullmatch(text):
+        return BYTE
+    return UNKNOWN if text == "<unk>" else kind

@@ -77,7 +77,8 @@ def word(stage: Stage, activation: bool) -> str:
     """Format and scales of a stage."""
     row = stage.format
     if isinstance(row, Block):
-        return row.name.removesuffix("_even")
+        plain = not row.tensor_scale or (row.rule, row.size) == ("e4m3", 16)
+        return row.name.removesuffix("_even") if plain else f"{row.name} of {row.size} under {row.rule} scales"
     return f"{row.name} {scales(stage.spec.granularity, activation)}"
 
 

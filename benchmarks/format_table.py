@@ -1,0 +1,237 @@
+"""Writes ``src/quark/torch/export/format_table.tsv``: every scheme in every format, read by the programs themselves.
+
+    python -m benchmarks.format_table export FOLDER               writes the models, and what our export refuses
+    python -m benchmarks.format_table transformers FOLDER         reads them with transformers
+    python -m benchmarks.format_table llama.cpp FOLDER            with llama.cpp (xllamacpp)
+    python -m benchmarks.format_table vllm FOLDER --judge FILE    with lines of JSON that a program of yours has printed
+                                                                  for each folder: {"folder", "ok", "schemes", "error"}
+    python -m benchmarks.format_table write FOLDER                the table, of all that was found
+
+Each step may run in another environment. A network of the Llama architecture, 256 wide, in bfloat16 (ONNX: float32).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from quark.torch.export.formats import ANY, EXPORT, FORMATS, PROGRAMS
+
+TABLE = Path(__file__).parents[1] / "src/quark/torch/export/format_table.tsv"
+TOKENS = 24
+LENGTH = 150  # of an error in the table
+LIMIT = 0.02  # relative error of logits in bfloat16
+NEAR = 0.5  # where the program finds scales of activations by its own arithmetic in bfloat16
+READS: dict[str, tuple[str, ...]] = {  # what a program opens at all
+    "vllm": ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt"),
+    "transformers": ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "gguf"),
+    "llama.cpp": ("gguf",),
+    "onnxruntime-genai": (),
+}
+WHY = {
+    "vllm": {"gguf": "QUANTIZATION_METHODS of vLLM 0.33 has no gguf", "onnx": "safetensors files only"},
+    "transformers": {"onnx": "safetensors and GGUF files only"},
+    # a loader that is not installed here; gptqmodel's arithmetic is decoded in tests/torch_flow/export/test_gptq.py
+    "llama.cpp": dict.fromkeys(set(FORMATS) - {"gguf"}, "GGUF files only"),
+    "onnxruntime-genai": {
+        **dict.fromkeys(set(FORMATS) - {"onnx"}, "ONNX files only"),
+        "onnx": "it needs a graph with past_key_values and genai_config.json, which export_onnx does not write",
+    },
+}
+
+
+def main() -> None:
+    """Run one step."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=sorted(STEPS))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--judge", type=Path)
+    parser.add_argument("--tokenizer", type=Path)
+    given = parser.parse_args()
+    STEPS[given.step](given)
+
+
+def record(folder: Path, step: str, rows: list[tuple[str, str, str, bool, str]]) -> None:
+    """Keep what a step has found."""
+    lines = ["\t".join((a, b, c, "yes" if ok else "no", " ".join(shown.split()))) for a, b, c, ok, shown in rows]
+    (folder / f"{step}.rows").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def short(error: BaseException) -> str:
+    """An error in a line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:LENGTH]}{'…' if len(text) > LENGTH else ''}"
+
+
+def export(given: argparse.Namespace) -> None:
+    """Every scheme in every format."""
+    import torch
+
+    from quark.errors import QuarkError
+    from quark.torch import LLMTemplate, ModelQuantizer
+    from quark.torch.config.schemes import ROWS
+    from quark.torch.export.write_as import config_for, export_as
+
+    rows = []
+    for scheme in ROWS:
+        for format in FORMATS:
+            model, ids = network(torch.float32 if format == "onnx" else torch.bfloat16)
+            config = config_for(LLMTemplate.get("llama").get_config(scheme), format, None, model.dtype)
+            ModelQuantizer(config).quantize_model(model, [{"input_ids": ids}])
+            goal = given.folder / scheme / format
+            try:
+                export_as(model, goal, format, given.tokenizer)
+            except QuarkError as error:
+                rows.append((scheme, format, EXPORT, False, short(error)))
+                continue
+            rows.append((scheme, format, EXPORT, True, written(goal, format)))
+            beside = [*given.tokenizer.glob("tokenizer*"), *given.tokenizer.glob("*.jinja")]
+            for path in beside if format not in ("gguf", "onnx") else ():
+                shutil.copyfile(path, goal / path.name)
+            with torch.no_grad():
+                torch.save(model(ids).logits.float(), given.folder / scheme / f"{format}.logits")
+    record(given.folder, "export", rows)
+
+
+def written(folder: Path, format: str) -> str:
+    """What a file says about itself."""
+    if format == "gguf":
+        import gguf
+
+        kinds = [tensor.tensor_type.name for tensor in gguf.GGUFReader(next(folder.glob("*.gguf"))).tensors]
+        return max(set(kinds) - {"F32", "F16"}, key=kinds.count, default="F16")
+    if format == "onnx":
+        return "quark_model.onnx"
+    found = json.loads((folder / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    return str(found.get("format") or found.get("quant_algo") or found.get("quant_method"))
+
+
+def network(dtype: object):  # type: ignore[no-untyped-def]
+    """A Llama with random weights, and token ids."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(**shape, num_hidden_layers=2, vocab_size=1024, max_position_embeddings=128)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM._from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape) / 8)
+    return model, torch.arange(2 * TOKENS).reshape(2, TOKENS)
+
+
+def folders(given: argparse.Namespace, program: str) -> Iterator[tuple[str, str, Path]]:
+    """What was written in formats that a program opens."""
+    for format in READS[program]:
+        for path in sorted(given.folder.glob(f"*/{format}")):
+            yield path.parent.name, format, path
+
+
+def transformers(given: argparse.Namespace) -> None:
+    """Logits by transformers."""
+    import torch
+
+    from quark.torch.config.schemes import scheme as known
+
+    rows = []
+    _, ids = network(torch.bfloat16)
+    for scheme, format, path in folders(given, "transformers"):
+        expected = torch.load(path.with_suffix(".logits"))
+        try:
+            works, shown = read_by_transformers(path, ids, expected, known(scheme).input_tensors is not None)
+        except Exception as error:  # noqa: BLE001  whatever the program raises is what is asked for
+            works, shown = False, short(error)
+        rows.append((scheme, format, "transformers", works, shown))
+        print(*rows[-1], sep="\t", flush=True)
+    record(given.folder, "transformers", rows)
+
+
+def read_by_transformers(path: Path, ids, expected, inputs: bool) -> tuple[bool, str]:  # type: ignore[no-untyped-def]
+    """Whether the logits are right, and the class of a layer; ``inputs``: activations are quantized."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    more = {"gguf_file": next(path.glob("*.gguf")).name} if path.name == "gguf" else {}
+    model, found = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, output_loading_info=True, **more)
+    if strange := next((f"{kind}: {sorted(map(str, keys))[0]}" for kind, keys in found.items() if keys), None):
+        return False, strange
+    with torch.no_grad():
+        logits = model(ids).logits.float()
+    error = float((logits - expected).norm() / expected.norm())
+    layer = model.model.layers[0].mlp.down_proj
+    reader = getattr(model, "hf_quantizer", None)
+    shown = f"{type(reader).__name__ if reader else 'float'}, {type(layer).__name__}"
+    if error <= LIMIT:
+        return True, shown
+    if inputs and path.name in ("gguf", "fp8"):
+        return False, f"{shown}: weights are decoded, activations stay float"
+    if inputs and error <= NEAR:
+        return True, f"{shown}; activations by its own arithmetic in bfloat16 ({error:.0%} of the logits)"
+    return False, f"{shown}: logits differ by {error:.0%}"
+
+
+def vllm(given: argparse.Namespace) -> None:
+    """What a judge has printed about each folder, in the order of the folders."""
+    lines = [json.loads(line) for line in given.judge.read_text(encoding="utf-8").splitlines()]
+    rows = []
+    for (scheme, format, _), line in zip(folders(given, "vllm"), lines, strict=True):
+        shown = ", ".join(line.get("schemes") or []) if line["ok"] else short_text(line.get("error") or str(line))
+        rows.append((scheme, format, "vllm", bool(line["ok"]), shown or "loaded by its own method"))
+    record(given.folder, "vllm", rows)
+
+
+def short_text(text: str) -> str:
+    """A text in a cell."""
+    return text if len(text) <= LENGTH else f"{text[:LENGTH]}…"
+
+
+def llama_cpp(given: argparse.Namespace) -> None:
+    """Whether llama.cpp opens a file."""
+    import subprocess
+    import sys
+
+    from quark.torch.config.schemes import scheme as known
+
+    rows = []
+    for scheme, format, path in folders(given, "llama.cpp"):
+        file = next(path.glob("*.gguf"))
+        code = (
+            "import os, sys, xllamacpp as x; p = x.CommonParams(); p.model.path = sys.argv[1]; p.n_ctx = 64; "
+            "p.warmup = False; s = x.Server(p); print('opened', flush=True); os._exit(0)"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False)
+        opened, own = "opened" in done.stdout, known(scheme).input_tensors is not None
+        shown = written(path, format) if opened else done.stderr[-LENGTH:]
+        if own:
+            shown += "; it quantizes activations in its own way, so what runs is not what was evaluated"
+        rows.append((scheme, format, "llama.cpp", opened and not own, shown))
+    record(given.folder, "llama.cpp", rows)
+
+
+def write(given: argparse.Namespace) -> None:
+    """The table."""
+    lines = ["scheme\tformat\tprogram\tworks\tshown_by"]
+    for step in ("export", "vllm", "transformers", "llama.cpp"):
+        found = given.folder / f"{step}.rows"
+        lines += found.read_text(encoding="utf-8").splitlines() if found.exists() else []
+    for program in PROGRAMS:
+        away = [format for format in FORMATS if format in WHY[program]]
+        lines += [f"{ANY}\t{format}\t{program}\tno\t{WHY[program][format]}" for format in away]
+    TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+STEPS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "export": export,
+    "transformers": transformers,
+    "vllm": vllm,
+    "llama.cpp": llama_cpp,
+    "write": write,
+}
+
+if __name__ == "__main__":
+    main()

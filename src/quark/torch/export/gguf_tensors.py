@@ -1,0 +1,325 @@
+"""The tensors of a GGUF file: names by the ``gguf`` package, types by the scheme of each layer, bytes when written.
+
+    int4, int3, int2 symmetric    Q4_0        MXFP4                 MXFP4
+    4 bits with zero points       Q4_1        other layers          a float type, norms F32
+    int8 symmetric                Q8_0        a type that is asked for: rounded again from their values
+
+Experts are stacked. Scales of GGUF are float16: a tensor with scales that float16 has not (below 6e-5 it loses digits,
+below 6e-8 all) is kept as F32 instead, and named. ``Loss`` adds up what the bytes, decoded by the ``gguf`` package,
+differ from the values that were evaluated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from quark.errors import ConfigError, ModelError
+from quark.numerics.elements import Int
+from quark.numerics.granularity import Channel, Group, Tensor, normal_axis
+from quark.torch.export.ggml_blocks import BLOCK, K_QUANTS, SUPER, k_block, mxfp4_block, simple_block
+from quark.torch.export.gguf_architectures import Architecture, turned_rows
+from quark.torch.export.layout import BlockLayout, ElementLayout, layout_of_quantizer, store
+from quark.torch.export.stored import StoredTensor
+from quark.torch.quantized_layer import QuantLayer
+
+FLOATS = ("F32", "F16", "BF16")
+LIBRARY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+TYPES = (*FLOATS, *LIBRARY, *K_QUANTS)
+LEVELS = {"Q4_0": 8, "Q4_1": 15, "Q5_0": 16, "Q5_1": 31, "Q8_0": 127} | {
+    "Q2_K": 3 * 15, "Q3_K": 4 * 32, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q6_K": 32 * 128,
+}  # fmt: skip  # the largest value over the float16 scale
+DIGITS = 2.0**-10  # relative error of a scale that float16 holds with all its digits
+FEWER = 2.0**-7  # relative error of a scale that values are rounded under
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+Values = Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of the file.
+
+    Attributes:
+        name: in the file.
+        kind: GGML type.
+        shape: of the numbers.
+        make: the data: float arrays, or bytes of blocks [rows, bytes].
+        values: what the numbers should be.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    make: Values
+    values: Values
+
+
+@dataclass
+class Loss:
+    """How far a file is from what was evaluated.
+
+    Attributes:
+        error, total: sums of squares of the differences, and of the values, over all matrices.
+        rescued: names of the tensors whose scales float16 does not hold, and that are kept as F32.
+    """
+
+    error: float = 0.0
+    total: float = 0.0
+    rescued: list[str] = field(default_factory=list)
+
+    @property
+    def relative(self) -> float:
+        """Norm of the differences over the norm of the values."""
+        return float(np.sqrt(self.error / self.total)) if self.total else 0.0
+
+    def add(self, entry: Entry, data: np.ndarray) -> None:
+        """Compare the bytes of a tensor with its values."""
+        import gguf
+
+        if len(entry.shape) > 1:
+            wanted = entry.values().astype(np.float64)
+            kind = gguf.GGMLQuantizationType[entry.kind]
+            found = data if entry.kind in ("F32", "F16") else gguf.quants.dequantize(data, kind)
+            self.error += float(np.square(found.reshape(wanted.shape) - wanted).sum())
+            self.total += float(np.square(wanted).sum())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a file is to be made of.
+
+    Attributes:
+        row: the architecture.
+        config: of the model.
+        names: what the package makes of a name.
+        weight_type: of all linear layers, or None: that of their scheme.
+        layer_types: by name or glob of layers, before ``weight_type``.
+        float_type: of embeddings and layers that are not quantized.
+        is_float: no layer of the model is quantized.
+    """
+
+    row: Architecture
+    config: Any
+    names: Any
+    weight_type: str | None
+    layer_types: Mapping[str, str]
+    float_type: str
+    is_float: bool
+
+    def type_of(self, layer: str) -> str | None:
+        """The type that is asked for, for a layer."""
+        found = (kind for glob, kind in self.layer_types.items() if fnmatchcase(layer, glob))
+        return next(found, self.weight_type)
+
+
+def entries_of(
+    model: nn.Module, tensors: Sequence[tuple[str, torch.Tensor]], choice: Choice, loss: Loss
+) -> list[Entry]:
+    """The tensors of a file, experts together.
+
+    Raises:
+        ConfigError: a scheme that no type holds, or that experts do not share; the tensor is named.
+    """
+    found: dict[str, list[Entry]] = {}
+    experts = set()
+    for name, value in tensors:
+        entry = entry_of(name, value, model, choice, loss)
+        found.setdefault(entry.name, []).append(entry)
+        if EXPERT.search(name):
+            experts.add(entry.name)
+    return [together(name, entries) if name in experts else entries[0] for name, entries in found.items()]
+
+
+def together(name: str, entries: list[Entry]) -> Entry:
+    """One tensor of those that have a name in common: the experts of a layer, in order.
+
+    Raises:
+        ConfigError: experts of several types.
+    """
+    kinds = {entry.kind for entry in entries}
+    if len(kinds) > 1 and "F32" in kinds:  # experts that were rescued take the others along
+        entries = [replace(entry, kind="F32", make=entry.values) for entry in entries]
+    elif len(kinds) > 1:
+        raise ConfigError(f"{name!r}: experts of one layer have the types {', '.join(sorted(kinds))}; GGUF stacks them")
+    return Entry(
+        name,
+        entries[0].kind,
+        (len(entries), *entries[0].shape),
+        lambda: np.stack([entry.make() for entry in entries]),
+        lambda: np.stack([entry.values() for entry in entries]),
+    )
+
+
+def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: Choice, loss: Loss) -> Entry:
+    """One tensor of the model."""
+    layer_name, _, slot = name.rpartition(".")
+    layer = model.get_submodule(layer_name)
+    coded = isinstance(layer, QuantLayer) and layer._modules[f"{slot}_quantizer"] is not None
+    turn, target = turned_rows(name, choice.config, choice.row), file_name(name, choice)
+    shape = tuple(size for size in shape_of(layer, value) if size != 1) if value.dim() > 1 else tuple(value.shape)
+    shift = 1.0 if choice.row.shifted and name.endswith("norm.weight") else 0.0
+
+    def values() -> np.ndarray:
+        return (turn(values_of(layer, slot)) + np.float32(shift)).reshape(shape)
+
+    def as_type(kind: str) -> Entry:
+        return Entry(target, kind, shape, lambda: rounded(values(), kind), values)
+
+    float_linear = isinstance(layer, nn.Linear) and choice.is_float and "lm_head" not in name
+    wanted = choice.type_of(layer_name) if slot == "weight" and len(shape) == 2 and (coded or float_linear) else None
+    if wanted is not None:
+        check_rows(name, wanted, shape[-1])
+        lost = wanted in LEVELS and not holds(np.abs(values()).max(-1) / LEVELS[wanted], FEWER)
+        return rescue(as_type("F32"), name, loss) if lost else as_type(wanted)
+    if coded and slot == "weight":
+        entry = coded_entry(name, target, layer, turn, values)  # type: ignore[arg-type]
+        return entry if entry is not None else rescue(as_type("F32"), name, loss)
+    router = target.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"))  # llama.cpp keeps these whole
+    return as_type("F32" if len(shape) == 1 or slot == "bias" or router else choice.float_type)
+
+
+def rescue(entry: Entry, name: str, loss: Loss) -> Entry:
+    """A tensor kept whole, and named."""
+    loss.rescued.append(name)
+    return entry
+
+
+def holds(scale: np.ndarray, tolerance: float) -> bool:
+    """Whether float16 has scales to within ``tolerance``; what is 0 stays 0."""
+    with np.errstate(over="ignore"):
+        kept = scale.astype(np.float16).astype(np.float64)
+    return bool((np.abs(kept - scale) <= tolerance * np.abs(scale)).all())
+
+
+def file_name(name: str, choice: Choice) -> str:
+    """The name of a tensor in the file; experts of a layer have one.
+
+    Raises:
+        ModelError: there is none.
+    """
+    found: str | None = choice.names.get_name(EXPERT.sub(".experts.", name), try_suffixes=(".weight", ".bias"))
+    if found is None:
+        raise ModelError(f"GGUF has no name for the tensor {name!r} of a {choice.config.model_type} model")
+    return found if found.endswith((".weight", ".bias")) else f"{found}.weight"
+
+
+def shape_of(layer: nn.Module, value: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a weight, whatever form it is kept in."""
+    quantizer = layer._modules.get("weight_quantizer")
+    return quantizer.layout.shape if isinstance(quantizer, StoredTensor) else tuple(value.shape)
+
+
+@torch.no_grad()
+def values_of(layer: nn.Module, slot: str) -> np.ndarray:
+    """float32 values of a parameter as the model computes with it."""
+    value: Any = layer._parameters[slot]
+    if isinstance(layer, QuantLayer):
+        quantizer = layer._modules[f"{slot}_quantizer"]
+        if quantizer is not None and (isinstance(quantizer, StoredTensor) or not layer.frozen):
+            value = quantizer(value.detach())
+    return value.detach().float().cpu().numpy()
+
+
+def check_rows(name: str, kind: str, length: int) -> None:
+    """Blocks divide the rows."""
+    block = 1 if kind in FLOATS else SUPER if kind in K_QUANTS else BLOCK
+    if length % block:
+        raise ConfigError(f"{name!r} has rows of {length} numbers, and {kind} has blocks of {block}")
+
+
+def rounded(values: np.ndarray, kind: str) -> np.ndarray:
+    """Values as the data of a type."""
+    import gguf
+
+    if kind in K_QUANTS:
+        return k_block(kind, values)
+    if kind in ("F32", "F16"):
+        return values.astype(np.float32 if kind == "F32" else np.float16)
+    return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+
+
+def coded_entry(
+    name: str, target: str, layer: QuantLayer, turn: Callable[[np.ndarray], np.ndarray], values: Values
+) -> Entry | None:
+    """A weight whose codes go into the file; None where float16 does not hold its scales.
+
+    Raises:
+        ConfigError: a scheme that no type holds.
+    """
+    quantizer: Any = layer.weight_quantizer
+    if isinstance(quantizer, StoredTensor):
+        quantizer = quantizer.quantizer(layer._parameters["weight"])  # type: ignore[arg-type]
+    shape = shape_of(layer, layer._parameters["weight"])  # type: ignore[arg-type]
+    layout = layout_of_quantizer(quantizer, shape, "order")
+    if isinstance(layout, BlockLayout) and layout.block.name.startswith("mxfp4") and layout.block.size == BLOCK:
+        check_rows(name, "MXFP4", shape[-1])
+        return Entry(target, "MXFP4", shape, lambda: mxfp4_data(layer, quantizer, layout, turn), values)
+    if not (isinstance(layout, ElementLayout) and isinstance(layout.element, Int)) or not fits(layout):
+        raise ConfigError(
+            f"{name!r} is {layout_name(layout)}, which no GGUF type holds; integers of 2 to 4 bits and symmetric int8 "
+            f"in groups of a multiple of 32 along the inputs can be, and MXFP4; weight_type rounds to another type"
+        )
+    kind = "Q8_0" if layout.element.bits == 8 else "Q4_0" if layout.stage.spec.symmetric else "Q4_1"
+    check_rows(name, kind, shape[-1])
+    scale = (
+        quantizer.scale if quantizer.scale is not None else quantizer.parameters_from(layer._parameters["weight"])[0]
+    )
+    if not holds(scale.double().cpu().numpy(), DIGITS):
+        return None
+    return Entry(target, kind, shape, lambda: integer_data(kind, layer, quantizer, layout, turn), values)
+
+
+def layout_name(layout: Any) -> str:
+    """A layout in words."""
+    stage = layout.stage if hasattr(layout, "stage") else layout.second.stage
+    return stage.spec.describe()
+
+
+def fits(layout: ElementLayout) -> bool:
+    """Whether blocks of 32 have one scale, and a type has the codes."""
+    row, granularity = layout.element, layout.granularity
+    whole = isinstance(granularity, Tensor) or (isinstance(granularity, Channel) and granularity.axis in (0, -2))
+    if isinstance(granularity, Group):
+        grouped = normal_axis(granularity.axis, layout.shape) == len(layout.shape) - 1
+        whole = grouped and (granularity.size % BLOCK == 0 or granularity.size >= layout.shape[-1])
+    wide = row.bits == 8 and not (layout.stage.spec.symmetric and getattr(row, "signed", False))
+    return whole and row.bits in (2, 3, 4, 8) and not wide and not layout.stage.real_zero
+
+
+def integer_data(
+    kind: str, layer: QuantLayer, quantizer: Any, layout: ElementLayout, turn: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Codes, scales and minima of a weight as bytes."""
+    values = torch.from_numpy(values_of(layer, "weight"))
+    stored = store(values, quantizer, "order", frozen=True)
+    codes = layout.turn(layout.codes.get(stored[""], layout.element, layout.turned(layout.shape), "order"))
+    scale, zero_point = layout.scale(stored), layout.zero_point(stored)
+    tensors = (
+        codes.to(torch.int32),
+        layout.granularity.expand(scale, layout.shape)[:, ::BLOCK],
+        layout.granularity.expand(zero_point, layout.shape)[:, ::BLOCK],
+    )
+    rows, steps, zeros = (turn(tensor.numpy(force=True)) for tensor in tensors)
+    if kind == "Q8_0":
+        return simple_block(kind, rows, steps)
+    middle = 8 - layout.element.middle
+    if kind == "Q4_0":
+        return simple_block(kind, rows + middle, steps)
+    lowest = int(layout.element.min)
+    return simple_block(kind, rows - lowest, steps, -steps * (zeros - lowest))
+
+
+def mxfp4_data(
+    layer: QuantLayer, quantizer: Any, layout: BlockLayout, turn: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Codes and exponents of a weight as bytes."""
+    stored = store(torch.from_numpy(values_of(layer, "weight")), quantizer, "order", frozen=True)
+    codes = layout.codes.get(stored[""], layout.block.element, layout.shape, "order")
+    return mxfp4_block(turn(codes.numpy(force=True)), turn(stored["scale"].numpy(force=True)))

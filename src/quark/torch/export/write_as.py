@@ -1,0 +1,105 @@
+"""A quantized model written in any format by its name, and folders converted from one format to another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.errors import ConfigError, unknown
+from quark.torch.config.model import QConfig
+from quark.torch.export.compressed_tensors import export_compressed_tensors
+from quark.torch.export.formats import FORMATS
+from quark.torch.export.gguf_model import export_gguf
+from quark.torch.export.huggingface import export_safetensors
+from quark.torch.export.onnx_model import export_onnx
+from quark.torch.export.reader_scales import with_scales_in
+from quark.torch.export.reload import import_model_from_safetensors
+from quark.torch.export.shards import SHARD_SIZE
+
+
+def export_as(
+    model: nn.Module,
+    output_dir: str | os.PathLike[str],
+    format: str,
+    source: str | os.PathLike[str],
+    max_shard_size: int = SHARD_SIZE,
+) -> None:
+    """Write a quantized language model.
+
+    Args:
+        model: quantized; it is not changed.
+        output_dir: new folder, or one without a model in it.
+        format: a name of ``FORMATS``.
+        source: the folder that the model came from, with its tokenizer.
+        max_shard_size: bytes of tensors per file, in formats that have several.
+
+    Raises:
+        ConfigError: an unknown format, or a scheme that it cannot hold.
+    """
+    if format not in FORMATS:
+        raise ConfigError(unknown("format", format, FORMATS))
+    mode = FORMATS[format].mode
+    if mode is not None:
+        export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size)
+    else:
+        WRITERS[format](model, Path(output_dir), Path(source), max_shard_size)
+
+
+def convert(source: str | os.PathLike[str], target: str | os.PathLike[str], format: str) -> None:
+    """Write the quantized model in ``source`` in another format, with the codes and scales that it has.
+
+    Raises:
+        ModelError: a folder without a quantized model that can be read.
+        ConfigError: a format that cannot hold it.
+    """
+    if format not in FORMATS:
+        raise ConfigError(unknown("format", format, FORMATS))
+    export_as(import_model_from_safetensors(None, Path(source)), target, format, source)
+
+
+def to_compressed_tensors(model: nn.Module, folder: Path, source: Path, max_shard_size: int) -> None:
+    """compressed-tensors."""
+    export_compressed_tensors(model, folder, max_shard_size)
+
+
+def to_gguf(model: nn.Module, folder: Path, source: Path, max_shard_size: int) -> None:
+    """One file for llama.cpp; what is not quantized keeps its type."""
+    config: Any = getattr(model, "config", None)
+    export_gguf(model, folder, str(getattr(config, "model_type", type(model).__name__)), source)
+
+
+def to_onnx(model: nn.Module, folder: Path, source: Path, max_shard_size: int) -> None:
+    """One graph from token ids and a cache to logits and the cache after them; any number of texts and tokens."""
+    export_onnx(model, folder, torch.zeros(1, 1, dtype=torch.int64), use_cache=True)
+
+
+WRITERS: Mapping[str, Callable[[nn.Module, Path, Path, int], None]] = {
+    "compressed-tensors": to_compressed_tensors,
+    "gguf": to_gguf,
+    "onnx": to_onnx,
+}
+CAST = {  # formats whose readers hold the scales of integers in another type: which, None for that of the model
+    "compressed-tensors": None,
+    "awq": None,
+    "gptq": None,
+    "gguf": torch.float16,
+}
+
+
+def config_for(config: QConfig, format: str, program: str | None, dtype: torch.dtype) -> QConfig:
+    """``config`` with the scales that the readers of a format use, so that what is evaluated is what they run.
+
+    Args:
+        config: of a model.
+        format: a name of ``FORMATS``.
+        program: that will read it, if it is known.
+        dtype: that the model computes in.
+    """
+    if format in CAST:
+        return with_scales_in(config, CAST[format] or dtype)
+    return with_scales_in(config, dtype) if (format, program) == ("quark", "vllm") else config

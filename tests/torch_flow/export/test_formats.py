@@ -1,0 +1,128 @@
+"""The table of formats, the checks made of it, and the command line's ``--format`` and ``--for``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.torch_flow.export.networks import llama
+
+from quark.cli import main
+from quark.errors import ConfigError, QuarkError
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.config.schemes import ROWS
+from quark.torch.export.formats import ANY, EXPORT, FORMATS, PROGRAMS, check_formats, row_of, table, works
+from quark.torch.export.write_as import config_for, export_as
+
+pytest.importorskip("transformers")
+pytest.importorskip("compressed_tensors")
+pytestmark = pytest.mark.filterwarnings("ignore")
+IDS = torch.arange(24).reshape(2, 12)
+SAFETENSORS = [name for name in FORMATS if name not in ("gguf", "onnx")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A float model."""
+    path = tmp_path_factory.mktemp("model")
+    llama(torch.bfloat16, hidden_size=128, intermediate_size=256).save_pretrained(path)
+    return path
+
+
+def test_the_table_knows_every_name_once() -> None:
+    keys = [(row.scheme, row.format, row.program) for row in table()]
+    assert len(set(keys)) == len(keys)
+    assert {row.scheme for row in table()} == {*ROWS, ANY}
+    assert {row.format for row in table()} == set(FORMATS)
+    assert {row.program for row in table()} == {EXPORT, *PROGRAMS}
+    assert all(row.shown_by.strip() for row in table())
+    for scheme in ROWS:
+        assert all(row_of(scheme, format, EXPORT) is not None for format in FORMATS)
+        assert works(scheme, "quark", None)
+
+
+@pytest.mark.parametrize("format", SAFETENSORS)
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "uint4_wo_64", "int8_wo_per_channel", "fp8", "mxfp8", "nvfp4", "mx6"])
+def test_the_export_does_what_the_table_says(scheme: str, format: str, tmp_path: Path) -> None:
+    model = llama(torch.bfloat16, hidden_size=128, intermediate_size=256)
+    config = config_for(LLMTemplate.get("llama").get_config(scheme), format, None, torch.bfloat16)
+    ModelQuantizer(config).quantize_model(model, [{"input_ids": IDS}])
+    row = row_of(scheme, format, EXPORT)
+    assert row is not None
+    if row.works:
+        export_as(model, tmp_path / "m", format, tmp_path)
+        assert (tmp_path / "m" / "config.json").exists()
+    else:
+        with pytest.raises(QuarkError):
+            export_as(model, tmp_path / "m", format, tmp_path)
+
+
+def test_sentences_name_what_has_it() -> None:
+    with pytest.raises(
+        ConfigError, match=r"vLLM has no int8_wo_per_channel layer in the quark format"
+    ):
+        check_formats(["int8_wo_per_channel"], "quark", "vllm")
+    with pytest.raises(ConfigError, match=r"the GGUF format has no fp8 layer .*--format"):
+        check_formats(["int4_wo_32", "fp8"], "gguf", None)
+    with pytest.raises(
+        ConfigError, match=r"llama\.cpp does not read the quark format \(GGUF files only\); --format gguf has"
+    ):
+        check_formats(["int4_wo_32"], "quark", "llama.cpp")
+    with pytest.raises(ConfigError, match=r"no format that quark writes has it for llama\.cpp"):
+        check_formats(["mx6"], "gguf", "llama.cpp")
+    check_formats(["int4_wo_32"], "compressed-tensors", "vllm")
+    check_formats(["a scheme of my own"], "gptq", "vllm")
+
+
+WRONG = [
+    (["--scheme", "fp8", "--format", "ggfu"], "Did you mean 'gguf'"),
+    (["--scheme", "fp8", "--for", "vlm"], "Did you mean 'vllm'"),
+    (["--scheme", "fp8", "--for", "llama.cpp"], "the GGUF format has no fp8 layer"),
+    (["--scheme", "int4_wo_32", "--layer", "*up_proj=mx6", "--format", "gptq"], "the GPTQ format has no mx6 layer"),
+]
+
+
+@pytest.mark.parametrize("command", ["quantize", "quantize-files"])
+@pytest.mark.parametrize(("arguments", "sentence"), WRONG)
+def test_mistakes_are_told_before_the_model_is_loaded(
+    command: str, arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()  # no model in it
+    code = main(["torch", command, str(tmp_path / "model"), "-o", str(tmp_path / "out"), *arguments])
+    assert code != 0
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
+METHODS = {"compressed-tensors": "compressed-tensors", "gptq": "gptq", "awq": "awq", "quark": "quark"}
+
+
+@pytest.mark.parametrize("format", METHODS)
+@pytest.mark.parametrize("command", ["quantize", "quantize-files"])
+def test_both_commands_write_the_format(
+    command: str, format: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--scheme", "int4_wo_32", "--format", format, "--for", "vllm", "--json"]
+    assert main(["torch", command, str(folder), "-o", str(tmp_path / "out"), *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == format
+    described = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert described["quant_method"] == METHODS[format]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_two_commands_write_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    for command in ("quantize", "quantize-files"):
+        arguments = ["--scheme", "int4_wo_32", "--format", "compressed-tensors", "--json"]
+        assert main(["torch", command, str(folder), "-o", str(tmp_path / command), *arguments]) == 0
+    files = [(tmp_path / command / "model.safetensors").read_bytes() for command in ("quantize", "quantize-files")]
+    assert files[0] == files[1]
+
+
+def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["torch", "formats", "--scheme", "int4_wo_32", "--for", "vllm", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["formats"]
+    assert {row["program"] for row in rows} == {"vllm"}
+    assert main(["torch", "formats", "--scheme", "int4_wo_32"]) == 0
+    assert "reads it" in capsys.readouterr().out

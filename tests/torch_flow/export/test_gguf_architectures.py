@@ -1,0 +1,169 @@
+"""Every architecture that a GGUF file is written for: names, stacked experts, what is refused, scales that are lost."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.torch_flow.export.test_gguf import WORDS, bpe, model_of, read  # noqa: F401
+from tests.torch_flow.export.test_reload import layer, quantized
+from torch import nn
+
+from quark.errors import ConfigError, ModelError
+from quark.torch.export.api import export_gguf
+from quark.torch.export.gguf_architectures import ARCHITECTURES
+from quark.torch.quantization.config.config import Int4PerGroupSpec, Int8PerGroupSpec, OCP_MXFP4Spec, QConfig
+
+gguf = pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300,
+    "num_hidden_layers": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+NARROW = {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 32}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2_moe": ("Qwen2Moe", {**EXPERTS, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256}),
+    "qwen3": ("Qwen3", {"head_dim": 64}),
+    "qwen3_moe": ("Qwen3Moe", {**EXPERTS, "moe_intermediate_size": 128, "head_dim": 64, "norm_topk_prob": True}),
+    "gemma": ("Gemma", {"head_dim": 64}),
+    "gemma2": ("Gemma2", NARROW),
+    "gemma3_text": ("Gemma3", {**NARROW, "num_hidden_layers": 6}),
+    "phi3": ("Phi3", {"sliding_window": None}),
+    "gpt_oss": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 64, "intermediate_size": 256}),
+    "granite": ("Granite", {"embedding_multiplier": 2.0, "attention_multiplier": 0.125, "logits_scaling": 3.0}),
+    "olmo2": ("Olmo2", {}),
+    "olmoe": ("Olmoe", {**EXPERTS, "num_key_value_heads": 4, "intermediate_size": 128}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": None}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
+}
+INT4 = layer(Int4PerGroupSpec(-1, 32, scale_type="float16"))
+
+
+def network(family: str, **changes: Any) -> Any:
+    """A model whose every parameter matters."""
+    name, extra = FAMILIES[family]
+    made = f"{name}{'TextConfig' if family == 'gemma3_text' else 'Config'}"
+    config = getattr(transformers, made)(**{**SIZES, **extra, **changes})
+    model = getattr(transformers, f"{name}ForCausalLM")._from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            noise = torch.randn(value.shape, generator=generator)
+            value.copy_((noise / 12 if value.dim() > 1 or "bias" in key else value + noise / 8).half())
+    return model
+
+
+def floats(model: nn.Module) -> list[str]:
+    """What stays float: heads and routers."""
+    ends = ("lm_head", "mlp.gate", "router", "shared_expert_gate")
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name.endswith(ends)]
+
+
+def test_every_row_has_a_case() -> None:
+    assert set(FAMILIES) == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_of_the_file_are_those_of_the_model(family: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    model = network(family)
+    model = quantized(model, QConfig(INT4, exclude=floats(model)))
+    loss = export_gguf(model, tmp_path, family, bpe, float_type="F32")
+    assert (loss.relative, loss.rescued) == (0.0, [])
+    fields, tensors = read(tmp_path / f"{family}.gguf")
+    assert fields["general.architecture"] == ARCHITECTURES[family].name
+    kinds = {tensor.tensor_type.name for name, tensor in tensors.items() if name.startswith("blk.0.ffn_down")}
+    assert "Q4_0" in kinds
+    written = sum(int(np.prod(tensor.shape)) for tensor in tensors.values())
+    tied = model.config.get_text_config().tie_word_embeddings
+    count = sum(value.numel() for key, value in model.named_parameters() if not (tied and key == "lm_head.weight"))
+    assert written == count
+
+
+def test_experts_are_stacked_in_order(bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    model = network("qwen3_moe")
+    stacked = model.model.layers[1].mlp.experts.gate_up_proj.detach().clone()
+    export_gguf(model, tmp_path, "qwen3_moe", bpe, weight_type="F32")
+    tensors = read(tmp_path / "qwen3_moe.gguf")[1]
+    for name, rows in (("gate", slice(0, 128)), ("up", slice(128, None))):
+        found = tensors[f"blk.1.ffn_{name}_exps.weight"]
+        assert np.array_equal(np.asarray(found.data).reshape(4, 128, 256), stacked[:, rows].numpy())
+    assert model.model.layers[1].mlp.experts.gate_up_proj.shape == stacked.shape  # the model is as it was
+
+
+def test_mxfp4_experts_with_biases_and_mixed_layers(bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    model = network("gpt_oss", num_hidden_layers=2)
+    config = QConfig(INT4, exclude=floats(model), layer_quant_config={"*experts*": layer(OCP_MXFP4Spec(-1, False))})
+    loss = export_gguf(quantized(model, config), tmp_path, "gpt_oss", bpe, float_type="F32")
+    tensors = read(tmp_path / "gpt_oss.gguf")[1]
+    kinds = {name: tensors[f"blk.0.{name}.weight"].tensor_type.name for name in ("ffn_up_exps", "attn_q", "attn_sinks")}
+    assert kinds == {"ffn_up_exps": "MXFP4", "attn_q": "Q4_0", "attn_sinks": "F32"}
+    assert tuple(tensors["blk.0.ffn_gate_exps.bias"].shape) == (256, 4)
+    assert loss.relative == 0.0
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+def test_types_of_single_layers(kind: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    layers = {"*down_proj": kind, "*.1.*": "Q5_0"}
+    loss = export_gguf(model_of(), tmp_path, "llama", bpe, weight_type="Q4_0", layer_types=layers)
+    tensors = read(tmp_path / "llama.gguf")[1]
+    names = ("blk.0.ffn_down", "blk.1.ffn_down", "blk.0.ffn_up", "blk.1.ffn_up")
+    assert [tensors[f"{name}.weight"].tensor_type.name for name in names] == [kind, kind, "Q4_0", "Q5_0"]
+    assert 0.001 < loss.relative < 0.2
+
+
+@pytest.mark.parametrize("amax", [1e-2, 1e-5, 1e-7])
+@pytest.mark.parametrize("way", ["codes", "rounded", "K"])
+def test_scales_that_float16_does_not_hold_lose_nothing(
+    amax: float, way: str, bpe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture  # noqa: F811
+) -> None:  # fmt: skip
+    model, name = model_of(), "model.layers.1.mlp.up_proj"
+    with torch.no_grad():
+        weight = model.get_submodule(name).weight
+        weight[7] *= amax / float(weight[7].abs().max())
+    kind = {"codes": None, "rounded": "Q8_0", "K": "Q6_K"}[way]
+    if way == "codes":
+        model = quantized(model, QConfig(layer(Int8PerGroupSpec(-1, 32)), exclude=["lm_head"]))
+    with caplog.at_level(logging.WARNING):
+        loss = export_gguf(model, tmp_path, "llama", bpe, weight_type=kind)
+    module = model.get_submodule(name)
+    with torch.no_grad():
+        wanted = (module.weight_quantizer(module.weight) if way == "codes" else module.weight)[7].numpy()
+    found = read(tmp_path / "llama.gguf")[1]["blk.1.ffn_up.weight"]
+    values = gguf.quants.dequantize(found.data, found.tensor_type)[7]
+    limit = {"codes": 1e-3, "rounded": 0.02, "K": 0.05}[way]
+    assert np.linalg.norm(values - wanted) <= limit * np.linalg.norm(wanted)
+    assert loss.rescued == ([f"{name}.weight"] if found.tensor_type.name == "F32" else [])
+    assert bool(loss.rescued) is ("float16 does not hold" in caplog.text)
+    assert bool(loss.rescued) or amax > 1e-5
+    assert not (loss.rescued and amax > 1e-3 and way != "codes")
+
+
+WRONG = {
+    "qwen2_moe": ({"norm_topk_prob": True}, "norm_topk_prob is True"),
+    "llama": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    "gemma3_text": ({"layer_types": ["full_attention"] * 6}, "layer_types"),
+    "gemma2": ({"query_pre_attn_scalar": 100}, "query_pre_attn_scalar is 100"),
+    "smollm3": ({"no_rope_layers": [1, 0, 1, 1]}, "no_rope_layers"),
+    "olmoe": ({"num_key_value_heads": 2}, "num_key_value_heads"),
+}
+
+
+@pytest.mark.parametrize("family", WRONG)
+def test_what_llama_cpp_takes_for_granted_is_checked(family: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    changes, sentence = WRONG[family]
+    with pytest.raises(ModelError, match=sentence):
+        export_gguf(network(family, **changes), tmp_path / "m", family, bpe, weight_type="F16")
+    with pytest.raises(ConfigError, match="model_type 'mamba'"):
+        export_gguf(model_of(), tmp_path / "m", "mamba", bpe)
+    assert not (tmp_path / "m").exists()
