@@ -216,8 +216,8 @@ def test_functions_replace_results_and_never_inputs(tmp_path: Path) -> None:
     proto = onnx.load(inputs["model.onnx"])
     feeds = [models.feeds(proto)]
     before = state_of(tmp_path)
-    model, passes = inputs["model.onnx"], {"passes": ["fold_constants"]}
-    (tmp_path / "p.yaml").write_text(f"passes: [fold_constants]\npreprocessed_model_path: {model}\n")
+    model, passes = inputs["model.onnx"], {"passes": ["remove_input_init"]}
+    (tmp_path / "p.yaml").write_text(f"passes: [remove_input_init]\npreprocessed_model_path: {model}\n")
     before = state_of(tmp_path)
     attempts = {
         "model": lambda: quantized(model, model, feeds),

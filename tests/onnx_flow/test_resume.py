@@ -169,6 +169,8 @@ def test_entries_come_back_with_type_and_shape_and_the_last_one_counts(tmp_path:
         assert found[name].dtype == array.dtype and found[name].shape == array.shape
         np.testing.assert_array_equal(found[name].astype(np.float64), array.astype(np.float64))
     assert again.done("tune", "layer 2") == {} and again.done("tune", "x") is None and again.done("y", "x") is None
+    again.settle()
+    resume.settle()
     assert len(list((tmp_path / "r.tensors").iterdir())) == 2
 
 

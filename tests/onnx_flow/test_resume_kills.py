@@ -33,6 +33,7 @@ from pathlib import Path
 from tests.onnx_flow.test_resume_kills import GRAPH, WEIGHTS, models, np
 import torch, onnxruntime
 from quark.onnx import AdaQuantConfig, AdaRoundConfig, CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig
+from quark.files import kept
 from quark.onnx import flow, ledger, resume
 from quark.onnx.algorithms import finetune
 
@@ -56,7 +57,7 @@ def replaced(path, content, name=""):  # resume.replace_file, with a chance to d
     os.replace(draft, path)
     event("replaced")
 
-resume.replace_file = replaced
+resume.replace_file = kept.replace_file = replaced
 
 def quantize(name, **options):
     tuned = [AdaRoundConfig(num_iterations=6, batch_size=1), AdaQuantConfig(num_iterations=6, batch_size=1)]

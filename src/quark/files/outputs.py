@@ -90,7 +90,7 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input] = (), overw
     for output, file in () if overwrite else there.values():
         if output.kind != "state" and not is_ours(file, output.kind) and not _is_data(output, file):
             raise OutputError(
-                f"{output}: {str(file)!r} is there and is no result of quark: give --overwrite to replace it"
+                f"{output}: {str(file)!r} is there and is no result of quark: remove it, or give --overwrite"
             )
 
 

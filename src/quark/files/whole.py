@@ -42,6 +42,7 @@ def part_of(goal: Path, also: type[Exception] = OSError) -> Iterator[Path]:
     """
     part = goal.with_name(f".{goal.name}.part")
     try:
+        part.unlink(missing_ok=True)  # of a process that was killed; or a link, which would be written through
         yield part
         take_place(part, goal)
     except (OSError, also) as error:

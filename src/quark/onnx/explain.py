@@ -10,17 +10,18 @@ Not handled: models written under ``CryptoMode``, which carry no words about the
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import zlib
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
+from pydantic import Field
 
 from quark.config.plan import Plan
 from quark.errors import ConfigError, ModelError, unknown
+from quark.files.untrusted import Schema, checked, unpacked_text
 from quark.onnx.graph.model import load
+from quark.reading import parse_json
 
 KEY = "openquark.plan"
 VERSION = 1
@@ -30,6 +31,15 @@ SUFFIXES = (
     *("_QuantizeLinear", "_DequantizeLinear", "_QuantizeDequantize", "_quantized_scale", "_quantized_zero_point"),
     *("_quantized", "_scale", "_zero_point", "_scales", "_zero_points", "_Q2", "_Q4", "_Q8", "_bf16", "_codes"),
 )
+
+
+class Told(Schema):
+    """The decisions in the metadata of a model."""
+
+    version: int
+    tensors: dict[str, str] = Field(default_factory=dict)
+    nodes: dict[str, str] = Field(default_factory=dict)
+    floats: dict[str, str] = Field(default_factory=dict)
 
 
 def attach(model: ir.Model, plan: Plan) -> None:
@@ -61,7 +71,7 @@ def explain(path: str | Path, name: str) -> str:
     """
     model = load(path)
     lines = _decisions(model, path)
-    kinds = [lines.get(kind, {}) for kind in ("tensors", "nodes", "floats")]
+    kinds = [lines.tensors, lines.nodes, lines.floats]
     known = [key for kind in kinds for key in kind]
     for candidate in (name, *_bases(name)):
         found = [kind[candidate] for kind in kinds if candidate in kind]
@@ -73,7 +83,7 @@ def explain(path: str | Path, name: str) -> str:
     if here is None:
         raise ConfigError(unknown("tensor or node", name, [*known, *(str(value.name) for value in values)]))
     nodes = [here.producer(), *(use.node for use in here.uses())]
-    told = [lines["nodes"][node.name] for node in nodes if node is not None and node.name in lines["nodes"]]
+    told = [lines.nodes[node.name] for node in nodes if node is not None and node.name in lines.nodes]
     return "\n".join([f"tensor {name!r}: float, because no rule quantizes it; its nodes:", *told])
 
 
@@ -92,14 +102,18 @@ def _bases(name: str) -> list[str]:
     return [name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)]
 
 
-def _decisions(model: ir.Model, path: str | Path) -> dict[str, Any]:
+def _decisions(model: ir.Model, path: str | Path) -> Told:
     text = model.metadata_props.get(KEY)
     if text is None:
         raise ModelError(
             f"{str(path)!r} carries no decisions: another tool or version made it, or it was quantized under CryptoMode"
         )
+
+    def refuse(why: str) -> ModelError:
+        return ModelError(f"{str(path)!r}: its decisions ({KEY}) are damaged: {why}")
+
     try:
-        lines: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
-    except (binascii.Error, zlib.error, ValueError) as error:
-        raise ModelError(f"{str(path)!r}: its decisions ({KEY}) are damaged: {error}") from error
-    return lines
+        words = unpacked_text(text)
+    except ValueError as error:
+        raise refuse(str(error)) from error
+    return checked(parse_json(words, f"{str(path)!r}: the text of its decisions ({KEY})", ModelError), Told, refuse)

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 
+from quark import __version__
 from quark.config.job import Job
 from quark.onnx.graph.surgery import let_go
 from quark.onnx.graph.weightless import external_proto
@@ -29,6 +31,8 @@ HOW = frozenset(
         *("IgnoreWarnings", "PrintSummary", "SaveAndRestore", "SaveTensorHistFig", "TmpDir"),
     ]
 )
+#: What computes: another release may round another way.
+RELEASES = {"quark": __version__, "onnxruntime": onnxruntime.__version__}
 _PLACES = frozenset(["options", "external_data"])
 
 
@@ -46,6 +50,7 @@ def of_model(model: ir.Model) -> str:
 def of_job(job: Job) -> dict[str, str]:
     """Everything in a job that decides about the result: name of the option or field -> its value in words."""
     found = {name: _words(value) for name, value in job.options if name not in HOW}
+    found |= {f"release of {name}": _words(release) for name, release in RELEASES.items()}
     return {**found, **{f.name: _words(getattr(job, f.name)) for f in fields(job) if f.name not in _PLACES}}
 
 

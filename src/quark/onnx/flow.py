@@ -18,7 +18,7 @@ from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.errors import ConfigError, ModelError
-from quark.files.outputs import check_outputs
+from quark.files.lock import working_on
 from quark.onnx.algorithms.calibration_search import search_calibration
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.mixprecision import Mixed, mix
@@ -34,7 +34,7 @@ from quark.onnx.explain import attach
 from quark.onnx.forecast import resident, written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
-from quark.onnx.job_files import inputs_of, outputs_of
+from quark.onnx.job_files import check_files, named_files
 from quark.onnx.npu.adapt import adapt_and_tell
 from quark.onnx.npu.substitution import remembering
 from quark.onnx.pipeline import finish, prepare
@@ -89,8 +89,9 @@ def quantize(
     """Run one job on one model; see ``ModelQuantizer.quantize_model``."""
     check_secret(job.options, model_input, model_output)
     check_evaluation(job.options, reader)
-    check_outputs(outputs_of(job, model_output), inputs_of(job, model_input, reader))
-    with discreet(job.options), _rare_collections():
+    check_files(job, model_input, model_output, reader)
+    kept = job.options.SaveAndRestore and Path(job.options.SaveAndRestore)
+    with discreet(job.options), _rare_collections(), working_on(kept or None, "SaveAndRestore"):
         return _quantize(job, model_input, model_output, reader, progress)
 
 
@@ -108,7 +109,7 @@ def _quantize(
             tell_idle(job)
             source = files.load(model_input)
             before = file_bytes(model_input, source) if isinstance(model_input, (str, Path)) else None
-            resume = open_resume(source, job)
+            resume = open_resume(source, job, named_files(job))
             known = all_known(source) if job.options.EnableSubgraph else known_nodes(source)
             tensors = known_tensors(source)
         with _timed(seconds, "prepare"):
@@ -149,6 +150,7 @@ def _quantize(
             if not job.options.CryptoMode:
                 attach(model, plan)
             proto = _write(model, model_output, job)
+    resume.settle()
     metrics = _metrics(model_input, proto if model_output is None else model_output, job, given)
     result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples)
     if job.options.PrintSummary and not job.options.CryptoMode:

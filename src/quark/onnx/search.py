@@ -143,7 +143,7 @@ def search(
     values = {"preset": config} if isinstance(config, str) else dict(config)
     goal = checked_goal(target, limit, budget, metric)
     job, samples = Config(config_of(values)).compile(), rereadable(samples)
-    with Scratch(job.options) as scratch:
+    with Scratch(job.options) as scratch, Ledger.held(ledger):
         layers = bench.candidate_layers(candidates, job.target, job)
         if metric is not None:
             load_function(metric)
@@ -155,7 +155,9 @@ def search(
             site, data = (made.site, made.data) if evaluation is None else _other(made, evaluation)
             whole = Whole(model_input, values, samples, site, goal.metric, metric, kept, found.layers, data)
             found = with_latency(found, made.site, whole.quantized) if budget == "latency" else found
-            return _solved(found, goal, limit, budget, whole, rounds, compare)
+            solved = _solved(found, goal, limit, budget, whole, rounds, compare)
+            kept.settle()
+            return solved
         finally:
             bench.close()
 

@@ -128,12 +128,15 @@ def sensitivity(
     """
     base, names = settings_of(config, candidates)
     job = Config(base).compile()
-    with Scratch(job.options) as scratch:
+    with Scratch(job.options) as scratch, Ledger.held(ledger):
         layers = bench.candidate_layers(names, base.target, job)
         check_metric(metric)
         made = bench.open_bench(model_input, job, layers, samples, scratch, workers)
         try:
-            return study(made, names, metric, workers, open_ledger(ledger, made, job, metric), progress)
+            book = open_ledger(ledger, made, job, metric)
+            found = study(made, names, metric, workers, book, progress)
+            book.settle()
+            return found
         finally:
             bench.close()
 

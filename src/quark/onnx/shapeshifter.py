@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
-import yaml
 
 from quark.errors import ConfigError, unknown
 from quark.files.outputs import check_outputs
+from quark.files.untrusted import parse_yaml, read_settings
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
@@ -111,15 +111,12 @@ def _data(config: Config) -> tuple[Mapping[str, Any], str]:
         return config, "the configuration"
     if str(config) in TEMPLATES:
         text, where = (resources.files("quark.onnx.templates") / f"{config}.yaml").read_text("utf-8"), f"{config!s}"
+        data = parse_yaml(text, where)
     else:
         path, where = Path(config), f"{str(config)!r}"
-        if not path.is_file():
+        if not path.exists():
             raise ConfigError(f"there is no file {where}. {unknown('template', config, TEMPLATES)}")
-        text = path.read_text("utf-8")
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is no valid YAML: {' '.join(str(error).split())}") from error
+        data = read_settings(path, "the configuration")
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where} holds no mapping: start it with `passes:`")
     return data, where
@@ -174,7 +171,9 @@ def transform(
         raise ConfigError("no model is given: neither model_input nor input_model_path in the configuration")
     if output is not None:
         named = [("the configuration", Path(config))] if isinstance(config, (str, Path)) else []
-        check_outputs([files.output_of(output)], chain(files.inputs_of_model(source), named))
+        # a file, which may be a stranger's, says nothing about what it may replace
+        trusted = model_output is not None or isinstance(config, Mapping)
+        check_outputs([files.output_of(output)], chain(files.inputs_of_model(source), named), trusted)
     model = files.load(source)
     reports = run_passes(model, (*recipe.before, *recipe.after))
     if output is None:

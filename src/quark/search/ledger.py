@@ -5,23 +5,36 @@
 The file is replaced as a whole after every entry (written beside it, then renamed), so it is complete whenever it is
 there. One that belongs to another model, other data or another configuration is refused with the first difference.
 
-Not handled: two processes that write one file (workers hand their results to the process that has the ledger).
+One process writes a file (workers hand their results to the one that has the ledger); another one is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from quark.errors import ConfigError
-from quark.files.whole import replace_file
+from quark.files.identity import difference
+from quark.files.kept import KeptFile
+from quark.files.lock import working_on
+from quark.files.untrusted import Schema
 
 VERSION = 1
+#: A number of a trial; one that JSON lacks, in words.
+Number = int | float | dict[Literal["float"], Literal["inf", "-inf", "nan"]]
+
+
+class State(Schema):
+    """What the file may hold."""
+
+    version: int
+    belongs: dict[str, str]
+    done: dict[str, Number | dict[str, Number | list[Number]]]
 
 
 def plan_key(layers: Sequence[str], plan: Sequence[str], metric: str, data: str) -> str:
@@ -45,6 +58,8 @@ class Ledger:
         self._path, self._belongs = None if path is None else Path(path), dict(belongs)
         self._done: dict[str, Any] = {}
         if self._path is not None:
+            previous = self._path.with_name(f".{self._path.name}.previous")
+            self._kept = KeptFile(self._path, previous, State, "the ledger", self._strange)
             self._open(self._path)
 
     def done(self, key: str) -> Any:
@@ -56,8 +71,21 @@ class Ledger:
         self._done[key] = value
         if self._path is None:
             return
-        state = {"version": VERSION, "belongs": self._belongs, "done": _written(self._done)}
-        replace_file(self._path, json.dumps(state), "the ledger")
+        self._kept.write(State(version=VERSION, belongs=self._belongs, done=_written(self._done)))
+
+    def settle(self) -> None:
+        """The work is over: only the last write is kept."""
+        if self._path is not None:
+            self._kept.settle()
+
+    @staticmethod
+    def held(path: str | os.PathLike[str] | None) -> AbstractContextManager[None]:
+        """No other process works on the file meanwhile.
+
+        Raises:
+            OutputError: another one does.
+        """
+        return working_on(None if path is None else Path(path), "the ledger")
 
     def number(self, key: str, measure: Callable[[], float]) -> float:
         """What is known under ``key``; measured, and remembered, where nothing is."""
@@ -73,23 +101,21 @@ class Ledger:
     def _open(self, path: Path) -> None:
         if not path.parent.is_dir():
             raise ConfigError(f"the ledger {str(path)!r}: the folder {str(path.parent)!r} does not exist")
-        if not path.exists():
+        state = self._kept.read()
+        if state is None:
             return
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-            version, belongs, done = state["version"], dict(state["belongs"]), _read(dict(state["done"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._useless(f"it is no ledger of a search, or is damaged ({error})") from error
-        if version != VERSION:
-            raise self._useless(f"it has the version {version}, and this release reads {VERSION}")
-        for name in {**belongs, **self._belongs}:
-            before, now = belongs.get(name), self._belongs.get(name)
-            if before != now:
-                raise self._useless(f"it belongs to another {name} (was {_short(before)}, is {_short(now)})")
-        self._done = done
+        if state.version != VERSION:
+            raise self._useless(f"it has the version {state.version}, and this release reads {VERSION}")
+        if (other := difference(state.belongs, self._belongs)) is not None:
+            raise self._useless(f"it belongs to {other}")
+        self._done = {key: _read(value) for key, value in state.done.items()}
+
+    def _strange(self, why: str) -> ConfigError:
+        return self._useless(f"is no ledger of a search, or {why}")
 
     def _useless(self, why: str) -> ConfigError:
-        return ConfigError(f"the ledger {str(self._path)!r} cannot be used: {why}. Remove it, or name another file")
+        why = why.removeprefix("it ")
+        return ConfigError(f"the ledger {str(self._path)!r} cannot be used: it {why}. Remove it, or name another file")
 
 
 _WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
@@ -110,8 +136,3 @@ def _read(value: Any) -> Any:
             return _WORDS[value["float"]]
         return {key: _read(item) for key, item in value.items()}
     return [_read(item) for item in value] if isinstance(value, list) else value
-
-
-def _short(text: str | None) -> str:
-    text = "absent" if text is None else str(text)
-    return repr(text) if len(text) <= 60 else repr(f"{text[:57]}...")

@@ -18,6 +18,7 @@ import yaml
 from quark.errors import ConfigError, unknown
 from quark.files.ours import MARK
 from quark.files.outputs import Output, write_output
+from quark.files.untrusted import read_settings
 
 KINDS = (".yaml", ".yml", ".json")
 
@@ -33,14 +34,7 @@ def read_config(path: Path, allowed: Sequence[str]) -> dict[str, Any]:
         ConfigError: no such file, not YAML or JSON, not a mapping, an unknown key (the nearest is shown).
     """
     check_kind(path, "--config")
-    try:
-        text = path.read_text(encoding="utf-8")
-        found = json.loads(text) if path.suffix == ".json" else yaml.load(text, _NoDoubles)  # noqa: S506 - a SafeLoader
-    except FileNotFoundError as error:
-        raise ConfigError(f"--config: the file {str(path)!r} does not exist") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"--config: {str(path)!r} cannot be read: {reason}") from error
+    found = read_settings(path, "--config: the file")
     if not isinstance(found, Mapping):
         raise ConfigError(f"--config: {str(path)!r} must hold a mapping with keys among {', '.join(allowed)}")
     for key in found:
@@ -53,18 +47,6 @@ def check_kind(path: Path, option: str) -> None:
     """Raise where a configuration file has no known kind."""
     if path.suffix not in KINDS:
         raise ConfigError(f"{option} {str(path)!r}: a configuration file ends in {', '.join(KINDS)}")
-
-
-class _NoDoubles(yaml.SafeLoader):
-    """A layer that is named twice is an error: the second line would silently win."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """A mapping whose keys are all different."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.YAMLError(f"the key {key!r} is given twice (line {node.start_mark.line + 1} and below)")
-        return super().construct_mapping(node, deep)
 
 
 def write_plan(path: Path, values: Mapping[str, Any], notes: Mapping[str, str], head: Sequence[str]) -> None:

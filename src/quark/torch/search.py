@@ -26,9 +26,10 @@ from quark.search.target import Target, parse_target
 from quark.search.values import BUDGETS, FLOAT, Found, Study, total
 from quark.torch.bench import Site, lay_out, measure, running
 from quark.torch.config_file import WHOLE, check_values, config_of
+from quark.torch.digest import digest_of_samples
 from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer
-from quark.torch.sensitivity import Progress, digest_of_samples, first_scheme, open_ledger, source_of, study
+from quark.torch.sensitivity import Progress, first_scheme, open_ledger, source_of, study
 
 METRICS = ("kl", "perplexity", "sqnr", "cosine", "mse")
 
@@ -129,7 +130,7 @@ def search(
         load_function(metric)
     source, kept = source_of(model, workers, device, trust_remote_code), list(samples)
     loaded = source.load()
-    with tempfile.TemporaryDirectory(prefix="quark-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="quark-", ignore_cleanup_errors=True) as folder, Ledger.held(ledger):
         site = lay_out(loaded, kept, made(Path(folder) / "trials"))
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
         book = open_ledger(ledger, loaded, site, values, f"{name} for {goal.metric} by {digest_of(metric)}")
@@ -205,6 +206,7 @@ def solved(
         if all(found.of(layer, name) is not None for layer in found.layers):
             same = (name,) * len(plan)
             uniform[name] = whole(same), {key: total(found, key, same) for key in costs}
+    whole.ledger.settle()
     return Found(dict(zip(found.layers, plan, strict=True)), goal.metric, value, costs, count, found, uniform)
 
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 import time
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from quark.errors import ConfigError, unknown
@@ -31,6 +29,7 @@ from quark.search.values import FLOAT, Study, Trial
 from quark.torch.bench import Bench, Site, input_sizes, lay_out, open_bench, running
 from quark.torch.config.model import QConfig
 from quark.torch.config_file import check_candidate, config_of, split
+from quark.torch.digest import digest_of_model, digest_of_samples
 from quark.torch.export.layout import layout_of
 from quark.torch.language import load_model
 from quark.torch.machine import MI300X, Machine, seconds_of
@@ -104,10 +103,12 @@ def sensitivity(
     source = source_of(model, workers, device, trust_remote_code)
     check_metric(metric)
     kept, loaded = list(samples), source.load()
-    with tempfile.TemporaryDirectory(prefix="quark-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="quark-", ignore_cleanup_errors=True) as folder, Ledger.held(ledger):
         site = lay_out(loaded, kept, Path(folder))
         book = open_ledger(ledger, loaded, site, base, metric)
-        return study(source, loaded, site, base, candidates, metric, workers, book, progress)
+        found = study(source, loaded, site, base, candidates, metric, workers, book, progress)
+        book.settle()
+        return found
 
 
 def source_of(model: nn.Module | str | Path, workers: int, device: str, remote: bool) -> Source:
@@ -181,40 +182,6 @@ def open_ledger(path: str | Path | None, model: nn.Module, site: Site, base: Map
         "exclude": json.dumps(base.get("exclude")),
     }
     return Ledger(path, own)
-
-
-def digest_of_model(model: nn.Module) -> str:
-    """Of all parameters and buffers."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, value in model.state_dict().items():
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def digest_of_samples(samples: Sequence[Any]) -> str:
-    """Of all tensors and numbers in the samples."""
-    digest = hashlib.blake2b(digest_size=16)
-    for sample in samples:
-        _add(digest, sample)
-    return digest.hexdigest()
-
-
-def _add(digest: Any, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        digest.update(f"{value.dtype} {tuple(value.shape)} ".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    elif isinstance(value, np.ndarray):
-        _add(digest, torch.from_numpy(np.ascontiguousarray(value)))
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            digest.update(str(key).encode())
-            _add(digest, item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _add(digest, item)
-    else:
-        digest.update(repr(value).encode())
 
 
 # ---- trials ----------------------------------------------------------------------------------------------------------

@@ -263,6 +263,8 @@ class _Decider:
     def measured(self, found: tuple[Candidate, ...]) -> Mixed:
         """Score the candidates, rank them, and choose."""
         site, data = self._site()
+        if self.context.resume:
+            self.context.resume.same("the samples of mixed precision", data.encode())
         ledger = self._ledger(data)
         tasks = [(one, target) for one in found for target in one.targets]
         self.quantized({})

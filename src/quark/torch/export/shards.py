@@ -146,6 +146,22 @@ def write_file(path: Path, items: list[Item]) -> None:
         file.truncate(len(header) + sum(item.size for item in items))
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a safetensors file is there and ends where its header says."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        size, length = path.stat().st_size, int.from_bytes(file.read(8), "little")
+        if not 8 <= 8 + length <= size:
+            return False
+        try:
+            entries = json.loads(file.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return False
+    return size == 8 + length + max(ends, default=0)
+
+
 def made_ahead(items: list[Item]) -> Iterator[Mapping[str, torch.Tensor]]:
     """What each item makes, in order; while one is used, the next are made."""
     count = min(torch.get_num_threads(), MAKERS, len(items))

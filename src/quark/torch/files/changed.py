@@ -11,16 +11,19 @@ Not handled: SVDQuant, which puts modules beside layers, and is refused by name.
 
 from __future__ import annotations
 
-import json
+import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 
 from quark.algorithms.hadamard import Rotation
+from quark.errors import ConfigError
+from quark.files.untrusted import FileName, Schema, own_file, read_state
 from quark.files.whole import replace_file
 from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.registry import run_algorithms
@@ -28,11 +31,14 @@ from quark.torch.calibration import evaluating
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.export.shards import is_whole
 from quark.torch.files.home import InFiles, opened_model
-from quark.torch.files.skeleton import Stored, read_skeleton
+from quark.torch.files.skeleton import DTYPES, Stored, read_skeleton
 from quark.torch.matching import match
 from quark.torch.rotated import Dense, online_rotations
 
+log = logging.getLogger(__name__)
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 DONE = "changes.json"
 OUTSIDE = "outside"
 
@@ -69,8 +75,8 @@ def changed_model(
     """
     if not early:
         return Changes()
-    if (folder / DONE).exists():
-        return read(folder / DONE)
+    if (known := read(folder / DONE)) is not None:
+        return known
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
@@ -102,28 +108,57 @@ def outside(home: InFiles) -> dict[str, torch.Tensor]:
     return {name: value for name, value in named if not name.startswith(inside)}
 
 
+class Tensor(Schema):
+    """A changed tensor, in a file beside the list."""
+
+    file: FileName
+    shape: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False)
+    dtype: Literal[tuple(DTYPES)]  # type: ignore[valid-type]
+
+
+class Turn(Schema):
+    """A rotation."""
+
+    size: int = Field(ge=1)
+    orders: tuple[int, ...] = Field(strict=False)
+    signs: tuple[Literal[-1, 1], ...] | None = Field(default=None, strict=False)
+
+
+class Done(Schema):
+    """What the list of changes holds."""
+
+    tensors: dict[str, Tensor]
+    turns: dict[str, Turn]
+    untied: bool
+
+
 def write(path: Path, changes: Changes) -> None:
     """The list of changes, which appears when it is whole."""
     tensors = {
-        name: {"file": stored.file, "shape": stored.shape, "dtype": str(stored.dtype).removeprefix("torch.")}
+        name: Tensor(file=Path(stored.file).name, shape=stored.shape, dtype=NAMES[stored.dtype])
         for name, stored in changes.tensors.items()
     }
-    turns = {name: asdict(turn) for name, turn in changes.turns.items()}
-    replace_file(path, json.dumps({"tensors": tensors, "turns": turns, "untied": changes.untied}))
+    turns = {name: Turn(**asdict(turn)) for name, turn in changes.turns.items()}
+    replace_file(path, Done(tensors=tensors, turns=turns, untied=changes.untied).model_dump_json())
 
 
-def read(path: Path) -> Changes:
-    """What ``write`` wrote."""
-    found = json.loads(path.read_text(encoding="utf-8"))
+def read(path: Path) -> Changes | None:
+    """What ``write`` wrote; ``None`` where it is not there, or not whole: then the stage is done again."""
+    if not path.is_file():
+        return None
+    try:
+        found = read_state(path, Done, ConfigError)
+        places = {name: own_file(path.parent, row.file, ConfigError) for name, row in found.tensors.items()}
+    except ConfigError as error:
+        log.warning("%s: %s; the changes are made again", path, error)
+        return None
+    if not all(map(is_whole, set(places.values()))):
+        return None
     tensors = {
-        name: Stored(row["file"], name, tuple(row["shape"]), getattr(torch, row["dtype"]))
-        for name, row in found["tensors"].items()
+        name: Stored(str(places[name]), name, row.shape, DTYPES[row.dtype]) for name, row in found.tensors.items()
     }
-    turns = {
-        name: Rotation(row["size"], tuple(row["orders"]), None if row["signs"] is None else tuple(row["signs"]))
-        for name, row in found["turns"].items()
-    }
-    return Changes(tensors, turns, found["untied"])
+    turns = {name: Rotation(row.size, row.orders, row.signs) for name, row in found.turns.items()}
+    return Changes(tensors, turns, found.untied)
 
 
 def homes(changes: Changes, tensors: Mapping[str, Stored]) -> dict[str, Stored]:

@@ -16,7 +16,6 @@ Not handled: stacked experts of a layout that is not known, which stay float and
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -32,18 +31,22 @@ from safetensors.torch import load_file, save_file
 
 from quark.algorithms.hadamard import Rotation
 from quark.errors import ConfigError
+from quark.files.identity import difference
+from quark.files.lock import working_on
+from quark.files.untrusted import Schema, read_state
 from quark.files.whole import part_of, replace_file
 from quark.torch.algorithms.hqq import refine, warn_of_fixed
 from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import HQQConfig
 from quark.torch.config.model import QConfig, check_available
+from quark.torch.digest import identity_of
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, opened, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.described import described
 from quark.torch.export.extras import turn_item
 from quark.torch.export.layout import layout_of_quantizer, store
 from quark.torch.export.original import renamed_item
-from quark.torch.export.shards import Item, item_of, write_file
+from quark.torch.export.shards import Item, is_whole, item_of, write_file
 from quark.torch.export.state import named, renamed
 from quark.torch.fake_quantize import calibrate_with, parts
 from quark.torch.files.algorithms import refined, stages_of
@@ -57,6 +60,7 @@ from quark.torch.matching import check_patterns, find_candidates, match
 from quark.torch.shared_scales import has_tensor_scale, share
 
 log = logging.getLogger(__name__)
+VERSION = 1
 PROGRESS = "quark_progress.json"  # in the target while it is not complete
 SCALES = ".quark_activations"  # beside it, where activations are static
 TUNED = ".quark_tuned"  # a folder beside it, where an algorithm tunes weights
@@ -99,7 +103,7 @@ class Job:
     def run(self) -> int:
         """Write the file; bytes."""
         goal = self.target / self.file
-        if not goal.exists():
+        if not is_whole(goal):
             with part_of(goal) as part:
                 write_file(part, self.items())
         return goal.stat().st_size
@@ -192,42 +196,46 @@ def quantize_checkpoint(
     quantized = plan(found, skeleton.tensors, config)
     static = needs_samples(found, find_targets(skeleton.model, config), samples)
     stages = stages_of(config, quantized, static, samples)
-    samples = samples if samples is None or not stages.change else list(samples)
+    samples = samples if samples is None else list(samples)  # read once: what is digested is what is used
     tensors = skeleton.kept(quantized)
     warn_of_stacked(tensors)
     tell_layouts(found)
     told = replace(config, exclude=list(found.excluded))
     layers = {name.removesuffix(".weight") for name in quantized if name.endswith(".weight")}
     entry = described(told, export, skeleton.model, skeleton.names, layers)
-    begin(goal, checkpoint, entry)
-    scales = static_scales(checkpoint, config, goal, samples) if static else {}
-    changes = changed_model(checkpoint, config, stages.change, goal / CHANGED, samples)
-    jobs = with_scales(jobs_of(checkpoint, goal, homes(changes, tensors), quantized, pack_method, device), scales)
-    if stages.tune is not None:
-        tuned = tuned_weights(checkpoint, config, stages.tune, goal / TUNED, samples, changes)
-        jobs = [replace(job, tuned=tuned) for job in jobs]
-    if stages.refine is not None:
-        names = (name for name in quantized if name.endswith(".weight") and refined(stages.refine, name))
-        warn_of_fixed([quantized[name].quantizer() for name in names])
-    jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton) for job in jobs]
-    run(jobs, workers)
-    finish(goal, checkpoint, jobs, entry, untied=changes.untied)
+    begin(goal, identity_of(checkpoint, entry, device, samples))
+    with working_on(goal / PROGRESS, "the folder of the job"):
+        scales = static_scales(checkpoint, config, goal, samples) if static else {}
+        changes = changed_model(checkpoint, config, stages.change, goal / CHANGED, samples)
+        jobs = with_scales(jobs_of(checkpoint, goal, homes(changes, tensors), quantized, pack_method, device), scales)
+        if stages.tune is not None:
+            tuned = tuned_weights(checkpoint, config, stages.tune, goal / TUNED, samples, changes)
+            jobs = [replace(job, tuned=tuned) for job in jobs]
+        if stages.refine is not None:
+            names = (name for name in quantized if name.endswith(".weight") and refined(stages.refine, name))
+            warn_of_fixed([quantized[name].quantizer() for name in names])
+        jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton) for job in jobs]
+        run(jobs, workers)
+        finish(goal, checkpoint, jobs, entry, untied=changes.untied)
 
 
 def static_scales(
     checkpoint: Checkpoint, config: QConfig, goal: Path, samples: Iterable[Any] | None
 ) -> dict[str, torch.Tensor]:
-    """Scales of static activations by their names in a file; those of an interrupted job are the job's."""
+    """Scales of static activations by their names in a file; those of an interrupted job are the job's.
+
+    They come from the file in either case, in one order, so that a job that went on writes the same files.
+    """
     kept = goal / SCALES
-    if kept.exists():
-        return load_file(kept)
+    if is_whole(kept):
+        return dict(sorted(load_file(kept).items()))
     skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
     found = match(skeleton.model, config, skeleton=True)
     made = activation_parameters(skeleton, found, config, checkpoint.folder, samples or ())
     scales = {name: value.contiguous() for name, value in made.items()}
     with part_of(kept, SafetensorError) as part:
         save_file({name: value.clone() for name, value in scales.items()}, part)
-    return scales
+    return dict(sorted(scales.items()))
 
 
 def changed(job: Job, changes: Changes) -> Job:
@@ -299,34 +307,46 @@ def run(jobs: list[Job], workers: int | None) -> None:
 # ---- the target folder -----------------------------------------------------------------------------------------------
 
 
-def begin(goal: Path, checkpoint: Checkpoint, entry: Mapping[str, Any]) -> None:
+class Progress(Schema):
+    """What the file of an unfinished job holds."""
+
+    version: int
+    belongs: dict[str, str]
+
+
+def begin(goal: Path, belongs: Mapping[str, str]) -> None:
     """Mark the target as that of this job, or find the mark of this job there.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder holds something else, or the beginning of a job with another input, which is named.
     """
     if goal.exists() and not goal.is_dir():
         raise ConfigError(f"{str(goal)!r} is a file; the quantized checkpoint needs a folder")
-    mark = {"job": fingerprint(checkpoint, entry)}
-    there = sorted(path.name for path in goal.iterdir()) if goal.is_dir() else []
-    if PROGRESS in there:
-        if json.loads((goal / PROGRESS).read_text(encoding="utf-8")) != mark:
-            raise ConfigError(f"{str(goal)!r} holds the beginning of another job; delete it, or use another folder")
+    there = sorted({path.name for path in goal.iterdir()} - {f".{PROGRESS}.lock"}) if goal.is_dir() else []
+    unwritten = there == [PROGRESS] and not (goal / PROGRESS).read_bytes().endswith(b"}\n")  # the disk lost it
+    if PROGRESS in there and not unwritten:
+        check_mark(goal, belongs)
         log.info("%s: %d files are there already", goal, sum(name.endswith(SUFFIX) for name in there))
         return
-    if there:
+    if there and not unwritten:
         raise ConfigError(
             f"{str(goal)!r} is not empty (it holds {there[0]!r}); nothing is overwritten: use a new folder"
         )
     goal.mkdir(parents=True, exist_ok=True)
-    write_json(goal / PROGRESS, mark)
+    write_json(goal / PROGRESS, {"version": VERSION, "belongs": dict(belongs)})
 
 
-def fingerprint(checkpoint: Checkpoint, entry: Mapping[str, Any]) -> str:
-    """Changes with the source files and the configuration."""
-    files = [(name, (checkpoint.folder / name).stat()) for name in sorted(checkpoint.files)]
-    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
-    return hashlib.sha256(json.dumps([facts, entry], sort_keys=True, default=str).encode()).hexdigest()
+def check_mark(goal: Path, belongs: Mapping[str, str]) -> None:
+    """Raise where the unfinished job in ``goal`` is another one."""
+
+    def refuse(why: str) -> ConfigError:
+        return ConfigError(f"{str(goal)!r} holds the beginning of another job: {why}. Delete it, or use another folder")
+
+    mark = read_state(goal / PROGRESS, Progress, lambda why: refuse(f"{PROGRESS} {why}"))
+    if mark.version != VERSION:
+        raise refuse(f"{PROGRESS} has the version {mark.version}, and this release reads {VERSION}")
+    if (other := difference(mark.belongs, belongs)) is not None:
+        raise refuse(f"it has {other}")
 
 
 def finish(

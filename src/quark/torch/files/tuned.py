@@ -31,6 +31,7 @@ from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.export.shards import is_whole
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
 from quark.torch.files.changed import Changes
 from quark.torch.files.home import InFiles, opened_model
@@ -64,7 +65,7 @@ class Tuning(InFiles):
         for item in layers.values():
             set_ranges(item)
         path = path_of(self.folder, name)
-        if path.exists():
+        if is_whole(path):
             yield lambda: self.put(path, layers)
         else:
             yield None
