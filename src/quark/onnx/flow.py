@@ -41,7 +41,7 @@ from quark.onnx.pipeline import finish, prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.ranges import calibrated, samples_of
-from quark.onnx.resume import open_resume
+from quark.onnx.resume import Resume, open_resume
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record
 from quark.report.progress import bars
@@ -149,8 +149,7 @@ def _quantize(
             prepared.reports.extend([*bodies.reports, *finish(model, job, prepared.after)])
             if not job.options.CryptoMode:
                 attach(model, plan)
-            proto = _write(model, model_output, job)
-    resume.settle()
+            proto = _write(model, model_output, job, resume)
     metrics = _metrics(model_input, proto if model_output is None else model_output, job, given)
     result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples)
     if job.options.PrintSummary and not job.options.CryptoMode:
@@ -210,12 +209,14 @@ def _refuse_nothing(plan: Plan, bodies: Made) -> None:
         )
 
 
-def _write(model: ir.Model, model_output: str | Path | None, job: Job) -> onnx.ModelProto | None:
+def _write(model: ir.Model, model_output: str | Path | None, job: Job, resume: Resume) -> onnx.ModelProto | None:
+    """The model, to its file or as a protobuf; the job is over then."""
     model.producer_name, model.producer_version = "openquark", "0.13.0"
-    if model_output is None:
-        return files.to_proto(model)
-    files.save(model, Path(model_output), job.external_data)
-    return None
+    proto = files.to_proto(model) if model_output is None else None
+    if model_output is not None:
+        files.save(model, Path(model_output), job.external_data)
+    resume.settle()
+    return proto
 
 
 @contextmanager
