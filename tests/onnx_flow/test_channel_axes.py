@@ -16,15 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.onnx_flow import models
 
+from quark.errors import ConfigError
 from quark.onnx import (
     AdaRoundConfig,
+    BFloat16Spec,
+    BFP16Spec,
     BiasCorrectionConfig,
     CalibMethod,
+    Float16Spec,
     GPTQConfig,
     Int8Spec,
     Int16Spec,
     Int32Spec,
     ModelQuantizer,
+    MXInt8Spec,
     QConfig,
     QLayerConfig,
     QuantGranularity,
@@ -241,6 +246,17 @@ def test_algorithms_round_along_the_axis(axis: int, turned: bool, algorithm: Any
     np.testing.assert_allclose(codes, np.rint(codes), atol=2e-3)
     assert np.abs(codes - values / steps).max() < 1.01
     assert sqnr(plain[0], models.run(made, feeds[0])[0]) > 30
+
+
+@pytest.mark.parametrize("spec", [BFloat16Spec, BFP16Spec, MXInt8Spec, Float16Spec])
+def test_an_axis_of_a_type_without_scales_per_channel_is_refused(spec: Any) -> None:
+    case = gemm(4, 6, 5, "full", (False, True))
+    config = QConfig(
+        QLayerConfig(input_tensors=spec(), weight=spec()),
+        extra_options=QUIET | {"TensorQuantOverrides": {"w": [{"axis": 0}]}},
+    )
+    with pytest.raises(ConfigError, match=r"\['w'\]: the data type '.*' has no scale per channel; leave out axis"):
+        ModelQuantizer(config).quantize_model(case.proto, None, [models.feeds(case.proto)])
 
 
 def test_a_weight_of_two_layers_with_different_channels_is_right_for_both() -> None:

@@ -95,6 +95,11 @@ def _check_channels(tensor: TensorPlan, wanted: Override, value: ir.Value) -> No
     where, rank = f"{REASON}[{tensor.name!r}]", len(value.shape or ())
     if wanted.axis is None:
         return
+    format = wanted.format or tensor.spec.format
+    if not get_format(format).has_zero_point:
+        raise ConfigError(
+            f"{where}: the data type {format!r} has no scale per channel; leave out axis, or give an integer"
+        )
     if not value.is_initializer():
         raise ConfigError(f"{where}: axis is for constants; an activation has one scale, so leave it out")
     if rank == 0:
