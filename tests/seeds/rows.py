@@ -16,6 +16,7 @@ from tests.seeds.test_calibration import METHODS, TYPES
 from tests.seeds.test_configuration import FIELDS, GROUPS, NAMED, SPECS
 from tests.seeds.test_options import OWN as OWN_DEFAULTS
 from tests.seeds.test_options import RULED
+from tests.seeds.test_shapeshifter import FLOAT, QUANTIZED, TEMPLATES
 
 
 @dataclass(frozen=True)
@@ -279,6 +280,12 @@ WRITTEN: dict[str, list[tuple[int, int, str, str, str]]] = {
         (84, 84, "a list of algorithms", "configuration", "algorithms"),
         (85, 85, "model and data in two files", "configuration", "external_data[True]"),
         (86, 86, "every option is listed", "options", "the_table_is_what_the_text_says"),
+        *((87, 87, f"template {name}", "shapeshifter", f"template[{name}]") for name in TEMPLATES),
+        *((87, 87, f"pass {name}", "shapeshifter", f"pass[{name}]") for name in FLOAT),
+        *((87, 87, f"pass {name}", "shapeshifter", f"pass_of_quantized_models[{name}]") for name in QUANTIZED),
+        (87, 87, "pass onnx_convert_fp16_to_fp32", "shapeshifter", "float16_to_float32"),
+        (87, 87, "a pass of one's own", "shapeshifter", "a_pass_of_ones_own"),
+        (87, 88, "passes before and after quantization", "shapeshifter", "passes_around_a_quantization"),
         (
             97,
             97,
@@ -353,7 +360,6 @@ STRAIGHT = (
         "tests/torch_flow/test_diffusion.py::test_both_architectures_and_both_kinds_of_activations",
     ),
     Row("004", 85, 85, "models above 2 GB", "tests/onnx_flow/test_large_model.py"),
-    Row("004", 87, 87, "five templates", "tests/onnx_flow/test_pass_options.py::test_templates"),
 )
 #: What no test of this machine can say.
 UNTESTED = {"001": {167: "operating systems and accelerators: the suite runs where it is run"}}
