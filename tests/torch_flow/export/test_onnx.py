@@ -133,7 +133,7 @@ def test_four_bit_codes_take_four_bits(tmp_path: Path) -> None:
     assert (codes.data_type, len(codes.raw_data)) == (onnx.TensorProto.INT4, 48 * 64 // 2)
     node = next(node for node in proto.graph.node if "fc.weight.codes" in node.input)
     assert node.op_type == "DequantizeLinear"
-    assert {a.name: a.i for a in node.attribute} == {"axis": 1, "block_size": 16}
+    assert {a.name: a.i for a in node.attribute} == {"axis": 0, "block_size": 16}  # as the product reads them
     onnx.checker.check_model(proto)
 
 

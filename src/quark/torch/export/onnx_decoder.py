@@ -98,21 +98,23 @@ def past_of(model: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
     Raises:
         ModelError: the model has none, or keeps something else besides.
     """
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
     kind = type(model).__name__
     config = getattr(model, "config", None)
     if not hasattr(config, "use_cache") or getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"use_cache: {kind} is no decoder of transformers with a cache; export it without use_cache")
-    cache = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None)
-    layers = getattr(cache, "layers", None)
+    layers = getattr(getattr(model(input_ids=ids, use_cache=True), "past_key_values", None), "layers", None)
     if not layers:
         raise ModelError(f"use_cache: {kind} returns no cache of keys and values; export it without use_cache")
     for number, layer in enumerate(layers):
-        shape = getattr(getattr(layer, "keys", None), "shape", None)
-        if getattr(layer, "is_initialized", False) and (shape is None or shape[:1] + shape[2:3] != ids.shape):
+        if not isinstance(layer, DynamicLayer):
             raise ModelError(
                 f"use_cache: layer {number} of {kind} keeps a {type(layer).__name__}, which is not keys and values of "
                 f"all tokens; export it without use_cache"
             )
+    cache = DynamicCache()  # its layers keep everything, also where a window slides
+    model(input_ids=ids, past_key_values=cache, use_cache=True)
     return tensors_of(cache)
 
 
