@@ -161,6 +161,8 @@ def tiny_model(model_type: str, class_name: str) -> nn.Module:
     Raises:
         ValueError: none of the variants that are tried is a model that answers.
     """
+    from huggingface_hub import errors
+
     reasons = []
     for more in VARIANTS:
         try:
@@ -168,7 +170,7 @@ def tiny_model(model_type: str, class_name: str) -> nn.Module:
             if bool(answer(model, inputs_of(model)).isfinite().all()):
                 return model
             reasons.append("not finite")
-        except FAULTS as error:
+        except (*FAULTS, errors.StrictDataclassError) as error:
             reasons.append(f"{type(error).__name__}: {str(error)[:200]}")
     raise ValueError(reasons[0])
 

@@ -10,9 +10,11 @@ import torch
 
 from quark.errors import ConfigError, ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.direct_reads import read_directly
+from quark.torch.matching import match
 from quark.torch.quantization.config.config import FP8E4M3PerTensorSpec, Int4PerGroupSpec, QConfig, QLayerConfig
 from quark.torch.softmax import softmax_quantizers
-from quark.torch.template import routers
+from quark.torch.template_reading import routers
 
 transformers = pytest.importorskip("transformers")
 
@@ -107,7 +109,7 @@ def test_without_attention_there_is_no_cache() -> None:
     sizes = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}
     model = transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)).eval()
     template = LLMTemplate.for_model(model)
-    assert template.exclude_layers_name == ["lm_head"]
+    assert template.exclude_layers_name == ["lm_head", "*.conv1d"]
     twin = quantized(model, template.get_config("int8"))
     assert 0 < error(model, twin) < 0.05
     with pytest.raises(ConfigError, match="kv_layers_name"):
@@ -121,7 +123,7 @@ def test_recurrent_layers_beside_attention_have_no_cache() -> None:
     config = transformers.Qwen3NextConfig(**{**EXPERTS, **linear, **types, "shared_expert_intermediate_size": 32})
     model = transformers.Qwen3NextForCausalLM(config).eval()
     template = LLMTemplate.for_model(model)
-    assert template.kv_layers_name == ["*.k_proj", "*.v_proj"]
+    assert template.kv_layers_name == ["*k_proj", "*v_proj"] and "*.conv1d" in template.exclude_layers_name
     assert 0 < error(model, quantized(model, template.get_config("fp8", kv_cache_scheme="fp8"))) < 0.12
 
 
@@ -310,3 +312,55 @@ def test_unknown_names(arguments: dict[str, Any], words: str) -> None:
         LLMTemplate.get("llama").get_config(**arguments)
     with pytest.raises(ConfigError, match="qwen3"):
         LLMTemplate.get("qwen33")
+
+
+def state_space_and_tower() -> Any:
+    torch.manual_seed(0)
+    text = {**GROUPED, "head_dim": 16, "model_type": "qwen2"}
+    eyes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    eyes |= {"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8}
+    config = transformers.LlavaConfig(text_config=text, vision_config=eyes, image_token_index=99)
+    return transformers.LlavaForConditionalGeneration(config).eval()
+
+
+def test_towers_and_projectors_stay_float_unless_named() -> None:
+    """With a row of the table or without: only the language model is quantized."""
+    model = state_space_and_tower()
+    config = LLMTemplate.for_model(model).get_config("int4_wo_32")
+    ModelQuantizer(config).quantize_model(model)
+    names = {name for name, module in model.named_modules() if type(module).__name__.startswith("Quant")}
+    assert names and all(name.startswith("model.language_model.layers.") for name in names)
+    everything = LLMTemplate.for_model(model := state_space_and_tower()).get_config("fp8", exclude_layers=["lm_head"])
+    found = match(model, everything).quantized
+    assert any("vision_tower" in item.layer.name for item in found)  # what is named as quantized is
+
+
+@pytest.mark.parametrize("global_only", [False, True])
+def test_layers_whose_weight_other_code_reads_stay_float(global_only: bool) -> None:
+    """Mamba hands ``conv1d.weight`` and ``dt_proj.weight`` to its kernels: codes there would be multiplied by."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 1, "state_size": 8}
+    model = transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)).eval()
+    config = LLMTemplate.for_model(model).get_config("int8_wo_per_channel")
+    if global_only:
+        config = QConfig(config.global_quant_config)
+    ModelQuantizer(config).quantize_model(model)
+    floats = {"backbone.layers.0.mixer.conv1d", "backbone.layers.0.mixer.dt_proj"}
+    assert floats <= set(model.quant_config.exclude)
+    named = QConfig(QLayerConfig(), layer_quant_config={"backbone.layers.0.mixer.conv1d": config.global_quant_config})
+    with pytest.raises(ConfigError, match="read by other code"):
+        match(transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)), named)
+
+
+def test_reads_that_a_module_turns_off_and_reads_of_types_do_not_count() -> None:
+    class Mine(torch.nn.Module):
+        def __init__(self, slow: bool) -> None:
+            super().__init__()
+            self.slow, self.a, self.b = slow, torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training or (self.slow and x.numel()):
+                return x @ self.a.weight
+            return self.b(self.a(x).to(self.b.weight.dtype))
+
+    assert read_directly(Mine(slow=True)) == ["a"] and not read_directly(Mine(slow=False))

@@ -41,7 +41,13 @@ Tried = Annotated[int, typer.Option("--samples", min=1, help="Use at most so man
 Workers = Annotated[int, typer.Option(min=1, help="Processes that try layers; each loads the model.")]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option(metavar="GLOB", help="Layers that stay float, in the place of the usual ones; may be repeated."),
+    typer.Option(metavar="GLOB", help="Layers that stay float beside the usual ones; may be repeated."),
+]
+ExcludeOnly = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exclude-only", metavar="GLOB", help="Layers that stay float in the place of the usual ones; may be repeated."
+    ),
 ]
 Text = Annotated[
     Path | None,
@@ -100,6 +106,7 @@ def quantize(
     seq_len: Length = 512,
     layer: Layers = None,
     exclude: Exclude = None,
+    exclude_only: ExcludeOnly = None,
     format: Format = None,
     program: For = None,
     device: Device = "cpu",
@@ -112,10 +119,10 @@ def quantize(
     Schemes with static activations and algorithms need data; about 128 windows of text like the real one are enough.
     """
     from quark.cli import torch_quantize
-    from quark.cli.torch_quantize import Request, Source
+    from quark.cli.torch_quantize import Request, Source, left_float
 
     check_choice(scheme, config)
-    names = tuple(algorithm or ()), tuple(layer or ()), None if exclude is None else tuple(exclude)
+    names = tuple(algorithm or ()), tuple(layer or ()), left_float(exclude, exclude_only)
     request = Request(
         model,
         output,
@@ -158,6 +165,7 @@ def quantize_files(
     ] = 8,
     layer: Layers = None,
     exclude: Exclude = None,
+    exclude_only: ExcludeOnly = None,
     format: Format = None,
     program: For = None,
     workers: Annotated[int, typer.Option(min=1, help="Files that are made at once.")] = 1,
@@ -170,9 +178,9 @@ def quantize_files(
     on where it was when the command is repeated.
     """
     from quark.cli import torch_quantize
-    from quark.cli.torch_quantize import Request, Source
+    from quark.cli.torch_quantize import Request, Source, left_float
 
-    names = tuple(algorithm or ()), tuple(layer or ()), None if exclude is None else tuple(exclude)
+    names = tuple(algorithm or ()), tuple(layer or ()), left_float(exclude, exclude_only)
     source = Source(data, samples, seq_len)
     request = Request(model, output, scheme, kv_cache, *names, source, device, False, None, format, program)
     torch_quantize.run_files(request, batch_size, workers, json)
@@ -194,6 +202,7 @@ def sensitivity(
     samples: Tried = 8,
     seq_len: Length = 512,
     exclude: Exclude = None,
+    exclude_only: ExcludeOnly = None,
     metric: Annotated[
         str,
         Reads(function=True),
@@ -212,9 +221,9 @@ def sensitivity(
     One calibration for each candidate, then every layer alone; decoder blocks before a layer are not computed again.
     """
     from quark.cli import torch_search
-    from quark.cli.torch_quantize import Source
+    from quark.cli.torch_quantize import Source, left_float
 
-    names = tuple(candidate or ()), None if exclude is None else tuple(exclude)
+    names = tuple(candidate or ()), left_float(exclude, exclude_only)
     given = Source(data, samples, seq_len)
     request = torch_search.Request(model, scheme, None, *names, given, workers, ledger, device, trust_remote_code)
     torch_search.run_sensitivity(request, metric, report, json)
@@ -255,6 +264,7 @@ def search(
     samples: Tried = 8,
     seq_len: Length = 512,
     exclude: Exclude = None,
+    exclude_only: ExcludeOnly = None,
     compare: Compare = True,
     rounds: Rounds = 8,
     workers: Workers = 1,
@@ -271,11 +281,11 @@ def search(
     """
     from quark.cli import torch_search
     from quark.cli.search_tables import Wanted
-    from quark.cli.torch_quantize import Source
+    from quark.cli.torch_quantize import Source, left_float
 
     if scheme is not None and config is not None:
         raise typer.BadParameter("give --scheme or --config, not both: the file names its scheme")
-    names = tuple(candidate or ()), None if exclude is None else tuple(exclude)
+    names = tuple(candidate or ()), left_float(exclude, exclude_only)
     given = Source(data, samples, seq_len)
     request = torch_search.Request(model, scheme, config, *names, given, workers, ledger, device, trust_remote_code)
     wanted = Wanted(output, target, limit, budget, metric, eval_data, compare, rounds)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Request:
     kv_cache: str | None
     algorithms: tuple[str, ...]
     layers: tuple[str, ...]
-    exclude: tuple[str, ...] | None
+    exclude: Mapping[str, list[str]]
     source: Source
     device: str
     trust_remote_code: bool
@@ -115,7 +115,7 @@ def chosen_values(request: Request) -> dict[str, Any]:
         "layers": layers,
     }
     given = {key: value for key, value in added.items() if value}
-    given |= {} if request.exclude is None else {"exclude": list(request.exclude)}
+    given |= request.exclude
     if WHOLE in values and given:
         raise ConfigError(f"{request.config} is a whole QConfig; leave out what would change its {', '.join(given)}")
     values |= given
@@ -162,10 +162,11 @@ def run_files(request: Request, batch_size: int, workers: int, json: bool) -> No
     skeleton = read_skeleton(checkpoint).model
     check_ids(skeleton, [row for batch in samples for row in batch["input_ids"]])
     template = LLMTemplate.for_model(skeleton)
-    layers, exclude = layer_schemes(request.layers), request.exclude
+    layers, only = layer_schemes(request.layers), request.exclude.get("exclude")
     config = template.get_config(
-        str(request.scheme), request.algorithms, request.kv_cache, layer_config=layers, exclude_layers=exclude
+        str(request.scheme), request.algorithms, request.kv_cache, layer_config=layers, exclude_layers=only
     )
+    config = replace(config, exclude=[*config.exclude, *request.exclude.get("also_exclude", ())])
     config = config_for(config, format, request.program, float_type(checkpoint))
     start = time.perf_counter()
     goal = request.output if format == "quark" else beside(request.output)
@@ -179,6 +180,10 @@ def run_files(request: Request, batch_size: int, workers: int, json: bool) -> No
     tell({**facts, "seconds": time.perf_counter() - start, **sizes(request.model, request.output)}, json)
 
 
+def left_float(exclude: Sequence[str] | None, exclude_only: Sequence[str] | None) -> dict[str, list[str]]:
+    """What stays float, as keys of a configuration file: beside the usual layers, and in their place."""
+    given = {"also_exclude": list(exclude or ()), "exclude": list(exclude_only or ())}
+    return {key: globs for key, globs in given.items() if globs}
 def beside(output: Path) -> Path:
     """Where files in our own format lie until they are converted: a hidden folder, so that a job can go on there.
 

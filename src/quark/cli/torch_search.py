@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ class Request:
     scheme: str | None
     config: Path | None
     candidates: tuple[str, ...]
-    exclude: tuple[str, ...] | None
+    exclude: Mapping[str, list[str]]
     source: Source
     workers: int
     ledger: Path | None
@@ -77,13 +78,14 @@ def run_sensitivity(request: Request, metric: str, report: Path | None, json: bo
             request.model,
             samples,
             candidates,
-            request.exclude,
+            request.exclude.get("exclude"),
             metric,
             request.workers,
             request.ledger,
             lambda done, total: update("layers", done, total),
             request.device,
             request.trust_remote_code,
+            request.exclude.get("also_exclude", ()),
         )
     tell_study(found, request.model, "windows", {}, report, json)
 
@@ -95,7 +97,7 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
 
     values: dict[str, Any] = {} if request.config is None else read_values(request.config)
     values |= {} if request.scheme is None else {"scheme": request.scheme}
-    values |= {} if request.exclude is None else {"exclude": list(request.exclude)}
+    values |= request.exclude
     candidates = candidates_of(request, values.get("scheme"), USUAL)
     values = whole_values(
         values if "scheme" in values else {"scheme": candidates[0].split("+")[0], **values}, candidates

@@ -3,7 +3,8 @@
     scheme: int4_wo_32                 # required
     algorithms: [gptq]                 # in order
     kv_cache: fp8
-    exclude: [lm_head]                 # in the place of the usual ones
+    exclude: [lm_head]                 # stay float, in the place of the usual ones
+    also_exclude: ["*.mlp.gate"]       # beside them
     layers:                            # single layers or globs: a scheme, with +algorithm behind, or float
       model.layers.0.mlp.down_proj: int8_wo_per_channel
       model.layers.0.mlp.up_proj: int4_wo_32+gptq
@@ -30,7 +31,7 @@ from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import scheme
 from quark.torch.template import LLMTemplate
 
-KEYS = ("scheme", "algorithms", "kv_cache", "exclude", "layers", "found")
+KEYS = ("scheme", "algorithms", "kv_cache", "exclude", "also_exclude", "layers", "found")
 WHOLE = "global_quant_config"
 
 
@@ -60,7 +61,8 @@ def check_values(values: Mapping[str, Any]) -> None:
     if not isinstance(values.get("scheme"), str):
         raise ConfigError("the key scheme is required: the name of a scheme (`quark torch schemes` lists them)")
     scheme(values["scheme"])
-    for key, kind in (("algorithms", list), ("exclude", list), ("layers", dict), ("kv_cache", str)):
+    lists = ("algorithms", "exclude", "also_exclude")
+    for key, kind in (*((key, list) for key in lists), ("layers", dict), ("kv_cache", str)):
         if values.get(key) is not None and not isinstance(values[key], kind):
             raise ConfigError(f"the key {key} must be a {kind.__name__}, not {values[key]!r}")
     for name, value in (values.get("layers") or {}).items():
@@ -100,7 +102,8 @@ def config_of(values: Mapping[str, Any], model: nn.Module) -> QConfig:
     )
     floats = [name for name, value in layers.items() if value == FLOAT]
     algorithms = [*(config.algo_config or []), *tuning_of(layers, values.get("algorithms") or ())]
-    return replace(config, exclude=[*config.exclude, *floats], algo_config=algorithms or None)
+    more = values.get("also_exclude") or ()
+    return replace(config, exclude=[*config.exclude, *more, *floats], algo_config=algorithms or None)
 
 
 def tuning_of(layers: Mapping[str, str], everywhere: Iterable[str]) -> list[AlgoConfig]:

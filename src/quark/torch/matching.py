@@ -8,6 +8,7 @@ configuration.
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -21,9 +22,11 @@ from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Granularity, Group, Token, normal_axis
 from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
 from quark.torch.config.tensor import WHOLE
+from quark.torch.direct_reads import read_directly
 from quark.torch.layers import LayerKind, kind_of, type_names, type_of_name
 from quark.torch.stage import Stage, Stages
 
+log = logging.getLogger(__name__)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 ACTIVATIONS = ("input_tensors", "output_tensors")
 
@@ -84,8 +87,14 @@ class Matches:
     unsupported: tuple[str, ...]
 
 
-def match(model: nn.Module, config: QConfig, skeleton: bool = False) -> Matches:
-    """Decide for every layer of ``model``; of a ``skeleton`` that is still to be loaded, values are not looked at.
+def match(model: nn.Module, config: QConfig, skeleton: bool = False, stored: bool = False) -> Matches:
+    """Decide for every layer of ``model``.
+
+    Args:
+        model: whose layers.
+        config: what is wanted.
+        skeleton: its tensors are still to be loaded, so values are not looked at.
+        stored: the configuration is that of a file, which says all.
 
     Raises:
         ConfigError: a pattern or a type that matches nothing; a tensor that does not fit its configuration.
@@ -97,8 +106,9 @@ def match(model: nn.Module, config: QConfig, skeleton: bool = False) -> Matches:
         raise ModelError(f"{type(model).__name__} has no layer that can be quantized; those that can: {known}")
     if not skeleton:
         check_patterns(model, config, candidates)
-    excluded = [layer for layer in candidates if is_excluded(layer, config)]
-    chosen = [(layer, *decide(layer, config)) for layer in candidates]
+    direct = set() if stored else directly_read(model, candidates, config)
+    excluded = [layer for layer in candidates if is_excluded(layer, config) or layer in direct]
+    chosen = [(layer, *decide(layer, config)) for layer in candidates if layer not in direct]
     quantized = [bind(layer, found, source, skeleton) for layer, found, source in chosen if found is not None]
     cached = config.kv_cache_post_rope and config.kv_cache_quant_config
     if not cached and not any(any(item.stages.values()) for item in quantized):
@@ -110,6 +120,25 @@ def match(model: nn.Module, config: QConfig, skeleton: bool = False) -> Matches:
         )
     quantized = [item for item in quantized if any(item.stages.values())]
     return Matches(tuple(quantized), tuple(layer.name for layer in excluded), tuple(find_unsupported(model)))
+
+
+def directly_read(model: nn.Module, candidates: Iterable[Candidate], config: QConfig) -> set[Candidate]:
+    """The layers whose weight other code reads, past what quantizes it; they stay float.
+
+    Raises:
+        ConfigError: the configuration names one of them.
+    """
+    names = set(read_directly(model))
+    found = {layer for layer in candidates if names & set(layer.names) and not is_excluded(layer, config)}
+    for layer in found:
+        if named := next((name for name in config.layer_quant_config if name in layer.names), None):
+            raise ConfigError(
+                f"layer_quant_config: the weight of {named!r} is read by other code of the model, so it cannot be "
+                f"quantized; leave it out"
+            )
+    if names := {layer.name for layer in found if choose(layer, config)[0] is not None}:
+        log.info("%d layers stay float, since other code reads their weight: %s", len(names), ", ".join(sorted(names)))
+    return found
 
 
 def find_candidates(model: nn.Module) -> Iterable[Candidate]:

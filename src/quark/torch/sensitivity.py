@@ -81,6 +81,7 @@ def sensitivity(
     progress: Progress | None = None,
     device: str = "cpu",
     trust_remote_code: bool = False,
+    also_exclude: Sequence[str] = (),
 ) -> Study:
     """The loss of every layer under every candidate, with only that layer quantized.
 
@@ -94,12 +95,14 @@ def sensitivity(
         ledger: a JSON file that finished trials are kept in; a run that was killed goes on with it.
         progress: called with the number of finished trials and of all.
         device, trust_remote_code: for a model that is loaded from a folder.
+        also_exclude: layers that stay float beside those of ``exclude``.
 
     Raises:
         ConfigError: a candidate or metric that cannot work, or a ledger of another model, data or configuration.
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
     base = {"scheme": first_scheme(candidates), "exclude": None if exclude is None else list(exclude)}
+    base |= {"also_exclude": list(also_exclude)} if also_exclude else {}
     source = source_of(model, workers, device, trust_remote_code)
     check_metric(metric)
     kept, loaded = list(samples), source.load()
@@ -152,7 +155,8 @@ def first_scheme(candidates: Sequence[str]) -> str:
 def values_of(model: nn.Module, base: Mapping[str, Any], candidate: str) -> dict[str, Any]:
     """Keys and values of a configuration that quantizes every layer that a candidate fits."""
     name, algorithms = split(candidate)
-    values = {"exclude": base.get("exclude"), "scheme": name, "algorithms": algorithms or None}
+    kept = {key: base.get(key) for key in ("exclude", "also_exclude")}
+    values = {**kept, "scheme": name, "algorithms": algorithms or None}
     return {**values, "layers": dict.fromkeys(unfit(model, config_of(values, model)), FLOAT)}
 
 
@@ -179,7 +183,7 @@ def open_ledger(path: str | Path | None, model: nn.Module, site: Site, base: Map
         "model": digest_of_model(model),
         "data": digest_of_samples(site.samples),
         "metric": digest_of(metric) if ":" in metric else metric,
-        "exclude": json.dumps(base.get("exclude")),
+        "exclude": json.dumps([*(base.get("exclude") or ["usual"]), *(base.get("also_exclude") or ())]),
     }
     return Ledger(path, own)
 

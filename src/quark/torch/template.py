@@ -12,8 +12,9 @@ Keys and values that one layer makes together are quantized after rotary embeddi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 from torch import nn
@@ -25,13 +26,12 @@ from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.specs import FP8E4M3PerTensorSpec
 from quark.torch.config.tensor import QTensorConfig
-from quark.torch.experts import is_fused, opening
-from quark.torch.kv_cache import argument_of, role_of
+from quark.torch.kv_cache import role_of
 from quark.torch.layers import kind_of
 from quark.torch.matching import Usual
+from quark.torch.template_reading import GATE_UP, Told, read_modules
 
 ALIASES = {"smoothquant": "smooth", "quarot": "rotation"}
-GATE_UP = ("gate_proj", "up_proj")
 
 
 @dataclass
@@ -78,13 +78,24 @@ class LLMTemplate:
 
     @classmethod
     def for_model(cls, model: nn.Module) -> LLMTemplate:
-        """The template of a model: the registered one of its type, or what its modules tell.
+        """The template of a model: that of its type, with the layers that only its modules tell; or what they tell.
 
         Raises:
             ModelError: no attention module, or none whose layers are recognized.
         """
         model_type = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
-        return cls.registry[model_type] if model_type in cls.registry else read_template(model, model_type)
+        if model_type in cls.registry:
+            return cls.registry[model_type]
+        told = read_modules(model)
+        if not told.floats and not told.kv:
+            raise ModelError(
+                f"{type(model).__name__} ({model_type}) has neither attention whose layers are recognized nor a layer "
+                f"whose output is as long as the vocabulary; make a template with LLMTemplate({model_type!r}, "
+                f"kv_layers_name=[...], exclude_layers_name=[...])"
+            )
+        if model_type not in ARCHITECTURES:
+            return cls(model_type, told.kv, told.q, told.gate_up, told.floats)
+        return of_row(cls.get(model_type), told, model)
 
     @classmethod
     def register_template(cls, template: LLMTemplate) -> None:
@@ -215,82 +226,24 @@ class LLMTemplate:
         return AlgoConfig.registry[known]() if chosen is None else chosen
 
 
-# ---- from the modules of a model -------------------------------------------------------------------------------------
+def of_row(row: LLMTemplate, told: Told, model: nn.Module) -> LLMTemplate:
+    """A template of the table for one model: patterns that fit none of its layers are those that its modules tell."""
+    layers = [name for name, module in model.named_modules() if kind_of(module) is not None]
+    queries = [row.q_layer_name] if isinstance(row.q_layer_name, str) else row.q_layer_name or []
+    floats = [name for name in told.floats if not fits(name, row.exclude_layers_name, layers)]
+    return replace(
+        row,
+        kv_layers_name=row.kv_layers_name if all(known(glob, layers) for glob in row.kv_layers_name or ()) else told.kv,
+        q_layer_name=row.q_layer_name if all(known(glob, layers) for glob in queries) else told.q,
+        exclude_layers_name=[*row.exclude_layers_name, *floats],
+    )
 
 
-def read_template(model: nn.Module, model_type: str) -> LLMTemplate:
-    """A template from the modules of a decoder-only language model; one without attention has no cache to quantize."""
-    blocks = [(name, module) for name, module in model.named_modules() if argument_of(module) and is_innermost(module)]
-    layers = [name for name, _ in own_layers(blocks)]
-    beside = {name for name, _ in blocks}
-    direct = [name for name in layers if name.rpartition(".")[0] in beside]  # not those of recurrent modules within
-    made = {glob: role_of(glob) for glob in dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in direct or layers)}
-    kv = [glob for glob, roles in made.items() if roles]
-    queries = [glob for glob, roles in made.items() if glob.rpartition(".")[2].startswith(("q", "wq")) and not roles]
-    floats = [*heads(model), *routers(model)]
-    if not floats and not kv:
-        raise ModelError(
-            f"{type(model).__name__} ({model_type}) has neither attention whose layers are recognized nor a layer "
-            f"whose output is as long as the vocabulary; make a template with LLMTemplate({model_type!r}, "
-            f"kv_layers_name=[...], exclude_layers_name=[...])"
-        )
-    return LLMTemplate(model_type, kv, queries or kv[:1], gates(model), floats)
+def known(glob: str, layers: Iterable[str]) -> bool:
+    """Whether a glob fits a layer."""
+    return any(fnmatchcase(name, glob) for name in layers)
 
 
-def gates(model: nn.Module) -> list[str] | None:
-    """Names of the two layers that open a gated feed-forward network, where modules hold both, or stacks of them."""
-    apart = any(set(GATE_UP) <= set(parent._modules) for parent in model.modules())
-    stacked = any(is_fused(parent) and opening(parent) == "gate_up_proj" for parent in model.modules())
-    return list(GATE_UP) if apart or stacked else None
-
-
-def is_innermost(module: nn.Module) -> bool:
-    """Whether no module inside is handed a cache too: an attention module, not a block."""
-    return not any(argument_of(child) for child in module.modules() if child is not module)
-
-
-def own_layers(blocks: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
-    """The layers inside modules, with full names."""
-    for block, module in blocks:
-        for name, child in module.named_modules():
-            if name and kind_of(child) is not None:
-                yield f"{block}.{name}", child
-
-
-def heads(model: nn.Module) -> list[str]:
-    """Names of the layers whose output is as long as the vocabulary."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    names = [name for name, module in model.named_modules() if module is head and head is not None]
-    if names:
-        return names
-    words = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
-    linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
-    return [name for name, module in linear if module.out_features in words]
-
-
-def routers(model: nn.Module) -> list[str]:
-    """Globs of the layers beside experts that choose among them: their outputs are few, and go through a softmax."""
-    found: dict[str, None] = {}
-    for parent in model.modules():
-        experts = next((child for name, child in parent.named_children() if "expert" in name), None)
-        if experts is not None:
-            found |= dict.fromkeys(f"*.{name}" for name in router_layers(parent, expert_count(experts)))
-    return list(found)
-
-
-def router_layers(parent: nn.Module, count: int) -> Iterator[str]:
-    """Names, inside the module that holds ``count`` experts, of the layers that choose among them."""
-    for name, child in parent.named_children():
-        if kind_of(child) is not None and getattr(child, "out_features", 1 << 30) <= max(256, count):
-            yield name
-        elif "expert" not in name:
-            inside = ((path, layer) for path, layer in child.named_modules() if path and kind_of(layer) is not None)
-            yield from (f"{name}.{path}" for path, layer in inside if getattr(layer, "out_features", 0) == count)
-
-
-def expert_count(experts: nn.Module) -> int:
-    """How many experts a module holds."""
-    if isinstance(experts, nn.ModuleList):
-        return len(experts)
-    stacked = [value.shape[0] for value in experts.parameters(recurse=False) if value.dim() == 3]
-    return stacked[0] if stacked else 0
+def fits(glob: str, rows: Iterable[str], layers: Iterable[str]) -> bool:
+    """Whether every layer that ``glob`` fits is one that a row fits."""
+    return all(any(fnmatchcase(name, row) for row in rows) for name in layers if fnmatchcase(name, glob))

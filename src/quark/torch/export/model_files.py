@@ -82,7 +82,10 @@ def float_dtype(model: nn.Module) -> Any:
 
 def is_untied(model: nn.Module) -> bool:
     """Whether a quantized input or output embedding ends the sharing of their weight."""
-    pair = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
+    try:
+        pair = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
+    except NotImplementedError:  # a model without words has no embedding of them
+        return False
     return any(isinstance(module, QuantLayer) and module.weight_quantizer is not None for module in pair)
 
 

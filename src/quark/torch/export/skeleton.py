@@ -52,7 +52,7 @@ def map_layers(
     Raises:
         ConfigError, ModelError: the configuration does not fit the model.
     """
-    found = match(model, config, skeleton=True)
+    found = match(model, config, skeleton=True, stored=True)
     for item in found.quantized:
         real = weight_format == "real_quantized"
         quantizers = {slot: activation(item, slot) for slot in ("input_tensors", "output_tensors")}
