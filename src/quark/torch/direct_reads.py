@@ -86,8 +86,9 @@ def decided(test: ast.expr, module: nn.Module | None) -> bool | None:
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.comparators[0], ast.Constant):
         left, right = value_of(test.left, module), test.comparators[0].value
         compare = COMPARED.get(type(test.ops[0]))
-        plain = isinstance(left, int | float) and isinstance(right, int | float)
-        return bool(compare(left, right)) if compare is not None and plain else None  # type: ignore[operator]
+        if compare is None or not isinstance(left, int | float) or not isinstance(right, int | float):
+            return None
+        return compare(left, right)
     found = value_of(test, module)
     return found if isinstance(found, bool) else None
 
