@@ -15,7 +15,8 @@ other formats, two stages, layers that are not linear, outputs and biases; they 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -27,10 +28,13 @@ from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
+from quark.torch.export.compressed_caches import cache_items, cache_scheme, cached, own_slots
+from quark.torch.export.described import excluded
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.layout import BlockLayout, layout_of_quantizer, store
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, write_config
+from quark.torch.export.original import Names, names_of, outside_items
 from quark.torch.export.reader_scales import in_type_of_model, moved, warn_of_casts
 from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
 from quark.torch.export.state import items_of
@@ -58,13 +62,23 @@ def export_compressed_tensors(
         ConfigError: a scheme that the format does not have; the layer is named.
         ModelError: a model that is not quantized.
     """
-    config_of(model)
+    config = config_of(model)
     refuse_to_export(model)
-    schemes = {name: scheme_of(name, layer) for name, layer in quantized_layers(model)}
+    caches = cached(model, config)
+    apart = {name: own_slots(name, caches) for name, _ in quantized_layers(model)}
+    schemes = {
+        name: scheme_of(name, layer, apart[name])
+        for name, layer in quantized_layers(model)
+        if set(dict(layer.quantizers())) - apart[name]
+    }
     if any(True for _ in cache_quantizers(model)):
         raise ConfigError("compressed-tensors: caches that are quantized after RoPE cannot be written")
-    described, formats = quantization_config(model, schemes)
-    items = [*compressed_items(model, schemes, formats), *left_out_items(model)]
+    names = names_of(model)
+    floats = excluded(config, model, names, schemes)
+    described, formats = quantization_config(schemes, names, floats)
+    described |= {"kv_cache_scheme": cache_scheme(caches)} if caches else {}
+    made = [*compressed_items(model, schemes, formats), *cache_items(caches)]
+    items = [*outside_items(made, names), *left_out_items(model)]
     with new_folder(output_dir) as folder:
         write_shards(folder, items, "model", max_shard_size)
         copy_beside(model, folder)
@@ -76,14 +90,14 @@ def refuse(name: str, sentence: str) -> NoReturn:
     raise ConfigError(f"compressed-tensors cannot hold {name!r}: {sentence}")
 
 
-def scheme_of(name: str, layer: QuantLayer) -> Any:
-    """The ``QuantizationScheme`` of a layer."""
+def scheme_of(name: str, layer: QuantLayer, apart: Collection[str] = ()) -> Any:
+    """The ``QuantizationScheme`` of a layer; slots that are told ``apart`` are no part of it."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     if not isinstance(layer, nn.Linear):
         refuse(name, f"it is a {layer.float_class.__name__}, and only linear layers can be")
     slots = dict(layer.quantizers())
-    if others := [slot for slot in slots if slot not in ("weight", "input_tensors")]:
+    if others := [slot for slot in slots if slot not in ("weight", "input_tensors", *apart)]:
         refuse(name, f"{others[0]} is quantized")
     weight, activation = part_of(name, layer, "weight"), part_of(name, layer, "input_tensors")
     if weight is None:
@@ -157,8 +171,10 @@ def block_arguments(name: str, row: Block, weight: bool) -> Arguments:
     refuse(name, f"blocks of {row.name} are no format of it")
 
 
-def quantization_config(model: nn.Module, schemes: Mapping[str, Any]) -> tuple[Arguments, dict[str, Any]]:
-    """``quantization_config``, and the format of each layer."""
+def quantization_config(
+    schemes: Mapping[str, Any], outside: Names, floats: Iterable[str]
+) -> tuple[Arguments, dict[str, Any]]:
+    """``quantization_config``, with names outside and in memory, and the format of each layer."""
     from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
 
     formats = {name: format_of(scheme) for name, scheme in schemes.items()}
@@ -167,9 +183,9 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Any]) -> tuple[A
     for name, scheme in schemes.items():
         key = f"{scheme.weights} {scheme.input_activations} {formats[name]}"
         members.setdefault(key, []).append(name)
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     for number, names in enumerate(members.values()):
-        targets = ["Linear"] if len(members) == 1 else names
+        every = [*map(outside.layer, names), *names]
+        targets = ["Linear"] if len(members) == 1 else list(dict.fromkeys(every))
         scheme = schemes[names[0]].model_copy(update={"targets": targets, "format": formats[names[0]]})
         groups[f"group_{number}"] = scheme
     chosen = set(formats.values())
@@ -177,7 +193,7 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Any]) -> tuple[A
         config_groups=groups,
         format=next(iter(chosen)).value if len(chosen) == 1 else "mixed-precision",
         quantization_status=QuantizationStatus.COMPRESSED,
-        ignore=[name for name in linear if name not in schemes],
+        ignore=[f"re:{re.escape(name[:-1])}.*" if name.endswith("*") else name for name in floats],
     )
     return {**config.model_dump(mode="json"), "quant_method": "compressed-tensors"}, formats
 
@@ -199,9 +215,9 @@ def format_of(scheme: Any) -> Any:
 
 def compressed_items(model: nn.Module, schemes: Mapping[str, Any], formats: Mapping[str, Any]) -> list[Item]:
     """All tensors of the model; the weights of quantized layers as the library packs them."""
-    layers = dict(quantized_layers(model))
+    layers = {name: layer for name, layer in quantized_layers(model) if name in schemes}
     own = {f"{name}.weight" for name in layers}
-    parameters = tuple(f"{name}.input_" for name in layers)
+    parameters = tuple(f"{name}.{kind}_" for name, _ in quantized_layers(model) for kind in ("input", "output"))
     items = [
         item
         for item in items_of(model, "order", "fake_quantized")

@@ -1,0 +1,80 @@
+"""Quantized keys and values in the format ``compressed-tensors``: ``kv_cache_scheme``, ``k_scale`` and ``v_scale``.
+
+    k_proj.output_quantizer, v_proj.output_quantizer    →    <attention>.k_scale, <attention>.v_scale, one number each
+
+Programs quantize what goes into the cache, behind the rotary embedding; the scales were calibrated before it.
+Not handled: scales per channel or token, and other types than FP8 and int8; they are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.errors import ConfigError
+from quark.numerics.elements import Int
+from quark.numerics.granularity import Tensor
+from quark.torch.config.model import QConfig
+from quark.torch.export.shards import Item, item_of
+from quark.torch.export.stored import StoredScales
+from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.kv_cache import is_cached, role_of
+from quark.torch.quantized_layer import quantized_layers
+
+OUTPUT = "output_tensors"
+
+
+def cached(model: nn.Module, config: QConfig) -> dict[str, FakeQuantize]:
+    """The quantizers of the outputs that go to a cache, by the names of their layers.
+
+    Raises:
+        ConfigError: a type or scale that the format does not have for caches.
+    """
+    found = {}
+    for name, layer in quantized_layers(model):
+        quantizer = layer.output_quantizer
+        if quantizer is not None and config.kv_cache_quant_config and is_cached(name, config):
+            settled = quantizer.settled() if isinstance(quantizer, StoredScales) else quantizer
+            (found[name],) = parts(settled)
+            check(name, found[name])
+    return found
+
+
+def check(name: str, part: FakeQuantize) -> None:
+    """One static scale, of FP8 or int8."""
+    stage = part.stage
+    known = stage.format.name == "fp8_e4m3" or (isinstance(stage.format, Int) and stage.format.bits == 8)
+    plain = known and stage.spec.symmetric and isinstance(part.granularity, Tensor) and part.scale is not None
+    if not plain or len(role_of(name)) != 1:
+        raise ConfigError(
+            f"compressed-tensors cannot hold the cache of {name!r}: it has static symmetric scales per tensor, of "
+            f"fp8_e4m3 or int8, for keys and values that layers of their own make"
+        )
+
+
+def own_slots(name: str, caches: Mapping[str, FakeQuantize]) -> set[str]:
+    """The slots of a layer that the scheme of caches tells about."""
+    return {OUTPUT} if name in caches else set()
+
+
+def cache_scheme(caches: Mapping[str, FakeQuantize]) -> dict[str, Any]:
+    """``kv_cache_scheme``."""
+    from compressed_tensors.quantization import QuantizationArgs
+
+    kinds = {part.stage.format.name: part.stage.format for part in caches.values()}
+    if len(kinds) > 1:
+        raise ConfigError(f"compressed-tensors has one type for all caches, and here are {', '.join(kinds)}")
+    (row,) = kinds.values()
+    number = "int" if isinstance(row, Int) else "float"
+    made = QuantizationArgs(num_bits=8, type=number, strategy="tensor", symmetric=True, dynamic=False)
+    return made.model_dump(mode="json")  # type: ignore[no-any-return]
+
+
+def cache_items(caches: Mapping[str, FakeQuantize]) -> Iterable[Item]:
+    """The scales of keys and values, beside the layers that make them."""
+    for name, part in caches.items():
+        scale: torch.Tensor = part.scale  # type: ignore[assignment]
+        yield item_of(f"{name.rpartition('.')[0]}.{role_of(name)[0]}_scale", scale.float().reshape(1))
