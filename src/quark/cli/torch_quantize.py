@@ -184,6 +184,8 @@ def left_float(exclude: Sequence[str] | None, exclude_only: Sequence[str] | None
     """What stays float, as keys of a configuration file: beside the usual layers, and in their place."""
     given = {"also_exclude": list(exclude or ()), "exclude": list(exclude_only or ())}
     return {key: globs for key, globs in given.items() if globs}
+
+
 def beside(output: Path) -> Path:
     """Where files in our own format lie until they are converted: a hidden folder, so that a job can go on there.
 
