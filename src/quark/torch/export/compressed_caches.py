@@ -70,7 +70,7 @@ def cache_scheme(caches: Mapping[str, FakeQuantize]) -> dict[str, Any]:
     (row,) = kinds.values()
     number = "int" if isinstance(row, Int) else "float"
     made = QuantizationArgs(num_bits=8, type=number, strategy="tensor", symmetric=True, dynamic=False)
-    return made.model_dump(mode="json")  # type: ignore[no-any-return]
+    return made.model_dump(mode="json")
 
 
 def cache_items(caches: Mapping[str, FakeQuantize]) -> Iterable[Item]:
