@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quark.deferred import defer
 from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, custom_config, get_default_config
 from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
@@ -119,6 +120,8 @@ from quark.onnx.quantization.config.spec import (
     XInt8Spec,
 )
 from quark.onnx.quantizer import ModelQuantizer
+
+defer("sympy", "onnx_ir._symbolic_shapes")  # of no use to the flow, and half of the time that its imports take
 
 if TYPE_CHECKING:
     from quark.onnx.data import CachedDataReader, CalibrationDataReader, RandomDataReader

@@ -1,0 +1,54 @@
+"""A library that another one imports and hardly ever uses, loaded when it is first used.
+
+``onnx_ir`` imports sympy (470 modules, 0.4 s) for sums and products of symbolic sizes, which the ONNX flow does not
+form. ``defer`` puts an empty module in its place that becomes the real one at the first access to any of its
+names; ``import sympy.core`` and ``from sympy import Symbol`` are such accesses. A library that is loaded already stays.
+
+Python's own ``importlib.util.LazyLoader`` does not serve: a second ``import`` statement reads ``__spec__``, which loads
+the module (up to Python 3.12).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_LOCK = threading.RLock()
+
+
+class Deferred(ModuleType):
+    """Stands in ``sys.modules`` for a library that nothing has used yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A name of the real library, which is loaded now."""
+        return getattr(self._loaded(), name)
+
+    def _loaded(self) -> ModuleType:
+        with _LOCK:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
+            return importlib.import_module(self.__name__)
+
+
+def defer(*names: str) -> None:
+    """Let libraries, or modules of libraries, be loaded when they are first used.
+
+    Those that are loaded or missing are left alone. Nothing is imported to find out: a module of a package is looked
+    for as a file of it.
+    """
+    for name in names:
+        if name not in sys.modules and _exists(name):
+            sys.modules[name] = Deferred(name, f"{name}, loaded when it is first used")
+
+
+def _exists(name: str) -> bool:
+    package, _, rest = name.partition(".")
+    spec = importlib.util.find_spec(package)
+    places = [] if spec is None else spec.submodule_search_locations or []
+    inner = rest.replace(".", "/")
+    return spec is not None and (not rest or any(Path(place, f"{inner}.py").is_file() for place in places))
