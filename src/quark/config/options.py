@@ -136,7 +136,11 @@ class Options(BaseModel):
     FloatDecoding: bool = _option(
         False, 2, "Keep in float what decodes the outputs behind the last layer with weights (boxes, scores)."
     )
-    EnableSubgraph: bool = _option(False, 2, "Quantize the bodies of If and Loop too, each on the data that enters it.")
+    EnableSubgraph: bool | None = _option(
+        None,
+        2,
+        "Quantize the bodies of If and Loop too, each on the data that enters it. None: the bodies that hold layers.",
+    )
     # 3 ---------------------------------------------------------------------------------------------------------------
     AddQDQPairToWeight: bool = _option(False, 3, "Keep float weights behind Q and DQ instead of storing the codes.")
     OpTypesToExcludeOutputQuantization: Names = _option([], 3, "Outputs of these operator types stay float.")

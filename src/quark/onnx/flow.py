@@ -17,7 +17,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
-from quark.errors import ConfigError, ModelError
+from quark.errors import ModelError
 from quark.files.lock import working_on
 from quark.onnx.algorithms.calibration_search import search_calibration
 from quark.onnx.algorithms.context import Context
@@ -43,7 +43,7 @@ from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.resume import Resume, open_resume
 from quark.onnx.scratch import Scratch
-from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record
+from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record, wants_bodies
 from quark.report.progress import bars
 from quark.report.summary import cost_table, pass_table, print_summary
 from quark.report.tables import print_table
@@ -110,7 +110,8 @@ def _quantize(
             source = files.load(model_input)
             before = file_bytes(model_input, source) if isinstance(model_input, (str, Path)) else None
             resume = open_resume(source, job, named_files(job))
-            known = all_known(source) if job.options.EnableSubgraph else known_nodes(source)
+            inside = wants_bodies(source, job.options)
+            known = all_known(source) if inside else known_nodes(source)
             tensors = known_tensors(source)
         with _timed(seconds, "prepare"):
             prepared = prepare(source, job)
@@ -118,7 +119,7 @@ def _quantize(
             check_names(model, job, known, tensors)
         given = reader = kept_for_evaluation(job.options, reader)
         reader = in_layout(reader_for(job, reader), prepared.moved)
-        reader = remembering(job, rereadable(reader) if job.options.EnableSubgraph else reader)
+        reader = remembering(job, rereadable(reader) if inside else reader)
         context = Context(job, reader, scratch, resume, update, known)
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, context))
@@ -190,13 +191,13 @@ class Counted:
 
 
 def _bodies(model: ir.Model, context: Context, known: list[NodeInfo]) -> Made:
-    """The quantized bodies of If and Loop, where they are asked for."""
+    """The quantized bodies of If and Loop, where they are wanted."""
     job = context.job
-    if not job.options.EnableSubgraph:
+    if not wants_bodies(model, job.options):
         return Made()
-    if job.mode != "static":
-        raise ConfigError("EnableSubgraph needs static quantization: ranges of a body come from calibration data")
-    return quantize_bodies(model, job, samples_of(model, job.options, context.reader), known)
+    return quantize_bodies(
+        model, job, samples_of(model, job.options, context.reader) if job.mode == "static" else None, known
+    )
 
 
 def _refuse_nothing(plan: Plan, bodies: Made) -> None:

@@ -34,7 +34,7 @@ from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
-from quark.onnx.subgraphs import all_known
+from quark.onnx.subgraphs import all_known, wants_bodies
 
 #: Bytes of a histogram of two signs, and nanoseconds that a value takes to be counted in it or compared.
 HISTOGRAM, COUNTED, COMPARED = 2 * 8 * 16 * 2048, 4.0, 0.5
@@ -67,7 +67,7 @@ def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
         ConfigError: the configuration does not fit the model.
     """
     source = files.load(model_input)
-    known = all_known(source) if job.options.EnableSubgraph else known_nodes(source)
+    known = all_known(source) if wants_bodies(source, job.options) else known_nodes(source)
     tensors = known_tensors(source)
     prepared = prepare(source, job, write=False)
     check_names(prepared.model, prepared.job, known, tensors)

@@ -14,6 +14,7 @@ from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Tensor
 from quark.onnx.graph.admission import admit
 from quark.onnx.graph.budget import check_sizes
+from quark.onnx.graph.functions import inline_functions
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.lower import lower
 from quark.onnx.graph.model import save
@@ -215,6 +216,7 @@ def prepare(model: ir.Model, job: Job, write: bool = True) -> Prepared:
             raise unknown
     reports = [*admit(model, bool(job.options.UserCustomOpLibPath)), *reports]
     model = _in_opset(model, job)
+    inline_functions(model)
     prove_shapes(model)
     check_sizes(model)
     reports += run_steps(model, FIRST, job)

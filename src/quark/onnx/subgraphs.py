@@ -1,4 +1,4 @@
-"""Quantize the bodies of If and Loop (EnableSubgraph).
+"""Quantize the bodies of If and Loop: those that hold layers, or all of them (EnableSubgraph).
 
 Each body becomes a model of its own: what it reads of the graph around it becomes inputs (constants become weights),
 and the whole flow runs on it: passes, placement, calibration, emission. Its calibration data is what the float model
@@ -22,11 +22,11 @@ import onnx
 import onnx_ir as ir
 
 from quark.config.job import Job
+from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
-from quark.errors import DataError
 from quark.onnx.calibration import calibrate
-from quark.onnx.data import samples_of
+from quark.onnx.data import checked, inputs_of, samples_of
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
@@ -34,13 +34,14 @@ from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.graph.surgery import is_constant, label
 from quark.onnx.passes import constants
 from quark.onnx.pipeline import BODY, run_steps
-from quark.onnx.qdq.emit import emit
-from quark.onnx.qdq.parameters import observed, set_parameters
-from quark.onnx.qdq.place import place
+from quark.onnx.qdq.modes import MODES
+from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.qdq.settings import request_of
 
 CONTROL = ("If", "Loop")
+#: What makes a body worth quantizing.
+LAYERS = frozenset(["Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"])
 
 
 @dataclass(frozen=True)
@@ -70,18 +71,31 @@ def all_known(model: ir.Model) -> list[NodeInfo]:
     return found
 
 
+def wants_bodies(model: ir.Model, options: Options) -> bool:
+    """Whether any body of the model is to be quantized."""
+    return any(_is_wanted(graph, options) for _, _, graph in _graphs(model))
+
+
+def _is_wanted(graph: ir.Graph, options: Options) -> bool:
+    if options.EnableSubgraph is not None:
+        return options.EnableSubgraph
+    return any(node.op_type in LAYERS and not node.domain for node in ir.traversal.RecursiveGraphIterator(graph))
+
+
 def quantize_bodies(model: ir.Model, job: Job, reader: Any, known: Sequence[NodeInfo]) -> Made:
-    """Quantize every body of the main graph. ``model`` stays as it is; :func:`install` puts the bodies in place.
+    """Quantize the bodies of the main graph. ``model`` stays as it is; :func:`install` puts the bodies in place.
 
     Args:
         model: the prepared float model.
-        reader: samples for ``model``; it is read once for each body.
+        reader: samples for ``model``, read once for each body; ``None`` where no ranges are needed.
         known: nodes of the whole model, whose names the user may have written.
     """
     bodies, fired, refused = [], 0, []
     for node, attribute, graph in _graphs(model):
+        if not _is_wanted(graph, job.options):
+            continue
         body, captured = _alone(graph, model)
-        feeds = _Fed(partial(_feeds, model, (node, attribute), body, captured, reader))
+        feeds = None if reader is None else _Fed(partial(_feeds, model, (node, attribute), body, captured, reader))
         made = _quantized(body, job, feeds, known)
         if isinstance(made, str):
             refused.append(f"{attribute} of {label(node)} stays float: {made}")
@@ -196,16 +210,18 @@ def _quantized(body: ir.Model, job: Job, reader: Any, known: Sequence[NodeInfo])
     run_steps(body, BODY, job)
     infer_shapes(body)
     inner = quantize_bodies(body, job, reader, known)
-    plan = place(body, job, known)
+    mode = MODES[job.mode]
+    plan = mode.place(body, job, known)
     if not plan.tensors and not inner.bodies:
         return "nothing in it can be quantized"
-    requests = {tensor.name: request_of(tensor.spec, job.options) for tensor in observed(plan, job.options)}
-    if next(iter(reader), None) is None:
+    wanted = observed(plan, job.options) if job.mode == "static" else ()
+    requests = {tensor.name: request_of(tensor.spec, job.options) for tensor in wanted}
+    if requests and next(iter(reader), None) is None:
         return "no calibration sample enters it"
     ranges = calibrate(body, requests, reader, libraries=job.options.UserCustomOpLibPath) if requests else {}
-    set_parameters(body, plan, ranges, job.options)
+    mode.set_parameters(body, plan, ranges, job.options)
     install(body, inner)
-    quantized = emit(body, plan, job.options)
+    quantized = mode.emit(body, plan, job.options)
     record(plan, inner)
     return quantized, plan
 
@@ -230,9 +246,7 @@ def _feeds(
     node, attribute = place
     sources = [str(value.name) for value in node.inputs if value is not None and not is_constant(value)]
     runner = Runner(model, list(dict.fromkeys([*captured, *sources])))
-    for sample in samples_of(reader):
-        if not isinstance(sample, Mapping):
-            raise DataError("EnableSubgraph needs samples with names: dictionaries {input name: array}")
+    for sample in checked(samples_of(reader), inputs_of(model)):
         seen = runner.run(sample).values
         around = {name: seen[name] for name in captured}
         given = [_value(value, seen) for value in node.inputs]

@@ -30,6 +30,7 @@ from quark.onnx.qdq import (
     overrides,
     own_inputs,
     passthrough,
+    recurrent,
     selection,
     slots,
 )
@@ -85,6 +86,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output == "same":
             _pass_through(node, rule, layer, placement)
+    recurrent.store_weights(model, placement.plan, job, decisions)
     own_inputs.separate(model, placement.plan, placement.apart)
     _leave_outputs(placement)
     _feed_float(placement)

@@ -1,0 +1,33 @@
+"""Model-local functions, put in place of the nodes that call them, so that placement sees what they compute.
+
+Exporters write one per module. Functions of our own operators stay, and those of operators that ONNX Runtime has
+kernels for: their bodies are for other runtimes.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import PreconditionError
+from onnx_ir.passes.common import InlinePass
+
+from quark.errors import ModelError
+from quark.onnx.graph.run import RUNTIME_DOMAINS
+from quark.onnx.graph.surgery import name_nodes
+from quark.operators.registry import DOMAIN, OWN_DOMAIN
+
+
+def inline_functions(model: ir.Model) -> None:
+    """Inline the functions, nested ones too, in place; the nodes get names of their own.
+
+    Raises:
+        ModelError: functions call each other in a circle.
+    """
+    kept = {DOMAIN, OWN_DOMAIN, *RUNTIME_DOMAINS}
+    if all(function.domain in kept for function in model.functions.values()):
+        return
+    try:
+        InlinePass(lambda function: function.domain not in kept)(model)
+    except PreconditionError as error:
+        raise ModelError(f"the functions of the model cannot be inlined: {error}") from error
+    model.graph.sort()
+    name_nodes(model)
