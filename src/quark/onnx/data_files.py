@@ -101,9 +101,7 @@ def find_samples(path: Path, inputs: Sequence[ModelInput], settings: Preprocessi
     return _from_files(_inside(path), inputs, settings, f"the folder {str(path)!r}")
 
 
-def _from_files(
-    files: Sequence[Path], inputs: Sequence[ModelInput], settings: Preprocessing, where: str
-) -> list[Read]:
+def _from_files(files: Sequence[Path], inputs: Sequence[ModelInput], settings: Preprocessing, where: str) -> list[Read]:
     """A sample a file, or more: of the first kind in ``_KINDS`` that is there."""
     if settings.function is not None and files:
         return [partial(function_sample, file, tuple(inputs), settings.function) for file in files]

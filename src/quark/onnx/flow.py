@@ -31,17 +31,18 @@ from quark.onnx.diagnosis import of_plan
 from quark.onnx.discretion import check_secret, discreet, tell_decisions, tell_idle
 from quark.onnx.evaluation import check_evaluation, evaluate, kept_for_evaluation, metric_tables
 from quark.onnx.explain import attach
+from quark.onnx.first_run import first_kept, first_run, told
 from quark.onnx.forecast import resident, written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.job_files import check_files, named_files
 from quark.onnx.npu.adapt import adapt_and_tell
 from quark.onnx.npu.substitution import remembering
-from quark.onnx.pipeline import finish, prepare
+from quark.onnx.pipeline import Prepared, finish, prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.ranges import calibrated, samples_of
-from quark.onnx.resume import Resume, open_resume
+from quark.onnx.resume import open_resume
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record, wants_bodies
 from quark.report.progress import bars
@@ -119,7 +120,7 @@ def _quantize(
             check_names(model, job, known, tensors)
         given = reader = kept_for_evaluation(job.options, reader)
         reader = in_layout(reader_for(job, reader), prepared.moved)
-        reader = remembering(job, rereadable(reader) if inside else reader)
+        reader = first_kept(remembering(job, rereadable(reader) if inside else reader))
         context = Context(job, reader, scratch, resume, update, known)
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, context))
@@ -144,13 +145,12 @@ def _quantize(
         with _timed(seconds, "tune"):
             prepared.reports.extend(tune(model, plan, context))
         with _timed(seconds, "write"):
-            install(model, bodies)
-            model = mode.emit(model, plan, job.options)
-            record(plan, bodies)
-            prepared.reports.extend([*bodies.reports, *finish(model, job, prepared.after)])
-            if not job.options.CryptoMode:
-                attach(model, plan)
-            proto = _write(model, model_output, job, resume)
+            model = _written_out(model, plan, bodies, replace(prepared, job=job))
+        with _timed(seconds, "run"):
+            tried = partial(first_run, model, source=model_input, reader=reader, options=job.options)
+            proto, idle = _publish(model, model_output, job, tried)
+            prepared.reports.append(told(idle))
+            resume.settle()
     metrics = _metrics(model_input, proto if model_output is None else model_output, job, given)
     result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples)
     if job.options.PrintSummary and not job.options.CryptoMode:
@@ -210,14 +210,35 @@ def _refuse_nothing(plan: Plan, bodies: Made) -> None:
         )
 
 
-def _write(model: ir.Model, model_output: str | Path | None, job: Job, resume: Resume) -> onnx.ModelProto | None:
-    """The model, to its file or as a protobuf; the job is over then."""
+def _written_out(model: ir.Model, plan: Plan, bodies: Made, prepared: Prepared) -> ir.Model:
+    """The quantized graph, with bodies and explanations; the reports grow."""
+    job = prepared.job
+    install(model, bodies)
+    model = MODES[job.mode].emit(model, plan, job.options)
+    record(plan, bodies)
+    prepared.reports.extend([*bodies.reports, *finish(model, job, prepared.after)])
+    if not job.options.CryptoMode:
+        attach(model, plan)
     model.producer_name, model.producer_version = "openquark", "0.13.0"
-    proto = files.to_proto(model) if model_output is None else None
-    if model_output is not None:
-        files.save(model, Path(model_output), job.external_data)
-    resume.settle()
-    return proto
+    return model
+
+
+def _publish(
+    model: ir.Model, model_output: str | Path | None, job: Job, tried: Callable[..., str]
+) -> tuple[onnx.ModelProto | None, str]:
+    """Hand the model out or write it, once it has run; why it was not run, where that is so."""
+    idle = ""
+
+    def run(draft: Path | onnx.ModelProto) -> None:
+        nonlocal idle
+        idle = tried(draft=draft)
+
+    if model_output is None:
+        proto = files.to_proto(model)
+        run(proto)
+        return proto, idle
+    files.save(model, Path(model_output), job.external_data, run)
+    return None, idle
 
 
 @contextmanager

@@ -238,10 +238,10 @@ def admit(model: ir.Model, custom: bool) -> list[PassReport]:
     """
     repairs = [str(one) for one in model.meta.get(REPAIRS, ())]
     try:
-        reason = _refusal(model, custom)
+        reason = refusal(model, custom)
         if reason is not None:
             repairs += _forget_shapes(model)
-            reason = _refusal(model, custom)
+            reason = refusal(model, custom)
     except (DecodeError, EncodeError, ValueError) as error:
         raise ModelError(f"the model cannot be checked: {reason_of(error)}") from error
     if reason is not None:
@@ -257,7 +257,7 @@ def registered() -> frozenset[tuple[str, str]]:
     return frozenset((one.domain, one.name) for one in _runtime.get_all_operator_schema())
 
 
-def _refusal(model: ir.Model, custom: bool) -> str | None:
+def refusal(model: ir.Model, custom: bool) -> str | None:
     """Why the checker refuses the model; ``None`` where it does not."""
     proto = light_proto(model)
     defined = {(one.domain, one.name) for one in proto.functions}

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from quark.errors import ModelError, ModelNotFoundError, OutputError
 from quark.files.ours import MARK, NAME
 from quark.files.outputs import Input, Output, draft_of
-from quark.onnx.graph.admission import REPAIRS, check_proto
+from quark.onnx.graph.admission import REPAIRS, check_proto, refusal
 from quark.onnx.graph.surgery import all_nodes, in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
 from quark.onnx.graph.weightless import swapped
 from quark.reading import reason_of, regular_file
@@ -265,13 +265,19 @@ def _external(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
         yield from _external(attr.g)
 
 
-def save(model: ir.Model, path: str | os.PathLike[str], external_data: bool = False) -> None:
+def save(
+    model: ir.Model,
+    path: str | os.PathLike[str],
+    external_data: bool = False,
+    tried: Callable[[Path], None] | None = None,
+) -> None:
     """Write ``model`` to ``path``. Whatever goes wrong, nothing half-written stays and an older file keeps its content.
 
     Args:
         model: Its nodes are sorted, its IR version is set to what is written, and its metadata say that we wrote it.
         path: The file. Its folder must exist; a link is followed.
         external_data: Put the weights into ``<path>.data``. Above 2 GiB of weights that happens by itself.
+        tried: Gets the finished file under a name of its own; what it raises keeps the file from being published.
 
     Raises:
         OutputError: The path cannot be written, or the disk is full.
@@ -285,7 +291,9 @@ def save(model: ir.Model, path: str | os.PathLike[str], external_data: bool = Fa
     with draft_of(output_of(path)) as draft:
         try:
             _write(model, draft, external)
-            _check(draft, path)
+            _check(model, draft, path)
+            if tried is not None:
+                tried(draft)
             _map_weights(model, _data_file(Path(os.path.realpath(path))))
         except OSError as error:
             raise OutputError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
@@ -305,11 +313,16 @@ def _write(model: ir.Model, draft: Path, external: bool) -> None:
         raise ModelError(f"the model does not fit into one file ({error}): save it with external data") from error
 
 
-def _check(draft: Path, path: Path) -> None:
+def _check(model: ir.Model, draft: Path, path: Path) -> None:
+    """``onnx.checker`` on the file; on the graph where it holds operators that ONNX Runtime has in ONNX's own domain,
+    which the checker does not know."""
     try:
         onnx.checker.check_model(os.fspath(draft))
     except onnx.checker.ValidationError as error:
-        raise ModelError(f"{str(path)!r} is not written: the model fails onnx.checker: {_innermost(error)}") from error
+        foreign = any(not node.domain and not onnx.defs.has(node.op_type) for node in all_nodes(model))
+        reason = refusal(model, custom=True) if foreign else _innermost(error)
+        if reason is not None:
+            raise ModelError(f"{str(path)!r} is not written: the model fails onnx.checker: {reason}") from error
 
 
 def _map_weights(model: ir.Model, file: Path) -> None:

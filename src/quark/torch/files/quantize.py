@@ -349,9 +349,7 @@ def check_mark(goal: Path, belongs: Mapping[str, str]) -> None:
         raise refuse(f"it has {other}")
 
 
-def finish(
-    goal: Path, checkpoint: Checkpoint, jobs: list[Job], entry: Mapping[str, Any], untied: bool = False
-) -> None:
+def finish(goal: Path, checkpoint: Checkpoint, jobs: list[Job], entry: Mapping[str, Any], untied: bool = False) -> None:
     """The index, the other files of the source, and last the configuration."""
     copy_others(checkpoint, goal)
     if len(jobs) > 1 or any(checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")):

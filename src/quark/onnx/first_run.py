@@ -1,0 +1,239 @@
+"""The first run of a model that is about to be published: what leaves has been checked in full and has run.
+
+    check     onnx.checker in full
+    open      a session as a user opens it, with all optimizations of ONNX Runtime
+    run       a calibration sample, or a generated one; then, where a size is free, the same sample of another size
+    look      the outputs have the shapes that the model declares, and are finite
+
+Where something of it fails, the float model decides: what it cannot do either (a size that its exporter has fixed
+inside, infinity for masked scores) is no fault of the quantized one. Not handled: values that are wrong and finite;
+they are what ``compare`` measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from quark.config.options import Options
+from quark.errors import ConfigError, DataError, ModelError
+from quark.onnx.data import RandomDataReader, Remembering, checked, inputs_of, readable_again, samples_of
+from quark.onnx.graph import model as files
+from quark.onnx.graph.admission import refusal
+from quark.onnx.graph.libraries import library_files
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.run import QUIET
+from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
+from quark.reading import reason_of
+
+Feed = Mapping[str, np.ndarray]
+Source = str | Path | onnx.ModelProto
+#: Elements of all inputs up to which free sizes are doubled for the second run; they are halved above.
+DOUBLED_UP_TO = 1 << 21
+NAME = "first run"
+
+
+@dataclass(frozen=True)
+class Original:
+    """The float model, opened when it is asked for its opinion."""
+
+    source: Source
+    options: Options
+
+    def run(self, feed: Feed) -> list[np.ndarray] | None:
+        """Its outputs; ``None`` where it does not run either."""
+        try:
+            return _run(_opened(self.source, self.options), feed)
+        except (*RUNTIME_ERRORS, ModelError, MemoryError):
+            return None
+
+
+def first_sample(reader: object) -> object:
+    """The first sample of a reader, which may have been read; ``None`` where there is none."""
+    if isinstance(reader, Remembering):
+        return next(iter(reader.first()), None)
+    return None if reader is None else next(iter(samples_of(reader, 1)), None)
+
+
+def first_kept(reader: object) -> object:
+    """The reader, its first sample kept where it can be read only once."""
+    once = reader is not None and not readable_again(reader) and not isinstance(reader, Remembering)
+    return Remembering(reader, 1) if once else reader
+
+
+def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, reader: object, options: Options) -> str:
+    """Check and run a finished model.
+
+    Args:
+        model: the finished model, for what it says of itself.
+        draft: the same as it will be published: a file, or the protobuf.
+        source: the float model.
+        reader: the calibration data; ``None`` for generated values.
+        options: providers and libraries.
+
+    Returns:
+        "" where it ran, otherwise why it was not run.
+
+    Raises:
+        ModelError: the model is not valid, or does not do what the float model does.
+    """
+    reason = refusal(model, bool(options.UserCustomOpLibPath))
+    if reason is not None:
+        raise ModelError(f"the quantized model is not published: it fails onnx.checker: {reason}")
+    original = Original(source, options)
+    feed = _feed(model, reader, options)
+    if isinstance(feed, str):
+        return feed
+    try:
+        session = _opened(draft, options)
+    except MemoryError:
+        return "there is not enough memory for a session"
+    except (*RUNTIME_ERRORS, ModelError) as error:
+        if _short_of_memory(error):
+            return "there is not enough memory for a session"
+        if original.run(feed) is None:
+            return f"ONNX Runtime does not run the float model here either: {reason_of(error)}"
+        raise ModelError(
+            f"the quantized model is not published: ONNX Runtime does not open it: {reason_of(error)}"
+        ) from error
+    for sample in (feed, other_size(model, feed)):
+        why = "" if sample is None else _tried(session, model, sample, original)
+        if why:
+            return why
+    return ""
+
+
+def _feed(model: ir.Model, reader: object, options: Options) -> Feed | str:
+    """A calibration sample, or a generated one, or why there is none."""
+    sample, inputs = first_sample(reader), inputs_of(model)
+    try:
+        if sample is not None:
+            return next(checked([sample], inputs))
+        shapes, ranges = options.RandomDataReaderInputShape, options.RandomDataReaderInputDataRange
+        return RandomDataReader(model, shapes, ranges).get_next() or {}
+    except (DataError, ConfigError) as error:
+        return f"there is no sample for it: {error}"
+
+
+def _opened(model: Path | Source, options: Options) -> onnxruntime.InferenceSession:
+    """A session as a user has it: all optimizations on."""
+    chosen = onnxruntime.SessionOptions()
+    chosen.log_severity_level = QUIET
+    for library in library_files(options.UserCustomOpLibPath):
+        chosen.register_custom_ops_library(library)
+    if isinstance(model, onnx.ModelProto):
+        return open_session(files.load(model), chosen, options.ExecutionProviders)
+    return onnxruntime.InferenceSession(str(model), chosen, providers=list(options.ExecutionProviders))
+
+
+def _run(session: onnxruntime.InferenceSession, feed: Feed) -> list[np.ndarray]:
+    known = {one.name for one in session.get_inputs()}
+    return list(session.run(None, {name: array for name, array in feed.items() if name in known}))
+
+
+def _tried(session: onnxruntime.InferenceSession, model: ir.Model, feed: Feed, original: Original) -> str:
+    """Run one sample; "" or why nothing can be said.
+
+    Raises:
+        ModelError: the model fails where the float model does not.
+    """
+    given = ", ".join(f"{name!r} {array.dtype} {list(array.shape)}" for name, array in feed.items())
+    try:
+        found = _run(session, feed)
+    except MemoryError:
+        return "there is not enough memory for an inference"
+    except RUNTIME_ERRORS as error:
+        if _short_of_memory(error):
+            return "there is not enough memory for an inference"
+        if original.run(feed) is None:
+            return ""  # a sample that the float model does not take either
+        raise ModelError(
+            f"the quantized model is not published: it does not run on {given}: {_short(error)}"
+        ) from error
+    odd = [str(value.name) for value, array in zip(model.graph.outputs, found, strict=True) if _is_odd(value, array)]
+    if odd:
+        _compare(odd, found, [str(value.name) for value in model.graph.outputs], original.run(feed), given)
+    return ""
+
+
+def _is_odd(value: ir.Value, array: object) -> bool:
+    """Whether an output has values or a shape that need an explanation."""
+    if not isinstance(array, np.ndarray):
+        return False
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return True
+    shape = value.shape
+    if shape is None:
+        return False
+    pairs = zip(shape, array.shape, strict=False)
+    return len(shape) != array.ndim or any(isinstance(size, int) and size != own for size, own in pairs)
+
+
+def _compare(
+    odd: Sequence[str], found: Sequence[np.ndarray], names: Sequence[str], float_: list[np.ndarray] | None, given: str
+) -> None:
+    """Raise where an odd output is not odd in the float model."""
+    for name, ours, theirs in zip(names, found, float_ or found, strict=True):
+        if name not in odd:
+            continue
+        if np.shape(ours) != np.shape(theirs):
+            raise ModelError(
+                f"the quantized model is not published: its output {name!r} has the shape {list(np.shape(ours))} on "
+                f"{given}, and that of the float model {list(np.shape(theirs))}"
+            )
+        if np.isfinite(theirs).sum() > np.isfinite(ours).sum():
+            raise ModelError(
+                f"the quantized model is not published: its output {name!r} is not finite on {given}, where that of "
+                "the float model is"
+            )
+
+
+def _short_of_memory(error: Exception) -> bool:
+    return any(word in str(error) for word in ("bad_alloc", "allocate memory", "BFCArena"))
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:400]
+
+
+def other_size(model: ir.Model, feed: Feed) -> Feed | None:
+    """The sample with its free sizes doubled, or halved where it is large; ``None`` where no size is free.
+
+    Axes behind the first are taken where one of them is free; a free batch alone is doubled. All free sizes change
+    alike, so that sizes which follow from each other still do.
+    """
+    free = {
+        str(value.name): [axis for axis, size in enumerate(value.shape or ()) if not isinstance(size, int)]
+        for value in model.graph.inputs
+        if value.name in feed and feed[str(value.name)].ndim == len(value.shape or ())
+    }
+    inner = {name: [axis for axis in axes if axis] for name, axes in free.items()}
+    axes = inner if any(inner.values()) else free
+    if not any(axes.values()):
+        return None
+    large = sum(array.size for array in feed.values()) > DOUBLED_UP_TO
+    sized: Callable[[np.ndarray, int], np.ndarray] = _halved if large else _doubled
+    made = dict(feed)
+    for name, chosen in axes.items():
+        for axis in chosen:
+            made[name] = sized(made[name], axis)
+    return made
+
+
+def _doubled(array: np.ndarray, axis: int) -> np.ndarray:
+    return np.concatenate([array, array], axis)
+
+
+def _halved(array: np.ndarray, axis: int) -> np.ndarray:
+    return np.ascontiguousarray(array.take(range((array.shape[axis] + 1) // 2), axis))
+
+
+def told(reason: str) -> PassReport:
+    """The line of the summary."""
+    return PassReport(NAME, 0 if reason else 1, (f"not run: {reason}",) if reason else ())
