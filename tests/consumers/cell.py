@@ -1,10 +1,10 @@
 """One cell of the table: an architecture in a scheme and a format, loaded by the program that the format is for.
 
-    right      every tensor and the logits are those that were evaluated
-    refused    an error of ours, in one sentence, before anything was written
-    silent     the program loaded it without an error, and computes with other weights
-    differs    the weights are right and the logits are not
-    crash      anything else
+right      every tensor and the logits are those that were evaluated
+refused    an error of ours, in one sentence, before anything was written
+silent     the program loaded it without an error, and computes with other weights
+differs    the weights are right and the logits are not
+crash      anything else
 """
 
 from __future__ import annotations

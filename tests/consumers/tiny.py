@@ -106,8 +106,13 @@ STATES = (  # heads x size of a head is the expanded width
     ("num_heads", "head_dim", "expand"),
     ("n_mamba_heads", "mamba_headdim", "mamba_expand"),
 )
-PERIODS = {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
-           "attention_types": [[["global", "local"], 1]]}
+PERIODS = {
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "attention_types": [[["global", "local"], 1]],
+}
 
 
 def entry(name: str, value: Any, sees: bool) -> Any:

@@ -1,6 +1,6 @@
 """``python -m tests.fuzz.run``: every cause in a process of its own, under limits of time and memory, and a table.
 
-    python -m tests.fuzz.run [READER ...] [--only TEXT] [--list]
+python -m tests.fuzz.run [READER ...] [--only TEXT] [--list]
 """
 
 from __future__ import annotations

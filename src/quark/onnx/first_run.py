@@ -37,6 +37,8 @@ Source = str | Path | onnx.ModelProto
 #: Elements of all inputs up to which free sizes are doubled for the second run; they are halved above.
 DOUBLED_UP_TO = 1 << 21
 NAME = "first run"
+_FAILURES: tuple[type[Exception], ...] = (*RUNTIME_ERRORS, MemoryError, ModelError)
+_NO_MEMORY = "there is not enough memory for it"
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Original:
         """Its outputs; ``None`` where it does not run either."""
         try:
             return _run(_opened(self.source, self.options), feed)
-        except (*RUNTIME_ERRORS, ModelError, MemoryError):
+        except _FAILURES:
             return None
 
 
@@ -92,11 +94,9 @@ def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, re
         return feed
     try:
         session = _opened(draft, options)
-    except MemoryError:
-        return "there is not enough memory for a session"
-    except (*RUNTIME_ERRORS, ModelError) as error:
+    except _FAILURES as error:
         if _short_of_memory(error):
-            return "there is not enough memory for a session"
+            return _NO_MEMORY
         if original.run(feed) is None:
             return f"ONNX Runtime does not run the float model here either: {reason_of(error)}"
         raise ModelError(
@@ -146,15 +146,13 @@ def _tried(session: onnxruntime.InferenceSession, model: ir.Model, feed: Feed, o
     given = ", ".join(f"{name!r} {array.dtype} {list(array.shape)}" for name, array in feed.items())
     try:
         found = _run(session, feed)
-    except MemoryError:
-        return "there is not enough memory for an inference"
-    except RUNTIME_ERRORS as error:
+    except _FAILURES as error:
         if _short_of_memory(error):
-            return "there is not enough memory for an inference"
+            return _NO_MEMORY
         if original.run(feed) is None:
             return ""  # a sample that the float model does not take either
         raise ModelError(
-            f"the quantized model is not published: it does not run on {given}: {_short(error)}"
+            f"the quantized model is not published: it does not run on {given}: {reason_of(error)}"
         ) from error
     odd = [str(value.name) for value, array in zip(model.graph.outputs, found, strict=True) if _is_odd(value, array)]
     if odd:
@@ -195,11 +193,9 @@ def _compare(
 
 
 def _short_of_memory(error: Exception) -> bool:
-    return any(word in str(error) for word in ("bad_alloc", "allocate memory", "BFCArena"))
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]
+    return isinstance(error, MemoryError) or any(
+        word in str(error) for word in ("bad_alloc", "allocate memory", "BFCArena")
+    )
 
 
 def other_size(model: ir.Model, feed: Feed) -> Feed | None:

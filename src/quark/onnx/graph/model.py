@@ -320,7 +320,7 @@ def _check(model: ir.Model, draft: Path, path: Path) -> None:
         onnx.checker.check_model(os.fspath(draft))
     except onnx.checker.ValidationError as error:
         foreign = any(not node.domain and not onnx.defs.has(node.op_type) for node in all_nodes(model))
-        reason = refusal(model, custom=True) if foreign else _innermost(error)
+        reason = refusal(model, custom=False) if foreign else _innermost(error)
         if reason is not None:
             raise ModelError(f"{str(path)!r} is not written: the model fails onnx.checker: {reason}") from error
 

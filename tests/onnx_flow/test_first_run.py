@@ -1,0 +1,98 @@
+"""No model leaves that was not checked in full and did not run, unless the summary says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tests.onnx_flow import models
+from tests.onnx_flow.random_detectors import pictures, random_detector
+
+from quark.errors import ModelError
+from quark.onnx import ModelQuantizer, QConfig
+from quark.onnx.first_run import DOUBLED_UP_TO, NAME, other_size
+from quark.onnx.graph import model as files
+from quark.onnx.qdq import emit
+
+Q = {"PrintSummary": False}
+
+
+def quantizer(preset: str = "A8W8", **options: object) -> ModelQuantizer:
+    config = QConfig.get_default_config(preset)
+    config.global_quant_config.extra_options.update(**Q, **options)
+    return ModelQuantizer(config)
+
+
+def of_pass(model: onnx.ModelProto, **options: object) -> tuple[int, tuple[str, ...]]:
+    data = pictures(0)
+    report = next(one for one in quantizer(**options).run(model, None, data).passes if one.name == NAME)
+    return report.fired, tuple(report.refused)
+
+
+def test_it_has_run() -> None:
+    assert of_pass(random_detector(0)) == (1, ())
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_model_that_fails_is_not_published(written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever breaks the graph: here a node that fails at run time is put before the first output."""
+
+    def broken(model: object) -> object:
+        output = model.graph.outputs[0]  # type: ignore[attr-defined]
+        old = output.producer()
+        shape = emit.ir.Value(name="bad_shape", const_value=emit.ir.tensor([7, 7, 7], name="bad_shape"))
+        model.graph.register_initializer(shape)  # type: ignore[attr-defined]
+        new = emit.ir.Node("", "Reshape", [old.inputs[0], shape], name="bad")
+        model.graph.insert_before(old, new)  # type: ignore[attr-defined]
+        old.replace_input_with(0, new.outputs[0])
+        return model
+
+    whole = emit._with_functions
+    monkeypatch.setattr(emit, "_with_functions", lambda model: whole(broken(model)))  # type: ignore[arg-type]
+    target = tmp_path / "out.onnx"
+    target.write_bytes(b"older")
+    with pytest.raises(ModelError, match="not published"):
+        quantizer("XINT8").quantize_model(random_detector(0), target if written else None, pictures(0))
+    assert target.read_bytes() == b"older" and list(tmp_path.iterdir()) == [target]
+
+
+def test_what_the_float_model_cannot_do_is_no_fault() -> None:
+    """It takes one size only, whatever its input says; and it gives infinity where nothing is."""
+    draw = models.model(
+        """one_size (float["n", 3] x) => (float["n", 4] y, float["n", 4] z) {
+            wide = MatMul (x, w)
+            two = Reshape (wide, sizes)
+            y = Relu (two)
+            minus = Sub (y, y)
+            z = Log (minus)
+        }""",
+        {"w": models.normal(3, 4, seed=0), "sizes": np.array([2, 4], np.int64)},
+        17,
+    )
+    made = quantizer().quantize_model(draw, None, [{"x": models.normal(2, 3, seed=1)}])
+    assert made is not None
+
+
+def test_without_a_sample_generated_values_serve_and_otherwise_it_says_so() -> None:
+    weight = {"w": models.normal(3, 4, seed=0)}
+    known = models.model('known (float["n", 3] x) => (float["n", 4] y) { y = MatMul (x, w) }', weight, 17)
+    result = quantizer("UINT8_DYNAMIC_QUANT").run(known)
+    assert next(one for one in result.passes if one.name == NAME).fired == 1
+    unfit = quantizer("UINT8_DYNAMIC_QUANT", RandomDataReaderInputShape={"x": [2, 7]})
+    report = next(one for one in unfit.run(known).passes if one.name == NAME)
+    assert report.fired == 0 and report.refused[0].startswith("not run: there is no sample")
+
+
+def test_another_size_changes_all_free_sizes_alike() -> None:
+    model = files.load(random_detector(0))
+    feed = {"x": np.zeros((1, 3, 32, 64), np.float32)}
+    small, large = other_size(model, feed), other_size(model, {"x": np.zeros((1, 3, 1024, DOUBLED_UP_TO // 1024))})
+    assert small is not None and small["x"].shape == (1, 3, 64, 128)
+    assert large is not None and large["x"].shape == (1, 3, 512, DOUBLED_UP_TO // 2048)
+    model.graph.inputs[0].shape = files.ir.Shape([None, 3, 32, 64])
+    batch = other_size(model, feed)
+    assert batch is not None and batch["x"].shape == (2, 3, 32, 64)
+    model.graph.inputs[0].shape = files.ir.Shape([1, 3, 32, 64])
+    assert other_size(model, feed) is None
