@@ -341,3 +341,27 @@ def test_one_process_works_on_a_kept_file_at_a_time(tmp_path: Path) -> None:
         with working_on(state, "the ledger"):  # a killed process holds nothing
             pass
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", ["tokenizer.json", "vocab.txt"])
+def test_in_a_folder_the_configuration_comes_last(
+    there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it no program takes the folder for a model: whoever looks meanwhile finds none, or a whole one."""
+    target, seen = tmp_path / "model", list[str]()
+    target.mkdir()
+    (target / there).write_text("mine")
+    replace = os.replace
+
+    def watched(source: str, goal: str) -> None:
+        seen.append(Path(goal).name)
+        replace(source, goal)
+
+    monkeypatch.setattr(os, "replace", watched)
+    names = ["config.json", "model.safetensors", "aaa.json", "zzz.json", "quantization_config.json"]
+    with new_folder(target) as folder:
+        for name in names:
+            (folder / name).write_text("{}")
+    assert sorted(seen) == sorted(names)
+    assert set(seen[-2:]) == {"config.json", "quantization_config.json"}
+    assert (target / there).read_text() == "mine"

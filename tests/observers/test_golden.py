@@ -224,7 +224,7 @@ def test_weights_are_quantized_like_the_reference_or_better(name: str, label: st
     theirs = np.asarray(oracle["scale"], np.float32), np.asarray(oracle["zero_point"], np.int32)
     lo, hi = weight_range(values, spec, "w")
     ours = spec.grid.parameters(lo, hi)
-    if np.allclose(ours[0], theirs[0], rtol=1e-6) and np.array_equal(ours[1], theirs[1]):
+    if np.allclose(ours[0], theirs[0], rtol=1e-6, atol=0) and np.array_equal(ours[1], theirs[1]):
         return
     errors = [
         float(np.square(values - fake_quantize(values, *pair, spec.grid.format, spec.granularity), dtype="f8").mean())
@@ -234,4 +234,5 @@ def test_weights_are_quantized_like_the_reference_or_better(name: str, label: st
         low, high = representable(*theirs, spec.grid)
         assert values.min() < low or values.max() > high
         return
-    assert "MinMSE" in label and errors[0] <= errors[1] * 1.001
+    # 0.3 %: a histogram of values near 1e-6 whose bins the reference has in float32
+    assert "MinMSE" in label and errors[0] <= errors[1] * 1.003
