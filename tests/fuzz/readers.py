@@ -13,9 +13,16 @@ from tests.fuzz.causes import Cause
 
 @dataclass(frozen=True)
 class Reader:
-    """A kind of file: the module with its causes (``CAUSES``) and what reads it (``read``); libraries that it needs."""
+    """A kind of file.
+
+    Attributes:
+        module: where its causes are, and ``read``, which reads what a cause has written.
+        table: the name of the list of causes.
+        needs: libraries without which it cannot read.
+    """
 
     module: str
+    table: str = "CAUSES"
     needs: tuple[str, ...] = ()
 
     @property
@@ -25,10 +32,15 @@ class Reader:
         return found
 
 
-READERS = {"onnx": Reader("onnx_graph_causes")}
+READERS = {
+    "onnx": Reader("onnx_graph_causes"),
+    "npy": Reader("data_causes", "NPY"),
+    "npz": Reader("data_causes", "NPZ"),
+    "image": Reader("data_causes", "IMAGE", ("PIL",)),
+}
 
 
 @cache
 def causes(reader: str) -> tuple[Cause, ...]:
     """The causes of a reader."""
-    return tuple(import_module(f"tests.fuzz.{READERS[reader].module}").CAUSES)
+    return tuple(getattr(import_module(f"tests.fuzz.{READERS[reader].module}"), READERS[reader].table))
