@@ -2,13 +2,19 @@
 # make test   ruff, mypy and the test suite (installs everything into .venv)
 # make lint   ruff and mypy only
 # make slow   the tests that take longer
+# make fuzz   damage files for an hour (FUZZ_SECONDS=3600) and see that every reader answers in a sentence
+# make mutants SEED=1 COUNT=200   break the package in places drawn by a seed, and see that a test notices
 # make docs   write the generated pages, run the code of all pages
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test slow lint docs clean
+.PHONY: demo test slow lint docs clean fuzz mutants
+
+FUZZ_SECONDS ?= 3600
+SEED ?= 0
+COUNT ?= 200
 
 demo: $(VENV)/.onnx
 	$(BIN)/python -m quark.demo
@@ -22,6 +28,12 @@ slow: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -W ignore -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --seed $(SEED)
+
+mutants: $(VENV)/.dev
+	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT)
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

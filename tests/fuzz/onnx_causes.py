@@ -51,12 +51,20 @@ def read(folder: Path) -> None:
     feed = next(iter(RandomDataReader(path)))
     onnx.checker.check_model(str(result), full_check=True)
     got = models.run(result, feed)
+    if not is_moderate(path):
+        return
     expected = models.run(path, feed)
     for ours, theirs in zip(got, expected, strict=True):
         if theirs.dtype.kind == "f" and theirs.size and np.isfinite(theirs).all():
             unit = max(float(np.abs(theirs).max()), 1e-6)
             if not np.abs(ours - theirs).max() <= 0.2 * unit:
                 raise Finding(f"far from the float model: {np.abs(ours - theirs).max() / unit:.2g}")
+
+
+def is_moderate(path: Path) -> bool:
+    """Whether all weights are of the usual size: one value of 1e38 leaves eight bits nothing for the others."""
+    weights = (numpy_helper.to_array(one) for one in onnx.load(path).graph.initializer)
+    return all(array.dtype.kind != "f" or not array.size or np.abs(array).max() < 100 for array in weights)
 
 
 def write(edit: Edit, folder: Path) -> None:

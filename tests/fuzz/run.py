@@ -1,6 +1,9 @@
 """``python -m tests.fuzz.run``: every cause in a process of its own, under limits of time and memory, and a table.
 
-python -m tests.fuzz.run [READER ...] [--only TEXT] [--list]
+    python -m tests.fuzz.run [READER ...] [--only TEXT] [--list] [--seconds N --seed S]
+
+With ``--seconds`` bytes are mutated on from the files of all causes until the time is over (``make fuzz``). A file that
+finds something is kept in ``--kept``; it becomes a cause of its own when it is mended. Linux and macOS only.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from tests.fuzz.causes import SECONDS, Finding, judge
+from tests.fuzz.mutation import mutate_files
 from tests.fuzz.readers import READERS, causes
 
 MEMORY = 4 << 30
@@ -84,12 +89,41 @@ def _wait(reading: int, child: int, seconds: float) -> tuple[str, str] | None:
     return kind, words
 
 
+def mutate(readers: list[str], seconds: float, seed: int, kept: Path) -> int:
+    """Mutate the files of the causes until the time is over; 1 where something was found."""
+    end, number, findings = time.monotonic() + seconds, 0, 0
+    counts: Counter[tuple[str, str]] = Counter()
+    kept.mkdir(parents=True, exist_ok=True)
+    while time.monotonic() < end:
+        name = readers[number % len(readers)]
+        found = causes(name)
+        one = found[(seed * 7919 + number) % len(found)]
+        made = partial(mutate_files, one.make, seed * 1_000_003 + number)
+        kind, words = alone(f"{one} (mutation {seed}:{number})", made, READERS[name].read)
+        counts[name, kind] += 1
+        number += 1
+        if kind == "finding":
+            findings += 1
+            folder = kept / f"{name}-{seed}-{number}"
+            folder.mkdir(exist_ok=True)
+            made(folder)
+            print(f"FINDING {words}\n    kept in {folder}", flush=True)
+    for (name, kind), count in sorted(counts.items()):
+        print(f"{name:20} {kind:10} {count}")
+    return int(findings > 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("readers", nargs="*")
     parser.add_argument("--only", default="")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kept", type=Path, default=Path(tempfile.gettempdir()) / "quark-fuzz")
     given = parser.parse_args()
+    if given.seconds:
+        return mutate(given.readers or list(READERS), given.seconds, given.seed, given.kept)
     counts: Counter[tuple[str, str]] = Counter()
     for name in given.readers or READERS:
         for one in causes(name):

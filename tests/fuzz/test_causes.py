@@ -5,11 +5,17 @@ The default suite takes a part of the causes, spread over all fields; `make slow
 
 from __future__ import annotations
 
+import tempfile
 import warnings
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies
 from tests.fuzz.causes import Cause, judge
+from tests.fuzz.mutation import mutate_files
 from tests.fuzz.readers import READERS, causes
 
 #: Causes of each reader that the default suite judges.
@@ -44,6 +50,17 @@ def test_damage_is_refused_in_a_sentence_or_does_no_harm(one: Cause, tmp_path: P
 @pytest.mark.parametrize("one", [one for one in ALL if one not in QUICK], ids=str)
 def test_all_other_damage(one: Cause, tmp_path: Path) -> None:
     check(one, tmp_path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@hypothesis.given(which=strategies.integers(0, 10**6), seed=strategies.integers(0, 2**32))
+@hypothesis.settings(max_examples=25, suppress_health_check=list(hypothesis.HealthCheck))
+def test_mutated_bytes(reader: str, which: int, seed: int) -> None:
+    found = causes(reader)
+    one = found[which % len(found)]
+    made = replace(one, damage=f"{one.damage}, mutation {seed}", make=partial(mutate_files, one.make, seed))
+    with tempfile.TemporaryDirectory() as name:
+        check(made, Path(name))
 
 
 def test_causes_are_many_and_differ() -> None:

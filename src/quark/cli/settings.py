@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from quark.errors import ConfigError
+from quark.reading import DAMAGED_TEXT, reason_of
 
 PYTHON = {"None": None, "True": True, "False": False}
 
@@ -42,7 +43,9 @@ def parse_value(name: str, text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         pass
+    except DAMAGED_TEXT as error:
+        raise ConfigError(f"--set {name}: cannot read the value {text!r:.80}: {reason_of(error)}") from error
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {name}: cannot read the value {text!r}: {str(error).splitlines()[0]}") from error
+    except (yaml.YAMLError, *DAMAGED_TEXT) as error:
+        raise ConfigError(f"--set {name}: cannot read the value {text!r:.80}: {reason_of(error)}") from error

@@ -24,6 +24,7 @@ from typing import Any
 import joblib
 import onnx_ir as ir
 
+from quark.errors import ConfigError
 from quark.observers import Memory, MovingMinMax
 from quark.onnx.calibration import Progress, Request, Statistics, count_sample, reported, split_by_need
 from quark.onnx.data import Feed, checked, inputs_of, samples_of
@@ -37,6 +38,8 @@ from quark.onnx.scratch import Scratch
 
 #: Samples that a worker counts before it hands its statistics over.
 CHUNK = 4
+#: Workers that are taken; each is a thread or a process of this machine or of a cluster.
+MOST = 1024
 Chunk = tuple[int, list[Feed]]
 
 
@@ -80,8 +83,10 @@ def observe_with_workers(
     """``quark.onnx.calibration.observe`` by ``workers`` workers; the same statistics.
 
     Raises:
-        ConfigError: workers are processes and ``CryptoMode`` keeps the model off the disk.
+        ConfigError: more than 1,024 workers; or they are processes and ``CryptoMode`` keeps the model off the disk.
     """
+    if workers > MOST:
+        raise ConfigError(f"CalibWorkerNum is {workers}; at most {MOST} workers are taken")
     statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
     ledger = Ledger(resume or Resume(), statistics)
     source = samples_of(samples)
