@@ -1,4 +1,4 @@
-"""Fields of a configuration together, drawn at random: what is quantized is a valid model, runs, and is near the float one."""
+"""Fields of a configuration together, drawn at random: the result is a valid model, runs, and is near the float one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from quark.onnx import (
     ModelQuantizer,
     QConfig,
     QLayerConfig,
-    QuantGranularity,
     QTensorConfig,
+    QuantGranularity,
 )
 
 ACTIVATIONS = ("a", "r", "d", "l", "g", "c", "u", "s", "m", "j", "p", "f", "h", "k", "t", "v", "x", "z")
@@ -93,7 +93,7 @@ def configuration(draw: random.Random) -> QConfig:
 
 
 def check(seed: int) -> None:
-    draw = random.Random(seed)  # noqa: S311 (a reproducible choice)
+    draw = random.Random(seed)
     proto, config = network(draw.choice((11, 13, 17, 19, 21))), configuration(draw)
     found = ModelQuantizer(config).quantize_model(proto, None, Reader(samples()))
     assert found is not None
