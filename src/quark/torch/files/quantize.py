@@ -322,7 +322,8 @@ def begin(goal: Path, belongs: Mapping[str, str]) -> None:
     """
     if goal.exists() and not goal.is_dir():
         raise ConfigError(f"{str(goal)!r} is a file; the quantized checkpoint needs a folder")
-    there = sorted({path.name for path in goal.iterdir()} - {f".{PROGRESS}.lock"}) if goal.is_dir() else []
+    unborn = {f".{PROGRESS}.lock", f".{PROGRESS}.part"}  # of a job that was killed before it began
+    there = sorted({path.name for path in goal.iterdir()} - unborn) if goal.is_dir() else []
     unwritten = there == [PROGRESS] and not (goal / PROGRESS).read_bytes().endswith(b"}\n")  # the disk lost it
     if PROGRESS in there and not unwritten:
         check_mark(goal, belongs)

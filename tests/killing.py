@@ -1,0 +1,250 @@
+"""Jobs that are killed at random moments and go on: ``python -m tests.killing JOB FOLDER SEED COUNT``.
+
+A process imports everything and forks one child a run. A child counts what it asks of the disk (renames, and content
+brought there); at the moment that the seed draws, it ends by SIGKILL. In half of the runs the machine loses its power
+too: the file that was being written is cut to half its length, or the last one that was renamed is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Job = Callable[[Path], None]
+
+
+class Disk:
+    """Counts the moments of a run, and ends it at one of them."""
+
+    def __init__(self, moment: int, cut: str) -> None:
+        self.count, self.moment, self.cut = 0, moment, cut
+        self.last: str | None = None
+        self.replace, self.sync = os.replace, os.fsync
+
+    def watch(self) -> None:
+        os.replace, os.fsync = self.replaced, self.synced  # type: ignore[assignment]
+
+    def event(self, writing: str | None = None) -> None:
+        self.count += 1
+        if self.count - 1 != self.moment:
+            return
+        victim = writing if self.cut == "writing" else self.last if self.cut == "renamed" else None
+        if victim is not None and os.path.isfile(victim):
+            os.truncate(victim, os.path.getsize(victim) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def replaced(self, source: Any, goal: Any) -> None:
+        self.event(os.fspath(source))
+        self.replace(source, goal)
+        self.last = os.fspath(goal)
+        self.event()
+
+    def synced(self, handle: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{handle}")
+        self.event(name)
+        self.sync(handle)
+
+
+def child(job: Job, folder: Path, moment: int = -1, cut: str = "") -> tuple[int, int]:
+    """Run a job in a process of its own: its exit code, and the moments that it had."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if not pid:
+        disk = Disk(moment, cut)
+        disk.watch()
+        try:
+            job(folder)
+            os.write(into, str(disk.count).encode())
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+    os.close(into)
+    with os.fdopen(out) as pipe:
+        count = int(pipe.read() or 0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), count
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def trials(job: Job, folder: Path, seed: int, count: int) -> dict[str, Any]:
+    """Kill a job ``count`` times, each time in a new folder, and let it go on; which did not end as a whole one."""
+    draw = random.Random(seed)
+    whole = folder / "whole"
+    whole.mkdir()
+    code, moments = child(job, whole)
+    assert code == 0 and moments > 0, "the job itself fails"
+    wanted, wrong = contents(whole / "out"), []
+    for number in range(count):
+        moment, cut = draw.randrange(moments), draw.choice(["", "", "writing", "renamed"])
+        place = folder / str(number)
+        place.mkdir()
+        killed, _ = child(job, place, moment, cut)
+        unfinished = contents(place)
+        ended, again = child(job, place)
+        if killed != -signal.SIGKILL or ended != 0 or contents(place / "out") != wanted or again > 2 * moments + 4:
+            wrong.append([moment, cut, killed, ended, sorted(unfinished), sorted(contents(place))])
+        shutil.rmtree(place)
+    return {"moments": moments, "kills": count, "wrong": wrong}
+
+
+# ---- jobs, each of which writes to folder/out ------------------------------------------------------------------------
+
+
+def onnx_job(options: dict[str, Any], algorithms: Callable[[], list[Any]]) -> Job:
+    from tests.onnx_flow import models
+    from tests.onnx_flow.test_resume_kills import GRAPH, WEIGHTS
+
+    from quark.onnx import CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig
+
+    proto = models.model(GRAPH, WEIGHTS)
+    samples = [models.feeds(proto, k) for k in range(3)]
+
+    def job(folder: Path) -> None:
+        (folder / "out").mkdir(exist_ok=True)
+        extra = {"PrintSummary": False, "SaveAndRestore": str(folder / "state.json"), **options}
+        layer = QLayerConfig(input_tensors=Int8Spec(calibration_method=CalibMethod.Percentile), weight=Int8Spec())
+        config = QConfig(layer, algo_config=algorithms(), extra_options=extra)
+        ModelQuantizer(config).quantize_model(proto, folder / "out" / "q.onnx", samples)
+
+    return job
+
+
+def adaround() -> Job:
+    import torch  # noqa: F401 - before the fork
+
+    from quark.onnx import AdaQuantConfig, AdaRoundConfig
+    from quark.onnx.algorithms import finetune  # noqa: F401
+
+    settings = {"num_iterations": 4, "batch_size": 1}
+    return onnx_job({}, lambda: [AdaRoundConfig(**settings), AdaQuantConfig(**settings)])
+
+
+def external_data() -> Job:
+    """Over an older result, with the weights in a file of their own."""
+    inner = onnx_job({}, list)
+
+    def job(folder: Path) -> None:
+        from quark.onnx.graph.model import load, save
+
+        inner(folder)
+        save(load(folder / "out" / "q.onnx"), folder / "out" / "data.onnx", external_data=True)
+        save(load(folder / "out" / "data.onnx"), folder / "out" / "data.onnx", external_data=True)
+
+    return job
+
+
+def gptq() -> Job:
+    from tests.onnx_flow import models
+
+    from quark.onnx import GPTQConfig, Int8Spec, ModelQuantizer, QConfig, QLayerConfig
+
+    graph = "g (float[n, 32] x) => (float[n, 8] y) { [a] h = MatMul(x, w) [r] t = Relu(h) [b] y = MatMul(t, v) }"
+    proto = models.model(graph, {"w": models.normal(32, 32), "v": models.normal(32, 8, seed=1)})
+    samples = [{"x": models.normal(16, 32, seed=k)} for k in range(3)]
+
+    def job(folder: Path) -> None:
+        (folder / "out").mkdir(exist_ok=True)
+        extra = {"PrintSummary": False, "SaveAndRestore": str(folder / "state.json")}
+        layer = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
+        config = QConfig(layer, algo_config=[GPTQConfig()], extra_options=extra)
+        ModelQuantizer(config).quantize_model(proto, folder / "out" / "q.onnx", samples)
+
+    return job
+
+
+def onnx_search() -> Job:
+    from tests.onnx_flow import models
+
+    from quark.onnx.search import save_plan, search
+
+    proto = models.cnn()
+    samples = [models.feeds(proto, k) for k in range(2)]
+
+    def job(folder: Path) -> None:
+        (folder / "out").mkdir(exist_ok=True)
+        found = search(proto, "A8W8", samples, ["A8W8", "A16W8", "float"], "sqnr>=30", ledger=folder / "ledger.json")
+        save_plan(folder / "out" / "plan.yaml", "A8W8", found, "sqnr>=30", "size")
+
+    return job
+
+
+def llama(folder: Path) -> Path:
+    """A language model in several files, made once."""
+    import torch
+    import transformers
+    from tests.torch_flow.test_files import HEADS
+
+    torch.manual_seed(0)
+    source = folder / "llama"
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**HEADS, "num_hidden_layers": 2}))
+    model.save_pretrained(source, max_shard_size="100KB")
+    (source / "tokenizer.json").write_text("{}")
+    return source
+
+
+def torch_files(scheme: str, algorithm: str | None = None) -> Job:
+    import tempfile
+
+    import torch
+    from tests.torch_flow.test_files import IDS
+
+    from quark.torch import LLMTemplate
+    from quark.torch.files import quantize_checkpoint
+
+    source = llama(Path(tempfile.mkdtemp(dir=FOLDER)))
+    config = LLMTemplate.get("llama").get_config(scheme, algorithm=algorithm)
+    samples = [IDS[:1, :8]] if algorithm or scheme == "fp8" else None
+    torch.set_num_threads(1)
+    return lambda folder: quantize_checkpoint(source, folder / "out", config, samples=samples)
+
+
+def export() -> Job:
+    from tests.torch_flow.export.test_failures import LLM, language
+
+    from quark.torch import export_safetensors
+
+    model = language(LLM["int4"])
+
+    def job(folder: Path) -> None:
+        if not (folder / "out" / "config.json").exists():
+            export_safetensors(model, folder / "out", max_shard_size=20_000)
+
+    return job
+
+
+FOLDER = Path()
+JOBS: dict[str, Callable[[], Job]] = {
+    "adaround": adaround,
+    "external data": external_data,
+    "gptq": gptq,
+    "search": onnx_search,
+    "export": export,
+    "files": lambda: torch_files("int4_wo_32"),
+    "files, static": lambda: torch_files("fp8"),
+    "files, gptq": lambda: torch_files("int4_wo_32", "gptq"),
+    "files, awq": lambda: torch_files("int4_wo_32", "awq"),
+}
+
+
+def main(name: str, folder: str, seed: str, count: str) -> None:
+    """Run the trials of one job; the last line is what came of them, as JSON."""
+    global FOLDER
+    FOLDER = Path(folder)
+    np.random.default_rng(0)
+    print(json.dumps(trials(JOBS[name](), FOLDER, int(seed), int(count))), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
