@@ -279,6 +279,7 @@ ALLOWED = {
     "quark.onnx.graph.model": DRAFT,
     "quark.onnx.resume": OWN,
     "quark.demo.__main__": "makes the folder of its results",
+    "quark.cli.torch_quantize": OWN,
     "quark.torch.bench": PRIVATE,
     "quark.torch.search": PRIVATE,
     "quark.torch.sensitivity": PRIVATE,

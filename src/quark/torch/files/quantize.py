@@ -324,7 +324,7 @@ def begin(goal: Path, belongs: Mapping[str, str]) -> None:
         raise ConfigError(f"{str(goal)!r} is a file; the quantized checkpoint needs a folder")
     unborn = {f".{PROGRESS}.lock", f".{PROGRESS}.part"}  # of a job that was killed before it began
     there = sorted({path.name for path in goal.iterdir()} - unborn) if goal.is_dir() else []
-    unwritten = there == [PROGRESS] and not (goal / PROGRESS).read_bytes().endswith(b"}\n")  # the disk lost it
+    unwritten = PROGRESS in there and is_lost(goal)
     if PROGRESS in there and not unwritten:
         check_mark(goal, belongs)
         log.info("%s: %d files are there already", goal, sum(name.endswith(SUFFIX) for name in there))
@@ -335,6 +335,12 @@ def begin(goal: Path, belongs: Mapping[str, str]) -> None:
         )
     goal.mkdir(parents=True, exist_ok=True)
     write_json(goal / PROGRESS, {"version": VERSION, "belongs": dict(belongs)})
+
+
+def is_lost(goal: Path) -> bool:
+    """Whether the disk lost the end of the mark, and nothing was finished under it: then the job begins anew."""
+    files = [path for path in goal.rglob("*") if path.is_file() and not path.name.endswith((".part", ".lock"))]
+    return files == [goal / PROGRESS] and not files[0].read_bytes().endswith(b"}\n")
 
 
 def check_mark(goal: Path, belongs: Mapping[str, str]) -> None:
