@@ -37,6 +37,9 @@ READERS = {
     "npy": Reader("data_causes", "NPY"),
     "npz": Reader("data_causes", "NPZ"),
     "image": Reader("data_causes", "IMAGE", ("PIL",)),
+    "safetensors": Reader("torch_causes", "SAFETENSORS", ("torch", "safetensors")),
+    "index": Reader("torch_causes", "INDEXES", ("torch", "safetensors")),
+    "tokens": Reader("torch_causes", "TOKENS", ("torch",)),
 }
 
 

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
 #: What is broken -> the tests that are asked.
 TARGETS = {
-    "quark/numerics": ["tests/numerics", "tests/observers"],
+    "quark/numerics": ["tests/numerics", "tests/observers", "tests/operators"],
     "quark/observers": ["tests/observers", "tests/onnx_flow/test_calibration.py"],
     "quark/onnx/qdq": [
         f"tests/onnx_flow/test_{name}.py"

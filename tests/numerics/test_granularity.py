@@ -120,3 +120,14 @@ def test_names():
         "per group of 32 (axis -1)",
         "per token",
     ]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 7), (7, 1)])
+def test_blocks_of_one_row_or_column_are_blocks(rows: int, columns: int) -> None:
+    assert Block2D(rows, columns).blocks((8, 9)) == (rows, columns)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 1), (1, 0), (-1, 4), (4, -1)])
+def test_blocks_of_nothing_are_refused(rows: int, columns: int) -> None:
+    with pytest.raises(ConfigError, match="must be 1 x 1 or more"):
+        Block2D(rows, columns)

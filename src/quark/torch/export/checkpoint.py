@@ -14,9 +14,11 @@ from pathlib import Path
 import torch
 
 from quark.errors import ModelError
+from quark.reading import reason_of, regular_file
 from quark.torch.export.model_files import read_object
 
 SUFFIX = ".safetensors"
+LONGEST_NAME = 255
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -99,30 +101,38 @@ def indexed_files(folder: Path, index: Path) -> dict[str, tuple[str, ...]]:
         raise ModelError(f"{str(index)!r} has no weight_map")
     files: dict[str, list[str]] = {}
     for name, file in entries.items():
-        if not isinstance(file, str) or Path(file).name != file or "\\" in file or not file.endswith(SUFFIX):
+        if not isinstance(file, str) or not _is_plain(file):
             raise ModelError(
-                f"{str(index)!r}: tensor {name!r} is said to be in {file!r}, which is no file of the folder"
+                f"{str(index)!r}: tensor {name!r:.99} is said to be in {file!r:.99}, which is no file of the folder"
             )
         files.setdefault(file, []).append(name)
     for file, names in files.items():
         there = names_in(folder / file)
         if missing := sorted(set(names) - set(there)):
-            raise ModelError(f"{str(folder / file)!r} has no tensor {missing[0]!r}, which {index.name!r} says it has")
+            lost = f"{missing[0]!r:.99}"
+            raise ModelError(f"{str(folder / file)!r} has no tensor {lost}, which {index.name!r} says it has")
         if more := sorted(set(there) - set(names)):
-            raise ModelError(f"{str(folder / file)!r} has a tensor {more[0]!r}, which {index.name!r} does not name")
+            raise ModelError(f"{str(folder / file)!r} has a tensor {more[0]!r:.99}, which {index.name!r} does not name")
     return {file: tuple(names) for file, names in files.items()}
+
+
+def _is_plain(file: str) -> bool:
+    """The name of a file in a folder, on every system."""
+    plain = Path(file).name == file and not any(sign in file for sign in "\\:\0")
+    return plain and file.endswith(SUFFIX) and len(file.encode(errors="replace")) <= LONGEST_NAME
 
 
 def opened(path: Path):  # type: ignore[no-untyped-def]
     """A safetensors file, its header checked."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
+    if not path.exists():
         raise ModelError(f"{str(path)!r} is missing")
+    regular_file(path, ModelError)
     try:
         return safe_open(str(path), framework="pt")
     except (SafetensorError, OSError, struct.error) as error:
-        raise ModelError(f"{str(path)!r} is not a whole safetensors file: {error}") from error
+        raise ModelError(f"{str(path)!r} is not a whole safetensors file: {reason_of(error)}") from error
 
 
 def names_in(path: Path) -> list[str]:
@@ -138,7 +148,7 @@ def tensor_of(source, path: Path, name: str) -> torch.Tensor:  # type: ignore[no
     try:
         return source.get_tensor(name)
     except (SafetensorError, RuntimeError, ValueError) as error:
-        raise ModelError(f"{str(path)!r}: tensor {name!r} cannot be read: {error}") from error
+        raise ModelError(f"{str(path)!r}: tensor {name!r:.99} cannot be read: {reason_of(error)}") from error
 
 
 def row_of(source, path: Path, name: str, number: int) -> torch.Tensor:  # type: ignore[no-untyped-def]
@@ -148,5 +158,6 @@ def row_of(source, path: Path, name: str, number: int) -> torch.Tensor:  # type:
     try:
         row: torch.Tensor = source.get_slice(name)[number]
     except (SafetensorError, RuntimeError, ValueError, IndexError) as error:
-        raise ModelError(f"{str(path)!r}: row {number} of tensor {name!r} cannot be read: {error}") from error
+        why = reason_of(error)
+        raise ModelError(f"{str(path)!r}: row {number} of tensor {name!r:.99} cannot be read: {why}") from error
     return row

@@ -1,0 +1,48 @@
+"""Arrays come out of .npy and .npz files as NumPy put them in; what is no number never does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quark.errors import DataError
+from quark.numerics.array_files import ArrayArchive, load_array
+
+TYPES = ("float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "uint64", ">f4", "bool")
+SHAPES = ((), (0,), (3,), (2, 3), (4, 0, 2), (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_what_numpy_wrote(dtype: str, shape: tuple[int, ...], order: str, tmp_path: Path) -> None:
+    array = np.asarray(np.random.default_rng(0).random(shape) * 9).astype(dtype, order=order)  # type: ignore[call-overload]
+    np.save(tmp_path / "a.npy", array)
+    np.savez(tmp_path / "a.npz", x=array, y=array + array)
+    np.savez_compressed(tmp_path / "b.npz", y=array)
+    archives = ArrayArchive(tmp_path / "a.npz")["x"], ArrayArchive(tmp_path / "b.npz")["y"]
+    for one in (load_array(tmp_path / "a.npy"), *archives):
+        assert one.dtype == array.dtype and one.shape == array.shape
+        np.testing.assert_array_equal(one, array)
+    assert list(ArrayArchive(tmp_path / "a.npz")) == ["x", "y"]
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_every_version_of_the_format(version: tuple[int, int], tmp_path: Path) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with open(tmp_path / "a.npy", "wb") as file:
+        np.lib.format.write_array(file, array, version=version)
+    np.testing.assert_array_equal(load_array(tmp_path / "a.npy"), array)
+
+
+@pytest.mark.parametrize("kind", ["complex64", "U3", "S3", "datetime64[s]", "object", "longdouble"])
+def test_what_is_no_number_is_refused(kind: str, tmp_path: Path) -> None:
+    array = np.zeros(3).astype(kind)
+    np.save(tmp_path / "a.npy", array, allow_pickle=True)
+    np.savez(tmp_path / "a.npz", x=array)
+    with pytest.raises(DataError, match="does not say what type and shape of numbers"):
+        load_array(tmp_path / "a.npy")
+    with pytest.raises(DataError, match=r"array 'x'.*does not say"):
+        ArrayArchive(tmp_path / "a.npz")["x"]
