@@ -21,6 +21,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from quark.config.job import Job
 from quark.config.options import Options
 from quark.errors import ConfigError, DataError, ModelError
 from quark.onnx.data import RandomDataReader, Remembering, checked, inputs_of, readable_again, samples_of
@@ -69,15 +70,15 @@ def first_kept(reader: object) -> object:
     return Remembering(reader, 1) if once else reader
 
 
-def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, reader: object, options: Options) -> str:
+def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, reader: object, job: Job) -> str:
     """Check and run a finished model.
 
     Args:
         model: the finished model, for what it says of itself.
         draft: the same as it will be published: a file, or the protobuf.
         source: the float model.
-        reader: the calibration data; ``None`` for generated values.
-        options: providers and libraries.
+        reader: the calibration data; generated values serve where there are none, and in modes that read no data.
+        job: what was asked for.
 
     Returns:
         "" where it ran, otherwise why it was not run.
@@ -85,11 +86,12 @@ def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, re
     Raises:
         ModelError: the model is not valid, or does not do what the float model does.
     """
+    options = job.options
     reason = refusal(model, bool(options.UserCustomOpLibPath))
     if reason is not None:
         raise ModelError(f"the quantized model is not published: it fails onnx.checker: {reason}")
     original = Original(source, options)
-    feed = _feed(model, reader, options)
+    feed = _feed(model, reader if job.mode == "static" else None, options)
     if isinstance(feed, str):
         return feed
     try:

@@ -120,7 +120,7 @@ def _quantize(
             check_names(model, job, known, tensors)
         given = reader = kept_for_evaluation(job.options, reader)
         reader = in_layout(reader_for(job, reader), prepared.moved)
-        reader = first_kept(remembering(job, rereadable(reader) if inside else reader))
+        reader = first_kept(remembering(job, rereadable(reader) if inside and job.mode == "static" else reader))
         context = Context(job, reader, scratch, resume, update, known)
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, context))
@@ -147,7 +147,7 @@ def _quantize(
         with _timed(seconds, "write"):
             model = _written_out(model, plan, bodies, replace(prepared, job=job))
         with _timed(seconds, "run"):
-            tried = partial(first_run, model, source=model_input, reader=reader, options=job.options)
+            tried = partial(first_run, model, source=model_input, reader=reader, job=job)
             proto, idle = _publish(model, model_output, job, tried)
             prepared.reports.append(told(idle))
             resume.settle()

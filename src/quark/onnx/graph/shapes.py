@@ -23,6 +23,7 @@ from onnx_ir.serde import deserialize_value_info_proto
 
 from quark.onnx.graph.budget import may_propagate
 from quark.onnx.graph.reader_types import learn_from_readers
+from quark.onnx.graph.runtime_operators import stand_in
 from quark.onnx.graph.weightless import light_proto
 
 _log = logging.getLogger(__name__)
@@ -37,11 +38,11 @@ def infer_shapes(model: ir.Model) -> int:
         Number of values that learnt something. 0, with a warning in the log, where inference gives up on the model.
     """
     try:
-        inferred = _infer(light_proto(model), may_propagate(model))
+        inferred, places = _infer(light_proto(model), may_propagate(model))
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
         _log.warning("shape inference gave up: %s", error)
         return 0
-    learnt = _learn_graph(model.graph, inferred.graph)
+    learnt = _learn_graph(model.graph, inferred.graph, places)
     if learn_from_readers(model.graph):
         learnt += 1 + infer_shapes(model)
     return learnt
@@ -52,7 +53,8 @@ def prove_shapes(model: ir.Model, add: bool = True) -> int:
 
     Args:
         model: a model, whose graph inputs are believed.
-        add: state the shapes of tensors too that had none.
+        add: state the shapes of tensors too that had none; False for a graph whose shapes were proved before nodes
+            came into it that ONNX does not know: what does not follow any more keeps its fixed sizes.
 
     Where nothing follows (an operator that ONNX does not know), a shape of fixed sizes stays if all inputs of the
     model have fixed sizes, and none is stated otherwise. Graph outputs keep the sizes that they declare, and the names
@@ -66,9 +68,10 @@ def prove_shapes(model: ir.Model, add: bool = True) -> int:
         value.shape = None
     infer_shapes(model)
     fixed = all(_is_static(value.shape) for value in model.graph.inputs if not value.is_initializer())
-    kept = [value for value, shape in stated.items() if value.shape is None and fixed and _is_static(shape)]
-    for value in kept:
-        value.shape = stated[value]
+    open_ends = [(value, shape) for value, shape in stated.items() if value.shape is None and shape is not None]
+    kept = [(value, shape) for value, shape in open_ends if not add or (fixed and _is_static(shape))]
+    for value, shape in kept:
+        value.shape = ir.Shape([size if isinstance(size, int) else None for size in shape])
     if kept:
         infer_shapes(model)
     _declare(model.graph, stated)
@@ -119,22 +122,32 @@ def _is_static(shape: ir.Shape | None) -> bool:
     return shape is not None and shape.is_static()
 
 
-def _infer(proto: onnx.ModelProto, propagate: bool) -> onnx.ModelProto:
-    """Reshape takes up propagated shapes from opset 14 on only, and nothing else that matters changed in 14."""
+def _infer(proto: onnx.ModelProto, propagate: bool) -> tuple[onnx.ModelProto, list[int]]:
+    """The model with what inference finds, and the positions of its nodes among stand-ins.
+
+    Reshape takes up propagated shapes from opset 14 on only, and nothing else that matters changed in 14.
+    """
+    version = max((entry.version for entry in proto.opset_import if not entry.domain), default=1)
+    places = stand_in(proto.graph, version)
     for output in proto.graph.output:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.ClearField("shape")
     for entry in proto.opset_import:
         if entry.domain == "" and entry.version == 13:
             entry.version = 14
-    return onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=propagate)
+    return onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=propagate), places
 
 
-def _learn_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> int:
-    """Learn what the protobuf of the same graph says of the tensors that its nodes make, subgraphs included."""
+def _learn_graph(graph: ir.Graph, inferred: onnx.GraphProto, places: Sequence[int] | None = None) -> int:
+    """Learn what the protobuf of the same graph says of the tensors that its nodes make, subgraphs included.
+
+    Args:
+        places: positions of the nodes in the protobuf; ``None`` where it has no others.
+    """
     found = {info.name: info for info in (*inferred.value_info, *inferred.output)}
     learnt = 0
-    for node, proto in zip(graph, inferred.node, strict=True):
+    protos = inferred.node if places is None else [inferred.node[place] for place in places]
+    for node, proto in zip(graph, protos, strict=True):
         for value in node.outputs:
             if value.name in found:
                 learnt += _learn(value, deserialize_value_info_proto(found[value.name], None))

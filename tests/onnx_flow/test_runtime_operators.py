@@ -1,0 +1,49 @@
+"""Graphs with operators of ONNX Runtime's own, as onnxruntime-genai writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tests.onnx_flow import models
+from tests.onnx_flow.genai_model import WIDE, WORDS, decoder, words
+
+from quark.onnx import ModelQuantizer, QConfig
+from quark.onnx.coverage import coverage
+from quark.onnx.first_run import NAME
+from quark.onnx.graph import model as files
+from quark.onnx.graph.shapes import prove_shapes
+
+#: preset -> options, the least SQNR of the logits in dB, and whether it needs data.
+PRESETS = {
+    "MATMUL_NBITS": ({"MatMulNBitsParams": {"GroupSize": 32, "Bits": 8}}, 25, False),
+    "UINT8_DYNAMIC_QUANT": ({}, 20, False),
+    "A8W8": ({}, 15, True),
+    "A8W8_CPU": ({}, 15, True),
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_decoder_of_the_builder_is_quantized(preset: str, tmp_path: Path) -> None:
+    model, (options, least, data) = decoder(), PRESETS[preset]
+    config = QConfig.get_default_config(preset)
+    config.global_quant_config.extra_options.update(PrintSummary=False, **options)
+    samples = [words(5), words(12)] if data else None
+    result = ModelQuantizer(config).run(model, tmp_path / "out.onnx", samples)
+    assert next(one for one in result.passes if one.name == NAME).fired == 1
+    made = onnx.load(tmp_path / "out.onnx")
+    assert coverage(made).stored > 0.7
+    assert {"SimplifiedLayerNormalization", "GroupQueryAttention"} <= {node.op_type for node in made.graph.node}
+    reference, found = models.run(model, words(9))[0], models.run(made, words(9))[0]
+    assert 10 * np.log10((reference**2).sum() / ((reference - found) ** 2).sum()) > least
+
+
+def test_types_and_shapes_go_through_them() -> None:
+    model = files.load(decoder())
+    prove_shapes(model)
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    for name in ("normed", "attended", "again", "stream", "logits"):
+        assert values[name].shape is not None and values[name].dtype == files.ir.DataType.FLOAT
+        assert values[name].shape[2] == (WORDS if name == "logits" else WIDE)
