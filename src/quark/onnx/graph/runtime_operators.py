@@ -34,7 +34,7 @@ def stand_in(graph: onnx.GraphProto, version: int) -> list[int]:
     Returns:
         The positions of the nodes that were there before.
     """
-    nodes, places = [], []
+    nodes, places = list[onnx.NodeProto](), list[int]()
     for node in graph.node:
         places.append(len(nodes))
         nodes.append(node)
