@@ -49,3 +49,17 @@ def test_symbolic_sizes_still_work_under_the_flow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["n", "+", "1", "True"]
+
+
+@pytest.mark.parametrize(
+    "first", ["import sympy.core", "import sympy.core.symbol", "from sympy.core import Symbol", "import sympy"]
+)
+def test_a_library_is_loaded_once_whichever_of_its_modules_is_named_first(first: str) -> None:
+    code = (
+        f"import sys, quark.onnx\n{first}\nimport sympy\n"
+        "assert sympy.core.symbol.Symbol is sympy.Symbol is sys.modules['sympy.core'].Symbol\n"
+        "assert sys.modules['sympy.core'] is sympy.core and sympy.core.__spec__.submodule_search_locations\n"
+        "assert sys.modules['sympy'].core is sympy.core; print('once')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "once", done.stderr[-500:]

@@ -4,6 +4,9 @@
 form. ``defer`` puts an empty module in its place that becomes the real one at the first access to any of its
 names; ``import sympy.core`` and ``from sympy import Symbol`` are such accesses. A library that is loaded already stays.
 
+``import sympy.core`` asks the empty module for its path, which loads the real one and ``sympy.core`` with it; Python
+would then load ``sympy.core`` once more, without its own modules. ``Loaded`` gives it the one that is there.
+
 Python's own ``importlib.util.LazyLoader`` does not serve: a second ``import`` statement reads ``__spec__``, which loads
 the module (up to Python 3.12).
 """
@@ -14,6 +17,7 @@ import importlib
 import importlib.util
 import sys
 import threading
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +39,29 @@ class Deferred(ModuleType):
             return importlib.import_module(self.__name__)
 
 
+class Loaded:
+    """Finds modules of a deferred library that came with it, and hands out what is there instead of a second copy."""
+
+    def __init__(self, library: str) -> None:
+        self._inside = f"{library}."
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        """Where a module is that is loaded already; nothing for all others."""
+        there = name.startswith(self._inside) and name in sys.modules
+        return ModuleSpec(name, self) if there else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module that is there, which keeps its own specification."""
+        module = sys.modules[spec.name]
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has run."""
+        if module.__spec__ is not None:
+            module.__spec__ = module.__spec__.loader_state
+
+
 def defer(*names: str) -> None:
     """Let libraries, or modules of libraries, be loaded when they are first used.
 
@@ -44,6 +71,7 @@ def defer(*names: str) -> None:
     for name in names:
         if name not in sys.modules and _exists(name):
             sys.modules[name] = Deferred(name, f"{name}, loaded when it is first used")
+            sys.meta_path.insert(0, Loaded(name))
 
 
 def _exists(name: str) -> bool:
