@@ -153,6 +153,28 @@ def test_export_and_reload_give_the_same_answers(build: Any, tmp_path: Any) -> N
             assert torch.equal(again(**sample).sample, corrected(**sample).sample)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weight_format", ["real_quantized", "fake_quantized"])
+@pytest.mark.parametrize("build", [pytest.param(unet, marks=pytest.mark.slow), dit])
+def test_from_pretrained_of_diffusers_gives_the_same_answers(
+    build: Any, weight_format: str, dtype: torch.dtype, tmp_path: Any
+) -> None:
+    import quark.integrations.diffusers  # noqa: F401
+    from quark.torch.export.huggingface import export_safetensors
+
+    model, samples = build()
+    model = model.to(dtype)
+    samples = [{k: v.to(dtype) if v.is_floating_point() else v for k, v in sample.items()} for sample in samples]
+    corrected = quantize(model, samples, SVDQuantConfig(**SMALL))
+    export_safetensors(corrected, tmp_path / "out", weight_format=weight_format)
+    again = type(model).from_pretrained(tmp_path / "out", torch_dtype=dtype)
+    count = sum(isinstance(module, ErrorCorrected) for module in corrected.modules())
+    assert sum(isinstance(module, ErrorCorrected) for module in again.modules()) == count > 0
+    with torch.no_grad():
+        for sample in samples:
+            assert torch.equal(again(**sample).sample, corrected(**sample).sample)
+
+
 def test_a_format_that_would_lose_the_branch_is_refused(tmp_path: Any) -> None:
     from quark.torch.export.huggingface import export_safetensors
 

@@ -109,6 +109,13 @@ def quantize(
     exclude_only: ExcludeOnly = None,
     format: Format = None,
     program: For = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="What stays float, in this type: bfloat16, float16 or float32; else the source's."),
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Tensors per file at most, such as 5GB or 500MB.")
+    ] = "5GB",
     device: Device = "cpu",
     check: Annotated[bool, typer.Option(help="Measure the perplexity of the data before and after.")] = True,
     trust_remote_code: Remote = False,
@@ -135,6 +142,8 @@ def quantize(
         config,
         format,
         program,
+        dtype,
+        max_shard_size,
     )
     torch_quantize.run(request, check, json)
 
@@ -310,6 +319,33 @@ def evaluate(
     from quark.cli import torch_evaluate
 
     torch_evaluate.run(torch_evaluate.Request(model, data, seq_len, metric, device, trust_remote_code), json)
+
+
+@torch_app.command(
+    cls=Guarded,
+    epilog="""**Examples**
+
+`quark torch convert llama-int4/ -o llama-w4a16/ --format compressed-tensors`
+
+`quark torch convert deepseek-fp8/ -o deepseek-mxfp4/ --requantize mxfp4`""",
+)
+def convert(
+    model: ModelDir,
+    output: Output,
+    format: Format = None,
+    program: For = None,
+    requantize: Annotated[
+        str | None, typer.Option(metavar="SCHEME", help="Decode the model and quantize it again, tensor by tensor.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a quantized model in another format, with the codes and scales that it has."""
+    from quark.cli import torch_quantize
+    from quark.cli.torch_quantize import Request, Source
+
+    given = Source(None, 1, 2)
+    request = Request(model, output, requantize, None, (), (), {}, given, "cpu", False, None, format, program)
+    torch_quantize.run_convert(request, json)
 
 
 @torch_app.command(epilog="**Example**: `quark torch formats --scheme int4_wo_128 --for vllm`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from quark.cli.output import print_json, say, show
-from quark.errors import ConfigError
+from quark.errors import ConfigError, unknown
 from quark.report import Table, file_size
 
+CARRIED = ("quark", "fp8", "awq")  # methods whose codes are read as they are
+DTYPES = ("bfloat16", "float16", "float32")
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KkMmGg])[Bb]")
+SLOTS = {"weight": "weights", "input_tensors": "inputs"}
 TENSORS = ("*.safetensors", "*.gguf", "*.onnx", "*.onnx.data")  # files with tensors
 
 
@@ -43,6 +48,8 @@ class Request:
     config: Path | None = None
     format: str | None = None
     program: str | None = None
+    dtype: str | None = None
+    max_shard_size: str = "5GB"
 
     @property
     def named(self) -> str:
@@ -54,6 +61,88 @@ def run(request: Request, check: bool, json: bool) -> None:
     """Quantize in memory, and tell on standard output."""
     from quark.files.folder import check_target
     from quark.torch.config.schemes import cache_scheme
+    from quark.torch.files.prequantized import as_float
+
+    values = chosen_values(request)  # mistakes are told before a model is loaded
+    format = checked_format(request, values)
+    if values.get("kv_cache"):
+        cache_scheme(values["kv_cache"])
+    check_target(request.output.expanduser().resolve())
+    dtype_of(request.dtype), bytes_of(request.max_shard_size)
+    with as_float(request.model, hidden(request.output, "float")) as folder:
+        facts = in_memory(replace(request, model=folder), values, format, check)
+    facts |= facts_of(request, format)
+    describe(request, facts)
+    tell(facts, json)
+
+
+def dtype_of(name: str | None) -> Any:
+    """The type called ``name``.
+
+    Raises:
+        ConfigError: another name.
+    """
+    import torch
+
+    if name is not None and name not in DTYPES:
+        raise ConfigError(unknown("--dtype", name, DTYPES))
+    return None if name is None else getattr(torch, name)
+
+
+def bytes_of(size: str) -> int:
+    """A size such as 5GB in bytes.
+
+    Raises:
+        ConfigError: no size.
+    """
+    found = SIZE.fullmatch(size.strip())
+    if found is None or not float(found[1]):
+        raise ConfigError(f"--max-shard-size {size!r} must be a number of KB, MB or GB, as in 5GB")
+    return int(float(found[1]) * 1000 ** (1 + "KMG".index(found[2].upper())))
+
+
+def describe(request: Request, facts: Mapping[str, Any]) -> None:
+    """The model card, and the licence files."""
+    from quark.torch.config.schemes import ROWS, scheme
+    from quark.torch.export.card import Card, write_card
+
+    words = {slot: getattr(scheme(request.scheme), slot) for slot in SLOTS} if request.scheme in ROWS else {}
+    said = [f"{name} {described(words[slot])}" for slot, name in SLOTS.items() if slot in words]
+    measured = "perplexity_before" in facts
+    card = Card(
+        base=request.model.resolve().name,
+        scheme=request.named if request.config is None else request.config.name,
+        words="; ".join(said) or "as configured",
+        format=facts["format"],
+        floats=tuple(facts.get("excluded", ())),
+        calibration=request.source.data.name if request.source.data else None,
+        windows=facts.get("calibration_windows", 0),
+        perplexity=(facts["perplexity_before"], facts["perplexity_after"]) if measured else None,
+        bytes=(facts["bytes_before"], facts["bytes_after"]),
+    )
+    write_card(request.output, request.model, card)
+
+
+def described(config: Any) -> str:
+    """A tensor's configuration in words."""
+    from quark.torch.config.model import QLayerConfig
+
+    stages = QLayerConfig(weight=config).stages("weight")
+    return " on ".join(stage.spec.describe() for stage in reversed(stages)) or "float"
+
+
+def facts_of(request: Request, format: str) -> dict[str, Any]:
+    """What is told of every job: names, sizes, and the method of a source that was quantized before."""
+    from quark.torch.files.prequantized import method_of
+
+    facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.named}
+    method = method_of(request.model)
+    decoded = {} if method is None else {"decoded_from": method}
+    return {**facts, "format": format, **decoded, **sizes(request.model, request.output)}
+
+
+def in_memory(request: Request, values: dict[str, Any], format: str, check: bool) -> dict[str, Any]:
+    """Load, quantize, write, and measure."""
     from quark.torch.language import (
         calibration_samples,
         check_ids,
@@ -63,26 +152,21 @@ def run(request: Request, check: bool, json: bool) -> None:
         read_ids,
     )
 
-    values = chosen_values(request)  # mistakes are told before a model is loaded
-    format = checked_format(request, values)
-    if values.get("kv_cache"):
-        cache_scheme(values["kv_cache"])
-    check_target(request.output.expanduser().resolve())
     source, remote = request.source, request.trust_remote_code
     tokenizer = partial(load_tokenizer, request.model, remote)
     rows = read_ids(source.data, tokenizer) if source.data else []
     samples = calibration_samples(rows, source.seq_len, source.samples)
     model = load_model(request.model, request.device, remote)
+    model = model if request.dtype is None else model.to(dtype_of(request.dtype))
     check_ids(model, [sample["input_ids"][0] for sample in samples])
-    facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.named}
+    facts: dict[str, Any] = {}
     measured = [row[: source.samples * source.seq_len] for row in rows[: source.samples]] if check else []
     if measured:
         facts["perplexity_before"] = perplexity(model, measured, source.seq_len)
     facts |= quantized(model.float() if format == "onnx" else model, request, values, samples, format)
     if measured:
         facts["perplexity_after"] = perplexity(model, measured, source.seq_len)
-    facts |= sizes(request.model, request.output)
-    tell({**facts, "format": format}, json)
+    return facts
 
 
 def checked_format(request: Request, values: dict[str, Any]) -> str:
@@ -136,7 +220,7 @@ def quantized(
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
-    export_as(model, request.output, format, request.model)
+    export_as(model, request.output, format, request.model, bytes_of(request.max_shard_size))
     return {
         "seconds": time.perf_counter() - start,
         "quantized_layers": sum(1 for _ in quantized_layers(model)),
@@ -148,6 +232,18 @@ def quantized(
 
 def run_files(request: Request, batch_size: int, workers: int, json: bool) -> None:
     """Quantize file by file, and tell on standard output."""
+    from quark.torch.files.prequantized import as_float
+
+    format, start = checked_format(request, chosen_values(request)), time.perf_counter()
+    with as_float(request.model, hidden(request.output, "float")) as folder:
+        facts = by_files(replace(request, model=folder), format, batch_size, workers)
+    facts |= {"seconds": time.perf_counter() - start, **facts_of(request, format)}
+    describe(request, facts)
+    tell(facts, json)
+
+
+def by_files(request: Request, format: str, batch_size: int, workers: int) -> dict[str, Any]:
+    """Quantize file by file, and convert where another format is wanted."""
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.export.write_as import config_for
@@ -155,7 +251,6 @@ def run_files(request: Request, batch_size: int, workers: int, json: bool) -> No
     from quark.torch.language import batches, calibration_samples, check_ids, load_tokenizer, read_ids
 
     source = request.source
-    format = checked_format(request, chosen_values(request))
     rows = read_ids(source.data, partial(load_tokenizer, request.model)) if source.data else []
     samples = batches(calibration_samples(rows, source.seq_len, source.samples), batch_size)
     checkpoint = read_checkpoint(request.model)
@@ -168,16 +263,13 @@ def run_files(request: Request, batch_size: int, workers: int, json: bool) -> No
     )
     config = replace(config, exclude=[*config.exclude, *request.exclude.get("also_exclude", ())])
     config = config_for(config, format, request.program, float_type(checkpoint))
-    start = time.perf_counter()
-    goal = request.output if format == "quark" else beside(request.output)
+    goal = request.output if format == "quark" else hidden(request.output, "quark")
     ModelQuantizer(config).direct_quantize_checkpoint(
         request.model, goal, device=request.device, workers=workers, dataloader=samples or None
     )
     if goal != request.output:
         convert_and_delete(goal, request.output, format)
-    facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.scheme}
-    facts |= {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples), "format": format}
-    tell({**facts, "seconds": time.perf_counter() - start, **sizes(request.model, request.output)}, json)
+    return {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
 
 
 def left_float(exclude: Sequence[str] | None, exclude_only: Sequence[str] | None) -> dict[str, list[str]]:
@@ -186,8 +278,36 @@ def left_float(exclude: Sequence[str] | None, exclude_only: Sequence[str] | None
     return {key: globs for key, globs in given.items() if globs}
 
 
-def beside(output: Path) -> Path:
-    """Where files in our own format lie until they are converted: a hidden folder, so that a job can go on there.
+def run_convert(request: Request, json: bool) -> None:
+    """Write a quantized model in another format, with its codes or by quantizing it again; and tell.
+
+    Raises:
+        ConfigError: codes that cannot be carried over, and nobody said that they may be made anew.
+    """
+    from quark.files.folder import check_target
+    from quark.torch.export.formats import chosen_format
+    from quark.torch.export.write_as import convert
+    from quark.torch.files.prequantized import method_of
+
+    if request.scheme is not None:
+        run_files(request, 8, 1, json)
+        return
+    format, method = chosen_format(request.format, request.program), method_of(request.model)
+    if method not in CARRIED:
+        raise ConfigError(
+            f"{str(request.model)!r} is {method or 'float'}; the codes of {', '.join(CARRIED)} can be carried over to "
+            f"another format as they are. --requantize SCHEME decodes it and quantizes it again"
+        )
+    check_target(request.output.expanduser().resolve())
+    start = time.perf_counter()
+    convert(request.model, request.output, format)
+    facts = facts_of(request, format) | {"scheme": f"{method} codes, unchanged", "seconds": time.perf_counter() - start}
+    facts.pop("decoded_from")
+    tell(facts, json)
+
+
+def hidden(output: Path, what: str) -> Path:
+    """A hidden folder beside the output, for what is there for a while; a job can go on with what is in it.
 
     Raises:
         ConfigError: the output holds a model already.
@@ -196,7 +316,7 @@ def beside(output: Path) -> Path:
 
     goal = output.expanduser().resolve()
     check_target(goal)
-    return goal.with_name(f".{goal.name}.quark")
+    return goal.with_name(f".{goal.name}.{what}")
 
 
 def convert_and_delete(source: Path, output: Path, format: str) -> None:
@@ -208,9 +328,14 @@ def convert_and_delete(source: Path, output: Path, format: str) -> None:
 
 
 def float_type(checkpoint: Any) -> Any:
-    """The type of the first float matrix of a checkpoint."""
+    """The type that the model of a checkpoint computes in: what its configuration says, or its first float tensor."""
+    import torch
+
     from quark.torch.files.skeleton import stored_tensors
 
+    said = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), None)
+    if isinstance(said, torch.dtype):
+        return said
     found = (one.dtype for one in stored_tensors(checkpoint).values() if one.dtype.is_floating_point)
     return next(found)
 
@@ -247,6 +372,7 @@ def tell(facts: dict[str, Any], json: bool) -> None:
         print_json(facts)
         return
     rows = [("format", facts["format"])] if "format" in facts else []
+    rows += [("source", f"{facts['decoded_from']}, decoded")] if "decoded_from" in facts else []
     rows += [("size", f"{file_size(facts['bytes_before'])} → {file_size(facts['bytes_after'])}")]
     if "quantized_layers" in facts:
         rows.append(("quantized layers", str(facts["quantized_layers"])))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -24,8 +25,10 @@ from torch import nn
 from quark.errors import ConfigError, ModelError
 from quark.torch.config.model import QConfig
 from quark.torch.diffusion import qconfig_needs_activation_calibration
+from quark.torch.export.checkpoint import Checkpoint, names_in
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.described import as_it_is
+from quark.torch.export.extras import BRANCH, ROTATION, prepare, settle
 from quark.torch.export.places import check_complete, place_of, places_of, put
 from quark.torch.export.skeleton import is_inside_attention, map_layers
 from quark.torch.export.state import items_of
@@ -99,7 +102,15 @@ class QuarkDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: Any) -> list[str]:
         """Names of tensors in the files; they become those of the modules in this list, once there are modules."""
         self.loaded_keys = list(loaded_keys)
+        self.files = [checkpoint_files] if isinstance(checkpoint_files, str | Path) else list(checkpoint_files or ())
         return self.loaded_keys
+
+    def added(self) -> Checkpoint | None:
+        """The files, where they hold branches or rotations beside layers."""
+        if not any(name.endswith((BRANCH, ROTATION)) for name in self.loaded_keys):
+            return None
+        paths = [Path(file) for file in self.files]
+        return Checkpoint(paths[0].parent, {}, {path.name: tuple(names_in(path)) for path in paths})
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Tensors of a file under the names that the modules have."""
@@ -115,6 +126,8 @@ class QuarkDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
                     module.float()
             config, stored = self.quantization_config.quant_config, self.quantization_config.export
             map_layers(model, config, stored.pack_method, stored.weight_format, bytes_only=True)
+            if (files := self.added()) is not None:
+                prepare(model, files)
             self.names = state_names(model)
             self.loaded_keys[:] = [self.names.get(name, name) for name in self.loaded_keys]
         model.register_to_config(quantization_config=self.quantization_config)  # type: ignore[operator]
@@ -159,6 +172,7 @@ class QuarkDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: nn.Module) -> nn.Module:
         if self.pre_quantized:
             check_complete(model)
+            settle(model)
         else:
             ModelQuantizer(self.quantization_config.quant_config).quantize_model(model)
         self.model = model

@@ -33,7 +33,9 @@ class ErrorCorrected(nn.Module):
         device, dtype = weight.device, dtype or weight.dtype  # type: ignore[union-attr]
         # on "meta" nothing is initialized: the caller's random state stays as it is
         l1, l2 = (nn.Linear(one.shape[1], one.shape[0], bias=False, device="meta") for one in (down, up))
-        l1.weight, l2.weight = (nn.Parameter(value.to(device, dtype), requires_grad=False) for value in (down, up))
+        # contiguous, as files hold them: products of another layout add in another order
+        factors = (value.to(device, dtype).contiguous() for value in (down, up))
+        l1.weight, l2.weight = (nn.Parameter(value, requires_grad=False) for value in factors)
         self.layer = layer
         self.correction = nn.ModuleDict({"l1": l1, "l2": l2})
         self.register_buffer("smooth", smooth.to(device, dtype))

@@ -1,0 +1,125 @@
+"""The model card of a quantized model: ``README.md``, above the card of the model that it was made from.
+
+What is said is what was done and measured: base model, scheme, calibration, perplexity, size, and for each program that
+reads the scheme in this format (``format_table.tsv``) how it is loaded. The facts at the head of the source's card (licence,
+language, tags) stay at the head of ours; licence files are copied.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quark import __version__
+from quark.report import file_size
+from quark.torch.export.formats import FORMATS, PROGRAMS, row_of
+
+CARD = "README.md"
+LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+HEAD = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
+OWN = ("base_model", "library_name", "base_model_relation")  # keys of the head that are ours
+LOAD = {
+    "vllm": "```sh\nvllm serve {folder}\n```",
+    "transformers": (
+        "```python\nfrom transformers import AutoModelForCausalLM\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("{folder}"{more}, dtype="auto")\n```'
+    ),
+    "llama.cpp": "```sh\nllama-server -m {folder}/{file}\n```",
+    "onnxruntime-genai": '```python\nimport onnxruntime_genai\n\nmodel = onnxruntime_genai.Model("{folder}")\n```',
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a card says.
+
+    Attributes:
+        base: name of the model that was quantized.
+        scheme: name of the scheme.
+        words: what the scheme does to weights and inputs.
+        format: a key of ``FORMATS``.
+        floats: layers that stay float.
+        calibration: the data, or None.
+        windows: how many windows of it were used.
+        perplexity: before and after, or None.
+        bytes: of the tensors before and after.
+    """
+
+    base: str
+    scheme: str
+    words: str
+    format: str
+    floats: tuple[str, ...]
+    calibration: str | None
+    windows: int
+    perplexity: tuple[float, float] | None
+    bytes: tuple[int, int]
+
+
+def write_card(folder: Path, source: Path, card: Card) -> None:
+    """Write ``README.md`` into ``folder``, and copy the licence files of ``source``; nothing that is there is changed."""
+    for path in sorted(path for pattern in LICENCES for path in source.glob(pattern)):
+        if path.is_file() and not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+    original = (source / CARD).read_text(encoding="utf-8") if (source / CARD).is_file() else ""
+    if not (folder / CARD).exists():
+        (folder / CARD).write_text(text_of(card, original, folder), encoding="utf-8")
+
+
+def text_of(card: Card, original: str, folder: Path) -> str:
+    """The card, and the original one below."""
+    found = HEAD.match(original)
+    kept = without_own(found[1]) if found else ""
+    body = original[found.end() :] if found else original
+    head = f"---\n{kept}base_model: {card.base}\nbase_model_relation: quantized\n---\n"
+    below = f"\n---\n\nThe card of {card.base}:\n\n{body.strip()}\n" if body.strip() else ""
+    return f"{head}\n# {folder.name}\n\n{facts(card)}\n## Use\n\n{uses(card, folder)}{below}"
+
+
+def without_own(head: str) -> str:
+    """The lines of a head without the keys that are ours and what belongs to them."""
+    lines, skipping = [], False
+    for line in head.splitlines():
+        if not line.startswith((" ", "-")):
+            skipping = line.split(":")[0].strip() in OWN
+        if not skipping:
+            lines.append(line)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def facts(card: Card) -> str:
+    """A table of what was done."""
+    before, after = card.bytes
+    floats = ", ".join(f"`{name}`" for name in card.floats[:12]) + (", …" if len(card.floats) > 12 else "")
+    measured = card.perplexity and f"{card.perplexity[0]:.4f} → {card.perplexity[1]:.4f} (of the calibration data)"
+    rows: Mapping[str, str | None] = {
+        "base model": card.base,
+        "scheme": f"`{card.scheme}`: {card.words}",
+        "format": FORMATS[card.format].title,
+        "stay float": floats or None,
+        "calibration": f"{card.calibration}, {card.windows} windows" if card.calibration else None,
+        "perplexity": measured or None,
+        "size": f"{file_size(before)} → {file_size(after)}",
+        "made with": f"openquark {__version__}",
+    }
+    return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items() if value)
+
+
+def uses(card: Card, folder: Path) -> str:
+    """How each program that reads the model loads it."""
+    file = next((path.name for path in sorted(folder.glob("*.gguf"))), "")
+    more = f', gguf_file="{file}"' if file else ""
+    made = []
+    for name, program in PROGRAMS.items():
+        row = row_of(card.scheme, card.format, name)
+        if row is not None and row.works:
+            made.append(
+                f"{program.title} ({row.shown_by}):\n\n" + LOAD[name].format(folder=folder.name, file=file, more=more)
+            )
+    if card.format == "quark":
+        code = f'model = import_model_from_safetensors(None, "{folder.name}")'
+        made.append(f"openquark:\n\n```python\nfrom quark.torch import import_model_from_safetensors\n\n{code}\n```")
+    return "\n\n".join(made) + "\n"

@@ -1,0 +1,334 @@
+"""A folder that somebody has quantized, as the float checkpoint that its codes stand for: tensor by tensor.
+
+    fp8                  weight, weight_scale_inv or weight_scale      codes times scales of the tensor, rows or blocks
+    awq                  qweight, qzeros, scales                       scale (code - zero point)
+    gptq                 qweight, qzeros, scales, g_idx                the same; version 1 lowers zero points by one
+    mxfp4 (gpt_oss)      *_blocks, *_scales                            FP4 under powers of two, stacked experts
+    compressed-tensors   weight_packed or weight, weight_scale, ..     decoded by the library
+    quark                as we write it                                read by our own import
+
+What was quantized becomes float32, so that nothing is rounded before it is quantized again; all other tensors keep
+their type. Scales of activations and caches are left behind: a new quantization finds its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quark.errors import ConfigError, ModelError, unknown
+from quark.numerics.elements import ELEMENTS
+from quark.numerics.granularity import Block2D
+from quark.numerics.packing import AWQ_ORDER, unpack
+from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
+from quark.torch.export.model_files import read_object
+from quark.torch.export.shards import Item, item_of, write_file, write_index
+from quark.torch.files.skeleton import Stored, stored_tensors
+
+Parts = dict[str, torch.Tensor]
+ENDS = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "k_scale", "v_scale")
+LEFT = re.compile(rf"\.({'|'.join(ENDS)}|input_global_scale|input_zero_point|output_scale)$")
+FP4 = ELEMENTS["fp4_e2m1"]
+COMPRESSED = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape")
+WORD = 8  # codes of 4 bits in an int32
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A float tensor that is stored in parts.
+
+    Attributes:
+        shape: of the float tensor.
+        parts: names of the stored tensors, by their role.
+        decode: makes the float32 tensor of them.
+    """
+
+    shape: tuple[int, ...]
+    parts: Mapping[str, str]
+    decode: Callable[[Parts], torch.Tensor]
+
+
+Found = dict[str, Coded]
+Tensors = Mapping[str, Stored]
+
+
+def method_of(folder: Path) -> str | None:
+    """How a folder is quantized; None: it is float."""
+    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    found = config.get("quantization_config")
+    return str(found.get("quant_method")) if isinstance(found, dict) else None
+
+
+@contextmanager
+def as_float(folder: Path, work: Path) -> Iterator[Path]:
+    """The folder itself, or the float checkpoint that it stands for, written to ``work`` until the block ends.
+
+    Raises:
+        ConfigError: a method that cannot be decoded.
+        ModelError: files that are missing or broken.
+    """
+    if method_of(folder) is None:
+        yield folder
+        return
+    try:
+        dequantize_checkpoint(folder, work)
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def dequantize_checkpoint(source: Path, target: Path) -> None:
+    """Write the float checkpoint that a quantized one stands for.
+
+    Args:
+        source: folder with ``config.json`` and safetensors files.
+        target: new folder.
+
+    Raises:
+        ConfigError: a method that cannot be decoded.
+        ModelError: files that are missing or broken.
+    """
+    checkpoint = read_checkpoint(source)
+    described: Any = checkpoint.config.get("quantization_config") or {}
+    method = described.get("quant_method")
+    if method == "quark":
+        groups = [quark_items(source)]
+    elif method in METHODS:
+        groups = foreign_items(checkpoint, METHODS[method](stored_tensors(checkpoint), described, checkpoint))
+    else:
+        raise ConfigError(f"{str(source / 'config.json')!r}: {unknown('quant_method', method, ['quark', *METHODS])}")
+    target.mkdir(parents=True)
+    count = len(groups)
+    names = [f"model-{k + 1:05d}-of-{count:05d}{SUFFIX}" for k in range(count)] if count > 1 else [f"model{SUFFIX}"]
+    for name, items in zip(names, groups, strict=True):
+        write_file(target / name, items)
+    if len(groups) > 1:
+        write_index(target / f"model{SUFFIX}.index.json", groups, names)
+    for path in source.iterdir():
+        if path.is_file() and path.name != "config.json" and not path.name.endswith((SUFFIX, f"{SUFFIX}.index.json")):
+            shutil.copyfile(path, target / path.name)
+    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def foreign_items(checkpoint: Checkpoint, found: Found) -> list[list[Item]]:
+    """The tensors of each file: those that are coded where their first part is, the others as they are."""
+    tensors = stored_tensors(checkpoint)
+    taken = {name for coded in found.values() for name in coded.parts.values()}
+    homes = {next(iter(coded.parts.values())): name for name, coded in found.items()}
+    groups = []
+    for names in checkpoint.files.values():
+        items = []
+        for name in names:
+            if name in homes:
+                items.append(coded_item(checkpoint, homes[name], found[homes[name]], tensors))
+            elif name not in taken and not LEFT.search(name):
+                items.append(plain_item(checkpoint.folder, name, tensors[name]))
+        groups.append(items)
+    return [items for items in groups if items]
+
+
+def plain_item(folder: Path, name: str, stored: Stored) -> Item:
+    """A tensor as it is."""
+    return Item({name: (stored.shape, stored.dtype)}, lambda: {name: stored.read(folder).contiguous()})
+
+
+def coded_item(checkpoint: Checkpoint, name: str, coded: Coded, tensors: Tensors) -> Item:
+    """A tensor that is decoded."""
+
+    def make() -> Parts:
+        parts = {role: tensors[stored].read(checkpoint.folder) for role, stored in coded.parts.items()}
+        return {name: coded.decode(parts).to(torch.float32).reshape(coded.shape).contiguous()}
+
+    return Item({name: (coded.shape, torch.float32)}, make)
+
+
+def quark_items(source: Path) -> list[Item]:
+    """The values of one of our own checkpoints, under the names of the original one."""
+    from quark.torch.export.original import names_of, outside_items
+    from quark.torch.export.reload import import_model_from_safetensors
+    from quark.torch.export.state import own_tensors
+    from quark.torch.export.stored import StoredTensor
+    from quark.torch.quantized_layer import quantized_layers
+
+    model = import_model_from_safetensors(None, source)
+    layers, items = dict(quantized_layers(model)), []
+    for name, value in own_tensors(model, layers):
+        path, _, slot = name.rpartition(".")
+        quantizer = layers[path]._modules.get(f"{slot}_quantizer") if path in layers else None
+        kept = quantizer(value) if isinstance(quantizer, StoredTensor) else value
+        items.append(item_of(name, kept.detach().contiguous()))
+    return list(outside_items(items, names_of(model)))
+
+
+def sharing(tensors: Tensors, ends: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+    """(prefix, stored name by end) of the layers that have tensors with all of these ends."""
+    for name in tensors:
+        if name.endswith(f".{ends[0]}"):
+            prefix = name.removesuffix(ends[0])
+            missing = [end for end in ends if f"{prefix}{end}" not in tensors]
+            if missing:
+                raise ModelError(f"{name!r} is there without {prefix + missing[0]!r}")
+            yield prefix, {end: f"{prefix}{end}" for end in ends}
+
+
+def fp8(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Found:
+    """FP8 weights under scales of the tensor, of rows, or of blocks."""
+    size, found = described.get("weight_block_size"), {}
+    for name, stored in tensors.items():
+        scale = next((f"{name}{end}" for end in ("_scale_inv", "_scale") if f"{name}{end}" in tensors), None)
+        if scale is not None and stored.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            blocks = tuple(size) if size else None
+            found[name] = Coded(stored.shape, {"weight": name, "scale": scale}, fp8_decoder(blocks))
+    return found
+
+
+def fp8_decoder(blocks: tuple[int, ...] | None) -> Callable[[Parts], torch.Tensor]:
+    """Codes times scales."""
+
+    def decode(parts: Parts) -> torch.Tensor:
+        weight, scale = parts["weight"].float(), parts["scale"].float()
+        if blocks is not None and scale.dim() == weight.dim() == 2:
+            return weight * Block2D(*blocks).expand(scale, tuple(weight.shape))
+        return weight * (scale.reshape(-1, *[1] * (weight.dim() - 1)) if scale.numel() > 1 else scale.reshape(()))
+
+    return decode
+
+
+def awq(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Found:
+    """4-bit codes in the order of AWQ."""
+    if described.get("bits") != 4 or described.get("version", "gemm") != "gemm":
+        raise ConfigError("quant_method 'awq': only bits=4 and version='gemm' can be read")
+
+    def decode(parts: Parts) -> torch.Tensor:
+        count = parts["scales"].shape[1]
+        words = (parts[key].contiguous().view(torch.uint8) for key in ("qweight", "qzeros"))
+        codes, zeros = (unpack(word, 4, count, "low", AWQ_ORDER) for word in words)
+        size = codes.shape[0] // zeros.shape[0]
+        steps, zeros = (value.float().repeat_interleave(size, 0) for value in (parts["scales"], zeros))
+        return ((codes.float() - zeros) * steps).T
+
+    return {
+        f"{prefix}weight": Coded(transposed(tensors[parts["qweight"]]), parts, decode)
+        for prefix, parts in sharing(tensors, ("qweight", "qzeros", "scales"))
+    }
+
+
+def transposed(stored: Stored) -> tuple[int, ...]:
+    """[out, in] of AWQ's words [in, out / 8]."""
+    rows, words = stored.shape
+    return words * WORD, rows
+
+
+def gptq(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Found:
+    """Codes of 2 to 8 bits as a stream along the inputs."""
+    bits, lowered = int(described["bits"]), int(described.get("checkpoint_format", "gptq") != "gptq_v2")
+
+    def decode(parts: Parts) -> torch.Tensor:
+        rows, columns = parts["scales"].shape[1], parts["g_idx"].shape[0]
+        words = parts["qweight"].T.contiguous()
+        codes = unpack(words.view(torch.uint8), bits, columns, "low")
+        zeros = unpack(parts["qzeros"].contiguous().view(torch.uint8), bits, rows, "low").to(torch.int32) + lowered
+        index = parts["g_idx"].long()
+        return (codes.float() - zeros.T.float()[:, index]) * parts["scales"].float().T[:, index]
+
+    found = {}
+    for prefix, parts in sharing(tensors, ("qweight", "qzeros", "scales", "g_idx")):
+        words, rows = tensors[parts["qweight"]].shape
+        found[f"{prefix}weight"] = Coded((rows, words * 32 // bits), parts, decode)
+    return found
+
+
+def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Found:
+    """Stacked experts of gpt_oss: [experts, out, groups, 16] bytes become [experts, in, out]."""
+    found = {}
+    for name, stored in tensors.items():
+        if name.endswith("_blocks") and f"{name.removesuffix('_blocks')}_scales" in tensors:
+            target = name.removesuffix("_blocks")
+            experts, rows, groups, half = stored.shape
+            shape = (experts, groups * half * 2, rows)
+            found[target] = Coded(shape, {"blocks": name, "scales": f"{target}_scales"}, mxfp4_values)
+    return found
+
+
+def mxfp4_values(parts: Parts) -> torch.Tensor:
+    """FP4 codes, low nibbles first, under E8M0 exponents."""
+    blocks = parts["blocks"]
+    codes = unpack(blocks.contiguous(), 4, blocks.shape[-1] * 2, "low")
+    values = FP4.decode(codes).float() * torch.exp2(parts["scales"].float() - 127)[..., None]
+    return values.flatten(-2).transpose(1, 2)
+
+
+def compressed_tensors(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Found:
+    """What the library compressed-tensors decodes, layer by layer."""
+    from compressed_tensors.quantization import QuantizationConfig
+
+    config = QuantizationConfig.model_validate(described)
+    found = {}
+    for name in tensors:
+        if name.endswith(".weight_scale"):
+            prefix = name.removesuffix("weight_scale")
+            scheme = scheme_of(prefix[:-1], config)
+            own = {end: f"{prefix}{end}" for end in COMPRESSED if f"{prefix}{end}" in tensors}
+            shape = compressed_shape(tensors, own, scheme, checkpoint)
+            found[f"{prefix}weight"] = Coded(shape, own, decompressor(scheme, config.format))
+    return found
+
+
+def scheme_of(layer: str, config: Any) -> Any:
+    """The scheme of a layer.
+
+    Raises:
+        ModelError: none of the groups names it.
+    """
+    schemes = list(config.config_groups.values())
+    for scheme in schemes:
+        for target in scheme.targets:
+            if target == layer or (target.startswith("re:") and re.match(target[3:], layer)):
+                return scheme
+    plain = [scheme for scheme in schemes if "Linear" in scheme.targets]
+    if not plain:
+        raise ModelError(f"{layer!r} has scales, and no config_group of the checkpoint names it")
+    return plain[0]
+
+
+def compressed_shape(tensors: Tensors, own: Mapping[str, str], scheme: Any, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The shape of a weight."""
+    if "weight_shape" in own:
+        return tuple(int(size) for size in tensors[own["weight_shape"]].read(checkpoint.folder))
+    if "weight" in own:
+        return tensors[own["weight"]].shape
+    rows, length = tensors[own["weight_packed"]].shape
+    return rows, length * 8 // int(scheme.weights.num_bits)
+
+
+def decompressor(scheme: Any, format: str) -> Callable[[Parts], torch.Tensor]:
+    """The library's own decoding, in float32 where it does not fix the type."""
+
+    def decode(parts: Parts) -> torch.Tensor:
+        from compressed_tensors.compressors import BaseCompressor
+
+        kind = scheme.format or format
+        compressor: Any = BaseCompressor.get_value_from_registry(str(getattr(kind, "value", kind)))
+        scale = parts["weight_scale"]
+        widened = scale.float() if scale.dtype in (torch.float16, torch.bfloat16) else scale
+        return compressor.decompress({**parts, "weight_scale": widened}, scheme)["weight"]
+
+    return decode
+
+
+METHODS: dict[str, Callable[[Tensors, Mapping[str, Any], Checkpoint], Found]] = {
+    "fp8": fp8,
+    "awq": awq,
+    "gptq": gptq,
+    "mxfp4": mxfp4,
+    "compressed-tensors": compressed_tensors,
+}

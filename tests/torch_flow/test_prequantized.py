@@ -1,0 +1,124 @@
+"""Folders that somebody has quantized, decoded: the values are those that the codes stand for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.torch_flow.export.networks import llama, logits
+from tests.torch_flow.export.test_reload import quantized
+
+from quark.cli import main
+from quark.errors import ConfigError
+from quark.torch import LLMTemplate
+from quark.torch.export.api import import_model_from_safetensors
+from quark.torch.export.write_as import export_as
+from quark.torch.files.prequantized import as_float, dequantize_checkpoint
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("compressed_tensors")
+pytestmark = pytest.mark.filterwarnings("ignore")
+SIZES = {"hidden_size": 128, "intermediate_size": 256}
+FORMATS = {
+    "quark": ("int4_wo_32", "fp8", "mxfp4_weight_only", "nvfp4"),
+    "awq": ("uint4_wo_32", "int4_wo_64"),
+    "gptq": ("int4_wo_32", "int8_wo_per_channel"),
+    "fp8": ("fp8", "fp8_block"),
+    "compressed-tensors": ("int4_wo_32", "uint4_wo_64", "fp8_block", "ptpc_int8", "mxfp4_weight_only"),
+}
+CASES = [(format, scheme) for format, schemes in FORMATS.items() for scheme in schemes]
+
+
+def source(scheme: str, format: str, folder: Path) -> Any:
+    """A quantized model, also written to a folder."""
+    model = quantized(llama(**SIZES), LLMTemplate.get("llama").get_config(scheme))
+    export_as(model, folder, format, folder)
+    return model
+
+
+@pytest.mark.parametrize(("format", "scheme"), CASES)
+def test_values_are_those_of_the_quantized_model(format: str, scheme: str, tmp_path: Path) -> None:
+    model = source(scheme, format, tmp_path / "q")
+    dequantize_checkpoint(tmp_path / "q", tmp_path / "f")
+    tensors = load_file(tmp_path / "f" / "model.safetensors")
+    assert "quantization_config" not in json.loads((tmp_path / "f" / "config.json").read_text())
+    assert set(tensors) == set(llama(**SIZES).state_dict())
+    for name, value in tensors.items():
+        module = model.get_submodule(name.rpartition(".")[0])
+        quantizer = getattr(module, "weight_quantizer", None)
+        with torch.no_grad():
+            expected = quantizer(module.weight) if quantizer is not None else module.weight
+        assert torch.equal(value, expected), name
+
+
+def test_experts_of_gpt_oss(tmp_path: Path) -> None:
+    config = transformers.GptOssConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=32, num_local_experts=2, num_experts_per_tok=1, vocab_size=64,
+    )  # fmt: skip
+    model = transformers.GptOssForCausalLM._from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "q")
+    tensors = load_file(tmp_path / "q" / "model.safetensors")
+    generator, levels = torch.Generator().manual_seed(0), [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    expected = {}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        codes = torch.randint(0, 16, (experts, rows, columns), generator=generator)
+        scales = torch.randint(120, 130, (experts, rows, columns // 32), generator=generator)
+        values = torch.tensor([*levels, *(-level for level in levels)])[codes]
+        expected[name] = (values * (2.0 ** (scales - 127)).repeat_interleave(32, -1)).transpose(1, 2)
+        packed = codes[..., 0::2] | codes[..., 1::2] << 4
+        tensors[f"{name}_blocks"] = packed.to(torch.uint8).reshape(experts, rows, columns // 32, 16)
+        tensors[f"{name}_scales"] = scales.to(torch.uint8)
+    save_file(tensors, tmp_path / "q" / "model.safetensors")
+    described = json.loads((tmp_path / "q" / "config.json").read_text())
+    (tmp_path / "q" / "config.json").write_text(
+        json.dumps({**described, "quantization_config": {"quant_method": "mxfp4"}})
+    )
+    dequantize_checkpoint(tmp_path / "q", tmp_path / "f")
+    found = load_file(tmp_path / "f" / "model.safetensors")
+    assert len(expected) == 2
+    for name, value in expected.items():
+        assert torch.equal(found[name], value)
+
+
+def test_a_float_folder_stays_where_it_is(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path / "m")
+    with as_float(tmp_path / "m", tmp_path / "work") as folder:
+        assert folder == tmp_path / "m"
+    path = tmp_path / "m" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": {"quant_method": "gptg"}}))
+    with pytest.raises(ConfigError, match="Did you mean 'gptq'"), as_float(tmp_path / "m", tmp_path / "work"):
+        pass
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("command", ["quantize", "quantize-files"])
+def test_fp8_blocks_become_int8(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = source("fp8_block", "fp8", tmp_path / "q")
+    arguments = ["--scheme", "int8_wo_per_channel", "--json"]
+    assert main(["torch", command, str(tmp_path / "q"), "-o", str(tmp_path / "out"), *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["decoded_from"] == "fp8"
+    again = import_model_from_safetensors(None, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "q"]
+    error = (logits(again).float() - logits(model)).norm() / logits(model).norm()
+    assert 0.001 < error < 0.3  # the activations of the source were FP8
+
+
+def test_convert_carries_codes_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = source("int4_wo_32", "quark", tmp_path / "a")
+    assert main(["torch", "convert", str(tmp_path / "a"), "-o", str(tmp_path / "b"), "--format", "gptq"]) == 0
+    export_as(model, tmp_path / "c", "gptq", tmp_path)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("b", "c")]
+    assert files[0] == files[1]
+    capsys.readouterr()
+    assert main(["torch", "convert", str(tmp_path / "b"), "-o", str(tmp_path / "d"), "--format", "quark"]) == 1
+    assert "--requantize SCHEME" in capsys.readouterr().err
+    given = ["--format", "quark", "--requantize", "int8_wo_per_channel", "--json"]
+    assert main(["torch", "convert", str(tmp_path / "b"), "-o", str(tmp_path / "d"), *given]) == 0
+    error = logits(import_model_from_safetensors(None, tmp_path / "d")) - logits(model)
+    assert error.norm() < 0.05 * logits(model).norm()
