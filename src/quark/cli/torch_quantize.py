@@ -106,8 +106,9 @@ def describe(request: Request, facts: Mapping[str, Any]) -> None:
     from quark.torch.config.schemes import ROWS, scheme
     from quark.torch.export.card import Card, write_card
 
-    words = {slot: getattr(scheme(request.scheme), slot) for slot in SLOTS} if request.scheme in ROWS else {}
-    said = [f"{name} {described(words[slot])}" for slot, name in SLOTS.items() if slot in words]
+    name = str(request.scheme)
+    words = {slot: getattr(scheme(name), slot) for slot in SLOTS} if name in ROWS else {}
+    said = [f"{what} {described(words[slot])}" for slot, what in SLOTS.items() if slot in words]
     measured = "perplexity_before" in facts
     card = Card(
         base=request.model.resolve().name,

@@ -1,8 +1,8 @@
 """The model card of a quantized model: ``README.md``, above the card of the model that it was made from.
 
-What is said is what was done and measured: base model, scheme, calibration, perplexity, size, and for each program that
-reads the scheme in this format (``format_table.tsv``) how it is loaded. The facts at the head of the source's card (licence,
-language, tags) stay at the head of ours; licence files are copied.
+What is said is what was done and measured: base model, scheme, calibration, perplexity, size, and for each program
+that reads the scheme in this format (``format_table.tsv``) how it is loaded. The facts at the head of the source's card
+(licence, language, tags) stay at the head of ours; licence files are copied.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quark import __version__
+from quark.files.folder import new_folder
 from quark.report import file_size
 from quark.torch.export.formats import FORMATS, PROGRAMS, row_of
 
@@ -60,13 +61,13 @@ class Card:
 
 
 def write_card(folder: Path, source: Path, card: Card) -> None:
-    """Write ``README.md`` into ``folder``, and copy the licence files of ``source``; nothing that is there is changed."""
-    for path in sorted(path for pattern in LICENCES for path in source.glob(pattern)):
-        if path.is_file() and not (folder / path.name).exists():
-            shutil.copyfile(path, folder / path.name)
+    """Write ``README.md`` into ``folder``, and copy the licence files of ``source``; what is there stays."""
     original = (source / CARD).read_text(encoding="utf-8") if (source / CARD).is_file() else ""
-    if not (folder / CARD).exists():
-        (folder / CARD).write_text(text_of(card, original, folder), encoding="utf-8")
+    with new_folder(folder, beside=True) as draft:
+        for path in sorted(path for pattern in LICENCES for path in source.glob(pattern)):
+            if path.is_file():
+                shutil.copyfile(path, draft / path.name)
+        (draft / CARD).write_text(text_of(card, original, folder), encoding="utf-8")
 
 
 def text_of(card: Card, original: str, folder: Path) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from quark.errors import ConfigError, ModelError, unknown
+from quark.files.folder import new_folder
 from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Block2D
 from quark.numerics.packing import AWQ_ORDER, unpack
@@ -105,18 +106,28 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
         groups = foreign_items(checkpoint, METHODS[method](stored_tensors(checkpoint), described, checkpoint))
     else:
         raise ConfigError(f"{str(source / 'config.json')!r}: {unknown('quant_method', method, ['quark', *METHODS])}")
-    target.mkdir(parents=True)
+    with new_folder(target) as draft:
+        write(draft, groups)
+        copy_others(source, draft)
+        config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+        (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def write(folder: Path, groups: list[list[Item]]) -> None:
+    """A file for each group, and their index."""
     count = len(groups)
     names = [f"model-{k + 1:05d}-of-{count:05d}{SUFFIX}" for k in range(count)] if count > 1 else [f"model{SUFFIX}"]
     for name, items in zip(names, groups, strict=True):
-        write_file(target / name, items)
-    if len(groups) > 1:
-        write_index(target / f"model{SUFFIX}.index.json", groups, names)
+        write_file(folder / name, items)
+    if count > 1:
+        write_index(folder / f"model{SUFFIX}.index.json", groups, names)
+
+
+def copy_others(source: Path, folder: Path) -> None:
+    """Everything but tensors, their index, and the configuration."""
     for path in source.iterdir():
         if path.is_file() and path.name != "config.json" and not path.name.endswith((SUFFIX, f"{SUFFIX}.index.json")):
-            shutil.copyfile(path, target / path.name)
-    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
-    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            shutil.copyfile(path, folder / path.name)
 
 
 def foreign_items(checkpoint: Checkpoint, found: Found) -> list[list[Item]]:
