@@ -23,12 +23,13 @@ from quark.onnx.compare import Comparison, compare
 from quark.onnx.config_file import load_config
 from quark.onnx.data import Feed
 from quark.onnx.describe import file_bytes
-from quark.onnx.flow import Result, measured
+from quark.onnx.flow import measured
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import output_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.latency import median_seconds
 from quark.onnx.recipes import Choice, with_algorithms
+from quark.onnx.result import Result
 from quark.report import Report, Table, decibels, file_size, milliseconds
 from quark.report.progress import bars
 from quark.report.summary import pass_table, summary_tables

@@ -22,9 +22,9 @@ from quark.onnx.compare import Comparison, compare
 from quark.onnx.coverage import coverage, float_layers
 from quark.onnx.data import Feed
 from quark.onnx.describe import describe, file_bytes
-from quark.onnx.flow import Result
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.recipes import Attempt, Choice, Situation, improve, with_algorithms
+from quark.onnx.result import Result
 from quark.report.verdict import (
     LEVELS,
     Judged,

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from quark.onnx.explain import attach
 from quark.onnx.first_run import first_kept, first_run, told
 from quark.onnx.forecast import resident, written_bytes
 from quark.onnx.graph import model as files
-from quark.onnx.graph.report import PassReport
 from quark.onnx.job_files import check_files, named_files
 from quark.onnx.npu.adapt import adapt_and_tell
 from quark.onnx.npu.substitution import remembering
@@ -42,42 +41,18 @@ from quark.onnx.pipeline import Prepared, finish, prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.ranges import calibrated, samples_of
+from quark.onnx.result import Result
 from quark.onnx.resume import open_resume
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record, wants_bodies
 from quark.report.progress import bars
 from quark.report.summary import cost_table, pass_table, print_summary
 from quark.report.tables import print_table
-from quark.report.values import Table, Weakness
+from quark.report.values import Table
 
 Progress = Callable[[str, int, int | None], None]
 #: New objects after which Python looks for cycles while the flow runs; its own default is 700.
 YOUNG = 20_000
-
-
-@dataclass
-class Result:
-    """What a quantization made and learnt.
-
-    Attributes:
-        plan: every decision, with ranges and scales.
-        passes: what the graph passes did and refused to do.
-        seconds: time of each stage.
-        proto: the quantized model, when no output path was given.
-        weak: the layers that lose most to their weights.
-        metrics: what ``EvalMetrics`` measured.
-        mixed: what automatic mixed precision decided.
-        samples: how many samples calibration read.
-    """
-
-    plan: Plan
-    passes: list[PassReport]
-    seconds: dict[str, float] = field(default_factory=dict)
-    proto: onnx.ModelProto | None = None
-    weak: tuple[Weakness, ...] = ()
-    metrics: Comparison | None = None
-    mixed: Mixed | None = None
-    samples: int = 0
 
 
 def quantize(
@@ -152,7 +127,9 @@ def _quantize(
             prepared.reports.append(told(idle))
             resume.settle()
     metrics = _metrics(model_input, proto if model_output is None else model_output, job, given)
-    result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples)
+    written = proto if model_output is None else Path(model_output)
+    made = plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples
+    result = Result(*made, before, written)
     if job.options.PrintSummary and not job.options.CryptoMode:
         _tell(result, mixed, measured(result, before, model_output))
     return result

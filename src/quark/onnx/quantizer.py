@@ -11,7 +11,8 @@ from quark.onnx.quantization.config import Config, QConfig
 if TYPE_CHECKING:
     import onnx
 
-    from quark.onnx.flow import Progress, Result
+    from quark.onnx.flow import Progress
+    from quark.onnx.result import Result
 
 
 class ModelQuantizer:
@@ -19,6 +20,9 @@ class ModelQuantizer:
 
     Args:
         config: a ``QConfig``, or the older ``Config``.
+
+    Attributes:
+        result: what the last quantization made and learnt (``quark.onnx.result.Result``); None before one.
 
     Raises:
         ConfigError: the configuration cannot work; the message names the field.
@@ -28,6 +32,7 @@ class ModelQuantizer:
         if not isinstance(config, (QConfig, Config)):
             raise ConfigError(f"ModelQuantizer needs a QConfig or a Config, not {config!r}")
         self.config = config
+        self.result: Result | None = None
 
     def quantize_model(
         self,
@@ -60,7 +65,12 @@ class ModelQuantizer:
         calibration_data_reader: Any = None,
         progress: Progress | None = None,
     ) -> Result:
-        """``quantize_model`` with everything it learnt: the plan, the pass reports, the seconds of each stage."""
+        """``quantize_model`` with everything it learnt: plan, size, coverage, metrics, verdict, seconds of each stage.
+
+        The same value is ``result`` afterwards, also of ``quantize_model``; it is None before and after a failure.
+        """
         from quark.onnx.flow import quantize
 
-        return quantize(self.config.compile(), model_input, model_output, calibration_data_reader, progress)
+        self.result = None
+        self.result = quantize(self.config.compile(), model_input, model_output, calibration_data_reader, progress)
+        return self.result
