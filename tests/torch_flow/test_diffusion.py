@@ -47,10 +47,12 @@ class Pipeline:
 def test_samples_are_every_step_of_every_prompt() -> None:
     torch.manual_seed(0)
     pipeline = Pipeline(diffusion.unet().eval())
-    samples = get_calib_dataloader(pipeline, ["a", "two"], n_steps=5)
+    samples = get_calib_dataloader(pipeline, None, ["a", "two"], n_steps=5)
     assert [int(sample["timestep"]) for sample in samples] == [200, 160, 120, 80, 40] * 2
     assert samples[0]["sample"].shape == (1, 1, 16, 16) and samples[0]["return_dict"] is False
     assert not pipeline.unet._forward_pre_hooks
+    named = get_calib_dataloader(pipe=pipeline, target_module=pipeline.unet, prompts=["a"], n_steps=5)
+    assert all(torch.equal(a["sample"], b["sample"]) for a, b in zip(named, samples, strict=False))
     with pytest.raises(DataError, match="no run called"):
         record_inputs(pipeline.unet, [])
 
@@ -71,6 +73,25 @@ def test_both_architectures_and_both_kinds_of_activations(name: str, dynamic: bo
     assert quantize_diffusion_model_in_place(twin, config(dynamic), None if dynamic else samples) is twin
     before, after = (predict(net, xs[0], torch.tensor(500)) for net in (model, twin))
     assert 0 < (after - before).norm() < 0.15 * before.norm()
+
+
+class Noisy(Pipeline):
+    """One that makes its noise with a generator it is given."""
+
+    @torch.no_grad()
+    def __call__(self, prompt: str, num_inference_steps: int, generator: torch.Generator | None = None) -> None:
+        for _ in range(num_inference_steps):
+            self.unet(torch.randn(1, 1, 16, 16, generator=generator), torch.tensor(4))
+
+
+def test_a_seed_gives_the_same_noise_and_leaves_the_global_one() -> None:
+    torch.manual_seed(0)
+    pipeline = Noisy(diffusion.unet().eval())
+    state = torch.get_rng_state()
+    first, again, other = (get_calib_dataloader(pipeline, "unet", ["a"], 2, seed) for seed in (3, 3, 4))
+    assert torch.equal(first[0]["sample"], again[0]["sample"])
+    assert not torch.equal(first[0]["sample"], other[0]["sample"])
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_errors_say_what_is_missing() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,36 +78,53 @@ def record_inputs(module: nn.Module, runs: Iterable[Callable[[], Any]]) -> list[
 
 
 def get_calib_dataloader(
-    pipeline: Any, prompts: Iterable[Any], n_steps: int = 20, denoiser: str | None = None
+    pipe: Any,
+    target_module: nn.Module | str | None,
+    prompts: Iterable[Any],
+    n_steps: int = 20,
+    seed: int = 42,
+    device: str | torch.device = "cpu",
 ) -> list[Sample]:
-    """Samples of the denoiser of ``pipeline``: every step of every prompt.
+    """Samples of the denoiser of ``pipe``: every step of every prompt.
 
     Args:
-        pipeline: of diffusers.
+        pipe: of diffusers.
+        target_module: the denoiser, or its name in the pipeline; None: ``unet`` or ``transformer``.
         prompts: what the pipeline is called with, one after the other.
         n_steps: denoising steps.
-        denoiser: its name in the pipeline; None: ``unet`` or ``transformer``.
+        seed: of the noise of every prompt, where the pipeline takes a generator.
+        device: of that generator.
     """
-    runs = (lambda prompt=prompt: pipeline(prompt, num_inference_steps=n_steps) for prompt in prompts)
-    return record_inputs(denoiser_of(pipeline, denoiser), runs)
+    module = target_module if isinstance(target_module, nn.Module) else denoiser_of(pipe, target_module)
+    takes = "generator" in inspect.signature(type(pipe).__call__).parameters
+
+    def run(prompt: Any) -> None:
+        more = {"generator": torch.Generator(device).manual_seed(seed)} if takes else {}
+        pipe(prompt, num_inference_steps=n_steps, **more)
+
+    return record_inputs(module, [partial(run, prompt) for prompt in prompts])
 
 
-def qconfig_needs_activation_calibration(config: QConfig) -> bool:
+def qconfig_needs_activation_calibration(qconfig: QConfig) -> bool:
     """Whether a configuration has static activations, and so needs samples."""
-    layers = (config.global_quant_config, *config.layer_quant_config.values(), *config.layer_type_quant_config.values())
+    layers = (
+        qconfig.global_quant_config,
+        *qconfig.layer_quant_config.values(),
+        *qconfig.layer_type_quant_config.values(),
+    )
     return any(stage.calibrated for layer in layers for slot in ACTIVATIONS for stage in layer.stages(slot))
 
 
 def quantize_diffusion_model_in_place(
-    pipeline: Any, config: QConfig, dataloader: Iterable[Any] | None = None, denoiser: str | None = None
+    model: Any, qconfig: QConfig, dataloader: Iterable[Any] | None = None, denoiser: str | None = None
 ) -> Any:
-    """Quantize the denoiser of ``pipeline``; a module is quantized itself.
+    """Quantize the denoiser of ``model``, a pipeline; a module is quantized itself.
 
     Raises:
         ConfigError: static activations without samples; ``get_calib_dataloader`` makes them.
     """
-    if dataloader is None and qconfig_needs_activation_calibration(config):
-        raise ConfigError("static activations need samples: make them with get_calib_dataloader(pipeline, prompts)")
-    module = pipeline if isinstance(pipeline, nn.Module) else denoiser_of(pipeline, denoiser)
-    ModelQuantizer(config).quantize_model(module, dataloader)
-    return pipeline
+    if dataloader is None and qconfig_needs_activation_calibration(qconfig):
+        raise ConfigError("static activations need samples: make them with get_calib_dataloader(pipe, None, prompts)")
+    module = model if isinstance(model, nn.Module) else denoiser_of(model, denoiser)
+    ModelQuantizer(qconfig).quantize_model(module, dataloader)
+    return model
