@@ -126,10 +126,9 @@ def _quantize(
             proto, idle = _publish(model, model_output, job, tried)
             prepared.reports.append(told(idle))
             resume.settle()
-    metrics = _metrics(model_input, proto if model_output is None else model_output, job, given)
-    written = proto if model_output is None else Path(model_output)
-    made = plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples
-    result = Result(*made, before, written)
+    made = proto if model_output is None else Path(model_output)
+    metrics = _metrics(model_input, made, job, given)
+    result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples, before, made)
     if job.options.PrintSummary and not job.options.CryptoMode:
         _tell(result, mixed, measured(result, before, model_output))
     return result
