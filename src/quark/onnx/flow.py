@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.config.job import Job
+from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.errors import ModelError
@@ -129,13 +130,14 @@ def _quantize(
     made = proto if model_output is None else Path(model_output)
     metrics = _metrics(model_input, made, job, given)
     result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples, before, made)
-    if job.options.PrintSummary and not job.options.CryptoMode:
-        _tell(result, mixed, measured(result, before, model_output))
+    _tell(result, job.options, mixed, measured(result, before, model_output))
     return result
 
 
-def _tell(result: Result, mixed: Mixed, cost: Table) -> None:
-    """The summary on the terminal."""
+def _tell(result: Result, options: Options, mixed: Mixed, cost: Table) -> None:
+    """The summary on the terminal, where it is wanted."""
+    if not options.PrintSummary or options.CryptoMode:
+        return
     print_summary(result.plan, weak=result.weak)
     passes = pass_table((one.name, one.fired, one.refused) for one in result.passes)
     for table in (passes, cost, *mixed.tables(), *metric_tables(result.metrics)):
