@@ -344,9 +344,7 @@ def test_one_process_works_on_a_kept_file_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", ["tokenizer.json", "vocab.txt"])
-def test_in_a_folder_the_configuration_comes_last(
-    there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_folder_the_configuration_comes_last(there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it no program takes the folder for a model: whoever looks meanwhile finds none, or a whole one."""
     target, seen = tmp_path / "model", list[str]()
     target.mkdir()

@@ -301,6 +301,11 @@ def _for_float16(job: Job, float16: bool) -> Job:
     options = job.options
     if options.QuantizeFP16 is False and float16:
         _log.warning("the model is a float16 model, so QuantizeFP16 is on (ConvertFP16ToFP32 would make it float32)")
+    if float16 and job.target == "cpu":
+        _log.warning(
+            "the CPU provider computes float16 in float32, with a Cast on each side of every quantized tensor, which "
+            "may cost more time than the integers save: ConvertFP16ToFP32 leaves them out"
+        )
     if options.QuantizeFP16 and not float16:
         raise ModelError("QuantizeFP16 is set, but the model is no float16 model")
     if options.UseFP32Scale and not float16:

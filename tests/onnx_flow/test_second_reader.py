@@ -1,0 +1,57 @@
+"""OpenVINO, which shares no code with ONNX Runtime, reads the static QDQ presets on real models and agrees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from tests.onnx_flow import models
+
+from quark.onnx import ModelQuantizer, QConfig
+
+NAMES = ("squeezenet11_flowers5", "yolox_nano", "ultraface_rfb320", "fastestdet")
+#: OpenVINO 2026.4 answers otherwise where activations are signed (4 to 17 dB), and ONNX Runtime with all optimizations
+#: off, which computes every Q and DQ by itself, is the reference here. The cause is not found yet.
+_SIGNED = pytest.mark.xfail(reason="signed 8-bit activations in OpenVINO: not explained", strict=False)
+PRESETS = (
+    "A8W8_CPU",
+    "XINT8",
+    "U8S8_AAWS",
+    "U8U8_AAWA",
+    pytest.param("A8W8", marks=_SIGNED),
+    pytest.param("S8S8_AAWS", marks=_SIGNED),
+)
+
+
+def loss(reference: list[np.ndarray], found: list[np.ndarray]) -> float:
+    """dB of all outputs together."""
+    noise = sum(float(((a - b) ** 2).sum()) for a, b in zip(reference, found, strict=True))
+    return 10 * np.log10(sum(float((a**2).sum()) for a in reference) / max(noise, 1e-30))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_two_programs_read_the_same_numbers(name: str, preset: str, tmp_path: Path) -> None:
+    """Within 1 dB: the distance of each to the float model."""
+    openvino = pytest.importorskip("openvino")
+    path = models.REAL_MODELS / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip("no shared models beside the repository")
+    proto = onnx.load(path)
+    feed = models.real_feeds(name, proto)
+    config = QConfig.get_default_config(preset)
+    config.global_quant_config.extra_options.update(PrintSummary=False)
+    ModelQuantizer(config).quantize_model(proto, tmp_path / "q.onnx", [feed])
+    reference = models.run(proto, feed)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(tmp_path / "q.onnx"), options)
+    compiled = openvino.compile_model(str(tmp_path / "q.onnx"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    answers = compiled(feed)
+    theirs = [np.asarray(answers[output.name]) for output in session.get_outputs()]
+    ours = loss(reference, session.run(None, feed))
+    assert loss(reference, theirs) > ours - 1
