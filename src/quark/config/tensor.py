@@ -6,15 +6,17 @@ scale, how the range is found. A ``LayerSpec`` gives one spec per slot of a node
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from quark.errors import ConfigError, unknown
 from quark.numerics.affine import Grid
-from quark.numerics.formats import FORMATS, Block, get_format
-from quark.numerics.granularity import Granularity, Group, Tensor
+from quark.numerics.blocks import BLOCK_RULES
+from quark.numerics.formats import FORMATS, Block, Format, Int, get_format
+from quark.numerics.granularity import WHOLE, Granularity, Group, Tensor
 from quark.numerics.scales import SCALE_RULES
-from quark.observers import SEARCHES
+from quark.observers.registry import OWN_METHODS, SEARCHES
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,17 @@ class TensorSpec:
         format: name of a row of ``quark.numerics.formats.FORMATS``.
         symmetric: zero point fixed at the middle of the code range (0 for signed formats).
         narrow: symmetric signed integers use -qmax..qmax (scale = amax / qmax) instead of the full range.
-        granularity: which elements share a scale.
-        scale_rule: name of a row of ``quark.numerics.scales.SCALE_RULES``.
+        granularity: which elements share a scale; of a block format, the axis and the length of its blocks (any
+            other than ``Group``: the length of the format's row).
+        scale_rule: name of a row of ``quark.numerics.scales.SCALE_RULES``. Of a block format, a rule of
+            ``quark.numerics.blocks.BLOCK_RULES`` replaces that of its block scales, and any other is for the scale above.
         rounding: rounding of the elements.
-        method: name of a row of ``quark.observers.SEARCHES``; how the range is found.
+        method: how the range is found: name of a row of ``quark.observers.SEARCHES``, or of an observer class with a
+            search of its own (``quark.observers.registry.OWN_METHODS``).
         settings: settings of that method, as sorted (name, value) pairs so that the spec stays hashable.
         reduced: half of the codes only, for integer kernels that saturate (``reduce_range``).
         dynamic: the range is taken at run time instead of at calibration.
+        real_zero: the zero point is a real number: the lowest code means exactly the smallest value.
     """
 
     format: str = "int8"
@@ -44,36 +50,70 @@ class TensorSpec:
     settings: tuple[tuple[str, Any], ...] = ()
     dynamic: bool = False
     reduced: bool = False
+    real_zero: bool = False
 
     def __post_init__(self) -> None:
         for kind, value, allowed in (
             ("data type", self.format, FORMATS),
             ("scale rule", self.scale_rule, SCALE_RULES),
-            ("calibration method", self.method, SEARCHES),
+            ("calibration method", self.method, {**SEARCHES, **dict.fromkeys(OWN_METHODS)}),
         ):
             if value not in allowed:
                 raise ConfigError(unknown(kind, value, allowed))
 
     @property
+    def row(self) -> Format:
+        """The row of the format table; of a block format, with the block length and the scale rule of this spec."""
+        return _row(self.format, self.granularity, self.scale_rule)
+
+    @property
     def grid(self) -> Grid:
         """How a range becomes a scale and a zero point under this spec."""
-        return Grid(get_format(self.format), self.symmetric, self.narrow, self.scale_rule)
+        inside = isinstance(self.row, Block) and self.scale_rule in BLOCK_RULES
+        return Grid(self.row, self.symmetric, self.narrow, "float32" if inside else self.scale_rule)
+
+    @property
+    def narrow_codes(self) -> bool:
+        """Whether stored codes leave the lowest one unused; at run time activations use all of them."""
+        return self.narrow and self.symmetric
 
     def describe(self) -> str:
-        """One short line for tables: ``int8 symmetric per channel(0), power_of_two, mse``.
+        """One short line for tables: ``int8 symmetric per channel (axis 0), power_of_two, mse``.
 
         A format says no more than it has: the blocks of ``mxfp4`` find their scales themselves, ``bfloat16`` has none.
         """
-        row = get_format(self.format)
+        row = self.row
+        rounding = "" if self.rounding == "half_even" else f", rounded {self.rounding}"
         if isinstance(row, Block):
-            size = self.granularity.size if isinstance(self.granularity, Group) else row.size
-            whole = f" under one float32 scale per tensor, {self.method}" if row.tensor_scale else ""
-            return f"{self.format} in blocks of {size or 'a whole axis'}{whole}"
+            size = "a whole axis" if row.size == WHOLE else row.size
+            rule = f" with {row.rule} scales" if row.rule != FORMATS[self.format].rule else ""  # type: ignore[union-attr]
+            whole = f" under one float32 scale per tensor, {self._found()}" if row.tensor_scale else ""
+            return f"{self.format} in blocks of {size}{rule}{whole}{rounding}"
         if row.unit_scale:
-            return self.format
+            return self.format + rounding
         sides = "symmetric" if self.symmetric else "asymmetric"
-        method = "dynamic" if self.dynamic else self.method
-        return f"{self.format} {sides} {self.granularity}, {self.scale_rule}, {method}"
+        codes = " full range" if isinstance(row, Int) and self.symmetric and not self.narrow else ""
+        zero = " with real zero points" if self.real_zero else ""
+        scales = f"{self.granularity}, {self.scale_rule}"
+        return f"{self.format} {sides}{codes}{zero} {scales}, {self._found()}{rounding}"
+
+    def _found(self) -> str:
+        """How the range is found, in words."""
+        told = ", ".join(f"{name}={value}" for name, value in self.settings)
+        method = f"{self.method} ({told})" if told else self.method
+        if not self.dynamic:
+            return method
+        return "dynamic" if method == "minmax" else f"dynamic {method}"
+
+
+@cache
+def _row(format: str, granularity: Granularity, scale_rule: str) -> Format:
+    """See ``TensorSpec.row``."""
+    row = get_format(format)
+    if not isinstance(row, Block):
+        return row
+    size = granularity.size if isinstance(granularity, Group) else row.size
+    return replace(row, size=size, rule=scale_rule if scale_rule in BLOCK_RULES else row.rule)
 
 
 @dataclass(frozen=True)

@@ -399,3 +399,5 @@ ROWS = (
 )
 
 BLOCKS: dict[str, Block] = {row.name: row for row in ROWS}
+#: Rules that scales of blocks follow; any other rule is one for the scale above the blocks.
+BLOCK_RULES = frozenset(row.rule for row in ROWS)

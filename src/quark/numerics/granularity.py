@@ -19,6 +19,7 @@ from quark.errors import ConfigError
 from quark.numerics.array import Array, namespace, permute, repeat
 
 Shape: TypeAlias = tuple[int, ...]
+WHOLE = 1 << 62  # a group longer than any axis
 Index: TypeAlias = tuple[slice, ...]
 
 
@@ -176,7 +177,8 @@ class Group(Granularity):
         return tuple(min(self.size, max(n, 1)) if k == axis else 1 for k, n in enumerate(shape))
 
     def __str__(self) -> str:
-        return f"per group of {self.size} (axis {self.axis})"
+        whole = self.size == WHOLE
+        return f"per whole axis {self.axis}" if whole else f"per group of {self.size} (axis {self.axis})"
 
 
 @dataclass(frozen=True)

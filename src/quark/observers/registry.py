@@ -110,3 +110,6 @@ ROWS = (
 )
 
 SEARCHES: dict[str, Search] = {row.name: row for row in ROWS}
+
+#: Names of methods that an observer class of a flow brings along: no other flow, and no other class, can find them.
+OWN_METHODS: set[str] = set()

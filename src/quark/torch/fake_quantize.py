@@ -12,12 +12,12 @@ The arithmetic is ``quark.numerics``; this is the only place of the flow that kn
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from quark.config.tensor import TensorSpec
 from quark.errors import DataError
 from quark.numerics.affine import fake_quantize
 from quark.numerics.formats import Block
@@ -130,11 +130,7 @@ class FakeQuantize(nn.Module):
         """A fresh observer of this stage."""
         stage = self.stage
         granularity = Tensor() if stage.is_block else self.granularity
-        spec = TensorSpec(
-            stage.spec.format, stage.spec.symmetric, stage.spec.narrow, granularity, stage.grid.scale_rule,
-            stage.spec.rounding, dynamic=stage.spec.dynamic,
-        )  # fmt: skip
-        return stage.observer(spec, device)
+        return stage.observer(replace(stage.spec, granularity=granularity, scale_rule=stage.grid.scale_rule), device)
 
     def start(self, device: torch.device) -> None:
         """Collect from now on what the static range is found from; tensors pass as they are."""
@@ -166,8 +162,8 @@ class FakeQuantize(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """The spec in one line."""
-        return self.stage.spec.describe() + (", dynamic" if self.stage.spec.dynamic else "")
+        """The spec in one line, with the granularity that the layer gives it."""
+        return replace(self.stage.spec, granularity=self.granularity).describe()
 
 
 class SequentialQuantize(nn.Sequential):

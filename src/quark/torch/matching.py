@@ -19,9 +19,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from quark.errors import ConfigError, ModelError, nearest
 from quark.numerics.formats import Int
-from quark.numerics.granularity import Channel, Granularity, Group, Token, normal_axis
+from quark.numerics.granularity import WHOLE, Channel, Granularity, Group, Token, normal_axis
 from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
-from quark.torch.config.tensor import WHOLE
 from quark.torch.direct_reads import read_directly
 from quark.torch.layers import LayerKind, kind_of, type_names, type_of_name
 from quark.torch.stage import Stage, Stages

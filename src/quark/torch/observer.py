@@ -15,6 +15,8 @@ learns (``quark.torch.learned``).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,12 +25,14 @@ from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, DataError
 from quark.numerics.affine import fake_quantize
 from quark.numerics.granularity import Tensor
-from quark.observers import SEARCHES
 from quark.observers.entropy import search_both
 from quark.observers.histogram import Histogram
 from quark.observers.mse import search_rows
+from quark.observers.registry import OWN_METHODS, SEARCHES
 
 Range = tuple[torch.Tensor, torch.Tensor]
+#: A subclass that writes one of these finds ranges its own way.
+OWN_CODE = ("__init__", "__call__", "observe", "range", "settings")
 PIECE = (1 << 15) - 1  # elements that torch works on in one thread, and that stay in the cache
 
 
@@ -40,6 +44,7 @@ class ObserverBase:
         schemes: names of the ``QSchemeType`` members it works for; empty: all.
         rule: the scale rule that it implies, or None.
         trained: training changes the scale.
+        method: the row of ``quark.observers.SEARCHES`` that finds the range; empty for code of its own.
         spec: how the tensor is quantized.
         count: values seen.
     """
@@ -48,9 +53,26 @@ class ObserverBase:
     schemes: ClassVar[tuple[str, ...]] = ()
     rule: ClassVar[str | None] = None
     trained: ClassVar[bool] = False
+    method: ClassVar[str] = ""
+    _own: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         ObserverBase.registry[cls.__name__] = cls
+        written = any(name in vars(cls) for name in OWN_CODE)
+        cls._own = not cls.method or ("method" not in vars(cls) and (cls._own or written))
+        if cls._own:
+            OWN_METHODS.add(cls.__name__)
+
+    @classmethod
+    def told(cls, spec: TensorSpec) -> TensorSpec:
+        """``spec`` with the method and the settings by which this class finds a range; its name for code of its own."""
+        method = cls.__name__ if cls._own else cls.method
+        return replace(spec, method=method, settings=tuple(sorted(cls.settings_of(spec).items())))
+
+    @classmethod
+    def settings_of(cls, spec: TensorSpec) -> Mapping[str, Any]:
+        """Settings of the method for a tensor of this spec."""
+        return {}
 
     def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
         self.spec = spec
@@ -94,6 +116,8 @@ class UniformScalingObserver(ObserverBase):
 
 class _MinMax(UniformScalingObserver):
     """Smallest and largest value of each scale's elements over all samples."""
+
+    method = "minmax"
 
     def observe(self, x: torch.Tensor) -> None:
         """Widen the range by one sample."""
@@ -172,11 +196,17 @@ class PerTensorMovingAverageMinMaxObserver(ObserverBase):
     """
 
     schemes = ("per_tensor",)
+    method = "moving_minmax"
     constant: ClassVar[float] = 0.01
 
     def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
         super().__init__(spec, device)
-        self.statistic = SEARCHES["moving_minmax"].observe({"constant": self.constant})
+        self.statistic = SEARCHES["moving_minmax"].observe(self.settings_of(spec))
+
+    @classmethod
+    def settings_of(cls, spec: TensorSpec) -> Mapping[str, Any]:
+        """The weight of the newest sample."""
+        return {"constant": cls.constant}
 
     def observe(self, x: torch.Tensor) -> None:
         """Add one sample."""
@@ -191,7 +221,7 @@ class _Searched(ObserverBase):
     """A range searched in a histogram of all values."""
 
     schemes = ("per_tensor",)
-    method: ClassVar[str] = "mse"
+    method = "mse"
 
     def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
         super().__init__(spec, device)
@@ -199,7 +229,7 @@ class _Searched(ObserverBase):
 
     def settings(self) -> dict[str, Any]:
         """Settings of the search."""
-        return {}
+        return dict(self.settings_of(self.spec))
 
     def observe(self, x: torch.Tensor) -> None:
         """Count the values of one sample."""
@@ -233,9 +263,10 @@ class PerTensorPercentileObserver(_Searched):
     method = "percentile"
     percentile: ClassVar[float] = 99.999
 
-    def settings(self) -> dict[str, Any]:
+    @classmethod
+    def settings_of(cls, spec: TensorSpec) -> Mapping[str, Any]:
         """The percentile, and whether both sides are judged together."""
-        return {"percentile": self.percentile, "symmetric": self.spec.symmetric}
+        return {"percentile": cls.percentile, "symmetric": spec.symmetric}
 
 
 class PerTensorPowOf2MinMaxObserver(PerTensorMinMaxObserver):
@@ -260,6 +291,7 @@ class _SearchedRows(ObserverBase):
     """The scales of least squared error, for weights: one sample."""
 
     schemes = ("per_channel", "per_group")
+    method = "mse"
     found: Range | None = None
 
     def observe(self, x: torch.Tensor) -> None:

@@ -3,13 +3,12 @@ row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from quark.config.tensor import TensorSpec
 from quark.numerics.affine import Grid
-from quark.numerics.formats import Block, Format, get_format
-from quark.numerics.granularity import Group
+from quark.numerics.formats import Block, Format
 from quark.torch.observer import ObserverBase
 
 
@@ -18,25 +17,25 @@ class Stage:
     """How a tensor is quantized and how its range is found.
 
     Attributes:
-        spec: format, granularity, scale rule, rounding. Of a block format, the granularity gives axis and block length,
-            and a scale rule other than float32 replaces that of the block scales.
+        spec: everything about it; its method and settings become those of the observer.
         observer: finds the range.
-        real_zero: the zero point is a real number: the lowest code means exactly the smallest value.
     """
 
     spec: TensorSpec
     observer: type[ObserverBase]
-    real_zero: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spec", self.observer.told(self.spec))
+
+    @property
+    def real_zero(self) -> bool:
+        """The zero point is a real number: the lowest code means exactly the smallest value."""
+        return self.spec.real_zero
 
     @cached_property
     def format(self) -> Format:
         """The row of the format table; of a block format, with the block length and scale rule of the spec."""
-        row, spec = get_format(self.spec.format), self.spec
-        if not isinstance(row, Block):
-            return row
-        size = spec.granularity.size if isinstance(spec.granularity, Group) else row.size
-        rule = row.rule if spec.scale_rule == "float32" else spec.scale_rule
-        return replace(row, size=size, rule=rule)
+        return self.spec.row
 
     @cached_property
     def is_block(self) -> bool:
@@ -46,8 +45,7 @@ class Stage:
     @cached_property
     def grid(self) -> Grid:
         """How a range becomes scale and zero point."""
-        spec = self.spec
-        return Grid(self.format, spec.symmetric, spec.narrow, "float32" if self.is_block else spec.scale_rule)
+        return self.spec.grid
 
     @property
     def needs_range(self) -> bool:

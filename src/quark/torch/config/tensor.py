@@ -20,14 +20,13 @@ from typing import Any, NoReturn
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.formats import Int, get_format
-from quark.numerics.granularity import Block2D, Channel, Granularity, Group, Tensor
+from quark.numerics.granularity import WHOLE, Block2D, Channel, Granularity, Group, Tensor
 from quark.torch import observer as observers
 from quark.torch.config.qat import QATSpec, trained_observer
 from quark.torch.config.type import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType, member
 from quark.torch.observer import ObserverBase
 from quark.torch.stage import Stage
 
-WHOLE = 1 << 62  # a group longer than any axis
 ELEMENTS = {
     **{dtype: dtype.name for dtype in Dtype if "int" in dtype.name},
     **{dtype: dtype.name for dtype in (Dtype.bfloat16, Dtype.float16, Dtype.fp8_e5m2, Dtype.fp8_e4m3)},
@@ -147,7 +146,7 @@ class QTensorConfig:
             ConfigError: fields that do not go together.
         """
         spec = block_spec(self) if is_block(self) else element_spec(self)
-        stage = Stage(spec, chosen_observer(self), self.zero_point_type is ZeroPointType.float32 and not spec.symmetric)
+        stage = Stage(spec, chosen_observer(self))
         if stage.needs_range and stage.observer is observers.PlaceholderObserver:
             refuse(f"{self.dtype.name} needs a range, which PlaceholderObserver does not find: use a min/max observer")
         return stage
@@ -286,6 +285,7 @@ def element_spec(config: QTensorConfig) -> TensorSpec:
         scale_rule=scale_rule(config),
         rounding=ROUNDINGS[config.round_method or RoundType.half_even],
         dynamic=bool(config.is_dynamic),
+        real_zero=config.zero_point_type is ZeroPointType.float32 and not symmetric,
     )
 
 
