@@ -30,7 +30,7 @@ class TensorSpec:
         granularity: which elements share a scale; of a block format, the axis and the length of its blocks (any
             other than ``Group``: the length of the format's row).
         scale_rule: name of a row of ``quark.numerics.scales.SCALE_RULES``. Of a block format, a rule of
-            ``quark.numerics.blocks.BLOCK_RULES`` replaces that of its block scales, and any other is for the scale above.
+            ``quark.numerics.blocks.BLOCK_RULES`` replaces that of its block scales; any other is for the scale above.
         rounding: rounding of the elements.
         method: how the range is found: name of a row of ``quark.observers.SEARCHES``, or of an observer class with a
             search of its own (``quark.observers.registry.OWN_METHODS``).
@@ -60,6 +60,12 @@ class TensorSpec:
         ):
             if value not in allowed:
                 raise ConfigError(unknown(kind, value, allowed))
+        row = self.row
+        if isinstance(row, Block) and row.sub_block and row.size % row.sub_block:
+            raise ConfigError(
+                f"{self.format} shares its shifts between {row.sub_block} elements: a block of {row.size} must be a "
+                f"multiple of {row.sub_block}"
+            )
 
     @property
     def row(self) -> Format:

@@ -401,3 +401,15 @@ ROWS = (
 BLOCKS: dict[str, Block] = {row.name: row for row in ROWS}
 #: Rules that scales of blocks follow; any other rule is one for the scale above the blocks.
 BLOCK_RULES = frozenset(row.rule for row in ROWS)
+
+
+def named(block: Block) -> Block:
+    """The row of ``BLOCKS`` that ``block`` is one of: everything equal but, where no row has it, the block length.
+
+    Raises:
+        ConfigError: no row has such scales.
+    """
+    kin = [row for row in ROWS if replace(row, name=block.name, size=block.size) == block]
+    if not kin:
+        raise ConfigError(f"no block format has the elements of {block.name!r} under {block.rule} scales")
+    return min(kin, key=lambda row: (row.size != block.size, row.name != block.name))

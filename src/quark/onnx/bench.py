@@ -30,7 +30,6 @@ from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import Rule
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError, DataError
-from quark.numerics.formats import get_format
 from quark.onnx import fingerprint
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import rereadable
@@ -372,7 +371,7 @@ def _costs(values: Sequence[ir.Value | None], tensors: Tensors, sizes: Mapping[s
         if not _is_float(value):
             continue
         size += 0 if source is None else source.nbytes
-        width = float(get_format(tensor.spec.format).bits) if tensor is not None else FLOAT_BITS
+        width = float(tensor.spec.row.bits) if tensor is not None else FLOAT_BITS
         bits += width * (sizes.get(name, 1) if source is None else source.size)
     return {"size": float(size), "bits": bits}
 

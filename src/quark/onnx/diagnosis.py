@@ -22,7 +22,7 @@ import onnx_ir as ir
 from quark.config.plan import Plan, TensorPlan
 from quark.numerics.affine import fake_quantize
 from quark.numerics.elements import Int
-from quark.numerics.formats import FORMATS, get_format
+from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, let_go
 from quark.onnx.qdq.channel_axes import is_off_channel, weight_axes
@@ -78,7 +78,7 @@ def _planned(model: ir.Model, plan: Plan) -> Iterator[Weight]:
             or is_off_channel(node, value, tensor.spec)
         ):
             continue
-        row = cast(Int, get_format(tensor.spec.format))
+        row = cast(Int, tensor.spec.row)
         yield from _rows(node, rule, array, np.asarray(tensor.scale), np.asarray(tensor.zero_point), row)
         del array
         let_go(value.const_value)
@@ -86,7 +86,7 @@ def _planned(model: ir.Model, plan: Plan) -> Iterator[Weight]:
 
 def _has_channels(tensor: TensorPlan) -> bool:
     whole = isinstance(tensor.spec.granularity, (Tensor, Channel))
-    return whole and isinstance(get_format(tensor.spec.format), Int)
+    return whole and isinstance(tensor.spec.row, Int)
 
 
 def _stored(model: ir.Model) -> Iterator[Weight]:

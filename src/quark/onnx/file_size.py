@@ -26,7 +26,6 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.numerics.blocks import Block
-from quark.numerics.formats import get_format
 from quark.numerics.granularity import Group
 from quark.onnx.explain import packed
 from quark.onnx.graph.weightless import LARGE, light_proto
@@ -110,7 +109,7 @@ def _constants(model: ir.Model, plan: Plan, options: Options) -> int:
 
 def _stored(tensor: TensorPlan, source: ir.TensorProtocol, options: Options) -> int:
     """Bytes of a constant and its scales."""
-    row, granularity, shape = get_format(tensor.spec.format), tensor.spec.granularity, tuple(source.shape.numpy())
+    row, granularity, shape = tensor.spec.row, tensor.spec.granularity, tuple(source.shape.numpy())
     rounded = options.EnableVaimlBF16 and tensor.spec.format == "bfloat16"
     if rounded or (options.AddQDQPairToWeight and tensor.role == "weight"):
         return int(source.nbytes)
@@ -149,7 +148,7 @@ def _added(
 
 def _with_parameters(tensor: TensorPlan, name: str, shape: tuple[int, ...]) -> TensorPlan:
     """The plan of a tensor of another name and shape, with some scale."""
-    unit = get_format(tensor.spec.format).unit_scale
+    unit = tensor.spec.row.unit_scale
     form = () if unit else tensor.spec.granularity.parameter_shape(shape)
     scale, zero_point = np.ones(form, np.float32), np.zeros(form, np.int32)
     return replace(tensor, name=name, group=name, readers=None, bias_of=None, scale=scale, zero_point=zero_point)

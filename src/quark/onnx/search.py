@@ -17,7 +17,6 @@ from typing import Any
 import onnx
 
 from quark.errors import ConfigError, unknown
-from quark.numerics.formats import get_format
 from quark.onnx import bench
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.bench import Bench, Site
@@ -214,9 +213,7 @@ def _precision(name: str) -> tuple[float, float]:
     layer = candidate(split(name)[0])
     if layer is None:
         return float("inf"), float("inf")
-    bits = [
-        float("inf") if spec is None else float(get_format(spec.format).bits) for spec in (layer.inputs, layer.weight)
-    ]
+    bits = [float("inf") if spec is None else float(spec.row.bits) for spec in (layer.inputs, layer.weight)]
     return bits[0], bits[1]
 
 

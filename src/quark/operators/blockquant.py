@@ -4,8 +4,8 @@
 
 ``format`` is a one-level row of ``quark.numerics.blocks``: NVFP4 and AMD FP4 (scales in E4M3 and E5M3: the format's
 value nearest to amax / largest), the MX formats with their scale rules floor, even and ceil, BFP16. Elements are
-rounded half to even. ``tensor_scale`` (float32 scalar) is an input of NVFP4 only. Infinities and NaN do not count for
-amax and are copied.
+rounded half to even. ``block_size`` is there where blocks have another length than the format's row. ``tensor_scale``
+(float32 scalar) is an input of NVFP4 only. Infinities and NaN do not count for amax and are copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quark.numerics.blocks import BLOCKS, Block
 from quark.numerics.elements import ELEMENTS, Float, Int
 from quark.numerics.scales import SCALE_RULES
 from quark.operators.arithmetic import HALF_EVEN, floor_power, round_float, round_integer
-from quark.operators.blockwise import SMALLEST_EXPONENT, copy_nonfinite, spread
+from quark.operators.blockwise import SMALLEST_EXPONENT, block_of, copy_nonfinite, spread
 from quark.operators.body import Body
 from quark.operators.site import Site, View, from_blocks, from_float, to_blocks, to_float, view_of
 
@@ -28,13 +28,13 @@ FORMATS = tuple(name for name, row in BLOCKS.items() if not row.sub_block and no
 
 def variant(attributes: Mapping, site: Site) -> str:
     """The overload of a node at ``site``."""
-    view = view_of(site, attributes["axis"], BLOCKS[attributes["format"]].size)
+    view = view_of(site, attributes["axis"], block_of(attributes).size)
     return (View("ragged", 0, view.elem_type, site.finite) if view.kind == "one" else view).label  # a scalar has no -1
 
 
 def write(body: Body, attributes: Mapping, label: str) -> str:
     """The body of ``BlockQuantizeDequantize`` on ``x`` and, for NVFP4, ``tensor_scale``."""
-    view, block = View.parse(label), BLOCKS[attributes["format"]]
+    view, block = View.parse(label), block_of(attributes)
     x = to_float(body, "x", view.elem_type)
 
     def quantize(inner: Body, blocks: str, peaks: str) -> str:

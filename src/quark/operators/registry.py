@@ -37,6 +37,7 @@ class Operator:
         allowed: values that an attribute may take: a tuple of them, or a range.
         variant: (attributes, site) -> label of the body to use there.
         write: (body, attributes, label) -> name of the output.
+        optional: names of attributes that a node has only where it needs them.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Operator:
     allowed: Mapping[str, tuple | range]
     variant: Callable[[Mapping, Site], str]
     write: Callable[[Body, Mapping, str], str]
+    optional: tuple[str, ...] = ()
 
     def settings(self, given: Mapping[str, float | str] | None = None) -> dict[str, float | str]:
         """``given`` completed with the defaults, in the order of the table.
@@ -55,9 +57,11 @@ class Operator:
         """
         given = given or {}
         for name in given:
-            if name not in self.attributes:
-                raise ConfigError(unknown(f"attribute of {self.name}", name, self.attributes))
-        return {name: self._checked(name, given.get(name, default)) for name, default in self.attributes.items()}
+            if name not in self.attributes and name not in self.optional:
+                raise ConfigError(unknown(f"attribute of {self.name}", name, (*self.attributes, *self.optional)))
+        extra = {name: given[name] for name in self.optional if name in given}
+        values = {name: given.get(name, default) for name, default in self.attributes.items()} | extra
+        return {name: self._checked(name, value) for name, value in values.items()}
 
     def _checked(self, name: str, value: float | str) -> float | str:
         allowed = self.allowed.get(name)
@@ -152,18 +156,20 @@ ROWS = (
         OWN_DOMAIN,
         ("x", "tensor_scale"),
         blockquant.ATTRIBUTES,
-        {"format": blockquant.FORMATS, "axis": _AXIS},
+        {"format": blockquant.FORMATS, "axis": _AXIS, "block_size": _BLOCK},
         blockquant.variant,
         blockquant.write,
+        ("block_size",),
     ),
     Operator(
         "BlockDequantize",
         OWN_DOMAIN,
         storage.BLOCK_INPUTS,
         storage.BLOCK_ATTRIBUTES,
-        {"format": tuple(BLOCKS), "axis": _AXIS, "length": range(1 << 31)},
+        {"format": tuple(BLOCKS), "axis": _AXIS, "length": range(1 << 31), "block_size": _BLOCK},
         storage.block_variant,
         storage.write_block,
+        ("block_size",),
     ),
     Operator(
         "PackedDequantize",

@@ -10,6 +10,7 @@
 ``shifts``  uint8 [bytes], two-level formats only: the shifts of the sub-blocks, packed like the codes
 ``tensor_scale``  float32 scalar, NVFP4 only
 
+``block_size`` is there where blocks have another length than those of the format's row.
 ``length`` is the axis of y where that is no multiple of the block (the last block is short), else 0; ``shifts`` always
 fill the last block.
 
@@ -30,11 +31,12 @@ from math import lcm
 import numpy as np
 
 from quark.errors import ConfigError
-from quark.numerics.blocks import BLOCKS, Block, Encoded
+from quark.numerics.blocks import Block, Encoded
 from quark.numerics.elements import ELEMENTS, Element, Int
 from quark.numerics.granularity import pad
 from quark.numerics.packing import pack, sign_extended
 from quark.operators.affine import beside
+from quark.operators.blockwise import block_of, format_attributes
 from quark.operators.body import Body
 from quark.operators.site import Site
 
@@ -63,7 +65,7 @@ def stored(encoded: Encoded, format: Block, axis: int, tensor_scale: np.ndarray 
 
     Args:
         encoded: codes of a weight of any rank above 0, blocks along ``axis`` (NumPy).
-        format: a row of ``BLOCKS``.
+        format: a row of ``BLOCKS``, or one with blocks of another length.
         axis: as given to ``format.encode``.
         tensor_scale: the scale above the block scales of a format that has one.
 
@@ -86,7 +88,8 @@ def stored(encoded: Encoded, format: Block, axis: int, tensor_scale: np.ndarray 
     if tensor_scale is not None:
         tensors["tensor_scale"] = np.asarray(tensor_scale, np.float32).reshape(())
     ragged = 0 if length == blocks * format.size else length
-    return Stored(tensors, {"format": format.name, "axis": axis - len(shape), "length": ragged})
+    kind = format_attributes(format)
+    return Stored(tensors, {"format": kind.pop("format"), "axis": axis - len(shape), "length": ragged, **kind})
 
 
 def stream(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -103,7 +106,7 @@ def block_variant(attributes: Mapping, site: Site) -> str:
 
 def write_block(body: Body, attributes: Mapping, label: str) -> str:
     """The body of ``BlockDequantize`` on ``codes``, ``scales``, ``shifts``, ``tensor_scale``."""
-    block, axis, length = BLOCKS[attributes["format"]], attributes["axis"], attributes["length"]
+    block, axis, length = block_of(attributes), attributes["axis"], attributes["length"]
     runs = block.size // block.sub_block if block.sub_block else 1
     outer, before = body.dimensions("scales", 0, axis), body.dimensions("scales", 0, axis + 1 or None)
     after = [] if axis == -1 else [body.dimensions("scales", axis + 1)]

@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from quark.algorithms.bias_correction import channel_means, corrected, gains, shrunk
 from quark.config.plan import Plan
-from quark.numerics.formats import get_format
 from quark.onnx.algorithms.channels import layer_of
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.forward import CHANNEL_AXIS
@@ -103,7 +102,7 @@ def _amplified(
         plan.put(replace(weight, scale=(scale * growth.reshape(scale.shape)).astype(np.float32), changes=(_WHY,)))
     else:
         largest = np.abs(channels.rows(channels.made)).max(1)
-        reach = float(scale.max()) * get_format(weight.spec.format).max / np.maximum(largest, 1e-30)
+        reach = float(scale.max()) * weight.spec.row.max / np.maximum(largest, 1e-30)
         growth = np.minimum(growth, np.maximum(reach, 1))
     channels.scale_made(growth)
     set_biases(model, plan)

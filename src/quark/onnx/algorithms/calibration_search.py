@@ -22,7 +22,6 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
-from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.losses import Loss, compared, distance, joined
 from quark.onnx.algorithms.samples import feeds_of
@@ -106,4 +105,4 @@ def _with(layer: LayerSpec, method: Method) -> LayerSpec:
 
 
 def _has_range(spec: TensorSpec | None) -> bool:
-    return spec is not None and not spec.dynamic and not get_format(spec.format).unit_scale
+    return spec is not None and not spec.dynamic and not spec.row.unit_scale

@@ -21,7 +21,6 @@ import onnx_ir as ir
 
 from quark.algorithms.equalization import Term, equalizing_scales
 from quark.config.job import Job
-from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel
 from quark.onnx.algorithms.channels import Layer, layer_of
 from quark.onnx.algorithms.cle import is_homogeneous
@@ -189,7 +188,7 @@ def _terms(chain: Chain, seen: _Seen, s: np.ndarray, job: Job) -> list[Term]:
     layer = job.rules.default
     if layer.inputs is None or layer.weight is None:
         return []
-    bits, weight_bits = (get_format(spec.format).bits for spec in (layer.inputs, layer.weight))
+    bits, weight_bits = (spec.row.bits for spec in (layer.inputs, layer.weight))
     whole = not isinstance(layer.weight.granularity, Channel)
     power = np.maximum(seen.power, _FLOOR * seen.power.max() + _TINY) / s**2
     shares = [_share(chain, tail, power) for tail in chain.tails]

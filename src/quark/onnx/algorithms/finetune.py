@@ -22,7 +22,6 @@ from quark.algorithms.reconstruction import Data, Forward, Layer, Settings, Trai
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import ConfigError
 from quark.numerics.elements import Int
-from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.forward import CHANNEL_AXIS, LINEAR, forward_of
@@ -67,7 +66,7 @@ def _put_back(name: str, arrays: dict[str, np.ndarray]) -> str:
 def _trainable(layers: list[Tunable], config: FineTuneConfig, torch: Any) -> tuple[list[Tunable], list[str]]:
     found, refused = [], []
     for layer in layers:
-        kind = get_format(layer.weight.spec.format)
+        kind = layer.weight.spec.row
         if isinstance(config, AdaRoundConfig) and not isinstance(kind, Int):
             refused.append(
                 f"{layer.name!r} stays: AdaRound trains integers, and its weight is {kind.name}; use AdaQuant"
@@ -257,7 +256,7 @@ def settings_of(config: FineTuneConfig) -> Settings:
 
 def codes_of(tensor: TensorPlan, shape: tuple[int, ...]) -> Codes:
     """The integer grid of a weight of ``shape``."""
-    kind, spec = get_format(tensor.spec.format), tensor.spec
+    kind, spec = tensor.spec.row, tensor.spec
     if not isinstance(kind, Int):
         raise ConfigError(f"AdaRound trains integers, and {tensor.name!r} is {spec.format}")
     low = kind.min + (spec.narrow and spec.symmetric)

@@ -18,7 +18,6 @@ from quark.algorithms.columns import Columns, columns_of
 from quark.algorithms.gptq import gptq, loss
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import ConfigError
-from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.linear import Linear, linear_of
@@ -124,4 +123,4 @@ def grid_of(tensor: TensorPlan, weight: np.ndarray) -> Columns:
     spec = tensor.spec
     narrow = spec.narrow and spec.symmetric
     scale, zero = tensor.scale, tensor.zero_point
-    return columns_of(weight, get_format(spec.format), spec.granularity, scale, zero, spec.rounding, narrow)
+    return columns_of(weight, spec.row, spec.granularity, scale, zero, spec.rounding, narrow)

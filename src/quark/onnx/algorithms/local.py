@@ -21,7 +21,6 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.numerics.affine import fake_quantize
-from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.linear import Linear
 from quark.onnx.algorithms.samples import feeds_of
@@ -117,7 +116,7 @@ def judge_of(model: ir.Model, context: Context) -> Judge:
 
 
 def _round(values: np.ndarray, spec: TensorSpec, found: tuple[Any, Any], scaled: bool) -> np.ndarray:
-    kind = get_format(spec.format)
+    kind = spec.row
     one = (np.float32(1), np.int64(0))
     scale, zero_point = one if kind.unit_scale and not scaled else from_range(spec, *found, scaled)
     narrow = spec.narrow and spec.symmetric

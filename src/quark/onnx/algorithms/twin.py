@@ -11,7 +11,6 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.numerics.affine import fake_quantize
 from quark.numerics.array import Array
-from quark.numerics.formats import get_format
 from quark.onnx.graph.surgery import set_constant
 from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.parameters import constant
@@ -42,5 +41,5 @@ def rounded(values: Array, tensor: TensorPlan) -> Array:
         return (codes_of(np.asarray(values), tensor) * scale).astype(np.float32)
     spec = tensor.spec
     narrow = spec.narrow and spec.symmetric
-    kind = get_format(spec.format)
+    kind = spec.row
     return fake_quantize(values, tensor.scale, tensor.zero_point, kind, spec.granularity, spec.rounding, narrow)

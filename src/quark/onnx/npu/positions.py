@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from quark.config.plan import Plan, TensorPlan
 from quark.numerics import scales
-from quark.numerics.formats import get_format
 from quark.onnx.graph.surgery import input_at, sole_consumer
 
 LOWEST, HIGHEST = -127, 127
@@ -43,7 +42,7 @@ class Positions:
         tensor = self._plan.tensors.get(name)
         if tensor is None or tensor.scale is None or tensor.spec.scale_rule != "power_of_two":
             return None
-        if get_format(tensor.spec.format).bits > WIDEST:
+        if tensor.spec.row.bits > WIDEST:
             return None  # the shifters are those of an accumulator of 32 bits, which such codes do not enter
         scale = np.asarray(tensor.scale, np.float32)
         return np.asarray(scales.position(scale.reshape(-1))).astype(np.int64).reshape(scale.shape)
@@ -100,7 +99,7 @@ def _moved(tensor: TensorPlan, position: np.ndarray, note: str) -> TensorPlan:
     scale = np.ldexp(np.float32(1), -position).astype(np.float32)
     zero_point = np.asarray(tensor.zero_point)
     if not tensor.spec.grid.centred and tensor.range is not None:
-        row = get_format(tensor.spec.format)
+        row = tensor.spec.row
         lowest = np.minimum(np.asarray(tensor.range[0], np.float64), 0).reshape(scale.shape)
         zero_point = np.clip(np.rint(row.min - lowest / scale), row.min, row.max).astype(zero_point.dtype)
     changes = (*(change for change in tensor.changes if change != note), note)

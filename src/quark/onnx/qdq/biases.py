@@ -14,7 +14,6 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
-from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.carriers import block_size
@@ -33,7 +32,7 @@ def why_no_product(node: ir.Node, bias: ir.Value, data: TensorSpec, weight: Tens
         data, weight: how its first two inputs are quantized.
     """
     source, factor = node.inputs[0], node.inputs[1]
-    rows = get_format(data.format), get_format(weight.format)
+    rows = data.row, weight.row
     if source is None or factor is None or not all(row.has_zero_point for row in rows):
         return "a product of scales is a scale for integers only"
     if max(row.bits for row in rows) > WIDEST_WITH_BIAS:
@@ -65,7 +64,7 @@ def like_weight(weight: TensorSpec, job: Job) -> bool:
         return not job.options.Int32Bias
     if block_size(weight) is not None:
         return False  # blocks serve sums of products; a bias is added to the sum, and neighbours would only blur it
-    return job.npu or get_format(weight.format).unit_scale
+    return job.npu or weight.row.unit_scale
 
 
 def refit(model: ir.Model, plan: Plan) -> None:

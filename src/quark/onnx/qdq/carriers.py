@@ -13,8 +13,8 @@ Narrow activations (2 to 4 bits, FP8) are ``element`` even where the standard op
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, cast
 
 import onnx_ir as ir
 
@@ -23,9 +23,10 @@ from quark.config.options import Options
 from quark.config.overrides import Override, parse_overrides
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
-from quark.numerics.blocks import BLOCKS
+from quark.numerics.blocks import BLOCKS, Block
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Group, Tensor
+from quark.operators.blockwise import format_attributes
 
 Kind = Literal["standard", "extended", "cast", "element", "block"]
 
@@ -105,14 +106,27 @@ REDUCED_RANGE = {"bfloat16": 2.0, "float16": 65504.0}
 
 def block_size(spec: TensorSpec) -> int | None:
     """Elements per block of a block format; ``None`` for the others."""
-    return BLOCKS[spec.format].size if spec.format in BLOCKS else None
+    row = spec.row
+    return row.size if isinstance(row, Block) else None
+
+
+def block_operator(spec: TensorSpec) -> BlockOperator:
+    """The operator of a block format, with the length of its blocks where that is not the one of the format's row.
+
+    Raises:
+        ConfigError: no operator has the block scales of this spec.
+    """
+    row = cast(Block, spec.row)
+    kind = format_attributes(row)
+    operator = BLOCK_OPERATORS[str(kind.pop("format"))]
+    return replace(operator, attributes={**operator.attributes, **kind})
 
 
 def activation_kind(spec: TensorSpec, options: Options) -> Kind:
     """How an activation of this spec is written."""
     if spec.format in BLOCKS:
         return "block"
-    row = get_format(spec.format)
+    row = spec.row
     if row.unit_scale and (options.BF16QDQToCast or options.EnableVaimlBF16):
         return "cast"
     if row.onnx_type in ACTIVATION_TYPES:
@@ -124,7 +138,7 @@ def constant_kind(spec: TensorSpec, options: Options) -> Kind:
     """How a constant of this spec is stored."""
     if spec.format in BLOCKS:
         return "block"
-    row = get_format(spec.format)
+    row = spec.row
     groups = isinstance(spec.granularity, Group)
     if row.onnx_type in _FOLDED_TYPES or (groups and row.onnx_type in _FOLDED_IN_GROUPS):
         return "cast"
@@ -165,11 +179,13 @@ def _opsets(layer: LayerSpec, options: Options) -> Iterator[int]:
             continue
         kind = activation_kind(spec, options) if activation else constant_kind(spec, options)
         _check_granularity(spec, slot, kind)
+        if kind == "block":
+            block_operator(spec)
         _check_scaled(spec, slot, options.ActivationScaled if activation else options.WeightScaled)
         yield _HALF_SCALES if options.UseFP32Scale is False else BASE_OPSET
         stored = constant_kind(spec, options) if activation else kind  # a constant operand has the activation's type
         if stored in ("standard", "cast") and not (activation and kind in ("extended", "block")):
-            yield STORED_FROM.get(get_format(spec.format).onnx_type or "", BASE_OPSET)
+            yield STORED_FROM.get(spec.row.onnx_type or "", BASE_OPSET)
         if kind == "standard":
             yield _BLOCKED_PARAMETERS if isinstance(spec.granularity, Group) else BASE_OPSET
 
@@ -179,7 +195,7 @@ def _check_granularity(spec: TensorSpec, slot: str, kind: Kind) -> None:
         raise ConfigError(
             f"{slot}: an activation has one scale per tensor (QuantGranularity.Tensor), not {spec.granularity}"
         )
-    folded = kind == "cast" and not get_format(spec.format).unit_scale
+    folded = kind == "cast" and not spec.row.unit_scale
     if kind not in ("standard", "block") and not folded and isinstance(spec.granularity, Group):
         raise ConfigError(
             f"{slot}: ONNX has no groups of the data type {spec.format!r}; allowed are Tensor and Channel"
@@ -196,4 +212,4 @@ def _check_scaled(spec: TensorSpec, slot: str, scaled: bool) -> None:
 
 def onnx_type(spec: TensorSpec) -> ir.DataType:
     """The ONNX type of the codes; INT32 for the zero point of formats that ONNX does not have."""
-    return ir.DataType[get_format(spec.format).onnx_type or "INT32"]
+    return ir.DataType[spec.row.onnx_type or "INT32"]

@@ -13,9 +13,8 @@ import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.plan import TensorPlan
-from quark.numerics.formats import get_format
 from quark.numerics.granularity import Channel, Group
-from quark.onnx.qdq.carriers import BLOCK_OPERATORS, ROUNDING_MODES, Kind, onnx_type
+from quark.onnx.qdq.carriers import ROUNDING_MODES, Kind, block_operator, onnx_type
 from quark.onnx.qdq.initializers import Parameters
 
 AMD, OWN = "com.amd.quark", "org.openquark"
@@ -126,12 +125,12 @@ def _element(carried: Carried) -> list[ir.Node]:
 
 def _block(carried: Carried) -> list[ir.Node]:
     spec = carried.tensor.spec
-    operator = BLOCK_OPERATORS[spec.format]
+    operator = block_operator(spec)
     attributes = {**operator.attributes, "axis": block_axis(carried)}
     if operator.rounds:
         attributes["rounding_mode"] = ROUNDING_MODES[spec.rounding]
     inputs = [carried.value]
-    if not get_format(spec.format).unit_scale:
+    if not spec.row.unit_scale:
         inputs.append(carried.parameters.of(carried.tensor)[0])
     return [single(carried, operator.name, inputs, attributes, operator.domain, operator.name)]
 

@@ -119,7 +119,7 @@ def _shaped(column: tuple[float, ...] | None) -> Any:
 def _parameters(tensor: TensorPlan, spec: TensorSpec, wanted: Override) -> tuple[Any, Any]:
     """Scale and zero point as they were given, checked against the tensor."""
     scales, zeros = wanted.parameters or ((), ())
-    row = get_format(spec.format)
+    row = spec.row
     if row.has_zero_point and not all(row.min <= zero <= row.max for zero in zeros):
         raise ConfigError(f"{REASON}[{tensor.name!r}]: zero_point must lie in {row.min}..{row.max} for {spec.format}")
     scale, zero = np.asarray(scales, np.float32), np.asarray(zeros, np.int64)

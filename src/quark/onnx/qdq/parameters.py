@@ -18,7 +18,6 @@ from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, ModelError
-from quark.numerics.formats import get_format
 from quark.numerics.granularity import Tensor
 from quark.observers.mse_modes import ROW_SEARCHES
 from quark.observers.non_overflow import fitted
@@ -77,7 +76,7 @@ def constant(value: ir.Value) -> np.ndarray:
 
 
 def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple[Any, Any]], scaled: bool) -> None:
-    if get_format(members[0].spec.format).unit_scale and not scaled:
+    if members[0].spec.row.unit_scale and not scaled:
         for member in members:
             plan.put(replace(member, scale=_ONE, zero_point=_ZERO))
         return
@@ -119,7 +118,7 @@ def is_fixed(tensor: TensorPlan) -> bool:
 
 def _as_given(tensor: TensorPlan, given: tuple[Any, Any]) -> TensorPlan:
     scale, zero_point = (np.asarray(side) for side in given)
-    row = get_format(tensor.spec.format)
+    row = tensor.spec.row
     wide = scale.astype(np.float64)
     low, high = (row.min - zero_point) * wide, (row.max - zero_point) * wide
     span = (low, high) if low.ndim else (float(low), float(high))
@@ -131,7 +130,7 @@ def _halved(spec: TensorSpec, lo: Any, hi: Any) -> tuple[Any, Any]:
 
     Signed b bits: -2**(b-2)..2**(b-2); unsigned: 0..2**(b-1)-1.
     """
-    row = get_format(spec.format)
+    row = spec.row
     if not row.has_zero_point or (spec.symmetric and row.min == 0):
         raise ConfigError(f"reduce_range is for integers, symmetric ones signed, not for {spec.describe()}")
     lo, hi = np.minimum(np.asarray(lo, np.float64), 0), np.maximum(np.asarray(hi, np.float64), 0)
@@ -172,7 +171,7 @@ def _check_int16(scale: Any, exact: Any) -> None:
 def _set_weight(
     plan: Plan, tensor: TensorPlan, values: np.ndarray, scaled: bool, known: tuple[np.ndarray, np.ndarray] | None
 ) -> None:
-    if get_format(tensor.spec.format).unit_scale and not scaled:
+    if tensor.spec.row.unit_scale and not scaled:
         plan.put(replace(tensor, scale=_ONE, zero_point=_ZERO))
         return
     if tensor.given is not None:
@@ -264,5 +263,5 @@ def observed(plan: Plan, options: Options) -> Iterable[TensorPlan]:
         if tensor.observed
         and not tensor.spec.dynamic
         and not is_fixed(tensor)
-        and (options.ActivationScaled or not get_format(tensor.spec.format).unit_scale)
+        and (options.ActivationScaled or not tensor.spec.row.unit_scale)
     ]

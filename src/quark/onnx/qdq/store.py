@@ -14,8 +14,6 @@ import onnx_ir as ir
 from quark.config.plan import TensorPlan
 from quark.errors import ModelError
 from quark.numerics.affine import fake_quantize, quantize
-from quark.numerics.blocks import BLOCKS
-from quark.numerics.formats import get_format
 from quark.numerics.granularity import Group
 from quark.numerics.packing import pack
 from quark.onnx.graph.surgery import let_go, shape_of
@@ -39,7 +37,7 @@ def codes_of(values: np.ndarray, tensor: TensorPlan) -> np.ndarray:
         return np.rint(values.astype(np.float64) / np.asarray(tensor.scale, np.float64)).astype(np.int32)
     scale, zero_point = np.asarray(tensor.scale), np.asarray(tensor.zero_point)
     narrow = spec.narrow and spec.symmetric
-    return quantize(values, scale, zero_point, get_format(spec.format), spec.granularity, spec.rounding, narrow)
+    return quantize(values, scale, zero_point, spec.row, spec.granularity, spec.rounding, narrow)
 
 
 def rounded_constant(carried: Carried) -> ir.Value:
@@ -49,7 +47,7 @@ def rounded_constant(carried: Carried) -> ir.Value:
         source_of(carried).numpy(),
         tensor.scale,
         tensor.zero_point,
-        get_format(tensor.spec.format),
+        tensor.spec.row,
         tensor.spec.granularity,
     )
     return carried.parameters.add(np.asarray(values), f"{carried.name}_bf16")
@@ -84,7 +82,7 @@ def _cast(carried: Carried) -> list[ir.Node]:
     tensor = carried.tensor
     nodes = [single(carried, "Cast", [_typed(carried)], {"to": int(ir.DataType.FLOAT)})]
     steps = [("Mul", np.asarray(tensor.scale, np.float32), 1.0)]
-    if get_format(tensor.spec.format).has_zero_point:
+    if tensor.spec.row.has_zero_point:
         steps.insert(0, ("Sub", np.asarray(tensor.zero_point, np.float32), 0.0))
     value = nodes[0].outputs[0]
     for op_type, values, idle in steps:
@@ -114,7 +112,7 @@ def _beside(carried: Carried, values: np.ndarray, op_type: str) -> tuple[list[ir
 def _element(carried: Carried) -> list[ir.Node]:
     """A format without an ONNX type: codes as a stream of bits."""
     values, tensor, add = source_of(carried).numpy(), carried.tensor, carried.parameters.add
-    codes = pack(codes_of(values, tensor).reshape(-1), int(get_format(tensor.spec.format).bits))
+    codes = pack(codes_of(values, tensor).reshape(-1), int(tensor.spec.row.bits))
     scale, zero_point = carried.parameters.of(tensor, ir.DataType.INT32)
     shape = add(np.array(values.shape, np.int64), f"{carried.name}_shape")
     inputs = [add(codes, f"{carried.name}_quantized"), scale, zero_point, shape]
@@ -125,7 +123,7 @@ def _element(carried: Carried) -> list[ir.Node]:
 def _block(carried: Carried) -> list[ir.Node]:
     """Packed element codes, block scales and shifts."""
     values, tensor, add = source_of(carried).numpy(), carried.tensor, carried.parameters.add
-    row, axis = BLOCKS[tensor.spec.format], block_axis(carried)
+    row, axis = tensor.spec.row, block_axis(carried)
     above = np.asarray(tensor.scale, np.float32) if row.tensor_scale else None
     kept = stored(row.encode(values, axis, tensor.spec.rounding, above), row, axis, above)
     names = ("codes", "scales", "shifts", "tensor_scale")

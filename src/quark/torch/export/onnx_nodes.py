@@ -24,6 +24,7 @@ from quark.numerics.blocks import Block, Encoded
 from quark.numerics.elements import Float, Int
 from quark.numerics.granularity import Channel, Group, Tensor, Token
 from quark.operators import OWN_DOMAIN, stored, stream
+from quark.operators.blockwise import format_attributes
 from quark.torch.export.layout import BlockLayout, ElementLayout, PairLayout, layout_of_quantizer, store
 from quark.torch.export.onnx_marks import Marked
 from quark.torch.fake_quantize import FakeQuantize, parts
@@ -32,7 +33,7 @@ STANDARD = ("int8", "uint8", "int16", "uint16", "int32", "int4", "uint4")
 ACTIVATIONS = ("int8", "uint8", "int16", "uint16")
 ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
 AMD = "com.amd.quark"
-BFP = {"bfp16": ("to_bfp", 16, 8), "mx6": ("to_bfp_prime", 13, 16), "mx9": ("to_bfp_prime", 16, 16)}
+BFP = {"bfp16": ("to_bfp", 16), "mx6": ("to_bfp_prime", 13), "mx9": ("to_bfp_prime", 16)}
 SMALLEST = float(np.finfo(np.float32).tiny)
 
 
@@ -155,31 +156,17 @@ def block_activation(nodes: Nodes, part: FakeQuantize, row: Block, x: str) -> st
     """An activation in blocks."""
     axis = axis_of(part.granularity)
     mode = ROUNDING_MODES[part.stage.spec.rounding]
-    if row.name in BFP and row.size == BFP[row.name][2]:
-        method, width, size = BFP[row.name]
-        settings: dict[str, Any] = {"bfp_method": method, "bit_width": width, "block_size": size}
+    if row.name in BFP:
+        method, width = BFP[row.name]
+        settings: dict[str, Any] = {"bfp_method": method, "bit_width": width, "block_size": row.size}
         return nodes.op("BFPQuantizeDequantize", [x], AMD, axis=axis, rounding_mode=mode, **settings)
-    if known(row).size != row.size:
-        refuse(nodes.name, f"blocks of {row.size} elements are not those of {row.name}")
     inputs = [x]
     if row.tensor_scale:
         if not part.stage.calibrated:
             refuse(nodes.name, "the scale above the blocks must be static")
         assert_ready(nodes, part)
         inputs.append(nodes.constant("tensor_scale", array(part.scale).astype(np.float32).reshape(())))  # type: ignore[arg-type]
-    return nodes.op("BlockQuantizeDequantize", inputs, OWN_DOMAIN, format=known(row).name, axis=axis)
-
-
-def known(row: Block) -> Block:
-    """The row of the table that has this rule and length; a size or rule of the user's may have none."""
-    from quark.numerics.blocks import BLOCKS
-
-    same = [
-        other
-        for other in BLOCKS.values()
-        if (other.element, other.rule, other.size) == (row.element, row.rule, row.size)
-    ]
-    return next((other for other in same if other.sub_block == row.sub_block), BLOCKS[row.name])
+    return nodes.op("BlockQuantizeDequantize", inputs, OWN_DOMAIN, **format_attributes(row), axis=axis)
 
 
 def dynamic(nodes: Nodes, part: FakeQuantize, x: str) -> str:
@@ -269,9 +256,7 @@ def constant(nodes: Nodes, marked: Marked) -> str:
 
 def block_constant(nodes: Nodes, layout: BlockLayout, made: dict[str, torch.Tensor]) -> str:
     """Packed blocks."""
-    row = known(layout.block)
-    if row.size != layout.block.size:
-        refuse(nodes.name, f"blocks of {layout.block.size} elements are not those of {row.name}")
+    row = layout.block
     encoded = layout.encoded(made)
     plain = Encoded(*(None if part is None else array(part) for part in encoded))
     above = made[layout.name("scale", 1)].item() if row.tensor_scale else None

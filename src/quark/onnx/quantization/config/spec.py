@@ -90,8 +90,8 @@ class QTensorConfig:
         calibration_method: how the range is found.
         quant_granularity: which elements share a scale.
         data_type: a data type class such as ``Int8``.
-        group_size: elements per scale along the reduction axis, for ``QuantGranularity.Group``: 128 when omitted. The
-            blocks of a block format have the format's size.
+        group_size: elements per scale along the reduction axis, for ``QuantGranularity.Group``: 128 when omitted, of a
+            block format the length of its standard blocks.
     """
 
     def __init__(
@@ -159,11 +159,9 @@ class QTensorConfig:
         """The row of a block format, whose shared exponent follows the rule that ``scale_type`` names.
 
         Raises:
-            ConfigError: the blocks of this format have no such scale, or another size.
+            ConfigError: the blocks of this format have no such scale.
         """
         block = BLOCKS[self.data_type.format]
-        if self.quant_granularity is QuantGranularity.Group and self.group_size not in (None, block.size):
-            raise ConfigError(f"group_size: a block of {block.name!r} has {block.size} elements, not {self.group_size}")
         suffix = _BLOCK_SUFFIXES.get(self.scale_type, "")
         if self.scale_type in _BLOCK_SUFFIXES and f"{block.name}_even" not in BLOCKS:
             raise ConfigError(f"the field scale_type cannot be {self.scale_type} for the data type {block.name!r}")

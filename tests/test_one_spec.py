@@ -1,0 +1,100 @@
+"""One specification means one thing in both flows: blocks of any length, narrow codes, scale rules, methods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from tests.onnx_flow import models
+from torch import nn
+
+import quark.onnx as q
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError
+from quark.numerics.granularity import Group
+from quark.onnx.qdq.carriers import block_operator
+from quark.torch import ModelQuantizer
+from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
+from quark.torch.quantization.config.type import Dtype
+
+OPTIONS = {"PrintSummary": False, "OpTypesToExcludeOutputQuantization": ["MatMul"], "QuantizeBias": False}
+RNG = np.random.default_rng(17)
+X = (RNG.normal(size=(6, 72)) * np.exp2(RNG.integers(-3, 4, (6, 72)))).astype(np.float32)
+W = (RNG.normal(size=(72, 40)) * np.exp2(RNG.integers(-3, 4, (72, 1)))).astype(np.float32)
+GROUP = {"quant_granularity": q.QuantGranularity.Group}
+E8M0 = {"scale_format": "e8m0", "scale_calculation_mode": "floor", "qscheme": "per_group"}
+#: ONNX class -> data type and fields of the torch dialect.
+TWINS: dict[type[q.QTensorConfig], tuple[Dtype, dict[str, Any]]] = {
+    q.MXFP4E2M1Spec: (Dtype.fp4, E8M0),
+    q.MXFP6E3M2Spec: (Dtype.fp6_e3m2, E8M0),
+    q.MXFP6E2M3Spec: (Dtype.fp6_e2m3, E8M0),
+    q.MXFP8E4M3Spec: (Dtype.fp8_e4m3, E8M0),
+    q.MXFP8E5M2Spec: (Dtype.fp8_e5m2, E8M0),
+    q.MX6Spec: (Dtype.mx6, {}),
+    q.MX9Spec: (Dtype.mx9, {}),
+    q.AMDFP4Spec: (Dtype.fp4, {"scale_format": "e5m3", "qscheme": "per_group"}),
+    q.NVFP4Spec: (Dtype.fp4, {"scale_format": "e4m3", "qscheme": "per_group"}),
+}
+
+
+def onnx_result(inputs: q.QTensorConfig, weight: q.QTensorConfig) -> Any:
+    """A MatMul quantized in the ONNX flow."""
+    proto = models.model("g (float[n,72] x) => (float[n,40] y) { y = MatMul(x, w) }", {"w": W})
+    config = q.QConfig(q.QLayerConfig(input_tensors=inputs, weight=weight), extra_options=OPTIONS)
+    return q.ModelQuantizer(config).run(proto, None, [{"x": X}])
+
+
+def onnx_answer(proto: onnx.ModelProto) -> np.ndarray:
+    """What stock ONNX Runtime computes, products in float32."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": X})[0]
+
+
+def torch_model(inputs: QTensorConfig | None, weight: QTensorConfig) -> nn.Module:
+    """The same product quantized in the torch flow."""
+    model = nn.Sequential(nn.Linear(72, 40, bias=False))
+    model[0].weight.data = torch.from_numpy(W.T.copy())
+    ModelQuantizer(QConfig(QLayerConfig(input_tensors=inputs, weight=weight))).quantize_model(
+        model, [torch.from_numpy(X)]
+    )
+    return model
+
+
+@pytest.mark.parametrize("size", [2, 64])
+@pytest.mark.parametrize("name", TWINS, ids=lambda cls: cls.__name__)
+def test_blocks_of_any_length_are_the_same_in_both_flows(name: type[q.QTensorConfig], size: int) -> None:
+    method = {"calibration_method": q.CalibMethod.MinMax, **GROUP}
+    spec = name(group_size=size, **method)  # type: ignore[arg-type]
+    result = onnx_result(spec, spec)
+    dtype, fields = TWINS[name]
+    config = QTensorConfig(dtype, group_size=size, ch_axis=-1, **fields)
+    for tensor in result.plan:
+        assert tensor.spec.row == config.to_stage().format
+        assert tensor.spec.row.size == size
+    inputs = replace(config, is_dynamic=True)
+    with torch.no_grad():
+        expected = torch_model(inputs, config)(torch.from_numpy(X)).numpy()
+    np.testing.assert_allclose(onnx_answer(result.proto), expected, rtol=1e-5, atol=2e-6 * np.abs(expected).max())
+
+
+def test_standard_blocks_are_written_as_before() -> None:
+    spec = q.AMDFP4Spec(calibration_method=q.CalibMethod.MinMax)
+    graph = ir.from_proto(onnx_result(spec, spec).proto).graph
+    assert all("block_size" not in node.attributes for node in graph if node.domain == "org.openquark")
+
+
+def test_block_scales_without_an_operator_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="'bfp16' under e4m3 scales"):
+        block_operator(TensorSpec("bfp16", scale_rule="e4m3"))
+    even = block_operator(TensorSpec("mxfp4", scale_rule="e8m0_even", granularity=Group(-1, 64)))
+    assert even.attributes == {"format": "mxfp4_even", "block_size": 64}
+    with pytest.raises(ConfigError, match="a block of 3 must be a multiple of 2"):
+        TensorSpec("mx6", granularity=Group(-1, 3))
