@@ -11,14 +11,17 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from tests.onnx_flow import models
 from torch import nn
 
 import quark.onnx as q
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError
+from quark.numerics.blocks import BLOCKS
 from quark.numerics.granularity import Group
 from quark.onnx.qdq.carriers import block_operator
+from quark.operators import add_functions, node, stored
 from quark.torch import ModelQuantizer
 from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
 from quark.torch.quantization.config.type import Dtype
@@ -98,3 +101,25 @@ def test_block_scales_without_an_operator_are_refused_by_name() -> None:
     assert even.attributes == {"format": "mxfp4_even", "block_size": 64}
     with pytest.raises(ConfigError, match="a block of 3 must be a multiple of 2"):
         TensorSpec("mx6", granularity=Group(-1, 3))
+
+
+@pytest.mark.parametrize("size", [1 << 62, 96, 72, 34])
+@pytest.mark.parametrize("name", ["mx6", "mxfp4", "nvfp4"])
+def test_stored_blocks_longer_than_their_axis(name: str, size: int) -> None:
+    """What a file holds of a weight, and what stock ONNX Runtime reads in it, under blocks of an own length."""
+    block = replace(BLOCKS[name], size=size)
+    above = np.float32(0.01) if block.tensor_scale else None
+    kept = stored(block.encode(W, 0, "half_even", above), block, 0, above)
+    inputs = [part if part in kept.tensors else "" for part in ("codes", "scales", "shifts", "tensor_scale")]
+    inputs = inputs[: 4 if above is not None else 3 if "shifts" in kept.tensors else 2]
+    graph = helper.make_graph(
+        [node("BlockDequantize", inputs, ["y"], kept.attributes)],
+        "g",
+        [],
+        [helper.make_tensor_value_info("y", 1, [72, 40])],
+        [numpy_helper.from_array(value, part) for part, value in kept.tensors.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    add_functions(proto)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(session.run(None, {})[0], block.round(W, 0, "half_even", above))

@@ -25,13 +25,13 @@ E8M0), Reshape and Mul; ONNX Runtime computes them once, when it loads the model
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 import numpy as np
 
 from quark.errors import ConfigError
-from quark.numerics.blocks import Block, Encoded
+from quark.numerics.blocks import Block, Encoded, named
 from quark.numerics.elements import ELEMENTS, Element, Int
 from quark.numerics.granularity import pad
 from quark.numerics.packing import pack, sign_extended
@@ -76,6 +76,7 @@ def stored(encoded: Encoded, format: Block, axis: int, tensor_scale: np.ndarray 
         raise ConfigError(f"{format.name} {'needs' if format.tensor_scale else 'has no'} tensor scale")
     shape = encoded.codes.shape
     axis = axis % len(shape)
+    format = _no_longer(format, shape[axis])
     length, blocks = shape[axis], encoded.scale.shape[axis]
     tensors = {
         "codes": stream(encoded.codes, int(format.element.bits)),
@@ -90,6 +91,14 @@ def stored(encoded: Encoded, format: Block, axis: int, tensor_scale: np.ndarray 
     ragged = 0 if length == blocks * format.size else length
     kind = format_attributes(format)
     return Stored(tensors, {"format": kind.pop("format"), "axis": axis - len(shape), "length": ragged, **kind})
+
+
+def _no_longer(format: Block, length: int) -> Block:
+    """``format`` with blocks of an own length cut to an axis that is shorter than one of them."""
+    if format.size <= length or format.size == named(format).size:
+        return format
+    step = format.sub_block or 1
+    return replace(format, size=max(-(-length // step) * step, step))
 
 
 def stream(codes: np.ndarray, bits: int) -> np.ndarray:

@@ -25,8 +25,10 @@ from quark.torch.quantization.config.config import (
     OCP_MXFP4Spec,
     QConfig,
     QLayerConfig,
+    QTensorConfig,
     Uint8PerTensorSpec,
 )
+from quark.torch.quantization.config.type import Dtype
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -51,8 +53,8 @@ FULL = [
     *(f"{kind}-{scheme}-sym" for kind in ("int8", "int16", "int4") for scheme in ("tensor", "channel", "group0")),
     "int3-tensor-sym", "int3-channel-sym",
     "uint8-channel-asym", "uint4-tensor-asym", "int2-channel-sym", "uint2-channel-asym", "fp8_e5m2-channel-sym",
-    "fp8_e4m3-group-sym", "fp8_e4m3-block-sym", "fp6_e2m3-channel-sym", "fp4-tensor-sym", "mx9", "bfp16", "amdfp4-16",
-    "int32-channel-sym", "int4_fp8", "float16", "bfloat16",
+    "fp8_e4m3-group-sym", "fp8_e4m3-block-sym", "fp6_e2m3-channel-sym", "fp4-tensor-sym", "mx9", "mx9-32", "bfp16",
+    "amdfp4-16", "int32-channel-sym", "int4_fp8", "float16", "bfloat16",
     *(name for name in WEIGHTS if name.startswith("OCP") and "static" in name),
 ]  # fmt: skip
 
@@ -173,8 +175,10 @@ def test_openvino_loads_four_bit_weights(tmp_path: Path) -> None:
 
 
 def test_what_onnx_cannot_say_is_refused(tmp_path: Path) -> None:
-    model = quantized(Mixed(), QConfig(QLayerConfig(weight=WEIGHTS["mx9-32"])))
-    with pytest.raises(ConfigError, match=r"cannot hold 'fc.weight': blocks of 32 elements are not those of mx9"):
+    blocks = {"qscheme": "per_group", "scale_format": "e8m0", "is_dynamic": True}
+    whole = QTensorConfig(Dtype.fp4, ch_axis=-1, group_size=-1, **blocks)
+    model = quantized(Mixed(), QConfig(QLayerConfig(input_tensors=whole)))
+    with pytest.raises(ConfigError, match=r"cannot hold .*blocks as long as an axis of an activation"):
         export_onnx(model, tmp_path / "m", IDS)
     assert not (tmp_path / "m").exists()
     with pytest.raises(ConfigError, match="opset_version must be 21"):

@@ -22,7 +22,7 @@ from quark.errors import ConfigError
 from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block, Encoded
 from quark.numerics.elements import Float, Int
-from quark.numerics.granularity import Channel, Group, Tensor, Token
+from quark.numerics.granularity import WHOLE, Channel, Group, Tensor, Token
 from quark.operators import OWN_DOMAIN, stored, stream
 from quark.operators.blockwise import format_attributes
 from quark.torch.export.layout import BlockLayout, ElementLayout, PairLayout, layout_of_quantizer, store
@@ -156,6 +156,8 @@ def block_activation(nodes: Nodes, part: FakeQuantize, row: Block, x: str) -> st
     """An activation in blocks."""
     axis = axis_of(part.granularity)
     mode = ROUNDING_MODES[part.stage.spec.rounding]
+    if row.size == WHOLE:
+        refuse(nodes.name, "blocks as long as an axis of an activation have no operator: give group_size")
     if row.name in BFP:
         method, width = BFP[row.name]
         settings: dict[str, Any] = {"bfp_method": method, "bit_width": width, "block_size": row.size}
