@@ -6,6 +6,7 @@ Codes are computed when the file is written, one tensor at a time; the float ten
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import ml_dtypes  # noqa: F401 - registers the narrow types with NumPy
 import numpy as np
@@ -14,6 +15,7 @@ import onnx_ir as ir
 from quark.config.plan import TensorPlan
 from quark.errors import ModelError
 from quark.numerics.affine import fake_quantize, quantize
+from quark.numerics.blocks import Block
 from quark.numerics.granularity import Group
 from quark.numerics.packing import pack
 from quark.onnx.graph.surgery import let_go, shape_of
@@ -123,7 +125,7 @@ def _element(carried: Carried) -> list[ir.Node]:
 def _block(carried: Carried) -> list[ir.Node]:
     """Packed element codes, block scales and shifts."""
     values, tensor, add = source_of(carried).numpy(), carried.tensor, carried.parameters.add
-    row, axis = tensor.spec.row, block_axis(carried)
+    row, axis = cast(Block, tensor.spec.row), block_axis(carried)
     above = np.asarray(tensor.scale, np.float32) if row.tensor_scale else None
     kept = stored(row.encode(values, axis, tensor.spec.rounding, above), row, axis, above)
     names = ("codes", "scales", "shifts", "tensor_scale")
