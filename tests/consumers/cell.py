@@ -20,6 +20,7 @@ from torch import nn
 
 from quark.errors import QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.experts import unfuse_experts
 from quark.torch.export.api import export_compressed_tensors, export_safetensors
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 
@@ -83,6 +84,7 @@ def judged(
     model: nn.Module, loaded: nn.Module, told: dict[str, Any], found: torch.Tensor, wanted: torch.Tensor, before: Any
 ) -> dict[str, Any]:
     """What a loaded model is worth."""
+    unfuse_experts(loaded)
     error, cost = difference(found, wanted), difference(wanted, before)
     worst = max(((apart(value, weight_of(loaded, name)), name)
                  for name, value in effective(model)), default=(0.0, ""))  # fmt: skip

@@ -118,6 +118,7 @@ def quantize(
     ] = "5GB",
     device: Device = "cpu",
     check: Annotated[bool, typer.Option(help="Measure the perplexity of the data before and after.")] = True,
+    verify: Annotated[bool, typer.Option(help="Read the files back and compare them with the model.")] = True,
     trust_remote_code: Remote = False,
     json: Json = False,
 ) -> None:
@@ -144,6 +145,7 @@ def quantize(
         program,
         dtype,
         max_shard_size,
+        verify,
     )
     torch_quantize.run(request, check, json)
 

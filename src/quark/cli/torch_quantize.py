@@ -50,6 +50,7 @@ class Request:
     program: str | None = None
     dtype: str | None = None
     max_shard_size: str = "5GB"
+    verify: bool = True
 
     @property
     def named(self) -> str:
@@ -221,7 +222,7 @@ def quantized(
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
-    export_as(model, request.output, format, request.model, bytes_of(request.max_shard_size))
+    export_as(model, request.output, format, request.model, bytes_of(request.max_shard_size), request.verify)
     return {
         "seconds": time.perf_counter() - start,
         "quantized_layers": sum(1 for _ in quantized_layers(model)),

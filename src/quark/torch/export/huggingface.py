@@ -27,6 +27,7 @@ from quark.torch.export.skeleton import FORMATS
 from quark.torch.export.state import items_of
 from quark.torch.export.storage import PACK_METHODS
 from quark.torch.export.stored import StoredTensor
+from quark.torch.export.verify import verify as check_written
 from quark.torch.fake_quantize import parts
 from quark.torch.layers import kind_of
 from quark.torch.matching import Candidate, choose
@@ -44,6 +45,7 @@ def export_safetensors(
     weight_format: str | None = None,
     pack_method: str = "reorder",
     max_shard_size: int = SHARD_SIZE,
+    verify: bool = True,
 ) -> None:
     """Write a quantized model to a folder.
 
@@ -55,9 +57,10 @@ def export_safetensors(
         weight_format: "real_quantized" (codes; the default, but for diffusers) or "fake_quantized" (float values).
         pack_method: order of 4-bit codes in a word: "reorder" (that of AWQ) or "order".
         max_shard_size: bytes of tensors per file; a single layer may be larger.
+        verify: read every tensor back and compare it with what the model computes with, before the folder appears.
 
     Raises:
-        ModelError: a model that is not quantized.
+        ModelError: a model that is not quantized, or a tensor that does not read back.
         ConfigError: an unknown mode or format, a mode that does not fit, a folder that holds a model.
     """
     weight_format = weight_format or ("fake_quantized" if is_diffusers(model) else "real_quantized")
@@ -92,6 +95,9 @@ def export_safetensors(
         write_config(model, folder, entry)
         if custom_mode == "modelopt":
             modelopt.write_beside(folder, entry)
+        if verify:
+            own = (custom_mode, weight_format) == ("quark", "real_quantized")
+            check_written(folder, model, items, names, pack_method, own)
 
 
 def coded_layers(model: nn.Module) -> set[str]:

@@ -28,6 +28,7 @@ def export_as(
     format: str,
     source: str | os.PathLike[str],
     max_shard_size: int = SHARD_SIZE,
+    verify: bool = True,
 ) -> None:
     """Write a quantized language model.
 
@@ -37,6 +38,7 @@ def export_as(
         format: a name of ``FORMATS``.
         source: the folder that the model came from, with its tokenizer.
         max_shard_size: bytes of tensors per file, in formats that have several.
+        verify: what is written in safetensors files is read back and compared.
 
     Raises:
         ConfigError: an unknown format, or a scheme that it cannot hold.
@@ -45,7 +47,7 @@ def export_as(
         raise ConfigError(unknown("format", format, FORMATS))
     mode = FORMATS[format].mode
     if mode is not None:
-        export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size)
+        export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size, verify=verify)
     else:
         WRITERS[format](model, Path(output_dir), Path(source), max_shard_size)
 
