@@ -94,7 +94,8 @@ class Decoded:
         self.frozen = layer.frozen
         self.shape: tuple[int, ...] = held.layout.shape if isinstance(held, StoredTensor) else tuple(value.shape)  # type: ignore[union-attr]
         self.quantizer: Any = held.quantizer(value) if isinstance(held, StoredTensor) else held  # type: ignore[arg-type]
-        self.form = layout_of_quantizer(self.quantizer, self.shape, pack_method).form()
+        quantizer: Any = self.quantizer
+        self.form = layout_of_quantizer(quantizer, self.shape, pack_method).form()
         self.wanted = {named(prefix, key): key for key in self.form}
 
     def __call__(self) -> None:
