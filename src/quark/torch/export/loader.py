@@ -84,7 +84,8 @@ class QuarkLoader(QuarkHfQuantizer):
             model, self.quantization_config.quant_config, stored.pack_method, weight_format=stored.weight_format
         )
         for module in model.modules():
-            if isinstance(module, UnfusedExperts | QuantLayer):  # a model would initialize what is not as it was
+            parts = (module, *module.children())  # a model would initialize what is not as it was, from above too
+            if isinstance(module, QuantLayer) or any(isinstance(part, UnfusedExperts) for part in parts):
                 module.__dict__["_is_hf_initialized"] = True
         return model
 
