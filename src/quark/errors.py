@@ -9,9 +9,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 1000
+"""Letters of a message: a name of a hundred thousand letters, quoted, would hide the sentence around it."""
+
 
 class QuarkError(ValueError):
     """Base of every error that a user's input can cause."""
+
+    def __str__(self) -> str:
+        words = super().__str__()
+        return words if len(words) <= LONGEST else f"{words[: LONGEST - 300]} … {words[-297:]}"
 
 
 class ConfigError(QuarkError):

@@ -39,6 +39,9 @@ READERS = {
     "image": Reader("data_causes", "IMAGE", ("PIL",)),
     "safetensors": Reader("torch_causes", "SAFETENSORS", ("torch", "safetensors")),
     "index": Reader("torch_causes", "INDEXES", ("torch", "safetensors")),
+    "config": Reader("config_causes", "CONFIGS", ("torch", "safetensors")),
+    "recipe": Reader("config_causes", "RECIPES"),
+    "external": Reader("config_causes", "EXTERNAL"),
     "tokens": Reader("torch_causes", "TOKENS", ("torch",)),
 }
 

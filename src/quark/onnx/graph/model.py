@@ -168,8 +168,12 @@ def _located(tensor: ir.ExternalTensor, name: str, source: str, folder: Path) ->
     location = Path(tensor.location)
     if location.is_absolute() or ".." in location.parts:
         raise ModelError(f"{source}: external data of {name!r} lies outside the model's folder ({str(location)!r})")
-    file = (folder / location).resolve()
-    if not file.is_file():
+    try:
+        file = (folder / location).resolve()
+        there = file.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, too many letters, links in a circle
+        raise ModelError(f"{source}: the file name {str(location)!r:.80} of {name!r}: {reason_of(error)}") from error
+    if not there:
         raise ModelError(
             f"{source}: the external data file {str(folder / location)!r} (weights of {name!r}) is missing"
         )

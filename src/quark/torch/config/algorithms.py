@@ -54,8 +54,10 @@ class AlgoConfig:
         """The algorithm that ``to_dict``, or a file of the peer, describes.
 
         Raises:
-            ConfigError: an unknown algorithm or field; the nearest is shown.
+            ConfigError: an unknown algorithm or field; the nearest is shown. Or no dictionary.
         """
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"the configuration of an algorithm is a dictionary, not {data!r:.80}")
         values = {LEGACY_FIELDS.get(key, key): value for key, value in data.items() if key not in DROPPED}
         name = LEGACY_NAMES.get(str(values.get("name", "")), values.get("name"))
         if name not in AlgoConfig.registry:

@@ -323,6 +323,8 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {  # a field and the values with which
 
 def layers_from_dict(data: Mapping[str, Any] | None) -> dict[str, QLayerConfig]:
     """Layer configurations by name."""
+    if data is not None and not isinstance(data, Mapping):
+        raise ConfigError(f"configurations of layers are a dictionary by name, not {data!r:.80}")
     return {name: QLayerConfig.from_dict(value) for name, value in (data or {}).items()}
 
 

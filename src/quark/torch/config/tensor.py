@@ -161,8 +161,10 @@ class QTensorConfig:
         """The configuration that ``to_dict`` described; legacy keys ``dynamic`` and ``axis`` too.
 
         Raises:
-            ConfigError: an unknown key or name; the nearest is shown.
+            ConfigError: an unknown key or name; the nearest is shown. Or no dictionary.
         """
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"a tensor configuration is a dictionary, not {data!r:.80}")
         values = {LEGACY.get(name, name): value for name, value in data.items()}
         allowed = [field.name for field in fields(cls) if field.name != "qat_spec"]
         for name in values:
