@@ -4,13 +4,14 @@
 # make slow   the tests that take longer
 # make fuzz   damage files for an hour (FUZZ_SECONDS=3600) and see that every reader answers in a sentence
 # make mutants SEED=1 COUNT=200   break the package in places drawn by a seed, and see that a test notices
+# make consumers   every architecture of transformers, exported and loaded by the programs that read it (an hour)
 # make docs   write the generated pages, run the code of all pages
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test slow lint docs clean fuzz mutants
+.PHONY: demo test slow lint docs consumers clean fuzz mutants
 
 FUZZ_SECONDS ?= 3600
 SEED ?= 0
@@ -34,6 +35,9 @@ fuzz: $(VENV)/.dev
 
 mutants: $(VENV)/.dev
 	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT)
+
+consumers: $(VENV)/.dev
+	$(BIN)/python tests/consumers/run.py
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

@@ -14,6 +14,7 @@ other formats, two stages, layers that are not linear, outputs and biases; they 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -28,13 +29,14 @@ from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
+from quark.torch.experts import UnfusedExperts
 from quark.torch.export.compressed_caches import cache_items, cache_scheme, cached, own_slots
 from quark.torch.export.described import excluded
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.layout import BlockLayout, layout_of_quantizer, store
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, write_config
-from quark.torch.export.original import Names, names_of, outside_items
+from quark.torch.export.original import Names, base_of, names_of, outside_items
 from quark.torch.export.reader_scales import in_type_of_model, moved, warn_of_casts
 from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
 from quark.torch.export.state import items_of
@@ -44,6 +46,7 @@ from quark.torch.kv_cache import cache_quantizers
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.rotated import refuse_to_export
 
+log = logging.getLogger(__name__)
 Arguments = dict[str, Any]
 MX_ELEMENTS = ("fp4_e2m1", "fp6_e2m3", "fp8_e4m3")
 
@@ -74,6 +77,7 @@ def export_compressed_tensors(
     if any(True for _ in cache_quantizers(model)):
         raise ConfigError("compressed-tensors: caches that are quantized after RoPE cannot be written")
     names = names_of(model)
+    warn_of_stacks(model, schemes, names)
     floats = excluded(config, model, names, schemes)
     described, formats = quantization_config(schemes, names, floats)
     described |= {"kv_cache_scheme": cache_scheme(caches)} if caches else {}
@@ -83,6 +87,24 @@ def export_compressed_tensors(
         write_shards(folder, items, "model", max_shard_size)
         copy_beside(model, folder)
         write_config(model, folder, described)
+
+
+def warn_of_stacks(model: nn.Module, schemes: Mapping[str, Any], names: Names) -> None:
+    """Say what transformers makes of experts: it stacks them in float while it loads this format."""
+    for path, module in model.named_modules():
+        own = next((name for name in schemes if name.startswith(f"{path}.")), None)
+        if not isinstance(module, UnfusedExperts) or own is None:
+            continue
+        listed = names.layer(own) != base_of(own, names.renamed) or names.hit(f"{path}.down_proj") is not None
+        if not listed or schemes[own].input_activations is not None:
+            what = "computes them with float inputs" if listed else "has no place for them and makes them up at random"
+            log.warning(
+                "%r and the like: transformers stacks experts while it loads compressed-tensors, and %s; it reads them "
+                "in the format quark, vLLM in both",
+                path,
+                what,
+            )
+            return
 
 
 def refuse(name: str, sentence: str) -> NoReturn:
