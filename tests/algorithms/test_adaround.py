@@ -128,7 +128,7 @@ def test_every_setting_changes_the_result(change: dict[str, float]) -> None:
 def test_adjusting_the_rate_depends_on_the_error() -> None:
     layer, codes, data = problem()
     runs = [
-        adaround(layer, codes, data, replace(SETTINGS, iterations=5, learning_rate=1e-6, lr_adjust=adjust)).weight
+        adaround(layer, codes, data, replace(SETTINGS, iterations=50, learning_rate=1e-6, lr_adjust=adjust)).weight
         for adjust in (None, (1e9, 1.0), (1e-9, 1.0))
     ]
     np.testing.assert_array_equal(runs[0], runs[1])
@@ -153,7 +153,7 @@ def test_the_result_repeats() -> None:
 
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"openquark\[torch\]"):
+    with pytest.raises(ConfigError, match="pip install torch"):
         adaround(*problem(), SETTINGS)
 
 
