@@ -78,7 +78,8 @@ def test_every_helper_of_the_peer_exists() -> None:
     }
     ocp = ["FP8E4M3", "FP8E5M2", "FP6E3M2", "FP6E2M3", "FP4", "FP4Diffs", "INT8"]
     expected = [f"{name}{kind}Spec" for kind, listed in scheme.items() for name in listed]
-    assert sorted(HELPERS) == sorted(expected + [f"OCP_MX{name}Spec" for name in ocp])
+    ours = ["FP8E4M3PerBlockSpec"]
+    assert sorted(HELPERS) == sorted([*expected, *ours, *(f"OCP_MX{name}Spec" for name in ocp)])
     assert all(getattr(package, name) is getattr(names, name) for name in HELPERS)
 
 

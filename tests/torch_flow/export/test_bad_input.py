@@ -161,7 +161,7 @@ def test_config_that_is_broken(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
     refused(folder, "has no quantization_config")
     (folder / "config.json").unlink()
-    refused(folder, "config.json' cannot be read")
+    refused(folder, "config.json' does not exist")
     refused(folder / "nowhere", "is not a folder")
 
 
