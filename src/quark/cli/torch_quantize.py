@@ -222,8 +222,11 @@ def quantized(
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
-    export_as(model, request.output, format, request.model, bytes_of(request.max_shard_size), request.verify)
+    size = bytes_of(request.max_shard_size)
+    loss = export_as(model, request.output, format, request.model, size, request.verify)
+    lost = {} if loss is None else {"file_loss": loss.relative, "kept_as_f32": loss.rescued}
     return {
+        **lost,
         "seconds": time.perf_counter() - start,
         "quantized_layers": sum(1 for _ in quantized_layers(model)),
         "excluded": list(model.quant_config.exclude),
@@ -381,6 +384,8 @@ def tell(facts: dict[str, Any], json: bool) -> None:
         rows.append(("stay float", ", ".join(facts["excluded"][:6]) + (", …" if len(facts["excluded"]) > 6 else "")))
     if "perplexity_before" in facts:
         rows.append(("perplexity", f"{facts['perplexity_before']:.4f} → {facts['perplexity_after']:.4f}"))
+    if "file_loss" in facts:
+        rows.append(("loss of the file", f"{facts['file_loss']:.2g} of the norm of the evaluated weights"))
     rows.append(("seconds", f"{facts['seconds']:.1f}"))
     note = "The perplexity is that of the calibration data." if "perplexity_before" in facts else ""
     show(Table(f"{facts['scheme']}: {facts['output']}", ("fact", "value"), tuple(rows), note))

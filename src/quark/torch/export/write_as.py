@@ -15,6 +15,7 @@ from quark.torch.config.model import QConfig
 from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.formats import FORMATS
 from quark.torch.export.gguf_model import export_gguf
+from quark.torch.export.gguf_tensors import Loss
 from quark.torch.export.huggingface import export_safetensors
 from quark.torch.export.onnx_model import export_onnx
 from quark.torch.export.reader_scales import with_scales_in
@@ -29,7 +30,7 @@ def export_as(
     source: str | os.PathLike[str],
     max_shard_size: int = SHARD_SIZE,
     verify: bool = True,
-) -> None:
+) -> Loss | None:
     """Write a quantized language model.
 
     Args:
@@ -40,6 +41,9 @@ def export_as(
         max_shard_size: bytes of tensors per file, in formats that have several.
         verify: what is written in safetensors files is read back and compared.
 
+    Returns:
+        What the file loses against the values of the model, in a format whose scales may have to be rounded (GGUF).
+
     Raises:
         ConfigError: an unknown format, or a scheme that it cannot hold.
     """
@@ -48,8 +52,8 @@ def export_as(
     mode = FORMATS[format].mode
     if mode is not None:
         export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size, verify=verify)
-    else:
-        WRITERS[format](model, Path(output_dir), Path(source), max_shard_size)
+        return None
+    return WRITERS[format](model, Path(output_dir), Path(source), max_shard_size)
 
 
 def convert(source: str | os.PathLike[str], target: str | os.PathLike[str], format: str) -> None:
@@ -69,10 +73,10 @@ def to_compressed_tensors(model: nn.Module, folder: Path, source: Path, max_shar
     export_compressed_tensors(model, folder, max_shard_size)
 
 
-def to_gguf(model: nn.Module, folder: Path, source: Path, max_shard_size: int) -> None:
+def to_gguf(model: nn.Module, folder: Path, source: Path, max_shard_size: int) -> Loss:
     """One file for llama.cpp; what is not quantized keeps its type."""
     config: Any = getattr(model, "config", None)
-    export_gguf(model, folder, str(getattr(config, "model_type", type(model).__name__)), source)
+    return export_gguf(model, folder, str(getattr(config, "model_type", type(model).__name__)), source)
 
 
 def to_onnx(model: nn.Module, folder: Path, source: Path, max_shard_size: int) -> None:
@@ -80,7 +84,7 @@ def to_onnx(model: nn.Module, folder: Path, source: Path, max_shard_size: int) -
     export_onnx(model, folder, torch.zeros(1, 1, dtype=torch.int64), use_cache=True)
 
 
-WRITERS: Mapping[str, Callable[[nn.Module, Path, Path, int], None]] = {
+WRITERS: Mapping[str, Callable[[nn.Module, Path, Path, int], Loss | None]] = {
     "compressed-tensors": to_compressed_tensors,
     "gguf": to_gguf,
     "onnx": to_onnx,
