@@ -23,8 +23,10 @@ from quark.numerics.granularity import Group
 from quark.onnx.qdq.carriers import block_operator
 from quark.operators import add_functions, node, stored
 from quark.torch import ModelQuantizer
+from quark.torch.export.layout import store
 from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
 from quark.torch.quantization.config.type import Dtype
+from quark.torch.quantization.observer.observer import PerChannelPowOf2MinMSEObserver
 
 OPTIONS = {"PrintSummary": False, "OpTypesToExcludeOutputQuantization": ["MatMul"], "QuantizeBias": False}
 RNG = np.random.default_rng(17)
@@ -123,3 +125,82 @@ def test_stored_blocks_longer_than_their_axis(name: str, size: int) -> None:
     add_functions(proto)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     np.testing.assert_array_equal(session.run(None, {})[0], block.round(W, 0, "half_even", above))
+
+
+INT8 = {"calibration_method": q.CalibMethod.MinMax, "data_type": q.Int8, "symmetric": True}
+
+
+def codes_of(proto: onnx.ModelProto, name: str) -> np.ndarray:
+    return next(numpy_helper.to_array(part) for part in proto.graph.initializer if part.name == name)
+
+
+@pytest.mark.parametrize("rule", ["float32", "power_of_two", "int16", "bfloat16", "e8m0", "e5m3"])
+@pytest.mark.parametrize("narrow", [True, False])
+@pytest.mark.parametrize("channels", [True, False], ids=["channel", "tensor"])
+def test_codes_are_equal_when_the_configurations_are(rule: str, narrow: bool, channels: bool) -> None:
+    kind = q.QuantGranularity.Channel if channels else q.QuantGranularity.Tensor
+    fields = {"narrow": narrow, "scale_rule": rule}
+    found = onnx_result(
+        q.QTensorConfig(**INT8, **fields),
+        q.QTensorConfig(**INT8, quant_granularity=kind, **fields),  # type: ignore[arg-type]
+    )
+    scheme = {"qscheme": "per_channel", "ch_axis": 0} if channels else {"qscheme": "per_tensor"}
+    model = torch_model(
+        QTensorConfig(Dtype.int8, qscheme="per_tensor", **fields), QTensorConfig(Dtype.int8, **scheme, **fields)
+    )
+    weight = model[0].weight_quantizer
+    plan = found.plan.tensors["w"]
+    assert plan.spec.narrow is narrow and plan.spec.scale_rule == rule
+    if rule != "power_of_two":  # there the ONNX flow widens what would overflow (NonOverflow), by its own method
+        np.testing.assert_array_equal(np.reshape(plan.scale, -1), weight.scale.reshape(-1).numpy())
+        codes = store(model[0].weight.detach(), weight)[""].numpy()
+        np.testing.assert_array_equal(codes, codes_of(found.proto, "w_quantized").T)
+        activation = found.plan.tensors["x"]
+        np.testing.assert_array_equal(activation.scale, model[0].input_quantizer.scale.numpy())
+    words = weight.extra_repr()
+    assert ("full range" in words) is not narrow and rule in words and plan.spec.describe().count(rule) == 1
+
+
+def test_a_clipped_weight_has_the_same_lowest_code_in_memory_and_in_a_file() -> None:
+    for narrow in (True, False):
+        config = QTensorConfig(
+            Dtype.int8, PerChannelPowOf2MinMSEObserver, qscheme="per_channel", ch_axis=0, narrow=narrow
+        )
+        model = torch_model(None, config)
+        quantizer, weight = model[0].weight_quantizer, model[0].weight.detach()
+        quantizer.scale = quantizer.scale / 4
+        codes = store(weight, quantizer)[""]
+        assert codes.min() == (-127 if narrow else -128)
+        torch.testing.assert_close(codes * quantizer.scale[:, None], quantizer(weight), rtol=0, atol=0)
+
+
+def test_defaults_of_both_dialects_stay_and_files_keep_their_keys() -> None:
+    plain = QTensorConfig(Dtype.int8, qscheme="per_tensor")
+    assert q.QTensorConfig().to_spec().narrow and not plain.to_stage().spec.narrow
+    assert not {"narrow", "scale_rule"} & (set(plain.to_dict()) | set(q.QTensorConfig().to_dict()))
+    said = QTensorConfig(Dtype.int8, qscheme="per_tensor", narrow=True, scale_rule="e5m3")
+    assert QTensorConfig.from_dict(said.to_dict()) == said
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"narrow": True, "symmetric": False}, "asymmetric"),
+        ({"narrow": "yes"}, "narrow must be True, False or None"),
+        ({"scale_rule": "pof2"}, "scale_rule"),
+        ({"scale_rule": "int16", "scale_type": "power_of_two"}, "contradicts scale_type"),
+    ],
+)
+def test_what_cannot_be_set_is_refused_in_both(fields: dict[str, Any], words: str) -> None:
+    types = {"power_of_two": (q.ScaleType.PowerOf2, "pof2")}
+    mine, theirs = dict(fields), dict(fields)
+    if "scale_type" in fields:
+        mine["scale_type"], theirs["scale_type"] = types[fields["scale_type"]]
+    with pytest.raises(ConfigError, match=words):
+        q.QTensorConfig(**mine).to_spec()
+    with pytest.raises(ConfigError, match=words):
+        QTensorConfig(Dtype.int8, qscheme="per_tensor", **theirs)
+    with pytest.raises(ConfigError, match="no rule for the blocks of"):
+        q.MXFP4E2M1Spec(scale_rule="power_of_two").to_spec()
+    with pytest.raises(ConfigError, match="no rule for the blocks of"):
+        QTensorConfig(Dtype.mx, ch_axis=-1, mx_element_dtype=Dtype.fp4, scale_rule="power_of_two")

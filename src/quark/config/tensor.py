@@ -112,6 +112,46 @@ class TensorSpec:
         return "dynamic" if method == "minmax" else f"dynamic {method}"
 
 
+def narrow_of(given: bool | None, default: bool, symmetric: bool, format: str) -> bool:
+    """The field ``narrow`` of a dialect's configuration: ``given``, or the dialect's default where it is None.
+
+    Raises:
+        ConfigError: no bool, or a tensor whose codes have no lowest one to leave out.
+    """
+    if given is None:
+        return default
+    if not isinstance(given, bool):
+        raise ConfigError(f"the field narrow must be True, False or None, not {given!r}")
+    if given and not (symmetric and isinstance(get_format(format), Int)):
+        kind = format if symmetric else f"asymmetric {format}"
+        raise ConfigError(f"the field narrow leaves out the lowest code of symmetric integers, and this is {kind}")
+    return given
+
+
+def scale_rule_of(given: str | None, implied: str | None, by: str, format: str) -> str:
+    """The field ``scale_rule`` of a dialect's configuration: ``given``, or what its other fields say where it is None.
+
+    Args:
+        given: name of a row of ``SCALE_RULES``.
+        implied: what another field says, or None where nothing was said.
+        by: that field and its value, for the error.
+        format: of the codes; the scales of blocks have rules of their own.
+
+    Raises:
+        ConfigError: an unknown rule, one that contradicts the other field, or one that blocks cannot have.
+    """
+    if given is None:
+        return implied or "float32"
+    if given not in SCALE_RULES:
+        raise ConfigError(unknown("value of the field scale_rule", given, SCALE_RULES))
+    if implied not in (None, given):
+        raise ConfigError(f"scale_rule={given!r} contradicts {by}, which means {implied!r}: give one of them")
+    if isinstance(get_format(format), Block) and given not in BLOCK_RULES and given != "float32":
+        allowed = ", ".join(sorted(BLOCK_RULES))
+        raise ConfigError(f"scale_rule={given!r} is no rule for the blocks of {format}; allowed are {allowed}")
+    return given
+
+
 @cache
 def _row(format: str, granularity: Granularity, scale_rule: str) -> Format:
     """See ``TensorSpec.row``."""

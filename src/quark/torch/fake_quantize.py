@@ -36,6 +36,7 @@ class FakeQuantize(nn.Module):
         stage: how.
         granularity: which elements share a scale, where the tensor's layer says more than the stage.
         tensor_name: what error messages call the tensor.
+        constant: the tensor is a weight or a bias, whose stored codes may be narrow.
         scale, zero_point: of a static range, once it is known; None otherwise.
         observer: collects while a static range is being found; None before and after.
         enabled: False lets tensors through as they are.
@@ -44,10 +45,13 @@ class FakeQuantize(nn.Module):
     scale: torch.Tensor | None
     zero_point: torch.Tensor | None
 
-    def __init__(self, stage: Stage, granularity: Granularity | None = None, name: str = "") -> None:
+    def __init__(
+        self, stage: Stage, granularity: Granularity | None = None, name: str = "", constant: bool = False
+    ) -> None:
         super().__init__()
         self.stage = stage
         self.tensor_name = name
+        self.constant = constant
         self.granularity = granularity or stage.spec.granularity
         self.observer: ObserverBase | None = None
         self.enabled = True
@@ -102,7 +106,8 @@ class FakeQuantize(nn.Module):
         if zero_point is None and scale is not None:  # a file of a format without zero points has none
             zero_point = torch.zeros_like(scale)
         if not self.stage.real_zero:
-            return fake_quantize(x, scale, zero_point, format, self.granularity, spec.rounding)
+            narrow = spec.narrow_codes and self.constant
+            return fake_quantize(x, scale, zero_point, format, self.granularity, spec.rounding, narrow)
         shape = tuple(x.shape)
         lowest = torch.full_like(scale, format.min, dtype=torch.int32)  # type: ignore[arg-type]
         offset = self.granularity.expand((format.min - zero_point) * scale, shape)  # type: ignore[operator]
@@ -173,9 +178,15 @@ class SequentialQuantize(nn.Sequential):
 Quantizer = FakeQuantize | SequentialQuantize
 
 
-def make_quantizer(stages: Stages, granularity: Callable[[Stage], Granularity], name: str) -> Quantizer:
-    """The module that runs ``stages`` on the tensor called ``name``, where ``granularity`` is what a stage's means."""
-    quantizers = [FakeQuantize(stage, granularity(stage), name) for stage in stages]
+def make_quantizer(
+    stages: Stages, granularity: Callable[[Stage], Granularity], name: str, constant: bool = False
+) -> Quantizer:
+    """The module that runs ``stages`` on the tensor called ``name``, where ``granularity`` is what a stage's means.
+
+    Args:
+        constant: the tensor is a weight or a bias.
+    """
+    quantizers = [FakeQuantize(stage, granularity(stage), name, constant) for stage in stages]
     return quantizers[0] if len(quantizers) == 1 else SequentialQuantize(*quantizers)
 
 

@@ -145,7 +145,7 @@ def quantizer_of(found: CacheMatch, role: str) -> Quantizer | None:
     """The quantizer of keys or values."""
     if role not in found.stages:
         return None
-    return make_quantizer(found.stages[role], granularity_of, f"{role} of {found.projections[role]!r}")
+    return make_quantizer(found.stages[role], granularity_of, f"{role} of {found.projections[role]!r}", False)
 
 
 def granularity_of(stage: Stage) -> Any:

@@ -178,7 +178,7 @@ def learning_quantizer(
     """
     cls = next((LEARNED[base] for base in stages[0].observer.__mro__ if base in LEARNED), None)
     if cls is None:
-        return make_quantizer(stages, granularity, name)
+        return make_quantizer(stages, granularity, name, constant)
     made = cls(stages[0], granularity(stages[0]), name)
     made.constant = constant
     return made

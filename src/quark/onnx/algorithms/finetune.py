@@ -259,7 +259,7 @@ def codes_of(tensor: TensorPlan, shape: tuple[int, ...]) -> Codes:
     kind, spec = tensor.spec.row, tensor.spec
     if not isinstance(kind, Int):
         raise ConfigError(f"AdaRound trains integers, and {tensor.name!r} is {spec.format}")
-    low = kind.min + (spec.narrow and spec.symmetric)
+    low = kind.min + spec.narrow_codes
     scale, zero_point = (_beside(value, tensor, shape) for value in (tensor.scale, tensor.zero_point))
     return Codes(scale, zero_point, low, kind.max)
 

@@ -121,6 +121,5 @@ def moments_in_halves(inputs: Iterable[np.ndarray], columns: int) -> tuple[np.nd
 def grid_of(tensor: TensorPlan, weight: np.ndarray) -> Columns:
     """The grid of a weight under its plan, in the orientation of the file."""
     spec = tensor.spec
-    narrow = spec.narrow and spec.symmetric
     scale, zero = tensor.scale, tensor.zero_point
-    return columns_of(weight, spec.row, spec.granularity, scale, zero, spec.rounding, narrow)
+    return columns_of(weight, spec.row, spec.granularity, scale, zero, spec.rounding, spec.narrow_codes)

@@ -119,5 +119,5 @@ def _round(values: np.ndarray, spec: TensorSpec, found: tuple[Any, Any], scaled:
     kind = spec.row
     one = (np.float32(1), np.int64(0))
     scale, zero_point = one if kind.unit_scale and not scaled else from_range(spec, *found, scaled)
-    narrow = spec.narrow and spec.symmetric
-    return np.asarray(fake_quantize(values, scale, zero_point, kind, spec.granularity, spec.rounding, narrow))
+    operands = values, scale, zero_point, kind, spec.granularity
+    return np.asarray(fake_quantize(*operands, spec.rounding, spec.narrow_codes))

@@ -40,6 +40,5 @@ def rounded(values: Array, tensor: TensorPlan) -> Array:
         scale = np.asarray(tensor.scale, np.float32)
         return (codes_of(np.asarray(values), tensor) * scale).astype(np.float32)
     spec = tensor.spec
-    narrow = spec.narrow and spec.symmetric
-    kind = spec.row
-    return fake_quantize(values, tensor.scale, tensor.zero_point, kind, spec.granularity, spec.rounding, narrow)
+    operands = values, tensor.scale, tensor.zero_point, spec.row, spec.granularity
+    return fake_quantize(*operands, spec.rounding, spec.narrow_codes)

@@ -38,8 +38,7 @@ def codes_of(values: np.ndarray, tensor: TensorPlan) -> np.ndarray:
     if tensor.role == "bias":
         return np.rint(values.astype(np.float64) / np.asarray(tensor.scale, np.float64)).astype(np.int32)
     scale, zero_point = np.asarray(tensor.scale), np.asarray(tensor.zero_point)
-    narrow = spec.narrow and spec.symmetric
-    return quantize(values, scale, zero_point, spec.row, spec.granularity, spec.rounding, narrow)
+    return quantize(values, scale, zero_point, spec.row, spec.granularity, spec.rounding, spec.narrow_codes)
 
 
 def rounded_constant(carried: Carried) -> ir.Value:

@@ -13,7 +13,7 @@ from torch import nn
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer
 from quark.torch.layers import LayerKind
 from quark.torch.matching import Match, Matches
-from quark.torch.quantized_layer import QuantLayer
+from quark.torch.quantized_layer import OWN, QuantLayer
 
 
 @dataclass
@@ -112,7 +112,7 @@ def new_quantizer(item: Match, slot: str) -> Quantizer | None:
     if not item.stages[slot]:
         return None
     name = f"{slot} of {item.layer.name!r}"
-    return make_quantizer(item.stages[slot], lambda stage: item.granularity(slot, stage), name)
+    return make_quantizer(item.stages[slot], lambda stage: item.granularity(slot, stage), name, slot in OWN)
 
 
 @contextmanager

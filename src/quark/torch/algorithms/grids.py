@@ -33,7 +33,7 @@ def grid_under(part: FakeQuantize, weight: torch.Tensor, parameters: Parameters)
     (scale, zero_point), stage, granularity = parameters, part.stage, part.granularity
     spec = stage.spec
     if not stage.real_zero:
-        return columns_of(weight, stage.format, granularity, scale, zero_point, spec.rounding, spec.narrow)
+        return columns_of(weight, stage.format, granularity, scale, zero_point, spec.rounding, spec.narrow_codes)
     lowest = int(stage.format.min)
     offset = granularity.expand((lowest - zero_point) * scale, tuple(weight.shape))  # type: ignore[operator]
     grid = columns_of(weight, stage.format, granularity, scale, None, spec.rounding)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
-from quark.config.tensor import TensorSpec
+from quark.config.tensor import TensorSpec, narrow_of, scale_rule_of
 from quark.errors import ConfigError, unknown
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import WHOLE, Block2D, Channel, Granularity, Group, Tensor
@@ -63,6 +63,7 @@ OBSERVERS: dict[QSchemeType, type[ObserverBase]] = {
     QSchemeType.per_group: observers.PerGroupMinMaxObserver,
     QSchemeType.per_block: observers.PerBlock2DMinMaxObserver,
 }
+OWN_FIELDS = ("narrow", "scale_rule")  # that the peer's files do not have
 LEGACY = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 ENUMS = {
     "dtype": Dtype,
@@ -97,6 +98,10 @@ class QTensorConfig:
         zero_point_type: integer, or real.
         is_scale_quant: this stage quantizes the scales of the stage before it.
         enable_buffer_reuse, max_input_numel: kept for files of the peer; they change no result.
+        narrow: symmetric integers leave the lowest code out, scale = amax / 127 for int8, as in the ONNX flow; None:
+            False, scale = amax / 127.5. Not in ``to_dict`` where it is None.
+        scale_rule: which numbers a scale may be, by the name of a row of ``quark.numerics.scales.SCALE_RULES``; more
+            than ``scale_type`` has a word for. Not in ``to_dict`` where it is None.
     """
 
     dtype: Dtype
@@ -117,6 +122,8 @@ class QTensorConfig:
     is_scale_quant: bool = False
     enable_buffer_reuse: bool = False
     max_input_numel: int = 4194304
+    narrow: bool | None = None
+    scale_rule: str | None = None
 
     def __post_init__(self) -> None:
         for field, enumeration in ENUMS.items():
@@ -153,8 +160,8 @@ class QTensorConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: enumeration members and the observer by name."""
-        names = [field.name for field in fields(self) if field.name != "qat_spec"]
-        return {name: plain(getattr(self, name)) for name in names}
+        values = {field.name: plain(getattr(self, field.name)) for field in fields(self) if field.name != "qat_spec"}
+        return {name: value for name, value in values.items() if name not in OWN_FIELDS or value is not None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QTensorConfig:
@@ -247,9 +254,13 @@ def block_spec(config: QTensorConfig) -> TensorSpec:
         refuse(f"{config.dtype.name} blocks lie along an axis: give ch_axis, for instance -1")
     if config.symmetric is False:
         refuse(f"{config.dtype.name} has no zero point: symmetric must be True or None, not False")
+    narrow_of(config.narrow, False, True, row)
+    if config.scale_rule is not None and config.scale_calculation_mode is not None:
+        refuse("scale_rule and scale_calculation_mode both say how the scales of blocks are chosen: give one of them")
     return TensorSpec(
         row,
         granularity=Group(config.ch_axis, WHOLE if size == -1 else size),
+        scale_rule=scale_rule_of(config.scale_rule, None, "", row),
         rounding=ROUNDINGS[config.round_method or RoundType.half_even],
         dynamic=bool(config.is_dynamic),
     )
@@ -282,9 +293,9 @@ def element_spec(config: QTensorConfig) -> TensorSpec:
     return TensorSpec(
         row.name,
         symmetric=symmetric,
-        narrow=False,
+        narrow=narrow_of(config.narrow, False, symmetric, row.name),
         granularity=granularity,
-        scale_rule=scale_rule(config),
+        scale_rule=scale_rule_of(config.scale_rule, *implied_rule(config), row.name),
         rounding=ROUNDINGS[config.round_method or RoundType.half_even],
         dynamic=bool(config.is_dynamic),
         real_zero=config.zero_point_type is ZeroPointType.float32 and not symmetric,
@@ -313,17 +324,20 @@ def granularity_of(config: QTensorConfig) -> Granularity:
     return Group(config.ch_axis, WHOLE if config.group_size == -1 else config.group_size)
 
 
-def scale_rule(config: QTensorConfig) -> str:
-    """Name of the scale rule, from the observer, the scale format or the scale type."""
+def implied_rule(config: QTensorConfig) -> tuple[str | None, str]:
+    """Name of the scale rule that the observer, the scale format or the scale type means, and which of them does."""
     if config.observer_cls is not None and config.observer_cls.rule is not None:
-        return config.observer_cls.rule
+        return config.observer_cls.rule, f"observer_cls={config.observer_cls.__name__}"
+    by = f"scale_format={config.scale_format!r}"
     if config.scale_format == "e8m0":
-        return "e8m0" + {"even": "_even", "floor": "_floor", "ceil": "_ceil"}[config.scale_calculation_mode or "even"]
+        mode = {"even": "_even", "floor": "_floor", "ceil": "_ceil"}[config.scale_calculation_mode or "even"]
+        return f"e8m0{mode}", by
     if config.scale_format == "e5m3":
-        return "e5m3"
+        return "e5m3", by
     if config.scale_format == "e4m3":
         refuse(f"scale_format 'e4m3' works for dtype fp4 with qscheme per_group, and this is {config.dtype.name}")
-    return SCALE_RULES[config.scale_type or ScaleType.float]
+    said = config.scale_type
+    return (None, "") if said is None else (SCALE_RULES[said], f"scale_type={said.name}")
 
 
 def chosen_observer(config: QTensorConfig) -> type[ObserverBase]:
@@ -347,6 +361,8 @@ def check_trained(config: QTensorConfig, cls: type[ObserverBase]) -> None:
     """A scale can be learned: of static integers, and of the kind that the method has."""
     if config.is_dynamic or is_block(config) or not isinstance(get_format(ELEMENTS[config.dtype]), Int):
         refuse(f"{cls.__name__} learns the scale of static integers; {config.dtype.name} is in blocks, dynamic or none")
+    if config.narrow or config.scale_rule not in (None, "float32", cls.rule):
+        refuse(f"{cls.__name__} learns scales of all codes: narrow and scale_rule must be None")
     if config.zero_point_type is ZeroPointType.float32:
         refuse(f"{cls.__name__} needs an integer zero point: zero_point_type must be int32")
     if cls.rule is not None:

@@ -143,7 +143,8 @@ class ElementLayout(Layout):
         """The codes of ``x``."""
         if self.stage.real_zero:
             x, zero_point = x.float() - self.offset(scale, zero_point), self.lowest(scale)
-        return quantize(x, scale, zero_point, self.element, self.granularity, self.stage.spec.rounding)
+        spec = self.stage.spec
+        return quantize(x, scale, zero_point, self.element, self.granularity, spec.rounding, spec.narrow_codes)
 
     def offset(self, scale: torch.Tensor, zero_point: torch.Tensor) -> torch.Tensor:
         """The value of the lowest code, under real zero points, per element."""

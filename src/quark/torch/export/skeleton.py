@@ -101,7 +101,7 @@ def is_inside_attention(config: QConfig) -> bool:
 def fresh(item: Match, slot: str) -> Quantizer:
     """The quantizer of one tensor, without parameters."""
     name = f"{slot} of {item.layer.name!r}"
-    return make_quantizer(item.stages[slot], partial(item.granularity, slot), name)
+    return make_quantizer(item.stages[slot], partial(item.granularity, slot), name, slot in OWN)
 
 
 def stored(item: Match, slot: str, pack_method: str) -> Quantizer | None:

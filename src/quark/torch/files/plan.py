@@ -38,7 +38,7 @@ class Quantized:
     def quantizer(self) -> Quantizer:
         """A new quantizer of it."""
         known: dict[Stage, Granularity] = dict(zip(self.stages, self.granularities, strict=True))
-        return make_quantizer(self.stages, known.__getitem__, f"weight {self.name!r}")
+        return make_quantizer(self.stages, known.__getitem__, f"weight {self.name!r}", True)
 
 
 def plan(found: Matches, tensors: Mapping[str, Stored], config: QConfig) -> dict[str, Quantized]:

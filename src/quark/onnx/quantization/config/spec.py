@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from quark.config.tensor import LayerSpec, TensorSpec
+from quark.config.tensor import LayerSpec, TensorSpec, narrow_of, scale_rule_of
 from quark.errors import ConfigError, unknown
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
@@ -64,6 +64,7 @@ SCALES = {
     ScaleType.E8M0Ceil: "e8m0_ceil",
 }
 _GROUP_SIZE = 128
+_OWN_FIELDS = ("narrow", "scale_rule")
 #: What a shared exponent is rounded by, as the end of a block format's name.
 _BLOCK_SUFFIXES = {ScaleType.E8M0Floor: "", ScaleType.E8M0Even: "_even", ScaleType.E8M0Ceil: "_ceil"}
 
@@ -92,6 +93,10 @@ class QTensorConfig:
         data_type: a data type class such as ``Int8``.
         group_size: elements per scale along the reduction axis, for ``QuantGranularity.Group``: 128 when omitted, of a
             block format the length of its standard blocks.
+        narrow: symmetric integers leave the lowest code out, scale = amax / 127 for int8. None: True; False: scale =
+            amax / 127.5, as in the torch flow.
+        scale_rule: how the scale is represented, by the name of a row of ``quark.numerics.scales.SCALE_RULES``; more
+            than ``scale_type`` has a word for.
     """
 
     def __init__(
@@ -102,6 +107,8 @@ class QTensorConfig:
         quant_granularity: QuantGranularity = QuantGranularity.Tensor,
         data_type: type[BaseDataType] = Int8,
         group_size: int | None = None,
+        narrow: bool | None = None,
+        scale_rule: str | None = None,
     ) -> None:
         self.set_symmetric(symmetric)
         self.set_scale_type(scale_type)
@@ -109,6 +116,8 @@ class QTensorConfig:
         self.set_quant_granularity(quant_granularity)
         self.set_data_type(data_type)
         self.set_group_size(group_size)
+        self.narrow = narrow
+        self.scale_rule = scale_rule
 
     def set_symmetric(self, symmetric: bool) -> None:
         """Set the field ``symmetric``."""
@@ -147,11 +156,18 @@ class QTensorConfig:
         size = self.group_size or (blocks.size if blocks else _GROUP_SIZE)
         granularity: Granularity = GRANULARITIES[self.quant_granularity](size)
         shared = blocks is not None and self.scale_type in _BLOCK_SUFFIXES
+        format = self._block_format() if blocks else self.data_type.format
+        said = None if shared or self.scale_type is ScaleType.Float32 else SCALES[self.scale_type]
+        told = {name: getattr(self, name, None) for name in _OWN_FIELDS}  # a user's class may have set neither
+        narrow, rule = told["narrow"], told["scale_rule"]
+        if rule == "float16":
+            raise ConfigError("scale_rule='float16' is UseFP32Scale=False here: ONNX wants one type for all of a model")
         return TensorSpec(
-            format=self._block_format() if blocks else self.data_type.format,
+            format=format,
             symmetric=self.symmetric,
+            narrow=narrow_of(narrow, True, self.symmetric, format),
             granularity=granularity,
-            scale_rule="float32" if shared else SCALES[self.scale_type],
+            scale_rule=scale_rule_of(rule, said, f"scale_type={self.scale_type}", format),
             method=METHODS[self.calibration_method],
         )
 
@@ -169,12 +185,14 @@ class QTensorConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Field names to values; enums as ``Class.Member``, the data type by name."""
+        told = {name: getattr(self, name, None) for name in _OWN_FIELDS}
         return {
             "symmetric": self.symmetric,
             "scale_type": str(self.scale_type),
             "calibration_method": str(self.calibration_method),
             "quant_granularity": str(self.quant_granularity),
             "data_type": self.data_type.__name__,
+            **{name: value for name, value in told.items() if value is not None},
         }
 
     def __repr__(self) -> str:
@@ -200,10 +218,11 @@ def _spec_class(
         quant_granularity: QuantGranularity = QuantGranularity.Tensor,
         data_type: type[BaseDataType] = data_type,
         group_size: int | None = None,
+        narrow: bool | None = None,
+        scale_rule: str | None = None,
     ) -> None:
-        QTensorConfig.__init__(
-            self, symmetric, scale_type, calibration_method, quant_granularity, data_type, group_size
-        )
+        method, shared = calibration_method, quant_granularity
+        QTensorConfig.__init__(self, symmetric, scale_type, method, shared, data_type, group_size, narrow, scale_rule)
 
     doc = f"``QTensorConfig`` with the defaults of {data_type.__name__}."
     name = name or f"{data_type.__name__}Spec"
