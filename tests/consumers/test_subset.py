@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,3 +131,27 @@ def test_a_tensor_that_is_missing_is_told(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "m" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"experts\.0\.gate_proj"):
         cell.load(model, tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("hidden_size", 32, "model.embed_tokens.weight"),
+        ("vocab_size", 96, "model.embed_tokens.weight"),
+        ("num_hidden_layers", 3, "model.layers.2"),
+        ("num_hidden_layers", 1, "model.layers.1"),
+        ("intermediate_size", 96, "mlp.down_proj.weight"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_the_tensors_is_refused(
+    field: str, value: int, named: str, tmp_path: Path
+) -> None:
+    from quark.errors import ModelError
+    from quark.torch.language import load_model
+
+    tiny.tiny_model("llama", "LlamaForCausalLM").save_pretrained(tmp_path)
+    assert load_model(tmp_path) is not None
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
+    with pytest.raises(ModelError, match=re.escape(named)):
+        load_model(tmp_path)

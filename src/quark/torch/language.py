@@ -8,7 +8,8 @@ Windows do not overlap but for one token, so that every token is predicted once;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from quark.report.progress import bars
 from quark.search.function import load_function
 
 Ids = torch.Tensor
+NUMBER = re.compile(r"\d+")
 KINDS = (".txt", ".md", ".jsonl", ".npz", ".npy")
 
 
@@ -55,12 +57,39 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
             f"trust it, and write it with save_pretrained"
         )
     try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", trust_remote_code=trust_remote_code, local_files_only=True, use_safetensors=True
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="auto",
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are told below, by name
+            output_loading_info=True,
         )
     except (OSError, ValueError) as error:
         raise ModelError(f"{str(folder)!r} cannot be loaded: {first_line(error)}") from error
+    model: nn.Module = loaded[0]
+    check_fit(folder, model, loaded[1])
     return model.to(device).eval()
+
+
+def check_fit(folder: Path, model: nn.Module, told: Mapping[str, Any]) -> None:
+    """The tensors of a folder are those that its ``config.json`` asks for.
+
+    Raises:
+        ModelError: one is missing, of another shape, or of a layer that the configuration does not have; it is named.
+    """
+    file = str(folder / "config.json")
+    order = {name: number for number, (name, _) in enumerate(model.named_parameters())}
+    for name, stored, wanted in sorted(told["mismatched_keys"], key=lambda one: order.get(one[0], len(order))):
+        shapes = f"{list(stored)} in the files, and {file!r} asks for {list(wanted)}"
+        raise ModelError(f"{str(folder)!r}: the tensor {name!r} is {shapes}")
+    for name in sorted(told["missing_keys"]):
+        raise ModelError(f"{str(folder)!r} lacks the tensor {name!r}, which {file!r} asks for")
+    known = {NUMBER.sub("#", name) for name, _ in model.named_parameters()}
+    for name in sorted(told["unexpected_keys"]):
+        if NUMBER.sub("#", name) in known:
+            raise ModelError(f"{str(folder)!r} holds the tensor {name!r}, for which {file!r} has no layer")
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
