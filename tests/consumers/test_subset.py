@@ -140,7 +140,7 @@ def test_a_tensor_that_is_missing_is_told(tmp_path: Path) -> None:
         ("vocab_size", 96, "model.embed_tokens.weight"),
         ("num_hidden_layers", 3, "model.layers.2"),
         ("num_hidden_layers", 1, "model.layers.1"),
-        ("intermediate_size", 96, "mlp.down_proj.weight"),
+        ("intermediate_size", 96, "mlp.gate_proj.weight"),
     ],
 )
 def test_a_configuration_that_does_not_fit_the_tensors_is_refused(
