@@ -363,3 +363,25 @@ def test_in_a_folder_the_configuration_comes_last(there: str, tmp_path: Path, mo
     assert sorted(seen) == sorted(names)
     assert set(seen[-2:]) == {"config.json", "quantization_config.json"}
     assert (target / there).read_text() == "mine"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot lock folders")
+def test_what_a_killed_run_left_is_removed_by_the_next_and_what_a_living_one_needs_stays(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from quark.files.outputs import Output, draft_of\n"
+        f"with draft_of(Output(Path({str(tmp_path / 'a.txt')!r}))) as path:\n"
+        "    path.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code], check=False)
+    (left,) = tmp_path.iterdir()  # the second run has removed what the first one left
+    kept = tmp_path / ".quark-draft-kept"
+    kept.mkdir()
+    (kept / "previous").write_text("the only copy")
+    with draft_of(Output(tmp_path / "b.txt")) as path:
+        assert not left.exists()
+        path.write_text("b")
+        with draft_of(Output(tmp_path / "c.txt")) as other:
+            other.write_text("c")
+    assert sorted(one.name for one in tmp_path.iterdir()) == [".quark-draft-kept", "b.txt", "c.txt"]
+    assert (tmp_path / "b.txt").read_text() == "b" and (kept / "previous").exists()

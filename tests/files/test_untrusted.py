@@ -156,13 +156,13 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_hostile_yaml_is_one_sentence(name: str, tmp_path: Path) -> None:
-    path, start = tmp_path / "c.yaml", time.perf_counter()
+    path, start = tmp_path / "c.yaml", time.process_time()
     path.write_text(TEXTS[name])
     for load in (lambda: parse_yaml(TEXTS[name], "it"), lambda: read_config(path, ("a",)), lambda: read(path)):
         with pytest.raises(ConfigError) as caught:
             load()
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_configurations_are_bounded_and_regular_files(tmp_path: Path) -> None:
@@ -201,12 +201,12 @@ def test_the_decisions_in_a_model_are_bounded_and_checked(tmp_path: Path) -> Non
     good = {"version": 1, "tensors": {"x": "told"}, "nodes": {}, "floats": {}}
     assert explain(model(packed(good)), "x") == "told"
     bomb = base64.b64encode(zlib.compress(b"[" + b"0," * (1 << 26) + b"0]", 9))
-    start = time.perf_counter()
+    start = time.process_time()
     bad = [bomb, b"", b"????", packed([]), packed({**good, "tensors": {"x": 1}}), packed({**good, "x": 1})]
     bad += [packed(good)[:-8], base64.b64encode(zlib.compress(b"[" * 100_000)), packed({**good, "version": "1"})]
     for words in bad:
         with pytest.raises(ModelError, match="decisions"):
             explain(model(words), "x")
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     with pytest.raises(ValueError, match="more than 10 bytes"):
         unpacked_text(base64.b64encode(zlib.compress(b"x" * 11)).decode(), 10)

@@ -18,6 +18,9 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
+ALIVE = ".alive"
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Wait until no other process publishes into ``folder``. Windows cannot lock folders, and does not wait."""
@@ -31,6 +34,41 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def marked_alive(folder: Path) -> Iterator[None]:
+    """Show that the process that works in ``folder`` is alive, by a locked file in it, for as long as the block lasts.
+
+    The folder itself is not locked: who publishes into it (a model is saved into a draft) locks that.
+    """
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder / ALIVE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether the process that worked in ``folder`` is gone; False where no mark or lock tells."""
+    if fcntl is None:
+        return False
+    try:
+        handle = os.open(folder / ALIVE, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 @contextmanager

@@ -8,6 +8,8 @@ whatever way it is spelled (links, hard links, upper and lower case); a command 
 this package unless it is told to. At the end the drafts, which lie in folders of their own beside their targets, take
 their places: all of them, or none. A file that is replaced keeps its mode.
 
+A kill leaves its folder of drafts, which the next run that writes there removes (not on Windows, which cannot lock it).
+
 Not handled: a kill between two of several renames leaves the first ones new. A model whose external data changes is
 taken away before its data, so that no old model ever reads new data.
 """
@@ -15,6 +17,7 @@ taken away before its data, so that no old model ever reads new data.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,13 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quark.errors import OutputError, QuarkError
-from quark.files.lock import alone_in
+from quark.files.lock import alone_in, is_abandoned, marked_alive
 from quark.files.ours import is_ours
 from quark.files.whole import resolved, settle, sync_folder
 
 Input = tuple[str, Path]
 """What it is, in words for a message, and where: a file, or a folder with all that is in it."""
 DATA = ".data"
+DRAFTS = ".quark-draft-"
 
 
 @dataclass(frozen=True)
@@ -235,10 +239,21 @@ def _folder_beside(output: Output, place: Path, stack: ExitStack) -> Path:
     try:
         if output.folder:
             place.parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(dir=place.parent, prefix=".quark-", ignore_cleanup_errors=True)
+        with alone_in(place.parent):
+            _sweep(place.parent)
+            folder = tempfile.TemporaryDirectory(dir=place.parent, prefix=DRAFTS, ignore_cleanup_errors=True)
+            made = Path(stack.enter_context(folder))
+            stack.enter_context(marked_alive(made))
     except OSError as error:
         raise OutputError(f"{output} cannot be written: {error.strerror}") from error
-    return Path(stack.enter_context(folder))
+    return made
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the drafts that killed processes left; not those that hold the only copy of a file that was replaced."""
+    for folder in parent.glob(f"{DRAFTS}*"):
+        if folder.is_dir() and not folder.is_symlink() and is_abandoned(folder) and not (folder / "previous").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _publish(made: Sequence[Draft]) -> None:
