@@ -6,6 +6,7 @@ starts inherit them.
 """
 
 import os
+from typing import Any
 
 from quark.migration.finder import install
 
@@ -13,5 +14,15 @@ __version__ = "0.13.0"
 
 for _switch in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # the name that releases have, and the newer one
     os.environ.setdefault(_switch, "1")
+
+
+def __getattr__(name: str) -> Any:
+    """``register_calibration``, which is imported when it is asked for."""
+    if name == "register_calibration":
+        from quark.observers.registry import register_calibration
+
+        return register_calibration
+    raise AttributeError(f"module 'quark' has no attribute {name!r}")
+
 
 install()  # imports of names that only AMD Quark has say what to write instead

@@ -57,6 +57,13 @@ class Granularity:
         padded = pad(x, tuple(g * b for g, b in zip(grid, blocks, strict=True)))
         return permute(padded.reshape(split), order).reshape((*self.parameter_shape(shape), prod(blocks)))
 
+    def elements(self, x: Array) -> list[Array]:
+        """The elements of each parameter, [n]; those of a short last block alone, without padding."""
+        tiled = self.tile(x)
+        count = prod(tiled.shape[:-1])
+        there = self.tile(namespace(x).ones_like(x)).reshape((count, -1)) > 0
+        return [row[part] for row, part in zip(tiled.reshape((count, -1)), there, strict=True)]
+
     def expand(self, parameter: Array, shape: Shape) -> Array:
         """``parameter`` (of ``parameter_shape``) broadcast to one value per element of a tensor of ``shape``."""
         grid = parameter.reshape(self.grid(shape))

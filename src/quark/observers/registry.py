@@ -51,7 +51,7 @@ class Search:
     @property
     def needs_values(self) -> bool:
         """Whether the extremes of each sample are not enough."""
-        return self.statistic in (Histogram, counted, sampled, quantiles, Votes)
+        return self.statistic not in (MinMax, MovingMinMax)
 
     @property
     def looks_twice(self) -> bool:
@@ -110,6 +110,64 @@ ROWS = (
 )
 
 SEARCHES: dict[str, Search] = {row.name: row for row in ROWS}
+BUILT_IN = frozenset(SEARCHES)
+
+#: What a registered method may ask for by name.
+STATISTICS: dict[str, Callable[..., Statistic]] = {
+    "extremes": MinMax,
+    "moving_extremes": MovingMinMax,
+    "histogram": Histogram,
+}
+#: Scales that may each have a statistic of their own.
+MOST_ROWS = 1 << 16
+
+
+def register_calibration(
+    name: str, search: Callable[..., Range], statistic: str | Callable[..., Statistic] = "histogram"
+) -> None:
+    """Add a calibration method to both flows, under ``name``.
+
+    Args:
+        name: what configurations call it (``calibration_method``).
+        search: ``search(statistic, grid, **settings) -> (lo, hi)``: the range of one scale. Its keyword arguments, and
+            those of ``statistic``, are the settings of the method.
+        statistic: what is collected: "extremes", "moving_extremes", "histogram" (``points()`` are values and weights),
+            or a callable that makes a ``quark.observers.Statistic``.
+
+    Raises:
+        ConfigError: a name that is taken or no identifier, a statistic that does not exist, or no function.
+    """
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise ConfigError(f"the name of a calibration method must be an identifier, not {name!r}")
+    if name in SEARCHES or name in OWN_METHODS:
+        raise ConfigError(f"the calibration method {name!r} exists already: choose another name")
+    if isinstance(statistic, str):
+        if statistic not in STATISTICS:
+            raise ConfigError(unknown("statistic", statistic, STATISTICS))
+        statistic = STATISTICS[statistic]
+    if not (callable(search) and callable(statistic)):
+        raise ConfigError(f"the calibration method {name!r}: search and statistic must be callable")
+    SEARCHES[name] = Search(name, statistic, search)
+
+
+def rows_of(
+    method: str, count: int, grid: Grid, settings: Mapping[str, Any]
+) -> tuple[Search, dict[str, Any], list[Statistic]]:
+    """The row of a method, its complete settings, and fresh statistics for so many scales.
+
+    Raises:
+        ConfigError: more scales than statistics are kept for, or a setting that the method does not have.
+    """
+    row = SEARCHES[method]
+    if count > MOST_ROWS:
+        raise ConfigError(
+            f"the calibration method {method!r} keeps a statistic per scale, at most {MOST_ROWS}, and this tensor has "
+            f"{count} scales: use fewer and larger groups, or min/max"
+        )
+    row.check(settings)
+    whole = {**settings, "grid": grid} if "grid" in row.settings else dict(settings)
+    return row, whole, [row.observe(whole) for _ in range(count)]
+
 
 #: Names of methods that an observer class of a flow brings along: no other flow, and no other class, can find them.
 OWN_METHODS: set[str] = set()

@@ -28,7 +28,8 @@ from quark.numerics.granularity import Tensor
 from quark.observers.entropy import search_both
 from quark.observers.histogram import Histogram
 from quark.observers.mse import search_rows
-from quark.observers.registry import OWN_METHODS, SEARCHES
+from quark.observers.registry import OWN_METHODS, SEARCHES, rows_of
+from quark.observers.statistics import Statistic
 
 Range = tuple[torch.Tensor, torch.Tensor]
 #: A subclass that writes one of these finds ranges its own way.
@@ -217,28 +218,54 @@ class PerTensorMovingAverageMinMaxObserver(ObserverBase):
         return scalar(self.statistic.lo), scalar(self.statistic.hi)
 
 
-class _Searched(ObserverBase):
+class SearchObserver(ObserverBase):
+    """The range that a row of ``quark.observers.SEARCHES`` finds, for each scale by itself.
+
+    The method is that of the spec (``QTensorConfig(calibration_method=...)``); a subclass may fix one.
+    """
+
+    def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
+        super().__init__(spec, device)
+        self.statistics: list[Statistic] = []
+        self.shape: tuple[int, ...] = ()
+
+    @classmethod
+    def told(cls, spec: TensorSpec) -> TensorSpec:
+        """``spec`` as it is, which names the method; what a subclass fixes."""
+        return spec if cls is SearchObserver else super().told(spec)
+
+    def settings(self) -> dict[str, Any]:
+        """Settings of the search."""
+        return dict(self.settings_of(self.spec) if self.method else self.spec.settings)
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Count the values of one sample, those of every scale by themselves."""
+        granularity, x = self.spec.granularity, x.float()
+        shape = granularity.parameter_shape(tuple(x.shape))
+        if self.statistics and shape != self.shape:
+            counts = f"samples have {list(self.shape)} and {list(shape)} of them"
+            raise DataError(f"scales {granularity} cannot be static here: {counts}; use is_dynamic=True")
+        if not self.statistics:
+            self.row, self.told_settings, self.statistics = rows_of(
+                self.method or self.spec.method, math.prod(shape), self.spec.grid, self.settings()
+            )
+            self.shape = shape
+        values = x.cpu().numpy()
+        for statistic, part in zip(self.statistics, granularity.elements(values) if shape else [values], strict=True):
+            statistic.update(part)
+
+    def range(self) -> Range:
+        """The outcome of the search."""
+        found = [self.row.find(one, self.spec.grid, self.told_settings) for one in self.statistics]
+        lo, hi = torch.tensor(found, dtype=torch.float64).T
+        return lo.reshape(self.shape), hi.reshape(self.shape)
+
+
+class _Searched(SearchObserver):
     """A range searched in a histogram of all values."""
 
     schemes = ("per_tensor",)
     method = "mse"
-
-    def __init__(self, spec: TensorSpec, device: torch.device | str | None = None) -> None:
-        super().__init__(spec, device)
-        self.statistic = SEARCHES[self.method].observe({})
-
-    def settings(self) -> dict[str, Any]:
-        """Settings of the search."""
-        return dict(self.settings_of(self.spec))
-
-    def observe(self, x: torch.Tensor) -> None:
-        """Count the values of one sample."""
-        self.statistic.update(x.float().cpu().numpy())
-
-    def range(self) -> Range:
-        """The outcome of the search."""
-        lo, hi = SEARCHES[self.method].find(self.statistic, self.spec.grid, self.settings())
-        return scalar(lo), scalar(hi)
 
 
 class PerTensorHistogramObserver(_Searched):

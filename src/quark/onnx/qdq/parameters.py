@@ -7,6 +7,7 @@ saturates is a wrong number that nobody notices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Tensor
 from quark.observers.mse_modes import ROW_SEARCHES
 from quark.observers.non_overflow import fitted
+from quark.observers.registry import BUILT_IN, rows_of
 from quark.onnx.graph.surgery import constant_array, let_go
 from quark.onnx.qdq.carriers import REDUCED_RANGE, block_size
 from quark.onnx.qdq.float_biases import check_half, float_biases
@@ -198,10 +200,22 @@ def weight_range(values: np.ndarray, spec: TensorSpec, name: str) -> tuple[np.nd
         raise ModelError(f"the constant {name!r} holds NaN or infinity; such a weight cannot be quantized")
     if spec.method == "mse":
         lo, hi = ROW_SEARCHES[dict(spec.settings).get("mode", "All")](tiled, spec.grid)
+    elif spec.method not in BUILT_IN:
+        return _searched(values, replace(spec, granularity=Tensor()) if whole else spec)
     elif spec.scale_rule == "power_of_two":
         lo, hi = fitted(lo, hi, spec.grid)
     shape = () if whole else lo.shape
     return np.asarray(lo).reshape(shape), np.asarray(hi).reshape(shape)
+
+
+def _searched(values: np.ndarray, spec: TensorSpec) -> tuple[np.ndarray, np.ndarray]:
+    """The ranges of a constant by a method that was registered."""
+    shape = spec.granularity.parameter_shape(values.shape)
+    row, settings, statistics = rows_of(spec.method, math.prod(shape), spec.grid, dict(spec.settings))
+    for statistic, part in zip(statistics, spec.granularity.elements(values) if shape else [values], strict=True):
+        statistic.update(part)
+    lo, hi = np.array([row.find(one, spec.grid, settings) for one in statistics]).T
+    return lo.reshape(shape), hi.reshape(shape)
 
 
 def _make_room(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:

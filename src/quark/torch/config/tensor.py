@@ -21,6 +21,7 @@ from quark.config.tensor import TensorSpec, narrow_of, scale_rule_of
 from quark.errors import ConfigError, unknown
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import WHOLE, Block2D, Channel, Granularity, Group, Tensor
+from quark.observers import SEARCHES
 from quark.torch import observer as observers
 from quark.torch.config.qat import QATSpec, trained_observer
 from quark.torch.config.type import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType, member
@@ -63,7 +64,7 @@ OBSERVERS: dict[QSchemeType, type[ObserverBase]] = {
     QSchemeType.per_group: observers.PerGroupMinMaxObserver,
     QSchemeType.per_block: observers.PerBlock2DMinMaxObserver,
 }
-OWN_FIELDS = ("narrow", "scale_rule")  # that the peer's files do not have
+OWN_FIELDS = ("narrow", "scale_rule", "calibration_method", "calibration_settings")  # the peer's files have none
 LEGACY = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 ENUMS = {
     "dtype": Dtype,
@@ -102,6 +103,9 @@ class QTensorConfig:
             False, scale = amax / 127.5. Not in ``to_dict`` where it is None.
         scale_rule: which numbers a scale may be, by the name of a row of ``quark.numerics.scales.SCALE_RULES``; more
             than ``scale_type`` has a word for. Not in ``to_dict`` where it is None.
+        calibration_method: how the range is found, by the name of a row of ``quark.observers.SEARCHES``, instead of
+            ``observer_cls``: one statistic per scale, for every ``qscheme``. Not in ``to_dict`` where it is None.
+        calibration_settings: of that method, by name. Not in ``to_dict`` where it is None.
     """
 
     dtype: Dtype
@@ -124,6 +128,8 @@ class QTensorConfig:
     max_input_numel: int = 4194304
     narrow: bool | None = None
     scale_rule: str | None = None
+    calibration_method: str | None = None
+    calibration_settings: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for field, enumeration in ENUMS.items():
@@ -153,7 +159,7 @@ class QTensorConfig:
             ConfigError: fields that do not go together.
         """
         spec = block_spec(self) if is_block(self) else element_spec(self)
-        stage = Stage(spec, chosen_observer(self))
+        stage = Stage(with_method(spec, self), chosen_observer(self))
         if stage.needs_range and stage.observer is observers.PlaceholderObserver:
             refuse(f"{self.dtype.name} needs a range, which PlaceholderObserver does not find: use a min/max observer")
         return stage
@@ -196,6 +202,8 @@ def plain(value: Any) -> Any:
     """A field as JSON holds it."""
     if isinstance(value, type):
         return value.__name__
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
     return list(value) if isinstance(value, tuple) else getattr(value, "name", value)
 
 
@@ -340,8 +348,32 @@ def implied_rule(config: QTensorConfig) -> tuple[str | None, str]:
     return (None, "") if said is None else (SCALE_RULES[said], f"scale_type={said.name}")
 
 
+def with_method(spec: TensorSpec, config: QTensorConfig) -> TensorSpec:
+    """``spec`` with the method that the configuration names, if it names one.
+
+    Raises:
+        ConfigError: an unknown method or setting, one beside an observer class, or for a format without a range.
+    """
+    method, settings = config.calibration_method, config.calibration_settings or {}
+    if method is None:
+        if config.calibration_settings is not None:
+            refuse("calibration_settings are those of a calibration_method, and there is none")
+        return spec
+    if method not in SEARCHES:
+        raise ConfigError(unknown("calibration_method", method, SEARCHES))
+    if config.observer_cls is not None:
+        refuse(f"calibration_method={method!r} and observer_cls={config.observer_cls.__name__}: give one of them")
+    if spec.row.unit_scale:
+        refuse(f"{config.dtype.name} has no range to find: calibration_method must be None")
+    SEARCHES[method].check(settings)
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    return replace(spec, method=method, settings=tuple(sorted(values.items())))
+
+
 def chosen_observer(config: QTensorConfig) -> type[ObserverBase]:
     """The class that finds the range, checked against the scheme."""
+    if config.calibration_method is not None:
+        return observers.SearchObserver
     scheme = config.qscheme or QSchemeType.per_tensor
     cls = config.observer_cls or OBSERVERS[scheme]
     if cls.trained:

@@ -17,6 +17,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.formats import get_format
 from quark.observers.distribution import ALLOWED as DISTRIBUTION_FORMATS
+from quark.observers.registry import BUILT_IN
 from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
@@ -211,7 +212,10 @@ def _check_distribution(slot: str, spec: TensorSpec | None) -> None:
 
 
 def _weight_method(weight: TensorSpec, from_option: str | None) -> str:
-    """Weights are searched on all their values: by extremes, or by least squared error where the spec says so."""
+    """Weights are searched on all their values: by extremes, by least squared error where the spec says so, or by a
+    method that was registered."""
+    if weight.method not in BUILT_IN:
+        return weight.method
     if weight.scale_rule == "power_of_two":
         return "minmax" if weight.method == "minmax" else "mse"
     return _WEIGHT_METHODS[from_option] if from_option else "mse" if weight.method == "mse" else "minmax"

@@ -13,6 +13,7 @@ from quark.config.tensor import LayerSpec, TensorSpec, narrow_of, scale_rule_of
 from quark.errors import ConfigError, unknown
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
+from quark.observers import SEARCHES
 from quark.onnx.quantization.config import data_type as types
 from quark.onnx.quantization.config.data_type import BaseDataType, Int8
 
@@ -82,13 +83,18 @@ def _member(field: str, value: Any, allowed: type[enum.Enum]) -> Any:
     return value
 
 
+def _method_name(method: CalibMethod | str) -> str:
+    return METHODS[method] if isinstance(method, CalibMethod) else method
+
+
 class QTensorConfig:
     """How one tensor is quantized.
 
     Args:
         symmetric: zero point in the middle of the codes.
         scale_type: how the scale is represented.
-        calibration_method: how the range is found.
+        calibration_method: how the range is found; a string names a row of ``quark.observers.SEARCHES``, for instance
+            one that ``quark.register_calibration`` added.
         quant_granularity: which elements share a scale.
         data_type: a data type class such as ``Int8``.
         group_size: elements per scale along the reduction axis, for ``QuantGranularity.Group``: 128 when omitted, of a
@@ -103,7 +109,7 @@ class QTensorConfig:
         self,
         symmetric: bool = True,
         scale_type: ScaleType = ScaleType.Float32,
-        calibration_method: CalibMethod = CalibMethod.MinMax,
+        calibration_method: CalibMethod | str = CalibMethod.MinMax,
         quant_granularity: QuantGranularity = QuantGranularity.Tensor,
         data_type: type[BaseDataType] = Int8,
         group_size: int | None = None,
@@ -129,9 +135,11 @@ class QTensorConfig:
         """Set the field ``scale_type``."""
         self.scale_type: ScaleType = _member("scale_type", scale_type, ScaleType)
 
-    def set_calibration_method(self, calibration_method: CalibMethod) -> None:
-        """Set the field ``calibration_method``."""
-        self.calibration_method: CalibMethod = _member("calibration_method", calibration_method, CalibMethod)
+    def set_calibration_method(self, calibration_method: CalibMethod | str) -> None:
+        """Set the field ``calibration_method``; a string names a row of ``quark.observers.SEARCHES``."""
+        if not (isinstance(calibration_method, str) and calibration_method in SEARCHES):
+            _member("calibration_method", calibration_method, CalibMethod)
+        self.calibration_method: CalibMethod | str = calibration_method
 
     def set_quant_granularity(self, quant_granularity: QuantGranularity) -> None:
         """Set the field ``quant_granularity``."""
@@ -168,7 +176,7 @@ class QTensorConfig:
             narrow=narrow_of(narrow, True, self.symmetric, format),
             granularity=granularity,
             scale_rule=scale_rule_of(rule, said, f"scale_type={self.scale_type}", format),
-            method=METHODS[self.calibration_method],
+            method=_method_name(self.calibration_method),
         )
 
     def _block_format(self) -> str:
@@ -214,7 +222,7 @@ def _spec_class(
         self: QTensorConfig,
         symmetric: bool = symmetric,
         scale_type: ScaleType = scale_type,
-        calibration_method: CalibMethod = method,
+        calibration_method: CalibMethod | str = method,
         quant_granularity: QuantGranularity = QuantGranularity.Tensor,
         data_type: type[BaseDataType] = data_type,
         group_size: int | None = None,

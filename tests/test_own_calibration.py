@@ -1,0 +1,157 @@
+"""A calibration method is one row for both flows: the change drill with a made-up one, every built-in one in torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from tests.onnx_flow import models
+from torch import nn
+
+import quark
+import quark.onnx as q
+from quark.errors import ConfigError
+from quark.numerics.granularity import Group
+from quark.observers import SEARCHES
+from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
+from quark.torch.quantization.config.type import Dtype
+
+RNG = np.random.default_rng(23)
+X = (RNG.normal(size=(6, 20)) ** 3).astype(np.float32)
+W = (RNG.normal(size=(20, 8)) ** 3).astype(np.float32)
+SCHEMES: dict[str, dict[str, Any]] = {
+    "per_tensor": {},
+    "per_channel": {"ch_axis": 0},
+    "per_group": {"ch_axis": -1, "group_size": 5},
+    "per_block": {"block_size": (3, 8)},  # blocks at the edges are smaller
+}
+
+
+def three_sigma(statistic: Any, grid: Any, factor: float = 3.0) -> tuple[float, float]:
+    """The mean and so many standard deviations to both sides: made up for this test."""
+    values, weights = statistic.points()
+    mean = np.average(values, weights=weights)
+    spread = np.sqrt(np.average(np.square(values - mean), weights=weights))
+    return mean - factor * spread, mean + factor * spread
+
+
+@pytest.fixture
+def made_up() -> Iterator[str]:
+    quark.register_calibration("three_sigma", three_sigma)
+    yield "three_sigma"
+    del SEARCHES["three_sigma"]
+
+
+def config_of(scheme: str, method: str, **settings: Any) -> QTensorConfig:
+    fields = {"narrow": True, "calibration_method": method, "calibration_settings": settings or None}
+    return QTensorConfig(Dtype.int8, qscheme=scheme, **SCHEMES[scheme], **fields)
+
+
+def torch_model(weight: QTensorConfig, inputs: QTensorConfig | None = None) -> nn.Module:
+    model = nn.Sequential(nn.Linear(20, 8, bias=False))
+    model[0].weight.data = torch.from_numpy(W.T.copy())
+    config = QConfig(QLayerConfig(input_tensors=inputs, weight=weight))
+    return ModelQuantizer(config).quantize_model(model, [torch.from_numpy(X)])
+
+
+@pytest.mark.parametrize("channels", [True, False], ids=["channel", "tensor"])
+def test_a_made_up_method_finds_the_same_ranges_in_both_flows(made_up: str, channels: bool) -> None:
+    kind = q.QuantGranularity.Channel if channels else q.QuantGranularity.Tensor
+    proto = models.model("g (float[n,20] x) => (float[n,8] y) { y = MatMul(x, w) }", {"w": W})
+    weight = q.QTensorConfig(calibration_method=made_up, quant_granularity=kind)
+    layer = q.QLayerConfig(q.QTensorConfig(calibration_method=made_up), weight)
+    options = {"PrintSummary": False, "OpTypesToExcludeOutputQuantization": ["MatMul"]}
+    result = q.ModelQuantizer(q.QConfig(layer, extra_options=options)).run(proto, None, [{"x": X}])
+    session = onnxruntime.InferenceSession(result.proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = session.run(None, {"x": X})[0]
+    scheme = "per_channel" if channels else "per_tensor"
+    model = torch_model(config_of(scheme, made_up), config_of("per_tensor", made_up))
+    for name, quantizer in (("w", model[0].weight_quantizer), ("x", model[0].input_quantizer)):
+        assert result.plan.tensors[name].spec.method == quantizer.stage.spec.method == made_up
+        assert made_up in quantizer.extra_repr()
+        np.testing.assert_array_equal(np.reshape(result.plan.tensors[name].scale, -1), quantizer.scale.reshape(-1))
+    with torch.no_grad():
+        expected = model(torch.from_numpy(X)).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    assert float(model[0].weight_quantizer.scale.max()) < np.abs(W).max() / 127  # it clips: not min/max
+
+
+def test_a_made_up_method_goes_to_files_and_back(made_up: str, tmp_path: Path) -> None:
+    model = torch_model(config_of("per_group", made_up, factor=2.0))
+    export_safetensors(model, tmp_path / "m")
+    fresh = import_model_from_safetensors(nn.Sequential(nn.Linear(20, 8, bias=False)), tmp_path / "m")
+    with torch.no_grad():
+        assert torch.equal(fresh(torch.from_numpy(X)), model(torch.from_numpy(X)))
+    del SEARCHES[made_up]
+    try:
+        with pytest.raises(ConfigError, match="three_sigma"):
+            import_model_from_safetensors(nn.Sequential(nn.Linear(20, 8, bias=False)), tmp_path / "m")
+    finally:
+        quark.register_calibration(made_up, three_sigma)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("method", sorted(set(SEARCHES) - {"distribution", "mse_most_common"}))
+def test_every_method_works_for_every_scheme_of_torch(method: str, scheme: str) -> None:
+    """Each scale is what the method finds in the elements of that scale alone."""
+    quantizer = torch_model(config_of(scheme, method))[0].weight_quantizer
+    granularity, grid = quantizer.granularity, quantizer.stage.grid
+    weight, row = np.ascontiguousarray(W.T), SEARCHES[method]
+    numbers = np.arange(quantizer.scale.numel()).reshape(granularity.parameter_shape(weight.shape))
+    owner = np.broadcast_to(np.asarray(granularity.expand(numbers, weight.shape)), weight.shape)
+    for number, scale in enumerate(quantizer.scale.reshape(-1).tolist()):
+        statistic = row.observe({})
+        statistic.update(weight[owner == number])
+        assert scale == float(grid.parameters(*row.find(statistic, grid, {}))[0])
+
+
+def test_methods_with_needs_of_their_own_work_where_these_are_met() -> None:
+    fp8 = QTensorConfig(Dtype.fp8_e4m3, qscheme="per_channel", ch_axis=0, calibration_method="distribution")
+    assert "distribution" in torch_model(fp8)[0].weight_quantizer.extra_repr()
+    with pytest.raises(ConfigError, match="FP8"):
+        torch_model(config_of("per_tensor", "distribution"))
+    votes = QTensorConfig(Dtype.int8, qscheme="per_tensor", scale_type="pof2", calibration_method="mse_most_common")
+    assert torch_model(votes)[0].weight_quantizer.scale.log2().frac().item() == 0
+
+
+def test_what_cannot_be_is_refused(made_up: str) -> None:
+    from quark.observers import registry
+
+    for change, words in (
+        ({"calibration_method": "tree_sigma"}, "Did you mean 'three_sigma'"),
+        ({"calibration_method": made_up, "calibration_settings": {"facto": 2}}, "Did you mean 'factor'"),
+        ({"calibration_method": made_up, "observer_cls": registry_observer()}, "give one of them"),
+        ({"calibration_settings": {"factor": 2}}, "there is none"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            QTensorConfig(Dtype.int8, qscheme="per_tensor", **change)
+    with pytest.raises(ConfigError, match="no range to find"):
+        QTensorConfig(Dtype.bfloat16, calibration_method=made_up)
+    with pytest.raises(ConfigError, match="calibration_method"):
+        q.QTensorConfig(calibration_method="tree_sigma")
+    for arguments, words in itertools.chain(
+        [(("minmax", three_sigma), "exists already"), (("no name", three_sigma), "identifier")],
+        [(("other", three_sigma, "histogramm"), "Did you mean 'histogram'"), (("other", 3), "callable")],
+    ):
+        with pytest.raises(ConfigError, match=words):
+            quark.register_calibration(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at most 65536"):
+        registry.rows_of(made_up, registry.MOST_ROWS + 1, None, {})  # type: ignore[arg-type]
+
+
+def registry_observer() -> Any:
+    from quark.torch.quantization.observer.observer import PerTensorMinMaxObserver
+
+    return PerTensorMinMaxObserver
+
+
+def test_rows_hold_every_element_once() -> None:
+    rows = Group(-1, 8).elements(W.T)
+    assert sorted(np.concatenate(rows).tolist()) == sorted(W.reshape(-1).tolist())
