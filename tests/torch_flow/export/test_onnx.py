@@ -174,6 +174,15 @@ def test_openvino_loads_four_bit_weights(tmp_path: Path) -> None:
     loaded_by("ONNX", "int4 group weights", "openvino")
 
 
+def test_block_scales_that_no_operator_has_are_refused(tmp_path: Path) -> None:
+    first = QTensorConfig(Dtype.fp4, qscheme="per_group", ch_axis=-1, group_size=8, scale_format="float32")
+    second = QTensorConfig(Dtype.fp8_e5m3, qscheme="per_tensor", is_scale_quant=True)
+    model = quantized(Mixed(), QConfig(QLayerConfig(weight=[first, second])))
+    with pytest.raises(ConfigError, match=r"cannot hold '.*weight': .*'nvfp4' under e5m3 scales"):
+        export_onnx(model, tmp_path / "m", IDS)
+    assert not (tmp_path / "m").exists()
+
+
 def test_what_onnx_cannot_say_is_refused(tmp_path: Path) -> None:
     blocks = {"qscheme": "per_group", "scale_format": "e8m0", "is_dynamic": True}
     whole = QTensorConfig(Dtype.fp4, ch_axis=-1, group_size=-1, **blocks)

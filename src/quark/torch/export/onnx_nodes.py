@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -127,7 +127,7 @@ def assert_ready(nodes: Nodes, part: FakeQuantize) -> None:
         refuse(nodes.name, "no sample has given it a scale")
 
 
-def refuse(name: str, sentence: str) -> None:
+def refuse(name: str, sentence: str) -> NoReturn:
     """Raise ``ConfigError``."""
     raise ConfigError(f"ONNX cannot hold {name!r}: {sentence}")
 
@@ -168,7 +168,15 @@ def block_activation(nodes: Nodes, part: FakeQuantize, row: Block, x: str) -> st
             refuse(nodes.name, "the scale above the blocks must be static")
         assert_ready(nodes, part)
         inputs.append(nodes.constant("tensor_scale", array(part.scale).astype(np.float32).reshape(())))  # type: ignore[arg-type]
-    return nodes.op("BlockQuantizeDequantize", inputs, OWN_DOMAIN, **format_attributes(row), axis=axis)
+    return nodes.op("BlockQuantizeDequantize", inputs, OWN_DOMAIN, **attributes_of(nodes, row), axis=axis)
+
+
+def attributes_of(nodes: Nodes, row: Block) -> dict[str, int | str]:
+    """The attributes of a block operator that name a format; one without an operator is refused with its tensor."""
+    try:
+        return format_attributes(row)
+    except ConfigError as error:
+        refuse(nodes.name, str(error))
 
 
 def dynamic(nodes: Nodes, part: FakeQuantize, x: str) -> str:
@@ -259,6 +267,7 @@ def constant(nodes: Nodes, marked: Marked) -> str:
 def block_constant(nodes: Nodes, layout: BlockLayout, made: dict[str, torch.Tensor]) -> str:
     """Packed blocks."""
     row = layout.block
+    attributes_of(nodes, row)
     encoded = layout.encoded(made)
     plain = Encoded(*(None if part is None else array(part) for part in encoded))
     above = made[layout.name("scale", 1)].item() if row.tensor_scale else None
