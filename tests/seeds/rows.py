@@ -65,6 +65,7 @@ OWN = {
     "NumBins": "as many bins in every octave, for every method: no coarser anywhere",
     "AlignEltwiseQuantType": "on: 8-bit constants beside 16-bit activations cost 3 dB on a real model",
     "MinMSEModeFloatScale": "a search on all values, whose error is never larger",
+    "EnableSubgraph": "bodies that hold layers are quantized unasked: a whole network may be in an If",
     "CalibTensorRangeSymmetric": "Percentile has one threshold for both sides, and ends where the data end unless told",
     "FoldBatchNorm": "as OptimizeModel, but for depthwise weights that one 8-bit scale would lose (told, with figures)",
     **{row.name: DEVICE for row in OPTIONS if row.name in RULED and row.name not in RULES},

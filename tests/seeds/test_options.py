@@ -34,6 +34,7 @@ SILENT = {"FixShapes": None, "CalibDataSize": None, "MatMulNBitsParams": {}, "Ev
 SILENT |= {"ForceQuantizeNoInputCheck": False}
 #: Our own default, on purpose; the reasons are in ``tests.seeds.rows``.
 OWN = {"AddQDQPairToWeight": False, "NumBins": None, "AlignEltwiseQuantType": True, "MinMSEModeFloatScale": "All"}
+OWN |= {"EnableSubgraph": None}
 
 
 @text.needed

@@ -364,3 +364,26 @@ def test_reads_that_a_module_turns_off_and_reads_of_types_do_not_count() -> None
             return self.b(self.a(x).to(self.b.weight.dtype))
 
     assert read_directly(Mine(slow=True)) == ["a"] and not read_directly(Mine(slow=False))
+
+
+def test_reads_that_forward_never_comes_to_do_not_count() -> None:
+    """Diffusers' attention has a method that copies the weights of its projections; only a user calls it."""
+
+    class Fusing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.kernel = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), self.slow_path
+
+        def fuse(self) -> torch.Tensor:
+            return torch.cat([self.a.weight, self.b.weight])
+
+        def slow_path(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+        def inner(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.b.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.slow_path(self.a(x))
+
+    assert read_directly(Fusing()) == ["b"]

@@ -2,8 +2,8 @@
 
 What such code computes with is the float weight (or the codes of a file), whatever the layer's quantizers do, so these
 layers stay float. They are found in the source of the model's modules: ``self.<layer>.weight`` in a method, but for its
-type, device and shape, and but for code that the module's own attributes turn off (training among them). Not handled:
-layers read under another name.
+type, device and shape, for methods that ``forward`` never comes to, and for code that the module's own attributes
+turn off (training among them). Not handled: layers read under another name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ast
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 
 from torch import nn
@@ -33,17 +33,43 @@ SETTING_UP = ("__init__", "_init_weights", "reset_parameters", "init_weights", "
 def read_directly(model: nn.Module) -> list[str]:
     """Names of the modules whose weight some other module reads."""
     found: dict[str, None] = {}
+    running = running_methods({base for module in model.modules() for base in type(module).__mro__})
     for path, module in model.named_modules():
         for base in type(module).__mro__:
-            for method in reading_methods(base.__module__).get(base.__name__, ()):
+            reading = reading_methods(base.__module__).get(base.__name__, ())
+            for method in (one for one in reading if one.name in running):
                 found |= {f"{path}.{own}" if path else own: None for own in reads(method, module)}
     known = {name for name, module in model.named_modules() if "weight" in module._parameters}
     return [name for name in found if name in known]
 
 
+def running_methods(classes: Iterable[type]) -> set[str]:
+    """Names of the methods that ``forward`` may come to: by any name that a running method mentions.
+
+    What only a user calls (diffusers' ``fuse_projections`` copies weights into a new layer) is not among them.
+    """
+    mentioned: dict[str, set[str]] = {}
+    for base in classes:
+        for method in all_methods(base.__module__).get(base.__name__, ()):
+            names = {node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute)}
+            mentioned.setdefault(method.name, set()).update(names)
+    running, new = set[str](), {"forward", "__call__"}
+    while new:
+        running |= new
+        new = {name for one in new for name in mentioned.get(one, ()) if name in mentioned} - running
+    return running
+
+
 @cache
 def reading_methods(module: str) -> dict[str, list[ast.FunctionDef]]:
-    """For each class of a Python module the methods that read weights; none of torch's own, or without a source."""
+    """For each class of a Python module the methods that read weights."""
+    found = {name: [item for item in own if any(reads(item, None))] for name, own in all_methods(module).items()}
+    return {name: reading for name, reading in found.items() if reading}
+
+
+@cache
+def all_methods(module: str) -> dict[str, list[ast.FunctionDef]]:
+    """The methods of each class of a Python module; none of torch's own, or without a source."""
     if module.split(".")[0] in ("torch", "builtins", "quark") or module not in sys.modules:
         return {}
     try:
@@ -51,8 +77,7 @@ def reading_methods(module: str) -> dict[str, list[ast.FunctionDef]]:
     except (OSError, TypeError, SyntaxError):
         return {}
     classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    found = {node.name: [item for item in methods(node) if any(reads(item, None))] for node in classes}
-    return {name: reading for name, reading in found.items() if reading}
+    return {node.name: list(methods(node)) for node in classes}
 
 
 def methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:

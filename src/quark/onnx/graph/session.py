@@ -85,7 +85,7 @@ def _quiet() -> onnxruntime.SessionOptions:
 def _shared(tensor: ir.TensorProtocol) -> onnxruntime.OrtValue:
     """An ``OrtValue`` on the memory of ``tensor``, copied only where that is not aligned."""
     array = np.require(tensor.numpy(), requirements=("C_CONTIGUOUS", "ALIGNED"))
-    if array.dtype.kind in "biuf":
+    if array.dtype.isbuiltin == 1:  # the kind of ml_dtypes' float8_e5m2 is that of NumPy's own floats
         return onnxruntime.OrtValue.ortvalue_from_numpy(array)
     raw = array.view(f"u{array.dtype.itemsize}")  # bfloat16, float8: types that NumPy itself does not have
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, int(tensor.dtype))

@@ -24,7 +24,7 @@ from quark.onnx.qdq.carriers import activation_kind, constant_kind
 from quark.onnx.qdq.carry import ACTIVATION_NODES, AMD, OWN, Carried, single
 from quark.onnx.qdq.channel_axes import is_off_channel
 from quark.onnx.qdq.initializers import Parameters
-from quark.onnx.qdq.recurrent import RECURRENT
+from quark.onnx.qdq.recurrent import is_alone
 from quark.onnx.qdq.shield import shield
 from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant
 from quark.operators import add_functions
@@ -124,9 +124,8 @@ def _must_fold(carried: Carried, uses: Iterable[Any]) -> bool:
     tensor, spec = carried.tensor, carried.tensor.spec
     if tensor.role == "bias" or constant_kind(spec, carried.options) != "standard":
         return False
-    readers = [use.node for use in uses]
-    late = any(node.op_type in RECURRENT for node in readers)
-    return late or spec.format == "int32" or any(is_off_channel(node, carried.value, spec) for node in readers)
+    off_channel = any(is_off_channel(use.node, carried.value, spec) for use in uses)
+    return is_alone(tensor) or spec.format == "int32" or off_channel
 
 
 def _is_wide(carried: Carried) -> bool:

@@ -47,6 +47,11 @@ def store_weights(model: ir.Model, plan: Plan, job: Job, decisions: Mapping[str,
                 _add(node, value, _for_rows(layer.weight), plan)
 
 
+def is_alone(tensor: TensorPlan) -> bool:
+    """Whether a tensor is a weight of a recurrent layer that computes in float."""
+    return tensor.role == "weight" and tensor.reason.startswith(REASON)
+
+
 def _for_rows(spec: TensorSpec) -> TensorSpec:
     """A scale for every row, where scales are free: no kernel has to know them."""
     return replace(spec, granularity=Tensor() if spec.scale_rule == "power_of_two" else Channel(_ROWS))
