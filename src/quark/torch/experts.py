@@ -56,6 +56,8 @@ class UnfusedExperts(nn.Module):
     def forward(self, hidden_states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Tokens [n, h] through the experts [n, k] that a router chose for them, weighted by [n, k]."""
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+        if torch.compiler.is_compiling():  # torch.export: a graph cannot ask which experts were chosen
+            return self.all_of(tokens, chosen, weights).reshape(hidden_states.shape)
         result = torch.zeros_like(tokens)
         for number in torch.unique(chosen).tolist():
             if number < self.num_experts:  # a larger number stands for no expert
@@ -63,6 +65,16 @@ class UnfusedExperts(nn.Module):
                 made = self.run(self._modules[str(number)], tokens[rows]) * weights[rows, places, None]
                 result.index_add_(0, rows, made.to(result.dtype))
         return result.reshape(hidden_states.shape)
+
+    def all_of(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Every expert on all tokens [n, h]; those of other experts are zero, which widens no range at run time."""
+        result = torch.zeros_like(tokens)
+        for number in range(self.num_experts):
+            mine = chosen == number
+            own = torch.where(mine.any(-1, keepdim=True), tokens, torch.zeros_like(tokens))
+            share = torch.where(mine, weights, torch.zeros_like(weights)).sum(-1, keepdim=True)
+            result = result + (self.run(self._modules[str(number)], own) * share).to(result.dtype)
+        return result
 
     def run(self, expert: Any, x: torch.Tensor) -> torch.Tensor:
         """One expert on its tokens."""
@@ -89,6 +101,10 @@ class SortedExperts(UnfusedExperts):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Rows [experts * n, h], the first n of them for the first expert."""
         rows = hidden_states.reshape(self.num_experts, -1, hidden_states.shape[-1])
+        if torch.compiler.is_compiling():  # torch.export, as above
+            made = torch.stack([self.run(self._modules[str(number)], rows[number]) for number in range(len(rows))])
+            kept = torch.where(rows.ne(0).any(-1, keepdim=True), made.to(rows.dtype), torch.zeros_like(rows))
+            return kept.reshape(-1, hidden_states.shape[-1])
         result = torch.zeros_like(rows)
         for number, own in enumerate(rows):
             (used,) = torch.where(own.ne(0).any(-1))

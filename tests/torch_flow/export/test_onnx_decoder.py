@@ -59,6 +59,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "PhiForCausalLM": WIDE,
     "FalconForCausalLM": SIZES,
     "Qwen3ForCausalLM": HEADS,
+    "MixtralForCausalLM": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Gemma3ForCausalLM": {**HEADS, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
 }
 
@@ -192,3 +193,21 @@ def test_recurrent_states_are_no_cache_of_keys_and_values() -> None:
     config = kind.config_class(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4)
     with pytest.raises(ModelError, match=r"use_cache: .*export it without use_cache"):
         past_of(kind(config).eval(), torch.arange(5)[None])
+
+
+class Asks(nn.Module):
+    """What it computes depends on a value, which a graph cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) if x.sum().item() > 0 else x
+
+
+def test_what_the_exporter_cannot_trace_is_one_sentence(tmp_path: Path) -> None:
+    model = ModelQuantizer(QConfig(layer(CHANNEL))).quantize_model(Asks().eval())
+    with pytest.raises(ModelError, match="Asks: torch's exporter cannot write it: ") as caught:
+        export_onnx(model, tmp_path, torch.ones(2, 32))
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())

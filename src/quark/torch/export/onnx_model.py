@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, ModelError
 from quark.files.folder import new_folder
+from quark.reading import reason_of
 from quark.torch.calibration import evaluating, without_cache
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.onnx_decoder import Traced, check_varying, with_cache
@@ -67,7 +68,7 @@ def export_onnx(
             as in :mod:`quark.torch.export.onnx_decoder`. Without it no cache is written.
 
     Raises:
-        ModelError: a model that is not quantized.
+        ModelError: a model that is not quantized, or that torch's exporter cannot trace or convert; its reason follows.
         ConfigError: a scheme that ONNX cannot say, or a file that is there already.
     """
     config_of(model)
@@ -109,17 +110,21 @@ def trace(traced: Traced, found: Sequence[Marked], opset: int, verbose: bool, op
     with marking(traced.model, found), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the exporter's own
         warnings.simplefilter("ignore", DeprecationWarning)
-        program: Any = torch.onnx.export(
-            traced.model,
-            traced.arguments,
-            dynamo=True,
-            opset_version=opset,
-            input_names=list(traced.input_names) or None,
-            output_names=list(traced.output_names) or None,
-            verbose=verbose,
-            optimize=optimize,
-            dynamic_shapes=traced.dynamic_shapes,
-        )
+        try:
+            program: Any = torch.onnx.export(
+                traced.model,
+                traced.arguments,
+                dynamo=True,
+                opset_version=opset,
+                input_names=list(traced.input_names) or None,
+                output_names=list(traced.output_names) or None,
+                verbose=verbose,
+                optimize=optimize,
+                dynamic_shapes=traced.dynamic_shapes,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            reason = reason_of(error.__cause__ or error)
+            raise ModelError(f"{type(traced.model).__name__}: torch's exporter cannot write it: {reason}") from error
     return program.model_proto
 
 
