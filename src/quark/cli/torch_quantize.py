@@ -215,10 +215,11 @@ def quantized(
     """Quantize a model and write it."""
     from quark.torch import ModelQuantizer
     from quark.torch.config_file import config_of
-    from quark.torch.export.write_as import config_for, export_as
+    from quark.torch.export.write_as import check_experts, config_for, export_as
     from quark.torch.quantized_layer import quantized_layers
 
     config = config_for(config_of(values, model), format, request.program, model.dtype)
+    check_experts(model, config, format, request.program, request.model)
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
@@ -251,7 +252,7 @@ def by_files(request: Request, format: str, batch_size: int, workers: int) -> di
     """Quantize file by file, and convert where another format is wanted."""
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.checkpoint import read_checkpoint
-    from quark.torch.export.write_as import config_for
+    from quark.torch.export.write_as import check_experts, config_for
     from quark.torch.files.skeleton import read_skeleton
     from quark.torch.language import batches, calibration_samples, check_ids, load_tokenizer, read_ids
 
@@ -268,6 +269,7 @@ def by_files(request: Request, format: str, batch_size: int, workers: int) -> di
     )
     config = replace(config, exclude=[*config.exclude, *request.exclude.get("also_exclude", ())])
     config = config_for(config, format, request.program, float_type(checkpoint))
+    check_experts(skeleton, config, format, request.program, request.model)
     goal = request.output if format == "quark" else hidden(request.output, "quark")
     ModelQuantizer(config).direct_quantize_checkpoint(
         request.model, goal, device=request.device, workers=workers, dataloader=samples or None

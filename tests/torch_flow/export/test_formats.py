@@ -14,7 +14,7 @@ from quark.errors import ConfigError, QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.config.schemes import ROWS
 from quark.torch.export.formats import ANY, EXPORT, FORMATS, PROGRAMS, check_formats, row_of, table, works
-from quark.torch.export.write_as import config_for, export_as
+from quark.torch.export.write_as import check_experts, config_for, export_as
 
 pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
@@ -126,3 +126,33 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert {row["program"] for row in rows} == {"vllm"}
     assert main(["torch", "formats", "--scheme", "int4_wo_32"]) == 0
     assert "reads it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "scheme", "words"), [
+    ("MixtralForCausalLM", "fp8", "leaves the inputs of experts in float"),
+    ("MixtralForCausalLM", "int4_wo_32", ""),
+    ("GptOssForCausalLM", "int4_wo_32", "at random"),
+])  # fmt: skip
+def test_experts_that_transformers_misreads_are_refused_for_it(
+    kind: str, scheme: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers stacks experts in float while it loads compressed-tensors; vLLM keeps them as they are."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 64}
+    sizes |= {"num_hidden_layers": 1}
+    model_type = getattr(transformers, kind)
+    model = model_type(model_type.config_class(**sizes, num_local_experts=2, num_key_value_heads=2))
+    model.save_pretrained(tmp_path)
+    config = LLMTemplate.for_model(model).get_config(scheme)
+    for format, program in (("compressed-tensors", "vllm"), ("quark", "transformers"), ("compressed-tensors", None)):
+        check_experts(model, config, format, program, tmp_path)
+    if not words:
+        check_experts(model, config, "compressed-tensors", "transformers", tmp_path)
+        return
+    with pytest.raises(ConfigError, match=f"{words}.*--format quark"):
+        check_experts(model, config, "compressed-tensors", "transformers", tmp_path)
+    if scheme == "fp8":  # whose command needs data, and a tokenizer first
+        return
+    flags = ["--scheme", scheme, "--format", "compressed-tensors", "--for", "transformers"]
+    assert main(["torch", "quantize-files", str(tmp_path), "-o", str(tmp_path / "q"), *flags]) == 1
+    assert words in capsys.readouterr().err and not (tmp_path / "q").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from torch import nn
 
 from quark.errors import ConfigError, unknown
 from quark.torch.config.model import QConfig
+from quark.torch.experts import UnfusedExperts, is_fused
+from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.formats import FORMATS
 from quark.torch.export.gguf_model import export_gguf
@@ -21,6 +24,9 @@ from quark.torch.export.onnx_model import export_onnx
 from quark.torch.export.reader_scales import with_scales_in
 from quark.torch.export.reload import import_model_from_safetensors
 from quark.torch.export.shards import SHARD_SIZE
+
+#: A tensor of stacked experts in a checkpoint: no module of its own, and so no ``.weight``.
+STACKED = re.compile(r"experts\.(gate_up_proj|up_proj|down_proj)(_blocks)?$")
 
 
 def export_as(
@@ -95,6 +101,36 @@ CAST = {  # formats whose readers hold the scales of integers in another type: w
     "gptq": None,
     "gguf": torch.float16,
 }
+
+
+def check_experts(model: nn.Module, config: QConfig, format: str, program: str | None, source: Path) -> None:
+    """Refuse, before any work, experts that the program would read wrongly in the format.
+
+    transformers stacks the experts of a compressed-tensors file in float while it loads it: inputs are then not
+    quantized, and experts that the checkpoint has stacked find no place and are made up at random.
+
+    Args:
+        model: float, or a skeleton.
+        config: how it will be quantized.
+        format, program: as ``config_for``.
+        source: the folder that the model comes from.
+
+    Raises:
+        ConfigError: such experts; the message names what reads them.
+    """
+    if (format, program) != ("compressed-tensors", "transformers"):
+        return
+    found = (name for name, one in model.named_modules() if is_fused(one) or isinstance(one, UnfusedExperts))
+    path = next(found, None)
+    if path is None:
+        return
+    stacked = any(STACKED.search(key) for key in read_checkpoint(source).names)
+    if config.global_quant_config.input_tensors is not None or stacked:
+        what = "makes stacked experts up at random" if stacked else "leaves the inputs of experts in float"
+        raise ConfigError(
+            f"--for transformers: it {what} when it reads {path!r} in compressed-tensors; use --format quark, or "
+            "--for vllm"
+        )
 
 
 def config_for(config: QConfig, format: str, program: str | None, dtype: torch.dtype) -> QConfig:
