@@ -5,10 +5,18 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Callable, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
 from quark.errors import ConfigError, unknown
+
+
+class _Traceless(SourceFileLoader):
+    """Loads a file and leaves no ``__pycache__`` beside it: the folder is the user's."""
+
+    def set_data(self, path: str, data: bytes, *, _mode: int = 0o666) -> None:  # type: ignore[override]
+        """Keep no bytecode."""
 
 
 def load_function(text: str, option: str = "--metric") -> Callable[..., Any]:
@@ -21,11 +29,14 @@ def load_function(text: str, option: str = "--metric") -> Callable[..., Any]:
     path = Path(file)
     if not file or not path.is_file():
         raise ConfigError(f"{option} {text!r}: give a file and a function in it, as in task.py:accuracy")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise ConfigError(f"{option}: {str(path)!r} is no Python file")
+    loader = _Traceless(path.stem, str(path))
+    spec = importlib.util.spec_from_loader(path.stem, loader)
+    if spec is None:
+        raise ConfigError(f"{option}: {str(path)!r} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"{option}: {str(path)!r} has no function {name!r}")
