@@ -234,5 +234,6 @@ def test_weights_are_quantized_like_the_reference_or_better(name: str, label: st
         low, high = representable(*theirs, spec.grid)
         assert values.min() < low or values.max() > high
         return
-    # 0.3 %: a histogram of values near 1e-6 whose bins the reference has in float32
-    assert "MinMSE" in label and errors[0] <= errors[1] * 1.003
+    # One stored case is 0.24 % worse, which an absolute tolerance had hidden; its cause is not known.
+    known = (name, label, kind) == ("tiny", "MinMSE HistCenter", "int8_sym")
+    assert "MinMSE" in label and errors[0] <= errors[1] * (1.003 if known else 1.001)
