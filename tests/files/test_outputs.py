@@ -16,7 +16,7 @@ import pytest
 from quark.errors import ConfigError, ModelError, OutputError
 from quark.files import outputs as gate
 from quark.files.folder import new_folder
-from quark.files.lock import working_on
+from quark.files.lock import ALIVE, working_on
 from quark.files.ours import MARK, is_ours
 from quark.files.outputs import Output, check_outputs, draft_of, drafts, write_output
 from quark.files.whole import replace_file
@@ -319,7 +319,7 @@ def test_two_writers_never_mix_a_model_with_the_data_of_another(tmp_path: Path) 
 HOLDER = """
 import sys
 from pathlib import Path
-from quark.files.lock import working_on
+from quark.files.lock import ALIVE, working_on
 with working_on(Path(sys.argv[1]), "the ledger"):
     print("held", flush=True)
     sys.stdin.read()
@@ -378,6 +378,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_what_a_living_one_nee
     kept = tmp_path / ".quark-draft-kept"
     kept.mkdir()
     (kept / "previous").write_text("the only copy")
+    (kept / ALIVE).touch()  # of a process that is gone, too
     with draft_of(Output(tmp_path / "b.txt")) as path:
         assert not left.exists()
         path.write_text("b")
