@@ -352,18 +352,19 @@ def test_tied_heads_are_explained(tmp_path: Path) -> None:
 
 
 MEASURE = """
-import resource, sys, torch
+import sys, torch
+from quark.report.process import resident
 from quark.torch import LLMTemplate
 from quark.torch.files import quantize_checkpoint, static
 import quark.torch.export.api, transformers
-torch.zeros(1); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+torch.zeros(1); before = resident()
 quantize_checkpoint(sys.argv[1], sys.argv[2], LLMTemplate.get("llama").get_config("int8_wo_per_channel"))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(resident() - before)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="units of ru_maxrss")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory by /proc")
 def test_memory_stays_under_two_files(tmp_path: Path) -> None:
     fields = {**HEADS, "vocab_size": 256, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6}
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ from quark.onnx.discretion import check_secret, discreet, tell_decisions, tell_i
 from quark.onnx.evaluation import check_evaluation, evaluate, kept_for_evaluation, metric_tables
 from quark.onnx.explain import attach
 from quark.onnx.first_run import first_kept, first_run, told
-from quark.onnx.forecast import resident, written_bytes
+from quark.onnx.forecast import written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.job_files import check_files, named_files
 from quark.onnx.npu.adapt import adapt_and_tell
@@ -46,6 +46,7 @@ from quark.onnx.result import Result
 from quark.onnx.resume import open_resume
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record, wants_bodies
+from quark.report.process import resident
 from quark.report.progress import bars
 from quark.report.summary import cost_table, pass_table, print_summary
 from quark.report.tables import print_table

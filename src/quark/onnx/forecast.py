@@ -12,7 +12,6 @@ within 3 percent (six real models under six presets: 0.98 to 1.02 of the file).
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.subgraphs import all_known, wants_bodies
+from quark.report.process import resident
 
 #: Bytes of a histogram of two signs, and nanoseconds that a value takes to be counted in it or compared.
 HISTOGRAM, COUNTED, COMPARED = 2 * 8 * 16 * 2048, 4.0, 0.5
@@ -126,16 +126,6 @@ def _seconds(model: ir.Model, job: Job, requests: list[TensorPlan], sizes: dict[
         return None
     counting = sum(sizes[t.name] * (COMPARED if t.spec.method == "minmax" else COUNTED) for t in requests) * 1e-9
     return inference + counting
-
-
-def resident() -> int:
-    """Peak memory of this process so far in bytes; 0 where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) * (1 if sys.platform == "darwin" else 1024)
 
 
 def written_bytes(path: Path | None) -> int | None:
