@@ -5,13 +5,14 @@
 # make fuzz   damage files for an hour (FUZZ_SECONDS=3600) and see that every reader answers in a sentence
 # make mutants SEED=1 COUNT=200   break the package in places drawn by a seed, and see that a test notices
 # make consumers   every architecture of transformers, exported and loaded by the programs that read it (an hour)
+# make gpu    the tests that need a CUDA device, in an environment that has torch for it
 # make docs   write the generated pages, run the code of all pages
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test slow lint docs consumers clean fuzz mutants
+.PHONY: demo test slow gpu lint docs consumers clean fuzz mutants
 
 FUZZ_SECONDS ?= 3600
 SEED ?= 0
@@ -25,6 +26,9 @@ test: lint
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
+
+gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,0 +1,171 @@
+"""The torch flow on a CUDA device: the codes and files of the CPU, and nothing is moved off the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.torch_flow.test_registry_contract import CONFIGS, LAYERS
+from torch import nn
+
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.algorithms.registry import ALGORITHMS
+from quark.torch.export.api import export_safetensors, import_model_from_safetensors
+from quark.torch.files import quantize_checkpoint
+from quark.torch.quantization.config.config import Int8PerTensorSpec, QConfig, QLayerConfig
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+SIZES = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+IDS = torch.randint(5, 250, (4, 1, 48), generator=torch.Generator().manual_seed(1))
+SCHEMES = LLMTemplate.get_supported_schemes()
+FILE_SCHEMES = ("int4_wo_32", "int8_wo_per_channel", "ptpc_fp8", "fp8", "mxfp4", "nvfp4", "fp8_block")
+
+
+def llama(dtype: torch.dtype = torch.float32) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 8)
+    return model.to(dtype).eval()
+
+
+def samples(device: str) -> list[torch.Tensor]:
+    return list(IDS.to(device))
+
+
+def quantized(device: str, config: QConfig) -> Any:
+    return ModelQuantizer(config).quantize_model(llama().to(device), samples(device)).eval()
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> torch.Tensor:
+    device = next(model.parameters()).device
+    return torch.cat([model(ids.to(device)).logits for ids in IDS]).float().cpu()
+
+
+def error(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+def devices(model: nn.Module) -> set[str]:
+    return {value.device.type for value in [*model.parameters(), *model.buffers()]}
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {k: v for path in sorted(folder.glob("*.safetensors")) for k, v in load_file(path).items()}
+
+
+def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    assert set(one) == set(other)
+    as_bytes = {k: tuple(x.contiguous().reshape(-1).view(torch.uint8) for x in (a, other[k])) for k, a in one.items()}
+    return [name for name, (a, b) in as_bytes.items() if not torch.equal(a, b)]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_has_the_weights_of_the_cpu(scheme: str, tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config(scheme)
+    here, there = quantized("cpu", config), quantized("cuda", config)
+    assert devices(there) == {"cuda"}
+    exact = logits(llama())  # inputs next to a rounding boundary may differ, what the scheme loses may not
+    assert error(logits(there), exact) == pytest.approx(error(logits(here), exact), rel=0.05)
+    for model, name in ((here, "cpu"), (there, "cuda")):
+        export_safetensors(model, tmp_path / name)
+    found, expected = tensors(tmp_path / "cuda"), tensors(tmp_path / "cpu")
+    measured = {k for k in found if "input_scale" in k or "output_scale" in k}
+    weights = [{k: v for k, v in x.items() if k not in measured} for x in (found, expected)]
+    assert not differing(*weights)
+    for name in measured:
+        torch.testing.assert_close(found[name].float(), expected[name].float(), rtol=1e-3, atol=0)
+    back = import_model_from_safetensors(llama().to("cuda"), tmp_path / "cuda")
+    assert devices(back) == {"cuda"}
+    assert error(logits(back), logits(there)) < 1e-5
+
+
+@pytest.mark.parametrize("row", ALGORITHMS, ids=lambda row: row.config.name)
+@pytest.mark.parametrize("scheme", ["int4", "w4a4"])
+def test_every_algorithm_gains_what_it_gains_on_the_cpu(row: Any, scheme: str) -> None:
+    config = QConfig(LAYERS[scheme][32], exclude=["lm_head"], algo_config=[CONFIGS[row.config]])
+    exact = logits(llama())
+    model = quantized("cuda", config)
+    assert devices(model) == {"cuda"}
+    there, here = (error(logits(x), exact) for x in (model, quantized("cpu", config)))
+    assert there < here * 1.05 + 1e-4
+
+
+@pytest.mark.parametrize("cache", ["fp8", "int8"])
+def test_caches(cache: str, tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme=cache)
+    model = quantized("cuda", config)
+    export_safetensors(model, tmp_path / "out")
+    back = import_model_from_safetensors(llama().to("cuda"), tmp_path / "out")
+    assert error(logits(back), logits(model)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("scheme", FILE_SCHEMES)
+def test_files_of_the_device_are_those_of_the_cpu(scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    llama(dtype).save_pretrained(tmp_path / "source")
+    config = LLMTemplate.get("llama").get_config(scheme)
+    for device in ("cpu", "cuda"):
+        quantize_checkpoint(
+            tmp_path / "source",
+            tmp_path / device,
+            config,
+            device=device,
+            samples=samples("cpu") if scheme in ("fp8", "nvfp4") else None,
+        )
+    assert [k for k in differing(tensors(tmp_path / "cpu"), tensors(tmp_path / "cuda")) if "input_scale" not in k] == []
+
+
+@pytest.mark.parametrize("algorithm", ["gptq", "awq", "smoothquant", "qronos", "gptaq", "autoround", "rotation"])
+def test_algorithms_file_to_file(algorithm: str, tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path / "source")
+    template = LLMTemplate.get("llama")
+    config = template.get_config("int4_wo_32", algorithm=algorithm)
+    exact, found = logits(llama()), {}
+    for device in ("cpu", "cuda"):
+        quantize_checkpoint(tmp_path / "source", tmp_path / device, config, device=device, samples=samples("cpu"))
+        found[device] = error(logits(import_model_from_safetensors(llama(), tmp_path / device)), exact)
+    assert found["cuda"] < found["cpu"] * 1.05 + 1e-4
+
+
+def test_graph_mode() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 3, 16, 16, generator=generator)
+
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 4, 3),
+            nn.Flatten(),
+            nn.Linear(784, 10),
+        ).eval()
+
+    spec = Int8PerTensorSpec(
+        observer_method="min_max", symmetric=True, scale_type="float", round_method="half_even", is_dynamic=False
+    ).to_quantization_spec()
+    from quark.torch.quantization.config.type import QuantizationMode
+
+    config = QConfig(QLayerConfig(spec, spec, spec), quant_mode=QuantizationMode.fx_graph_mode)
+    outputs = {}
+    for device in ("cpu", "cuda"):
+        model = torch.export.export(network().to(device), (x.to(device),), strict=False).module()
+        found = ModelQuantizer(config).quantize_model(model, [x.to(device)])
+        outputs[device] = found(x.to(device)).detach().cpu()
+    assert error(outputs["cuda"], outputs["cpu"]) < 0.02
