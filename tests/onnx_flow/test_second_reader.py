@@ -14,14 +14,17 @@ from quark.onnx import ModelQuantizer, QConfig
 
 NAMES = ("squeezenet11_flowers5", "yolox_nano", "ultraface_rfb320", "fastestdet")
 PRESETS = ("A8W8_CPU", "XINT8", "U8S8_AAWS", "U8U8_AAWA", "A8W8", "S8S8_AAWS")
-#: OpenVINO 2026.4 answers otherwise where activations are signed (4 to 17 dB), but on YOLOX, and ONNX Runtime with all
-#: optimizations off, which computes every Q and DQ by itself, is the reference here. The cause is not found yet.
-UNEXPLAINED = {(name, preset) for name in NAMES for preset in ("A8W8", "S8S8_AAWS") if name != "yolox_nano"}
-_SIGNED = pytest.mark.xfail(reason="signed 8-bit activations in OpenVINO: not explained", strict=True)
+#: OpenVINO 2026.4's low-precision transformations move a Q behind a Concat in front of it, and compute other numbers
+#: than the graph says where the codes are signed (4 to 17 dB). With them off it agrees on every case, exactly where the
+#: two differ first (SqueezeNet's first Concat: 395 dB instead of 7), so that the file is right and the pass is not.
+SIGNED = {(name, preset) for name in NAMES for preset in ("A8W8", "S8S8_AAWS") if name != "yolox_nano"}
+_SIGNED = pytest.mark.xfail(reason="OpenVINO moves quantizers over Concat and miscomputes signed codes", strict=True)
+MODES = {"as written": {"LP_TRANSFORMS_MODE": "NO"}, "low precision": {}}
 CASES = [
-    pytest.param(name, preset, marks=_SIGNED if (name, preset) in UNEXPLAINED else ())
+    pytest.param(name, preset, mode, marks=_SIGNED if (name, preset) in SIGNED and mode == "low precision" else ())
     for name in NAMES
     for preset in PRESETS
+    for mode in MODES
 ]
 
 
@@ -32,9 +35,12 @@ def loss(reference: list[np.ndarray], found: list[np.ndarray]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "preset"), CASES)
-def test_two_programs_read_the_same_numbers(name: str, preset: str, tmp_path: Path) -> None:
-    """Within 1 dB: the distance of each to the float model."""
+@pytest.mark.parametrize(("name", "preset", "mode"), CASES)
+def test_two_programs_read_the_same_numbers(name: str, preset: str, mode: str, tmp_path: Path) -> None:
+    """Within 1 dB: the distance of each to the float model.
+
+    The reference is ONNX Runtime with all optimizations off, which computes every Q and DQ by itself.
+    """
     openvino = pytest.importorskip("openvino")
     path = models.REAL_MODELS / f"{name}.onnx"
     if not path.exists():
@@ -48,7 +54,9 @@ def test_two_programs_read_the_same_numbers(name: str, preset: str, tmp_path: Pa
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(tmp_path / "q.onnx"), options)
-    compiled = openvino.compile_model(str(tmp_path / "q.onnx"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = openvino.compile_model(
+        str(tmp_path / "q.onnx"), "CPU", {"INFERENCE_PRECISION_HINT": "f32", **MODES[mode]}
+    )
     answers = compiled(feed)
     theirs = [np.asarray(answers[output.name]) for output in session.get_outputs()]
     ours = loss(reference, session.run(None, feed))
