@@ -61,7 +61,7 @@ def key_of(name: str, scheme: str, form: str) -> str:
 def filled(cell: Any, tiny: Any, name: str, cls: str, keys: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """The cells of one architecture; nothing of one that has no small model that answers."""
     try:
-        model = tiny.tiny_model(name, cls)
+        model = tiny.tiny_model(name, cls, checked=True)
         inputs = tiny.inputs_of(model)
     except Exception:
         return {}

@@ -155,3 +155,70 @@ def test_a_configuration_that_does_not_fit_the_tensors_is_refused(
     (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
     with pytest.raises(ModelError, match=re.escape(named)):
         load_model(tmp_path)
+
+
+# ---- what the table over all types has found -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "why"),
+    [
+        ("mixtral", "fp8", "with float inputs"),
+        ("aria_text", "int4_wo_32", "at random"),
+        ("dinov2", "fp8", "makes several tensors of"),
+        ("olmo_hybrid", "int4_wo_32", "cannot where weights are packed"),
+        ("mt5", "int4_wo_32", "first values"),
+    ],
+)
+def test_what_transformers_misreads_is_refused_but_for_vllm(
+    name: str, scheme: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each refusal is a fault of the program: what is written for vLLM crashes there, or computes something else."""
+    from quark.torch.export.api import export_compressed_tensors
+
+    made = tiny.tiny_model(name, dict(tiny.model_types())[name])
+    refused = cell.check(made, scheme, "compressed-tensors", tiny.inputs_of(made), tiny.answer)
+    assert refused["cell"] == "refused" and why in refused["why"] and "--format quark" in refused["why"], refused
+    for_vllm = {"compressed-tensors": lambda model, folder: export_compressed_tensors(model, folder, program="vllm")}
+    monkeypatch.setattr(cell, "EXPORTS", for_vllm)
+    found = cell.check(made, scheme, "compressed-tensors", tiny.inputs_of(made), tiny.answer)
+    assert found["cell"] in ("silent", "differs", "crash"), found
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        ("luke", "fp8"),  # a head that is tied to an embedding
+        ("neomme", "fp8"),  # a quantized layer that is tied to a float one
+        pytest.param("swin2sr", "int8_wo_per_channel", marks=pytest.mark.slow),  # asks a parameter for its type
+        ("switch_transformers", "fp8"),  # casts a layer when it runs
+        ("openai_privacy_filter", "fp8"),  # no head
+    ],
+)
+def test_kinds_of_models_that_have_been_wrong(name: str, scheme: str) -> None:
+    made = tiny.tiny_model(name, dict(tiny.model_types())[name])
+    found = cell.check(made, scheme, "quark", tiny.inputs_of(made), tiny.answer)
+    assert found["cell"] == "right", found
+
+
+def test_codes_come_last() -> None:
+    """Models ask the first parameter of a module for its type."""
+    from quark.torch import QConfig
+    from quark.torch.config.schemes import scheme
+    from quark.torch.export.skeleton import prepared
+
+    layer = prepared(
+        torch.nn.Sequential(torch.nn.Linear(8, 8)), QConfig(scheme("int8_wo_per_channel")), "reorder", "real_quantized"
+    )
+    assert [value.dtype for value in layer.parameters()] == [torch.float32, torch.int8]
+
+
+def test_codes_survive_a_cast(tmp_path: Path) -> None:
+    """FP8 codes are numbers to torch: a cast of the model changed them in place."""
+    model = tiny.tiny_model("llama", "LlamaForCausalLM")
+    cell.quantize(model, "fp8", tiny.inputs_of(model))
+    cell.EXPORTS["quark"](model, tmp_path / "m")
+    loaded, _ = cell.load(model, tmp_path / "m")
+    before = cell.weight_of(loaded, "model.layers.0.mlp.up_proj")
+    loaded.get_submodule("model.layers.0.mlp").bfloat16().float()
+    assert torch.equal(cell.weight_of(loaded, "model.layers.0.mlp.up_proj"), before)

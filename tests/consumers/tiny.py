@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,11 +158,27 @@ def tiny_config(model_type: str, class_name: str, more: dict[str, Any]) -> Any:
     values = shrunk(cls().to_dict())
     for name in ("model_type", "transformers_version", "architectures", "_name_or_path", "dtype"):
         values.pop(name, None)
-    return cls(**{**copy.deepcopy(values), **more})
+    for name in EVERYWHERE:
+        values = everywhere(values, name, more[name]) if name in more else values
+    return cls(**{**copy.deepcopy(values), **{key: value for key, value in more.items() if key not in EVERYWHERE}})
 
 
-def tiny_model(model_type: str, class_name: str) -> nn.Module:
-    """A small random model that answers, in ``eval()``.
+def everywhere(values: dict[str, Any], name: str, wanted: int) -> dict[str, Any]:
+    """A configuration with an entry changed in all of its parts."""
+    made = {key: everywhere(value, name, wanted) if isinstance(value, dict) else value for key, value in values.items()}
+    return {**made, name: wanted} if name in made else made
+
+
+def again(model: Any) -> nn.Module:
+    """The float model that transformers reads where it wrote this one."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded: nn.Module = type(model).from_pretrained(folder, dtype=torch.float32)
+        return loaded
+
+
+def tiny_model(model_type: str, class_name: str, checked: bool = False) -> nn.Module:
+    """A small random model that answers, in ``eval()``; ``checked``: transformers reads its float files as it was.
 
     Raises:
         ValueError: none of the variants that are tried is a model that answers.
@@ -172,9 +189,11 @@ def tiny_model(model_type: str, class_name: str) -> nn.Module:
     for more in VARIANTS:
         try:
             model = made(model_type, class_name, more)
-            if bool(answer(model, inputs_of(model)).isfinite().all()):
+            inputs = inputs_of(model)
+            found = answer(model, inputs)
+            if bool(found.isfinite().all()) and (not checked or torch.equal(answer(again(model), inputs), found)):
                 return model
-            reasons.append("not finite")
+            reasons.append("not finite, or another one when transformers reads the float model that it wrote")
         except (*FAULTS, errors.StrictDataclassError) as error:
             reasons.append(f"{type(error).__name__}: {str(error)[:200]}")
     raise ValueError(reasons[0])
@@ -185,7 +204,9 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2},
     {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     {"num_hidden_layers": 3},
+    {"num_key_value_heads": HEADS},  # in all parts: conversions that cut queries, keys and values into equal parts
 )
+EVERYWHERE = ("num_key_value_heads",)
 FAULTS = (ValueError, TypeError, AttributeError, RuntimeError, IndexError, KeyError, ImportError)
 
 
@@ -208,12 +229,15 @@ def made(model_type: str, class_name: str, more: dict[str, Any]) -> nn.Module:
 def stir(model: nn.Module) -> None:
     """Random values with which every layer matters."""
     generator = torch.Generator().manual_seed(1)
-    for value in model.parameters():
+    for value in model.parameters():  # rows of padding are zeroed below, as loading does
         if value.dim() > 1 and value.is_floating_point():
             fan = value.shape[-1] if value.dim() == 2 else value[0].numel() if value.dim() > 3 else value.shape[-1]
             value.copy_(torch.randn(value.shape, generator=generator) * max(fan, 1) ** -0.5)
         elif value.dim() == 1 and value.is_floating_point() and value.numel():
             value.add_(torch.randn(value.shape, generator=generator).to(value.dtype) * 0.1)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            module.weight[module.padding_idx].zero_()
 
 
 def inputs_of(model: Any) -> dict[str, torch.Tensor]:
@@ -235,6 +259,7 @@ def inputs_of(model: Any) -> dict[str, torch.Tensor]:
 
 def answer(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """The first floating tensor of a model's output, [samples, ...]."""
+    torch.manual_seed(3)  # some models draw masks
     with torch.no_grad():
         output: Any = model(**inputs)
     values = list(output.values()) if hasattr(output, "values") else list(output)

@@ -224,7 +224,7 @@ def quantized(
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
     size = bytes_of(request.max_shard_size)
-    loss = export_as(model, request.output, format, request.model, size, request.verify)
+    loss = export_as(model, request.output, format, request.model, size, request.verify, request.program)
     lost = {} if loss is None else {"file_loss": loss.relative, "kept_as_f32": loss.rescued}
     return {
         **lost,
@@ -275,7 +275,7 @@ def by_files(request: Request, format: str, batch_size: int, workers: int) -> di
         request.model, goal, device=request.device, workers=workers, dataloader=samples or None
     )
     if goal != request.output:
-        convert_and_delete(goal, request.output, format)
+        convert_and_delete(goal, request.output, format, request.program)
     return {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
 
 
@@ -307,7 +307,7 @@ def run_convert(request: Request, json: bool) -> None:
         )
     check_target(request.output.expanduser().resolve())
     start = time.perf_counter()
-    convert(request.model, request.output, format)
+    convert(request.model, request.output, format, request.program)
     facts = facts_of(request, format) | {"scheme": f"{method} codes, unchanged", "seconds": time.perf_counter() - start}
     facts.pop("decoded_from")
     tell(facts, json)
@@ -326,11 +326,11 @@ def hidden(output: Path, what: str) -> Path:
     return goal.with_name(f".{goal.name}.{what}")
 
 
-def convert_and_delete(source: Path, output: Path, format: str) -> None:
+def convert_and_delete(source: Path, output: Path, format: str, program: str | None) -> None:
     """Write the model in ``source`` in another format; the folder is deleted when that is done."""
     from quark.torch.export.write_as import convert
 
-    convert(source, output, format)
+    convert(source, output, format, program)
     shutil.rmtree(source)
 
 

@@ -151,7 +151,9 @@ class QuantLayer(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         self.__dict__.pop("_twin", None)
-        codes, kept = dict(self._parameters) if self.compact else {}, dict(self._buffers)
+        # the parameter itself is changed in place; another tensor of the same values is not
+        own = self._parameters.items() if self.compact else ()
+        codes, kept = {name: value.detach() for name, value in own if value is not None}, dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in codes.items():
             self.keep_codes(name, old)
@@ -160,11 +162,11 @@ class QuantLayer(nn.Module):
                 self._buffers[name] = value.to(self._buffers[name].device)  # type: ignore[union-attr]
         return self
 
-    def keep_codes(self, name: str, old: nn.Parameter | None) -> None:
+    def keep_codes(self, name: str, old: torch.Tensor) -> None:
         """Codes move to another device, but a change of type is for numbers."""
         moved = self._parameters[name]
-        if old is not None and moved is not None and self._modules.get(f"{name}_quantizer") is not None:
-            self._parameters[name] = nn.Parameter(old.detach().to(moved.device), requires_grad=False)
+        if moved is not None and self._modules.get(f"{name}_quantizer") is not None:
+            self._parameters[name] = nn.Parameter(old.to(moved.device), requires_grad=False)
 
     def train(self, mode: bool = True) -> QuantLayer:
         """As ``nn.Module.train``; a change of mode has the weight quantized anew."""

@@ -81,13 +81,14 @@ class LLMTemplate:
         """The template of a model: that of its type, with the layers that only its modules tell; or what they tell.
 
         Raises:
-            ModelError: no attention module, or none whose layers are recognized.
+            ModelError: neither a model type, nor an attention module whose layers are recognized, nor a head.
         """
-        model_type = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
+        known_type = getattr(getattr(model, "config", None), "model_type", None)
+        model_type = str(known_type or type(model).__name__)
         if model_type in cls.registry:
             return cls.registry[model_type]
         told = read_modules(model)
-        if not told.floats and not told.kv:
+        if not known_type and not told.floats and not told.kv:  # encoders need have neither
             raise ModelError(
                 f"{type(model).__name__} ({model_type}) has neither attention whose layers are recognized nor a layer "
                 f"whose output is as long as the vocabulary; make a template with LLMTemplate({model_type!r}, "

@@ -113,11 +113,21 @@ def heads(model: nn.Module) -> list[str]:
     """Names of the layers whose output is as long as the vocabulary."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     names = [name for name, module in model.named_modules() if module is head and head is not None]
+    names += [name for name in tied_layers(model) if name not in names]
     if names:
         return names
     words = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
     linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
     return [name for name, module in linear if module.out_features in words]
+
+
+def tied_layers(model: nn.Module) -> list[str]:
+    """Names of the linear layers that transformers ties to an embedding: they are heads too."""
+    ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    pairs = [(target.removesuffix(".weight"), source.removesuffix(".weight")) for target, source in ties.items()]
+    linear = [target for target, source in pairs if isinstance(modules.get(source), nn.Embedding)]
+    return [name for name in linear if isinstance(modules.get(name), nn.Linear)]
 
 
 def routers(model: nn.Module) -> list[str]:
@@ -142,7 +152,7 @@ def router_layers(parent: nn.Module, count: int) -> Iterator[str]:
 
 def expert_count(experts: nn.Module) -> int:
     """How many experts a module holds."""
-    if isinstance(experts, nn.ModuleList):
+    if isinstance(experts, nn.ModuleList | nn.ModuleDict):
         return len(experts)
     stacked = [value.shape[0] for value in experts.parameters(recurse=False) if value.dim() == 3]
     return stacked[0] if stacked else 0

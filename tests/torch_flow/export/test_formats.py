@@ -144,13 +144,16 @@ def test_experts_that_transformers_misreads_are_refused_for_it(
     model = model_type(model_type.config_class(**sizes, num_local_experts=2, num_key_value_heads=2))
     model.save_pretrained(tmp_path)
     config = LLMTemplate.for_model(model).get_config(scheme)
-    for format, program in (("compressed-tensors", "vllm"), ("quark", "transformers"), ("compressed-tensors", None)):
+    for format, program in (("compressed-tensors", "vllm"), ("quark", "transformers"), ("quark", None)):
         check_experts(model, config, format, program, tmp_path)
+    for program in ("transformers", None):  # who says nothing may mean transformers
+        if not words:
+            check_experts(model, config, "compressed-tensors", program, tmp_path)
+            continue
+        with pytest.raises(ConfigError, match=f"{words}.*--format quark"):
+            check_experts(model, config, "compressed-tensors", program, tmp_path)
     if not words:
-        check_experts(model, config, "compressed-tensors", "transformers", tmp_path)
         return
-    with pytest.raises(ConfigError, match=f"{words}.*--format quark"):
-        check_experts(model, config, "compressed-tensors", "transformers", tmp_path)
     if scheme == "fp8":  # whose command needs data, and a tokenizer first
         return
     flags = ["--scheme", scheme, "--format", "compressed-tensors", "--for", "transformers"]

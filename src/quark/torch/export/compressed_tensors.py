@@ -14,7 +14,6 @@ other formats, two stages, layers that are not linear, outputs and biases; they 
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -29,30 +28,32 @@ from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
-from quark.torch.experts import UnfusedExperts
 from quark.torch.export.compressed_caches import cache_items, cache_scheme, cached, own_slots
 from quark.torch.export.described import excluded
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.layout import BlockLayout, layout_of_quantizer, store
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, write_config
-from quark.torch.export.original import Names, base_of, names_of, outside_items
+from quark.torch.export.original import Names, names_of, outside_items
 from quark.torch.export.reader_scales import in_type_of_model, moved, warn_of_casts
 from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
 from quark.torch.export.state import items_of
 from quark.torch.export.stored import StoredScales, StoredTensor
+from quark.torch.export.transformers_reads import why_not
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.kv_cache import cache_quantizers
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.rotated import refuse_to_export
 
-log = logging.getLogger(__name__)
 Arguments = dict[str, Any]
 MX_ELEMENTS = ("fp4_e2m1", "fp6_e2m3", "fp8_e4m3")
 
 
 def export_compressed_tensors(
-    model: nn.Module, output_dir: str | os.PathLike[str], max_shard_size: int = SHARD_SIZE
+    model: nn.Module,
+    output_dir: str | os.PathLike[str],
+    max_shard_size: int = SHARD_SIZE,
+    program: str | None = None,
 ) -> None:
     """Write a quantized model in the format ``compressed-tensors``.
 
@@ -60,9 +61,11 @@ def export_compressed_tensors(
         model: quantized; it is not changed.
         output_dir: new folder, or one without a model in it.
         max_shard_size: bytes of tensors per file.
+        program: that will read it; "vllm": what transformers would read wrongly is written all the same.
 
     Raises:
-        ConfigError: a scheme that the format does not have; the layer is named.
+        ConfigError: a scheme that the format does not have (the layer is named), or a model that transformers would
+            read wrongly.
         ModelError: a model that is not quantized.
     """
     config = config_of(model)
@@ -77,9 +80,10 @@ def export_compressed_tensors(
     if any(True for _ in cache_quantizers(model)):
         raise ConfigError("compressed-tensors: caches that are quantized after RoPE cannot be written")
     names = names_of(model)
-    warn_of_stacks(model, schemes, names)
     floats = excluded(config, model, names, schemes)
     described, formats = quantization_config(schemes, names, floats)
+    if program != "vllm":
+        check_reader(why_not(model, schemes, formats, names))
     described |= {"kv_cache_scheme": cache_scheme(caches)} if caches else {}
     made = [*compressed_items(model, schemes, formats), *cache_items(caches)]
     items = [*outside_items(made, names), *left_out_items(model)]
@@ -89,22 +93,13 @@ def export_compressed_tensors(
         write_config(model, folder, described)
 
 
-def warn_of_stacks(model: nn.Module, schemes: Mapping[str, Any], names: Names) -> None:
-    """Say what transformers makes of experts: it stacks them in float while it loads this format."""
-    for path, module in model.named_modules():
-        own = next((name for name in schemes if name.startswith(f"{path}.")), None)
-        if not isinstance(module, UnfusedExperts) or own is None:
-            continue
-        listed = names.layer(own) != base_of(own, names.renamed) or names.hit(f"{path}.down_proj") is not None
-        if not listed or schemes[own].input_activations is not None:
-            what = "computes them with float inputs" if listed else "has no place for them and makes them up at random"
-            log.warning(
-                "%r and the like: transformers stacks experts while it loads compressed-tensors, and %s; it reads them "
-                "in the format quark, vLLM in both",
-                path,
-                what,
-            )
-            return
+def check_reader(reason: str | None) -> None:
+    """Raise ``ConfigError`` for what transformers would read wrongly."""
+    if reason is not None:
+        raise ConfigError(
+            f"transformers does not read this model in compressed-tensors: {reason}; it reads the format quark "
+            f"(export_safetensors, --format quark), and program='vllm' (--for vllm) writes compressed-tensors for vLLM"
+        )
 
 
 def refuse(name: str, sentence: str) -> NoReturn:
@@ -122,6 +117,8 @@ def scheme_of(name: str, layer: QuantLayer, apart: Collection[str] = ()) -> Any:
     if others := [slot for slot in slots if slot not in ("weight", "input_tensors", *apart)]:
         refuse(name, f"{others[0]} is quantized")
     weight, activation = part_of(name, layer, "weight"), part_of(name, layer, "input_tensors")
+    if activation is not None and activation.stage.calibrated and activation.scale is None:
+        activation = None  # no sample reached it: it stays float
     if weight is None:
         refuse(name, "its weight is float")
     inputs = None if activation is None else QuantizationArgs(**arguments(name, activation, weight=False))

@@ -87,6 +87,7 @@ class QuarkLoader(QuarkHfQuantizer):
             parts = (module, *module.children())  # a model would initialize what is not as it was, from above too
             if isinstance(module, QuantLayer) or any(isinstance(part, UnfusedExperts) for part in parts):
                 module.__dict__["_is_hf_initialized"] = True
+        untie(model)
         return model
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
@@ -106,6 +107,15 @@ class QuarkLoader(QuarkHfQuantizer):
         model._weight_conversions = model.__dict__.pop("_quark_conversions")
         check_loaded(model)
         return mark_loaded(model)
+
+
+def untie(model: nn.Module) -> None:
+    """A weight that is quantized is shared with no float one any more."""
+    coded = {f"{name}.weight" for name, layer in quantized_layers(model) if layer.weight_quantizer is not None}
+    ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    for target, source in list(ties.items()):
+        if (target in coded) is not (source in coded):
+            del ties[target]
 
 
 def check_extras(files: Iterable[str]) -> None:

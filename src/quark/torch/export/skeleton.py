@@ -173,7 +173,8 @@ def take_codes(item: Match, quantizers: dict[str, Quantizer | None], bytes_only:
             shape, dtype = quantizer.layout.form()[CODES]
             if bytes_only and dtype.itemsize == 1:
                 dtype = torch.uint8 if dtype.is_floating_point else dtype
-            codes = torch.empty(shape, dtype=dtype, device=module._parameters[slot].device)
+            old = module._parameters.pop(slot)  # behind the others: models ask the first parameter for its type
+            codes = torch.empty(shape, dtype=dtype, device=old.device)
             module._parameters[slot] = nn.Parameter(codes, requires_grad=False)
 
 

@@ -36,6 +36,7 @@ def export_as(
     source: str | os.PathLike[str],
     max_shard_size: int = SHARD_SIZE,
     verify: bool = True,
+    program: str | None = None,
 ) -> Loss | None:
     """Write a quantized language model.
 
@@ -46,6 +47,7 @@ def export_as(
         source: the folder that the model came from, with its tokenizer.
         max_shard_size: bytes of tensors per file, in formats that have several.
         verify: what is written in safetensors files is read back and compared.
+        program: that will read it, if it is known.
 
     Returns:
         What the file loses against the values of the model, in a format whose scales may have to be rounded (GGUF).
@@ -59,10 +61,15 @@ def export_as(
     if mode is not None:
         export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size, verify=verify)
         return None
-    return WRITERS[format](model, Path(output_dir), Path(source), max_shard_size)
+    if format == "compressed-tensors":
+        export_compressed_tensors(model, output_dir, max_shard_size, program)
+        return None
+    return WRITERS[format](model, Path(output_dir), Path(source))
 
 
-def convert(source: str | os.PathLike[str], target: str | os.PathLike[str], format: str) -> None:
+def convert(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], format: str, program: str | None = None
+) -> None:
     """Write the quantized model in ``source`` in another format, with the codes and scales that it has.
 
     Raises:
@@ -71,30 +78,21 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str], form
     """
     if format not in FORMATS:
         raise ConfigError(unknown("format", format, FORMATS))
-    export_as(import_model_from_safetensors(None, Path(source)), target, format, source)
+    export_as(import_model_from_safetensors(None, Path(source)), target, format, source, program=program)
 
 
-def to_compressed_tensors(model: nn.Module, folder: Path, source: Path, max_shard_size: int) -> None:
-    """compressed-tensors."""
-    export_compressed_tensors(model, folder, max_shard_size)
-
-
-def to_gguf(model: nn.Module, folder: Path, source: Path, max_shard_size: int) -> Loss:
+def to_gguf(model: nn.Module, folder: Path, source: Path) -> Loss:
     """One file for llama.cpp; what is not quantized keeps its type."""
     config: Any = getattr(model, "config", None)
     return export_gguf(model, folder, str(getattr(config, "model_type", type(model).__name__)), source)
 
 
-def to_onnx(model: nn.Module, folder: Path, source: Path, max_shard_size: int) -> None:
+def to_onnx(model: nn.Module, folder: Path, source: Path) -> None:
     """One graph from token ids and a cache to logits and the cache after them; any number of texts and tokens."""
     export_onnx(model, folder, torch.zeros(1, 1, dtype=torch.int64), use_cache=True)
 
 
-WRITERS: Mapping[str, Callable[[nn.Module, Path, Path, int], Loss | None]] = {
-    "compressed-tensors": to_compressed_tensors,
-    "gguf": to_gguf,
-    "onnx": to_onnx,
-}
+WRITERS: Mapping[str, Callable[[nn.Module, Path, Path], Loss | None]] = {"gguf": to_gguf, "onnx": to_onnx}
 CAST = {  # formats whose readers hold the scales of integers in another type: which, None for that of the model
     "compressed-tensors": None,
     "awq": None,
@@ -118,7 +116,7 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
     Raises:
         ConfigError: such experts; the message names what reads them.
     """
-    if (format, program) != ("compressed-tensors", "transformers"):
+    if format != "compressed-tensors" or program == "vllm":
         return
     found = (name for name, one in model.named_modules() if is_fused(one) or isinstance(one, UnfusedExperts))
     path = next(found, None)
@@ -128,8 +126,7 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
     if config.global_quant_config.input_tensors is not None or stacked:
         what = "makes stacked experts up at random" if stacked else "leaves the inputs of experts in float"
         raise ConfigError(
-            f"--for transformers: it {what} when it reads {path!r} in compressed-tensors; use --format quark, or "
-            "--for vllm"
+            f"transformers {what} when it reads {path!r} in compressed-tensors; use --format quark, or --for vllm"
         )
 
 

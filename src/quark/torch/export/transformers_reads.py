@@ -1,0 +1,115 @@
+"""What transformers makes of a compressed-tensors checkpoint while it loads it: models that it would read wrongly.
+
+Nothing about an architecture is known here. Each question is put to the model: its conversion tables, its tied weights,
+its experts, and the method that gives new modules their first values.
+
+    experts       are stacked in float: their inputs are not quantized, and stacked ones have no place for their codes
+    ties          a codes tensor and a float one are compared, or looked up under a name that is not there
+    conversions   of one tensor into several get several sources, which no conversion may have; packed weights leave the
+                  sources of the others empty
+    first values  are written into ``weight``, which packed layers do not have
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.torch.experts import UnfusedExperts
+from quark.torch.export.model_files import is_untied
+from quark.torch.export.original import WEIGHT, Names, base_of, conversion_of, conversions_of
+from quark.torch.quantized_layer import detach
+
+OTHERS = (ValueError, TypeError, RuntimeError, IndexError, KeyError, NotImplementedError)  # a copy without values is no
+# whole model: only what asks for a weight is told
+
+
+def why_not(model: nn.Module, schemes: Mapping[str, Any], formats: Mapping[str, Any], names: Names) -> str | None:
+    """Why transformers would not read the checkpoint of a model as it is; None: it does.
+
+    Args:
+        model: quantized.
+        schemes: of its quantized layers, by name in memory.
+        formats: likewise.
+        names: of its tensors outside.
+    """
+    packed = [name for name, format in formats.items() if "pack" in format.value]
+    reasons = (experts(model, schemes, names), ties(model, schemes), conversions(names, packed), values(model, packed))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def experts(model: nn.Module, schemes: Mapping[str, Any], names: Names) -> str | None:
+    """Experts that are quantized: stacked ones are made up at random, others have float inputs."""
+    for path, module in model.named_modules():
+        own = next((name for name in schemes if name.startswith(f"{path}.")), None)
+        if not isinstance(module, UnfusedExperts) or own is None:
+            continue
+        listed = names.layer(own) != base_of(own, names.renamed) or names.hit(f"{path}.down_proj") is not None
+        if not listed:
+            return f"it has no place for the experts of {path!r}, and makes them up at random"
+        if schemes[own].input_activations is not None:
+            return f"it computes the experts of {path!r} with float inputs"
+    return None
+
+
+def ties(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
+    """Weights that transformers ties, and that are not the same any more."""
+    pairs = {} if is_untied(model) else getattr(model, "all_tied_weights_keys", None) or {}
+    for target, source in pairs.items():
+        own = next((name for name in (target, source) if name.removesuffix(WEIGHT) in schemes), None)
+        if own is not None and own.endswith(WEIGHT):
+            return f"it ties {target!r} to {source!r}, of which {own!r} is quantized"
+    return None
+
+
+def conversions(names: Names, packed: Iterable[str]) -> str | None:
+    """Conversions of transformers' own that do not survive the names of quantized tensors."""
+    steps = [step for step in conversions_of(names.model) if hasattr(step, "operations")]
+    for step in steps:
+        sources = [source for source in step.source_patterns if source.endswith(WEIGHT)]
+        if sources and len(step.target_patterns) > 1:
+            return f"it makes several tensors of {sources[0]!r}, and cannot where weights have scales"
+    whole = (name for name, _ in names.model.named_parameters() if conversion_of(name, names.converters) is not None)
+    apart = next((name for name in whole if name.endswith(WEIGHT)), None) if any(True for _ in packed) else None
+    return None if apart is None else f"it joins {apart!r} of several tensors, and cannot where weights are packed"
+
+
+def values(model: nn.Module, packed: Iterable[str]) -> str | None:
+    """Modules whose first values go into the weights of packed layers."""
+    bare = without_values(model)
+    for name in packed:
+        layer = bare.get_submodule(name)
+        detach(layer)
+        layer._parameters.pop("weight", None)
+    for name, module, owner in initialized(bare):
+        with suppress(*OTHERS):
+            try:
+                owner._init_weights(module)
+            except AttributeError as error:
+                if "weight" in str(error):
+                    return f"it gives {name!r} first values ({type(owner).__name__}._init_weights), which is packed"
+    return None
+
+
+def without_values(model: nn.Module) -> nn.Module:
+    """A copy whose tensors have no values."""
+    tensors = [*model.parameters(), *model.buffers()]
+    empty: dict[int, Any] = {id(value): torch.empty_like(value.detach(), device="meta") for value in tensors}
+    for parameter in model.parameters():
+        empty[id(parameter)] = nn.Parameter(empty[id(parameter)], requires_grad=False)
+    return copy.deepcopy(model, empty)
+
+
+def initialized(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
+    """(name, module, the model that gives it its first values) of all modules."""
+    owners: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        owner = module if hasattr(module, "_init_weights") else owners.get(name.rpartition(".")[0] if name else "")
+        owners[name] = owner
+        if owner is not None:
+            yield name, module, owner
