@@ -11,8 +11,8 @@ import pytest
 
 from quark.cli import main
 from quark.demo import data
-from quark.errors import ConfigError, DataError
-from quark.onnx.auto import PURPOSES, Goal, Trial, auto, parts_of, split
+from quark.errors import ConfigError
+from quark.onnx.auto import PURPOSES, Goal, Trial, auto, split
 from quark.onnx.compare import compare
 from quark.onnx.recipes import Choice
 from quark.report.verdict import worst
@@ -30,16 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def samples() -> list[dict[str, np.ndarray]]:
     return [{"image": image[None]} for image in data.split()[0][0][:16]]
-
-
-@pytest.mark.parametrize("count", [1, 3, 4, 5, 7, 8, 33])
-def test_no_sample_decides_twice_where_there_are_enough(count: int) -> None:
-    parts = parts_of(count)
-    assert all(parts)
-    if count >= 4:
-        assert sorted(index for part in parts for index in part) == list(range(count))
-    with pytest.raises(DataError, match="at least 8"):
-        parts_of(0)
 
 
 @pytest.mark.parametrize("purpose", list(PURPOSES))

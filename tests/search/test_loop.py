@@ -43,28 +43,27 @@ def size(plan: Sequence[str]) -> float:
 @pytest.mark.parametrize("worse", [0.2, 1.0, 5.0])
 @pytest.mark.parametrize("bound", [0.2, 1.5, 3.0])
 def test_the_cheapest_plan_that_holds_is_found_although_losses_do_not_add_up(worse: float, bound: float) -> None:
-    found, value, count = cheapest(study(), "size", parse_target(f"kl<={bound}", METRICS), lambda p: truth(p, worse))
+    found, tried = cheapest(study(), "size", parse_target(f"kl<={bound}", METRICS), lambda p: truth(p, worse))
     possible = [plan for plan in itertools.product(LOSSES, repeat=6) if truth(plan, worse) <= bound]
-    assert value == truth(found, worse) <= bound
+    assert tried[found] == truth(found, worse) <= bound
     assert size(found) == min(map(size, possible))
-    assert count <= 9
+    assert len(tried) <= 9 + len(LOSSES)
 
 
 def test_a_metric_that_is_no_sum_is_reached_too() -> None:
     target = parse_target("top1>=0.9", METRICS, function=True)
-    found, value, _ = cheapest(study(), "size", target, lambda plan: 1 - math.sqrt(truth(plan)) / 10)
-    assert value >= 0.9 and size(found) < size(["high"] * 6)
+    found, tried = cheapest(study(), "size", target, lambda plan: 1 - math.sqrt(truth(plan)) / 10)
+    assert tried[found] >= 0.9 and size(found) < size(["high"] * 6)
 
 
 def test_the_cheapest_of_all_is_taken_where_it_is_good_enough() -> None:
-    found, _, count = cheapest(study(), "size", parse_target("perplexity<=99", METRICS), truth)
-    assert set(found) == {"low"} and count <= 2
+    found, tried = cheapest(study(), "size", parse_target("perplexity<=99", METRICS), truth)
+    assert set(found) == {"low"} and len(tried) <= 2
 
 
-def test_an_unreachable_target_tells_the_best_value() -> None:
-    with pytest.raises(ConfigError, match=r"kl <= 0.001 cannot be reached .* best of \d plans|has kl 0.0111") as error:
-        cheapest(study(), "size", parse_target("kl<=0.001", METRICS), truth)
-    assert "0.0111" in str(error.value) and "'float'" in str(error.value)
+def test_an_unreachable_target_gives_the_plan_that_comes_nearest() -> None:
+    found, tried = cheapest(study(), "size", parse_target("kl<=0.001", METRICS), truth)
+    assert set(found) == {"high"} and tried[found] == min(tried.values()) > 0.001
 
 
 def test_the_same_for_all_layers_may_be_better_than_the_least_sum_of_losses() -> None:
@@ -76,8 +75,8 @@ def test_the_same_for_all_layers_may_be_better_than_the_least_sum_of_losses() ->
         Trial("layer1", "Conv", name, loss, {}, {"size": 1.0, "bits": 1.0}) for name, loss in (("a", 2.0), ("b", 1.0))
     ]
     target, values = parse_target("kl<=0.5", METRICS), {("a", "b"): 2.0, ("a", "a"): 0.6, ("b", "b"): 0.4}
-    found, value, count = cheapest(Study(tuple(mixed), "sqnr", 1), "size", target, lambda plan: values[tuple(plan)])
-    assert (found, value, count) == (("b", "b"), 0.4, 3)
+    found, tried = cheapest(Study(tuple(mixed), "sqnr", 1), "size", target, lambda plan: values[tuple(plan)])
+    assert found == ("b", "b") and tried == values
 
 
 def test_a_limit_gives_the_most_precise_plan_within_it() -> None:

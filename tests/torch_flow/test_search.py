@@ -151,6 +151,24 @@ def test_a_layer_that_a_candidate_does_not_fit_gets_another() -> None:
     assert cheap.layers == {"0": "int4_wo_32", "2": "int8_wo_per_channel"}
 
 
+def test_a_plan_for_vllm_has_one_scheme_for_what_it_fuses_and_an_unreached_target_is_told() -> None:
+    kinds = ["int4_wo_32", "int8_wo_per_channel"]
+    free, bound = (search(llama(), samples(4), kinds, "kl<=0.1", program=program) for program in (None, "vllm"))
+    groups = [
+        [f"model.layers.{k}.{part}" for part in parts]
+        for k in range(3)
+        for parts in (
+            ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            ("mlp.gate_proj", "mlp.up_proj"),
+        )
+    ]
+    assert all(len({bound.layers[name] for name in group}) == 1 for group in groups)
+    assert any(len({free.layers[name] for name in group}) > 1 for group in groups)
+    assert bound.met and bound.reported is not None and "hint" in bound.notes[0]
+    missed = search(llama(), samples(1), ["int4_wo_32"], "kl<=1e-12")
+    assert not missed.met and missed.reported is None
+
+
 KILLED = """
 import os, signal, sys
 from tests.torch_flow.test_search import llama, samples
@@ -199,7 +217,8 @@ def test_processes_change_nothing(folder: Path) -> None:
         ({"target": "kl<=1", "candidates": ["float"]}, "no candidate quantizes"),
         ({"target": "kl>=1"}, "kl<=1"),
         ({"target": "kl<=1", "budget": "bytes"}, "unknown budget"),
-        ({"target": "kl<=1e-12"}, "cannot be reached"),
+        ({"target": "kl<=1", "program": "vlm"}, "Did you mean 'vllm'"),
+        ({"target": "kl<=1", "program": "llama.cpp", "candidates": ["mxfp4"]}, "no mxfp4 layer"),
         ({"target": "kl<=1", "workers": 2}, "give its folder"),
     ],
 )

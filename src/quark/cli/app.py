@@ -242,7 +242,9 @@ def search(
         str | None, typer.Option("--target", metavar="METRIC>=X", help="What the whole quantized model has to reach.")
     ] = None,
     limit: Limit = None,
-    budget: Annotated[str, typer.Option(help="What is to be small: size, bits or latency.")] = "size",
+    budget: Annotated[
+        str | None, typer.Option(help="What is to be small: size, bits, or latency (the default for a CPU target).")
+    ] = None,
     metric: Annotated[
         str | None,
         Reads(function=True),
@@ -274,6 +276,7 @@ def search(
     """Find a mixed-precision plan: a data type for every layer, so that a metric meets its target at least cost.
 
     Every layer is tried alone, integer programming chooses, the whole plan is quantized and measured, until it holds.
+    Exit code 3: the target is out of reach, and the nearest plan is written.
     """
     from quark.cli import searching
     from quark.cli.search_tables import Wanted
@@ -288,7 +291,7 @@ def search(
         workers,
         ledger,
     )
-    wanted = Wanted(output, goal, limit, budget, metric, eval_data, compare, rounds)
+    wanted = Wanted(output, goal, limit, budget or "", metric, eval_data, compare, rounds)
     searching.run_search(request, wanted, report, json)
 
 

@@ -20,12 +20,13 @@ from quark.cli.verdicts import FAILED
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
-from quark.onnx.auto import Goal, Outcome, Split, Trial, auto, parts_of, split
+from quark.onnx.auto import Goal, Outcome, Split, Trial, auto, split
 from quark.onnx.describe import file_bytes
 from quark.onnx.graph.model import output_of
 from quark.report import Report, Table, file_size, milliseconds
 from quark.report.verdict import Line, Verdict, accuracy_line, size_line, speed_line
 from quark.search.function import load_function, number_of
+from quark.search.parts import parts_of
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _split(samples: Any) -> Split:
     parts = parts_of(count)
     if isinstance(samples, Samples):
         lazy = [replace(samples, readers=[samples.readers[i] for i in part]) for part in parts]
-        return Split(lazy[0], lazy[1], lazy[2], count, count >= 4)
+        return Split(lazy[0], lazy[1], lazy[2], count)
     return split(samples)
 
 

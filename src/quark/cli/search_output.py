@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quark.cli.output import print_json, say, show, write_page
-from quark.cli.search_tables import Wanted, chart, found_facts, found_table, layer_table
+import typer
+
+from quark.cli.output import print_json, say, show, write_lines, write_page
+from quark.cli.search_tables import Wanted, chart, found_facts, found_table, layer_table, plan_verdict
+from quark.cli.verdicts import FAILED
 from quark.files.outputs import Output, drafts
 from quark.report import Report
 from quark.search.values import Found, Study
@@ -27,14 +30,22 @@ def tell_study(found: Study, model: Path, unit: str, facts: Mapping[str, Any], r
 
 
 def tell_plan(found: Found, wanted: Wanted, model: Path, following: str, report: Path | None, json: bool) -> None:
-    """Show a plan that is written; ``following``: the command that uses it."""
+    """Show a plan that is written; ``following``: the command that uses it.
+
+    Raises:
+        typer.Exit: with the code 3, where the plan misses the target.
+    """
+    verdict = plan_verdict(found, wanted, following)
     if report:
         say(f"Report: {report}")
     if json:
-        print_json({"model": model, "output": wanted.output, **found_facts(found)})
-        return
-    show(found_table(found, wanted.target))
-    say(f"Wrote {wanted.output}. Next: {following}")
+        print_json({"model": model, "output": wanted.output, **found_facts(found), "verdict": verdict.facts()})
+    else:
+        show(found_table(found, wanted.target))
+        say(f"Wrote {wanted.output}.")
+        write_lines(verdict.words())
+    if not found.met:
+        raise typer.Exit(FAILED)
 
 
 def write_both(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.report import Chart, Table, decibels, file_size, milliseconds
+from quark.report.verdict import Line, Verdict
 from quark.search.values import Found, Study, Trial
 
 
@@ -90,8 +91,7 @@ def found_table(found: Found, target: str | None) -> Table:
     budgets = [name for name in ("size", "bits", "latency") if name in found.costs]
     rows = [("the plan", f"{found.value:.6g}", *(cost_words(name, found.costs[name]) for name in budgets))]
     for name, (value, costs) in found.uniform.items():
-        measured = "" if value is None else f"{value:.6g}"
-        rows.append((f"all {name}", measured, *(cost_words(key, costs[key]) for key in budgets)))
+        rows.append((f"all {name}", f"{value:.6g}", *(cost_words(key, costs[key]) for key in budgets)))
     counts = ", ".join(f"{count} × {name}" for name, count in found.counts().items())
     note = f"{counts}. {found.measured} plans were quantized and measured{f' for {target}' if target else ''}."
     return Table("Mixed precision", ("", found.metric, *budgets), tuple(rows), note)
@@ -106,6 +106,30 @@ def cost_words(name: str, value: float) -> str:
     return f"{value:,.0f}"
 
 
+def plan_verdict(found: Found, wanted: Wanted, following: str) -> Verdict:
+    """Whether the plan is what was wanted, how far its figures can be trusted, and the next command."""
+    asked = wanted.target or f"{wanted.budget} <= {wanted.limit:g}"
+    missing = "" if found.met else f", {_missing(found, wanted)}"
+    lines = [
+        Line("result", "reached" if found.met else "missed", f"{asked}{missing}", bad=not found.met),
+        Line("chosen by", found.metric, f"{found.value:.6g} on the samples that chose the plan"),
+    ]
+    if found.reported is not None:
+        gap = f"{found.reported - found.value:+.3g}"
+        lines.append(
+            Line("reported", found.metric, f"{found.reported:.6g} on samples that decided nothing (gap {gap})")
+        )
+    lines += [Line("note", "samples", note) for note in found.notes]
+    remedy = f"more precise candidates (-c float is the last resort), or a looser target; this plan: {following}"
+    return Verdict(tuple(lines), (following if found.met else remedy,))
+
+
+def _missing(found: Found, wanted: Wanted) -> str:
+    """What the best plan lacks."""
+    bound = float(str(wanted.target).replace("<=", ">=").partition(">=")[2])
+    return f"out of reach of {', '.join(found.study.candidates)}: the nearest plan lacks {abs(bound - found.value):.3g}"
+
+
 def found_facts(found: Found) -> dict[str, Any]:
     """A plan as data."""
     uniform = {name: {found.metric: value, **costs} for name, (value, costs) in found.uniform.items()}
@@ -114,6 +138,9 @@ def found_facts(found: Found) -> dict[str, Any]:
         "value": found.value,
         "costs": dict(found.costs),
         "counts": found.counts(),
+        "met": found.met,
+        "reported": found.reported,
+        "notes": list(found.notes),
         "plans_measured": found.measured,
         "layers": dict(found.layers),
         "uniform": uniform,

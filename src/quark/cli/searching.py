@@ -74,6 +74,8 @@ def run_sensitivity(request: Request, metric: str, report: Path | None, json: bo
 def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool) -> None:
     """Find a plan, write it, and tell on standard output."""
     values = values_of(request)
+    usual = "latency" if wanted.target is not None and config_of(values).target == "cpu" else "size"
+    wanted = replace(wanted, budget=wanted.budget or usual)
     check_kind(wanted.output, "--output")
     samples = feeds(request.model, request.source)
     source = request.source

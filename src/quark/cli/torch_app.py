@@ -278,6 +278,10 @@ def search(
     exclude_only: ExcludeOnly = None,
     compare: Compare = True,
     rounds: Rounds = 8,
+    program: Annotated[
+        str | None,
+        typer.Option("--for", help="What will read it: vllm wants layers that it fuses, and experts, in one scheme."),
+    ] = None,
     workers: Workers = 1,
     ledger: LedgerPath = None,
     report: ChartReport = None,
@@ -288,7 +292,8 @@ def search(
 ) -> None:
     """Find a mixed-precision plan: a scheme for every layer, so that a metric meets its target at least cost.
 
-    Every layer is tried alone, integer programming chooses, the whole plan is quantized and measured, until it holds.
+    Every layer is tried alone, integer programming chooses, the whole plan is quantized and measured, until it holds;
+    then it is compared with one scheme for all layers. Exit code 3: the target is out of reach, the nearest is written.
     """
     from quark.cli import torch_search
     from quark.cli.search_tables import Wanted
@@ -298,7 +303,9 @@ def search(
         raise typer.BadParameter("give --scheme or --config, not both: the file names its scheme")
     names = tuple(candidate or ()), left_float(exclude, exclude_only)
     given = Source(data, samples, seq_len)
-    request = torch_search.Request(model, scheme, config, *names, given, workers, ledger, device, trust_remote_code)
+    request = torch_search.Request(
+        model, scheme, config, *names, given, workers, ledger, device, trust_remote_code, program
+    )
     wanted = Wanted(output, target, limit, budget, metric, eval_data, compare, rounds)
     torch_search.run_search(request, wanted, report, json)
 

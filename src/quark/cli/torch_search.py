@@ -34,6 +34,7 @@ class Request:
     ledger: Path | None
     device: str
     trust_remote_code: bool
+    program: str | None = None
 
 
 def candidates_of(request: Request, scheme: str | None, usual: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -93,6 +94,7 @@ def run_sensitivity(request: Request, metric: str, report: Path | None, json: bo
 def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool) -> None:
     """Find a plan, write it, and tell on standard output."""
     from quark.torch.config_file import read_values
+    from quark.torch.export.formats import format_for
     from quark.torch.search import checked_goal, save_plan, search, whole_values
 
     values: dict[str, Any] = {} if request.config is None else read_values(request.config)
@@ -124,8 +126,13 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
             lambda done, total: update("layers", done, total),
             request.device,
             request.trust_remote_code,
+            program=request.program,
         )
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
     write_both(found, wanted, request.model, report, write)
-    following = f"quark torch quantize {request.model} -o OUT_DIR --config {wanted.output} ..."
+    read_by = ""
+    if request.program is not None:
+        chosen = [name.split("+")[0] for name in found.layers.values() if name != FLOAT]
+        read_by = f" --for {request.program} --format {format_for([*chosen, values['scheme']], request.program)}"
+    following = f"quark torch quantize {request.model} -o OUT_DIR --config {wanted.output}{read_by} ..."
     tell_plan(found, wanted, request.model, following, report, json)

@@ -28,9 +28,8 @@ from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.recipes import GOOD, Attempt, Choice, Situation, improve
 from quark.report.verdict import Judged, worst
+from quark.search.parts import how_far, parts
 
-FEW = 8
-"""Samples, below which the figures of ``auto`` say little."""
 SAME = 0.03
 """A trial that is not faster than the float model by this part wins nothing in time."""
 
@@ -59,31 +58,17 @@ PURPOSES: dict[str, Purpose] = {
 
 @dataclass(frozen=True)
 class Split:
-    """Samples, each part iterable any number of times; ``apart``: no sample is in two parts."""
+    """Samples, each part iterable any number of times; ``total``: how many there are."""
 
     fit: Iterable[Feed]
     choose: Iterable[Feed]
     report: Iterable[Feed]
     total: int
-    apart: bool = True
-
-
-def parts_of(count: int) -> tuple[list[int], list[int], list[int]]:
-    """Indices to fit, choose and report with: half, a quarter, a quarter, spread over all; all of them where few.
-
-    Raises:
-        DataError: no sample.
-    """
-    if count < 1:
-        raise DataError("auto needs samples: give at least 8, better 32 to 256")
-    whole = list(range(count))
-    return (whole[::2], whole[1::4], whole[3::4]) if count >= 4 else (whole, whole, whole)
 
 
 def split(samples: Sequence[Feed]) -> Split:
     """The parts of a list of samples."""
-    fit, choose, report = ([samples[index] for index in part] for part in parts_of(len(samples)))
-    return Split(fit, choose, report, len(samples), len(samples) >= 4)
+    return Split(*parts(samples), len(samples))
 
 
 @dataclass(frozen=True)
@@ -267,7 +252,14 @@ def _concluded(search: Search) -> Outcome:
         raise DataError(f"nothing could be tried; the first: {search.trials[0].name}: {search.trials[0].error}")
     good = [trial for trial in tried if trial.passes]
     winner = _nearest(good or tried)
-    outcome = Outcome(winner, bool(good), search.trials, None, search.float_value, notes=_notes(search))
+    outcome = Outcome(
+        winner,
+        bool(good),
+        search.trials,
+        None,
+        search.float_value,
+        notes=list(how_far(search.samples.total, len(list(search.samples.report)))),
+    )
     if good and goal.row.cost != "rank":
         stays, *timed = search.timed(good)
         outcome.float_seconds, by_time = stays.seconds, goal.row.cost == "seconds"
@@ -291,12 +283,3 @@ def _reported(search: Search, outcome: Outcome) -> Outcome:
     )
     outcome.reported = worst(found.outputs, found.answers)
     return outcome
-
-
-def _notes(search: Search) -> list[str]:
-    count = search.samples.total
-    if not search.samples.apart:
-        return [f"{count} samples are too few to set any apart: the accuracy is that on the calibration samples"]
-    if count < FEW:
-        return [f"with {count} samples the accuracy rests on {len(list(search.samples.report))}: take it as a hint"]
-    return []

@@ -29,7 +29,7 @@ from quark.search.values import Study
 #: Inferences that are counted, after some that are not.
 RUNS, WARM = 20, 5
 KERNEL = "_kernel_time"
-Quantize = Callable[[Sequence[str], Path], Path]
+Quantize = Callable[[Mapping[str, str], Path], Path]
 
 
 def with_latency(study: Study, site: Site, quantize: Quantize) -> Study:
@@ -38,12 +38,12 @@ def with_latency(study: Study, site: Site, quantize: Quantize) -> Study:
     Args:
         study: of the layers.
         site: of the trials.
-        quantize: writes the model of a plan into a folder, and says where.
+        quantize: writes the model of a plan (candidate by layer) into a folder, and says where.
     """
     model = files.load(site.model)
     seconds = {}
     for name in study.candidates:
-        fits = [name if study.of(layer, name) else study.candidates[0] for layer in study.layers]
+        fits = {layer: name if study.of(layer, name) else study.candidates[0] for layer in study.layers}
         with tempfile.TemporaryDirectory(dir=site.folder, ignore_cleanup_errors=True) as folder:
             seconds[name] = layer_seconds(quantize(fits, Path(folder)), site, owners(model, study.layers))
     trials = (

@@ -21,10 +21,11 @@ from quark.onnx import bench
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.bench import Bench, Site
 from quark.onnx.config_file import config_of
-from quark.onnx.data import samples_of
+from quark.onnx.data import Feed, samples_of
 from quark.onnx.data_layout import in_layout
 from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
+from quark.onnx.latency import median_seconds
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantization.config.tuners import split
@@ -33,8 +34,9 @@ from quark.onnx.scratch import Scratch
 from quark.onnx.sensitivity import Outputs, Progress, open_ledger, study
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger, plan_key
-from quark.search.loop import cheapest, within
-from quark.search.plan_file import write_plan
+from quark.search.parts import APART, Every, how_far, parts_of
+from quark.search.plan_file import figures_of, measured_words, write_plan
+from quark.search.solve import Judges, Question, solve
 from quark.search.target import Target, parse_target
 from quark.search.values import BUDGETS, FLOAT, Found, Study, total
 
@@ -54,7 +56,7 @@ class Whole:
         metric: its name.
         function: ``file.py:function`` of a metric of the user's.
         ledger: where finished measurements are kept.
-        layers: names, in the order of the plans.
+        study: the layers, and what they cost.
         data: digest of the data that plans are measured on.
     """
 
@@ -65,25 +67,45 @@ class Whole:
     metric: str
     function: str | None
     ledger: Ledger
-    layers: Sequence[str]
+    study: Study
     data: str
 
-    def __call__(self, plan: Sequence[str]) -> float:
-        """The metric of the model quantized by a plan."""
-        key = plan_key(self.layers, plan, self.metric, self.data)
+    def __call__(self, plan: Mapping[str, str]) -> float:
+        """The metric of the model quantized by a plan, a candidate by layer."""
+        key = plan_key(list(plan), list(plan.values()), self.metric, self.data)
         return self.ledger.number(key, lambda: self.measured(plan))
 
-    def measured(self, plan: Sequence[str]) -> float:
+    def costs(self, plan: Mapping[str, str]) -> dict[str, float]:
+        """The costs of a plan, with the seconds of the whole model: sums know nothing of borders between types."""
+        feed = next(self.site.pairs())[0]
+        before = self.ledger.number("float seconds", lambda: median_seconds({"": self.site.model}, feed)[""])
+        key = plan_key(list(plan), list(plan.values()), "seconds", self.data)
+        ratio = self.ledger.number(key, lambda: self.ratio(plan, feed))
+        chosen = [plan[layer] for layer in self.study.layers]
+        sums = {name: total(self.study, name, chosen) for name in self.study.trials[0].costs}
+        return {**sums, "latency": before * ratio}
+
+    def ratio(self, plan: Mapping[str, str], feed: Feed) -> float:
+        """Seconds of a plan's model over those of the float model, timed side by side."""
+        with tempfile.TemporaryDirectory(dir=self.site.folder, ignore_cleanup_errors=True) as folder:
+            path = self.quantized(plan, Path(folder))
+            if path == self.site.model:
+                return 1.0
+            libraries = self.site.job.options.UserCustomOpLibPath
+            seconds = median_seconds({"float": self.site.model, "plan": path}, feed, 1.0, libraries=libraries)
+            return seconds["plan"] / seconds["float"]
+
+    def measured(self, plan: Mapping[str, str]) -> float:
         """Quantize, and measure."""
         with tempfile.TemporaryDirectory(dir=self.site.folder, ignore_cleanup_errors=True) as folder:
             return self.of_file(self.quantized(plan, Path(folder)))
 
-    def quantized(self, plan: Sequence[str], folder: Path) -> Path:
+    def quantized(self, plan: Mapping[str, str], folder: Path) -> Path:
         """The model of a plan; the float model where the plan leaves everything as it is."""
         pinned = self.values.get("layers") or {}
-        if set(plan) == {FLOAT} and not pinned:
+        if set(plan.values()) == {FLOAT} and not pinned:
             return self.site.model
-        chosen = in_order(dict(zip(self.layers, plan, strict=True)))
+        chosen = in_order(plan)
         config = Config(config_of({**self.values, "layers": {**chosen, **pinned}}))
         config.global_quant_config.extra_options["PrintSummary"] = False
         path = folder / "quantized.onnx"
@@ -118,47 +140,91 @@ def search(
 ) -> Found:
     """The cheapest plan that meets a target, or the most precise one within a limit; quantized for real and measured.
 
+    No plan that was measured is better in all costs and in the metric. Where the target is out of reach, the plan that
+    comes nearest comes back, and ``met`` is False.
+
     Args:
         model_input: the float model; it stays as it is.
         config: name of a preset, or keys and values of a configuration file; what holds for the whole model.
-        samples: of the calibration and of the trials of single layers.
+        samples: half of them calibrate and try single layers, a quarter chooses the plan, and a quarter, which decides
+            nothing, says how good it is; of fewer than 4 samples none is set apart.
         candidates: what a layer may become.
         target: such as ``sqnr>=30``; a metric in ``METRICS``, or any name where ``metric`` is given.
         budget: ``size``, ``bits`` or ``latency``: what is to be small.
         limit: the most of ``budget``, in the place of a target: bytes, bits or seconds.
         metric: ``file.py:function``, called with the path of a model, gives the metric of the target.
-        evaluation: samples that plans are measured on; ``samples`` when omitted.
+        evaluation: samples that plans are measured on, half to choose and half to report; all of ``samples`` then
+            calibrate.
         workers: trials at a time.
         ledger: a JSON file that finished trials and measurements are kept in.
-        rounds: plans that are measured, at most (and the most precise one, where none of them met the target).
+        rounds: plans that are measured, at most, beside those of one candidate.
         compare: also measure every candidate for all layers.
         progress: called with the number of finished trials and of all.
 
     Raises:
-        ConfigError: an unknown metric, budget or candidate, a target that cannot be reached (the best value is told),
-            or a ledger of something else.
+        ConfigError: an unknown metric, budget or candidate, a limit below the cheapest plan, or a ledger of something
+            else.
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
     values = {"preset": config} if isinstance(config, str) else dict(config)
     goal = checked_goal(target, limit, budget, metric)
-    job, samples = Config(config_of(values)).compile(), rereadable(samples)
+    job, split = Config(config_of(values)).compile(), _split(samples, evaluation, metric is not None)
     with Scratch(job.options) as scratch, Ledger.held(ledger):
         layers = bench.candidate_layers(candidates, job.target, job)
-        if metric is not None:
-            load_function(metric)
-        made = bench.open_bench(model_input, job, layers, samples, scratch, workers)
+        made = bench.open_bench(model_input, job, layers, split.fit, scratch, workers)
         try:
             name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
             found = study(made, candidates, name, workers, kept, progress)
-            site, data = (made.site, made.data) if evaluation is None else _other(made, evaluation)
-            whole = Whole(model_input, values, samples, site, goal.metric, metric, kept, found.layers, data)
-            found = with_latency(found, made.site, whole.quantized) if budget == "latency" else found
-            solved = _solved(found, goal, limit, budget, whole, rounds, compare)
+            whole = Whole(model_input, values, split.fit, made.site, goal.metric, metric, kept, found, made.data)
+            solved = _solved(whole, made, split, Question(goal, budget, limit, rounds, compare))
             kept.settle()
             return solved
         finally:
             bench.close()
+
+
+def _solved(whole: Whole, made: Bench, split: Split, question: Question) -> Found:
+    """The plan, judged on samples that decided nothing."""
+    if split.choose is not None:
+        site, data = _other(made, split.choose, "choose")
+        whole = replace(whole, site=site, data=data)
+    timed = question.budget == "latency"
+    study = with_latency(whole.study, made.site, whole.quantized) if timed else whole.study
+    whole, report = replace(whole, study=study), None
+    if split.report is not None:
+        site, data = _other(made, split.report, "report")
+        report = replace(whole, site=site, data=data)
+    found = solve(study, question, Judges(whole, report, whole.costs if timed else None, split.notes))
+    return replace(found, layers=in_order(found.layers))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples by what they decide; ``choose``: None where those that fit choose too."""
+
+    fit: Any
+    choose: Any = None
+    report: Any = None
+    notes: tuple[str, ...] = ()
+
+
+def _split(samples: Any, evaluation: Any, function: bool) -> Split:
+    """The samples in parts: nothing is set apart where they are few, or where the user's function has its own."""
+    if function:
+        return Split(samples, notes=("the function that chose the plan also reports on it, on data of its own",))
+    if samples is None and evaluation is None:  # generated ones
+        return Split(None, notes=("the samples are generated: nothing is known of real ones",))
+    given = samples_of(rereadable(samples if evaluation is None else evaluation))
+    count = sum(1 for _ in given)
+    if evaluation is not None:
+        kept = rereadable(samples)
+        if count < 2:
+            return Split(kept, given, notes=("one sample chose the plan, and none is left to report on",))
+        return Split(kept, Every(given, 0, 2), Every(given, 1, 2), how_far(2 * count, count // 2))
+    if count < APART:
+        return Split(given, notes=how_far(count, count))
+    return Split(Every(given, 0, 2), Every(given, 1, 4), Every(given, 3, 4), how_far(count, len(parts_of(count)[2])))
 
 
 def checked_goal(target: str | None, limit: float | None, budget: str, function: str | None) -> Target:
@@ -171,35 +237,18 @@ def checked_goal(target: str | None, limit: float | None, budget: str, function:
         raise ConfigError(unknown("budget", budget, BUDGETS))
     if (target is None) == (limit is None):
         raise ConfigError("give either a target such as 'sqnr>=30' or a limit of the budget")
+    if function is not None:
+        load_function(function)
     if target is not None:
         return parse_target(target, METRICS, function is not None)
     return Target("sqnr" if function is None else function.rpartition(":")[2], True, float("-inf"))
 
 
-def _other(made: Bench, evaluation: Any) -> tuple[Site, str]:
+def _other(made: Bench, samples: Any, name: str) -> tuple[Site, str]:
     """The site of data of its own, and their digest."""
-    site = replace(made.site, data="evaluation")
-    moved = in_layout(evaluation, made.moved)
+    site = replace(made.site, data=name)
+    moved = in_layout(samples, made.moved)
     return bench.lay_out(site, samples_of(moved))
-
-
-def _solved(
-    found: Study, goal: Target, limit: float | None, budget: str, whole: Whole, rounds: int, compare: bool
-) -> Found:
-    """The plan and what it costs."""
-    if limit is None:
-        plan, value, count = cheapest(found, budget, goal, whole, rounds)
-    else:
-        plan = within(found, budget, limit)
-        value, count = whole(plan), 1
-    costs = {name: total(found, name, plan) for name in found.trials[0].costs}
-    uniform = {}
-    for name in found.candidates if compare else ():
-        if all(found.of(layer, name) is not None for layer in found.layers):
-            same = (name,) * len(plan)
-            uniform[name] = whole(same), {key: total(found, key, same) for key in costs}
-    chosen = in_order(dict(zip(found.layers, plan, strict=True)))
-    return Found(chosen, goal.metric, value, costs, count, found, uniform)
 
 
 def in_order(layers: Mapping[str, str]) -> dict[str, str]:
@@ -228,14 +277,13 @@ def save_plan(path: Path, config: Mapping[str, Any] | str, found: Found, target:
     """
     values: dict[str, Any] = {"preset": config} if isinstance(config, str) else dict(config)
     asked = target or f"least loss within the limit of {budget}"
-    figures = {found.metric: found.value, **found.costs}
-    summary = {"target": asked, "budget": budget, "measured_on": found.study.samples, **figures}
+    summary = {"target": asked, "budget": budget, **figures_of(found)}
     layers = {**found.layers, **(values.get("layers") or {})}
     head = (
         f"A mixed-precision plan: {asked}, {budget} as small as possible."
         if target
         else f"A mixed-precision plan: {asked}.",
-        f"Measured on the whole quantized model: {found.metric} {found.value:.6g}.",
+        measured_words(found),
         "Lines under layers: a preset or two data types (uint8/int4@32), with +adaround and the like behind, or float.",
         "Later lines win where layers share a tensor. Edit them, and run:",
         "quark onnx quantize MODEL -o OUT --config THIS_FILE --data SAMPLES",

@@ -5,7 +5,10 @@
 Losses add up only to first order, so E is found by measuring: the plan for a first E is quantized and measured, and
 the cheapest of all if that was good enough. E moves by what was predicted against what was measured, or to the middle
 (geometric) of what is known to be enough and not to be enough, until no plan lies between or the rounds are used up.
-The cheapest plan that met the target wins.
+
+Then every plan with one candidate for all layers that is as cheap is measured too, and of all measured plans the
+cheapest one that met the target wins (the other costs, then the metric, decide among equals; the best metric, where
+none did): no plan that comes back is worse in every cost and in the metric than one that was measured.
 
 HAWQ-V3 (Yao et al., ICML 2021) chooses bit widths by integer programming over sensitivities; the measured loop is ours.
 """
@@ -13,18 +16,20 @@ HAWQ-V3 (Yao et al., ICML 2021) chooses bit widths by integer programming over s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from quark.errors import ConfigError
-from quark.search.knapsack import choose
+from quark.search.knapsack import SLACK, choose
 from quark.search.target import Target
-from quark.search.values import FLOAT, Study
+from quark.search.values import Study
 
+Plan = tuple[str, ...]
 Measure = Callable[[Sequence[str]], float]
+Costs = Callable[[Sequence[str]], Mapping[str, float]]
 #: From the value of a metric to a loss that grows with Σ loss, where there is such a relation.
 LOSS_OF: dict[str, Callable[[float], float]] = {
     "sqnr": lambda value: 10 ** (-value / 10),
@@ -43,39 +48,35 @@ class Bracket:
 
     good: float
     bad: float
-    tried: dict[tuple[str, ...], float] = field(default_factory=dict)
+    tried: dict[Plan, float] = field(default_factory=dict)
 
 
 def cheapest(
-    study: Study, budget: str, target: Target, measure: Measure, rounds: int = 8
-) -> tuple[tuple[str, ...], float, int]:
-    """The cheapest plan that meets the target.
+    study: Study, budget: str, target: Target, measure: Measure, rounds: int = 8, costs: Costs | None = None
+) -> tuple[Plan, dict[Plan, float]]:
+    """The cheapest plan that meets the target; where none does, the one that comes nearest.
 
     Args:
         study: losses and costs.
         budget: the cost that is minimized.
         target: what the measured metric has to reach.
         measure: quantizes the model by a plan (a candidate per layer) and gives the metric.
-        rounds: plans that are measured, at most, beside the two extremes.
+        rounds: plans that are measured, at most, beside those of one candidate and the most precise one.
+        costs: of a plan that was measured, where they do not add up over layers; the sums otherwise.
 
     Returns:
-        The plan, the metric measured on it, and how many plans were measured.
-
-    Raises:
-        ConfigError: no plan meets the target, not even the most precise one; the best value reached is told.
+        The plan, and the metric of every plan that was measured.
     """
     loss = study.table("loss")
     least = float(loss.min(axis=1).sum())
     first = _plan(study, budget, math.inf)
     bracket = Bracket(least, _loss(study, first))
     guess = LOSS_OF[target.metric](target.value) if target.metric in DIRECT else math.sqrt(least * bracket.bad)
-    best: tuple[str, ...] | None = None
     limit = _inside(guess, bracket)
     for _ in range(rounds):
         plan = _plan(study, budget, limit)
         value = _measured(plan, bracket, measure)
         if target.met(value):
-            best = _cheaper(study, budget, plan, best)
             if plan == first:
                 break
             bracket.good = max(limit, _loss(study, plan))
@@ -88,9 +89,78 @@ def cheapest(
         if proposed is None:
             break
         limit = proposed
-    if best is None:
-        best = _most_precise(study, budget, least, target, bracket, measure)
-    return best, bracket.tried[best], len(bracket.tried)
+    return _compared(study, budget, target, bracket, measure, costs), bracket.tried
+
+
+def _compared(
+    study: Study, budget: str, target: Target, bracket: Bracket, measure: Measure, costs: Costs | None
+) -> Plan:
+    """The best of the measured plans and of the uniform ones that could be better."""
+
+    def best() -> Plan:
+        return best_of({plan: (value, spent(plan)) for plan, value in bracket.tried.items()}, target, budget)
+
+    spent = costs or partial(_costs, study)
+    if not any(map(target.met, bracket.tried.values())):
+        _measured(_plan(study, budget, float(study.table("loss").min(axis=1).sum())), bracket, measure)
+    for plan in uniform(study):
+        none = not target.met(bracket.tried[best()])
+        if costs is not None or none or _cost(study, budget, plan) <= _cost(study, budget, best()):
+            _measured(plan, bracket, measure)
+    return best()
+
+
+def best_of(measured: Mapping[Plan, tuple[float, Mapping[str, float]]], target: Target, budget: str) -> Plan:
+    """The cheapest plan that meets the target; where none does, the one with the best metric.
+
+    The least of (budget, other costs, loss), or of (loss, budget, other costs), in lexicographic order: no other plan
+    is at most equal in all of them and less in one.
+
+    Args:
+        measured: metric and costs by plan.
+        target: what is to be met.
+        budget: the cost that counts first.
+    """
+
+    def key(plan: Plan) -> tuple[float, ...]:
+        value, costs = measured[plan]
+        loss = math.inf if math.isnan(value) else -value if target.least else value
+        spent = (costs[budget], *(costs[name] for name in sorted(costs) if name != budget))
+        return (*spent, loss) if good else (loss, *spent)
+
+    good = [plan for plan, (value, _) in measured.items() if target.met(value)]
+    return min(good or measured, key=key)
+
+
+def uniform(study: Study) -> list[Plan]:
+    """The plans with one candidate for all layers, of candidates that fit them all."""
+    alike = [(name,) * len(study.layers) for name in study.candidates]
+    return [plan for plan in alike if math.isfinite(_loss(study, plan))]
+
+
+def most_precise(
+    study: Study, budget: str, limit: float, target: Target, measure: Measure, costs: Costs | None = None
+) -> tuple[Plan, dict[Plan, float]]:
+    """The plan with the best metric within a limit: of the one with the least sum of losses, and of the uniform ones.
+
+    Args:
+        study, budget, measure, costs: as ``cheapest``.
+        limit: the most of ``budget``.
+        target: says which metric is better.
+
+    Raises:
+        ConfigError: even the cheapest plan costs more.
+    """
+    fit = [plan for plan in uniform(study) if _cost(study, budget, plan) <= limit * (1 + SLACK)]
+    tried = {plan: measure(plan) for plan in dict.fromkeys((within(study, budget, limit), *fit))}
+    spent, far = costs or partial(_costs, study), replace(target, value=math.inf if target.least else -math.inf)
+    found = {plan: (value, spent(plan)) for plan, value in tried.items()}
+    kept = {plan: one for plan, one in found.items() if one[1][budget] <= limit * (1 + SLACK)}
+    return best_of(kept or found, far, budget), tried
+
+
+def _costs(study: Study, plan: Sequence[str]) -> dict[str, float]:
+    return {name: _cost(study, name, plan) for name in study.trials[0].costs}
 
 
 def within(study: Study, budget: str, limit: float) -> tuple[str, ...]:
@@ -138,10 +208,6 @@ def _measured(plan: tuple[str, ...], bracket: Bracket, measure: Measure) -> floa
     return bracket.tried[plan]
 
 
-def _cheaper(study: Study, budget: str, plan: tuple[str, ...], best: tuple[str, ...] | None) -> tuple[str, ...]:
-    return plan if best is None or _cost(study, budget, plan) < _cost(study, budget, best) else best
-
-
 def _inside(limit: float, bracket: Bracket) -> float:
     """``limit`` within what is still open."""
     return min(max(limit, bracket.good), bracket.bad)
@@ -178,32 +244,3 @@ def _untried(study: Study, budget: str, bracket: Bracket) -> float | None:
         if not low < high:
             break
     return None
-
-
-def _most_precise(
-    study: Study, budget: str, least: float, target: Target, bracket: Bracket, measure: Measure
-) -> tuple[str, ...]:
-    """The cheapest that meets the target of the plan of the least loss and, since losses do not quite add up, of the
-    plans with one candidate for all layers.
-
-    Raises:
-        ConfigError: none does.
-    """
-    plan = _plan(study, budget, least)
-    value = _measured(plan, bracket, measure)
-    if target.met(value):
-        return plan
-    alike = [(name,) * len(plan) for name in study.candidates]
-    fit = sorted(
-        (other for other in alike if math.isfinite(_cost(study, budget, other))), key=partial(_cost, study, budget)
-    )
-    found = next((other for other in fit if target.met(_measured(other, bracket, measure))), None)
-    if found is not None:
-        return found
-    for other in bracket.tried.values():
-        value = other if target.better(other, value) else value
-    remedy = "" if FLOAT in study.candidates else f"; add more precise candidates, or {FLOAT!r}"
-    raise ConfigError(
-        f"the target {target} cannot be reached with the candidates {', '.join(study.candidates)}: the best of "
-        f"{len(bracket.tried)} measured plans has {target.metric} {value:.6g}{remedy}"
-    )

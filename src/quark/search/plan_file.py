@@ -19,6 +19,7 @@ from quark.errors import ConfigError, unknown
 from quark.files.ours import MARK
 from quark.files.outputs import Output, write_output
 from quark.files.untrusted import read_settings
+from quark.search.values import Found
 
 KINDS = (".yaml", ".yml", ".json")
 
@@ -65,6 +66,20 @@ def write_plan(path: Path, values: Mapping[str, Any], notes: Mapping[str, str], 
         values = {**values, "found": {"by": MARK, **values["found"]}}
     text = json.dumps(values, indent=2) + "\n" if path.suffix == ".json" else _yaml(values, notes, head)
     write_output(Output(path, "the plan"), text)
+
+
+def figures_of(found: Found) -> dict[str, Any]:
+    """What was measured on a plan, as keys of its file."""
+    reported = {} if found.reported is None else {"reported": found.reported}
+    return {"met": found.met, "measured_on": found.study.samples, found.metric: found.value, **reported, **found.costs}
+
+
+def measured_words(found: Found) -> str:
+    """The same as a sentence."""
+    said = f"Measured on the whole quantized model: {found.metric} {found.value:.6g}"
+    if found.reported is None:
+        return f"{said}, on the samples that chose it."
+    return f"{said} on the samples that chose it, {found.reported:.6g} on samples that decided nothing."
 
 
 def _yaml(values: Mapping[str, Any], notes: Mapping[str, str], head: Sequence[str]) -> str:

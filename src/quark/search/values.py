@@ -97,11 +97,14 @@ class Found:
 
     Attributes:
         layers: candidate by layer.
-        metric, value: what was measured on the whole plan.
-        costs: of the whole plan, by budget, as predicted by adding up.
-        uniform: of every candidate for all layers: (metric, costs); ``None`` where it was not measured.
-        measured: how many plans were quantized and measured.
+        metric, value: what was measured on the whole plan, on the samples that chose it.
+        costs: of the whole plan, by budget.
+        measured: how many plans were quantized and measured before it was chosen.
         study: the sensitivities.
+        uniform: of candidates for all layers: (metric, costs).
+        met: whether the target was.
+        reported: the metric on samples that neither fitted ranges nor chose the plan; None: there are none.
+        notes: what a reader must know, a sentence each.
     """
 
     layers: Mapping[str, str]
@@ -110,7 +113,10 @@ class Found:
     costs: Mapping[str, float]
     measured: int
     study: Study
-    uniform: Mapping[str, tuple[float | None, Mapping[str, float]]] = field(default_factory=dict)
+    uniform: Mapping[str, tuple[float, Mapping[str, float]]] = field(default_factory=dict)
+    met: bool = True
+    reported: float | None = None
+    notes: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, int]:
         """How many layers got which candidate."""

@@ -11,7 +11,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,16 @@ from torch import nn
 from quark.errors import ConfigError, unknown
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger, plan_key
-from quark.search.loop import cheapest, within
-from quark.search.plan_file import write_plan
+from quark.search.parts import APART, how_far, parts
+from quark.search.plan_file import figures_of, measured_words, write_plan
+from quark.search.solve import Judges, Question, solve
 from quark.search.target import Target, parse_target
-from quark.search.values import BUDGETS, FLOAT, Found, Study, total
+from quark.search.ties import fused
+from quark.search.values import BUDGETS, FLOAT, Found, Study
 from quark.torch.bench import Site, lay_out, measure, running
-from quark.torch.config_file import WHOLE, check_values, config_of
+from quark.torch.config_file import WHOLE, check_values, config_of, split, template_of
 from quark.torch.digest import digest_of_samples
+from quark.torch.export.formats import format_for
 from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.sensitivity import Progress, first_scheme, open_ledger, source_of, study
@@ -46,7 +49,6 @@ class Whole:
         metric: its name.
         function: ``file.py:function`` of a metric of the user's.
         ledger: where finished measurements are kept.
-        layers: names, in the order of the plans.
     """
 
     model: nn.Module
@@ -56,19 +58,17 @@ class Whole:
     metric: str
     function: str | None
     ledger: Ledger
-    layers: Sequence[str]
 
-    def __call__(self, plan: Sequence[str]) -> float:
-        """The metric of the model quantized by a plan."""
-        key = plan_key(self.layers, plan, self.metric, digest_of_samples(self.site.samples))
+    def __call__(self, plan: Mapping[str, str]) -> float:
+        """The metric of the model quantized by a plan, a candidate by layer."""
+        key = plan_key(list(plan), list(plan.values()), self.metric, digest_of_samples(self.site.samples))
         return self.ledger.number(key, lambda: self.measured(plan))
 
-    def measured(self, plan: Sequence[str]) -> float:
+    def measured(self, plan: Mapping[str, str]) -> float:
         """Quantize, measure, and put the float model back."""
-        chosen = dict(zip(self.layers, plan, strict=True))
         with ExitStack() as undo:
-            if set(plan) != {FLOAT} or self.values.get("layers"):
-                values = {**self.values, "layers": {**chosen, **(self.values.get("layers") or {})}}
+            if set(plan.values()) != {FLOAT} or self.values.get("layers"):
+                values = {**self.values, "layers": {**plan, **(self.values.get("layers") or {})}}
                 ModelQuantizer(config_of(values, self.model)).quantize(self.model, self.samples, undo)
             return self.now()
 
@@ -98,48 +98,93 @@ def search(
     device: str = "cpu",
     trust_remote_code: bool = False,
     machine: Machine = MI300X,
+    program: str | None = None,
 ) -> Found:
     """The cheapest plan that meets a target, or the most precise one within a limit; quantized for real and measured.
 
+    No plan that was measured is better in all. Where none meets the target the nearest comes back, ``met`` False.
+
     Args:
         model: a float model, which is left as it was, or the folder of one.
-        samples: of the calibration and of the trials of single layers.
+        samples: half of them calibrate and try layers, a quarter chooses, a quarter reports; under 4 none is set apart.
         candidates: what a layer may become: schemes, ``scheme+gptq``, ``float``.
         target: such as ``perplexity<=32`` or ``kl<=0.01``; any name where ``metric`` is given.
         budget: ``size``, ``bits`` or ``latency``: what is to be small; latency is the roofline of ``machine``.
         limit: the most of ``budget``, in the place of a target: bytes, bits or seconds.
         config: a scheme, or keys and values of a configuration file: what holds for the whole model.
         metric: ``file.py:function``, called with the model, gives the metric of the target.
-        evaluation: samples that plans are measured on; ``samples`` when omitted.
+        evaluation: samples that plans are measured on, half to choose, half to report; all of ``samples`` then fit.
         workers: processes; more than one need the model as a folder.
         ledger: a JSON file that finished trials and measurements are kept in.
-        rounds: plans that are measured, at most (and the most precise one, where none of them met the target).
+        rounds: plans that are measured, at most, beside those of one candidate.
         compare: also measure every candidate for all layers.
         progress: called with the number of finished trials and of all.
-        device, trust_remote_code: for a model that is loaded from a folder.
-        machine: of the latency.
+        device, trust_remote_code, machine: for a model that is loaded from a folder; of the latency.
+        program: that will read the result: "vllm" wants layers that it fuses in one scheme.
 
     Raises:
-        ConfigError: an unknown metric, budget or candidate, a target that cannot be reached (the best value is told),
-            or a ledger of something else.
+        ConfigError: an unknown name, a scheme that the program does not read, a limit below the cheapest plan, a ledger
+            of something else.
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
-    values = whole_values(config, candidates)
-    goal = checked_goal(target, limit, budget, metric)
-    if metric is not None:
-        load_function(metric)
-    source, kept = source_of(model, workers, device, trust_remote_code), list(samples)
-    loaded = source.load()
+    values, goal = whole_values(config, candidates), checked_goal(target, limit, budget, metric)
+    source, given = source_of(model, workers, device, trust_remote_code), list(samples)
+    if program is not None:
+        format_for([split(name)[0] for name in candidates if name != FLOAT], program)
+    apart, loaded = _split(given, evaluation, metric is not None), source.load()
     with tempfile.TemporaryDirectory(prefix="quark-", ignore_cleanup_errors=True) as folder, Ledger.held(ledger):
-        site = lay_out(loaded, kept, made(Path(folder) / "trials"))
+        site = lay_out(loaded, apart.fit, made(Path(folder) / "trials"))
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
         book = open_ledger(ledger, loaded, site, values, f"{name} for {goal.metric} by {digest_of(metric)}")
-        found = without_pinned(
-            study(source, loaded, site, values, candidates, name, workers, book, progress, machine), values
-        )
-        other = site if evaluation is None else lay_out(loaded, list(evaluation), made(Path(folder) / "plans"))
-        whole = Whole(loaded, values, kept, other, goal.metric, metric, book, found.layers)
-        return solved(found, goal, limit, budget, whole, rounds, compare)
+        trials = study(source, loaded, site, values, candidates, name, workers, book, progress, machine)
+        found = without_pinned(trials, values)
+        question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))
+        return _solved(Whole(loaded, values, apart.fit, site, goal.metric, metric, book), found, apart, question)
+
+
+def _solved(whole: Whole, found: Study, apart: Split, question: Question) -> Found:
+    """The plan, judged on samples that decided nothing."""
+    folder, report = whole.site.folder.parent, None
+    if apart.choose is not apart.fit:
+        whole = replace(whole, site=lay_out(whole.model, apart.choose, made(folder / "choose")))
+    if apart.report:
+        report = replace(whole, site=lay_out(whole.model, apart.report, made(folder / "report")))
+    solved = solve(found, question, Judges(whole, report, notes=apart.notes))
+    whole.ledger.settle()
+    return solved
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples by what they decide; none to report on where they are few; ``notes``: what is to be said of that."""
+
+    fit: list[Any]
+    choose: list[Any]
+    report: list[Any]
+    notes: tuple[str, ...]
+
+
+def _split(samples: list[Any], evaluation: Iterable[Any] | None, function: bool) -> Split:
+    """The samples in parts."""
+    if function:
+        notes = ("the function that chose the plan also reports on it, on data of its own",)
+        return Split(samples, samples, [], notes)
+    if evaluation is not None:
+        held = list(evaluation)
+        if len(held) < 2:
+            return Split(samples, held, [], ("one sample chose the plan, and none is left to report on",))
+        return Split(samples, held[::2], held[1::2], how_far(2 * len(held), len(held) // 2))
+    if len(samples) < APART:
+        return Split(samples, samples, [], how_far(len(samples), len(samples)))
+    fit, choose, report = parts(samples)
+    return Split(fit, choose, report, how_far(len(samples), len(report)))
+
+
+def together(model: nn.Module, layers: Sequence[str], program: str | None) -> list[tuple[str, ...]]:
+    """Groups of layers that a program reads as one: vLLM fuses queries, keys and values, gate and up, and experts."""
+    if program != "vllm":
+        return []
+    return fused(layers, template_of(model, True).read_together())
 
 
 def whole_values(config: Mapping[str, Any] | str | None, candidates: Sequence[str]) -> dict[str, Any]:
@@ -169,6 +214,8 @@ def checked_goal(target: str | None, limit: float | None, budget: str, function:
         raise ConfigError(unknown("budget", budget, BUDGETS))
     if (target is None) == (limit is None):
         raise ConfigError("give either a target such as 'perplexity<=32' or a limit of the budget")
+    if function is not None:
+        load_function(function)
     if target is not None:
         return parse_target(target, METRICS, function is not None)
     return Target("kl" if function is None else function.rpartition(":")[2], False, math.inf)
@@ -191,25 +238,6 @@ def without_pinned(found: Study, values: Mapping[str, Any]) -> Study:
     return Study(tuple(kept), found.metric, found.samples, found.seconds)
 
 
-def solved(
-    found: Study, goal: Target, limit: float | None, budget: str, whole: Whole, rounds: int, compare: bool
-) -> Found:
-    """The plan and what it costs."""
-    if limit is None:
-        plan, value, count = cheapest(found, budget, goal, whole, rounds)
-    else:
-        plan = within(found, budget, limit)
-        value, count = whole(plan), 1
-    costs = {name: total(found, name, plan) for name in found.trials[0].costs}
-    uniform = {}
-    for name in found.candidates if compare else ():
-        if all(found.of(layer, name) is not None for layer in found.layers):
-            same = (name,) * len(plan)
-            uniform[name] = whole(same), {key: total(found, key, same) for key in costs}
-    whole.ledger.settle()
-    return Found(dict(zip(found.layers, plan, strict=True)), goal.metric, value, costs, count, found, uniform)
-
-
 def save_plan(
     path: Path, config: Mapping[str, Any] | str | None, found: Found, target: str | None, budget: str
 ) -> None:
@@ -223,11 +251,11 @@ def save_plan(
     """
     values = whole_values(config, found.study.candidates)
     asked = f"{target}, {budget} as small as possible" if target else f"least loss within the limit of {budget}"
-    summary = {"target": asked, "measured_on": found.study.samples, found.metric: found.value, **found.costs}
+    summary = {"target": asked, **figures_of(found)}
     layers = {**found.layers, **(values.get("layers") or {})}
     head = (
         f"A mixed-precision plan: {asked}.",
-        f"Measured on the whole quantized model: {found.metric} {found.value:.6g}.",
+        measured_words(found),
         "Lines under layers: a scheme (`quark torch schemes`), with +gptq and the like behind, or float.",
         "Edit them, and run: quark torch quantize MODEL_DIR -o OUT_DIR --config THIS_FILE --data TEXT",
     )

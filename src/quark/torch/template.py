@@ -207,10 +207,13 @@ class LLMTemplate:
         """Names of layers that share a tensor scale."""
         if given is not None or scheme not in schemes.TWO_LEVEL:
             return [list(group) for group in given or ()]
+        return [[Usual(name) for name in group] for group in self.read_together() if len(group) > 1]
+
+    def read_together(self) -> list[list[str]]:
+        """Globs of siblings that kernels read as one layer: queries, keys and values; gate and up."""
         queries = [self.q_layer_name] if isinstance(self.q_layer_name, str) else list(self.q_layer_name or [])
         attention = list(dict.fromkeys([*queries, *(self.kv_layers_name or [])]))  # one name where a layer makes all
-        groups = (attention, list(self.gate_up_layers_name or []))
-        return [[Usual(name) for name in group] for group in groups if len(group) > 1]
+        return [attention, list(self.gate_up_layers_name or [])]
 
     def algorithms(self, names: str | Sequence[str] | None, given: Mapping[str, Any]) -> list[Any] | None:
         """Settings of the algorithms called ``names``."""

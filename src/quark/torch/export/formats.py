@@ -121,6 +121,20 @@ def chosen_format(format: str | None, program: str | None) -> str:
     return format or (PROGRAMS[program].format if program else "quark")
 
 
+def format_for(schemes: Iterable[str], program: str) -> str:
+    """The format in which a program reads all of the schemes: its own, or the first that does.
+
+    Raises:
+        ConfigError: an unknown program, or no format does; the message names a scheme that is not read.
+    """
+    wanted, own = list(schemes), chosen_format(None, program)
+    for format in dict.fromkeys((own, *FORMATS)):
+        if all(works(scheme, format, program) for scheme in wanted if scheme in ROWS):
+            return format
+    check_formats(wanted, own, program)
+    return own
+
+
 def check_formats(schemes: Iterable[str], format: str, program: str | None) -> None:
     """The format has every scheme, and the program reads it there.
 

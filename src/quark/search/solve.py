@@ -1,0 +1,86 @@
+"""A question, a study and ways to measure a plan: the plan that answers the question, and how far it can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from quark.search.loop import Costs, cheapest, most_precise
+from quark.search.target import Target
+from quark.search.ties import spread, tied
+from quark.search.values import Found, Study, total
+
+Measure = Callable[[Mapping[str, str]], float]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is wanted.
+
+    Attributes:
+        target: what the measured metric has to reach.
+        budget: the cost that is to be small.
+        limit: the most of ``budget``, in the place of a target.
+        rounds: plans that are measured, at most, beside those of one candidate and the most precise one.
+        compare: also measure every candidate for all layers.
+        together: groups of layers that must get one candidate.
+    """
+
+    target: Target
+    budget: str
+    limit: float | None = None
+    rounds: int = 8
+    compare: bool = False
+    together: Sequence[Sequence[str]] = ()
+
+
+@dataclass(frozen=True)
+class Judges:
+    """Who measures a plan (candidate by layer).
+
+    Attributes:
+        choose: the metric on the samples that choose.
+        report: the metric on samples that decide nothing; None: there are none.
+        costs: of a plan that was measured, where they do not add up over layers.
+        notes: what a reader must know about the samples, a sentence each.
+    """
+
+    choose: Measure
+    report: Measure | None = None
+    costs: Callable[[Mapping[str, str]], Mapping[str, float]] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def solve(study: Study, question: Question, judges: Judges) -> Found:
+    """The best plan that was measured, judged on samples that decided nothing.
+
+    Raises:
+        ConfigError: no plan is within the limit, or no candidate fits a group.
+    """
+    rows, behind = tied(study, question.together)
+    full = partial(spread, behind)
+
+    def measure(plan: Sequence[str]) -> float:
+        return judges.choose(full(plan))
+
+    own, target, budget = judges.costs, question.target, question.budget
+    costs: Costs | None = None if own is None else lambda plan: own(full(plan))
+    if question.limit is None:
+        plan, tried = cheapest(rows, budget, target, measure, question.rounds, costs)
+    else:
+        plan, tried = most_precise(rows, budget, question.limit, target, measure, costs)
+    spent = costs or (lambda plan: {name: total(rows, name, plan) for name in rows.trials[0].costs})
+    uniform = {}
+    for name in rows.candidates:
+        same = (name,) * len(rows.layers)
+        fits = all(rows.of(layer, name) is not None for layer in rows.layers)
+        if fits and (same in tried or question.compare):
+            value = tried[same] if same in tried else measure(same)
+            uniform[name] = value, spent(same)
+    reported = None if judges.report is None else judges.report(full(plan))
+    met = target.met(tried[plan])
+    layers = {name: full(plan)[name] for name in study.layers}
+    return Found(
+        layers, target.metric, tried[plan], spent(plan), len(tried), study, uniform, met, reported, judges.notes
+    )
