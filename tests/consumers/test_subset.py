@@ -203,13 +203,12 @@ def test_kinds_of_models_that_have_been_wrong(name: str, scheme: str) -> None:
 
 def test_codes_come_last() -> None:
     """Models ask the first parameter of a module for its type."""
-    from quark.torch import QConfig
+    from quark.torch.config.model import QConfig
     from quark.torch.config.schemes import scheme
-    from quark.torch.export.skeleton import prepared
+    from quark.torch.export.api import _map_to_quark
 
-    layer = prepared(
-        torch.nn.Sequential(torch.nn.Linear(8, 8)), QConfig(scheme("int8_wo_per_channel")), "reorder", "real_quantized"
-    )
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    _map_to_quark(layer, QConfig(scheme("int8_wo_per_channel")))
     assert [value.dtype for value in layer.parameters()] == [torch.float32, torch.int8]
 
 
