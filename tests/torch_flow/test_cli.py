@@ -14,6 +14,7 @@ from quark.cli import main
 from quark.torch import LLMTemplate
 from quark.torch.export.api import import_model_from_safetensors
 from quark.torch.export.checkpoint import read_checkpoint
+from quark.torch.files import quantize
 from quark.torch.language import batches, perplexity, windows
 
 transformers = pytest.importorskip("transformers")
@@ -152,6 +153,27 @@ def test_files_take_algorithms(folder: Path, tmp_path: Path, capsys: Capture) ->
     assert one.shape == other.shape and not torch.equal(one, other)
 
 
+def test_a_killed_job_goes_on_when_the_command_is_repeated(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With files that are finished in the folder already."""
+    words = ("quantize-files", folder / "model", "-o", tmp_path / "out", "--scheme", "int4_wo_32")
+    whole = quantize.finish
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quantize, "finish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        typed(*words)
+    made = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.safetensors")}
+    assert made
+    monkeypatch.setattr(quantize, "finish", whole)
+    assert typed(*words) == 0, capsys.readouterr().err
+    assert made == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.safetensors")}
+    assert typed(*words) == 1  # now there is a model
+
+
 def test_batches_hold_samples_of_one_length() -> None:
     samples = [{"input_ids": torch.zeros(1, n)} for n in (4, 4, 4, 3, 4)]
     assert [tuple(batch["input_ids"].shape) for batch in batches(samples, 2)] == [(2, 4), (1, 4), (1, 3), (1, 4)]
@@ -182,7 +204,10 @@ def test_schemes(capsys: Capture) -> None:
         (["quantize", "model", "-o", "model", "--scheme", "int4_wo_32"], "holds a model already"),
         (["quantize", "nowhere", "-o", "out", "--scheme", "int4_wo_32"], "is not a folder"),
         (["quantize", "model", "-o", "out", "--scheme", "fp8", "--data", "metric.py"], "no known kind"),
-        (["quantize-files", "model", "-o", "out", "--scheme", "fp8"], "needs samples"),
+        (["quantize-files", "model", "-o", "out", "--scheme", "fp8"], "need samples"),
+        (["quantize-files", "model", "-o", "out", "--scheme", "int4_wo_32", "--kv-cache", "fp8"], "need samples"),
+        (["quantize-files", "model", "-o", "out", "--scheme", "int4_wo_32", "-a", "gptq"], "needs samples"),
+        (["quantize-files", "model", "-o", "model", "--scheme", "int4_wo_32"], "holds a model already"),
         (["quantize", "model", "-o", "out", "--scheme", "fp8", "--data", "foreign.npz"], "token id 99"),
         (["quantize-files", "model", "-o", "out", "--scheme", "fp8", "--data", "foreign.npz"], "token id 99"),
         (["evaluate", "model", "--data", "foreign.npz"], "token id 99"),

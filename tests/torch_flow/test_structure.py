@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,6 +208,52 @@ def test_what_is_read_elsewhere_or_mixed_is_not_found() -> None:
     structure = find_structure(Stack(Leaky(), Leaky()), torch.randn(2, 5, 16))
     assert structure.blocks == "blocks"
     assert structure.groups == () and structure.pairs == ()
+
+
+class Sometimes(nn.Module):
+    """Blocks built alike, one of which hands its norm on past the layer that reads it, or permutes its channels."""
+
+    def __init__(self, leaks: bool = False, turned: bool = False) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.leaks, self.turned = leaks, turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        y = self.first(h)
+        return x + self.second(y.flip(-1) if self.turned else y) + (1e-2 * h if self.leaks else 0)
+
+
+def test_what_is_found_in_a_block_is_proved_in_those_that_are_built_alike() -> None:
+    torch.manual_seed(0)
+    model = Stack(Sometimes(), Sometimes(leaks=True), Sometimes(turned=True), Sometimes())
+    structure = find_structure(model, torch.randn(2, 9, 16))
+    assert [group.norm for group in structure.groups] == [f"blocks.{k}.norm" for k in (0, 2, 3)]
+    forward = list(range(16))
+    assert [pair.channels.tolist() for pair in structure.pairs] == [forward, forward, forward[::-1], forward]
+
+
+def test_experiments_see_a_short_window_and_one_block_of_a_kind_is_searched() -> None:
+    """A padded batch: no experiment runs on more than 64 tokens of it, nor on a masked one; further blocks cost two."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**GROUPED, "num_hidden_layers": 4})).eval()
+    expected = find_structure(model)
+    calls: dict[int, list[torch.Tensor]] = {k: [] for k in range(4)}
+    for k, block in enumerate(model.model.layers):
+        block.register_forward_pre_hook(lambda module, args, k=k: calls[k].append(args[0]))
+    ids, mask = torch.randint(1, 128, (3, 200)), torch.ones(3, 200, dtype=torch.long)
+    ids[:, :150], mask[:, :150] = 0, 0
+    ids[1, 100:150], mask[1, 100:150] = 7, 1
+    found = find_structure(model, {"input_ids": ids, "attention_mask": mask})
+    assert [replace(pair, channels=None) for pair in found.pairs] == [replace(p, channels=None) for p in expected.pairs]
+    assert all(torch.equal(a.channels, b.channels) for a, b in zip(found.pairs, expected.pairs, strict=True))
+    assert found.groups == expected.groups
+    assert {x.shape[:2] for x in calls[0]} == {(1, 64), (1, 1)}
+    start = model.get_input_embeddings()(ids[1:2, 100:164])
+    assert all(torch.equal(x, start) for x in calls[0] if x.shape[1] == 64)
+    counts = [len(calls[k]) for k in range(4)]  # two experiments each; the rest is the way of the samples
+    assert counts[1] == counts[2] <= 8 and counts[3] <= 8 and counts[0] > 2 * counts[1]
 
 
 def test_a_model_without_blocks() -> None:

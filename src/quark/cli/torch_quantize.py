@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.cli.output import print_json, say, show
+from quark.cli.torch_refusals import check_names, check_output, split_layers
 from quark.errors import ConfigError, unknown
 from quark.report import Table, file_size
 
@@ -60,7 +61,7 @@ class Request:
 
 def run(request: Request, check: bool, json: bool) -> None:
     """Quantize in memory, and tell on standard output."""
-    from quark.files.folder import check_target
+    refuse(request)
     from quark.torch.config.schemes import cache_scheme
     from quark.torch.files.prequantized import as_float
 
@@ -68,13 +69,19 @@ def run(request: Request, check: bool, json: bool) -> None:
     format = checked_format(request, values)
     if values.get("kv_cache"):
         cache_scheme(values["kv_cache"])
-    check_target(request.output.expanduser().resolve())
     dtype_of(request.dtype), bytes_of(request.max_shard_size)
     with as_float(request.model, hidden(request.output, "float")) as folder:
         facts = in_memory(replace(request, model=folder), values, format, check)
     facts |= facts_of(request, format)
     describe(request, facts)
     tell(facts, json)
+
+
+def refuse(request: Request, resumed: bool = False) -> None:
+    """Refuse what names and folders alone show to be wrong: before torch is loaded, and a tensor read."""
+    if request.scheme is not None:
+        check_names(request.scheme, request.kv_cache, request.algorithms, request.layers, request.source.data)
+    check_output(request.output, resumed)
 
 
 def dtype_of(name: str | None) -> Any:
@@ -238,6 +245,7 @@ def quantized(
 
 def run_files(request: Request, batch_size: int, workers: int, json: bool) -> None:
     """Quantize file by file, and tell on standard output."""
+    refuse(request, resumed=True)
     from quark.torch.files.prequantized import as_float
 
     format, start = checked_format(request, chosen_values(request)), time.perf_counter()
@@ -319,10 +327,7 @@ def hidden(output: Path, what: str) -> Path:
     Raises:
         ConfigError: the output holds a model already.
     """
-    from quark.files.folder import check_target
-
-    goal = output.expanduser().resolve()
-    check_target(goal)
+    goal = check_output(output, resumed=True)
     return goal.with_name(f".{goal.name}.{what}")
 
 
@@ -355,13 +360,9 @@ def layer_schemes(texts: Sequence[str]) -> dict[str, str]:
     """
     from quark.torch.config.schemes import scheme
 
-    found = {}
-    for text in texts:
-        glob, sign, name = text.partition("=")
-        if not (glob and sign and name):
-            raise ConfigError(f"--layer {text!r}: give a glob and a scheme, as in '*down_proj=int8_wo_per_channel'")
+    found = split_layers(texts)
+    for name in found.values():
         scheme(name)
-        found[glob] = name
     return found
 
 

@@ -48,17 +48,22 @@ def candidates_of(request: Request, scheme: str | None, usual: tuple[str, ...] =
     return request.candidates or tuple(dict.fromkeys((str(scheme), *usual)))
 
 
-def windows_of(request: Request, data: Path | None, ahead: int = 0) -> list[dict[str, Any]]:
-    """Windows of tokens, as arguments of the model; of one token more where ``ahead`` is 1.
+def given(data: Path | None) -> Path:
+    """Where samples come from.
 
     Raises:
-        ConfigError: no data.
+        ConfigError: nobody says.
     """
+    if data is None:
+        raise ConfigError("layers are tried on samples: give a text or token ids with --data FILE")
+    return data
+
+
+def windows_of(request: Request, data: Path, ahead: int = 0) -> list[dict[str, Any]]:
+    """Windows of tokens, as arguments of the model; of one token more where ``ahead`` is 1."""
     from quark.torch.language import calibration_samples, load_tokenizer, read_ids, windows
 
     source = request.source
-    if data is None:
-        raise ConfigError("layers are tried on samples: give a text or token ids with --data FILE")
     rows = read_ids(data, partial(load_tokenizer, request.model, request.trust_remote_code))
     if not ahead:
         return calibration_samples(rows, source.seq_len, source.samples)
@@ -68,12 +73,12 @@ def windows_of(request: Request, data: Path | None, ahead: int = 0) -> list[dict
 
 def run_sensitivity(request: Request, metric: str, report: Path | None, json: bool) -> None:
     """Rank the layers, on standard output."""
+    candidates, data = candidates_of(request, request.scheme), given(request.source.data)
     from quark.torch.sensitivity import check_metric, first_scheme, sensitivity
 
-    candidates = candidates_of(request, request.scheme)
     first_scheme(candidates)
     check_metric(metric)
-    samples = windows_of(request, request.source.data)
+    samples = windows_of(request, data)
     with bars() as update:
         found = sensitivity(
             request.model,
@@ -93,6 +98,7 @@ def run_sensitivity(request: Request, metric: str, report: Path | None, json: bo
 
 def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool) -> None:
     """Find a plan, write it, and tell on standard output."""
+    data = given(request.source.data)
     from quark.torch.config_file import read_values
     from quark.torch.export.formats import format_for
     from quark.torch.search import checked_goal, save_plan, search, whole_values
@@ -106,7 +112,7 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
     )
     checked_goal(wanted.target, wanted.limit, wanted.budget, wanted.metric)
     check_kind(wanted.output, "--output")
-    samples = windows_of(request, request.source.data)
+    samples = windows_of(request, data)
     held_out = None if wanted.eval_data is None else windows_of(request, wanted.eval_data, ahead=1)
     with bars() as update:
         found = search(

@@ -90,3 +90,19 @@ def equal(x: torch.Tensor, y: torch.Tensor, close: float = CLOSE) -> bool:
         return False
     tolerance = close * float(y.detach().abs().max())
     return bool(((x - y).abs() <= tolerance).all())
+
+
+def magnitude(x: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude per channel, in float64."""
+    return x.detach().reshape(-1, x.shape[-1]).double().abs().amax(0)
+
+
+@contextmanager
+def swapped(module: nn.Module, weight: torch.Tensor) -> Iterator[None]:
+    """Another weight for a while."""
+    before = module._parameters["weight"]
+    module._parameters["weight"] = nn.Parameter(weight.detach(), requires_grad=False)
+    try:
+        yield
+    finally:
+        module._parameters["weight"] = before

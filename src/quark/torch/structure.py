@@ -12,30 +12,32 @@ block must answer exactly what it answered before. The channels of a pair are re
 inputs. For projections that make query, key and value in one matrix the ratios are taken with a single token, where
 attention hands the value on whatever query and key are.
 
+Experiments run on a short window of the sample. Of blocks that are built alike one is searched; what was found there is
+proved on each of the others in one experiment, and a block where that fails is searched as well.
+
 Not handled: norms without a weight; linear layers hidden in functions (fused experts): what feeds them is in no group.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from quark.errors import DataError
 from quark.torch.algorithms.blocks import Blocks, Stream, find_blocks, first, record
 from quark.torch.algorithms.context import Home
-from quark.torch.calibration import device_of, evaluating, run
+from quark.torch.calibration import evaluating, run
 from quark.torch.layers import kind_of
-from quark.torch.probe import Trace, edited, equal, powers, trace
+from quark.torch.probe import Trace, edited, equal, magnitude, powers, swapped, trace
+from quark.torch.short_sample import cut, example, token_ids, window
 
 LEVELS = 8  # different powers of two in one experiment
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-TOKENS = (2, 16)  # of the sample that is made where none is given
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def find_structure(model: nn.Module, sample: Any = None, path: str = "", home: H
     Raises:
         DataError: no sample, and none can be made.
     """
-    sample, home = example(model) if sample is None else sample, home or Home()
+    home = home or Home()
+    sample = example(model) if sample is None else window(sample)
     with evaluating(model):
         with home.recording():
             blocks, stream = record(model, find_blocks(model, path), [sample])
@@ -129,10 +132,11 @@ def find_structure(model: nn.Module, sample: Any = None, path: str = "", home: H
         if blocks.path:
             with home.recording():
                 single = single_token(model, blocks, sample)
+            known: dict[Hashable, tuple[str, list[NormGroup], list[Pair]]] = {}
             for segment in segments(blocks, stream, single, home):
-                found = groups_of(segment, set())
-                groups += found
-                pairs += pairs_of(segment, {name for group in found for name in group.linears})
+                found = found_in(segment, known)
+                groups += found[0]
+                pairs += found[1]
         whole = Segment("", model, lambda: answer(run_model(model, sample)), None)
         with home.recording():
             groups += groups_of(whole, inside)
@@ -140,6 +144,26 @@ def find_structure(model: nn.Module, sample: Any = None, path: str = "", home: H
             pairs += pairs_of(whole, {name for group in groups for name in group.linears})
     names = tuple(blocks.modules) if blocks.path else ()
     return Structure(blocks.path, names, tuple(groups), tuple(pairs))
+
+
+def found_in(
+    segment: Segment, known: dict[Hashable, tuple[str, list[NormGroup], list[Pair]]]
+) -> tuple[list[NormGroup], list[Pair]]:
+    """Groups and pairs of a block: those of one that is built alike, where they hold here, else searched.
+
+    Args:
+        segment: the block.
+        known: by how it is built: name, groups and pairs of the block that was searched last.
+    """
+    build = built(segment.module)
+    if build in known:
+        here = alike(segment.prefix, *known[build])
+        if holds(segment, *here):
+            return here
+    groups = groups_of(segment, set())
+    pairs = pairs_of(segment, {name for group in groups for name in group.linears})
+    known[build] = segment.prefix, groups, pairs
+    return groups, pairs
 
 
 def segments(blocks: Blocks, stream: Stream, single: Stream | None, home: Home) -> Iterator[Segment]:
@@ -155,16 +179,6 @@ def segments(blocks: Blocks, stream: Stream, single: Stream | None, home: Home) 
 def runner(name: str, block: nn.Module, stream: Stream) -> Callable[[], torch.Tensor]:
     """A function that runs a block on a stream."""
     return lambda: answer(stream.forward(name, block, 0))
-
-
-def example(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Token numbers for a language model."""
-    words = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
-    if words is None:
-        raise DataError("the structure of a model is found by running it; it has no embedding, so give a sample")
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, words.num_embeddings, TOKENS, generator=generator).to(device_of(model))
-    return {"input_ids": ids} if hasattr(model, "config") else {"": ids}
 
 
 def run_model(model: nn.Module, sample: Any) -> Any:
@@ -187,17 +201,76 @@ def answer(output: Any) -> torch.Tensor:
 
 def single_token(model: nn.Module, blocks: Blocks, sample: Any) -> Stream | None:
     """The stream of the first token of a sample, or None where a sample cannot be cut."""
-    ids = sample.get("input_ids", sample.get("")) if isinstance(sample, Mapping) else sample
-    if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.dim() != 2:
+    ids = token_ids(sample)
+    if ids is None:
         return None
-
-    def cut(value: Any) -> Any:
-        return value[:1, :1] if isinstance(value, torch.Tensor) and value.shape == ids.shape else value
-
-    short = {name: cut(value) for name, value in sample.items()} if isinstance(sample, Mapping) else cut(sample)
+    short = cut(sample, ids, (slice(1), slice(1)))
     short = short[""] if isinstance(short, dict) and "" in short else short
     found, stream = record(model, blocks, [short])
     return stream if found.path else None
+
+
+# ---- blocks that are built alike -------------------------------------------------------------------------------------
+
+
+def built(block: nn.Module) -> Hashable:
+    """How a block is built: its modules with their classes, and the shapes and types of their values."""
+    return tuple(
+        (
+            name,
+            type(module),
+            *((key, value.shape, value.dtype) for key, value in module.named_parameters(recurse=False)),
+        )
+        for name, module in block.named_modules()
+    )
+
+
+def alike(block: str, other: str, groups: list[NormGroup], pairs: list[Pair]) -> tuple[list[NormGroup], list[Pair]]:
+    """Groups and pairs of the block ``other`` under the names that they have in ``block``."""
+
+    def here(name: str) -> str:
+        return block + name.removeprefix(other)
+
+    def every(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(here, names))
+
+    return (
+        [replace(g, norm=here(g.norm), linears=every(g.linears), others=every(g.others), block=block) for g in groups],
+        [replace(pair, source=here(pair.source), target=here(pair.target), block=block) for pair in pairs],
+    )
+
+
+def holds(segment: Segment, groups: list[NormGroup], pairs: list[Pair]) -> bool:
+    """Whether these are groups and pairs of a block: all are scaled at once, and every layer that can be quantized has
+    to read what it read before, and the block to answer what it answered."""
+    modules = dict(segment.module.named_modules())
+    local = {full(segment, name): name for name in modules}
+    layers = {name: module for name, module in modules.items() if reads_features(module)}
+    seen = trace({**layers, **{local[group.norm]: modules[local[group.norm]] for group in groups}}, segment.forward)
+    if not all(local[group.norm] in seen.outputs for group in groups):
+        return False
+    rows, columns = {}, dict.fromkeys(seen.inputs, torch.ones((), device=seen.output.device))
+    for number, group in enumerate(groups):
+        y = seen.outputs[local[group.norm]]
+        rows[local[group.norm]] = r = powers(y.shape[-1], number, y.device).to(y.dtype)
+        columns |= {local[name]: r for name in (*group.linears, *group.others)}
+    for number, pair in enumerate(pairs, len(groups)):
+        if (y := seen.outputs.get(local[pair.source])) is not None:  # an expert may have had no token
+            channels = pair.channels.to(y.device)
+            used = torch.zeros(y.shape[-1], dtype=torch.bool, device=y.device).index_fill_(0, channels, True)
+            rows[local[pair.source]] = r = torch.where(used, powers(len(used), number, y.device).to(y.dtype), 1.0)
+            columns[local[pair.target]] = r[channels]
+    kept: dict[str, torch.Tensor] = {}
+
+    def back(x: torch.Tensor, name: str, s: torch.Tensor) -> torch.Tensor:
+        kept[name] = x / s.to(x.dtype)
+        return kept[name]
+
+    readers = {name: partial(back, name=name, s=s) for name, s in columns.items()}
+    writers = {name: partial(torch.mul, r) for name, r in rows.items()}
+    with edited(modules, readers, writers):
+        same = equal(segment.forward(), seen.output)
+    return same and all(name in kept and equal(kept[name], x) for name, x in seen.inputs.items() if name in layers)
 
 
 # ---- norms -----------------------------------------------------------------------------------------------------------
@@ -282,17 +355,6 @@ def absorbs(module: nn.Module, x: torch.Tensor, r: torch.Tensor) -> bool:
     plain = answer(module.forward(x))
     with swapped(module, module._parameters["weight"] * r):  # type: ignore[operator]
         return equal(answer(module.forward(x / r)).float(), plain.float())
-
-
-@contextmanager
-def swapped(module: nn.Module, weight: torch.Tensor) -> Iterator[None]:
-    """Another weight for a while."""
-    before = module._parameters["weight"]
-    module._parameters["weight"] = nn.Parameter(weight.detach(), requires_grad=False)
-    try:
-        yield
-    finally:
-        module._parameters["weight"] = before
 
 
 def offset_of(norm: nn.Module, x: torch.Tensor) -> float:
@@ -404,11 +466,6 @@ def settle(found: torch.Tensor, dead: torch.Tensor, among: range) -> torch.Tenso
             return None
         found = plain
     return among.start + among.step * found
-
-
-def magnitude(x: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude per channel, in float64."""
-    return x.detach().reshape(-1, x.shape[-1]).double().abs().amax(0)
 
 
 def siblings(segment: Segment, linears: dict[str, nn.Module], found: list[Pair]) -> list[Pair]:

@@ -39,7 +39,8 @@ from quark.torch.config.algorithms import RotationConfig
 from quark.torch.layers import kind_of
 from quark.torch.probe import CLOSE, equal
 from quark.torch.rotated import attach_rotation, detach_rotation
-from quark.torch.structure import NormGroup, Pair, Structure, example, find_structure
+from quark.torch.short_sample import example
+from quark.torch.structure import NormGroup, Pair, Structure, find_structure
 
 log = logging.getLogger(__name__)
 SEEDS = (0, 2, 3)  # of signs; 0: the rotation of the configuration

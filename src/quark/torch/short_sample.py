@@ -1,0 +1,54 @@
+"""The sample that experiments on a model run on: made, or a short window of a given one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.errors import DataError
+from quark.torch.calibration import device_of
+
+TOKENS = (2, 16)  # of the sample that is made where none is given
+WINDOW = 64  # tokens of a given sample
+
+
+def example(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Token numbers for a language model."""
+    words = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
+    if words is None:
+        raise DataError("the structure of a model is found by running it; it has no embedding, so give a sample")
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, words.num_embeddings, TOKENS, generator=generator).to(device_of(model))
+    return {"input_ids": ids} if hasattr(model, "config") else {"": ids}
+
+
+def window(sample: Any) -> Any:
+    """At most ``WINDOW`` tokens of a sample, from the row with the fewest padded ones; a sample that cannot be cut."""
+    ids = token_ids(sample)
+    if ids is None or ids.numel() <= WINDOW:
+        return sample
+    mask = sample.get("attention_mask") if isinstance(sample, Mapping) else None
+    seen = torch.ones_like(ids) if mask is None else mask != 0
+    row = int(seen.sum(1).argmax())
+    start = min(int(seen[row].int().argmax()), max(0, ids.shape[1] - WINDOW))
+    return cut(sample, ids, (slice(row, row + 1), slice(start, start + WINDOW)))
+
+
+def token_ids(sample: Any) -> torch.Tensor | None:
+    """The token numbers [rows, tokens] of a sample, all other tensors of which have that shape; else None."""
+    values = sample.values() if isinstance(sample, Mapping) else (sample,)
+    ids = sample.get("input_ids", sample.get("")) if isinstance(sample, Mapping) else sample
+    if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.dim() != 2:
+        return None
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return ids if all(value.shape == ids.shape for value in tensors) else None
+
+
+def cut(sample: Any, ids: torch.Tensor, part: tuple[slice, slice]) -> Any:
+    """The same part of every tensor of a sample."""
+    if isinstance(sample, Mapping):
+        return {name: value[part] if isinstance(value, torch.Tensor) else value for name, value in sample.items()}
+    return ids[part]

@@ -1,0 +1,61 @@
+"""What is refused by names alone, before torch is loaded: the tables are those of the schemes; nothing is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quark.cli import torch_refusals as refusals
+from quark.torch.algorithms.registry import ALGORITHMS
+from quark.torch.config.schemes import KV_SCHEMES, ROWS, cache_scheme, scheme
+from quark.torch.files import quantize
+
+
+def test_the_tables_are_those_of_the_schemes() -> None:
+    static = {name for name in ROWS if any(stage.calibrated for stage in scheme(name).stages("input_tensors"))}
+    assert sorted(refusals.SCHEMES) == sorted(ROWS)
+    assert set(refusals.STATIC) == static
+    caches = {
+        name: any(stage.calibrated for part in cache_scheme(name) for stage in part.stages("output_tensors"))
+        for name in KV_SCHEMES
+    }
+    assert caches == refusals.CACHES
+    without = {"hqq", "rotation"}  # weights alone; a sample is made where there is none
+    assert {row.config.name for row in ALGORITHMS} - without - {"bias_correction"} == set(refusals.SAMPLED)
+    assert refusals.BEGUN == quantize.PROGRESS
+
+
+REFUSED = [
+    ["quantize-files", "model", "-o", "out", "-s", "fp8"],
+    ["quantize", "model", "-o", "out", "-s", "nvfp4"],
+    ["quantize", "model", "-o", "out", "-s", "int4_wo_129"],
+    ["quantize-files", "model", "-o", "out", "-s", "int4_wo_32", "--layer", "*down_proj"],
+    ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "-a", "awq"],
+    ["quantize", "model", "-o", "model", "-s", "int4_wo_32"],
+    ["sensitivity", "model", "-s", "int4_wo_32"],
+    ["search", "model", "-s", "int4_wo_32", "-o", "plan.yaml"],
+]
+
+
+def test_no_refusal_loads_torch(tmp_path: Path) -> None:
+    """One process types all of them."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    code = f"""
+import sys
+from quark.cli import main
+print([main(["torch", *words]) for words in {REFUSED!r}], [m for m in ("torch", "transformers") if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == [f"{[1] * len(REFUSED)} []"], done.stdout + done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_layers_of_their_own_are_for_those_who_know_the_model() -> None:
+    """Whether any layer keeps the static scheme is not seen in the names."""
+    refusals.check_names("fp8", None, (), ("*=int4_wo_32",), None)
+    with pytest.raises(refusals.DataError, match="static activations"):
+        refusals.check_names("fp8", None, (), (), None)
