@@ -255,10 +255,11 @@ def holds(segment: Segment, groups: list[NormGroup], pairs: list[Pair]) -> bool:
         rows[local[group.norm]] = r = powers(y.shape[-1], number, y.device).to(y.dtype)
         columns |= {local[name]: r for name in (*group.linears, *group.others)}
     for number, pair in enumerate(pairs, len(groups)):
-        if (y := seen.outputs.get(local[pair.source])) is not None:  # an expert may have had no token
-            channels = pair.channels.to(y.device)
-            used = torch.zeros(y.shape[-1], dtype=torch.bool, device=y.device).index_fill_(0, channels, True)
-            rows[local[pair.source]] = r = torch.where(used, powers(len(used), number, y.device).to(y.dtype), 1.0)
+        if (made := seen.outputs.get(local[pair.source])) is not None:  # an expert may have had no token
+            channels = pair.channels.to(made.device)
+            used = torch.zeros(made.shape[-1], dtype=torch.bool, device=made.device).index_fill_(0, channels, True)
+            scales = powers(len(used), number, made.device).to(made.dtype)
+            rows[local[pair.source]] = r = torch.where(used, scales, 1.0)
             columns[local[pair.target]] = r[channels]
     kept: dict[str, torch.Tensor] = {}
 

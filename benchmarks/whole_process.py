@@ -1,0 +1,172 @@
+"""CPU seconds of whole processes on one core: a quantization from the command line against the bare inference.
+
+    python -m benchmarks.whole_process [--methods XINT8 Entropy ...] [--samples 16] [--repeats 3] [--peers] [--json]
+
+A user waits for the process, not for a call in it: imports, reading, calibration, writing and the run before the
+result is published count. Every process is pinned to one core and gets one thread, repeats are interleaved, the
+least CPU time counts (what else runs on the machine only adds). The bare process imports ONNX Runtime, opens a session
+of the float model and runs the same samples; a ratio is that of one run on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from benchmarks import models
+from benchmarks.measure import ROOT
+
+BARE = "bare inference"
+BARE_CODE = """
+import sys, numpy, onnxruntime
+from pathlib import Path
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+for path in sorted(Path(sys.argv[2]).glob("*.npy")):
+    session.run(None, {session.get_inputs()[0].name: numpy.load(path)})
+"""
+PEER_CODE = """
+import sys, numpy
+from pathlib import Path
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
+class Reader(CalibrationDataReader):
+    feeds = iter([{"images": numpy.load(path)} for path in sorted(Path(sys.argv[2]).glob("*.npy"))])
+    def get_next(self):
+        return next(self.feeds, None)
+quantize_static(sys.argv[1], sys.argv[3], Reader(), calibrate_method=CalibrationMethod[sys.argv[4]],
+                activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
+"""
+PEERS = {"ONNX Runtime, MinMax": "MinMax", "ONNX Runtime, Entropy": "Entropy", "ONNX Runtime, Percentile": "Percentile"}
+METHOD_CODE = """
+import sys, numpy
+from pathlib import Path
+from quark.onnx import CalibMethod, ModelQuantizer, get_default_config
+config = get_default_config("A8W8_CPU")
+config.global_config.input_tensors.calibration_method = CalibMethod[sys.argv[4]]
+feeds = ({"images": numpy.load(path)} for path in sorted(Path(sys.argv[2]).glob("*.npy")))
+ModelQuantizer(config).quantize_model(sys.argv[1], sys.argv[3], feeds)
+"""
+PRESETS = {"A8W8_CPU (MinMax)": "A8W8_CPU", "XINT8": "XINT8"}  # as the command line has them
+METHODS = ("Percentile", "MinMSE", "LayerwisePercentile", "Entropy")  # with A8W8_CPU, from Python
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one process took.
+
+    Attributes:
+        cpu: seconds of all its threads.
+        wall: seconds.
+        peak: most bytes ever resident.
+    """
+
+    cpu: float
+    wall: float
+    peak: int
+
+
+def cost_of(command: list[str], folder: str) -> Cost:
+    """Run a process on one core, with one thread in every library.
+
+    Raises:
+        RuntimeError: it failed; its last words.
+    """
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    core = min(os.sched_getaffinity(0))
+    start = time.perf_counter()
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        )
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        wall = time.perf_counter() - start
+        if child.returncode:
+            said.seek(0)
+            raise RuntimeError(said.read().decode(errors="replace")[-2000:])
+    return Cost(used.ru_utime + used.ru_stime, wall, peak_of(used))
+
+
+def peak_of(used: resource.struct_rusage) -> int:
+    """Bytes; Linux counts kilobytes, macOS bytes."""
+    return used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def commands(folder: Path, chosen: list[str], peers: bool, check: bool) -> dict[str, list[str]]:
+    """The command of every line of the table."""
+    files = [str(folder / "model.onnx"), str(folder / "samples"), str(folder / "out.onnx")]
+    found = {BARE: [sys.executable, "-c", BARE_CODE, *files]}
+    for name, preset in PRESETS.items():
+        words = ["onnx", "quantize", files[0], "--data", files[1], "-o", files[2], "-p", preset, "--overwrite"]
+        found[name] = [sys.executable, "-m", "quark.cli", *words, *([] if check else ["--no-check"])]
+    found |= {name: [sys.executable, "-c", METHOD_CODE, *files, name] for name in METHODS}
+    for name, method in PEERS.items() if peers else ():
+        found[name] = [sys.executable, "-c", PEER_CODE, *files, method]
+    return {name: words for name, words in found.items() if name == BARE or name in (*chosen, *PEERS)}
+
+
+def write_work(folder: Path, samples: int) -> None:
+    """A ResNet-50 and its samples."""
+    onnx.save(models.resnet(), folder / "model.onnx")
+    (folder / "samples").mkdir()
+    for number, feed in enumerate(models.random_images(models.Shape().image, samples, seed=1)):
+        np.save(folder / "samples" / f"{number:04}.npy", feed["images"])
+
+
+def measured(work: dict[str, list[str]], folder: str, repeats: int) -> dict[str, Cost]:
+    """The cheapest of several runs of each, one after the other in rounds."""
+    found: dict[str, list[Cost]] = {name: [] for name in work}
+    for _ in range(repeats):
+        for name, command in work.items():
+            found[name].append(cost_of(command, folder))
+    return {name: min(costs, key=lambda cost: cost.cpu) for name, costs in found.items()}
+
+
+def main() -> None:
+    """Print the table, or one object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=(*PRESETS, *METHODS), default=[*PRESETS, *METHODS])
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peers", action="store_true", help="also ONNX Runtime's quantize_static")
+    parser.add_argument("--check", action="store_true", help="with the check after the quantization")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        write_work(Path(name), chosen.samples)
+        work = commands(Path(name), chosen.methods, chosen.peers, chosen.check)
+        costs = measured(work, name, chosen.repeats)
+    bare = costs[BARE]
+    rows = {
+        name: {"cpu": cost.cpu, "wall": cost.wall, "peak": cost.peak, "ratio": cost.cpu / bare.cpu}
+        for name, cost in costs.items()
+    }
+    if chosen.json:
+        print(json.dumps(rows, indent=2))
+        return
+    print(f"{'process':28} {'CPU s':>7} {'ratio':>6} {'wall s':>7} {'peak MB':>8} {'of bare':>8}")
+    for name, row in rows.items():
+        shares = f"{row['ratio']:6.2f} {row['wall']:7.2f} {row['peak'] / 1e6:8.0f} {row['peak'] / bare.peak:8.2f}"
+        print(f"{name:28} {row['cpu']:7.2f} {shares}")
+
+
+if __name__ == "__main__":
+    main()
