@@ -165,6 +165,7 @@ def test_a_configuration_that_does_not_fit_the_tensors_is_refused(
     [
         ("mixtral", "fp8", "with float inputs"),
         ("aria_text", "int4_wo_32", "at random"),
+        ("qwen3_vl_moe", "int4_wo_32", "at random"),  # stacked in the original, and turned
         ("dinov2", "fp8", "makes several tensors of"),
         ("olmo_hybrid", "int4_wo_32", "cannot where weights are packed"),
         ("mt5", "int4_wo_32", "first values"),

@@ -116,9 +116,13 @@ def test_convert_carries_codes_over(tmp_path: Path, capsys: pytest.CaptureFixtur
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("b", "c")]
     assert files[0] == files[1]
     capsys.readouterr()
-    assert main(["torch", "convert", str(tmp_path / "b"), "-o", str(tmp_path / "d"), "--format", "quark"]) == 1
-    assert "--requantize SCHEME" in capsys.readouterr().err
+    assert main(["torch", "convert", str(tmp_path / "b"), "-o", str(tmp_path / "d"), "--format", "quark"]) == 0
+    assert "gptq codes, unchanged" in capsys.readouterr().out
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "d")), logits(model))
+    llama(**SIZES).save_pretrained(tmp_path / "f")
+    assert main(["torch", "convert", str(tmp_path / "f"), "-o", str(tmp_path / "x"), "--format", "quark"]) == 1
+    assert "--requantize SCHEME" in capsys.readouterr().err and not (tmp_path / "x").exists()
     given = ["--format", "quark", "--requantize", "int8_wo_per_channel", "--json"]
-    assert main(["torch", "convert", str(tmp_path / "b"), "-o", str(tmp_path / "d"), *given]) == 0
-    error = logits(import_model_from_safetensors(None, tmp_path / "d")) - logits(model)
+    assert main(["torch", "convert", str(tmp_path / "b"), "-o", str(tmp_path / "e"), *given]) == 0
+    error = logits(import_model_from_safetensors(None, tmp_path / "e")) - logits(model)
     assert error.norm() < 0.05 * logits(model).norm()

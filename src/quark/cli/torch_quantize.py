@@ -16,7 +16,6 @@ from quark.cli.torch_refusals import check_names, check_output, split_layers
 from quark.errors import ConfigError, unknown
 from quark.report import Table, file_size
 
-CARRIED = ("quark", "fp8", "awq")  # methods whose codes are read as they are
 DTYPES = ("bfloat16", "float16", "float32")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KkMmGg])[Bb]")
 SLOTS = {"weight": "weights", "input_tensors": "inputs"}
@@ -301,18 +300,13 @@ def run_convert(request: Request, json: bool) -> None:
     """
     from quark.files.folder import check_target
     from quark.torch.export.formats import chosen_format
-    from quark.torch.export.write_as import convert
+    from quark.torch.files.foreign import convert
     from quark.torch.files.prequantized import method_of
 
     if request.scheme is not None:
         run_files(request, 8, 1, json)
         return
     format, method = chosen_format(request.format, request.program), method_of(request.model)
-    if method not in CARRIED:
-        raise ConfigError(
-            f"{str(request.model)!r} is {method or 'float'}; the codes of {', '.join(CARRIED)} can be carried over to "
-            f"another format as they are. --requantize SCHEME decodes it and quantizes it again"
-        )
     check_target(request.output.expanduser().resolve())
     start = time.perf_counter()
     convert(request.model, request.output, format, request.program)
@@ -333,7 +327,7 @@ def hidden(output: Path, what: str) -> Path:
 
 def convert_and_delete(source: Path, output: Path, format: str, program: str | None) -> None:
     """Write the model in ``source`` in another format; the folder is deleted when that is done."""
-    from quark.torch.export.write_as import convert
+    from quark.torch.files.foreign import convert
 
     convert(source, output, format, program)
     shutil.rmtree(source)

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.torch.experts import UnfusedExperts
+from quark.torch.experts import UnfusedExperts, numbered_stacks
 from quark.torch.export.model_files import is_untied
-from quark.torch.export.original import WEIGHT, Names, base_of, conversion_of, conversions_of
+from quark.torch.export.original import WEIGHT, Names, conversion_of, conversions_of
 from quark.torch.quantized_layer import detach
 
 OTHERS = (ValueError, TypeError, RuntimeError, IndexError, KeyError, NotImplementedError)  # a copy without values is no
@@ -49,12 +49,17 @@ def experts(model: nn.Module, schemes: Mapping[str, Any], names: Names) -> str |
         own = next((name for name in schemes if name.startswith(f"{path}.")), None)
         if not isinstance(module, UnfusedExperts) or own is None:
             continue
-        listed = names.layer(own) != base_of(own, names.renamed) or names.hit(f"{path}.down_proj") is not None
-        if not listed:
+        if not is_listed(path, module, names):
             return f"it has no place for the experts of {path!r}, and makes them up at random"
         if schemes[own].input_activations is not None:
             return f"it computes the experts of {path!r} with float inputs"
     return None
+
+
+def is_listed(path: str, module: UnfusedExperts, names: Names) -> bool:
+    """Whether the original has the experts one by one: then their stacks come apart on the way out."""
+    form = {f"{path}.{name}": (tuple(x.shape), x.dtype) for name, x in numbered_stacks(module)[0].items()}
+    return len(names.written(form)) > len(form)
 
 
 def ties(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""A quantized model written in any format by its name, and folders converted from one format to another."""
+"""A quantized model written in any format by its name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from quark.torch.export.gguf_tensors import Loss
 from quark.torch.export.huggingface import export_safetensors
 from quark.torch.export.onnx_model import export_onnx
 from quark.torch.export.reader_scales import with_scales_in
-from quark.torch.export.reload import import_model_from_safetensors
 from quark.torch.export.shards import SHARD_SIZE
 
 #: A tensor of stacked experts in a checkpoint: no module of its own, and so no ``.weight``.
@@ -65,20 +64,6 @@ def export_as(
         export_compressed_tensors(model, output_dir, max_shard_size, program)
         return None
     return WRITERS[format](model, Path(output_dir), Path(source))
-
-
-def convert(
-    source: str | os.PathLike[str], target: str | os.PathLike[str], format: str, program: str | None = None
-) -> None:
-    """Write the quantized model in ``source`` in another format, with the codes and scales that it has.
-
-    Raises:
-        ModelError: a folder without a quantized model that can be read.
-        ConfigError: a format that cannot hold it.
-    """
-    if format not in FORMATS:
-        raise ConfigError(unknown("format", format, FORMATS))
-    export_as(import_model_from_safetensors(None, Path(source)), target, format, source, program=program)
 
 
 def to_gguf(model: nn.Module, folder: Path, source: Path) -> Loss:

@@ -1,0 +1,269 @@
+"""A folder that another program has quantized, as a model of ours that keeps its codes: GPTQ, AWQ, compressed-tensors,
+MXFP4 (gpt_oss).
+
+    tensors of the folder → values, scales, zero points (``prequantized``) → the tensors of a quark checkpoint → import
+
+Each layer is decoded, stored in our own layout under the scales of the folder, and decoded again: what is not equal bit
+for bit is refused. So nothing has to be believed about a format; only what is the same is carried over.
+
+Not handled: inputs in another order (``desc_act``), caches, blocks of compressed-tensors; they are refused by name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.errors import ConfigError, ModelError, unknown
+from quark.torch.config.model import QConfig, QLayerConfig
+from quark.torch.experts import is_fused, layers_of, stacked_name, unfuse_experts
+from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
+from quark.torch.export.config.config import JsonExporterConfig
+from quark.torch.export.formats import FORMATS
+from quark.torch.export.layout import layout_of_quantizer, store
+from quark.torch.export.original import Names, names_of
+from quark.torch.export.places import load
+from quark.torch.export.reload import Scheme, import_model_from_safetensors, map_model
+from quark.torch.export.skeleton import mark_loaded
+from quark.torch.export.state import renamed
+from quark.torch.export.write_as import export_as
+from quark.torch.fake_quantize import make_quantizer, parts
+from quark.torch.files.grids import GRIDS, Grid, Parts, refuse
+from quark.torch.files.prequantized import LEFT, METHODS, Coded, Found, method_of
+from quark.torch.files.skeleton import Stored, architecture_of, stored_tensors
+from quark.torch.layers import kind_of
+
+OWN = ("quark", "fp8")  # methods that the import reads as they are
+
+
+@dataclass(frozen=True)
+class Translated(Checkpoint):
+    """A checkpoint whose quantized layers have our own tensors.
+
+    Attributes:
+        source: the tensors of the folder.
+        layers: what makes the tensors of a layer, by the name outside of its weight.
+        taken: names of the tensors that layers are made of.
+        stacks: what takes stacked tensors apart whose experts are quantized, by their names.
+    """
+
+    source: Mapping[str, Stored] = None  # type: ignore[assignment]
+    layers: Mapping[str, Layer] = None  # type: ignore[assignment]
+    taken: frozenset[str] = frozenset()
+    stacks: Mapping[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = field(default_factory=dict)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, value) of every tensor."""
+        for name, stored in self.source.items():
+            if name in self.stacks:
+                yield from self.stacks[name](stored.read(self.folder)).items()
+            elif name not in self.taken and not LEFT.search(name):
+                yield name, stored.read(self.folder)
+        for layer in self.layers.values():
+            yield from layer.tensors().items()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One quantized layer of a folder.
+
+    Attributes:
+        name: outside, of its weight.
+        config: how it is quantized.
+        values: gives its float32 values, and their scales and zero points where they are not found in the values.
+        inputs: static parameters of its inputs, by their names behind the layer's.
+    """
+
+    name: str
+    config: QLayerConfig
+    values: Any
+    inputs: Mapping[str, torch.Tensor]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Its tensors in the layout of quark.
+
+        Raises:
+            ConfigError: they do not stand for the same values.
+        """
+        values, scale, zero_point = self.values()
+        weight: Any = self.config.weight
+        stages = tuple(one.to_stage() for one in (weight if isinstance(weight, list) else [weight]))
+        granularity = {stage: stage.spec.granularity for stage in stages}
+        quantizer = make_quantizer(stages, granularity.__getitem__, f"weight {self.name!r}", True)
+        part = next(iter(parts(quantizer)))
+        if scale is not None:
+            shape = part.granularity.parameter_shape(tuple(values.shape))
+            part.scale = scale.float().reshape(shape)
+            zeros = torch.zeros_like(part.scale) if zero_point is None else zero_point.reshape(shape)
+            part.zero_point = zeros.to(torch.int32)
+        made = store(values, quantizer, frozen=scale is not None)
+        if not torch.equal(layout_of_quantizer(quantizer, tuple(values.shape)).restore(made), values):
+            refuse(f"the codes of {self.name!r} do not fit {weight.dtype.name} with these scales")
+        prefix = self.name.removesuffix("weight")
+        return {**renamed(self.name, made), **{f"{prefix}{key}": value for key, value in self.inputs.items()}}
+
+
+def quantized_model(folder: Path) -> nn.Module:
+    """The quantized model in a folder, with the codes and scales that it has.
+
+    Args:
+        folder: with ``config.json`` and safetensors files; of any method that can be read.
+
+    Raises:
+        ConfigError: a folder that is float, or whose codes cannot be carried over.
+        ModelError: files that are missing, broken, or do not fit the model.
+    """
+    method = method_of(folder)
+    if method in OWN:
+        return import_model_from_safetensors(None, folder)
+    if method not in GRIDS:
+        refuse(f"{str(folder)!r} is {method or 'float'}; codes are carried over from {', '.join([*OWN, *GRIDS])}")
+    checkpoint = read_checkpoint(folder)
+    described: Any = checkpoint.config["quantization_config"]
+    tensors = stored_tensors(checkpoint)
+    found = METHODS[method](tensors, described, checkpoint)
+    model = architecture_of(checkpoint, buffers=True, eager=False)
+    if model is None:
+        raise ModelError(f"{str(folder / 'config.json')!r} names no architecture that transformers has")
+    dtype = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), torch.float32)
+    model = model.to(dtype)
+    layers, inside, stacks = layers_of_model(model, checkpoint, found, GRIDS[method](tensors, described, checkpoint))
+    taken = frozenset(name for coded in found.values() for name in coded.parts.values())
+    translated = Translated(checkpoint.folder, checkpoint.config, checkpoint.files, tensors, layers, taken, stacks)
+    map_model(model, Scheme(config_of(model, layers, inside), JsonExporterConfig(), "quark"))
+    load(model, translated)
+    model.config._name_or_path = str(folder)  # type: ignore[union-attr]
+    return mark_loaded(model).eval()
+
+
+def layers_of_model(
+    model: nn.Module, checkpoint: Checkpoint, found: Found, grid: Grid
+) -> tuple[dict[str, Layer], dict[str, str], dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]]]:
+    """The quantized layers of a folder by the names of their weights outside, these by the names in memory, and what
+    takes the float parts of stacked experts apart."""
+    stacks = {path: module for path, module in model.named_modules() if is_fused(module)}
+    shells = {path: copy.copy(module) for path, module in stacks.items()}
+    for path, module in stacks.items():
+        shells[path].__dict__["_parameters"] = dict(module._parameters)
+    apart = unfuse_experts(model)
+    names, tensors = names_of(model), stored_tensors(checkpoint)
+    layers: dict[str, Layer] = {}
+    inside: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if kind_of(module) is None:
+            continue
+        weight = f"{names.layer(path)}.weight"
+        if weight in found:
+            layers[weight] = layer_of(weight, found[weight], grid, checkpoint, tensors)
+            inside[path] = weight
+        parent = path.rpartition(".")[0].rpartition(".")[0]
+        if parent in stacks and weight not in found:
+            made = stacked_layer(shells[parent], parent, path, names, found, grid, checkpoint)
+            if made is not None:
+                layers[weight], inside[path] = made, weight
+    if lost := sorted(set(found) - set(layers) - {name for name in found if is_stack(name, stacks, names)}):
+        raise ModelError(f"{str(checkpoint.folder)!r}: the model has no layer for {lost[0]!r}")
+    shares: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {}
+    for path, module in stacks.items():
+        if not any(name.startswith(f"{path}.") for name in inside):
+            apart[module]()
+            continue
+        for own in shells[path]._parameters:
+            if (outside := names.renamed(f"{path}.{own}")) not in found:
+                shares[outside] = partial(taken_apart, shells[path], path, own, names)
+    return layers, inside, shares
+
+
+def taken_apart(shell: nn.Module, path: str, own: str, names: Names, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What every expert has of the float tensor ``own`` of a stack, by its name outside."""
+    twin = copy.copy(shell)
+    twin.__dict__["_parameters"] = {**shell._parameters, own: value}
+    made: dict[str, torch.Tensor] = {}
+    for number in range(int(shell.num_experts)):  # type: ignore[arg-type]
+        for name, weight, bias in layers_of(twin, number):
+            outside, source = names.layer(f"{path}.{number}.{name}"), stacked_name(shell, f"{number}.{name}.weight")
+            made |= {f"{outside}.weight": weight.contiguous()} if own == source else {}
+            if bias is not None and own == f"{source}_bias":
+                made[f"{outside}.bias"] = bias.contiguous()
+    return made
+
+
+def is_stack(name: str, stacks: Mapping[str, nn.Module], names: Names) -> bool:
+    """Whether a coded tensor is one of stacked experts."""
+    return any(
+        name == names.renamed(f"{path}.{own}") for path in stacks for own in ("gate_up_proj", "up_proj", "down_proj")
+    )
+
+
+def layer_of(name: str, coded: Coded, grid: Grid, checkpoint: Checkpoint, tensors: Mapping[str, Stored]) -> Layer:
+    """A layer with tensors of its own."""
+
+    def read() -> Parts:
+        return {role: tensors[stored].read(checkpoint.folder) for role, stored in coded.parts.items()}
+
+    config = grid.config(name, read)
+
+    def values() -> Any:
+        own = read()
+        return coded.decode(own).to(torch.float32).reshape(coded.shape).contiguous(), *grid.parameters(name, own)
+
+    prefix = name.removesuffix("weight")
+    given = {
+        key: tensors[f"{prefix}{key}"].read(checkpoint.folder) for key in grid.inputs if f"{prefix}{key}" in tensors
+    }
+    return Layer(name, config, values, grid.activations(config, given))
+
+
+def stacked_layer(
+    shell: nn.Module, parent: str, path: str, names: Names, found: Found, grid: Grid, checkpoint: Checkpoint
+) -> Layer | None:
+    """A layer of one expert, whose values are a part of a stacked tensor; None where that is float."""
+    own = path.removeprefix(f"{parent}.")
+    source = names.renamed(f"{parent}.{stacked_name(shell, f'{own}.weight')}")
+    if source not in found:
+        return None
+    coded, tensors = found[source], stored_tensors(checkpoint)
+
+    def values() -> Any:
+        read = {role: tensors[stored].read(checkpoint.folder) for role, stored in coded.parts.items()}
+        number, name = own.split(".")
+        twin, stack = copy.copy(shell), coded.decode(read).to(torch.float32).reshape(coded.shape)
+        twin.__dict__["_parameters"] = {**shell._parameters, stacked_name(shell, f"{own}.weight"): stack}
+        weight = next(weight for key, weight, _ in layers_of(twin, int(number)) if key == name)
+        return weight.contiguous(), None, None
+
+    return Layer(f"{names.layer(path)}.weight", grid.config(source, dict), values, {})
+
+
+def config_of(model: nn.Module, layers: Mapping[str, Layer], inside: Mapping[str, str]) -> QConfig:
+    """The configuration of a model with these layers: what most of them have, and what others have by name."""
+    if not layers:
+        raise ModelError("the folder has no quantized layer")
+    kinds = Counter(repr(layer.config.to_dict()) for layer in layers.values())
+    usual = kinds.most_common(1)[0][0]
+    common = next(layer.config for layer in layers.values() if repr(layer.config.to_dict()) == usual)
+    others = {
+        path: layers[name].config for path, name in inside.items() if repr(layers[name].config.to_dict()) != usual
+    }
+    floats = [path for path, module in model.named_modules() if kind_of(module) is not None and path not in inside]
+    return QConfig(common, layer_quant_config=others, exclude=floats)
+
+
+def convert(source: Path, target: Path, format: str, program: str | None = None) -> None:
+    """Write the quantized model in ``source`` in another format, with the codes and scales that it has.
+
+    Raises:
+        ModelError: a folder without a quantized model that can be read.
+        ConfigError: codes that cannot be carried over, or a format that cannot hold them.
+    """
+    if format not in FORMATS:
+        raise ConfigError(unknown("format", format, FORMATS))
+    export_as(quantized_model(Path(source)), target, format, source, program=program)

@@ -1,0 +1,116 @@
+"""Codes that another program wrote, carried over bit for bit into every format whose grid agrees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.torch_flow.export.networks import llama, logits
+from tests.torch_flow.export.test_reload import quantized
+
+from quark.errors import ConfigError
+from quark.torch import LLMTemplate
+from quark.torch.export.write_as import export_as
+from quark.torch.files.foreign import convert, quantized_model
+from quark.torch.quantized_layer import quantized_layers
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("compressed_tensors")
+pytestmark = pytest.mark.filterwarnings("ignore")
+SIZES = {"hidden_size": 64, "intermediate_size": 128}
+SOURCES = {
+    "int4_wo_32": ("quark", "awq", "gptq", "gptq_v2", "compressed-tensors"),
+    "uint4_wo_32": ("quark", "awq", "gptq_v2"),
+    "int8_wo_per_channel": ("quark", "gptq", "compressed-tensors"),
+    "fp8": ("quark", "fp8", "compressed-tensors"),
+    "ptpc_int8": ("quark", "compressed-tensors"),
+    "ptpc_fp8": ("quark", "compressed-tensors"),
+}
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def scheme(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    return request.param, quantized(llama(**SIZES), LLMTemplate.get("llama").get_config(request.param))
+
+
+def write(model: Any, folder: Path, format: str) -> None:
+    """A model in a format; GPTQ in either version."""
+    from quark.torch.export.api import export_safetensors
+
+    if format == "gptq_v2":
+        export_safetensors(model, folder, custom_mode=format)
+    else:
+        export_as(model, folder, format, folder)
+
+
+def values(model: Any) -> dict[str, torch.Tensor]:
+    """The weights that a model multiplies by."""
+    return {name: layer.twin()._parameters["weight"].detach() for name, layer in quantized_layers(model)}
+
+
+def test_codes_go_from_every_format_into_every_other_one(scheme: tuple[str, Any], tmp_path: Path) -> None:
+    """From each into each: the values are those of the first model, and so are the answers."""
+    name, model = scheme
+    wanted = values(model)
+    for first in SOURCES[name]:
+        write(model, tmp_path / first, first)
+        again = quantized_model(tmp_path / first)
+        assert {key: torch.equal(value, wanted[key]) for key, value in values(again).items()} == dict.fromkeys(
+            wanted, True
+        )
+        assert torch.equal(logits(again), logits(model))
+        for second in SOURCES[name]:
+            goal = tmp_path / f"{first} to {second}"
+            write(again, goal, second)
+            found, expected = (load_file(folder / "model.safetensors") for folder in (goal, tmp_path / first))
+            if first == second:
+                assert found.keys() == expected.keys()
+                assert all(torch.equal(found[key], expected[key].to(found[key].dtype)) for key in found)
+
+
+def test_what_would_not_be_the_same_is_refused(tmp_path: Path) -> None:
+    model = quantized(llama(**SIZES), LLMTemplate.get("llama").get_config("uint4_wo_32"))
+    write(model, tmp_path / "a", "gptq_v2")
+    with pytest.raises(ConfigError, match="'fp8' does not fit"):
+        convert(tmp_path / "a", tmp_path / "b", "fp8")
+    tensors = load_file(tmp_path / "a" / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.g_idx"] = tensors["model.layers.0.self_attn.q_proj.g_idx"].flip(0)
+    save_file(tensors, tmp_path / "a" / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"q_proj.*desc_act.*--requantize"):
+        quantized_model(tmp_path / "a")
+
+
+def test_experts_of_gpt_oss_keep_their_values(tmp_path: Path) -> None:
+    """Blocks of MXFP4, stacked, interleaved and with biases, become experts of the format quark."""
+    config = transformers.GptOssConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=32, num_local_experts=2, num_experts_per_tok=1, vocab_size=64,
+    )  # fmt: skip
+    model = transformers.GptOssForCausalLM(config).eval()
+    ids = torch.arange(3, 40)[None]
+    tensors, generator = dict(model.state_dict()), torch.Generator().manual_seed(0)
+    levels = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors[name].shape
+        codes = torch.randint(0, 16, (experts, rows, columns), generator=generator)
+        scales = torch.randint(118, 124, (experts, rows, columns // 32), generator=generator)
+        stack = torch.tensor([*levels, *(-level for level in levels)])[codes]
+        stack = stack * (2.0 ** (scales - 127)).repeat_interleave(32, -1)
+        tensors.pop(name)
+        model.get_parameter(name).data.copy_(stack.transpose(1, 2))
+        packed = (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
+        tensors[f"{name}_blocks"] = packed.reshape(experts, rows, columns // 32, 16)
+        tensors[f"{name}_scales"] = scales.to(torch.uint8)
+    model.save_pretrained(tmp_path / "q")
+    save_file({name: value.contiguous() for name, value in tensors.items()}, tmp_path / "q" / "model.safetensors")
+    path = tmp_path / "q" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": {"quant_method": "mxfp4"}}))
+    convert(tmp_path / "q", tmp_path / "c", "quark")
+    again = quantized_model(tmp_path / "c")
+    assert sum(1 for _ in quantized_layers(again)) == 6
+    with torch.no_grad():
+        assert torch.allclose(again(ids).logits, model(ids).logits, atol=1e-5)
