@@ -6,6 +6,7 @@
 # make mutants SEED=1 COUNT=200   break the package in places drawn by a seed, and see that a test notices
 # make consumers   every architecture of transformers, exported and loaded by the programs that read it (an hour)
 # make gpu    the tests that need a CUDA device, in an environment that has torch for it
+# make benchmarks-quick   measure the headline figures again and print benchmarks/RESULTS.md (ten minutes)
 # make docs   write the generated pages, run the code of all pages
 PYTHON ?= python3
 VENV   := .venv
@@ -13,6 +14,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test slow gpu lint docs consumers clean fuzz mutants
+.PHONY: benchmarks-quick
 
 FUZZ_SECONDS ?= 3600
 SEED ?= 0
@@ -42,6 +44,9 @@ mutants: $(VENV)/.dev
 
 consumers: $(VENV)/.dev
 	$(BIN)/python tests/consumers/run.py
+
+benchmarks-quick: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.page --measure
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

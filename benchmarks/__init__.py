@@ -3,5 +3,5 @@
     python -m benchmarks.onnx_ptq      time and peak memory of one quantization; `--latency` for the quantized models
     python -m benchmarks.fidelity      signal-to-noise ratio and task metrics of the quantized models
 
-RESULTS.md holds the measured figures with the machine they come from.
+Every benchmark takes ``--json FILE`` (``benchmarks.record``); ``benchmarks.page`` prints RESULTS.md from such files.
 """

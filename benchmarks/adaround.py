@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from benchmarks import measure, models
+from benchmarks import measure, models, record
 from benchmarks.measure import Outcome
 from benchmarks.peers.job import read_feeds, write_feeds
 
@@ -106,6 +106,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=8, help="calibration samples")
     parser.add_argument("--iterations", type=int, default=20, help="steps per layer")
     parser.add_argument("--toy", action="store_true", help="a network of two blocks instead, to try the benchmark")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     return parser.parse_args(argv)
 
 
@@ -139,4 +140,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record.run(main, __file__))

@@ -19,6 +19,7 @@ import argparse
 import copy
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import measure
+from benchmarks import measure, record
 from quark.torch import ModelQuantizer
 from quark.torch.diffusion import record_inputs
 from quark.torch.quantization.config.config import (
@@ -176,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--train", type=int, default=400, help="training steps")
     parser.add_argument("--steps", type=int, default=20, help="denoising steps")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     report: dict[str, Any] = {"machine": measure.machine()}
@@ -189,4 +190,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(record.run(main, __file__))

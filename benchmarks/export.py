@@ -20,6 +20,7 @@ import argparse
 import os
 import resource
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -32,6 +33,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from benchmarks import record
 from quark.numerics.packing import AWQ_ORDER, pack
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.export.layout import store
@@ -272,6 +274,7 @@ def main() -> None:
     parser.add_argument("--shard-size", type=int, default=300_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help=record.HELP)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     packing()
@@ -282,4 +285,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(record.run(main, __file__))

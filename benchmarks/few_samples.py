@@ -26,7 +26,7 @@ import onnxruntime
 from onnx import numpy_helper, parser
 
 import quark.onnx as q
-from benchmarks import models
+from benchmarks import models, record
 from benchmarks.fidelity import Bench, judge, leads, prepare
 from benchmarks.onnx_algorithms import FORMATS, HELD_OUT
 from benchmarks.peers.job import read_feeds
@@ -109,7 +109,9 @@ def of_squeezenet(bench: Bench, count: int, format: str, kind: str) -> list[list
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, line by line."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help=record.HELP)
+    parser.parse_args(argv)
     print(HEAD, flush=True)
 
     def say(name: str, count: int, format: str, kind: str, found: list[list[float]]) -> None:
@@ -130,4 +132,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record.run(main, __file__))

@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 from onnx import version_converter
 
-from benchmarks import measure, models
+from benchmarks import measure, models, record
 from benchmarks.models import Example
 from benchmarks.peers.float_job import open_session
 from benchmarks.peers.job import Feeds, write_feeds
@@ -310,7 +310,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--refresh", action="store_true", help="run the peers even where the cache has them")
     parser.add_argument("--no-metrics", dest="metrics", action="store_false", help="only signal-to-noise ratios")
     parser.add_argument("--timeout", type=float, default=1200, help="seconds for one quantization")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     arguments = parser.parse_args(argv)
     arguments.tools = arguments.tools or [OURS, ONNXRUNTIME, *([QUARK] if arguments.peer_python else [])]
     return arguments
@@ -340,4 +340,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record.run(main, __file__))

@@ -15,9 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks import record
 from quark.torch.export.formats import ANY, EXPORT, FORMATS, PROGRAMS
 
 TABLE = Path(__file__).parents[1] / "src/quark/torch/export/format_table.tsv"
@@ -50,11 +52,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--judge", type=Path)
     parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--json", type=Path, help=record.HELP)
     given = parser.parse_args()
     STEPS[given.step](given)
 
 
-def record(folder: Path, step: str, rows: list[tuple[str, str, str, bool, str]]) -> None:
+def keep(folder: Path, step: str, rows: list[tuple[str, str, str, bool, str]]) -> None:
     """Keep what a step has found."""
     lines = ["\t".join((a, b, c, "yes" if ok else "no", " ".join(shown.split()))) for a, b, c, ok, shown in rows]
     (folder / f"{step}.rows").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -93,7 +96,7 @@ def export(given: argparse.Namespace) -> None:
                 shutil.copyfile(path, goal / path.name)
             with torch.no_grad():
                 torch.save(model(ids).logits.float(), given.folder / scheme / f"{format}.logits")
-    record(given.folder, "export", rows)
+    keep(given.folder, "export", rows)
 
 
 def written(folder: Path, format: str) -> str:
@@ -148,7 +151,7 @@ def transformers(given: argparse.Namespace) -> None:
             works, shown = False, short(error)
         rows.append((scheme, format, "transformers", works, shown))
         print(*rows[-1], sep="\t", flush=True)
-    record(given.folder, "transformers", rows)
+    keep(given.folder, "transformers", rows)
 
 
 def read_by_transformers(path: Path, ids, expected, inputs: bool) -> tuple[bool, str]:  # type: ignore[no-untyped-def]
@@ -182,7 +185,7 @@ def vllm(given: argparse.Namespace) -> None:
     for (scheme, format, _), line in zip(folders(given, "vllm"), lines, strict=True):
         shown = ", ".join(line.get("schemes") or []) if line["ok"] else short_text(line.get("error") or str(line))
         rows.append((scheme, format, "vllm", bool(line["ok"]), shown or "loaded by its own method"))
-    record(given.folder, "vllm", rows)
+    keep(given.folder, "vllm", rows)
 
 
 def short_text(text: str) -> str:
@@ -210,7 +213,7 @@ def llama_cpp(given: argparse.Namespace) -> None:
         if own:
             shown += "; it quantizes activations in its own way, so what runs is not what was evaluated"
         rows.append((scheme, format, "llama.cpp", opened and not own, shown))
-    record(given.folder, "llama.cpp", rows)
+    keep(given.folder, "llama.cpp", rows)
 
 
 def write(given: argparse.Namespace) -> None:
@@ -234,4 +237,4 @@ STEPS: dict[str, Callable[[argparse.Namespace], None]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    sys.exit(record.run(main, __file__))

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import quark.onnx as q
+from benchmarks import record
 from quark.config.presets import PRESETS
 
 SHARED = Path(__file__).parents[1] / ".." / "shared" / "data"
@@ -116,6 +117,7 @@ def main() -> None:
     known = sorted({*PRESETS, *(spec.removesuffix("Spec") for spec in q.__all__ if spec.endswith("Spec"))})
     parser.add_argument("--types", nargs="+", default=list(DEFAULT), choices=known, metavar="TYPE")
     parser.add_argument("--every", type=int, default=4, help="use every so many-th test image of flowers5")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     arguments = parser.parse_args()
     print("| model | data type | metric | size over float | seconds |\n|---|---|---|---|---|", flush=True)
     loaders = examples()
@@ -126,4 +128,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(record.run(main, __file__))

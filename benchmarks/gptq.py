@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import measure
+from benchmarks import measure, record
 from quark.algorithms.columns import columns_of
 from quark.algorithms.gptq import gptq
 from quark.numerics.affine import Grid
@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[2048, 4096])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peer-python", help="the interpreter of the peer's environment")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -99,4 +100,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(record.run(main, __file__))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks import record
+from benchmarks.measure import table
 from quark.onnx import Config, ModelQuantizer, get_default_config
 
 LENGTHS = (100, 200, 400, 1000)
@@ -83,19 +86,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--preset", default="A8W8")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help=record.HELP)
     given = parser.parse_args(arguments)
     measure(5, given.preset)
     rows = [measure(length, given.preset) for length in given.lengths]
-    for row in rows:
-        per_node = 1000 * row["ours"] / row["nodes"]
-        print(
-            f"{row['nodes']:>6.0f} nodes  {row['total']:6.2f} s  inference {row['inference']:5.2f} s  "
-            f"ours {row['ours']:5.2f} s  ({per_node:.2f} ms a node)"
-        )
+    print(table(["nodes", "all, CPU s", "without inference, CPU s", "ms a node"], map(cells, rows)))
     if given.json:
         given.json.write_text(json.dumps({"preset": given.preset, "rows": rows}, indent=2), encoding="utf-8")
 
 
+def cells(row: dict[str, float]) -> list[str]:
+    """One line of the table."""
+    per_node = 1000 * row["ours"] / row["nodes"]
+    return [f"{row['nodes']:.0f}", f"{row['total']:.2f}", f"{row['ours']:.2f}", f"{per_node:.2f}"]
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(record.run(main, __file__))

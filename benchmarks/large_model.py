@@ -19,6 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import record
+from benchmarks.measure import table
+
 SIZE = 4096
 JOBS = ("onnxruntime", "weights_only", "static_random", "nbits")
 
@@ -90,16 +93,19 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=3.2)
     parser.add_argument("--job", choices=JOBS)
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--json", type=Path, help=record.HELP)
     given = parser.parse_args()
     if given.job:
         print(json.dumps(run_job(given.job, given.model, given.model.with_name("quantized.onnx"))))
         return
     found = measure(given.gigabytes)
     least = found["onnxruntime"]["gigabytes"]
-    for job, row in found.items():
-        above = row["gigabytes"] - least
-        print(f"{job:15s} {row['gigabytes']:.2f} GB ({above:+.2f} GB), {row['cpu_seconds']:.1f} CPU s")
+    rows = [
+        [job, f"{row['gigabytes']:.2f}", f"{row['gigabytes'] - least:+.2f}", f"{row['cpu_seconds']:.1f}"]
+        for job, row in found.items()
+    ]
+    print(table(["job", "peak GB", "above ONNX Runtime's own, GB", "CPU s"], rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(record.run(main, __file__))

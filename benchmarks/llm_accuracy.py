@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import measure
+from benchmarks import measure, record
 from quark.torch import ModelQuantizer
 from quark.torch.quantization.config.config import (
     AutoRoundConfig,
@@ -184,6 +184,7 @@ def main() -> None:
     parser.add_argument("--model", choices=[name for name in MODELS if name != "outliers"], default="llama")
     parser.add_argument("--outliers", action="store_true")
     parser.add_argument("--peer-python", help="the interpreter of the peer's environment")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     chosen = parser.parse_args()
     if chosen.peer_python:
         print(measure.table(["scheme", "algorithm", "perplexity", "KL x 1000", "CPU s"], of_peer(chosen)))
@@ -211,4 +212,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(record.run(main, __file__))

@@ -156,7 +156,7 @@ def machine() -> dict[str, Any]:
         "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "system": platform.platform(terse=True),
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},
         "date": time.strftime("%Y-%m-%d"),

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import measure
+from benchmarks import measure, record
 from quark.numerics.affine import Grid, fake_quantize, quantize
 from quark.numerics.array import is_torch, on_gpu
 from quark.numerics.formats import FORMATS, Format
@@ -152,7 +152,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cpu-time", action="store_true", help="CPU seconds of this process, for a busy machine")
     parser.add_argument("--no-weights", action="store_true", help="leave out the lines of the 25 M weights")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     return parser.parse_args(arguments)
 
 
@@ -171,4 +171,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(record.run(main, __file__))

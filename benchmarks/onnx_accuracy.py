@@ -27,6 +27,7 @@ import numpy as np
 import onnx
 
 import quark.onnx as q
+from benchmarks import record
 from benchmarks.formats import SHARED, examples
 from quark.errors import QuarkError
 
@@ -54,7 +55,7 @@ class Case:
         calibration: loader of its samples, how many, how many of them fine-tuning takes.
         layer, options: the format.
         asked: what issue 7 asks for, as words.
-        best: names of the algorithms of the recipe that was chosen; see benchmarks/RESULTS.md for how.
+        best: names of the algorithms of the recipe that was chosen; see docs/results/accuracy.md for how.
         extra: options of that recipe alone.
     """
 
@@ -229,6 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", default=[*CASES, "hard-sigmoid"], choices=[*CASES, "hard-sigmoid"])
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=RECIPES)
     parser.add_argument("--steps", type=int, default=60, help="steps per layer of AdaRound and AdaQuant")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     arguments = parser.parse_args(argv)
     loaders = examples()
     header = ["model, metric", "recipe", "signal dB", "A", "B", "all", "asked (all)", "s"]
@@ -242,4 +244,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record.run(main, __file__))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import quark.onnx as q
-from benchmarks import models
+from benchmarks import models, record
 from benchmarks.fidelity import Bench, Score, judge, leads, prepare
 from benchmarks.peers.job import read_feeds
 from quark.errors import QuarkError
@@ -136,7 +136,7 @@ def cells(row: Row, nearest: Score) -> str:
 
 def stored(path: Path | None) -> dict[tuple[str, str, str], Row]:
     """The rows that a JSON file has."""
-    rows = json.loads(path.read_text()) if path is not None and path.exists() else []
+    rows = json.loads(path.read_text())["rows"] if path is not None and path.exists() else []
     found = [Row(**{**row, "score": Score(**row["score"])}) for row in rows]
     return {(row.model, row.format, row.algorithm): row for row in found}
 
@@ -172,9 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                         rows[key] = Row(*key, made(bench, format, name, run))
                     say(cells(rows[key], rows[(example.name, format, "nearest")].score))
                     if run.json:
-                        run.json.write_text(json.dumps([asdict(row) for row in rows.values()]))
+                        run.json.write_text(json.dumps({"rows": [asdict(row) for row in rows.values()]}))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record.run(main, __file__))

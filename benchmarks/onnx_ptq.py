@@ -21,7 +21,7 @@ from typing import Any
 
 import onnx
 
-from benchmarks import measure, models
+from benchmarks import measure, models, record
 from benchmarks.latency import latency_report
 from benchmarks.measure import Outcome
 from benchmarks.peers.job import write_feeds
@@ -143,7 +143,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="interleaved rounds; the median counts")
     parser.add_argument("--toy", action="store_true", help="a network of two blocks instead, to try the benchmark")
     parser.add_argument("--latency", action="store_true", help="time the quantized models instead of the quantization")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     return parser.parse_args(argv)
 
 
@@ -163,4 +163,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record.run(main, __file__))

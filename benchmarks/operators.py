@@ -28,7 +28,7 @@ import onnx
 import onnxruntime
 from onnx import NodeProto, helper, numpy_helper
 
-from benchmarks import measure, models
+from benchmarks import measure, models, record
 from quark.numerics.affine import quantize
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import ELEMENTS
@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--toy", action="store_true", help="a tiny network, to see that the benchmark runs")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help=record.HELP)
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         result = report(arguments, Path(folder))
@@ -247,4 +247,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record.run(main, __file__))

@@ -27,7 +27,7 @@ from typing import Any
 
 import onnxruntime
 
-from benchmarks import measure, models
+from benchmarks import measure, models, record
 from benchmarks.fidelity import OURS, QUARK, Bench, Score, judge, leads, prepare
 from benchmarks.formats import flowers_top1
 from benchmarks.models import Example
@@ -233,4 +233,4 @@ def compare(bench: Bench, preset: str, run: argparse.Namespace, rows: dict[tuple
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record.run(main, __file__))

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import record
+
 SHARED = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
 ONNX = ("uint8/int3", "uint8/int4", "uint8/int8@channel", "uint16/int8@channel")
 TORCH = ("mxfp4_weight_only", "mxfp4_weight_only+gptq", "int8_wo_per_channel", "bfp16")
@@ -84,8 +86,14 @@ def stories() -> None:
         row(f"found ({counts})", f"{found.costs['size'] / 1e3:.0f}", f"{found.value * 1e3:.3f}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=["squeezenet", "stories"])
+    parser.add_argument("--json", type=Path, help=record.HELP)
     for chosen in parser.parse_args().models:
         {"squeezenet": squeezenet, "stories": stories}[chosen]()
+
+
+if __name__ == "__main__":
+    sys.exit(record.run(main, __file__))

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from benchmarks import measure
+from benchmarks import measure, record
 from quark.torch import LLMTemplate
 from quark.torch.export.shards import Item, write_file, write_shards
 from quark.torch.files import quantize_checkpoint
@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where the checkpoints are written")
     parser.add_argument("--torchao", action="store_true", help="torchao's int8 weight-only beside, in memory")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     import_module("transformers.models.llama.modeling_llama")
@@ -183,4 +183,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record.run(main, __file__))

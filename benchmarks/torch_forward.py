@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import measure
+from benchmarks import measure, record
 from quark.torch import ModelQuantizer
 from quark.torch.quantization.config.config import (
     AmdFP4Spec,
@@ -164,7 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--windows", type=int, default=0, help="windows of text for the perplexity; 0: none")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--toy", action="store_true", help="a small random model")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     model, *data = toy_model() if options.toy else real_model()
@@ -200,4 +200,4 @@ def row(line: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record.run(main, __file__))

@@ -11,13 +11,16 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import record
 from quark.errors import QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
 
@@ -74,15 +77,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--json", type=Path, help=record.HELP)
     told = parser.parse_args()
     data = list(torch.randint(0, 32000, (told.samples, 1, 512), device="cuda"))
     bare = forward(model(told.layers), data[0])
-    print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "float forward": bare}))
-    for name in SCHEMES:
-        print(json.dumps(row(name, told.layers, data, bare, scheme=name)), flush=True)
-    for name in ALGORITHMS:
-        print(json.dumps(row(name, told.layers, data, bare, scheme="int4_wo_128", algorithm=name)), flush=True)
+    rows = [{"device": torch.cuda.get_device_name(), "torch": torch.__version__, "float forward": bare}]
+    print(json.dumps(rows[0]))
+    jobs = [{"scheme": name} for name in SCHEMES]
+    jobs += [{"scheme": "int4_wo_128", "algorithm": name} for name in ALGORITHMS]
+    for job in jobs:
+        rows.append(row(job.get("algorithm", job["scheme"]), told.layers, data, bare, **job))
+        print(json.dumps(rows[-1]), flush=True)
+    if told.json:
+        told.json.write_text(json.dumps({"rows": rows}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(record.run(main, __file__))

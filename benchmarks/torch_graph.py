@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import measure
+from benchmarks import measure, record
 from quark.torch import ModelQuantizer, export_onnx, learned_scales
 from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
 from quark.torch.quantization.config.type import Dtype
@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--images", type=int, default=400, help="test images of flowers")
     parser.add_argument("--epochs", type=int, default=4, help="of training on flowers")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     report: Row = {"machine": measure.machine()}
@@ -254,4 +254,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(record.run(main, __file__))

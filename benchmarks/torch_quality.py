@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import measure
+from benchmarks import measure, record
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.config.schemes import KV_SCHEMES, cache_scheme, scheme
 from quark.torch.language import perplexity
@@ -189,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--peer-python", type=Path, help="a Python that has the peer")
     parser.add_argument("--peer-schemes", nargs="*", default=list(OF_PEER))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     report: dict[str, Any] = {"machine": measure.machine()}
@@ -212,4 +212,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(record.run(main, __file__))

@@ -1,6 +1,6 @@
 """CPU seconds of whole processes on one core: a quantization from the command line against the bare inference.
 
-    python -m benchmarks.whole_process [--methods XINT8 Entropy ...] [--samples 16] [--repeats 3] [--peers] [--json]
+    python -m benchmarks.whole_process [--methods XINT8 Entropy ...] [--repeats 3] [--peers] [--json FILE]
 
 A user waits for the process, not for a call in it: imports, reading, calibration, writing and the run before the
 result is published count. Every process is pinned to one core and gets one thread, repeats are interleaved, the
@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from benchmarks import models
-from benchmarks.measure import ROOT
+from benchmarks import models, record
+from benchmarks.measure import ROOT, table
 
 BARE = "bare inference"
 BARE_CODE = """
@@ -141,14 +141,14 @@ def measured(work: dict[str, list[str]], folder: str, repeats: int) -> dict[str,
 
 
 def main() -> None:
-    """Print the table, or one object."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=(*PRESETS, *METHODS), default=[*PRESETS, *METHODS])
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peers", action="store_true", help="also ONNX Runtime's quantize_static")
     parser.add_argument("--check", action="store_true", help="with the check after the quantization")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=Path, help=record.HELP)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         write_work(Path(name), chosen.samples)
@@ -160,13 +160,13 @@ def main() -> None:
         for name, cost in costs.items()
     }
     if chosen.json:
-        print(json.dumps(rows, indent=2))
-        return
-    print(f"{'process':28} {'CPU s':>7} {'ratio':>6} {'wall s':>7} {'peak MB':>8} {'of bare':>8}")
-    for name, row in rows.items():
-        shares = f"{row['ratio']:6.2f} {row['wall']:7.2f} {row['peak'] / 1e6:8.0f} {row['peak'] / bare.peak:8.2f}"
-        print(f"{name:28} {row['cpu']:7.2f} {shares}")
+        chosen.json.write_text(json.dumps({"rows": rows}, indent=1), encoding="utf-8")
+    print(table(["process", "CPU s", "ratio", "wall s", "peak MB", "of bare"], (
+        [name, f"{row['cpu']:.2f}", f"{row['ratio']:.2f}", f"{row['wall']:.2f}", f"{row['peak'] / 1e6:.0f}",
+         f"{row['peak'] / bare.peak:.2f}"]
+        for name, row in rows.items()
+    )))  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(record.run(main, __file__))

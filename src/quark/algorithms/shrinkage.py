@@ -7,7 +7,7 @@ Fewer positions than inputs can be answered exactly by roundings that mean nothi
 the error of a layer whose inputs do not depend on each other, the usual target where a covariance is known badly
 (Schäfer and Strimmer 2005, "A Shrinkage Approach to Large-Scale Covariance Matrix Estimation", target "diagonal,
 unequal variance"). Their share a needs the Gram matrix; this one needs two numbers, and was chosen by what it does on
-held-out data (``benchmarks/RESULTS.md``, Few samples). It vanishes as the square of d / N.
+held-out data (``docs/results/accuracy.md``, Few samples). It vanishes as the square of d / N.
 
 W̃ is what is trained: the soft rounding of AdaRound, the float weight of AdaQuant before its rounding. Of the rounded
 weight the term would be of no use there: straight through, its gradient drives a weight away from its nearest code and
