@@ -3,11 +3,13 @@
     python -m benchmarks.format_table export FOLDER               writes the models, and what our export refuses
     python -m benchmarks.format_table transformers FOLDER         reads them with transformers
     python -m benchmarks.format_table llama.cpp FOLDER            with llama.cpp (xllamacpp)
+    python -m benchmarks.format_table onnxruntime-genai FOLDER    with onnxruntime-genai
     python -m benchmarks.format_table vllm FOLDER --judge FILE    with lines of JSON that a program of yours has printed
                                                                   for each folder: {"folder", "ok", "schemes", "error"}
-    python -m benchmarks.format_table write FOLDER                the table, of all that was found
+    python -m benchmarks.format_table write FOLDER                what was found takes its place in the table
 
-Each step may run in another environment. A network of the Llama architecture, 256 wide, in bfloat16 (ONNX: float32).
+Each step may run in another environment; ``--format`` limits the export to one format. A network of the Llama
+architecture, 256 wide, in bfloat16 (ONNX: float32).
 """
 
 from __future__ import annotations
@@ -31,17 +33,14 @@ READS: dict[str, tuple[str, ...]] = {  # what a program opens at all
     "vllm": ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt"),
     "transformers": ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "gguf"),
     "llama.cpp": ("gguf",),
-    "onnxruntime-genai": (),
+    "onnxruntime-genai": ("onnx",),
 }
 WHY = {
     "vllm": {"gguf": "QUANTIZATION_METHODS of vLLM 0.33 has no gguf", "onnx": "safetensors files only"},
     "transformers": {"onnx": "safetensors and GGUF files only"},
     # a loader that is not installed here; gptqmodel's arithmetic is decoded in tests/torch_flow/export/test_gptq.py
     "llama.cpp": dict.fromkeys(set(FORMATS) - {"gguf"}, "GGUF files only"),
-    "onnxruntime-genai": {
-        **dict.fromkeys(set(FORMATS) - {"onnx"}, "ONNX files only"),
-        "onnx": "it needs a graph with past_key_values and genai_config.json, which export_onnx does not write",
-    },
+    "onnxruntime-genai": dict.fromkeys(set(FORMATS) - {"onnx"}, "ONNX files only"),
 }
 
 
@@ -51,6 +50,7 @@ def main() -> None:
     parser.add_argument("step", choices=sorted(STEPS))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--judge", type=Path)
+    parser.add_argument("--format", choices=FORMATS)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--json", type=Path, help=record.HELP)
     given = parser.parse_args()
@@ -80,7 +80,7 @@ def export(given: argparse.Namespace) -> None:
 
     rows = []
     for scheme in ROWS:
-        for format in FORMATS:
+        for format in [given.format] if given.format else FORMATS:
             model, ids = network(torch.float32 if format == "onnx" else torch.bfloat16)
             config = config_for(LLMTemplate.get("llama").get_config(scheme), format, None, model.dtype)
             ModelQuantizer(config).quantize_model(model, [{"input_ids": ids}])
@@ -216,16 +216,44 @@ def llama_cpp(given: argparse.Namespace) -> None:
     keep(given.folder, "llama.cpp", rows)
 
 
+def onnxruntime_genai(given: argparse.Namespace) -> None:
+    """Logits of the last token by onnxruntime-genai."""
+    import numpy as np
+    import onnxruntime_genai as genai
+    import torch
+
+    rows = []
+    _, ids = network(torch.float32)
+    for scheme, format, path in folders(given, "onnxruntime-genai"):
+        expected = torch.load(path.with_suffix(".logits"))[:, -1]
+        try:
+            program = genai.Model(str(path))
+            settings = genai.GeneratorParams(program)
+            settings.set_search_options(max_length=TOKENS + 1, batch_size=len(ids), do_sample=False)
+            generator = genai.Generator(program, settings)
+            generator.append_tokens(ids.numpy().astype(np.int32))
+            error = float((torch.from_numpy(generator.get_logits())[:, -1] - expected).norm() / expected.norm())
+            works, shown = error <= LIMIT, program.type if error <= LIMIT else f"logits differ by {error:.0%}"
+        except Exception as error:  # noqa: BLE001  whatever the program raises is what is asked for
+            works, shown = False, short(error)
+        rows.append((scheme, format, "onnxruntime-genai", works, shown))
+        print(*rows[-1], sep="\t", flush=True)
+    record(given.folder, "onnxruntime-genai", rows)
+
+
 def write(given: argparse.Namespace) -> None:
-    """The table."""
-    lines = ["scheme\tformat\tprogram\tworks\tshown_by"]
-    for step in ("export", "vllm", "transformers", "llama.cpp"):
+    """The table, in which what was found takes the place of what it said of the same formats and programs."""
+    head, *before = TABLE.read_text(encoding="utf-8").splitlines()
+    lines = []
+    for step in ("export", "vllm", "transformers", "llama.cpp", "onnxruntime-genai"):
         found = given.folder / f"{step}.rows"
         lines += found.read_text(encoding="utf-8").splitlines() if found.exists() else []
     for program in PROGRAMS:
         away = [format for format in FORMATS if format in WHY[program]]
         lines += [f"{ANY}\t{format}\t{program}\tno\t{WHY[program][format]}" for format in away]
-    TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found_of = {tuple(line.split("\t")[1:3]) for line in lines}
+    kept = [line for line in before if tuple(line.split("\t")[1:3]) not in found_of]
+    TABLE.write_text("\n".join([head, *kept, *lines]) + "\n", encoding="utf-8")
 
 
 STEPS: dict[str, Callable[[argparse.Namespace], None]] = {
@@ -233,6 +261,7 @@ STEPS: dict[str, Callable[[argparse.Namespace], None]] = {
     "transformers": transformers,
     "vllm": vllm,
     "llama.cpp": llama_cpp,
+    "onnxruntime-genai": onnxruntime_genai,
     "write": write,
 }
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from quark.errors import ConfigError, ModelError
 from quark.torch import ModelQuantizer, export_onnx
+from quark.torch.export.genai import write_config
 from quark.torch.export.onnx_decoder import past_of
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
@@ -48,6 +49,7 @@ SCHEMES = {
     "mxfp4": layer(OCP_MXFP4Spec(-1)),
 }
 BITS4 = ("int4 groups", "uint4 groups")
+NEVER = 255  # a token that ends texts, and that no test writes
 SIZES = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 WIDE = {**SIZES, "intermediate_size": 128}
 GROUPED = {**WIDE, "num_key_value_heads": 2}
@@ -115,6 +117,23 @@ def check_cached(model: nn.Module, folder: Path) -> None:
         row = decoder(row)[:, -1:].argmax(-1)
         found.append(int(row[0, 0]))
     assert found == expected.tolist()
+    check_genai(model, folder, ids[:1], whole[:1, -1], expected.tolist())
+
+
+def check_genai(model: nn.Module, folder: Path, ids: torch.Tensor, logits: np.ndarray, tokens: list[int]) -> None:
+    """The same by onnxruntime-genai, which knows the graph by its configuration only."""
+    genai = pytest.importorskip("onnxruntime_genai")
+    model.config.eos_token_id = model.generation_config.eos_token_id = NEVER
+    write_config(model, folder, folder / "quark_model.onnx")
+    program = genai.Model(str(folder))
+    settings = genai.GeneratorParams(program)
+    settings.set_search_options(max_length=ids.shape[1] + len(tokens), do_sample=False, repetition_penalty=1.0)
+    generator = genai.Generator(program, settings)
+    generator.append_tokens(ids.numpy().astype(np.int32))
+    assert near(generator.get_logits()[0], logits)
+    while not generator.is_done():
+        generator.generate_next_token()
+    assert list(generator.get_sequence(0))[ids.shape[1] :] == tokens
 
 
 def test_a_model_with_its_cache(tmp_path: Path) -> None:
@@ -131,6 +150,7 @@ def test_a_model_with_its_cache(tmp_path: Path) -> None:
 def test_schemes(scheme: str, tmp_path: Path) -> None:
     check_cached(quantized(llama(), scheme), tmp_path)
     loaded_by("ONNX", f"{scheme}, a Llama model with its cache", "onnxruntime")
+    loaded_by("ONNX", f"{scheme}, a Llama model with its cache", "onnxruntime-genai")
 
 
 @pytest.mark.slow

@@ -12,15 +12,18 @@ import torch
 from torch import nn
 
 from quark.errors import ConfigError, unknown
+from quark.files.folder import new_folder
 from quark.torch.config.model import QConfig
 from quark.torch.experts import UnfusedExperts, is_fused
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.formats import FORMATS
+from quark.torch.export.genai import write_config
 from quark.torch.export.gguf_model import export_gguf
 from quark.torch.export.gguf_tensors import Loss
 from quark.torch.export.huggingface import export_safetensors
-from quark.torch.export.onnx_model import export_onnx
+from quark.torch.export.model_files import copy_beside
+from quark.torch.export.onnx_model import FILE, export_onnx
 from quark.torch.export.reader_scales import with_scales_in
 from quark.torch.export.shards import SHARD_SIZE
 
@@ -73,8 +76,12 @@ def to_gguf(model: nn.Module, folder: Path, source: Path) -> Loss:
 
 
 def to_onnx(model: nn.Module, folder: Path, source: Path) -> None:
-    """One graph from token ids and a cache to logits and the cache after them; any number of texts and tokens."""
+    """One graph from token ids and a cache to logits and the cache after them, any number of texts and tokens; with
+    the tokenizer and settings that onnxruntime-genai runs it by."""
     export_onnx(model, folder, torch.zeros(1, 1, dtype=torch.int64), use_cache=True)
+    with new_folder(folder, beside=True) as draft:
+        write_config(model, draft, folder / FILE)
+        copy_beside(model, draft)
 
 
 WRITERS: Mapping[str, Callable[[nn.Module, Path, Path], Loss | None]] = {"gguf": to_gguf, "onnx": to_onnx}

@@ -1,0 +1,93 @@
+"""``genai_config.json``: what onnxruntime-genai needs beside a graph with a cache.
+
+Its type ``decoder`` asks nothing of an architecture: what a layer does is in the graph, and only names, sizes and the
+settings of the search are told. Layers with 4- and 8-bit weights compute in float32, as they did when the model was
+evaluated; without that setting ONNX Runtime rounds their inputs to int8 by its own choice.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from quark.errors import ModelError
+
+CONFIG = "genai_config.json"
+EXACT = {"session.qdq_matmulnbits_accuracy_level": "1"}  # 1: float32
+#: Fields of the generation settings that its search has too.
+SEARCH = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "num_beams", "no_repeat_ngram_size")
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+
+
+def write_config(model: nn.Module, folder: Path, graph: Path) -> None:
+    """Write ``genai_config.json`` into ``folder``.
+
+    Args:
+        model: a decoder of transformers.
+        folder: where the graph will be read from.
+        graph: the file, with inputs and outputs as :mod:`quark.torch.export.onnx_decoder` names them.
+
+    Raises:
+        ModelError: a configuration that does not say how long a text may be.
+    """
+    outer: Any = model.config
+    config = outer.get_text_config()
+    settings = getattr(model, "generation_config", None) or config
+    end = first_of("eos_token_id", settings, config, default=0)
+    length = next((found for name in LENGTHS if (found := getattr(config, name, None))), None)
+    if length is None:
+        raise ModelError(f"onnxruntime-genai needs the longest text: config.json has none of {', '.join(LENGTHS)}")
+    padding = end[0] if isinstance(end, list) else end
+    heads = config.num_attention_heads
+    found = {
+        "model": {
+            "type": "decoder",
+            "bos_token_id": first_of("bos_token_id", settings, config, default=0),
+            "eos_token_id": end,
+            "pad_token_id": first_of("pad_token_id", settings, config, default=padding),
+            "vocab_size": config.vocab_size,
+            "context_length": length,
+            "decoder": {
+                "session_options": {**EXACT, "provider_options": []},
+                "filename": graph.name,
+                "head_size": getattr(config, "head_dim", None) or config.hidden_size // heads,
+                "hidden_size": config.hidden_size,
+                "num_attention_heads": heads,
+                "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+                "num_hidden_layers": cached_layers(graph),
+                "inputs": {
+                    "input_ids": "input_ids",
+                    "attention_mask": "attention_mask",
+                    "past_key_names": "past_key_values.%d.key",
+                    "past_value_names": "past_key_values.%d.value",
+                },
+                "outputs": {
+                    "logits": "logits",
+                    "present_key_names": "present.%d.key",
+                    "present_value_names": "present.%d.value",
+                },
+            },
+        },
+        "search": {
+            **{name: value for name in SEARCH if (value := getattr(settings, name, None)) is not None},
+            "max_length": length,
+            "past_present_share_buffer": False,  # the graph returns keys and values of all tokens
+        },
+    }
+    (folder / CONFIG).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def first_of(name: str, *sources: Any, default: Any = None) -> Any:
+    """The field of the first source that has it."""
+    return next((value for source in sources if (value := getattr(source, name, None)) is not None), default)
+
+
+def cached_layers(path: Path) -> int:
+    """How many layers of the graph have keys and values."""
+    import onnx
+
+    inputs = onnx.load(path, load_external_data=False).graph.input
+    return sum(value.name.startswith("past_key_values.") and value.name.endswith(".key") for value in inputs)
