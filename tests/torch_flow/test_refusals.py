@@ -56,6 +56,6 @@ print([main(["torch", *words]) for words in {REFUSED!r}], [m for m in ("torch", 
 
 def test_layers_of_their_own_are_for_those_who_know_the_model() -> None:
     """Whether any layer keeps the static scheme is not seen in the names."""
-    refusals.check_names("fp8", None, (), ("*=int4_wo_32",), None)
+    refusals.check_samples("fp8", None, (), ("*=int4_wo_32",))
     with pytest.raises(refusals.DataError, match="static activations"):
-        refusals.check_names("fp8", None, (), (), None)
+        refusals.check_samples("fp8", None, (), ())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.cli.output import print_json, say, show
-from quark.cli.torch_refusals import check_names, check_output, split_layers
+from quark.cli.torch_refusals import check_names, check_output, check_samples, split_layers
 from quark.errors import ConfigError, unknown
 from quark.report import Table, file_size
 
@@ -66,9 +66,9 @@ def run(request: Request, check: bool, json: bool) -> None:
 
     values = chosen_values(request)  # mistakes are told before a model is loaded
     format = checked_format(request, values)
+    refuse_without_samples(request)
     if values.get("kv_cache"):
         cache_scheme(values["kv_cache"])
-    dtype_of(request.dtype), bytes_of(request.max_shard_size)
     with as_float(request.model, hidden(request.output, "float")) as folder:
         facts = in_memory(replace(request, model=folder), values, format, check)
     facts |= facts_of(request, format)
@@ -77,22 +77,30 @@ def run(request: Request, check: bool, json: bool) -> None:
 
 
 def refuse(request: Request, resumed: bool = False) -> None:
-    """Refuse what names and folders alone show to be wrong: before torch is loaded, and a tensor read."""
+    """Refuse what names and folders alone show to be wrong: before torch is loaded, and a tensor read.
+
+    Samples that are missing wait where a format is asked for: it may not have the scheme, with samples or without.
+    """
     if request.scheme is not None:
-        check_names(request.scheme, request.kv_cache, request.algorithms, request.layers, request.source.data)
+        check_names(request.scheme, request.kv_cache, request.layers)
     check_output(request.output, resumed)
+    if request.dtype is not None and request.dtype not in DTYPES:
+        raise ConfigError(unknown("--dtype", request.dtype, DTYPES))
+    bytes_of(request.max_shard_size)
+    if request.format is None and request.program is None:
+        refuse_without_samples(request)
+
+
+def refuse_without_samples(request: Request) -> None:
+    """Refuse what needs samples, where there are none."""
+    if request.scheme is not None and request.source.data is None:
+        check_samples(request.scheme, request.kv_cache, request.algorithms, request.layers)
 
 
 def dtype_of(name: str | None) -> Any:
-    """The type called ``name``.
-
-    Raises:
-        ConfigError: another name.
-    """
+    """The type called ``name``."""
     import torch
 
-    if name is not None and name not in DTYPES:
-        raise ConfigError(unknown("--dtype", name, DTYPES))
     return None if name is None else getattr(torch, name)
 
 
@@ -248,6 +256,7 @@ def run_files(request: Request, batch_size: int, workers: int, json: bool) -> No
     from quark.torch.files.prequantized import as_float
 
     format, start = checked_format(request, chosen_values(request)), time.perf_counter()
+    refuse_without_samples(request)
     with as_float(request.model, hidden(request.output, "float")) as folder:
         facts = by_files(replace(request, model=folder), format, batch_size, workers)
     facts |= {"seconds": time.perf_counter() - start, **facts_of(request, format)}

@@ -27,31 +27,35 @@ BEGUN = "quark_progress.json"  # in a folder whose job is not finished
 NEEDS = "give a text with --data"
 
 
-def check_names(
-    scheme: str | None, kv_cache: str | None, algorithms: Sequence[str], layers: Sequence[str], data: Path | None
-) -> None:
-    """Refuse unknown names, and what needs samples where there are none.
+def check_names(scheme: str | None, kv_cache: str | None, layers: Sequence[str]) -> None:
+    """Refuse unknown names.
 
     Args:
         scheme: of all layers; None: a file says it.
         kv_cache: scheme of keys and values.
-        algorithms: names.
         layers: ``GLOB=SCHEME`` of single layers.
-        data: where samples come from.
 
     Raises:
         ConfigError: an unknown scheme; the nearest name is shown.
-        DataError: static activations or an algorithm, and no data.
     """
-    named = split_layers(layers)
-    for name in ([] if scheme is None else [scheme]) + [*named.values()]:
+    for name in ([] if scheme is None else [scheme]) + [*split_layers(layers).values()]:
         if name not in SCHEMES:
             raise ConfigError(unknown("quantization scheme", name, SCHEMES))
     if kv_cache is not None and kv_cache not in CACHES:
         raise ConfigError(unknown("KV cache scheme", kv_cache, CACHES))
-    if data is not None:
-        return
-    if scheme in STATIC and not named:
+
+
+def check_samples(scheme: str | None, kv_cache: str | None, algorithms: Sequence[str], layers: Sequence[str]) -> None:
+    """Refuse what needs samples, where there are none.
+
+    Args:
+        scheme, kv_cache, layers: as ``check_names``.
+        algorithms: names.
+
+    Raises:
+        DataError: static activations or an algorithm.
+    """
+    if scheme in STATIC and not layers:
         raise DataError(
             f"the scheme {scheme!r} has static activations, which need samples: {NEEDS}, or use a dynamic or "
             f"weight-only scheme (`quark torch schemes` lists them)"
