@@ -1,62 +1,69 @@
 """``make mutants SEED=1 COUNT=200``: break the package in one place at a time and see whether a test notices.
 
-    python -m tests.mutants --seed 1 --count 200 [--only qdq] [--covering FILE]
+    python -m tests.mutants --seed 1 --count 200 [--only qdq] [--warm] [--jobs 4]
 
-1. Places are drawn by the seed from the syntax trees of numerics, observers, onnx/qdq, onnx/npu, resume and export.
-2. Which tests run which line is recorded once (``covering.py``), and kept beside the results until a source changes.
-3. Each mutant is a copy of one file on a path in front of the sources; the tests that run its line decide, the fastest
-   first. A failure or a hang kills it. A mutant on a line that no test of the table runs has survived.
+1. Places are drawn by the seed from the syntax trees of numerics, observers, onnx/qdq, onnx/npu, resume, files, export.
+2. Which tests run which line is recorded (``covering.py``), per test file, and kept until that or a source changes.
+3. The tests that run a mutant's line decide (``trying.py``), the fastest first. A failure or a hang kills it. It is
+   tried in a process that has everything loaded, then, if it lives, in one that imports the mutant. A mutant on a line
+   that no test of the table runs has survived.
 
-The report has the rate and every survivor. Nothing in the working tree changes.
+The report has the rate of each package and every survivor. One that ``equivalent.tsv`` names is listed with the reason
+why nothing can notice it: the first rate counts it as not killed, the second leaves it out. Nothing in the working tree
+changes.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import hashlib
-import json
+import importlib
+import itertools
 import os
 import random
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.mutants.covering import KEPT
-from tests.mutants.places import Place, changed_text, places_in
+import pytest
+from tests.mutants.covering import ROOT, SOURCES, Covering, record_of
+from tests.mutants.places import Place, places_in
+from tests.mutants.trying import QUIET, Warm, cold, forked
 
-ROOT = Path(__file__).parents[2]
-SOURCES = ROOT / "src"
-#: What is broken -> the tests that are asked.
-TARGETS = {
-    "quark/numerics": ["tests/numerics", "tests/observers", "tests/operators"],
-    "quark/observers": ["tests/observers", "tests/onnx_flow/test_calibration.py"],
-    "quark/onnx/qdq": [
-        f"tests/onnx_flow/test_{name}.py"
-        for name in (
-            *("parameters", "place", "emit", "attack", "overrides", "dual_pairs", "dynamic", "nbits", "selection"),
-            *("subgraphs", "formats", "names", "decoding", "blocks_and_moves", "describe", "option_effects"),
-        )
-    ],
-    "quark/onnx/npu": ["tests/onnx_flow/test_npu_rules.py", "tests/onnx_flow/test_npu_options.py"],
-    "quark/onnx/resume.py": ["tests/onnx_flow/test_resume.py"],
-    "quark/onnx/ledger.py": ["tests/onnx_flow/test_resume.py"],
-    "quark/onnx/fingerprint.py": ["tests/onnx_flow/test_resume.py"],
-    "quark/files": ["tests/files"],
-    "quark/torch/export": [
-        f"tests/torch_flow/export/test_{name}.py"
-        for name in (
-            *("layout", "shards", "reload", "bad_files", "bad_input"),
-            *("custom_modes", "compressed_tensors", "gguf"),
-        )
-    ],
-}
-SECONDS = 120.0
+#: What is broken.
+TARGETS = (
+    *("quark/numerics", "quark/observers", "quark/onnx/qdq", "quark/onnx/npu"),
+    *("quark/onnx/resume.py", "quark/onnx/ledger.py", "quark/onnx/fingerprint.py", "quark/files", "quark/torch/export"),
+)
+ONNX = (
+    *("parameters", "place", "emit", "attack", "overrides", "dual_pairs", "dynamic", "nbits", "selection", "subgraphs"),
+    *("formats", "names", "decoding", "blocks_and_moves", "describe", "option_effects", "calibration", "resume"),
+    *("npu_rules", "npu_options", "npu_golden", "channel_axes", "index_paths", "recurrent", "shield", "search"),
+    *("stated_options", "calibration_options", "plan_and_explain", "plan_steps"),
+)
+EXPORT = (
+    *("layout", "shards", "reload", "bad_files", "bad_input", "card", "custom_modes", "compressed_tensors", "gguf"),
+    *("gguf_architectures", "gptq", "formats", "failures", "onnx", "onnx_decoder", "verify", "algorithms"),
+)
+#: The tests that are asked.
+TESTS = (
+    *("tests/numerics", "tests/observers", "tests/operators", "tests/files", "tests/test_one_spec.py"),
+    *("tests/test_identity.py", "tests/search"),
+    *(f"tests/onnx_flow/test_{name}.py" for name in ONNX),
+    *(f"tests/torch_flow/export/test_{name}.py" for name in EXPORT),
+    *(f"tests/torch_flow/test_{name}.py" for name in ("layouts", "observers", "registry_contract")),
+)
+KEPT = 120
+"""At most so many tests are asked about a line, and at most for so many seconds."""
+KEPT_SECONDS = 18.0
+SECONDS = 20.0
 """A mutant's tests run at most so long, on top of four times what they take without it."""
+LIBRARIES = ("numpy", "onnx", "onnxruntime", "onnxscript", "torch", "safetensors.torch", "scipy.optimize", "yaml")
 
 
 def files_of(target: str) -> list[str]:
@@ -66,66 +73,157 @@ def files_of(target: str) -> list[str]:
     return [str(one.relative_to(SOURCES)) for one in found if one.is_file()]
 
 
+def test_files() -> list[str]:
+    """The test files that are asked, with folders opened."""
+    opened = ((ROOT / one).glob("test_*.py") if (ROOT / one).is_dir() else [ROOT / one] for one in TESTS)
+    return sorted({str(one.relative_to(ROOT)) for one in itertools.chain(*opened) if one.exists()})
+
+
 def drawn(seed: int, count: int, targets: list[str]) -> list[Place]:
     """Places, each equally likely."""
     found = [place for target in targets for file in files_of(target) for place in places_in(SOURCES / file, file)]
     return random.Random(seed).sample(found, min(count, len(found)))
 
 
-def pytest_command(*arguments: str) -> list[str]:
-    """pytest without what slows it or writes."""
-    return [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+class Known:
+    """Which tests run a line, and how long each takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lines: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.seconds: dict[str, float] = {}
+        for file in test_files():
+            record = record_of(folder, file)
+            self._add(record) if record else print(f"no record of {file}: its tests are not asked")
+
+    def _add(self, record: dict[str, Any]) -> None:
+        tests = [test for test, _ in record["tests"]]
+        self.seconds.update(record["tests"])
+        for source, lines in record["lines"].items():
+            for line, numbers in lines.items():
+                self.lines[source][int(line)] += [tests[number] for number in numbers]
+
+    def asked(self, place: Place) -> list[str]:
+        """The tests that run a line, or else its function, or else (it runs when the file is imported) the file."""
+        lines = self.lines[place.file]
+        spans = [range(place.line, place.end_line + 1), *bodies_around(place), range(10**6)]
+        found: set[str] = set()
+        for span in spans:
+            found = {test for line, tests in lines.items() if line in span for test in tests}
+            if found:
+                break
+        return self._few(found)
+
+    def _few(self, found: set[str]) -> list[str]:
+        """The fastest of every test file, in turns; the fastest first."""
+        files: dict[str, list[str]] = defaultdict(list)
+        for test in sorted(found, key=lambda one: (self.seconds[one], one)):
+            files[test.split("::")[0]].append(test)
+        turns = [test for turn in itertools.zip_longest(*files.values()) for test in turn if test]
+        sums = itertools.accumulate(self.seconds[test] for test in turns)
+        few = [test for test, total in zip(turns, sums, strict=True) if total <= KEPT_SECONDS][:KEPT] or turns[:1]
+        return sorted(few, key=self.seconds.__getitem__)
 
 
-def asked(known: dict[str, Any], place: Place) -> list[str]:
-    """The tests that run a line, or its function; for what runs when a file is imported, those that run the file."""
-    lines = {int(line): tests for line, tests in known["lines"].get(place.file, {}).items()}
-    if place.line in lines:
-        return lines[place.line]
-    inside = [range(node.lineno, (node.end_lineno or 0) + 1) for node in functions(place)]
-    around = min((one for one in inside if place.line in one), key=len, default=range(10**6))
-    tests = {test for line, found in lines.items() if line in around for test in found}
-    return sorted(tests, key=known["seconds"].__getitem__)[:KEPT]
+@cache
+def _functions(file: str) -> list[range]:
+    tree = ast.parse((SOURCES / file).read_text(encoding="utf-8"))
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return sorted((range(node.lineno, (node.end_lineno or 0) + 1) for node in found), key=len)
 
 
-def functions(place: Place) -> list[ast.FunctionDef]:
-    """The functions of a file."""
-    tree = ast.parse((SOURCES / place.file).read_text(encoding="utf-8"))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+def bodies_around(place: Place) -> list[range]:
+    """The lines of the functions around a place, the innermost first."""
+    return [one for one in _functions(place.file) if place.line in one]
 
 
-def recorded(target: str, folder: Path) -> dict[str, Any]:
-    """Lines -> tests of one target, from the folder or from a run."""
-    digest = hashlib.sha256("".join((SOURCES / file).read_text("utf-8") for file in files_of(target)).encode())
-    kept = folder / f"{target.replace('/', '.')}.{digest.hexdigest()[:12]}.json"
-    if not kept.exists():
-        environment = {**environ(SOURCES), "QUARK_COVERED": target, "QUARK_COVERING": str(kept)}
-        tests = [test for test in TARGETS[target] if (ROOT / test).exists()]
-        command = [word for word in pytest_command("-p", "tests.mutants.covering", *tests) if word != "-x"]
-        subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
-    found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
-    return found
+def record(folder: Path) -> None:
+    """Run the test files that have no record, traced, in a process of its own."""
+    stale = [file for file in test_files() if record_of(folder, file) is None]
+    if not stale:
+        return
+    print(f"recording which lines {len(stale)} test files run", flush=True)
+    prefixes = tuple(str(SOURCES / target) for target in TARGETS)
+    arguments = [word for word in QUIET if word != "-x"]
+    forked(lambda: pytest.main([*arguments, *stale], plugins=[Covering(prefixes, folder)]) != 0, 3600.0, loud=True)
 
 
-def environ(sources: Path) -> dict[str, str]:
-    """One thread, the sources of a mutant, nothing left in the tree."""
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join([str(sources), str(ROOT)])}
+Trial = tuple[Place, list[str], float]
 
 
-def killed(place: Place, tests: list[str], seconds: float) -> bool:
-    """Whether one of the tests notices the change."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as name:
-        sources = Path(name) / "src"
-        shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("__pycache__"))
-        (sources / place.file).write_text(changed_text(SOURCES / place.file, place), encoding="utf-8")
-        try:
-            made = subprocess.run(
-                pytest_command(*tests), cwd=ROOT, env=environ(sources), capture_output=True, timeout=seconds
-            )
-        except subprocess.TimeoutExpired:
-            return True
-    return made.returncode != 0
+def judged(places: list[Place], known: Known, warm_only: bool, jobs: int, log: Path) -> list[Place]:
+    """The survivors; every mutant is told as it is tried."""
+    plan = []
+    for place in places:
+        tests = known.asked(place)
+        plan.append((place, tests, SECONDS + 4 * sum(known.seconds[test] for test in tests)))
+    log.write_text("", encoding="utf-8")
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda start: warmly(plan[start::jobs], places, log), range(jobs)))
+        told = (line.split() for line in log.read_text(encoding="utf-8").splitlines())
+        noticed = {places[int(number)]: word for number, word, *_ in told}
+        if len(noticed) < len(plan):
+            raise SystemExit("the tests could not be collected: run them, and mend what fails")
+
+        def killed(trial: Trial) -> bool:
+            place, tests, seconds = trial
+            again = bool(tests) and (noticed[place] == "None" or (noticed[place] == "False" and not warm_only))
+            return noticed[place] == "True" or (again and cold(place, tests, seconds + 30))
+
+        survived = []
+        for number, ((place, tests, _), dead) in enumerate(zip(plan, pool.map(killed, plan), strict=True), 1):
+            print(f"{number}/{len(plan)} {'killed' if dead else 'SURVIVED'} {place}  ({len(tests)} tests)", flush=True)
+            survived += [] if dead else [place]
+    return survived
+
+
+def warmly(plan: list[Trial], places: list[Place], log: Path) -> None:
+    """Try mutants in a process that has everything loaded.
+
+    Args:
+        log: where a line is written for each: its number, whether it was noticed, and what it is.
+    """
+
+    def heard(place: Place, noticed: bool | None) -> None:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"{places.index(place)} {noticed} {place}\n")
+
+    def work() -> bool:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        files = sorted({test.split("::")[0] for _, tests, _ in plan for test in tests})
+        return pytest.main([*QUIET, "-p", "tests.mutants.unshrunk", *files], plugins=[Warm(plan, heard)]) != 0
+
+    forked(work, 24 * 3600.0, loud=True)
+
+
+def equivalent() -> dict[tuple[str, str, str, str], str]:
+    """(file, text of the line, expression, what it becomes) -> why nothing can notice it."""
+    path = Path(__file__).with_name("equivalent.tsv")
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
+    return {(file, line, was, becomes): reason for file, line, was, becomes, reason in rows}
+
+
+def named(place: Place) -> tuple[str, str, str, str]:
+    """What a row of the list says about a mutant: nothing that moves when lines above it do."""
+    line = (SOURCES / place.file).read_text(encoding="utf-8").splitlines()[place.line - 1].strip()
+    return place.file, line, place.was, place.becomes
+
+
+def report(seed: int, places: list[Place], survived: list[Place], targets: list[str], took: float) -> None:
+    """The rates, and what survived."""
+    for target in targets:
+        here = [place for place in places if place.file.startswith(target)]
+        lost = sum(place in survived for place in here)
+        if here:
+            print(f"{target:28} {len(here) - lost:4} of {len(here):4} killed")
+    known = equivalent()
+    reasons = {place: known.get(named(place)) for place in survived}
+    same = sum(bool(reason) for reason in reasons.values())
+    rate, wrong = 1 - len(survived) / max(1, len(places)), max(1, len(places) - same)
+    for place, reason in reasons.items():
+        print(f"  {place}{f'  equivalent: {reason}' if reason else ''}")
+    print(f"seed {seed}: {len(places)} mutants, {rate:.1%} killed, {same} equivalent, {took:.0f} s")
+    lost = len(survived) - same
+    print(f"{wrong - lost} of the {wrong} that change a result are killed: {1 - lost / wrong:.1%}")
 
 
 def main() -> int:
@@ -134,25 +232,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--only", default="", help="targets whose path holds this")
+    parser.add_argument(
+        "--warm", action="store_true", help="no second trial of what is in functions: quicker, a few more survivors"
+    )
+    parser.add_argument("--jobs", type=int, default=min(4, max(1, (os.cpu_count() or 1) // 2)))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "quark-mutants")
     given = parser.parse_args()
     given.folder.mkdir(exist_ok=True)
+    os.chdir(ROOT)
+    for switch in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):
+        os.environ[switch] = "1"
+    for name in LIBRARIES:  # nothing of ours: a mutant tried in a process of its own imports that anew
+        importlib.import_module(name)
     targets = [target for target in TARGETS if given.only in target]
-    survivors, start = [], time.monotonic()
+    start = time.monotonic()
+    record(given.folder)
     places = drawn(given.seed, given.count, targets)
-    for number, place in enumerate(places, 1):
-        target = next(target for target in targets if place.file.startswith(target))
-        known = recorded(target, given.folder)
-        tests = asked(known, place)
-        usual = sum(known["seconds"][test] for test in tests)
-        noticed = bool(tests) and killed(place, tests, SECONDS + 4 * usual)
-        if not noticed:
-            survivors.append(f"{place}  ({len(tests)} tests run it)")
-        print(f"{number}/{len(places)} {'killed' if noticed else 'SURVIVED'} {place}", flush=True)
-    rate = 1 - len(survivors) / max(1, len(places))
-    took = time.monotonic() - start
-    print(f"\nseed {given.seed}: {len(places)} mutants, {rate:.1%} killed, {took:.0f} s; survivors:")
-    print("\n".join(f"  {line}" for line in survivors))
+    survived = judged(places, Known(given.folder), given.warm, given.jobs, given.folder / f"tried-{given.seed}.txt")
+    report(given.seed, places, survived, targets, time.monotonic() - start)
     return 0
 
 

@@ -1,63 +1,109 @@
-"""A plugin of pytest: which lines of the sources each test runs.
+"""Which lines of the broken packages each test runs: one record per test file, kept until it or such a line changes.
 
-``pytest -p tests.mutants.covering`` writes the file that ``QUARK_COVERING`` names: ``{file: {line: [test, …]}}`` and
-the seconds of each test. Only files below the folders in ``QUARK_COVERED`` are traced.
+A plugin of pytest. ``Covering(prefixes, folder)`` writes ``folder/<test file>.json``: the digests of the test file and
+of every source file that it runs, the seconds of each test, and ``{source file: {line: [number of a test, …]}}``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 
-SOURCES = str(Path(__file__).parents[2] / "src") + os.sep
-COVERED = tuple(SOURCES + folder for folder in os.environ.get("QUARK_COVERED", "").split(os.pathsep))
-#: Tests of one line that are kept, the fastest.
-KEPT = 120
-
-_lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-_seconds: dict[str, float] = {}
-_now: set[tuple[CodeType, int]] = set()
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "src"
+Lines = set[tuple[CodeType, int]]
 
 
-def _trace(frame: FrameType, event: str, argument: Any) -> Any:
-    return _in_code if frame.f_code.co_filename.startswith(COVERED) else None
+def digest(path: Path) -> str:
+    """Of a file's contents; empty where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
-def _in_code(frame: FrameType, event: str, argument: Any) -> Any:
-    if event == "line":
-        _now.add((frame.f_code, frame.f_lineno))
-    return _in_code
+def kept(folder: Path, test_file: str) -> Path:
+    """Where the record of a test file is."""
+    return folder / f"{test_file.replace('/', '.')}.json"
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Trace one test."""
-    _now.clear()
-    threading.settrace(_trace)
-    sys.settrace(_trace)
-    start = time.perf_counter()
-    yield
-    sys.settrace(None)
-    threading.settrace(None)  # type: ignore[arg-type]
-    _seconds[item.nodeid] = round(time.perf_counter() - start, 3)
-    for code, line in _now:
-        _lines[code.co_filename.removeprefix(SOURCES)][line].add(item.nodeid)
+def record_of(folder: Path, test_file: str) -> dict[str, Any] | None:
+    """The record of a test file; nothing where it, or a source that it runs, has changed since."""
+    path = kept(folder, test_file)
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    same = found["digest"] == digest(ROOT / test_file)
+    return found if same and all(digest(SOURCES / file) == one for file, one in found["sources"].items()) else None
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write what was seen; the fastest tests of each line first."""
-    found = {
-        file: {line: sorted(tests, key=_seconds.__getitem__)[:KEPT] for line, tests in lines.items()}
-        for file, lines in _lines.items()
-    }
-    Path(os.environ["QUARK_COVERING"]).write_text(json.dumps({"lines": found, "seconds": _seconds}), encoding="utf-8")
+@dataclass(eq=False)
+class Covering:
+    """The plugin. What a fixture of a file runs belongs to every test of the file that asks for it."""
+
+    prefixes: tuple[str, ...]
+    folder: Path
+    lines: dict[str, Lines] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    fixtures: dict[tuple[str, str], Lines] = field(default_factory=lambda: defaultdict(set))
+    now: Lines = field(default_factory=set)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._in_code if frame.f_code.co_filename.startswith(self.prefixes) else None
+
+    def _in_code(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.now.add((frame.f_code, frame.f_lineno))
+        return self._in_code
+
+    def _traced(self) -> Iterator[None]:
+        self.now.clear()
+        threading.settrace(self._trace)
+        sys.settrace(self._trace)
+        yield
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        """Trace the fixtures of a test."""
+        start = time.perf_counter()
+        yield from self._traced()
+        found = getattr(item, "_fixtureinfo").name2fixturedefs.items()  # noqa: B009 - not public
+        shared = [(item.nodeid.split("::")[0], name) for name, made in found if made[-1].scope != "function"]
+        for one in shared:
+            self.fixtures[one] |= self.now
+        self.lines[item.nodeid] = self.now.union(*(self.fixtures[one] for one in shared))
+        self.seconds[item.nodeid] = time.perf_counter() - start
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Trace one test."""
+        start = time.perf_counter()
+        yield from self._traced()
+        self.lines[item.nodeid] |= self.now
+        self.seconds[item.nodeid] += time.perf_counter() - start
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write what was seen, file by file."""
+        for test_file in sorted({test.split("::")[0] for test in self.lines}):
+            tests = [test for test in self.lines if test.split("::")[0] == test_file]
+            where: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+            for number, test in enumerate(tests):
+                for file, line in sorted({(code.co_filename, line) for code, line in self.lines[test]}):
+                    where[str(Path(file).relative_to(SOURCES))][line].append(number)
+            record = {
+                "digest": digest(ROOT / test_file),
+                "sources": {file: digest(SOURCES / file) for file in where},
+                "tests": [(test, round(self.seconds[test], 3)) for test in tests],
+                "lines": where,
+            }
+            kept(self.folder, test_file).write_text(json.dumps(record), encoding="utf-8")

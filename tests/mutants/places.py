@@ -64,7 +64,7 @@ class Place:
 
     Attributes:
         file: path below the folder of sources.
-        line, column: where, from 1 and 0.
+        line, column: where, from 1 and 0; end_line: the last line of the expression.
         was, becomes: the text of the changed expression before and after.
         start, end: offsets of the expression in the text of the file.
     """
@@ -72,6 +72,7 @@ class Place:
     file: str
     line: int
     column: int
+    end_line: int
     was: str
     becomes: str
     start: int
@@ -93,7 +94,18 @@ def places_in(path: Path, file: str) -> list[Place]:
         end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         was, becomes = text.encode()[start:end].decode(), ast.unparse(changed)
         if becomes != ast.unparse(node):
-            found.append(Place(file, node.lineno, node.col_offset, " ".join(was.split()), f"({becomes})", start, end))
+            found.append(
+                Place(
+                    file,
+                    node.lineno,
+                    node.col_offset,
+                    node.end_lineno or 0,
+                    " ".join(was.split()),
+                    f"({becomes})",
+                    start,
+                    end,
+                )
+            )
     return found
 
 
