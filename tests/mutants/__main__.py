@@ -111,14 +111,16 @@ class Known:
             found = {test for line, tests in lines.items() if line in span for test in tests}
             if found:
                 break
-        return self._few(found)
+        return self._few(found, Path(place.file).stem)
 
-    def _few(self, found: set[str]) -> list[str]:
-        """The fastest of every test file, in turns; the fastest first."""
+    def _few(self, found: set[str], stem: str) -> list[str]:
+        """Those of test files that are named after the source first, then of every file in turns; the fastest first."""
         files: dict[str, list[str]] = defaultdict(list)
         for test in sorted(found, key=lambda one: (self.seconds[one], one)):
             files[test.split("::")[0]].append(test)
-        turns = [test for turn in itertools.zip_longest(*files.values()) for test in turn if test]
+        near = [test for file, tests in files.items() if stem in file for test in tests]
+        others = itertools.zip_longest(*(tests for file, tests in files.items() if stem not in file))
+        turns = [*near, *(test for turn in others for test in turn if test)]
         sums = itertools.accumulate(self.seconds[test] for test in turns)
         few = [test for test, total in zip(turns, sums, strict=True) if total <= KEPT_SECONDS][:KEPT] or turns[:1]
         return sorted(few, key=self.seconds.__getitem__)

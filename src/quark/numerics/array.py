@@ -157,7 +157,9 @@ def maybe(mask: Array) -> bool:
 
 def reaches(x: Array, limit: int) -> bool:
     """Whether an element of int32 ``x`` may be ``limit`` or more; on a GPU, which one would wait for, always true."""
-    return on_gpu(x) or bool((x.max() if is_torch(x) and x.numel() else np.max(x, initial=-1)) >= limit)
+    if is_torch(x):
+        return on_gpu(x) or (x.numel() > 0 and bool(x.max() >= limit))
+    return bool(np.max(x, initial=-1) >= limit)
 
 
 def block_max(x: Array, axis: int) -> Array:
