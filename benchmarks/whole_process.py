@@ -52,14 +52,14 @@ PEERS = {"ONNX Runtime, MinMax": "MinMax", "ONNX Runtime, Entropy": "Entropy", "
 METHOD_CODE = """
 import sys, numpy
 from pathlib import Path
-from quark.onnx import CalibMethod, ModelQuantizer, get_default_config
-config = get_default_config("A8W8_CPU")
-config.global_config.input_tensors.calibration_method = CalibMethod[sys.argv[4]]
+from quark.onnx import CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, UInt8Spec
+activations = UInt8Spec(calibration_method=CalibMethod[sys.argv[4]])
+config = QConfig(global_config=QLayerConfig(input_tensors=activations, weight=Int8Spec()), target="cpu")
 feeds = ({"images": numpy.load(path)} for path in sorted(Path(sys.argv[2]).glob("*.npy")))
 ModelQuantizer(config).quantize_model(sys.argv[1], sys.argv[3], feeds)
 """
 PRESETS = {"A8W8_CPU (MinMax)": "A8W8_CPU", "XINT8": "XINT8"}  # as the command line has them
-METHODS = ("Percentile", "MinMSE", "LayerwisePercentile", "Entropy")  # with A8W8_CPU, from Python
+METHODS = ("Percentile", "MinMSE", "LayerwisePercentile", "Entropy")  # uint8 and int8, from Python
 
 
 @dataclass(frozen=True)
