@@ -1,6 +1,6 @@
 """CPU seconds of whole processes on one core: a quantization from the command line against the bare inference.
 
-    python -m benchmarks.whole_process [--methods XINT8 Entropy ...] [--repeats 3] [--peers] [--json FILE]
+    python -m benchmarks.whole_process [--methods XINT8 Entropy ...] [--samples 16] [--repeats 3] [--peers] [--check]
 
 A user waits for the process, not for a call in it: imports, reading, calibration, writing and the run before the
 result is published count. Every process is pinned to one core and gets one thread, repeats are interleaved, the
@@ -18,14 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-import onnx
-
-from benchmarks import models, record
-from benchmarks.measure import ROOT, table
+from benchmarks import measure, record
+from benchmarks.measure import ROOT
 
 BARE = "bare inference"
 BARE_CODE = """
@@ -85,6 +83,7 @@ def cost_of(command: list[str], folder: str) -> Cost:
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(Path(folder) / "bytecode")}
     core = min(os.sched_getaffinity(0))
     start = time.perf_counter()
     with tempfile.TemporaryFile() as said:
@@ -123,49 +122,65 @@ def commands(folder: Path, chosen: list[str], peers: bool, check: bool) -> dict[
     return {name: words for name, words in found.items() if name == BARE or name in (*chosen, *PEERS)}
 
 
+WORK_CODE = """
+import sys, numpy, onnx
+from benchmarks import models
+onnx.save(models.resnet(), sys.argv[1])
+for number, feed in enumerate(models.random_images(models.Shape().image, int(sys.argv[3]), seed=1)):
+    numpy.save(f"{sys.argv[2]}/{number:04}.npy", feed["images"])
+"""
+
+
 def write_work(folder: Path, samples: int) -> None:
-    """A ResNet-50 and its samples."""
-    onnx.save(models.resnet(), folder / "model.onnx")
+    """A ResNet-50 and its samples, by a process of its own: a child's peak begins with its parent's."""
     (folder / "samples").mkdir()
-    for number, feed in enumerate(models.random_images(models.Shape().image, samples, seed=1)):
-        np.save(folder / "samples" / f"{number:04}.npy", feed["images"])
+    words = [str(folder / "model.onnx"), str(folder / "samples"), str(samples)]
+    subprocess.run([sys.executable, "-c", WORK_CODE, *words], cwd=ROOT, check=True)
 
 
 def measured(work: dict[str, list[str]], folder: str, repeats: int) -> dict[str, Cost]:
-    """The cheapest of several runs of each, one after the other in rounds."""
+    """The cheapest of several runs of each, in rounds; the first round compiles, and is left out."""
     found: dict[str, list[Cost]] = {name: [] for name in work}
-    for _ in range(repeats):
+    for number in range(repeats + 1):
         for name, command in work.items():
-            found[name].append(cost_of(command, folder))
+            cost = cost_of(command, folder)
+            if number:
+                found[name].append(cost)
     return {name: min(costs, key=lambda cost: cost.cpu) for name, costs in found.items()}
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; see the module."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--methods", nargs="+", choices=(*PRESETS, *METHODS), default=[*PRESETS, *METHODS])
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peers", action="store_true", help="also ONNX Runtime's quantize_static")
     parser.add_argument("--check", action="store_true", help="with the check after the quantization")
     parser.add_argument("--json", type=Path, help=record.HELP)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         write_work(Path(name), chosen.samples)
         work = commands(Path(name), chosen.methods, chosen.peers, chosen.check)
         costs = measured(work, name, chosen.repeats)
     bare = costs[BARE]
-    rows = {
-        name: {"cpu": cost.cpu, "wall": cost.wall, "peak": cost.peak, "ratio": cost.cpu / bare.cpu}
+    cells = [
+        [
+            name,
+            f"{cost.cpu:.2f}",
+            f"{cost.cpu / bare.cpu:.2f}",
+            f"{cost.wall:.2f}",
+            f"{cost.peak / 1e6:.0f}",
+            f"{cost.peak / bare.peak:.2f}",
+        ]
         for name, cost in costs.items()
-    }
+    ]
+    print(measure.table(["process", "CPU s", "of bare", "wall s", "peak MB", "of bare's"], cells))
     if chosen.json:
-        chosen.json.write_text(json.dumps({"rows": rows}, indent=1), encoding="utf-8")
-    print(table(["process", "CPU s", "ratio", "wall s", "peak MB", "of bare"], (
-        [name, f"{row['cpu']:.2f}", f"{row['ratio']:.2f}", f"{row['wall']:.2f}", f"{row['peak'] / 1e6:.0f}",
-         f"{row['peak'] / bare.peak:.2f}"]
-        for name, row in rows.items()
-    )))  # fmt: skip
+        chosen.json.write_text(
+            json.dumps({"processes": {name: asdict(cost) for name, cost in costs.items()}}, indent=1)
+        )
+    return 0
 
 
 if __name__ == "__main__":

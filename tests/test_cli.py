@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from quark import __version__
 from quark.cli import main
+from quark.cli.common import THREADS
 from quark.cli.settings import parse_settings
 from quark.config.plan import Plan
 from quark.config.presets import HARDWARE, PRESETS
@@ -22,6 +24,7 @@ from quark.config.tensor import TensorSpec
 from quark.demo import data
 from quark.errors import ConfigError
 from quark.numerics.formats import FORMATS, Block
+from quark.onnx.graph import model as graph_model
 
 Capture = pytest.CaptureFixture[str]
 
@@ -112,6 +115,23 @@ def test_wrong_usage_is_2(command: list[str], capsys: Capture) -> None:
 
 
 # ---- quantize --------------------------------------------------------------------------------------------------------
+
+
+def test_a_quantization_reads_the_float_model_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes, inputs and weights of one reading; what was written is read to be checked, for its size and coverage."""
+    read, seen = graph_model._read, []
+    monkeypatch.setattr(graph_model, "_read", lambda path: seen.append(Path(path).name) or read(path))
+    monkeypatch.setenv("QUARK_THREADS", "")
+    for name in THREADS:
+        monkeypatch.setenv(name, "")
+    path = tmp_path / "fresh.onnx"
+    path.write_bytes((folder / "model.onnx").read_bytes())
+    words = ["--random", "--samples", "2", "--no-check", "--threads", "1"]
+    assert main(["onnx", "quantize", str(path), "-o", str(tmp_path / "out.onnx"), *words]) == 0
+    assert seen.count("fresh.onnx") == 1 and len(seen) <= 4
+    assert os.environ["QUARK_THREADS"] == "1"
 
 
 def test_quantized_model_runs_and_is_small(folder: Path) -> None:

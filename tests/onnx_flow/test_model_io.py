@@ -528,3 +528,21 @@ def test_a_session_of_a_model_with_small_external_data(tmp_path: Path) -> None:
     expected = models.run(proto, feed)
     onnx.save(proto, path, save_as_external_data=True, location="m.data", size_threshold=0)
     models.assert_close(open_session(load(path)).run(None, feed), expected)
+
+
+def test_a_model_that_is_loaded_ahead_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next load takes it over, once, and only while the file is what it was."""
+    path, reads = tmp_path / "model.onnx", []
+    onnx.save(models.cnn(), path)
+    read = graph_model._read
+    monkeypatch.setattr(graph_model, "_read", lambda path: reads.append(path) or read(path))
+    ahead = graph_model.load_ahead(path)
+    assert load(tmp_path / "." / "model.onnx") is ahead and load(path) is not ahead
+    assert len(reads) == 2
+    graph_model.load_ahead(path)
+    changed = models.cnn()
+    changed.producer_name = "somebody else"
+    onnx.save(changed, path)
+    assert load(path).producer_name == "somebody else"
+    with pytest.raises(ModelNotFoundError):
+        graph_model.load_ahead(tmp_path / "nowhere.onnx")

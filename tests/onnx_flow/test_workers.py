@@ -15,7 +15,7 @@ from quark.config.options import parse_options
 from quark.errors import ConfigError, DataError
 from quark.numerics.affine import Grid
 from quark.numerics.formats import get_format
-from quark.onnx import ModelQuantizer, QConfig, QLayerConfig
+from quark.onnx import ModelQuantizer, QConfig, QLayerConfig, workers
 from quark.onnx.calibration import Request
 from quark.onnx.quantization.config.spec import CalibMethod, Int8Spec
 from quark.onnx.scratch import Scratch
@@ -58,6 +58,18 @@ def test_processes_give_the_file_of_one_worker(tmp_path: Path, method: str) -> N
         several = quantized(tmp_path, method, 2, TmpDir=str(tmp_path / "scratch"))
     assert several == quantized(tmp_path, method, 1)
     assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_worker_hands_over_several_samples_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Sample by sample only where the order counts, or every sample is remembered."""
+    sizes: list[int] = []
+    work = workers._work
+    monkeypatch.setattr(workers, "_work", lambda *given: sizes.append(len(given[2])) or work(*given))
+    quantized(tmp_path, "MinMax", 2)
+    assert sorted(sizes) == [3, workers.CHUNK]
+    sizes.clear()
+    quantized(tmp_path, "MinMax", 2, CalibMovingAverage=True)
+    assert sizes == [1] * 7
 
 
 def test_processes_open_the_model_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quark.cli.common import ChartReport, Compare, Json, LedgerPath, Limit, PlanOutput, Rounds
+from quark.cli.common import Backend, ChartReport, Compare, Json, LedgerPath, Limit, PlanOutput, Rounds, Threads
 from quark.cli.paths import Guarded, Overwrite, Reads, Writes
 from quark.cli.source_options import Source, takes_samples
 from quark.cli.torch_app import torch_app
@@ -123,6 +123,8 @@ def quantize(
     fail_under: FailUnder = None,
     fail_slower: Annotated[bool, typer.Option("--fail-slower", help="Exit code 3 where float is faster here.")] = False,
     check: Annotated[bool, typer.Option(help="Afterwards run both models: SQNR, cosine, latency.")] = True,
+    threads: Threads = None,
+    backend: Backend = None,
     overwrite: Overwrite = False,
     json: Json = False,
     *,
@@ -198,6 +200,7 @@ def sensitivity(
         typer.Option(help="What ranks the layers: sqnr, mse, cosine, kl, or FILE.py:FUNCTION of a model's path."),
     ] = "sqnr",
     workers: Workers = 1,
+    backend: Backend = None,
     ledger: LedgerPath = None,
     report: ChartReport = None,
     overwrite: Overwrite = False,
@@ -266,6 +269,7 @@ def search(
     compare: Compare = True,
     rounds: Rounds = 8,
     workers: Workers = 1,
+    backend: Backend = None,
     ledger: LedgerPath = None,
     report: ChartReport = None,
     overwrite: Overwrite = False,

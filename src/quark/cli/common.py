@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,39 @@ import typer
 
 from quark.cli.paths import Writes
 
+THREADS = ("QUARK_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def limit_threads(count: int | None) -> int | None:
+    """Have every library that is loaded from now on, and our own sessions, use so many threads."""
+    if count is not None:
+        os.environ.update(dict.fromkeys(THREADS, str(count)))
+    return count
+
+
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, callback=limit_threads, help="Processors to use; as many as this process is lent by default."),
+]
+
+
+def use_backend(name: str | None) -> str | None:
+    """Have workers be what ``name`` says."""
+    if name is not None:
+        from quark.parallel import choose_backend
+
+        choose_backend(name)
+    return name
+
+
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        callback=use_backend,
+        help="What workers are: threading, loky (processes), dask or ray (a cluster whose machines see the folders).",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 LedgerPath = Annotated[
     Path | None,

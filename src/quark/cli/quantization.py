@@ -176,7 +176,7 @@ def _feeds(request: Request, settings: Mapping[str, Any]) -> Any:
     if source.random:
         say("note: calibrating on generated data; the result is for trying things out only")
     shapes, ranges = (settings.get(f"RandomDataReaderInput{what}") for what in ("Shape", "DataRange"))
-    return feeds(request.model, replace(source, shapes=shapes, ranges=ranges))
+    return feeds(request.model, replace(source, shapes=shapes, ranges=ranges), first=True)
 
 
 def _check(request: Request, samples: Any, layers: bool, libraries: Libraries) -> Check:

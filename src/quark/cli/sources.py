@@ -11,20 +11,25 @@ from quark.cli.source_options import Source
 from quark.errors import ConfigError, DataError
 from quark.onnx.data import Feed, RandomDataReader, inputs_of
 from quark.onnx.data_files import is_picture
-from quark.onnx.graph.model import load
+from quark.onnx.graph.model import load, load_ahead
 from quark.onnx.preprocessing import Preprocessing, doubts
 from quark.search.function import load_function
 
 
-def feeds(model: Path, source: Source) -> Samples | list[Feed]:
+def feeds(model: Path, source: Source, first: bool = False) -> Samples | list[Feed]:
     """The feeds for ``model``; what looks wrong about the first one is said.
+
+    Args:
+        model: the file.
+        source: what was typed.
+        first: the model is loaded next, and need not be read twice.
 
     Raises:
         DataError: neither or both of ``--data`` and ``--random``, or nothing that fits the model.
     """
     if (source.data is None) != source.random:
         raise DataError("give the samples with --data PATH, or --random to use generated ones for a trial run")
-    loaded = load(model)
+    loaded = load_ahead(model) if first else load(model)
     if source.data is None:
         return [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
     settings = preprocessing(source)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quark.cli.common import ChartReport, Compare, Json, LedgerPath, Limit, PlanOutput, Rounds
+from quark.cli.common import Backend, ChartReport, Compare, Json, LedgerPath, Limit, PlanOutput, Rounds, Threads
 from quark.cli.paths import FOLDER, Guarded, Overwrite, Reads, Writes
 
 torch_app = typer.Typer(no_args_is_help=True, help="Quantize and evaluate PyTorch language models.")
@@ -180,7 +180,9 @@ def quantize_files(
     format: Format = None,
     program: For = None,
     workers: Annotated[int, typer.Option(min=1, help="Files that are made at once.")] = 1,
+    backend: Backend = None,
     device: Device = "cpu",
+    threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Quantize a checkpoint file by file: for models larger than memory, and the same result.
@@ -220,6 +222,7 @@ def sensitivity(
         typer.Option(help="What ranks the layers: kl, sqnr, mse, cosine, or FILE.py:FUNCTION of the model."),
     ] = "kl",
     workers: Workers = 1,
+    backend: Backend = None,
     ledger: LedgerPath = None,
     report: ChartReport = None,
     device: Device = "cpu",
@@ -283,6 +286,7 @@ def search(
         typer.Option("--for", help="What will read it: vllm wants layers that it fuses, and experts, in one scheme."),
     ] = None,
     workers: Workers = 1,
+    backend: Backend = None,
     ledger: LedgerPath = None,
     report: ChartReport = None,
     device: Device = "cpu",

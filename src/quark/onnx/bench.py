@@ -13,7 +13,6 @@ the folder (joblib), and memory holds one model, mapped, and one sample. Not han
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -55,6 +54,7 @@ from quark.onnx.quantization.config.tuners import split, with_tuners
 from quark.onnx.ranges import samples_of
 from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
+from quark.report.process import lent
 from quark.search.values import FLOAT
 
 MODEL = "float.onnx"
@@ -186,7 +186,7 @@ def open_bench(
         MODES["static"].place(model, _whole(job, spec), known)
     plans = {n: MODES["static"].place(model, _whole(job, s), known) for n, s in candidates.items() if s is not None}
     _calibrate(model, plans, job, reader, scratch)
-    threads = None if workers == 1 else max(1, (os.cpu_count() or 1) // workers)
+    threads = None if workers == 1 else max(1, lent() // workers)
     folder = scratch.folder("single layers").resolve()
     ir.save(model.clone(), folder / MODEL, external_data=f"{MODEL}.data")
     tuned = _tuned(

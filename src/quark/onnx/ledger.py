@@ -40,6 +40,10 @@ class Ledger:
             self._remembered = arrays["digest"].tobytes()
             restore(statistics, arrays)
 
+    def __bool__(self) -> bool:
+        """Whether anything is remembered."""
+        return bool(self._resume)
+
     def unseen(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
         """The samples that are still to be counted; the others are compared with those that were.
 

@@ -20,6 +20,7 @@ import joblib
 import numpy as np
 import onnx_ir as ir
 
+from quark import parallel
 from quark.config.job import Job
 from quark.errors import ConfigError, DataError, unknown
 from quark.measure.distance import Distance
@@ -232,7 +233,7 @@ def _results(
     if workers == 1 and joblib.parallel.get_active_backend(prefer="threads")[1] in (None, 1):
         done: Iterator[Any] = (function(*args) for function, args, _ in calls)
     else:
-        done = _parallel(calls, workers)
+        done = parallel.results(calls, workers, "threads")
     for same, measured in zip(alike.values(), done, strict=True):
         yield from ((unit, name, measured) for unit, name in same)
 
@@ -245,14 +246,6 @@ def _digest(unit: Unit, name: str) -> bytes:
         what = f"{split(name)[1]} {unit.name} {tensor.name} {spec.grid} {spec.granularity} {spec.rounding}"
         arrays |= {f"{what} scale": np.asarray(tensor.scale), f"{what} zero": np.asarray(tensor.zero_point)}
     return fingerprint.of_arrays(arrays)
-
-
-def _parallel(calls: Iterator[Any], workers: int) -> Iterator[Any]:
-    """Results in order; a few calls are under way at a time."""
-    backend, _ = joblib.parallel.get_active_backend(prefer="threads")
-    lazy = getattr(backend, "supports_return_generator", False)
-    kind = "generator" if lazy else "list"
-    return iter(joblib.Parallel(workers, prefer="threads", return_as=kind, batch_size=1)(calls))
 
 
 def _nothing(site: Site, metric: str) -> dict[str, float]:

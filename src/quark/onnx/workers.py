@@ -14,7 +14,6 @@ Not handled: GPUs shared among processes (each opens a session of its own).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,6 +23,7 @@ from typing import Any
 import joblib
 import onnx_ir as ir
 
+from quark import parallel
 from quark.errors import ConfigError
 from quark.observers import Memory, MovingMinMax
 from quark.onnx.calibration import Progress, Request, Statistics, count_sample, reported, split_by_need
@@ -35,6 +35,7 @@ from quark.onnx.graph.session import CPU
 from quark.onnx.ledger import Ledger
 from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
+from quark.report.process import lent
 
 #: Samples that a worker counts before it hands its statistics over.
 CHUNK = 4
@@ -113,9 +114,9 @@ def _site(
 ) -> Site:
     """The model where the workers can reach it: this process's session, or a file."""
     whole, reduced = split_by_need(model, requests)
-    session = (*where, max(1, (os.cpu_count() or 1) // workers))
+    session = (*where, max(1, lent() // workers))
     site = Site({name: _in_memory(request) for name, request in requests.items()}, whole, reduced, session)
-    if _shares_memory():
+    if parallel.shares_memory():
         return replace(site, runner=Runner(model, whole, reduced, *session, complete=True))
     path = scratch.folder("calibration by processes (set joblib back to threads)") / "model.onnx"
     ir.save(model.clone(), path, external_data=f"{path.name}.data")
@@ -129,11 +130,6 @@ def _in_memory(request: Request) -> Request:
     return replace(request, settings={**request.settings, "keep": Memory})
 
 
-def _shares_memory() -> bool:
-    backend, _ = joblib.parallel.get_active_backend(prefer="threads")
-    return bool(getattr(backend, "supports_sharedmem", False))
-
-
 def _chunks(feeds: Iterable[Feed], first: int, size: int) -> Iterator[Chunk]:
     """(index of the first sample, samples); arrays are copied, since a reader may fill the same ones again."""
     source = iter(feeds)
@@ -144,14 +140,9 @@ def _chunks(feeds: Iterable[Feed], first: int, size: int) -> Iterator[Chunk]:
 
 def _results(site: Site, chunks: Iterator[Chunk], workers: int) -> Iterator[tuple[int, Statistics]]:
     """(samples, their statistics), in order; a few chunks are under way at a time."""
-    backend, _ = joblib.parallel.get_active_backend(prefer="threads")
-    kind = "generator" if getattr(backend, "supports_return_generator", False) else "list"
-    parallel = joblib.Parallel(workers, prefer="threads", return_as=kind, pre_dispatch=workers + 1, batch_size=1)
-    if kind == "generator":
-        yield from parallel(joblib.delayed(_work)(site, *chunk) for chunk in chunks)
-        return
-    while batch := list(islice(chunks, 2 * workers)):
-        yield from parallel(joblib.delayed(_work)(site, *chunk) for chunk in batch)
+    yield from parallel.results(
+        (joblib.delayed(_work)(site, *chunk) for chunk in chunks), workers, "threads", ahead=workers + 1
+    )
 
 
 def _work(site: Site, first: int, feeds: list[Feed]) -> tuple[int, Statistics]:

@@ -1,10 +1,18 @@
-"""What this process has used, as the system tells it."""
+"""What this process has used, and what it may use, as the system tells it.
+
+Processors: what the process is bound to, what its container is lent, and what the user says.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import sys
 from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+ENVIRONMENT = "QUARK_THREADS"
 
 
 def resident() -> int:
@@ -22,3 +30,38 @@ def resident() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) * (1 if sys.platform == "darwin" else 1024)
+
+
+def lent(root: Path = CGROUP) -> int:
+    """Processors that this process may keep busy, at least one.
+
+    The least of: the machine's, those of its affinity, the quota of its control group (rounded up), and the environment
+    variable ``QUARK_THREADS``, by which a user says it.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux
+    bound = len(affinity(0)) if affinity else os.cpu_count() or 1
+    said = os.environ.get(ENVIRONMENT, "")
+    limits = [bound, quota(root), int(said) if said.isdecimal() and int(said) else None]
+    return max(1, min(limit for limit in limits if limit is not None))
+
+
+def shared() -> bool:
+    """Whether this machine has processors that are not ours: then threads that wait must not keep theirs busy."""
+    return lent() < (os.cpu_count() or 1)
+
+
+def quota(root: Path = CGROUP) -> int | None:
+    """Processors that the control group (version 2, then 1) lends; None where it sets no limit."""
+    two, one = read(root / "cpu.max").split(), root / "cpu"
+    words = two or [read(one / "cpu.cfs_quota_us").strip(), read(one / "cpu.cfs_period_us").strip()]
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
+        return None  # "max" and -1 mean no limit
+    return max(1, math.ceil(int(words[0]) / int(words[1])))
+
+
+def read(path: Path) -> str:
+    """A small file of the system, or nothing."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

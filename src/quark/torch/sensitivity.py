@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from quark import parallel
 from quark.errors import ConfigError, unknown
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger
@@ -326,9 +327,8 @@ def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[t
         return
     import joblib
 
-    done = joblib.Parallel(workers, prefer="processes", return_as="generator_unordered", batch_size=1)(
-        joblib.delayed(work)(part, number) for number, part in enumerate(parts)
-    )
+    calls = (joblib.delayed(work)(part, number) for number, part in enumerate(parts))
+    done = parallel.results(calls, workers, "processes", ordered=False)
     for number, found in done:
         yield from ((parts[number], name, measured) for name, measured in found.items())
 

@@ -23,6 +23,7 @@ import joblib
 import numpy as np
 import onnx_ir as ir
 
+from quark import parallel
 from quark.config.job import Job, for_target
 from quark.config.rules import NodeInfo, Rule, Rules
 from quark.config.tensor import LayerSpec
@@ -436,4 +437,4 @@ def _run(calls: Iterable[Any], workers: int) -> Iterator[float]:
     """Results in order."""
     if workers == 1:
         return (function(*args) for function, args, _ in calls)
-    return iter(joblib.Parallel(workers, prefer="threads", return_as="generator", batch_size=1)(calls))
+    return parallel.results(calls, workers, "threads")

@@ -35,6 +35,7 @@ EXTERNAL_THRESHOLD = 1024
 """Initializers of at most so many bytes stay in the model file when the others go to external data."""
 COMMON_IR = 10
 """Newest IR version that every supported ONNX Runtime loads; a newer one is written only where the model needs it."""
+_AHEAD: dict[tuple[str, int, int, int], ir.Model] = {}
 _NEEDED_IR = {
     ir.DataType.FLOAT8E4M3FN: 9,
     ir.DataType.FLOAT8E4M3FNUZ: 9,
@@ -76,7 +77,34 @@ def load(model: ModelInput) -> ir.Model:
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
     path = Path(model)
-    return _from_proto(_read(path), f"{str(path)!r}", path.parent, in_memory)
+    ahead = _taken(path)
+    return _from_proto(_read(path), f"{str(path)!r}", path.parent, in_memory) if ahead is None else ahead
+
+
+def load_ahead(path: Path) -> ir.Model:
+    """A model that is looked at now and loaded next: the next ``load`` of the file takes it over, if the file stays.
+
+    Nobody may keep it: what takes it over edits it, and frees weights that it replaces. One model waits at a time.
+    """
+    _AHEAD.clear()
+    before, model = _state(path), load(path)
+    if before is not None and before == _state(path):
+        _AHEAD[before] = model
+    return model
+
+
+def _taken(path: Path) -> ir.Model | None:
+    """The model that waits, if it is that of this file."""
+    return _AHEAD.pop(state, None) if _AHEAD and (state := _state(path)) is not None else None
+
+
+def _state(path: Path) -> tuple[str, int, int, int] | None:
+    """What tells a file from any other, and from itself with another content; None where there is none."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # ``load`` says why
+        return None
+    return str(path.resolve()), found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _tidied(model: ir.Model, source: str) -> ir.Model:

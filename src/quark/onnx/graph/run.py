@@ -31,6 +31,7 @@ from quark.onnx.graph.admission import registered
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, open_session
 from quark.onnx.graph.surgery import Names, all_nodes, label, opset
+from quark.report.process import lent, shared
 
 Feed = Mapping[str, np.ndarray]
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
@@ -70,8 +71,8 @@ class Runner:
             and reduced here.
         providers: execution providers of ONNX Runtime, the preferred one first.
         libraries: files with custom operators (``UserCustomOpLibPath``).
-        threads: threads within an operator; ONNX Runtime's choice by default.
-        spin: let threads that wait keep their core busy.
+        threads: threads within an operator; as many as there are cores, or as this process is lent.
+        spin: let threads that wait keep their core busy, where all cores are ours.
         as_given: float weights stay what they are, see ``session_options``.
         complete: open and run the whole model, and not only what leads to the tensors: one that ONNX Runtime refuses
             shows itself then, wherever its fault is.
@@ -178,11 +179,11 @@ def session_options(
     options.log_severity_level = QUIET
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin and not shared() else "0")
     if as_given:
         options.add_session_config_entry(*_AS_GIVEN)
-    if threads is not None:
-        options.intra_op_num_threads = threads
+    if threads is not None or shared():  # ONNX Runtime counts the cores of the machine
+        options.intra_op_num_threads = lent() if threads is None else threads
     for library in library_files(libraries):
         try:
             options.register_custom_ops_library(library)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from quark.numerics.granularity import Group
-from quark.torch.algorithms.context import matrix, new_quantizer
+from quark.torch.algorithms.context import new_quantizer
 from quark.torch.algorithms.scaling import Judge, Place
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.matching import Match
@@ -44,7 +44,7 @@ def by_channel(place: Place, judge: Judge, s: torch.Tensor) -> torch.Tensor | No
     size = sizes.pop()
     if sizes or size is None or size >= len(s):
         return None
-    groups = groups_of(judge, size)
+    groups = groups_of(judge.coarse, size)
     labels = alike(place, len(s), size, s.device)
     if labels is None:
         return None
@@ -92,12 +92,14 @@ class Groups:
 
     Attributes:
         stacks: the layers; small ones whose rows can be rounded together are.
+        weights: of each of these, [rows of all, channels], float32.
         size: columns of a group.
         rows, inputs: [rows, channels], and as [groups, rows, size].
         squares: x^T x, [groups, size, size].
     """
 
     stacks: list[list[Match]]
+    weights: list[torch.Tensor]
     size: int
     rows: torch.Tensor
     inputs: torch.Tensor
@@ -107,9 +109,7 @@ class Groups:
         """The loss of each group, summed over layers, under the label of the group, [groups]."""
         noise = self.input_products(s)
         total = torch.zeros(len(labels), device=s.device)
-        for items in self.stacks:
-            found = [matrix(item.layer.module, item.layer.kind) for item in items]
-            weight = torch.cat(found) if len(found) > 1 else found[0]
+        for items, weight in zip(self.stacks, self.weights, strict=True):
             tuned = quantized_matrix(items[0], weight * s) / s
             error = in_groups(tuned - weight, self.size)
             total += (torch.bmm(error.mT, error) * self.squares).sum((1, 2))
@@ -137,7 +137,8 @@ def groups_of(judge: Judge, size: int) -> Groups:
     for item in judge.items:
         same = [others for others in stacks if rounded_alike(item, others[0])]
         same[0].append(item) if same else stacks.append([item])
-    return Groups(stacks, size, rows, inputs, torch.bmm(inputs.mT, inputs))
+    weights = [torch.cat([judge.weight(item) for item in items]) for items in stacks]
+    return Groups(stacks, weights, size, rows, inputs, torch.bmm(inputs.mT, inputs))
 
 
 def rounded_alike(item: Match, other: Match) -> bool:

@@ -22,6 +22,7 @@ from torch import nn
 
 from quark.algorithms.smoothquant import shared_channels
 from quark.errors import ConfigError, unknown
+from quark.numerics.granularity import Group
 from quark.torch.algorithms.answers import Walk, walk_of
 from quark.torch.algorithms.blocks import Stream, first
 from quark.torch.algorithms.context import Context, Undo, matrix, new_quantizer
@@ -34,6 +35,7 @@ from quark.torch.structure import Structure, find_structure
 
 log = logging.getLogger(__name__)
 ROWS = 1024  # inputs kept per place
+OUTPUTS = 512  # of a layer, by which candidates are told apart
 
 
 @dataclass(frozen=True)
@@ -342,16 +344,32 @@ class Judge:
         items: the layers.
         rows: inputs of all of them, [n, channels].
         power: of the differences that are averaged: 2 (mean squared), 1 (mean absolute), 0.5.
+        outputs: of each layer that are looked at, evenly spread, at most; None: all.
     """
 
     items: list[Match]
     rows: torch.Tensor
     power: float = 2.0
+    outputs: int | None = None
+
+    @cached_property
+    def coarse(self) -> Judge:
+        """A judge that looks at some outputs: what tells many candidates apart; the best one is for a full judge."""
+        return self if self.full(OUTPUTS) else replace(self, outputs=OUTPUTS)
+
+    def full(self, outputs: int) -> bool:
+        """Whether so many outputs are all, or scales depend on outputs that would be left out."""
+        sizes = [item.layer.module._parameters["weight"].numel() // self.rows.shape[-1] for item in self.items]  # type: ignore[union-attr]
+        return max(sizes) <= outputs or not all(row_by_row(item) for item in self.items)
+
+    def weight(self, item: Match) -> torch.Tensor:
+        """The weight of a layer [out, in], float32, as far as it is looked at."""
+        return some_rows(matrix(item.layer.module, item.layer.kind), self.outputs)
 
     @cached_property
     def wanted(self) -> list[torch.Tensor]:
         """What each float layer answers, [n, out]."""
-        return [self.rows @ matrix(item.layer.module, item.layer.kind).T for item in self.items]
+        return [self.rows @ self.weight(item).T for item in self.items]
 
     @cached_property
     def unscaled(self) -> float:
@@ -369,9 +387,21 @@ class Judge:
             if item.stages["input_tensors"] != stages:
                 stages = item.stages["input_tensors"]
                 x = quantize_new(new_quantizer(item, "input_tensors"), self.rows / s)
-            tuned = quantized_matrix(item, matrix(item.layer.module, item.layer.kind) * s)
+            tuned = quantized_matrix(item, self.weight(item) * s)
             found += float((x @ tuned.T - wanted).abs_().pow_(self.power).double().mean())
         return found
+
+
+def row_by_row(item: Match) -> bool:
+    """Whether the rows of a weight [out, in] are rounded independently of each other."""
+    stages = item.stages["weight"]
+    axis = 0 if item.layer.kind.transposed else 1
+    return len(stages) == 1 and isinstance(written := stages[0].spec.granularity, Group) and written.axis % 2 == axis
+
+
+def some_rows(weight: torch.Tensor, most: int | None) -> torch.Tensor:
+    """At most so many rows, evenly spread."""
+    return weight if most is None else weight[:: -(-len(weight) // most)]
 
 
 def judge_of(items: list[Match], inputs: Inputs, power: float = 2.0) -> Judge:

@@ -92,7 +92,7 @@ def search(
         for pair in pairs:
             if pair not in tried:
                 s = effective(context, place, scale_of(inputs, weights, pair))
-                tried[pair] = judge.error(s), s
+                tried[pair] = judge.coarse.error(s), s
             yield tried[pair][0], pair
 
     _, middle = min(scales(product(exponents, weight_exponents)))
@@ -100,6 +100,8 @@ def search(
     for _ in range(FINER):
         steps = [step / 2 for step in steps]
         _, middle = min(scales(around(middle, steps)))
+    if judge.coarse is not judge:  # the best of those that were told apart, in full
+        tried = {pair: (judge.error(s), s) for pair, (_, s) in tried.items() if pair == middle}
     found = [*tried.values(), *measured(context, place, judge, others)]
     start = keep_best(place, judge, found)
     finer = by_channel(place, judge, torch.ones_like(inputs) if start is None else start)

@@ -29,6 +29,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from quark import parallel
 from quark.algorithms.hadamard import Rotation
 from quark.errors import ConfigError
 from quark.files.identity import difference
@@ -294,12 +295,12 @@ def jobs_of(
 
 def run(jobs: list[Job], workers: int | None) -> None:
     """All jobs, with a progress bar where there is a terminal."""
-    from joblib import Parallel, delayed
+    from joblib import delayed
 
     from quark.report.progress import bars
 
     with bars() as update:
-        results = Parallel(n_jobs=workers, return_as="generator_unordered")(delayed(Job.run)(job) for job in jobs)
+        results = parallel.results((delayed(Job.run)(job) for job in jobs), workers, ordered=False)
         for done, _ in enumerate(results, 1):
             update("quantize files", done, len(jobs))
 

@@ -1,0 +1,81 @@
+"""Calls that do not depend on each other, by whatever joblib is set to: threads, processes, or a cluster.
+
+    threading   threads of this process              loky   processes of this machine
+    dask        a ``distributed.Client``             ray    a cluster of Ray
+
+A backend that hands over all results at the end (Ray's) gets the calls in portions, so that progress is seen, what was
+finished is kept, and results are the same in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from itertools import islice
+from typing import Any, Literal
+
+from quark.errors import ConfigError, unknown
+
+BACKENDS = ("threading", "loky", "dask", "ray")
+PORTION = 2  # calls per worker that are handed to a backend which returns them together
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # what ``joblib.delayed(function)(...)`` makes
+
+
+def results(
+    calls: Iterable[Call],
+    workers: int | None,
+    prefer: Literal["threads", "processes"] | None = None,
+    ordered: bool = True,
+    ahead: int | str = "2 * n_jobs",
+) -> Iterator[Any]:
+    """What the calls return.
+
+    Args:
+        calls: read as they are needed.
+        workers: how many run at once; None: as joblib's ``parallel_config`` says.
+        prefer: where joblib is set to nothing.
+        ordered: in the order of the calls; else as they are done, where the backend tells that.
+        ahead: calls that are read before they are needed.
+    """
+    import joblib
+
+    backend, _ = joblib.parallel.get_active_backend(prefer=prefer)
+    streams = bool(getattr(backend, "supports_return_generator", False))
+    kind = "list" if not streams else "generator" if ordered else "generator_unordered"
+    parallel = joblib.Parallel(workers, prefer=prefer, return_as=kind, pre_dispatch=ahead, batch_size=1)
+    if streams:
+        yield from parallel(calls)
+        return
+    waiting, size = iter(calls), PORTION * max(1, joblib.effective_n_jobs(workers))
+    while portion := list(islice(waiting, size)):
+        yield from parallel(portion)
+
+
+def shares_memory() -> bool:
+    """Whether the workers of joblib are threads of this process."""
+    import joblib
+
+    backend, _ = joblib.parallel.get_active_backend(prefer="threads")
+    return bool(getattr(backend, "supports_sharedmem", False))
+
+
+def choose_backend(name: str) -> None:
+    """Set joblib for this process, and connect to a cluster: the one that the environment names, or one made here.
+
+    Raises:
+        ConfigError: an unknown backend, or a library that is not installed.
+    """
+    import joblib
+
+    if name not in BACKENDS:
+        raise ConfigError(unknown("--backend", name, BACKENDS))
+    try:
+        if name == "ray":
+            import_module("ray.util.joblib").register_ray()
+        if name == "dask":
+            import_module("distributed").Client(os.environ.get("DASK_SCHEDULER_ADDRESS"))
+    except ImportError as error:
+        package = {"ray": "ray", "dask": "distributed"}[name]
+        raise ConfigError(f"--backend {name} needs the package {package!r}, which is not installed here") from error
+    joblib.parallel_config(backend=name)
