@@ -16,13 +16,20 @@ for _switch in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # the name 
     os.environ.setdefault(_switch, "1")
 
 
-def __getattr__(name: str) -> Any:
-    """``register_calibration``, which is imported when it is asked for."""
-    if name == "register_calibration":
-        from quark.observers.registry import register_calibration
+#: What adds a row to a table of both flows, and where it is; imported when it is asked for.
+_REGISTERING = {
+    "register_calibration": "quark.observers.registry",
+    "register_format": "quark.numerics.formats",
+    "unregister_format": "quark.numerics.formats",
+}
 
-        return register_calibration
-    raise AttributeError(f"module 'quark' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _REGISTERING:
+        raise AttributeError(f"module 'quark' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_REGISTERING[name]), name)
 
 
 install()  # imports of names that only AMD Quark has say what to write instead

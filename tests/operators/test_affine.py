@@ -16,7 +16,7 @@ from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Channel
 from quark.numerics.granularity import Tensor as WholeTensor
 from quark.operators import Site, add_functions, function_for, node
-from quark.operators.elementwise import FORMATS
+from quark.operators.elementwise import formats
 
 INTEGERS = {"INT8": 8, "UINT8": 8, "INT16": 16, "UINT16": 16, "INT32": 32, "UINT32": 32}
 
@@ -112,7 +112,7 @@ def test_four_bits(name: str) -> None:
     assert_same(got, fake_quantize(x, np.float32(0.3), np.int32(2), ELEMENTS[name.lower()]))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 def test_one_node_for_every_element_format(name: str) -> None:
     element = ELEMENTS[name]
     point = element.middle if name.startswith("u") else 0

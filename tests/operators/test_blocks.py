@@ -11,7 +11,7 @@ from quark.errors import ConfigError, ModelError
 from quark.numerics.block_operators import bfp_quantize_dequantize, mx_quantize_dequantize
 from quark.numerics.blocks import BLOCKS
 from quark.operators import Site, node
-from quark.operators.blockquant import FORMATS
+from quark.operators.blockquant import formats
 from quark.operators.mx import ELEMENT_TYPES
 
 PRIME = {"bfp_method": "to_bfp_prime", "block_size": 16}
@@ -41,7 +41,7 @@ def test_mx(element: str, mode: int) -> None:
         assert_same(run_operator("MXQuantizeDequantize", x, attributes), mx_quantize_dequantize(x, **attributes))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 def test_own_block_operator(name: str) -> None:
     block = BLOCKS[name]
     for x, axis in [(special(), 1), *((awkward(shape), axis) for shape, axis in SHAPES)]:

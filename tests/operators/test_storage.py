@@ -15,7 +15,7 @@ from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Channel
 from quark.numerics.granularity import Tensor as WholeTensor
 from quark.operators import node, stored, stream
-from quark.operators.storage import BLOCK_INPUTS, PACKED_FORMATS
+from quark.operators.storage import BLOCK_INPUTS, packed_formats
 
 SHAPES = [
     ((8, 64), -1),
@@ -79,7 +79,7 @@ def test_the_weight_is_computed_once_when_the_model_is_loaded(tmp_path: object) 
     assert not {n.op_type for n in folded.graph.node} - {"Identity"}
 
 
-@pytest.mark.parametrize("name", PACKED_FORMATS)
+@pytest.mark.parametrize("name", packed_formats())
 @pytest.mark.parametrize("opset", [13, 21])
 def test_packed_element_formats(name: str, opset: int) -> None:
     element = ELEMENTS[name]

@@ -9,10 +9,13 @@ from quark.config.options import Options
 from quark.config.rules import Rules
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, unknown
+from quark.numerics.elements import ELEMENTS
 
 #: any: the layout that the configuration asks for. cpu: ONNX Runtime's integer kernels on x86 and Arm.
 Target = Literal["any", "cpu"]
 TARGETS: tuple[Target, ...] = ("any", "cpu")
+#: Symmetric codes of the first are as well stored in the second.
+SIGNED, UNSIGNED = ELEMENTS["int8"], ELEMENTS["uint8"]
 
 
 @dataclass(frozen=True)
@@ -107,4 +110,4 @@ def _unsigned_activations(layer: LayerSpec) -> LayerSpec:
 
 
 def _unsigned(spec: TensorSpec | None) -> TensorSpec | None:
-    return replace(spec, format="uint8") if spec is not None and spec.symmetric and spec.format == "int8" else spec
+    return replace(spec, format=UNSIGNED.name) if spec is not None and spec.symmetric and spec.row == SIGNED else spec

@@ -409,7 +409,7 @@ def named(block: Block) -> Block:
     Raises:
         ConfigError: no row has such scales.
     """
-    kin = [row for row in ROWS if replace(row, name=block.name, size=block.size) == block]
+    kin = [row for row in BLOCKS.values() if replace(row, name=block.name, size=block.size) == block]
     if not kin:
         raise ConfigError(f"no block format has the elements of {block.name!r} under {block.rule} scales")
     return min(kin, key=lambda row: (row.size != block.size, row.name != block.name))

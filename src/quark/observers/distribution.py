@@ -13,10 +13,16 @@ import numpy as np
 
 from quark.errors import ConfigError, unknown
 from quark.numerics.affine import Grid, dequantize
+from quark.numerics.formats import Float, Format
 from quark.observers.histogram import Histogram
 
 SPREADS = {"same": 1.0, "p3": 1 / 3}
-ALLOWED = ("fp8_e4m3", "fp8_e5m2")
+BITS = 8  # of a code: few enough to list, enough for a distribution
+
+
+def fits(row: Format) -> bool:
+    """Whether a format has codes whose spread can be matched."""
+    return isinstance(row, Float) and row.bits == BITS
 
 
 def search(statistic: Histogram, grid: Grid, scenario: str = "same") -> tuple[float, float]:
@@ -24,16 +30,16 @@ def search(statistic: Histogram, grid: Grid, scenario: str = "same") -> tuple[fl
 
     Args:
         statistic: histogram of the values.
-        grid: a quantizer to fp8_e4m3 or fp8_e5m2.
+        grid: a quantizer to an 8-bit float.
         scenario: "same", or "p3" to compare cube roots.
 
     Raises:
         ConfigError: another format, or an unknown scenario.
     """
-    if grid.format.name not in ALLOWED:
+    if not fits(grid.format):
         raise ConfigError(
-            f"the calibration method Distribution works for the FP8 data types only ({', '.join(ALLOWED)}), and this "
-            f"tensor is {grid.format.name}: choose MinMax, Percentile, MinMSE or Entropy for it"
+            "the calibration method Distribution works for the FP8 data types only, and this tensor is "
+            f"{grid.format.name}: choose MinMax, Percentile, MinMSE or Entropy for it"
         )
     if scenario not in SPREADS:
         raise ConfigError(unknown("Scenario", scenario, SPREADS))

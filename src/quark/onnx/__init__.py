@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quark.deferred import defer
-from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, custom_config, get_default_config
+from quark.onnx.quantization.config import (
+    Config,
+    QConfig,
+    QuantizationConfig,
+    custom_config,
+    data_type,
+    get_default_config,
+    spec,
+)
 from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
@@ -142,6 +150,8 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     if name.endswith("_CONFIG"):
         return getattr(custom_config, name)
+    if name.removesuffix("Spec") in data_type.data_types():  # of a format that was registered
+        return getattr(spec if name.endswith("Spec") else data_type, name)
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

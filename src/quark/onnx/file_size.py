@@ -110,7 +110,7 @@ def _constants(model: ir.Model, plan: Plan, options: Options) -> int:
 def _stored(tensor: TensorPlan, source: ir.TensorProtocol, options: Options) -> int:
     """Bytes of a constant and its scales."""
     row, granularity, shape = tensor.spec.row, tensor.spec.granularity, tuple(source.shape.numpy())
-    rounded = options.EnableVaimlBF16 and tensor.spec.format == "bfloat16"
+    rounded = options.EnableVaimlBF16 and tensor.spec.row.onnx_type == "BFLOAT16"
     if rounded or (options.AddQDQPairToWeight and tensor.role == "weight"):
         return int(source.nbytes)
     if isinstance(row, Block):

@@ -78,21 +78,21 @@ class Step:
 def _device(job: Job) -> bool:
     """Forms that NPU compilers know: for power-of-two scales, and for flows and types that only such devices run."""
     layer, casts = job.rules.default, job.options.BF16QDQToCast or job.options.EnableVaimlBF16
-    narrow = all(spec is None or spec.format in ("int8", "uint8") for spec in (layer.inputs, layer.weight))
+    narrow = all(spec is None or spec.row.onnx_type in ("INT8", "UINT8") for spec in (layer.inputs, layer.weight))
     return job.npu or job.options.EnableNPUTransformer or (job.target == "any" and not narrow and not casts)
 
 
 def _coarse(job: Job) -> bool:
     """Whether weights have one 8-bit scale (or a narrower one) for all channels, and the device leaves a choice."""
     weight = job.rules.default.weight
-    narrow = weight is not None and weight.format in ("int8", "uint8", "int4", "uint4")
+    narrow = weight is not None and weight.row.onnx_type in ("INT8", "UINT8", "INT4", "UINT4")
     return not job.npu and narrow and weight is not None and weight.granularity == Tensor()
 
 
 def _integers(job: Job) -> bool:
     """Whether activations and weights are 8- or 16-bit integers, which biases have scales of their own beside."""
-    layer, kinds = job.rules.default, ("int8", "uint8", "int16", "uint16")
-    return all(spec is not None and spec.format in kinds for spec in (layer.inputs, layer.weight))
+    layer, kinds = job.rules.default, ("INT8", "UINT8", "INT16", "UINT16")
+    return all(spec is not None and spec.row.onnx_type in kinds for spec in (layer.inputs, layer.weight))
 
 
 def _asked(option: str, job: Job) -> bool:

@@ -15,14 +15,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from quark.errors import ConfigError, ModelError, unknown
-from quark.numerics.elements import ELEMENTS, Element, Int
+from quark.numerics.elements import ELEMENTS, Element, Float, Int
 from quark.operators.body import LOWEST_OPSET, Body
 from quark.operators.site import Site, from_float, to_float
 
 ATTRIBUTES: dict[str, int | str] = {"axis": 0}
 #: ``TensorProto`` type of the zero point -> the format stored in it.
 STORED: dict[str, Element] = {
-    row.onnx_type: row for row in ELEMENTS.values() if row.onnx_type and row.name not in ("e8m0", "fp4_e2m1")
+    row.onnx_type: row
+    for row in ELEMENTS.values()
+    if row.onnx_type and (isinstance(row, Int) or (isinstance(row, Float) and row.bits >= 8))
 }
 _CLIPPED_FLOATS = ("FLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2")
 _CAST_FROM = {"FLOAT8E4M3FN": 19, "FLOAT8E5M2": 19, "INT4": 21, "UINT4": 21, "INT2": 25, "UINT2": 25}  # opset

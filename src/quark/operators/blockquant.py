@@ -23,7 +23,11 @@ from quark.operators.body import Body
 from quark.operators.site import Site, View, from_blocks, from_float, to_blocks, to_float, view_of
 
 ATTRIBUTES: dict[str, int | str] = {"format": "nvfp4", "axis": -1}
-FORMATS = tuple(name for name, row in BLOCKS.items() if not row.sub_block and not row.carry)
+
+
+def formats() -> tuple[str, ...]:
+    """Names of the formats it has: those of one level."""
+    return tuple(name for name, row in BLOCKS.items() if not row.sub_block and not row.carry)
 
 
 def variant(attributes: Mapping, site: Site) -> str:

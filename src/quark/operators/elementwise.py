@@ -22,7 +22,11 @@ from quark.operators.body import Body
 from quark.operators.site import Site, from_float, to_float
 
 ATTRIBUTES: dict[str, int | str] = {"format": "fp8_e4m3", "axis": 0}
-FORMATS = tuple(name for name in ELEMENTS if name != "e8m0")
+
+
+def formats() -> tuple[str, ...]:
+    """Names of the formats it has: all elements that have a grid around zero."""
+    return tuple(name for name, row in ELEMENTS.items() if isinstance(row, Int | Float))
 
 
 def variant(attributes: Mapping, site: Site) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 from onnx import FunctionProto, NodeProto, helper
 
 from quark.errors import ConfigError, ModelError, unknown
-from quark.numerics.blocks import BLOCKS
 from quark.operators import affine, bfp, blockquant, elementwise, instance_norm, lstm, mx, storage
 from quark.operators.body import LOWEST_OPSET, Body
 from quark.operators.site import Site
@@ -34,7 +33,7 @@ class Operator:
         domain: its domain; the version of both domains is 1.
         inputs: names of the inputs; functions have a prefix of them.
         attributes: names and defaults, in the order of the overload name.
-        allowed: values that an attribute may take: a tuple of them, or a range.
+        allowed: values that an attribute may take: a tuple of them, a range, or a function that gives a tuple.
         variant: (attributes, site) -> label of the body to use there.
         write: (body, attributes, label) -> name of the output.
         optional: names of attributes that a node has only where it needs them.
@@ -44,7 +43,7 @@ class Operator:
     domain: str
     inputs: tuple[str, ...]
     attributes: Mapping[str, float | str]
-    allowed: Mapping[str, tuple | range]
+    allowed: Mapping[str, tuple | range | Callable[[], tuple]]
     variant: Callable[[Mapping, Site], str]
     write: Callable[[Body, Mapping, str], str]
     optional: tuple[str, ...] = ()
@@ -65,6 +64,7 @@ class Operator:
 
     def _checked(self, name: str, value: float | str) -> float | str:
         allowed = self.allowed.get(name)
+        allowed = allowed() if callable(allowed) else allowed
         if isinstance(allowed, range) and value not in allowed:
             raise ConfigError(f"{name} of {self.name} is {value!r}; allowed are {allowed.start} to {allowed.stop - 1}")
         if isinstance(allowed, tuple) and value not in allowed:
@@ -147,7 +147,7 @@ ROWS = (
         OWN_DOMAIN,
         ("x", "scale", "zero_point"),
         elementwise.ATTRIBUTES,
-        {"format": elementwise.FORMATS, "axis": _AXIS},
+        {"format": elementwise.formats, "axis": _AXIS},
         elementwise.variant,
         elementwise.write,
     ),
@@ -156,7 +156,7 @@ ROWS = (
         OWN_DOMAIN,
         ("x", "tensor_scale"),
         blockquant.ATTRIBUTES,
-        {"format": blockquant.FORMATS, "axis": _AXIS, "block_size": _BLOCK},
+        {"format": blockquant.formats, "axis": _AXIS, "block_size": _BLOCK},
         blockquant.variant,
         blockquant.write,
         ("block_size",),
@@ -166,7 +166,7 @@ ROWS = (
         OWN_DOMAIN,
         storage.BLOCK_INPUTS,
         storage.BLOCK_ATTRIBUTES,
-        {"format": tuple(BLOCKS), "axis": _AXIS, "length": range(1 << 31), "block_size": _BLOCK},
+        {"format": storage.block_formats, "axis": _AXIS, "length": range(1 << 31), "block_size": _BLOCK},
         storage.block_variant,
         storage.write_block,
         ("block_size",),
@@ -176,7 +176,7 @@ ROWS = (
         OWN_DOMAIN,
         storage.PACKED_INPUTS,
         storage.PACKED_ATTRIBUTES,
-        {"format": storage.PACKED_FORMATS, "axis": _AXIS},
+        {"format": storage.packed_formats, "axis": _AXIS},
         storage.packed_variant,
         storage.write_packed,
     ),

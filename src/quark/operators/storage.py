@@ -31,7 +31,7 @@ from math import lcm
 import numpy as np
 
 from quark.errors import ConfigError
-from quark.numerics.blocks import Block, Encoded, named
+from quark.numerics.blocks import BLOCKS, Block, Encoded, named
 from quark.numerics.elements import ELEMENTS, Element, Int
 from quark.numerics.granularity import pad
 from quark.numerics.packing import pack, sign_extended
@@ -44,7 +44,16 @@ BLOCK_ATTRIBUTES: dict[str, int | str] = {"format": "mxfp4", "axis": -1, "length
 BLOCK_INPUTS = ("codes", "scales", "shifts", "tensor_scale")
 PACKED_ATTRIBUTES: dict[str, int | str] = {"format": "fp6_e2m3", "axis": 0}
 PACKED_INPUTS = ("codes", "scale", "zero_point", "shape")
-PACKED_FORMATS = tuple(name for name, row in ELEMENTS.items() if row.bits <= 8)
+
+
+def packed_formats() -> tuple[str, ...]:
+    """Names of the formats of PackedDequantize: elements of a byte or less."""
+    return tuple(name for name, row in ELEMENTS.items() if row.bits <= 8)
+
+
+def block_formats() -> tuple[str, ...]:
+    """Names of the formats of BlockDequantize."""
+    return tuple(BLOCKS)
 
 
 @dataclass(frozen=True)

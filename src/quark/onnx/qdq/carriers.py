@@ -1,4 +1,4 @@
-"""How a format travels in an ONNX file: one row of ``CARRIERS`` per kind of node, and the kind of every format.
+"""How a format travels in an ONNX file: the kind of node that carries it, read off its row.
 
 standard   ``QuantizeLinear``/``DequantizeLinear``: types that ONNX Runtime runs natively
 extended   ``com.amd.quark::ExtendedQuantizeLinear``/``ExtendedDequantizeLinear``: 32-bit integers, 16-bit floats
@@ -12,8 +12,7 @@ Narrow activations (2 to 4 bits, FP8) are ``element`` even where the standard op
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
 from typing import Literal, cast
 
 import onnx_ir as ir
@@ -23,10 +22,10 @@ from quark.config.options import Options
 from quark.config.overrides import Override, parse_overrides
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
-from quark.numerics.blocks import BLOCKS, Block
+from quark.numerics.blocks import Block
 from quark.numerics.formats import get_format
 from quark.numerics.granularity import Group, Tensor
-from quark.operators.blockwise import format_attributes
+from quark.operators.block_operators import BlockOperator, operator_of
 
 Kind = Literal["standard", "extended", "cast", "element", "block"]
 
@@ -59,49 +58,12 @@ _FOLDED_IN_GROUPS = ("INT8", "UINT8")
 _EXTENDED_TYPES = ("INT32", "UINT32", "FLOAT16", "BFLOAT16")
 
 
-@dataclass(frozen=True)
-class BlockOperator:
-    """The operator that quantizes and dequantizes blocks of one format."""
-
-    domain: str
-    name: str
-    attributes: Mapping[str, int | str] = field(default_factory=dict)
-    rounds: bool = False
-
-
-def _bfp(method: str, bit_width: int, block_size: int) -> BlockOperator:
-    attributes: dict[str, int | str] = {"bfp_method": method, "bit_width": bit_width, "block_size": block_size}
-    return BlockOperator("com.amd.quark", "BFPQuantizeDequantize", attributes, rounds=True)
-
-
-def _mx(element: str) -> BlockOperator:
-    attributes: dict[str, int | str] = {"element_dtype": element, "block_size": 32}
-    return BlockOperator("com.amd.quark", "MXQuantizeDequantize", attributes, rounds=True)
-
-
-_NAMED = {
-    "bfp16": _bfp("to_bfp", 16, 8),
-    "mx4": _bfp("to_bfp_prime", 11, 16),
-    "mx6": _bfp("to_bfp_prime", 13, 16),
-    "mx9": _bfp("to_bfp_prime", 16, 16),
-    "mxfp8_e5m2": _mx("fp8_e5m2"),
-    "mxfp8_e4m3": _mx("fp8_e4m3"),
-    "mxfp6_e3m2": _mx("fp6_e3m2"),
-    "mxfp6_e2m3": _mx("fp6_e2m3"),
-    "mxfp4": _mx("fp4_e2m1"),
-    "mxint8": _mx("int8"),
-}
-#: Block format -> its operator.
-BLOCK_OPERATORS: dict[str, BlockOperator] = {
-    name: _NAMED.get(name, BlockOperator("org.openquark", "BlockQuantizeDequantize", {"format": name}))
-    for name in BLOCKS
-}
 #: Rounding of a spec -> the attribute rounding_mode.
 ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
 
 
 #: Float types whose scale is 1 unless ``ActivationScaled``/``WeightScaled`` ask for a range: its half width.
-REDUCED_RANGE = {"bfloat16": 2.0, "float16": 65504.0}
+REDUCED_RANGE = {"BFLOAT16": 2.0, "FLOAT16": 65504.0}
 
 
 def block_size(spec: TensorSpec) -> int | None:
@@ -111,22 +73,19 @@ def block_size(spec: TensorSpec) -> int | None:
 
 
 def block_operator(spec: TensorSpec) -> BlockOperator:
-    """The operator of a block format, with the length of its blocks where that is not the one of the format's row.
+    """The operator of a block format, with the length of its blocks.
 
     Raises:
         ConfigError: no operator has the block scales of this spec.
     """
-    row = cast(Block, spec.row)
-    kind = format_attributes(row)
-    operator = BLOCK_OPERATORS[str(kind.pop("format"))]
-    return replace(operator, attributes={**operator.attributes, **kind})
+    return operator_of(cast(Block, spec.row))
 
 
 def activation_kind(spec: TensorSpec, options: Options) -> Kind:
     """How an activation of this spec is written."""
-    if spec.format in BLOCKS:
-        return "block"
     row = spec.row
+    if isinstance(row, Block):
+        return "block"
     if row.unit_scale and (options.BF16QDQToCast or options.EnableVaimlBF16):
         return "cast"
     if row.onnx_type in ACTIVATION_TYPES:
@@ -136,9 +95,9 @@ def activation_kind(spec: TensorSpec, options: Options) -> Kind:
 
 def constant_kind(spec: TensorSpec, options: Options) -> Kind:
     """How a constant of this spec is stored."""
-    if spec.format in BLOCKS:
-        return "block"
     row = spec.row
+    if isinstance(row, Block):
+        return "block"
     groups = isinstance(spec.granularity, Group)
     if row.onnx_type in _FOLDED_TYPES or (groups and row.onnx_type in _FOLDED_IN_GROUPS):
         return "cast"
@@ -203,10 +162,10 @@ def _check_granularity(spec: TensorSpec, slot: str, kind: Kind) -> None:
 
 
 def _check_scaled(spec: TensorSpec, slot: str, scaled: bool) -> None:
-    if scaled and spec.format not in REDUCED_RANGE:
+    if scaled and spec.row.onnx_type not in REDUCED_RANGE:
         option = "ActivationScaled" if slot in ("inputs", "outputs") else "WeightScaled"
         raise ConfigError(
-            f"{option} scales {', '.join(REDUCED_RANGE)} only; the data type of {slot} is {spec.format!r}"
+            f"{option} scales {', '.join(REDUCED_RANGE).lower()} only; the data type of {slot} is {spec.format!r}"
         )
 
 

@@ -94,7 +94,7 @@ def _extended(carried: Carried) -> list[ir.Node]:
 
 def _clip(carried: Carried) -> list[ir.Node]:
     """``BF16WithClip``: what rounds beyond the largest bfloat16 would become infinite."""
-    if not carried.options.BF16WithClip or carried.tensor.spec.format != "bfloat16":
+    if not carried.options.BF16WithClip or carried.tensor.spec.row.onnx_type != "BFLOAT16":
         return []
     bounds = carried.parameters.bounds("bfloat16", LARGEST_BFLOAT16)
     return [single(carried, "Clip", [carried.value, *bounds], {}, kind="Clip")]

@@ -99,7 +99,7 @@ def _insert(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> None:
 
 def _constant(graph: ir.Graph, carried: Carried) -> None:
     uses, options, spec = _uses(carried), carried.options, carried.tensor.spec
-    if options.EnableVaimlBF16 and spec.format == "bfloat16":
+    if options.EnableVaimlBF16 and spec.row.onnx_type == "BFLOAT16":
         read = rounded_constant(carried)
     else:
         fold, kind = _must_fold(carried, uses), activation_kind(spec, options)
@@ -125,7 +125,7 @@ def _must_fold(carried: Carried, uses: Iterable[Any]) -> bool:
     if tensor.role == "bias" or constant_kind(spec, carried.options) != "standard":
         return False
     off_channel = any(is_off_channel(use.node, carried.value, spec) for use in uses)
-    return is_alone(tensor) or spec.format == "int32" or off_channel
+    return is_alone(tensor) or spec.row.onnx_type == "INT32" or off_channel
 
 
 def _is_wide(carried: Carried) -> bool:

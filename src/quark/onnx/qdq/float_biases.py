@@ -39,7 +39,7 @@ def float_biases(model: ir.Model, plan: Plan) -> Iterator[TensorPlan]:
 
 def _is_float(bias: TensorPlan | None) -> bool:
     """Whether the runtime sees a float constant: one that is not quantized, or 32-bit codes at a scale of their own."""
-    return bias is None or (bias.role == "weight" and bias.spec.format == "int32")
+    return bias is None or (bias.role == "weight" and bias.spec.row.onnx_type == "INT32")
 
 
 def check_half(plan: Plan, bias: TensorPlan) -> None:

@@ -45,7 +45,8 @@ def override(model: ir.Model, plan: Plan, options: Options) -> None:
         if name not in plan.tensors:
             _log.warning("%s: %r is not quantized, so there is nothing to override", REASON, name)
             continue
-        if plan.tensors[name].role == "bias" and options.AdjustBiasScale and wanted.format in (None, "int32"):
+        whole = wanted.format is None or get_format(wanted.format).onnx_type == "INT32"
+        if plan.tensors[name].role == "bias" and options.AdjustBiasScale and whole:
             continue
         plan.put(_overridden(plan.tensors[name], wanted, values[name]))
         if wanted.convert is not None:

@@ -155,7 +155,7 @@ def from_range(spec: TensorSpec, lo: Any, hi: Any, scaled: bool) -> tuple[np.nda
         if spec.scale_rule == "int16":
             _check_int16(scale, replace(spec, scale_rule="float32").grid.parameters(lo, hi)[0])
         return scale, zero_point
-    widest = np.maximum(-np.minimum(lo, 0), np.maximum(hi, 0)) / REDUCED_RANGE[spec.format]
+    widest = np.maximum(-np.minimum(lo, 0), np.maximum(hi, 0)) / REDUCED_RANGE[spec.row.onnx_type or ""]
     return np.where(widest == 0, 1, widest).astype(np.float32), np.zeros(np.shape(widest), np.int64)
 
 
@@ -238,7 +238,7 @@ def _make_room(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
 def _set_bias(plan: Plan, tensor: TensorPlan, values: np.ndarray) -> None:
     data, weight = (plan.tensors[name] for name in tensor.bias_of or ("", ""))
     scale = np.asarray(data.scale * _per_channel(weight.scale, values))
-    if tensor.spec.format == "int16":
+    if tensor.spec.row.onnx_type == "INT16":
         scale = _shifted(scale, values)
     plan.put(replace(tensor, scale=scale.astype(np.float32), zero_point=np.zeros(scale.shape, np.int32)))
 

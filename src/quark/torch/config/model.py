@@ -20,7 +20,7 @@ from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Tensor
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.cache import check_cache
-from quark.torch.config.tensor import QTensorConfig, refuse
+from quark.torch.config.tensor import QTensorConfig, blocks_of, element_of, refuse
 from quark.torch.config.type import DeviceType, Dtype, QSchemeType, QuantFlow, QuantizationMode, member
 from quark.torch.layers import type_names, type_of_name
 from quark.torch.stage import Stage, Stages
@@ -117,7 +117,7 @@ def two_level(slot: str, first: QTensorConfig, second: QTensorConfig) -> Stage:
     if second.dtype not in SECOND_LEVEL or second.qscheme is not QSchemeType.per_tensor:
         refuse(f"{slot}: scales are quantized to fp8_e4m3 or fp8_e5m3 per_tensor, not to {second.dtype.name}")
     spec = TensorSpec(
-        "nvfp4",
+        blocks_of(element_of(first.dtype), "e4m3")[0].name,
         granularity=stage.spec.granularity,
         scale_rule=SECOND_LEVEL[second.dtype],
         rounding=stage.spec.rounding,

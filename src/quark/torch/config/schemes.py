@@ -5,7 +5,9 @@
     <weight>_<input>        weight and input in different types; with _<group> weights in groups, inputs per token
     fp8_block               weights in blocks of 128 x 128, inputs in groups of 128 (as DeepSeek has them)
 
-``KV_SCHEMES`` are those of keys and values. A scheme of your own: ``register_scheme``.
+A registered format (``quark.register_format``) has schemes of its own: its name for weight and input, ``_wo_128`` and
+``_wo_per_channel`` (blocks: ``_weight_only``) for the weight. ``KV_SCHEMES`` are those of keys and values. A scheme of
+your own: ``register_scheme``.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quark.errors import ConfigError, unknown
+from quark.numerics.formats import BUILT_IN, FORMATS, Block
 from quark.torch.config import specs
 from quark.torch.config.model import QLayerConfig
 from quark.torch.config.spec_schemes import DataTypeSpec
+from quark.torch.config.tensor import QTensorConfig
+from quark.torch.config.type import Dtype, QSchemeType
 
 Rows = Mapping[str, tuple[DataTypeSpec, DataTypeSpec | None]]
 
@@ -95,7 +100,24 @@ def layer_of(weight: DataTypeSpec, activation: DataTypeSpec | None) -> QLayerCon
 
 def scheme_names() -> list[str]:
     """Every scheme, built in and registered."""
-    return [*ROWS, *REGISTERED]
+    return [*ROWS, *REGISTERED, *of_formats()]
+
+
+def of_formats() -> dict[str, QLayerConfig]:
+    """The schemes of registered formats."""
+    made: dict[str, QLayerConfig] = {}
+    for name in sorted(set(FORMATS) - BUILT_IN):
+        dtype = Dtype[name]
+        if isinstance(FORMATS[name], Block):
+            blocks = QTensorConfig(dtype, ch_axis=-1)
+            made |= {name: QLayerConfig(blocks, weight=blocks), f"{name}_weight_only": QLayerConfig(weight=blocks)}
+            continue
+        whole = QTensorConfig(dtype, qscheme=QSchemeType.per_tensor)
+        channels = QTensorConfig(dtype, qscheme=QSchemeType.per_channel, ch_axis=0)
+        groups = QTensorConfig(dtype, qscheme=QSchemeType.per_group, ch_axis=-1, group_size=128)
+        made[name] = QLayerConfig(whole, weight=whole)
+        made |= {f"{name}_wo_128": QLayerConfig(weight=groups), f"{name}_wo_per_channel": QLayerConfig(weight=channels)}
+    return made
 
 
 def scheme(name: str) -> QLayerConfig:
@@ -106,9 +128,11 @@ def scheme(name: str) -> QLayerConfig:
     """
     if name in REGISTERED:
         return QLayerConfig.from_dict(REGISTERED[name].to_dict())
-    if name not in ROWS:
+    if name in ROWS:
+        return layer_of(*ROWS[name])
+    if name not in of_formats():
         raise ConfigError(unknown("quantization scheme", name, scheme_names()))
-    return layer_of(*ROWS[name])
+    return of_formats()[name]
 
 
 def register_scheme(name: str, config: QLayerConfig) -> None:

@@ -19,7 +19,9 @@ from typing import Any, NoReturn
 
 from quark.config.tensor import TensorSpec, narrow_of, scale_rule_of
 from quark.errors import ConfigError, unknown
-from quark.numerics.formats import Int, get_format
+from quark.numerics.blocks import BLOCKS
+from quark.numerics.elements import Element
+from quark.numerics.formats import Block, Float, Int
 from quark.numerics.granularity import WHOLE, Block2D, Channel, Granularity, Group, Tensor
 from quark.observers import SEARCHES
 from quark.torch import observer as observers
@@ -28,24 +30,8 @@ from quark.torch.config.type import Dtype, QSchemeType, RoundType, ScaleType, Ze
 from quark.torch.observer import ObserverBase
 from quark.torch.stage import Stage
 
-ELEMENTS = {
-    **{dtype: dtype.name for dtype in Dtype if "int" in dtype.name},
-    **{dtype: dtype.name for dtype in (Dtype.bfloat16, Dtype.float16, Dtype.fp8_e5m2, Dtype.fp8_e4m3)},
-    Dtype.fp6_e3m2: "fp6_e3m2",
-    Dtype.fp6_e2m3: "fp6_e2m3",
-    Dtype.fp4: "fp4_e2m1",
-    Dtype.fp8_e5m3: "e5m3",
-}
-CASTS = (Dtype.bfloat16, Dtype.float16)
-BLOCKS = {Dtype.mx6: (16, "mx6"), Dtype.mx9: (16, "mx9"), Dtype.bfp16: (8, "bfp16")}
-MX_ROWS = {
-    Dtype.int8: "mxint8",
-    Dtype.fp8_e4m3: "mxfp8_e4m3",
-    Dtype.fp8_e5m2: "mxfp8_e5m2",
-    Dtype.fp6_e3m2: "mxfp6_e3m2",
-    Dtype.fp6_e2m3: "mxfp6_e2m3",
-    Dtype.fp4: "mxfp4",
-}
+SCALE_OF = {"e4m3": "e4m3", "e5m3": "e5m3"}  # scale format of blocks -> scale rule
+MX_SIZE = 32
 ROUNDINGS = {RoundType.round: "half_away", RoundType.floor: "floor", RoundType.half_even: "half_even"}
 SCALE_RULES = {
     ScaleType.float: "float32",
@@ -57,7 +43,7 @@ SCALE_RULES = {
     ScaleType.float8_e8m0fnu: "e8m0",
 }
 SCALE_FORMATS = ("e8m0", "e4m3", "e5m3", "float32")
-MODES = {"even": "_even", "floor": "", "ceil": "_ceil"}  # of e8m0: suffix of the rows of the block formats
+MODES = ("even", "floor", "ceil")  # of e8m0
 OBSERVERS: dict[QSchemeType, type[ObserverBase]] = {
     QSchemeType.per_tensor: observers.PerTensorMinMaxObserver,
     QSchemeType.per_channel: observers.PerChannelMinMaxObserver,
@@ -227,7 +213,7 @@ def check_values(config: QTensorConfig) -> None:
             refuse(f"the field {field} must be True or False, not {getattr(config, field)!r}")
     for field, value, allowed in (
         ("scale_format", config.scale_format, SCALE_FORMATS),
-        ("scale_calculation_mode", config.scale_calculation_mode, tuple(MODES)),
+        ("scale_calculation_mode", config.scale_calculation_mode, MODES),
     ):
         if value is not None and value not in allowed:
             raise ConfigError(unknown(f"value of the field {field}", value, allowed))
@@ -242,57 +228,84 @@ def check_values(config: QTensorConfig) -> None:
 
 def is_block(config: QTensorConfig) -> bool:
     """Whether the format finds its block scales itself."""
-    if config.dtype is Dtype.mx or config.dtype in BLOCKS:
+    if config.dtype is Dtype.mx or isinstance(config.dtype.row, Block):
         return True
     if config.observer_cls is observers.PerBlockMXDiffsObserver or config.qscheme is not QSchemeType.per_group:
         return False
-    shared = config.scale_format == "e8m0" and config.dtype in MX_ROWS and config.dtype is not Dtype.int8
-    return shared or (config.dtype is Dtype.fp4 and config.scale_format in ("e4m3", "e5m3"))
+    row, rule = config.dtype.row, block_rule(config)
+    return isinstance(row, Float) and rule is not None and bool(blocks_of(row, rule))
+
+
+def block_rule(config: QTensorConfig) -> str | None:
+    """The rule of the block scales that the scale format and its mode name."""
+    mode = config.scale_calculation_mode or "even"
+    shared = config.scale_format == "e8m0" or config.dtype is Dtype.mx
+    return f"e8m0_{mode}" if shared else SCALE_OF.get(config.scale_format or "")
+
+
+def blocks_of(element: Element, rule: str) -> list[Block]:
+    """The block formats of plain elements under scales of this rule."""
+    rows = [row for row in BLOCKS.values() if row.element == element and row.rule == rule]
+    return [row for row in rows if not (row.narrow or row.sub_block or row.tensor_scale != (rule == "e4m3"))]
 
 
 def block_spec(config: QTensorConfig) -> TensorSpec:
     """The spec of a block format: MX, BFP16, MX6, MX9, AMD FP4, NVFP4."""
-    standard, row = block_row(config)
-    size = config.group_size or standard
-    if config.dtype is Dtype.bfp16 and size != standard:
-        refuse(f"a bfp16 block has {standard} elements; group_size={size} is another format")
-    if config.dtype in (Dtype.mx6, Dtype.mx9) and (size < 2 or size % 2):
-        refuse(f"{config.dtype.name} shares one bit between two elements: group_size={size} must be even")
+    block = block_row(config)
+    name, size = config.dtype.name, config.group_size or block.size
+    if config.dtype is Dtype.bfp16 and size != block.size:
+        refuse(f"a {name} block has {block.size} elements; group_size={size} is another format")
+    if block.sub_block and (size < block.sub_block or size % block.sub_block):
+        refuse(f"{name} shares one bit between two elements: group_size={size} must be even")
     if config.ch_axis is None:
-        refuse(f"{config.dtype.name} blocks lie along an axis: give ch_axis, for instance -1")
+        refuse(f"{name} blocks lie along an axis: give ch_axis, for instance -1")
     if config.symmetric is False:
-        refuse(f"{config.dtype.name} has no zero point: symmetric must be True or None, not False")
-    narrow_of(config.narrow, False, True, row)
+        refuse(f"{name} has no zero point: symmetric must be True or None, not False")
+    narrow_of(config.narrow, False, True, block.name)
     if config.scale_rule is not None and config.scale_calculation_mode is not None:
         refuse("scale_rule and scale_calculation_mode both say how the scales of blocks are chosen: give one of them")
     return TensorSpec(
-        row,
+        block.name,
         granularity=Group(config.ch_axis, WHOLE if size == -1 else size),
-        scale_rule=scale_rule_of(config.scale_rule, None, "", row),
+        scale_rule=scale_rule_of(config.scale_rule, None, "", block.name),
         rounding=ROUNDINGS[config.round_method or RoundType.half_even],
         dynamic=bool(config.is_dynamic),
     )
 
 
-def block_row(config: QTensorConfig) -> tuple[int, str]:
-    """Standard block length and name of the format's row."""
-    if config.dtype in BLOCKS:
-        return BLOCKS[config.dtype]
-    if config.scale_format == "e5m3":
-        return 16, "amdfp4"
-    if config.scale_format == "e4m3":
-        return 16, "nvfp4"
+def block_row(config: QTensorConfig) -> Block:
+    """The row of a block format."""
+    own = config.dtype.row
+    if isinstance(own, Block):
+        return own
+    if config.dtype is Dtype.mx and config.scale_format not in (None, "e8m0"):
+        refuse(f"dtype mx has e8m0 scales: scale_format must be 'e8m0' or None, not {config.scale_format!r}")
+    rule = block_rule(config) or ""
+    found = {dtype: blocks_of(dtype.row, rule) for dtype in Dtype if isinstance(dtype.row, Int | Float)}
     element = config.mx_element_dtype if config.dtype is Dtype.mx else config.dtype
-    if element not in MX_ROWS:
-        allowed = [dtype.name for dtype in MX_ROWS]
+    rows = found.get(element, []) if element is not None else []
+    if not rows:
+        allowed = [dtype.name for dtype, kept in found.items() if kept]
         raise ConfigError(unknown("mx_element_dtype of dtype mx", getattr(element, "name", element), allowed))
-    return 32, MX_ROWS[element] + MODES[config.scale_calculation_mode or "even"]
+    return min(rows, key=lambda row: (row.size != MX_SIZE if config.scale_format == "e8m0" else row.size, row.size))
+
+
+def element_of(dtype: Dtype) -> Element:
+    """The row of a data type whose scales come from outside."""
+    if dtype.row is None or isinstance(dtype.row, Block):
+        refuse(f"{dtype.name} finds its scales itself")
+    return dtype.row
+
+
+def is_cast(dtype: Dtype) -> bool:
+    """Whether a type is wide enough to need no scale: a cast and back."""
+    return dtype.row is not None and dtype.row.unit_scale and not isinstance(dtype.row, Block)
 
 
 def element_spec(config: QTensorConfig) -> TensorSpec:
     """The spec of codes with scales from outside."""
-    row = get_format(ELEMENTS[config.dtype])
-    granularity = Tensor() if config.dtype in CASTS and config.qscheme is None else granularity_of(config)
+    row = element_of(config.dtype)
+    granularity = Tensor() if is_cast(config.dtype) and config.qscheme is None else granularity_of(config)
     symmetric = config.symmetric
     if symmetric is None:
         symmetric = not (isinstance(row, Int) and not row.signed)
@@ -381,7 +394,7 @@ def chosen_observer(config: QTensorConfig) -> type[ObserverBase]:
         cls = trained_observer(cls, config.qat_spec)
     elif config.qat_spec is not None:
         refuse(f"qat_spec={config.qat_spec!r} belongs to observers that learn (TQTObserver), not to {cls.__name__}")
-    if config.dtype in CASTS or is_block(config) or issubclass(cls, observers.UniformScalingObserver):
+    if is_cast(config.dtype) or is_block(config) or issubclass(cls, observers.UniformScalingObserver):
         return cls  # running extremes work for every scheme
     if cls.schemes and scheme.name not in cls.schemes:
         allowed = [name for name, other in ObserverBase.registry.items() if scheme.name in other.schemes]
@@ -391,7 +404,7 @@ def chosen_observer(config: QTensorConfig) -> type[ObserverBase]:
 
 def check_trained(config: QTensorConfig, cls: type[ObserverBase]) -> None:
     """A scale can be learned: of static integers, and of the kind that the method has."""
-    if config.is_dynamic or is_block(config) or not isinstance(get_format(ELEMENTS[config.dtype]), Int):
+    if config.is_dynamic or is_block(config) or not isinstance(config.dtype.row, Int):
         refuse(f"{cls.__name__} learns the scale of static integers; {config.dtype.name} is in blocks, dynamic or none")
     if config.narrow or config.scale_rule not in (None, "float32", cls.rule):
         refuse(f"{cls.__name__} learns scales of all codes: narrow and scale_rule must be None")

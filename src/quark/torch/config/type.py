@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Iterator, Mapping
+from enum import Enum, EnumMeta
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from quark.errors import ConfigError, unknown
+from quark.numerics.elements import Element
+from quark.numerics.formats import BUILT_IN, FORMATS, Block, Float, Format
+
+WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}  # what holds codes of up to so many bits
+MADE: dict[str, Any] = {}
 
 
-class Dtype(Enum):
-    """Data type of a quantized tensor."""
+def registered(cls: type[Any], name: object) -> Any:
+    """The member of a registered format, always the same object; None: there is no such format."""
+    if not isinstance(name, str) or name in BUILT_IN or name not in FORMATS:
+        return None
+    if name not in MADE:
+        MADE[name] = made = object.__new__(cls)
+        made._name_ = made._value_ = name
+    return MADE[name]
+
+
+class _Formats(EnumMeta):
+    """Makes an enumeration go on with the formats that are registered."""
+
+    def __getattr__(cls, name: str) -> Any:
+        spelled = cls.__dict__.get("_member_map_", {})  # Python 3.10 looks members up here
+        found = spelled[name] if name in spelled else registered(cls, name)
+        if found is None:
+            raise AttributeError(f"{cls.__name__} has no member {name!r}")
+        return found
+
+    def __getitem__(cls, name: str) -> Any:
+        return registered(cls, name) or super().__getitem__(name)
+
+    def __contains__(cls, member: object) -> bool:
+        return isinstance(member, cls)
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(cls.__members__.values())
+
+    def __len__(cls) -> int:
+        return len(cls.__members__)
+
+    @property
+    def __members__(cls) -> Mapping[str, Any]:  # type: ignore[override]
+        more = {name: registered(cls, name) for name in FORMATS if name not in BUILT_IN}
+        return MappingProxyType({**super().__members__, **more})
+
+
+class Dtype(Enum, metaclass=_Formats):
+    """Data type of a quantized tensor; a registered format (``quark.register_format``) is a member, too."""
 
     int8 = "int8"
     uint8 = "uint8"
@@ -36,6 +81,11 @@ class Dtype(Enum):
     mx9 = "mx9"
     bfp16 = "bfp16"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        """The member of a registered format."""
+        return registered(cls, value)
+
     @staticmethod
     def from_str(name: str) -> Dtype:
         """The member called ``name`` in any case."""
@@ -44,13 +94,22 @@ class Dtype(Enum):
     @staticmethod
     def from_torch_dtype(dtype: torch.dtype) -> Dtype:
         """The member that a torch type carries, such as ``torch.float8_e4m3fn``."""
-        if dtype not in FROM_TORCH:
-            raise ConfigError(unknown("torch data type", dtype, [str(known) for known in FROM_TORCH]))
-        return FROM_TORCH[dtype]
+        found = [one for one in Dtype if one.row is not None and dtype == of_row(one.row)]
+        if not found:
+            raise ConfigError(unknown("torch data type", dtype, [str(of_row(one.row)) for one in Dtype if one.row]))
+        return found[0]
+
+    @property
+    def row(self) -> Format | None:
+        """Its row in ``quark.numerics.formats.FORMATS``; None for ``mx``, which ``mx_element_dtype`` completes."""
+        return FORMATS.get(SPELLED.get(self.value, self.value))
 
     def to_bitwidth(self) -> int:
         """Bits per value, without shared scales."""
-        return BITS[self]
+        row = self.row
+        if self.value in BITS or row is None:
+            return BITS[self.value]
+        return int(row.element.bits if isinstance(row, Block) and not row.sub_block else row.bits)
 
     def to_torch_packed_dtype(self) -> torch.dtype:
         """The torch type of the stored (packed) tensor.
@@ -58,9 +117,33 @@ class Dtype(Enum):
         Raises:
             ConfigError: the peer's files have no layout for this type.
         """
-        if self not in PACKED:
-            raise ConfigError(f"{self.name} has no packed storage type; {', '.join(d.name for d in PACKED)} have one")
-        return PACKED[self]
+        row = self.row
+        if row is None or isinstance(row, Block):
+            allowed = ", ".join(one.name for one in Dtype if one.row is not None and not isinstance(one.row, Block))
+            raise ConfigError(f"{self.name} has no packed storage type; {allowed} have one")
+        return PACKED.get(self.value) or code_type(row)
+
+
+#: Members whose row has another name.
+SPELLED = {"fp4": "fp4_e2m1", "fp8_e5m3": "e5m3"}
+#: Widths that the interface gives with the shared exponent, or for a family.
+BITS = {"mx": 8, "bfp16": 16}
+#: Types whose codes the peer's files pack into words.
+PACKED = dict.fromkeys(("int2", "int4", "uint4"), torch.int32)
+
+
+def code_type(element: Element) -> torch.dtype:
+    """The torch type of a code that is stored alone; a narrower code is stored with others in bytes."""
+    if isinstance(element, Float) and element.torch_dtype is not None:
+        return getattr(torch, element.torch_dtype)
+    if element.bits == 8:
+        return torch.int8 if element.code_dtype == "int8" else torch.uint8
+    return next(dtype for bits, dtype in WORDS.items() if bits >= element.bits)
+
+
+def of_row(row: Format) -> torch.dtype | None:
+    """The torch type whose values a format's codes are."""
+    return None if row.torch_dtype is None else getattr(torch, row.torch_dtype)
 
 
 class QSchemeType(Enum):
@@ -139,53 +222,3 @@ def member(enumeration: type[Enum], field: str, name: object) -> Any:
     if not isinstance(name, str) or name not in enumeration.__members__:
         raise ConfigError(unknown(f"{enumeration.__name__} in the field {field}", name, enumeration.__members__))
     return enumeration[name]
-
-
-FROM_TORCH = {
-    torch.int8: Dtype.int8,
-    torch.uint8: Dtype.uint8,
-    torch.int16: Dtype.int16,
-    torch.uint16: Dtype.uint16,
-    torch.int32: Dtype.int32,
-    torch.float16: Dtype.float16,
-    torch.bfloat16: Dtype.bfloat16,
-    torch.float8_e4m3fn: Dtype.fp8_e4m3,
-    torch.float8_e5m2: Dtype.fp8_e5m2,
-}
-
-BITS = {
-    Dtype.int2: 2,
-    Dtype.uint2: 2,
-    Dtype.int3: 3,
-    Dtype.int4: 4,
-    Dtype.uint4: 4,
-    Dtype.int8: 8,
-    Dtype.uint8: 8,
-    Dtype.int16: 16,
-    Dtype.uint16: 16,
-    Dtype.int32: 32,
-    Dtype.bfloat16: 16,
-    Dtype.float16: 16,
-    Dtype.fp8_e5m2: 8,
-    Dtype.fp8_e4m3: 8,
-    Dtype.fp8_e5m3: 8,
-    Dtype.fp6_e3m2: 6,
-    Dtype.fp6_e2m3: 6,
-    Dtype.fp4: 4,
-    Dtype.mx: 8,
-    Dtype.mx6: 6,
-    Dtype.mx9: 9,
-    Dtype.bfp16: 16,
-}
-
-PACKED = {
-    **dict.fromkeys((Dtype.int4, Dtype.uint4, Dtype.int2, Dtype.int32), torch.int32),
-    **dict.fromkeys((Dtype.uint2, Dtype.int3, Dtype.uint8), torch.uint8),
-    **dict.fromkeys((Dtype.fp4, Dtype.fp6_e3m2, Dtype.fp6_e2m3, Dtype.fp8_e5m3), torch.uint8),
-    **dict.fromkeys((Dtype.int16, Dtype.uint16), torch.int16),
-    Dtype.int8: torch.int8,
-    Dtype.float16: torch.float16,
-    Dtype.bfloat16: torch.bfloat16,
-    Dtype.fp8_e4m3: torch.float8_e4m3fn,
-    Dtype.fp8_e5m2: torch.float8_e5m2,
-}

@@ -46,7 +46,7 @@ def cached(model: nn.Module, config: QConfig) -> dict[str, FakeQuantize]:
 def check(name: str, part: FakeQuantize) -> None:
     """One static scale, of FP8 or int8."""
     stage = part.stage
-    known = stage.format.name == "fp8_e4m3" or (isinstance(stage.format, Int) and stage.format.bits == 8)
+    known = stage.format.onnx_type == "FLOAT8E4M3FN" or (isinstance(stage.format, Int) and stage.format.bits == 8)
     plain = known and stage.spec.symmetric and isinstance(part.granularity, Tensor) and part.scale is not None
     if not plain or len(role_of(name)) != 1:
         raise ConfigError(

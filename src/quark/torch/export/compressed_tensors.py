@@ -154,7 +154,7 @@ def arguments(name: str, part: FakeQuantize, weight: bool) -> Arguments:
         if axis != -1 and not (weight and axis == 1):
             refuse(name, f"its blocks run along axis {axis}, and all of its blocks run along the last one")
         return block_arguments(name, row, weight)
-    if not (isinstance(row, Int) and row.bits in (4, 8)) and row.name != "fp8_e4m3":
+    if not (isinstance(row, Int) and row.bits in (4, 8)) and row.onnx_type != "FLOAT8E4M3FN":
         refuse(name, f"{row.name} is no format of it")
     number = "int" if isinstance(row, Int) else "float"
     symmetric = stage.spec.symmetric and row.middle == 0

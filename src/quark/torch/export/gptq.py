@@ -18,16 +18,17 @@ from typing import Any
 import torch
 
 from quark.errors import ConfigError
+from quark.numerics.elements import Int
 from quark.numerics.granularity import Group
 from quark.numerics.packing import pack
 from quark.torch.config.model import SLOTS, QConfig
 from quark.torch.config.tensor import QTensorConfig
-from quark.torch.config.type import Dtype, QSchemeType, ZeroPointType
+from quark.torch.config.type import QSchemeType, ZeroPointType
 from quark.torch.export.layout import CODES, ElementLayout, Form, Stored, scale_dtype
 from quark.torch.export.storage import signed
 
 VERSIONS = {"gptq": 1, "gptq_v2": 0}  # what is taken from zero points
-BITS = {"int2": 2, "uint2": 2, "int3": 3, "uint3": 3, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
+BITS = (2, 3, 4, 8)
 WORD = 32
 
 
@@ -53,7 +54,7 @@ def gptq_config(config: QConfig, mode: str, excluded: Iterable[str]) -> dict[str
     names = [name for name in excluded if name.rpartition(".")[2] != "lm_head"]
     return {
         "quant_method": "gptq",
-        "bits": BITS[weight.dtype.name],
+        "bits": weight.dtype.to_bitwidth(),
         "group_size": weight.group_size if weight.qscheme is QSchemeType.per_group else -1,
         "sym": bool(weight.to_stage().spec.symmetric),
         "desc_act": False,
@@ -66,7 +67,8 @@ def gptq_config(config: QConfig, mode: str, excluded: Iterable[str]) -> dict[str
 
 def fits(weight: Any) -> bool:
     """Whether GPTQ has a layout for a weight."""
-    if not isinstance(weight, QTensorConfig) or weight.dtype not in Dtype or weight.dtype.name not in BITS:
+    row = weight.dtype.row if isinstance(weight, QTensorConfig) else None
+    if not isinstance(row, Int) or row.bits not in BITS:
         return False
     grouped = weight.qscheme is QSchemeType.per_group and weight.ch_axis in (None, 1, -1)
     plain = weight.zero_point_type is ZeroPointType.int32 and not weight.to_stage().real_zero

@@ -24,16 +24,14 @@ from quark.numerics.blocks import Block, Encoded
 from quark.numerics.elements import Float, Int
 from quark.numerics.granularity import WHOLE, Channel, Group, Tensor, Token
 from quark.operators import OWN_DOMAIN, stored, stream
-from quark.operators.blockwise import format_attributes
+from quark.operators.block_operators import BlockOperator, operator_of
 from quark.torch.export.layout import BlockLayout, ElementLayout, PairLayout, layout_of_quantizer, store
 from quark.torch.export.onnx_marks import Marked
 from quark.torch.fake_quantize import FakeQuantize, parts
 
-STANDARD = ("int8", "uint8", "int16", "uint16", "int32", "int4", "uint4")
-ACTIVATIONS = ("int8", "uint8", "int16", "uint16")
+ACTIVATIONS = ("INT8", "UINT8", "INT16", "UINT16")
+STANDARD = (*ACTIVATIONS, "INT32", "INT4", "UINT4")
 ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
-AMD = "com.amd.quark"
-BFP = {"bfp16": ("to_bfp", 16), "mx6": ("to_bfp_prime", 13), "mx9": ("to_bfp_prime", 16)}
 SMALLEST = float(np.finfo(np.float32).tiny)
 
 
@@ -111,7 +109,7 @@ def activation(nodes: Nodes, part: FakeQuantize, x: str) -> str:
     if not isinstance(part.granularity, Tensor | Channel):
         refuse(nodes.name, f"static scales {part.granularity} are not written for activations")
     assert_ready(nodes, part)
-    if row.name in ACTIVATIONS:
+    if row.onnx_type in ACTIVATIONS:
         scale, zero = parameters(nodes, part.scale, part.zero_point, row)  # type: ignore[arg-type]
         q = nodes.op("QuantizeLinear", [x, scale, zero], axis=axis)
         return nodes.op("DequantizeLinear", [q, scale, zero], axis=axis)
@@ -158,23 +156,22 @@ def block_activation(nodes: Nodes, part: FakeQuantize, row: Block, x: str) -> st
     mode = ROUNDING_MODES[part.stage.spec.rounding]
     if row.size == WHOLE:
         refuse(nodes.name, "blocks as long as an axis of an activation have no operator: give group_size")
-    if row.name in BFP:
-        method, width = BFP[row.name]
-        settings: dict[str, Any] = {"bfp_method": method, "bit_width": width, "block_size": row.size}
-        return nodes.op("BFPQuantizeDequantize", [x], AMD, axis=axis, rounding_mode=mode, **settings)
+    operator = block_operator(nodes, row)
+    if operator.rounds:
+        return nodes.op(operator.name, [x], operator.domain, axis=axis, rounding_mode=mode, **operator.attributes)
     inputs = [x]
     if row.tensor_scale:
         if not part.stage.calibrated:
             refuse(nodes.name, "the scale above the blocks must be static")
         assert_ready(nodes, part)
         inputs.append(nodes.constant("tensor_scale", array(part.scale).astype(np.float32).reshape(())))  # type: ignore[arg-type]
-    return nodes.op("BlockQuantizeDequantize", inputs, OWN_DOMAIN, **attributes_of(nodes, row), axis=axis)
+    return nodes.op(operator.name, inputs, operator.domain, **operator.attributes, axis=axis)
 
 
-def attributes_of(nodes: Nodes, row: Block) -> dict[str, int | str]:
-    """The attributes of a block operator that name a format; one without an operator is refused with its tensor."""
+def block_operator(nodes: Nodes, row: Block) -> BlockOperator:
+    """The operator of a block format; one without an operator is refused with its tensor."""
     try:
-        return format_attributes(row)
+        return operator_of(row)
     except ConfigError as error:
         refuse(nodes.name, str(error))
 
@@ -267,7 +264,7 @@ def constant(nodes: Nodes, marked: Marked) -> str:
 def block_constant(nodes: Nodes, layout: BlockLayout, made: dict[str, torch.Tensor]) -> str:
     """Packed blocks."""
     row = layout.block
-    attributes_of(nodes, row)
+    block_operator(nodes, row)
     encoded = layout.encoded(made)
     plain = Encoded(*(None if part is None else array(part) for part in encoded))
     above = made[layout.name("scale", 1)].item() if row.tensor_scale else None
@@ -287,7 +284,7 @@ def element_constant(nodes: Nodes, layout: ElementLayout, codes: np.ndarray, mad
     if layout.stage.real_zero:
         refuse(nodes.name, "real zero points are not written")
     scale, zero = layout.scale(made), layout.zero_point(made)
-    if row.name in STANDARD and not (isinstance(layout.granularity, Group) and row.bits == 32):
+    if row.onnx_type in STANDARD and not (isinstance(layout.granularity, Group) and row.bits == 32):
         return standard_constant(nodes, layout, codes, scale, zero)
     if isinstance(row, Float) and kind is not None and row.bits == 8:
         return scaled_constant(nodes, layout, codes, array(scale), kind)

@@ -18,9 +18,9 @@ from typing import TypeAlias
 
 import torch
 
-from quark.errors import ModelError
-from quark.numerics.elements import Element
+from quark.numerics.elements import Element, Int
 from quark.numerics.packing import AWQ_ORDER, pack, unpack
+from quark.torch.config.type import code_type
 
 Shape: TypeAlias = tuple[int, ...]
 PACK_METHODS = ("reorder", "order")
@@ -86,38 +86,18 @@ def flat(shape: Shape) -> Shape:
     return shape if len(shape) < 2 else (shape[0], prod(shape[1:]))
 
 
-STORAGE = {
-    "int2": Storage(torch.uint8, 2, "high", transposes=True),
-    "uint2": Storage(torch.uint8, 2, "high", transposes=True),
-    "int3": Storage(torch.uint8, 3),
-    "uint3": Storage(torch.uint8, 3),
-    "int4": Storage(torch.int32, 4, reorders=True, transposes=True),
-    "uint4": Storage(torch.int32, 4, reorders=True, transposes=True),
-    "int5": Storage(torch.uint8, 5),
-    "int8": Storage(torch.int8, transposes=True),
-    "uint8": Storage(torch.uint8, transposes=True),
-    "int16": Storage(torch.int16, transposes=True),
-    "uint16": Storage(torch.int16, transposes=True),
-    "int32": Storage(torch.int32, transposes=True),
-    "float16": Storage(torch.float16),
-    "bfloat16": Storage(torch.bfloat16),
-    "fp8_e5m2": Storage(torch.float8_e5m2),
-    "fp8_e4m3": Storage(torch.float8_e4m3fn),
-    "fp6_e3m2": Storage(torch.uint8, 6),
-    "fp6_e2m3": Storage(torch.uint8, 6),
-    "fp4_e2m1": Storage(torch.uint8, 4),
-    "e5m3": Storage(torch.uint8),
-    "e8m0": Storage(torch.uint8),
+#: Layouts of the peer's files; every other format follows from its row.
+CODECS = {
+    **dict.fromkeys(("int2", "uint2"), Storage(torch.uint8, 2, "high", transposes=True)),
+    **dict.fromkeys(("int4", "uint4"), Storage(torch.int32, 4, reorders=True, transposes=True)),
 }
+ALONE = (8, 16, 32)  # bits of codes that are an element each
 SHIFTS = Storage(torch.uint8, 1)  # exponents that pairs of MX6 and MX9 lower by one
 
 
 def storage_of(element: Element) -> Storage:
-    """The row of a format.
-
-    Raises:
-        ModelError: none; the format cannot be stored.
-    """
-    if element.name not in STORAGE:
-        raise ModelError(f"{element.name} has no stored form; these have one: {', '.join(STORAGE)}")
-    return STORAGE[element.name]
+    """How the codes of a format are stored."""
+    if element.name in CODECS:
+        return CODECS[element.name]
+    alone = element.bits in ALONE
+    return Storage(code_type(element), 0 if alone else element.bits, transposes=isinstance(element, Int) and alone)

@@ -100,4 +100,4 @@ def fits(layer: QuantLayer, source: FakeQuantize, weight: FakeQuantize, bias: Fa
     of_outputs = isinstance(weight.granularity, Tensor) or weight.granularity == Channel(0)
     if isinstance(layer, nn.ConvTranspose2d):  # [in, out / groups, ...]
         of_outputs = isinstance(weight.granularity, Tensor) or (weight.granularity == Channel(1) and layer.groups == 1)
-    return isinstance(source.granularity, Tensor) and of_outputs and bias.stage.spec.format == "int32"
+    return isinstance(source.granularity, Tensor) and of_outputs and bias.stage.format.onnx_type == "INT32"

@@ -16,7 +16,7 @@ from quark.config.rules import Rule, Rules
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.formats import get_format
-from quark.observers.distribution import ALLOWED as DISTRIBUTION_FORMATS
+from quark.observers import distribution
 from quark.observers.registry import BUILT_IN
 from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
@@ -203,7 +203,7 @@ def _check_int16_scale(layer: LayerSpec) -> None:
 
 
 def _check_distribution(slot: str, spec: TensorSpec | None) -> None:
-    if spec is not None and spec.method == "distribution" and spec.format not in DISTRIBUTION_FORMATS:
+    if spec is not None and spec.method == "distribution" and not distribution.fits(spec.row):
         raise ConfigError(
             f"{slot}: the calibration method Distribution is for the FP8 data types only, and this one is "
             f"{spec.format!r}. Use FP8E4M3Spec or FP8E5M2Spec, or another method: MinMax, Percentile, "
@@ -232,7 +232,7 @@ def _dynamic(layer: LayerSpec) -> LayerSpec:
             f"use_dynamic_quant: activations are uint8 with a zero point at run time, not {given.format!r}; leave "
             "input_tensors out, or give UInt8Spec()"
         )
-    if layer.weight is not None and layer.weight.format not in ("int8", "uint8"):
+    if layer.weight is not None and layer.weight.row.onnx_type not in ("INT8", "UINT8"):
         raise ConfigError(f"use_dynamic_quant: weights are int8 or uint8, not {layer.weight.format!r}")
     return LayerSpec(_RUN_TIME, layer.weight)
 

@@ -1,11 +1,16 @@
-"""The data type classes of the ONNX dialect: names that a spec carries. The arithmetic is in ``quark.numerics``."""
+"""The data type classes of the ONNX dialect: names that a spec carries. The arithmetic is in ``quark.numerics``.
+
+Every row of the table of formats is a class here, ``fp8_e4m3`` the class ``FP8E4M3``, but for two kinds: formats that
+only scales have, and the rules for a shared exponent, which the field ``scale_type`` of a spec chooses.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar
 
 from quark.numerics.blocks import Block
-from quark.numerics.formats import Format, get_format
+from quark.numerics.formats import FORMATS, Format, Int
 
 
 class BaseDataType:
@@ -46,59 +51,63 @@ _PROTO = {
     "INT2": 26,
 }
 _SHARED_EXPONENT_BITS = 8
+#: Rows whose class says more than their name.
+_NAMED = {"mxfp4": "MXFP4E2M1"}
+#: What a shared exponent is rounded by, as the end of a block format's name.
+RULE_SUFFIXES = ("_even", "_ceil")
 
 
 def _bitwidth(row: Format) -> int:
     if not isinstance(row, Block):
         return row.bits
-    whole = row.sub_block or row.name == "bfp16"
+    whole = row.sub_block or (row.narrow and isinstance(row.element, Int))  # the operator's bit_width counts both
     return row.element.bits + (_SHARED_EXPONENT_BITS if whole else 0)
 
 
-def _data_type(name: str, format_name: str) -> type[BaseDataType]:
-    row = get_format(format_name)
+def class_name(format: str) -> str:
+    """The name of a format's class: ``uint4`` is ``UInt4``, ``bfloat16`` ``BFloat16``, ``mxint8`` ``MXInt8``."""
+    if format in _NAMED:
+        return _NAMED[format]
+    name = format.replace("_", "").upper()
+    for plain, spelled in (("UINT", "UInt"), ("INT", "Int"), ("FLOAT", "Float")):
+        name = name.replace(plain, spelled)
+    return name
+
+
+def has_class(row: Format) -> bool:
+    """Whether a row is a data type of its own: no format of scales only, no rule for a shared exponent."""
+    if isinstance(row, Block):
+        return not any(row.name.endswith(end) and row.name.removesuffix(end) in FORMATS for end in RULE_SUFFIXES)
+    return isinstance(row, Int) or row.signed
+
+
+def data_types() -> dict[str, type[BaseDataType]]:
+    """Every data type class by its name."""
+    return {class_name(row.name): class_of(row) for row in FORMATS.values() if has_class(row)}
+
+
+@cache
+def class_of(row: Format) -> type[BaseDataType]:
+    """The class of a row."""
     element = row.element if isinstance(row, Block) else row
     members = {
-        "format": format_name,
+        "format": row.name,
         "bitwidth": _bitwidth(row),
         "min_value": element.min,
         "max_value": element.max,
         "onnx_proto_dtype": _PROTO.get(row.onnx_type or "", 0),
-        "__doc__": f"The {format_name} row of the table of formats.",
+        "__doc__": f"The {row.name} row of the table of formats.",
         "__module__": __name__,
     }
-    return type(name, (BaseDataType,), members)
+    return type(class_name(row.name), (BaseDataType,), members)
 
 
-Int2 = _data_type("Int2", "int2")
-UInt2 = _data_type("UInt2", "uint2")
-Int3 = _data_type("Int3", "int3")
-UInt3 = _data_type("UInt3", "uint3")
-Int4 = _data_type("Int4", "int4")
-UInt4 = _data_type("UInt4", "uint4")
-Int8 = _data_type("Int8", "int8")
-UInt8 = _data_type("UInt8", "uint8")
-Int16 = _data_type("Int16", "int16")
-UInt16 = _data_type("UInt16", "uint16")
-Int32 = _data_type("Int32", "int32")
-UInt32 = _data_type("UInt32", "uint32")
-Float16 = _data_type("Float16", "float16")
-BFloat16 = _data_type("BFloat16", "bfloat16")
-FP8E4M3 = _data_type("FP8E4M3", "fp8_e4m3")
-FP8E5M2 = _data_type("FP8E5M2", "fp8_e5m2")
-FP6E3M2 = _data_type("FP6E3M2", "fp6_e3m2")
-FP6E2M3 = _data_type("FP6E2M3", "fp6_e2m3")
-FP4E2M1 = _data_type("FP4E2M1", "fp4_e2m1")
-BFP16 = _data_type("BFP16", "bfp16")
-MX4 = _data_type("MX4", "mx4")
-MX6 = _data_type("MX6", "mx6")
-MX9 = _data_type("MX9", "mx9")
-MXFP8E5M2 = _data_type("MXFP8E5M2", "mxfp8_e5m2")
-MXFP8E4M3 = _data_type("MXFP8E4M3", "mxfp8_e4m3")
-MXFP6E3M2 = _data_type("MXFP6E3M2", "mxfp6_e3m2")
-MXFP6E2M3 = _data_type("MXFP6E2M3", "mxfp6_e2m3")
-MXFP4E2M1 = _data_type("MXFP4E2M1", "mxfp4")
-MXInt8 = _data_type("MXInt8", "mxint8")
-NVFP4 = _data_type("NVFP4", "nvfp4")
-AMDFP4 = _data_type("AMDFP4", "amdfp4")
-AMDFP4G32 = _data_type("AMDFP4G32", "amdfp4_g32")
+def __getattr__(name: str) -> Any:
+    found = data_types().get(name)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *data_types()]

@@ -7,11 +7,13 @@ used; ``to_spec`` makes a fresh frozen ``TensorSpec``.
 from __future__ import annotations
 
 import enum
+from functools import cache
 from typing import Any
 
 from quark.config.tensor import LayerSpec, TensorSpec, narrow_of, scale_rule_of
 from quark.errors import ConfigError, unknown
 from quark.numerics.blocks import BLOCKS
+from quark.numerics.formats import Format, Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.observers import SEARCHES
 from quark.onnx.quantization.config import data_type as types
@@ -237,39 +239,26 @@ def _spec_class(
     return type(name, (base,), {"__init__": __init__, "__doc__": doc, "__module__": __name__})
 
 
-Int2Spec = _spec_class(types.Int2, True)
-UInt2Spec = _spec_class(types.UInt2, False)
-Int3Spec = _spec_class(types.Int3, True)
-UInt3Spec = _spec_class(types.UInt3, False)
-Int4Spec = _spec_class(types.Int4, True)
-UInt4Spec = _spec_class(types.UInt4, False)
-Int8Spec = _spec_class(types.Int8, True)
-UInt8Spec = _spec_class(types.UInt8, False)
-XInt8Spec = _spec_class(types.Int8, True, CalibMethod.MinMSE, ScaleType.PowerOf2, "XInt8Spec", Int8Spec)
-Int16Spec = _spec_class(types.Int16, True)
-UInt16Spec = _spec_class(types.UInt16, False)
-Int32Spec = _spec_class(types.Int32, True)
-UInt32Spec = _spec_class(types.UInt32, False)
-Float16Spec = _spec_class(types.Float16, True, CalibMethod.MinMax)
-BFloat16Spec = _spec_class(types.BFloat16, True, CalibMethod.MinMax)
-FP8E4M3Spec = _spec_class(types.FP8E4M3, True, CalibMethod.MinMax)
-FP8E5M2Spec = _spec_class(types.FP8E5M2, True, CalibMethod.MinMax)
-FP6E3M2Spec = _spec_class(types.FP6E3M2, True, CalibMethod.MinMax)
-FP6E2M3Spec = _spec_class(types.FP6E2M3, True, CalibMethod.MinMax)
-FP4E2M1Spec = _spec_class(types.FP4E2M1, True, CalibMethod.MinMax)
-BFP16Spec = _spec_class(types.BFP16, True, CalibMethod.MinMax)
-MX4Spec = _spec_class(types.MX4, True, CalibMethod.MinMax)
-MX6Spec = _spec_class(types.MX6, True, CalibMethod.MinMax)
-MX9Spec = _spec_class(types.MX9, True, CalibMethod.MinMax)
-MXFP8E5M2Spec = _spec_class(types.MXFP8E5M2, True, CalibMethod.MinMax)
-MXFP8E4M3Spec = _spec_class(types.MXFP8E4M3, True, CalibMethod.MinMax)
-MXFP6E3M2Spec = _spec_class(types.MXFP6E3M2, True, CalibMethod.MinMax)
-MXFP6E2M3Spec = _spec_class(types.MXFP6E2M3, True, CalibMethod.MinMax)
-MXFP4E2M1Spec = _spec_class(types.MXFP4E2M1, True, CalibMethod.MinMax)
-MXInt8Spec = _spec_class(types.MXInt8, True, CalibMethod.MinMax)
-NVFP4Spec = _spec_class(types.NVFP4, True, CalibMethod.MinMax)
-AMDFP4Spec = _spec_class(types.AMDFP4, True, CalibMethod.MinMax)
-AMDFP4G32Spec = _spec_class(types.AMDFP4G32, True, CalibMethod.MinMax)
+@cache
+def _spec_of(row: Format) -> type[QTensorConfig]:
+    """The spec class of a format: unsigned integers have zero points, ranges of integers are cut at a percentile."""
+    method = CalibMethod.Percentile if isinstance(row, Int) else CalibMethod.MinMax
+    return _spec_class(types.class_of(row), not isinstance(row, Int) or row.signed, method)
+
+
+def __getattr__(name: str) -> Any:
+    data_type = types.data_types().get(name.removesuffix("Spec"))
+    if data_type is None or not name.endswith("Spec"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _spec_of(get_format(data_type.format))
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *(f"{name}Spec" for name in types.data_types())]
+
+
+Int8Spec = _spec_of(get_format(Int8.format))
+XInt8Spec = _spec_class(Int8, True, CalibMethod.MinMSE, ScaleType.PowerOf2, "XInt8Spec", Int8Spec)
 
 
 class QLayerConfig:
