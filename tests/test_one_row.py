@@ -22,6 +22,7 @@ ALLOWED = {
     "numerics/block_operators.py": "operators of AMD by the names of their attributes",
     **dict.fromkeys(("config/presets.py", "torch/config/schemes.py"), "presets"),
     **dict.fromkeys(("config/overrides.py", "onnx/quantization/config/data_type.py"), "names of the ONNX dialect"),
+    "cli/torch_refusals.py": "names of schemes, before torch is loaded",
     "onnx/shapeshifter.py": "names of the templates of AMD",
     **dict.fromkeys(
         (f"torch/config/{name}.py" for name in ("type", "tensor", "model", "specs", "spec_schemes")),
@@ -34,7 +35,12 @@ ALLOWED = {
     **dict.fromkeys(
         (
             *(f"torch/export/{name}.py" for name in ("compressed_tensors",)),
-            *("torch/export/gguf_tensors.py", "torch/export/modelopt.py", "torch/files/prequantized.py"),
+            *(
+                "torch/export/gguf_tensors.py",
+                "torch/export/modelopt.py",
+                "torch/files/prequantized.py",
+                "torch/files/grids.py",
+            ),
         ),
         "codecs of files of other programs",
     ),
