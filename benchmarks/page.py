@@ -62,8 +62,8 @@ SECTIONS = {
     ),
     "numerics": Section(
         "Arithmetic",
-        "Fake quantization of 4 M float32 over a copy of the same array.",
-        "numerics --formats int4 int8 fp8_e4m3 mxfp4 nvfp4 bfp16 --size 22 --no-weights",
+        "Fake quantization of 16 M float32 over a copy of the same array.",
+        "numerics --formats int4 int8 fp8_e4m3 mxfp4 nvfp4 bfp16 --no-weights",
         ("library", "format", "ms", "copy ms", "x copy"),
     ),
     "torch_forward": Section(

@@ -48,7 +48,7 @@ def run_console(code: str) -> None:
 @pytest.mark.parametrize("page", [p for p in PAGES if str(p.relative_to(ROOT)) not in SKETCHES], ids=lambda p: p.stem)
 def test_code_of_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {"__name__": "page"}
+    namespace: dict[str, object] = {"__name__": "page", "__page__": str(page)}
     for language, code, line in blocks(page):
         if language == "python":
             run_python(code, page, line, namespace)

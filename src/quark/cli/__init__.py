@@ -11,16 +11,25 @@ from quark.errors import QuarkError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; ``arguments`` are those of the process when they are not given.
 
-    Returns:
-        The exit code. An error that a user's input can cause is one sentence; anything else is a defect and shows
-        itself.
-    """
-    from quark.cli.app import app
+    ``--verbose`` may stand anywhere: more is told about an error.
 
+    Returns:
+        The exit code. An error that a user's input can cause is one sentence and the page that helps; anything else is
+        a defect and shows itself.
+    """
+    from typer.main import get_command
+
+    from quark.cli.app import app
+    from quark.cli.sections import arrange
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    verbose = "--verbose" in given and given[:2] != ["onnx", "tool"]
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="quark")
+        arrange(get_command(app))(args=[one for one in given if not verbose or one != "--verbose"], prog_name="quark")
     except QuarkError as error:
-        print(f"error: {error}", file=sys.stderr)
+        from quark.cli.guidance import words
+
+        print(f"error: {error}", *words(error, verbose), sep="\n", file=sys.stderr)
         return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

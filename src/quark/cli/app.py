@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from quark.cli.common import Backend, ChartReport, Compare, Json, LedgerPath, Limit, PlanOutput, Rounds, Threads
+from quark.cli.common import (
+    DEFAULT_PRESET,
+    Backend,
+    ChartReport,
+    Compare,
+    Json,
+    LedgerPath,
+    Limit,
+    PlanOutput,
+    Rounds,
+    Threads,
+    chosen_preset,
+    preset_names,
+)
 from quark.cli.paths import Guarded, Overwrite, Reads, Writes
 from quark.cli.source_options import Source, takes_samples
 from quark.cli.torch_app import torch_app
@@ -16,7 +29,6 @@ from quark.cli.transformation import WithPasses
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Quantize trained models: smaller files, faster inference, and a table that says what it cost.",
@@ -26,7 +38,6 @@ onnx_app = typer.Typer(no_args_is_help=True, help="Quantize, inspect and compare
 app.add_typer(onnx_app, name="onnx")
 app.add_typer(torch_app, name="torch")
 
-DEFAULT_PRESET = "A8W8_CPU"
 ReportPath = Annotated[
     Path | None,
     Writes(folder=True),
@@ -35,7 +46,11 @@ ReportPath = Annotated[
 Preset = Annotated[
     str | None,
     typer.Option(
-        "--preset", "-p", show_default=DEFAULT_PRESET, help="A configuration by name; `quark presets` lists them."
+        "--preset",
+        "-p",
+        show_default=DEFAULT_PRESET,
+        autocompletion=preset_names,
+        help="A configuration by name; `quark presets` lists them.",
     ),
 ]
 ConfigFile = Annotated[
@@ -60,7 +75,15 @@ Settings = Annotated[
 ]
 Target = Annotated[
     str | None,
-    typer.Option(help="`cpu`: lay the model out for ONNX Runtime's CPU kernels. `any`: exactly as configured."),
+    typer.Option(
+        "--layout",
+        "--target",
+        metavar="cpu|any",
+        help="`cpu`: lay the model out for ONNX Runtime's CPU kernels. `any`: exactly as configured.",
+    ),
+]
+Hardware = Annotated[
+    str | None, typer.Option("--for", metavar="cpu|npu|gpu", help="What it is to run on: chooses the preset.")
 ]
 Exclude = Annotated[
     list[str] | None,
@@ -75,17 +98,6 @@ FailUnder = Annotated[
 PlanPath = Annotated[
     Path | None, Writes(), typer.Option(help="Write every decision (tensor, format, range, scale, why) as JSON.")
 ]
-
-
-def chosen_preset(preset: str | None, config: Path | None) -> str:
-    """The preset that was typed, or the usual one.
-
-    Raises:
-        typer.BadParameter: a preset beside a configuration file, which names its own.
-    """
-    if preset is not None and config is not None:
-        raise typer.BadParameter("give --preset or --config, not both: the file names its preset")
-    return preset or DEFAULT_PRESET
 
 
 @onnx_app.command(
@@ -107,6 +119,7 @@ def quantize(
         Path, Writes("model"), typer.Option("--output", "-o", help="Where to write the quantized model.")
     ],
     preset: Preset = None,
+    hardware: Hardware = None,
     config: ConfigFile = None,
     settings: Settings = None,
     target: Target = None,
@@ -140,7 +153,8 @@ def quantize(
 
     chosen = tuple(settings or ()), target, tuple(exclude or ()), config
     others = tuple(algorithm or ()), eval_data
-    request = quantization.Request(model, output, chosen_preset(preset, config), source, *chosen, *others)
+    name = chosen_preset(preset, config, hardware)
+    request = quantization.Request(model, output, name, source, *chosen, *others)
     demands = quantization.Demands(parse_bound(fail_under) if fail_under else None, fail_slower)
     quantization.run(request, report, plan, check, json, demands)
 
@@ -156,6 +170,7 @@ def quantize(
 def plan(
     model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file.")],
     preset: Preset = None,
+    hardware: Hardware = None,
     config: ConfigFile = None,
     settings: Settings = None,
     target: Target = None,
@@ -173,7 +188,7 @@ def plan(
 
     source = Source()
     chosen = tuple(settings or ()), target, tuple(exclude or ()), config
-    request = Request(model, model, chosen_preset(preset, config), source, *chosen)
+    request = Request(model, model, chosen_preset(preset, config, hardware), source, *chosen)
     planning.run(request, tensors, json)
 
 
@@ -263,7 +278,7 @@ def search(
     ] = None,
     settings: Settings = None,
     layout: Annotated[
-        str | None, typer.Option("--layout", metavar="cpu|any", help="As `--target` of `quantize`.")
+        str | None, typer.Option("--layout", metavar="cpu|any", help="As `--layout` of `quantize`.")
     ] = None,
     exclude: Exclude = None,
     compare: Compare = True,
@@ -445,6 +460,14 @@ def presets(
 
 
 @app.command()
+def doctor(json: Json = False) -> None:
+    """Show what this installation and this machine can do, and what is missing for what."""
+    from quark.cli import doctor as command
+
+    command.run(json)
+
+
+@app.command()
 def options(json: Json = False) -> None:
     """List the options that `--set` and `extra_options` know, with their defaults."""
     from quark.cli import listing
@@ -463,6 +486,9 @@ def _version(wanted: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")]
 
 
+Verbose = Annotated[bool, typer.Option("--verbose", help="Tell more about an error; may stand behind any command.")]
+
+
 @app.callback()
-def top(version: Version = False) -> None:
+def top(version: Version = False, verbose: Verbose = False) -> None:
     """Quantize trained models."""

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from quark.cli.paths import Writes
+from quark.errors import ConfigError, unknown
 
 THREADS = ("QUARK_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -60,3 +61,38 @@ Limit = Annotated[
 ]
 Compare = Annotated[bool, typer.Option(help="Also measure every candidate for all layers.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Whole plans that are quantized and measured, at most.")]
+
+#: The preset of ``--for``, and of no option at all: ``cpu``.
+USUAL = {"cpu": "A8W8_CPU", "npu": "XINT8", "gpu": "FP16"}
+DEFAULT_PRESET = USUAL["cpu"]
+
+
+def preset_names() -> list[str]:
+    """What a shell completes ``--preset`` with."""
+    from quark.config.presets import PRESETS
+
+    return list(PRESETS)
+
+
+def preset_for(hardware: str) -> str:
+    """The usual preset of a kind of hardware.
+
+    Raises:
+        ConfigError: an unknown kind.
+    """
+    if hardware not in USUAL:
+        raise ConfigError(unknown("--for", hardware, USUAL))
+    return USUAL[hardware]
+
+
+def chosen_preset(preset: str | None, config: Path | None, hardware: str | None = None) -> str:
+    """The preset that was typed, or that of the hardware, or the usual one.
+
+    Raises:
+        typer.BadParameter: two of the options, or a kind of hardware that does not exist.
+    """
+    typed = {"--preset": preset, "--config": config, "--for": hardware}
+    given = [name for name, value in typed.items() if value is not None]
+    if len(given) > 1:
+        raise typer.BadParameter(f"give {' or '.join(given)}, not both: each of them says how to quantize")
+    return preset or preset_for(hardware or "cpu")

@@ -12,12 +12,26 @@ from quark.cli.paths import FOLDER, Guarded, Overwrite, Reads, Writes
 
 torch_app = typer.Typer(no_args_is_help=True, help="Quantize and evaluate PyTorch language models.")
 
+
+def scheme_names() -> list[str]:
+    """What a shell completes ``--scheme`` with."""
+    from quark.torch.config.schemes import ROWS
+
+    return list(ROWS)
+
+
 ModelDir = Annotated[
     Path, Reads(), typer.Argument(metavar="MODEL_DIR", help="A folder with config.json and safetensors files.")
 ]
 Output = Annotated[Path, Writes(FOLDER), typer.Option("--output", "-o", help="A new folder for the quantized model.")]
 Scheme = Annotated[
-    str | None, typer.Option("--scheme", "-s", help="How layers are quantized; `quark torch schemes` lists them.")
+    str | None,
+    typer.Option(
+        "--scheme",
+        "-s",
+        autocompletion=scheme_names,
+        help="How layers are quantized; `quark torch schemes` lists them.",
+    ),
 ]
 Layers = Annotated[
     list[str] | None,
@@ -62,7 +76,10 @@ Samples = Annotated[int, typer.Option(min=1, help="Use at most so many windows o
 Length = Annotated[int, typer.Option("--seq-len", min=2, help="Tokens in a window.")]
 Format = Annotated[
     str | None,
-    typer.Option("--format", help="quark, compressed-tensors, awq, gptq, fp8, modelopt, gguf or onnx."),
+    typer.Option(
+        "--format",
+        help="How files are laid out: quark (the default), compressed-tensors, awq, gptq, fp8, modelopt, gguf or onnx.",
+    ),
 ]
 For = Annotated[
     str | None,

@@ -1,0 +1,87 @@
+"""What stands under an error: the page that helps and, with ``--verbose``, what a report of a defect needs.
+
+The page is chosen by the place in the package that refused, or by the kind of error: one row each. Pages are named by
+their path in the documentation.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+
+from quark.errors import ConfigError, DataError, ModelError, ModelNotFoundError, OutputError, QuarkError
+
+#: Module that refused, or a module above it -> page; the first row that fits counts.
+BY_PLACE: tuple[tuple[str, str], ...] = (
+    ("quark.cli.settings", "docs/options.md"),
+    ("quark.files", "docs/reliability.md"),
+    ("quark.onnx.data", "docs/cli.md#samples"),
+    ("quark.onnx.image_files", "docs/cli.md#samples"),
+    ("quark.onnx.audio_files", "docs/cli.md#samples"),
+    ("quark.onnx.preprocessing", "docs/cli.md#samples"),
+    ("quark.onnx.passes", "docs/passes.md"),
+    ("quark.onnx.tools", "docs/tools.md"),
+    ("quark.onnx.algorithms", "docs/choose.md#algorithms"),
+    ("quark.onnx.auto", "docs/auto.md"),
+    ("quark.onnx.calibration", "docs/calibration.md"),
+    ("quark.onnx.graph", "docs/faq.md#the-model-is-refused"),
+    ("quark.observers", "docs/calibration.md"),
+    ("quark.config.presets", "docs/choose.md#presets"),
+    ("quark.config.options", "docs/options.md"),
+    ("quark.search", "docs/search.md"),
+    ("quark.torch.export", "docs/export.md"),
+    ("quark.torch.files", "docs/torch/files.md"),
+    ("quark.torch.algorithms", "docs/choose.md#algorithms"),
+    ("quark.torch.graph", "docs/torch/graph_mode.md"),
+    ("quark.torch.kv_cache", "docs/torch/kv_cache.md"),
+    ("quark.torch.template", "docs/torch/templates.md"),
+    ("quark.torch.config", "docs/torch/configuration.md"),
+    ("quark.torch", "docs/torch/strategies.md"),
+    ("quark.cli.torch", "docs/torch/cli.md"),
+)
+#: Kind of error -> page, wherever it was raised.
+FIRST: dict[type[QuarkError], str] = {
+    OutputError: "docs/faq.md#nothing-is-overwritten",
+    ModelNotFoundError: "docs/quickstart.md",
+}
+#: Kind of error -> page, where no row above fits; the nearest class of the error counts.
+BY_KIND: dict[type[QuarkError], str] = {
+    DataError: "docs/cli.md#samples",
+    ConfigError: "docs/seeds/configuration.md",
+    ModelError: "docs/faq.md#the-model-is-refused",
+    QuarkError: "docs/faq.md",
+}
+DETAILS = "add --verbose for details"
+
+
+def place(error: BaseException) -> tuple[str, str, int]:
+    """Module, function and line of this package that raised; empty names where none did."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = [frame for frame in frames if frame.f_globals.get("__name__", "").split(".")[0] == "quark"]
+    if not ours:
+        return "", "", 0
+    return ours[-1].f_globals["__name__"], ours[-1].f_code.co_name, ours[-1].f_lineno
+
+
+def page_of(error: QuarkError) -> str:
+    """The page that says more about an error."""
+    if type(error) in FIRST:
+        return FIRST[type(error)]
+    module = place(error)[0]
+    for above, page in BY_PLACE:
+        if module.startswith(above):
+            return page
+    return next(BY_KIND[kind] for kind in type(error).__mro__ if kind in BY_KIND)
+
+
+def words(error: QuarkError, verbose: bool) -> Sequence[str]:
+    """The lines under the sentence of an error."""
+    if not verbose:
+        return [f"see {page_of(error)}; {DETAILS}"]
+    module, function, line = place(error)
+    lines = [f"see {page_of(error)}", f"kind: {type(error).__name__}", f"raised by: {module}.{function}, line {line}"]
+    cause = error.__cause__ or error.__context__
+    while cause is not None:
+        lines.append(f"caused by: {type(cause).__name__}: {' '.join(str(cause).split())}")
+        cause = cause.__cause__ or cause.__context__
+    return [*lines, "`quark doctor` prints the versions that a report of a defect needs"]
