@@ -11,6 +11,8 @@ import pytest
 
 from quark.numerics import array, granularity
 from quark.numerics.affine import quantize
+from quark.numerics.blocks import BLOCKS
+from quark.numerics.elements import ELEMENTS, Float, Int
 from quark.numerics.formats import FORMATS
 from quark.numerics.packing import AWQ_ORDER, halves, pack, unpack
 
@@ -142,3 +144,49 @@ def test_zeros_fill_up(made: Callable[[Any], Any]) -> None:
     np.testing.assert_array_equal(np.asarray(granularity.pad(made(x), (4, 5))), wanted)
     given = made(x)
     assert granularity.pad(given, (2, 3)) is given
+
+
+# ---- tables, against the definitions of the formats ------------------------------------------------------------------
+
+#: Block format -> elements, values of a block, rule of its scales (OCP MX 1.0; Microsoft MX and BFP; NVFP4; AMD).
+DEFINED = {
+    **{f"mx{name}": (element, 32, "e8m0") for name, element in (
+        ("int8", "int8"), ("fp8_e4m3", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2"), ("fp6_e3m2", "fp6_e3m2"),
+        ("fp6_e2m3", "fp6_e2m3"), ("fp4", "fp4_e2m1"))},
+    "bfp16": ("int8", 8, "e8m0"), "mx4": ("int3", 16, "e8m0"), "mx6": ("int5", 16, "e8m0"), "mx9": ("int8", 16, "e8m0"),
+    "nvfp4": ("fp4_e2m1", 16, "e4m3"), "amdfp4": ("fp4_e2m1", 16, "e5m3"), "amdfp4_g32": ("fp4_e2m1", 32, "e5m3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_rows_of_block_formats(name: str) -> None:
+    row, plain = BLOCKS[name], name.removesuffix("_even").removesuffix("_ceil")
+    element, size, rule = DEFINED[plain]
+    assert (row.element.name, row.size) == (element, size)
+    if rule == "e8m0":
+        assert row.rule == (f"e8m0{name[len(plain) :]}" if name != plain else BLOCKS[plain].rule)
+        assert row.rule.startswith("e8m0")
+    else:
+        assert row.rule == rule
+    whole = isinstance(row.element, Int)
+    assert row.unit == (2.0 ** (2 - row.element.bits) if whole else 1.0)
+    assert row.narrow == (plain in ("bfp16", "mx4", "mx6", "mx9")) and row.tensor_scale == (plain == "nvfp4")
+    assert (row.sub_block, row.shift_bits) == (
+        (2, 1) if plain in ("mx4", "mx6", "mx9") else (BLOCKS["mxfp4"].sub_block, 0)
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, row in ELEMENTS.items() if isinstance(row, Float)])
+def test_largest_values_of_float_formats_follow_from_their_bits(name: str) -> None:
+    row = ELEMENTS[name]
+    assert isinstance(row, Float)
+    codes = np.arange(1 << row.exponent_bits + row.mantissa_bits)
+    values = np.asarray(row.decode(codes.astype(np.int32)))
+    finite = values[np.isfinite(values)]
+    assert finite.max() == row.max and (np.diff(finite) > 0).all() and finite[0] == 0
+    assert row.bits == row.exponent_bits + row.mantissa_bits + row.signed
+    assert np.isinf(values).any() == row.has_infinity and np.isnan(values).any() == row.has_nan
+    np.testing.assert_array_equal(np.asarray(row.encode(finite)), codes[: len(finite)])
+    for made in BOTH:
+        empty = row.encode(made(np.zeros(0, np.float32)))
+        assert tuple(empty.shape) == (0,)

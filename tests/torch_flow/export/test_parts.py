@@ -1,0 +1,182 @@
+"""Parts of the export by themselves: stored forms, headers, parameters that keep their types, moved values, names."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from quark.numerics.elements import ELEMENTS
+from quark.torch.config.type import Dtype, QSchemeType
+from quark.torch.export import custom_modes, described, gptq, onnx_moves, original, shards
+from quark.torch.export.storage import SHIFTS, STORAGE, flat
+from quark.torch.export.stored import Parameters
+
+PACKED = {"int2": "high", "uint2": "high", "int3": "low", "uint3": "low", "int4": "low", "uint4": "low", "int5": "low"}
+PACKED |= {"fp6_e3m2": "low", "fp6_e2m3": "low", "fp4_e2m1": "low"}
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_a_stored_form_holds_the_bits_of_its_format(name: str) -> None:
+    row, element = STORAGE[name], ELEMENTS.get(name)
+    bits = 5 if name == "int5" else 8 if element is None else element.bits
+    if name in PACKED:
+        assert (row.bits, row.first) == (bits, PACKED[name])
+        assert row.dtype == (torch.int32 if bits == 4 and name != "fp4_e2m1" else torch.uint8)
+    else:
+        assert row.dtype.itemsize * 8 == bits and not row.bits
+    assert row.reorders == (name in ("int4", "uint4"))
+    assert row.transposes == (name.lstrip("u").startswith("int") and bits not in (3, 5))
+    assert flat((2, 3, 4)) == (2, 12) and flat((5,)) == (5,) and flat((2, 3)) == (2, 3) and SHIFTS.bits == 1
+
+
+def test_parameters_keep_their_types_when_the_model_is_cast() -> None:
+    form = {"scale": ((2,), torch.float32), "codes": ((3,), torch.uint8), "zero_point_2": ((1,), torch.float16)}
+    made, layer = Parameters(form, torch.device("cpu")), nn.Linear(1, 1)
+    made.scale.copy_(torch.tensor([1e-30, 3.0]))
+    made.to(torch.bfloat16)
+    assert {name: value.dtype for name, value in made._buffers.items()} == {k: v[1] for k, v in form.items()}  # type: ignore[union-attr]
+    assert made.scale.tolist() == [torch.tensor(1e-30).item(), 3.0]
+    made.settle(layer, "weight")
+    assert set(made._buffers) == {"scale", "codes"} and "weight_zero_point_2" in layer._buffers
+    assert made.numbered == {"zero_point_2": "weight_zero_point_2"} and set(made.stored) == set(form)
+    layer.register_buffer("input_scale_2", torch.ones(1))
+    made.release()
+    assert set(layer._buffers) == {"input_scale_2"} and made.numbered == {}
+
+
+def test_headers_of_files(tmp_path: Path) -> None:
+    form = {"a": ((2, 3), torch.uint8), "b": ((4,), torch.float32), "c": ((), torch.int64)}
+    head, places = shards.header_of(form)
+    (length,) = struct.unpack("<Q", head[:8])
+    entries = json.loads(head[8:])
+    assert length == len(head) - 8 and len(head) % 8 == 0 and places == {"c": 0, "b": 8, "a": 24}
+    assert entries["b"] == {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}
+    assert entries["a"]["data_offsets"] == [24, 30]
+    path = tmp_path / "model.safetensors"
+    for body, whole in ((30, True), (29, False), (31, False), (0, False)):
+        path.write_bytes(head + bytes(body))
+        assert shards.is_whole(path) is whole
+    shards.check_made("a", torch.zeros(2, 3, dtype=torch.uint8), form)
+    for wrong in (torch.zeros(3, 2, dtype=torch.uint8), torch.zeros(2, 3)):
+        with pytest.raises(Exception, match="was announced"):
+            shards.check_made("a", wrong, form)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 9])
+def test_items_come_in_their_order(threads: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    items = [SimpleNamespace(make=lambda k=k: {"x": torch.tensor(k)}) for k in range(count)]
+    assert [int(one["x"]) for one in shards.made_ahead(items)] == list(range(count))  # type: ignore[arg-type]
+    started = shards.made_ahead(items)  # type: ignore[arg-type]
+    next(started, None)
+    started.close()  # type: ignore[attr-defined]
+
+
+def test_flat_bytes_are_those_of_memory() -> None:
+    value = torch.arange(6, dtype=torch.int16).reshape(2, 3).T
+    assert shards.flat_bytes(value).numpy().tobytes() == value.contiguous().numpy().tobytes()
+    assert shards.flat_bytes(torch.tensor(1.0, requires_grad=True)).numpy().tobytes() == struct.pack("<f", 1)
+
+
+def pair(name: str, axis: int | None = None, scale: str = "s") -> list[object]:
+    more = {} if axis is None else {"axis": axis}
+    q = helper.make_node("QuantizeLinear", [name, scale, "z"], [f"{name}_c"], **more)
+    return [q, helper.make_node("DequantizeLinear", [f"{name}_c", "s", "z"], [f"{name}_v"], **more)]
+
+
+MOVE, RELU = helper.make_node("Transpose", ["x_v"], ["h"]), helper.make_node("Relu", ["h"], ["y"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "added"),
+    [
+        ([*pair("x"), MOVE, RELU], 1),
+        ([*pair("x", 0), MOVE, RELU], 1),
+        ([*pair("x", 1), MOVE, RELU], 0),
+        ([*pair("x", None, "t"), MOVE, RELU], 0),
+        ([*pair("x"), helper.make_node("Tanh", ["x_v"], ["h"]), RELU], 0),
+        ([*pair("x"), helper.make_node("Transpose", ["x_v"], ["y"])], 0),
+        ([helper.make_node("Transpose", ["x"], ["h"]), RELU], 0),
+        ([*pair("x"), MOVE, *pair("h"), helper.make_node("Relu", ["h_v"], ["y"])], 0),
+        ([*pair("x"), MOVE, helper.make_node("Transpose", ["h"], ["g"]),
+          helper.make_node("Add", ["g", "h"], ["y"])], 2),
+        ([*pair("x"), helper.make_node("Transpose", ["x_v"], ["h"], domain="own"), RELU], 0),
+    ],
+)  # fmt: skip
+def test_moved_values_are_read_behind_pairs_of_the_same_scale(nodes: list[object], added: int) -> None:
+    tensors = [numpy_helper.from_array(np.array(value, kind), name) for name, value, kind in
+               (("s", 0.5, np.float32), ("t", 0.25, np.float32), ("z", 0, np.int8))]  # fmt: skip
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
+    before = len(graph.node)
+    onnx_moves.quantize_moved(graph)
+    assert len(graph.node) == before + 2 * added
+    known = {"x", "s", "t", "z"}
+    for node in graph.node:  # in order, and every moved value is read behind its own pair
+        assert set(node.input) <= known
+        known |= set(node.output)
+        if added and node.op_type in ("Relu", "Add"):
+            assert all(name.endswith(".values") for name in node.input)
+    for node in [node for node in graph.node if node.name.endswith("quantize")]:
+        assert list(node.input[1:]) == ["s", "z"]
+
+
+def test_versions_and_widths_of_gptq() -> None:
+    """gptq stores zero points less one (AutoGPTQ's packing), gptq_v2 as they are; a word has 32 bits."""
+    assert gptq.VERSIONS == {"gptq": 1, "gptq_v2": 0} and gptq.WORD == 32
+    assert all(gptq.BITS[name] == ELEMENTS[name].bits for name in gptq.BITS)
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({}, True),
+        ({"is_dynamic": True}, False),
+        ({"dtype": Dtype.int8}, False),
+        ({"qscheme": QSchemeType.per_channel}, False),
+        (None, False),
+        ([], False),
+    ],
+)
+def test_caches_that_programs_have_kernels_for(change: object, kept: bool) -> None:
+    good = {"is_dynamic": False, "dtype": Dtype.fp8_e4m3, "qscheme": QSchemeType.per_tensor}
+    one = SimpleNamespace(**good | change) if isinstance(change, dict) else change
+    first = SimpleNamespace(output_tensors=SimpleNamespace(**good))
+    caches = {"*k_proj": first, "*v_proj": SimpleNamespace(output_tensors=one)}
+    for rope in (False, True):
+        config = SimpleNamespace(kv_cache_post_rope=rope, kv_cache_quant_config=caches)
+        found = described.cache_group(config)  # type: ignore[arg-type]
+        assert found == (list(caches) if kept and not rope else [])
+
+
+def test_fp8_blocks_are_static_weights_beside_dynamic_activations() -> None:
+    data = {"quant_method": "fp8", "weight_block_size": [32, 64], "activation_scheme": "dynamic"}
+    layer = custom_modes.from_fp8_blocks(data).global_quant_config
+    assert layer.weight.block_size == (32, 64) and layer.weight.is_dynamic is False and layer.weight.symmetric is True  # type: ignore[union-attr]
+    assert layer.input_tensors.is_dynamic is True and layer.input_tensors.group_size == 64  # type: ignore[union-attr]
+    for wrong in ([32], [32, 0], [32, 64, 1], 32, [32, 1.5], [True, 4]):
+        with pytest.raises(Exception, match="two positive integers"):
+            custom_modes.from_fp8_blocks({**data, "weight_block_size": wrong})
+    for more in ({"activation_scheme": "static"}, {"scale_fmt": "ue8m0"}):
+        with pytest.raises(Exception, match="float scales"):
+            custom_modes.from_fp8_blocks(data | more)
+    assert custom_modes.from_fp8_blocks(data | {"ignored_layers": ["a"]}).exclude == ["a"]
+    assert custom_modes.from_fp8_blocks(data | {"modules_to_not_convert": ["b"]}).exclude == ["b"]
+    assert custom_modes.from_fp8_blocks(data | {"scale_fmt": "float"}).exclude == []
+
+
+def test_models_that_are_not_of_transformers_have_no_conversions() -> None:
+    for given in ({}, {"base_model_prefix": "m"}, {"config": None}):
+        assert original.conversions_of(SimpleNamespace(**given)) == []
+    steps = SimpleNamespace(base_model_prefix="m", config=None, _weight_conversions=("one",))
+    pytest.importorskip("transformers")
+    assert original.conversions_of(steps) == ["one"]
