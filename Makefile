@@ -1,5 +1,7 @@
 # make demo   quantize a real model and print what it cost and what it won (installs into .venv; no torch)
 # make test   ruff, mypy and the test suite (installs everything into .venv)
+# make fast   lint and the tests of tables, arithmetic, configuration and the command line: two minutes, for every change
+# make matrix   build the package, install it into clean environments (newest, oldest dependencies), run it there
 # make lint   ruff and mypy only
 # make slow   the tests that take longer
 # make fuzz   damage files for an hour (FUZZ_SECONDS=3600) and see that every reader answers in a sentence
@@ -7,6 +9,7 @@
 # make consumers   every architecture of transformers, exported and loaded by the programs that read it (an hour)
 # make gpu    the tests that need a CUDA device, in an environment that has torch for it
 # make benchmarks-quick   measure the headline figures again and print benchmarks/RESULTS.md (ten minutes)
+# make site   the documentation as a site in build/site, search included; python -m http.server -d build/site
 # make docs   write the generated pages, run the code of all pages
 PYTHON ?= python3
 VENV   := .venv
@@ -14,7 +17,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test slow gpu lint docs consumers clean fuzz mutants
-.PHONY: benchmarks-quick
+.PHONY: benchmarks-quick fast matrix site
 
 FUZZ_SECONDS ?= 3600
 SEED ?= 0
@@ -25,6 +28,14 @@ demo: $(VENV)/.onnx
 
 test: lint
 	$(BIN)/python -m pytest -n 2
+
+fast: lint
+	$(BIN)/python -m pytest -n 2 tests/numerics tests/observers tests/config tests/test_architecture.py tests/test_commands.py tests/test_gate.py tests/test_records.py tests/test_site.py
+
+matrix: $(VENV)/.dev
+	$(PIP) build
+	$(BIN)/python -m build
+	$(BIN)/python tests/smoke.py matrix
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
@@ -47,6 +58,11 @@ consumers: $(VENV)/.dev
 
 benchmarks-quick: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.page --measure
+
+site: $(VENV)/.dev
+	$(PIP) mkdocs-material
+	$(BIN)/python docs/site.py
+	$(BIN)/mkdocs build --strict
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
