@@ -36,6 +36,7 @@ LAYERS = {  # a module imports from lower numbers only, and from its own package
     "search": 3,
     "onnx": 4,
     "torch": 4,
+    "automatic": 5,
     "cli": 5,
     "demo": 5,
     "integrations": 5,

@@ -267,6 +267,7 @@ DRAFT = "on a draft or in a folder that the gate gave"
 OWN = "in the folder of an unfinished job, under a name that nothing else has"
 ALLOWED = {
     "quark.numerics.array_files": "a memory map to read from",
+    "quark.automatic": f"{PRIVATE}; its winner {DRAFT}",
     "quark.cli.auto": f"{PRIVATE}; its winner {DRAFT}",
     "quark.onnx.algorithms.mixprecision": PRIVATE,
     "quark.onnx.algorithms.samples": "files of random names in TmpDir or cache_dir",
@@ -280,6 +281,7 @@ ALLOWED = {
     "quark.onnx.resume": OWN,
     "quark.demo.__main__": "makes the folder of its results",
     "quark.cli.torch_quantize": OWN,
+    "quark.torch.auto": PRIVATE,
     "quark.torch.bench": PRIVATE,
     "quark.torch.search": PRIVATE,
     "quark.torch.sensitivity": PRIVATE,

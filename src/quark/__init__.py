@@ -16,8 +16,9 @@ for _switch in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # the name 
     os.environ.setdefault(_switch, "1")
 
 
-#: What adds a row to a table of both flows, and where it is; imported when it is asked for.
-_REGISTERING = {
+#: What is for both flows, and where it is; imported when it is asked for.
+_OF_BOTH = {
+    "auto": "quark.automatic",
     "register_calibration": "quark.observers.registry",
     "register_format": "quark.numerics.formats",
     "unregister_format": "quark.numerics.formats",
@@ -25,11 +26,11 @@ _REGISTERING = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _REGISTERING:
+    if name not in _OF_BOTH:
         raise AttributeError(f"module 'quark' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_REGISTERING[name]), name)
+    return getattr(import_module(_OF_BOTH[name]), name)
 
 
 install()  # imports of names that only AMD Quark has say what to write instead

@@ -12,7 +12,7 @@ import pytest
 from quark.cli import main
 from quark.demo import data
 from quark.errors import ConfigError
-from quark.onnx.auto import PURPOSES, Goal, Trial, auto, split
+from quark.onnx.auto import PURPOSES, Goal, Search, Trial, auto, split
 from quark.onnx.compare import compare
 from quark.onnx.recipes import Choice
 from quark.report.verdict import worst
@@ -100,3 +100,29 @@ def test_the_command_writes_model_recipe_and_page_and_the_recipe_makes_the_model
 
 def test_a_trial_that_fails_is_listed_with_its_reason() -> None:
     assert Trial("XINT8", Choice("XINT8"), error="no").passes is False
+
+
+def test_a_ledger_goes_on_to_the_same_bytes_without_a_trial_made_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, made = tmp_path / "l.json", []
+    quantized = Search._quantized
+
+    def counted(self: Search, choice: Choice, path: Path) -> object:
+        made.append(path.name)
+        return quantized(self, choice, path)
+
+    monkeypatch.setattr(Search, "_quantized", counted)
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        goal = Goal("size", drop=0.0, seconds=3.0, ledger=ledger)
+        outcome = auto(folder / "model.onnx", split(samples()), goal, tmp_path / name)
+        assert outcome.winner.path is not None
+        found.append((outcome.winner.name, outcome.winner.path.read_bytes(), [one.name for one in outcome.trials]))
+        made.append("")
+    assert found[0][:2] == found[1][:2] and found[1][2][: len(found[0][2])] == found[0][2]
+    again = made[made.index("") + 1 : -1]
+    assert all(name.startswith("again") for name in again[: len(found[0][2])] if len(found[0][2]) == len(found[1][2]))
+    with pytest.raises(ConfigError, match="another data"):
+        auto(folder / "model.onnx", split(samples()[:8]), Goal("size", drop=0.0, ledger=ledger), tmp_path / "a")

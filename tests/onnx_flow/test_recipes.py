@@ -7,7 +7,7 @@ import time
 import pytest
 
 from quark.errors import ConfigError
-from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improve
+from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improve, islands, wider
 from quark.report.verdict import Judged
 
 EVERYTHING = Situation(
@@ -64,3 +64,12 @@ def test_a_recipe_that_does_not_apply_is_not_tried() -> None:
 def test_an_unknown_algorithm_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'adaround'"):
         Choice("A8W8", algorithms=("adaround2",)).config()
+
+
+def test_islands_grow_from_the_layer_that_loses_most_and_their_name_says_so() -> None:
+    best = Attempt(Choice("A8W8", {"CalibDataSize": 4}), None)
+    found = list(islands(best, [f"l{k}" for k in range(9)], "float"))
+    assert [list(one.layers) for one in found] == [[f"l{k}" for k in range(n)] for n in (1, 2, 4)]
+    assert found[1].name == "A8W8 --set CalibDataSize=4 with 2 layers float"
+    assert found[1].config().layers == {"l0": None, "l1": None}
+    assert wider("A8W8_PER_CHANNEL") == "A16W8_PER_CHANNEL" and wider("XINT8") is None

@@ -419,13 +419,22 @@ def tool(
 
 `quark auto model.onnx -o best.onnx --data samples/ --for npu --metric task.py:top1 --drop 1% --minutes 5`
 
+`quark auto llama/ -o llama-small/ --data text.txt --for vllm`
+
 Exit codes: 0 solved, 1 error, 2 wrong usage, 3 nothing within the tolerance wins (the nearest miss is written).""",
 )
 @takes_samples()
 def auto(
-    model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file. It is not changed.")],
+    model: Annotated[
+        Path, Reads(), typer.Argument(help="An .onnx file, or the folder of a torch model. It is not changed.")
+    ],
     output: Annotated[Path, Writes("model"), typer.Option("--output", "-o", help="Where to write the best model.")],
-    purpose: Annotated[str, typer.Option("--for", help="What it is made for: `cpu`, `npu` or `size`.")] = "cpu",
+    purpose: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="ONNX: `cpu`, `npu`, `size`; a folder: `vllm`, `llama.cpp`, `genai`, `transformers`."
+        ),
+    ] = None,
     metric: Annotated[
         str | None,
         Reads(function=True),
@@ -435,6 +444,8 @@ def auto(
         str | None, typer.Option(help="What may be lost of the metric, or of the float model's answers, as in 1%.")
     ] = None,
     minutes: Annotated[float, typer.Option(min=0.0, help="Time for all trials.")] = 10.0,
+    seq_len: Annotated[int, typer.Option(min=2, help="Folders: tokens per window.")] = 512,
+    ledger: LedgerPath = None,
     report: ReportPath = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -442,9 +453,15 @@ def auto(
     source: Source,
 ) -> None:
     """Find the best quantized model: try presets and recipes, choose, and prove it on samples that decided nothing."""
-    from quark.cli import auto as command
+    from quark.cli.auto_request import Request
 
-    command.run(command.Request(model, output, source, purpose, metric, drop, minutes), report, overwrite, json)
+    if model.is_dir():
+        from quark.cli.torch_auto import run
+    else:
+        from quark.cli.auto import run
+    usual = "transformers" if model.is_dir() else "cpu"
+    request = Request(model, output, source, purpose or usual, metric, drop, minutes, ledger, seq_len)
+    run(request, report, overwrite, json)
 
 
 @app.command()

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import math
-import shutil
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 import yaml
 
+from quark.cli.auto_request import Request, parse_drop
 from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
 from quark.cli.samples import Samples
-from quark.cli.source_options import Source
 from quark.cli.sources import feeds
 from quark.cli.verdicts import FAILED
-from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
-from quark.onnx.auto import Goal, Outcome, Split, Trial, auto, split
+from quark.onnx.auto import Goal, Outcome, Split, Trial, auto, split, write_model
 from quark.onnx.describe import file_bytes
 from quark.onnx.graph.model import output_of
-from quark.report import Report, Table, file_size, milliseconds
+from quark.report import Point, Report, Scatter, Table, file_size, milliseconds
 from quark.report.verdict import Line, Verdict, accuracy_line, size_line, speed_line
-from quark.search.function import load_function, number_of
+from quark.search.function import digest_of, load_function, number_of
 from quark.search.parts import parts_of
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was typed."""
-
-    model: Path
-    output: Path
-    source: Source
-    purpose: str
-    metric: str | None
-    drop: str | None
-    minutes: float
 
 
 def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> None:
@@ -56,7 +42,7 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
     outputs |= {} if report is None else {"report": Output(report, "--report", folder=True)}
     with drafts(outputs) as paths, tempfile.TemporaryDirectory() as folder:
         found = auto(request.model, samples, goal, Path(folder), say)
-        _write_model(found.winner.path or request.model, paths["model"])
+        write_model(found.winner.path or request.model, paths["model"])
         write_text(_recipe(found, request), paths["recipe"])
         verdict = _verdict(request, found)
         if report is not None:
@@ -72,16 +58,18 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
 
 
 def _goal(request: Request) -> Goal:
-    drop = None
-    if request.drop is not None:
-        try:
-            drop = float(request.drop.removesuffix("%")) / (100 if request.drop.endswith("%") else 1)
-        except ValueError as error:
-            raise ConfigError(f"--drop {request.drop!r}: write a part, as in 1% or 0.01") from error
     function = None if request.metric is None else load_function(request.metric)
     name = "" if request.metric is None else request.metric.rpartition(":")[2]
     metric = None if function is None else lambda path: number_of(function(path), name)
-    return Goal(request.purpose, drop, metric, 60 * request.minutes)
+    return Goal(
+        request.purpose,
+        parse_drop(request.drop),
+        metric,
+        60 * request.minutes,
+        None,
+        request.ledger,
+        digest_of(request.metric),
+    )
 
 
 def _split(samples: Any) -> Split:
@@ -92,16 +80,6 @@ def _split(samples: Any) -> Split:
         lazy = [replace(samples, readers=[samples.readers[i] for i in part]) for part in parts]
         return Split(lazy[0], lazy[1], lazy[2], count)
     return split(samples)
-
-
-def _write_model(source: Path, target: Path) -> None:
-    """The model with its external data under the name that is wanted."""
-    from quark.onnx.graph import model as files
-
-    if source.with_name(source.name + ".data").exists():
-        files.save(files.load(source), target, True)
-    else:
-        shutil.copyfile(source, target)
 
 
 def _recipe(found: Outcome, request: Request) -> str:
@@ -115,6 +93,8 @@ def _recipe(found: Outcome, request: Request) -> str:
         values["options"] = dict(choice.options)
     if config.algorithms:
         values["algorithms"] = [one.to_dict() for one in config.algorithms]
+    if choice.layers:
+        values["layers"] = dict(choice.layers)
     values["found"] = {"by": MARK, "model": request.model.name, "for": request.purpose}
     command = f"# quark onnx quantize {request.model.name} -o q.onnx --data …"
     return f"{command} --config {request.output.stem}.recipe.yaml\n" + yaml.safe_dump(values, sort_keys=False)
@@ -122,7 +102,7 @@ def _recipe(found: Outcome, request: Request) -> str:
 
 def trial_table(found: Outcome) -> Table:
     """Every trial with its figures."""
-    rows = tuple(_row(trial, trial.path == found.winner.path and trial.path is not None) for trial in found.trials)
+    rows = tuple(_row(trial, trial.name == found.winner.name) for trial in found.trials)
     columns = ("configuration", "accuracy on the choosing samples", "metric", "size", "within")
     return Table("Trials", columns, rows, "* the winner" if any(row[0].startswith("* ") for row in rows) else "")
 
@@ -171,4 +151,21 @@ def _page(request: Request, found: Outcome, verdict: Verdict) -> Report:
     if not math.isnan(found.winner.seconds):
         facts.append(("latency", milliseconds(found.winner.seconds)))
     title = f"auto: {request.model.name} for {request.purpose}"
-    return Report(title, tuple(facts), (verdict.table(), trial_table(found)))
+    return Report(title, tuple(facts), (verdict.table(), trial_table(found)), scatters=tuple(_plots(request, found)))
+
+
+def _plots(request: Request, found: Outcome) -> Iterator[Scatter]:
+    """Accuracy by size, and by latency where it was measured."""
+    judged = [one for one in found.trials if one.judged is not None]
+    metric = "your metric" if found.float_value is not None else "SQNR on the choosing samples, dB"
+    for cost in ("MB", "ms"):
+        points = []
+        for one in judged:
+            x = one.bytes / 1e6 if cost == "MB" else 1e3 * found.seconds.get(one.name, math.nan)
+            y = one.value if one.value is not None else one.judged.sqnr if one.judged is not None else math.nan
+            points.append(Point(one.name, x, y, one.name == found.winner.name))
+        if found.float_value is not None:
+            x = file_bytes(request.model) / 1e6 if cost == "MB" else 1e3 * found.float_seconds
+            points.append(Point("float", x, found.float_value))
+        if any(math.isfinite(one.x) for one in points):
+            yield Scatter(f"Accuracy by {'size' if cost == 'MB' else 'latency'}", cost, metric, tuple(points))

@@ -13,23 +13,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from quark.errors import ConfigError, DataError, QuarkError, unknown
 from quark.measure.answers import Answers
+from quark.onnx import fingerprint
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.data import Feed
 from quark.onnx.describe import describe, file_bytes
+from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.latency import median_seconds
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantizer import ModelQuantizer
-from quark.onnx.recipes import GOOD, Attempt, Choice, Situation, improve
+from quark.onnx.recipes import GOOD, Attempt, Choice, Situation, improve, islands, wider
+from quark.onnx.sensitivity import sensitivity
 from quark.report.verdict import Judged, worst
+from quark.search.ledger import Ledger
 from quark.search.parts import how_far, parts
+from quark.search.values import FLOAT
 
+ISLANDS = 0.4
+"""The part of the time of a preset that is kept for islands, the last resort."""
+TRIED = 4
+"""Samples that single layers are tried on."""
 SAME = 0.03
 """A trial that is not faster than the float model by this part wins nothing in time."""
 
@@ -81,6 +91,8 @@ class Goal:
         metric: the user's function, path of a model → number, larger is better; None: agreement with the float model.
         seconds: for all trials; the one that runs is not stopped.
         libraries: files with the model's custom operators.
+        ledger: a JSON file that finished trials are kept in; after a kill the same call goes on from there.
+        identity: what tells ``metric`` from another function.
 
     Raises:
         ConfigError: an unknown purpose, or a drop outside 0..1.
@@ -91,6 +103,8 @@ class Goal:
     metric: Callable[[str], float] | None = None
     seconds: float = 600.0
     libraries: Libraries = None
+    ledger: Path | None = None
+    identity: str = "none"
 
     def __post_init__(self) -> None:
         if self.purpose not in PURPOSES:
@@ -106,7 +120,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration that was tried; ``path`` is None for one that failed (``error``) or cannot win any more."""
+    """A configuration that was tried; ``path`` is None for one that failed (``error``) or that a ledger remembers."""
 
     name: str
     choice: Choice | None
@@ -131,6 +145,7 @@ class Outcome:
         reported: the winner on the samples that decided nothing; None for the float model.
         float_value: the metric of the float model.
         float_seconds: an inference of it, where time counts.
+        seconds: an inference of the trials that were timed, by name.
         notes: what a reader must know, a sentence each.
     """
 
@@ -140,6 +155,7 @@ class Outcome:
     reported: Judged | None = None
     float_value: float | None = None
     float_seconds: float = float("nan")
+    seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -150,13 +166,17 @@ class Search:
         self.model, self.samples, self.goal, self.folder, self.tell = model, samples, goal, folder, tell
         self.trials: list[Trial] = []
         self.end = time.perf_counter() + goal.seconds
-        self.float_value = None if goal.metric is None else float(goal.metric(str(model)))
+        self.book, metric = _ledger(model, samples, goal), goal.metric
+        self.float_value = None if metric is None else self.book.number("float model", lambda: metric(str(model)))
         self.situation = Situation(frozenset(describe(model).operators), (), goal.purpose == "npu")
 
     def attempt(self, choice: Choice, causes: tuple[str, ...] = ()) -> Trial:
         """Quantize with the fitting samples and judge on the choosing ones."""
-        name = " ".join(choice.flags()[1:])
-        path = self.folder / f"{len(self.trials)}.onnx"
+        name = choice.name
+        path, known = self.folder / f"{len(self.trials)}.onnx", self.book.done(f"trial {name}")
+        if known is not None:
+            self.propose(known["proposals"])
+            return self.finished(_remembered(name, choice, causes, known))
         try:
             found = self._quantized(choice, path)
         except QuarkError as error:
@@ -166,17 +186,34 @@ class Search:
             value = None if self.goal.metric is None else float(self.goal.metric(str(path)))
             trial = Trial(name, choice, judged, value, file_bytes(path), causes=causes, path=path)
             trial = replace(trial, passes=self.within(trial, found.answers))
+        self.book.finish(f"trial {name}", _entry(trial, self.situation.proposals))
+        return self.finished(trial)
+
+    def finished(self, trial: Trial) -> Trial:
+        """Take a trial down, and tell it."""
         self.trials.append(trial)
-        self.tell(f"{name}: {trial.error or (trial.judged.reason if trial.judged else 'nothing to compare')}")
+        said = trial.error or (trial.judged.reason if trial.judged else "nothing to compare")
+        self.tell(f"{trial.name}: {said}")
         return trial
+
+    def propose(self, sentences: Iterable[str]) -> None:
+        """Remember what the engine proposed."""
+        found = dict.fromkeys((*self.situation.proposals, *sentences))
+        self.situation = replace(self.situation, proposals=tuple(found))
+
+    def with_file(self, trial: Trial) -> Trial:
+        """The trial with its model; one that only the ledger remembers is quantized again, to the same bytes."""
+        if trial.path is not None or trial.choice is None:
+            return trial
+        path = self.folder / f"again{self.trials.index(trial)}.onnx"
+        self._quantized(trial.choice, path)
+        return replace(trial, path=path)
 
     def _quantized(self, choice: Choice, path: Path) -> Comparison:
         config = choice.config()
         config.extra_options["PrintSummary"] = False
         result = ModelQuantizer(Config(global_quant_config=config)).run(self.model, path, self.samples.fit)
-        known = set(self.situation.proposals)
-        new = [one for one in result.plan.proposals if one not in known]
-        self.situation = replace(self.situation, proposals=(*self.situation.proposals, *new))
+        self.propose(result.plan.proposals)
         return compare(self.model, path, self.samples.choose, layers=False, libraries=self.goal.libraries)
 
     def within(self, trial: Trial, answers: Mapping[str, Answers]) -> bool:
@@ -196,8 +233,30 @@ class Search:
         def measure(choice: Choice) -> Judged | None:
             return _as_wanted(self.attempt(choice))
 
-        if base.choice is not None:
-            improve(Attempt(base.choice, _as_wanted(base)), self.situation, measure, seconds)
+        if base.choice is None:
+            return
+        end = time.perf_counter() + seconds
+        best, _ = improve(Attempt(base.choice, _as_wanted(base)), self.situation, measure, seconds * (1 - ISLANDS))
+        good = best.judged is not None and best.judged.level >= GOOD
+        if not good and time.perf_counter() < end and Config(best.choice.config()).compile().mode == "static":
+            self.islands(best, end)
+
+    def islands(self, best: Attempt, end: float) -> None:
+        """The layers that lose most, in float or in the wider preset of an NPU, until the rest is good enough."""
+        wide = wider(best.choice.preset) if self.situation.npu else FLOAT
+        if wide is None:
+            return
+        few = list(islice(self.samples.fit, TRIED))
+        values = {"preset": best.choice.preset, "options": dict(best.choice.options)}
+        try:
+            study = sensitivity(self.model, values, few, [best.choice.preset])
+        except QuarkError as error:
+            self.tell(f"islands: {error}")
+            return
+        cause = f"a few layers lose most; they are {wide}"
+        for choice in islands(best, [one.layer for one in study.ranked()], wide):
+            if time.perf_counter() > end or self.attempt(choice, (*best.causes, cause)).passes:
+                break
 
     def timed(self, trials: Sequence[Trial]) -> list[Trial]:
         """The trials with their seconds an inference, and those of the float model, side by side."""
@@ -206,6 +265,32 @@ class Search:
         found = median_seconds(models, feed, libraries=self.goal.libraries)
         stays = Trial("float", None, bytes=file_bytes(self.model), seconds=found["float"], path=self.model)
         return [stays, *(replace(one, seconds=found[str(k)]) for k, one in enumerate(trials))]
+
+
+def _ledger(model: Path, samples: Split, goal: Goal) -> Ledger:
+    """The ledger of a run; refused where it belongs to another one."""
+    if goal.ledger is None:
+        return Ledger(None, {})
+    digest = b""
+    for part in (samples.fit, samples.choose, samples.report):
+        for feed in part:
+            digest = fingerprint.of_arrays(feed, digest)
+    wanted = {"purpose": goal.purpose, "metric": goal.identity, "tolerance": str(goal.drop)}
+    return Ledger(goal.ledger, {"model": fingerprint.of_model(files.load(model)), "data": digest.hex(), **wanted})
+
+
+def _entry(trial: Trial, proposals: Sequence[str]) -> dict[str, Any]:
+    """A trial as a ledger keeps it."""
+    kept: dict[str, Any] = {"error": trial.error, "bytes": trial.bytes, "passes": int(trial.passes)}
+    kept |= {"proposals": list(proposals)} | ({} if trial.value is None else {"metric": trial.value})
+    return kept | ({} if trial.judged is None else asdict(trial.judged))
+
+
+def _remembered(name: str, choice: Choice, causes: tuple[str, ...], kept: Mapping[str, Any]) -> Trial:
+    """The same, read."""
+    judged = Judged(**{one.name: kept[one.name] for one in fields(Judged)}) if "level" in kept else None
+    told = {"error": kept["error"], "passes": bool(kept["passes"])}
+    return Trial(name, choice, judged, kept.get("metric"), kept["bytes"], causes=causes, **told)
 
 
 def _as_wanted(trial: Trial) -> Judged | None:
@@ -232,7 +317,17 @@ def auto(
     Raises:
         ConfigError, DataError, ModelError: nothing can be tried at all.
     """
-    search = Search(model, samples, goal, folder, tell)
+    with Ledger.held(goal.ledger):
+        search = Search(model, samples, goal, folder, tell)
+        _try(search)
+        outcome = _concluded(search)
+        search.book.settle()
+    return outcome
+
+
+def _try(search: Search) -> None:
+    """The bases, the cheapest first, and recipes on those that are outside the tolerance."""
+    goal = search.goal
     for place, preset in enumerate(goal.row.bases):
         if place and time.perf_counter() > search.end:
             break
@@ -242,12 +337,11 @@ def auto(
             search.improved(base, left)
         if goal.row.cost == "rank" and any(trial.passes for trial in search.trials):
             break
-    return _concluded(search)
 
 
 def _concluded(search: Search) -> Outcome:
     """The winner, judged on the reporting samples."""
-    goal, tried = search.goal, [trial for trial in search.trials if trial.path is not None]
+    goal, tried = search.goal, [trial for trial in search.trials if not trial.error]
     if not tried:
         raise DataError(f"nothing could be tried; the first: {search.trials[0].name}: {search.trials[0].error}")
     good = [trial for trial in tried if trial.passes]
@@ -261,7 +355,8 @@ def _concluded(search: Search) -> Outcome:
         notes=list(how_far(search.samples.total, len(list(search.samples.report)))),
     )
     if good and goal.row.cost != "rank":
-        stays, *timed = search.timed(good)
+        stays, *timed = search.timed([search.with_file(one) for one in good])
+        outcome.seconds = {one.name: one.seconds for one in timed}
         outcome.float_seconds, by_time = stays.seconds, goal.row.cost == "seconds"
         outcome.winner = min(timed, key=lambda one: one.seconds if by_time else one.bytes)
         slow = by_time and outcome.winner.seconds > stays.seconds * (1 - SAME)
@@ -278,8 +373,21 @@ def _nearest(trials: Sequence[Trial]) -> Trial:
 
 
 def _reported(search: Search, outcome: Outcome) -> Outcome:
+    outcome.winner = search.with_file(outcome.winner)
     found = compare(
         search.model, outcome.winner.path or search.model, search.samples.report, False, None, search.goal.libraries
     )
     outcome.reported = worst(found.outputs, found.answers)
     return outcome
+
+
+def write_model(source: Path, target: Path) -> None:
+    """Write the model of a trial, its external data under the name that is wanted.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    if source.with_name(f"{source.name}.data").exists():
+        files.save(files.load(source), target, True)
+    else:
+        files.save(files.load(source), target)

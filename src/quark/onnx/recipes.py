@@ -10,12 +10,13 @@ To add a recipe, add a row to ``RECIPES``: cheap and likely ones first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quark.config.presets import PRESETS
-from quark.onnx.quantization.config.config import QuantizationConfig, get_default_config
+from quark.onnx.config_file import config_of
+from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.tuners import algorithm
 from quark.report.verdict import LEVELS, Judged
 
@@ -30,11 +31,13 @@ class Choice:
         preset: its name.
         options: as ``--set``.
         algorithms: as ``--algorithm``, in order.
+        layers: what single layers get, as in a configuration file.
     """
 
     preset: str
     options: Mapping[str, Any] = field(default_factory=dict)
     algorithms: tuple[str, ...] = ()
+    layers: Mapping[str, str] = field(default_factory=dict)
 
     def config(self) -> QuantizationConfig:
         """The configuration that it stands for.
@@ -42,7 +45,15 @@ class Choice:
         Raises:
             ConfigError: an unknown preset or algorithm.
         """
-        return with_algorithms(get_default_config(self.preset), self.options, self.algorithms)
+        config = config_of({"preset": self.preset, "layers": dict(self.layers)})
+        return with_algorithms(config, self.options, self.algorithms)
+
+    @property
+    def name(self) -> str:
+        """A few words: those of the command line, and how many layers are left out."""
+        kinds = dict.fromkeys(self.layers.values())
+        held = [f"{list(self.layers.values()).count(kind)} layers {kind}" for kind in kinds]
+        return " ".join((*self.flags()[1:], *(["with", ", ".join(held)] if held else [])))
 
     def flags(self) -> list[str]:
         """The words of the command line."""
@@ -164,9 +175,28 @@ RECIPES = (
 )
 
 
+def wider(preset: str) -> str | None:
+    """The same preset with 16-bit activations; None where there is none."""
+    return _widened(preset) if preset.removesuffix("_PER_CHANNEL") in _WIDER else None
+
+
 def _widened(preset: str) -> str:
     suffix = "_PER_CHANNEL" if preset.endswith("_PER_CHANNEL") else ""
     return f"{_WIDER[preset.removesuffix(suffix)]}{suffix}"
+
+
+def islands(best: Attempt, ranked: Sequence[str], wide: str) -> Iterator[Choice]:
+    """The choice with the layers that lose most, alone, in another precision: one layer, then twice as many, to half.
+
+    Args:
+        best: what is not good enough.
+        ranked: names of the layers, the one that loses most first.
+        wide: what they get: "float", or a preset of more bits.
+    """
+    count = 1
+    while count <= (len(ranked) + 1) // 2:
+        yield replace(best.choice, layers=dict.fromkeys(ranked[:count], wide))
+        count *= 2
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 from quark.files.ours import MARK
 from quark.files.outputs import Output, write_output
 from quark.report.tables import is_numeric, plain
-from quark.report.values import Chart, Layer, Report, Table, TensorView
+from quark.report.values import Chart, Layer, Point, Report, Scatter, Table, TensorView
 
 
 def write_html(report: Report, path: str | Path) -> Path:
@@ -42,6 +42,7 @@ def render(report: Report) -> str:
                 "layers": [_layer(x) for x in report.layers],
                 "tensors": [_tensor(x) for x in report.tensors],
                 "charts": [_chart(x) for x in report.charts],
+                "scatters": [_scatter(x) for x in report.scatters],
             }
         ),
         "SCRIPT": _asset("report.js"),
@@ -90,6 +91,14 @@ def _layer(layer: Layer) -> dict[str, Any]:
 def _chart(chart: Chart) -> dict[str, Any]:
     series = [{"label": label, "values": [plain(float(v)) for v in values]} for label, values in chart.series]
     return {"title": chart.title, "axis": chart.axis, "names": list(chart.names), "series": series, "note": chart.note}
+
+
+def _scatter(scatter: Scatter) -> dict[str, Any]:
+    def dots(points: tuple[Point, ...]) -> list[dict[str, Any]]:
+        return [{"name": one.name, "x": plain(one.x), "y": plain(one.y), "chosen": one.chosen} for one in points]
+
+    axes = {"title": scatter.title, "cost": scatter.cost, "metric": scatter.metric}
+    return {**axes, "points": dots(scatter.points), "front": dots(scatter.front)}
 
 
 def _tensor(tensor: TensorView) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -102,6 +103,46 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Point:
+    """One model in a plot; ``chosen``: it is the one that was taken."""
+
+    name: str
+    x: float
+    y: float
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Models by what they cost and what they keep.
+
+    Attributes:
+        title: what is shown.
+        cost: what the horizontal axis is, with its unit; smaller is better.
+        metric: what the vertical axis is, with its unit.
+        points: the models; those with a value that is not finite are not shown.
+        more: whether more of the metric is better.
+    """
+
+    title: str
+    cost: str
+    metric: str
+    points: tuple[Point, ...]
+    more: bool = True
+
+    @property
+    def front(self) -> tuple[Point, ...]:
+        """The points that no other one beats in cost and in the metric, by cost."""
+        sign = 1 if self.more else -1
+        shown = [one for one in self.points if math.isfinite(one.x) and math.isfinite(one.y)]
+        front: list[Point] = []
+        for one in sorted(shown, key=lambda one: (one.x, -sign * one.y)):
+            if not front or sign * one.y > sign * front[-1].y:
+                front.append(one)
+        return tuple(front)
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything on one page. ``facts`` are the headline figures: (label, value)."""
 
@@ -111,3 +152,4 @@ class Report:
     layers: tuple[Layer, ...] = ()
     tensors: tuple[TensorView, ...] = field(default=())
     charts: tuple[Chart, ...] = ()
+    scatters: tuple[Scatter, ...] = ()

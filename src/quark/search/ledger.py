@@ -27,6 +27,7 @@ from quark.files.untrusted import Schema
 VERSION = 1
 #: A number of a trial; one that JSON lacks, in words.
 Number = int | float | dict[Literal["float"], Literal["inf", "-inf", "nan"]]
+Kept = str | Number
 
 
 class State(Schema):
@@ -34,7 +35,7 @@ class State(Schema):
 
     version: int
     belongs: dict[str, str]
-    done: dict[str, Number | dict[str, Number | list[Number]]]
+    done: dict[str, Kept | dict[str, Kept | list[Kept]]]
 
 
 def plan_key(layers: Sequence[str], plan: Sequence[str], metric: str, data: str) -> str:

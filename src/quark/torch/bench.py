@@ -123,6 +123,11 @@ def ids_of(sample: Any) -> torch.Tensor | None:
     return None
 
 
+def speaks(model: nn.Module) -> bool:
+    """Whether a model predicts tokens: it has output embeddings (an encoder reads tokens, and gives features)."""
+    return getattr(model, "get_output_embeddings", lambda: None)() is not None
+
+
 def lay_out(model: nn.Module, samples: Sequence[Any], folder: Path) -> Site:
     """Write the float outputs.
 
@@ -154,7 +159,7 @@ def measure(model: nn.Module, site: Site, skip: Callable[[int], Any] | None = No
                 if skip is not None:
                     around.enter_context(skip(index))
                 values = output_of(model, sample).float().cpu()
-            outputs.update(site.reference(index), values, ids_of(sample))
+            outputs.update(site.reference(index), values, ids_of(sample) if speaks(model) else None)
     return outputs.metrics()
 
 

@@ -50,14 +50,24 @@ def running_methods(classes: Iterable[type]) -> set[str]:
     """
     mentioned: dict[str, set[str]] = {}
     for base in classes:
-        for method in all_methods(base.__module__).get(base.__name__, ()):
-            names = {node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute)}
-            mentioned.setdefault(method.name, set()).update(names)
+        for method, names in mentions(base.__module__).get(base.__name__, {}).items():
+            mentioned.setdefault(method, set()).update(names)
     running, new = set[str](), {"forward", "__call__"}
     while new:
         running |= new
         new = {name for one in new for name in mentioned.get(one, ()) if name in mentioned} - running
     return running
+
+
+@cache
+def mentions(module: str) -> dict[str, dict[str, set[str]]]:
+    """For each class of a Python module its methods by name, with the attributes that they mention."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for name, own in all_methods(module).items():
+        for method in own:  # a property and its setter have one name
+            names = {node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute)}
+            found.setdefault(name, {}).setdefault(method.name, set()).update(names)
+    return found
 
 
 @cache

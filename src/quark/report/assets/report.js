@@ -100,6 +100,31 @@ function drawTensors(tensors) {
   });
 }
 
+function drawScatter(scatter) {
+  const section = document.createElement("section");
+  const head = document.createElement("h2");
+  head.textContent = scatter.title;
+  const note = document.createElement("p");
+  note.className = "note";
+  note.textContent = "A point a trial. No trial beats those on the line in both; the filled one was taken.";
+  const plot = document.createElement("div");
+  section.append(head, note, plot);
+  document.getElementById("charts").append(section);
+  const dots = {
+    type: "scatter", mode: "markers", showlegend: false,
+    x: scatter.points.map(p => Number(p.x)), y: scatter.points.map(p => Number(p.y)), text: scatter.points.map(p => p.name),
+    marker: { size: 11, color: scatter.points.map(p => (p.chosen ? "#2166ac" : "#ffffff")), line: { color: "#2166ac", width: 1.5 } },
+    hovertemplate: "%{text}<br>%{x:.4g}, %{y:.4g}<extra></extra>",
+  };
+  const front = {
+    type: "scatter", mode: "lines", showlegend: false, hoverinfo: "skip", line: { color: "#92c5de", width: 2 },
+    x: scatter.front.map(p => Number(p.x)), y: scatter.front.map(p => Number(p.y)),
+  };
+  const axis = title => ({ title: { text: title }, gridcolor: grid, zeroline: false });
+  const layout = { font, height: 380, margin: { l: 64, r: 20, t: 6, b: 48 }, xaxis: axis(scatter.cost), yaxis: axis(scatter.metric) };
+  Plotly.newPlot(plot, [front, dots], layout, quiet);
+}
+
 function drawChart(chart) {
   const section = document.createElement("section");
   const title = document.createElement("h2");
@@ -135,5 +160,6 @@ function drawChart(chart) {
 }
 
 data.charts.forEach(drawChart);
+data.scatters.forEach(drawScatter);
 drawLayers(data.layers);
 drawTensors(data.tensors);

@@ -1,0 +1,85 @@
+"""``quark.auto``: the best quantized form of a model, ONNX or torch, proved on samples that decided nothing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quark.errors import ConfigError
+from quark.files.outputs import check_outputs, drafts
+
+if TYPE_CHECKING:
+    from quark.onnx.auto import Outcome as OnnxOutcome
+    from quark.torch.auto import Outcome as TorchOutcome
+
+
+def auto(
+    model: Any,
+    samples: Iterable[Any],
+    output: str | os.PathLike[str] | None = None,
+    purpose: str | None = None,
+    drop: float | None = None,
+    metric: Callable[[Any], float] | None = None,
+    minutes: float = 10.0,
+) -> OnnxOutcome | TorchOutcome:
+    """Try what an expert would try, choose, and judge the winner on samples that decided nothing.
+
+    Args:
+        model: the path of an .onnx file; or a torch model, or the folder of one. It is not changed.
+        samples: feeds ``{input name: array}`` of an ONNX model; what a torch model is called with.
+        output: where the winner is written: an .onnx file, or a new folder. A torch model that is not from a folder is
+            quantized again from ``winner.values``.
+        purpose: "cpu", "npu" or "size" for ONNX; "vllm", "llama.cpp", "genai" or "transformers" for torch.
+        drop: the part of the metric that may be lost.
+        metric: your function, path of an ONNX model (or torch model) → number, larger is better.
+        minutes: for all trials.
+
+    Returns:
+        The outcome: ``solved``, ``winner``, ``trials``, ``reported``, ``notes``.
+
+    Raises:
+        ConfigError, DataError, ModelError: nothing can be tried at all, or an output that cannot be written.
+    """
+    if isinstance(model, (str, os.PathLike)) and not Path(model).is_dir():
+        return _onnx(Path(model), samples, output, purpose, drop, metric, minutes)
+    return _torch(model, samples, output, purpose, drop, metric, minutes)
+
+
+def _onnx(
+    model: Path, samples: Iterable[Any], output: Any, purpose: str | None, drop: Any, metric: Any, minutes: float
+) -> OnnxOutcome:
+    from quark.onnx.auto import Goal, split, write_model
+    from quark.onnx.auto import auto as search
+    from quark.onnx.graph.model import inputs_of_model, output_of
+
+    outputs = {} if output is None else {"model": output_of(Path(output))}
+    check_outputs(outputs.values(), inputs_of_model(model, "the float model"))
+    goal = Goal(purpose or "cpu", drop, metric, 60 * minutes)
+    with tempfile.TemporaryDirectory(prefix="quark-") as folder:
+        found = search(model, split(list(samples)), goal, Path(folder))
+        with drafts(outputs) as paths:
+            for path in paths.values():
+                write_model(found.winner.path or model, path)
+        return found
+
+
+def _torch(
+    model: Any, samples: Iterable[Any], output: Any, purpose: str | None, drop: Any, metric: Any, minutes: float
+) -> TorchOutcome:
+    from quark.search.parts import parts
+    from quark.torch.auto import Goal, write
+    from quark.torch.auto import auto as search
+    from quark.torch.language import load_model
+
+    source = Path(model) if isinstance(model, (str, os.PathLike)) else None
+    if output is not None and source is None:
+        raise ConfigError("output: a torch model is written from its folder; give the folder in the place of the model")
+    loaded, given = model if source is None else load_model(source), list(samples)
+    goal = Goal(purpose or "transformers", drop, metric, 60 * minutes)
+    found = search(loaded, given, goal)
+    if output is not None and source is not None:
+        write(loaded, found, parts(given)[0], Path(output), source, goal.program)
+    return found

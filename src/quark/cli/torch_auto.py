@@ -1,0 +1,170 @@
+"""``quark auto`` for the folder of a torch model: the smallest form that one program reads and that keeps a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+import yaml
+
+from quark.cli.auto_request import Request, parse_drop
+from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
+from quark.cli.verdicts import FAILED
+from quark.errors import ConfigError
+from quark.files.ours import MARK
+from quark.files.outputs import Output, check_outputs, drafts
+from quark.report import Point, Report, Scatter, Table, file_size
+from quark.report.verdict import Line, Verdict, size_line
+from quark.search.function import digest_of, load_function, number_of
+
+if TYPE_CHECKING:
+    from quark.torch.auto import Goal, Outcome, Trial
+
+WINDOWS = 32
+
+
+def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> None:
+    """Try, choose, write, tell.
+
+    Raises:
+        typer.Exit: with the code 3, where nothing is within the tolerance.
+    """
+    from quark.files.folder import check_target
+    from quark.torch.files.prequantized import as_float
+
+    goal, output = _goal(request), request.output
+    check_target(output.expanduser().resolve())
+    recipe = Output(output.with_name(f"{output.name}.recipe.yaml"), "the recipe")
+    check_outputs([recipe], [("the float model", request.model)], overwrite)
+    from quark.cli.torch_quantize import hidden
+
+    with as_float(request.model, hidden(output, "float")) as folder:
+        found, samples, model = _found(request, goal, folder)
+        outputs = {"recipe": recipe} | ({} if report is None else {"report": Output(report, "--report", folder=True)})
+        with drafts(outputs) as paths:
+            write_text(_recipe(found, request), paths["recipe"])
+            if report is not None:
+                write_page(_page(request, found, _verdict(request, found)), paths["report"])
+        _write(request, found, samples, model, folder, recipe.path)
+    verdict = _verdict(request, found)
+    if json:
+        print_json(_facts(found, verdict))
+    else:
+        show(trial_table(found))
+        say(f"Wrote {output} and {recipe.path}.")
+        write_lines(verdict.words())
+    if not found.solved:
+        raise typer.Exit(FAILED)
+
+
+def _goal(request: Request) -> Goal:
+    from quark.torch.auto import Goal
+
+    def metric(model: Any) -> float:
+        return number_of(load_function(str(request.metric))(model), str(request.metric).rpartition(":")[2])
+
+    seconds, own, drop = 60 * request.minutes, None, parse_drop(request.drop)
+    if request.metric is not None:
+        load_function(request.metric)
+        own = metric
+    return Goal(request.purpose, drop, own, seconds, request.ledger, digest_of(request.metric))
+
+
+def _found(request: Request, goal: Goal, folder: Path) -> tuple[Outcome, list[Any], Any]:
+    """The trials, the samples and the float model."""
+    from quark.torch.auto import auto
+    from quark.torch.language import calibration_samples, check_ids, load_model, load_tokenizer, read_ids
+
+    source = request.source
+    if source.data is None:
+        raise ConfigError("give a text or token ids with --data FILE")
+    rows = read_ids(source.data, partial(load_tokenizer, folder))
+    samples = calibration_samples(rows, request.seq_len, source.samples or WINDOWS)
+    model = load_model(folder)
+    check_ids(model, [sample["input_ids"][0] for sample in samples])
+    return auto(model, samples, goal, say), samples, model
+
+
+def _write(request: Request, found: Outcome, samples: list[Any], model: Any, folder: Path, recipe: Path) -> None:
+    """The winner in the format that the program reads, with its card."""
+    from quark.cli import torch_quantize
+    from quark.search.parts import parts
+
+    source = torch_quantize.Source(request.source.data, request.source.samples or WINDOWS, request.seq_len)
+    program = found_program(request)
+    job = torch_quantize.Request(
+        folder, request.output, None, None, (), (), {}, source, "cpu", False, recipe, found.format, program
+    )
+    model = model.float() if found.format == "onnx" else model
+    fit, _, _ = parts(samples)
+    facts = torch_quantize.quantized(model, job, dict(found.winner.values), fit, found.format)
+    torch_quantize.describe(job, {**facts, **torch_quantize.facts_of(job, found.format)})
+
+
+def found_program(request: Request) -> str:
+    """The program in the words of the table of formats."""
+    from quark.torch.auto import PURPOSES
+
+    return PURPOSES[request.purpose]
+
+
+def _recipe(found: Outcome, request: Request) -> str:
+    """The configuration file that makes the winner again."""
+    values = {key: value for key, value in found.winner.values.items() if value}
+    values["found"] = {"by": MARK, "model": request.model.name, "for": request.purpose}
+    command = f"# quark torch quantize {request.model.name} -o OUT --for {found_program(request)}"
+    told = f"{command} --format {found.format} --config {request.output.name}.recipe.yaml --data …\n"
+    return told + yaml.safe_dump(values, sort_keys=False)
+
+
+def trial_table(found: Outcome) -> Table:
+    """Every trial with its figures."""
+    rows = tuple(_row(one, one is found.winner, found.target.metric) for one in found.trials)
+    note = "* the winner" + (f". No time for: {', '.join(found.untried)}" if found.untried else "")
+    return Table("Trials", ("configuration", found.target.metric, "size", "within", "mends"), rows, note)
+
+
+def _row(trial: Trial, won: bool, metric: str) -> tuple[str, ...]:
+    said = trial.error or f"{trial.value:.6g}"
+    name = f"* {trial.name}" if won else trial.name
+    return name, said, file_size(trial.bytes), "yes" if trial.passes else "no", trial.cause
+
+
+def _verdict(request: Request, found: Outcome) -> Verdict:
+    winner, target = found.winner, found.target
+    word = "solved" if found.solved else "not solved"
+    tried = f"{len(found.trials)} trials"
+    why = f"{winner.name} for {request.purpose} ({found.format}), the smallest of {tried} within {target}"
+    miss = f"nothing reaches {target}; {winner.name} comes nearest of {tried}"
+    lines = [Line("result", word, why if found.solved else miss, bad=not found.solved)]
+    lines.append(Line("chosen by", target.metric, f"{winner.value:.6g} (float {found.float_value:.6g})"))
+    if found.reported is not None:
+        after, before = found.reported
+        said = f"{after:.6g} on samples that decided nothing (float {before:.6g})"
+        lines.append(Line("reported", target.metric, said))
+    lines.append(size_line(found.float_bytes, winner.bytes))
+    lines += [Line("note", "samples", note) for note in found.notes]
+    advice = f"quark torch evaluate {request.output} --data …" if found.solved else "loosen --drop, or give --minutes"
+    return Verdict(tuple(lines), (advice,))
+
+
+def _facts(found: Outcome, verdict: Verdict) -> Mapping[str, Any]:
+    trials = [
+        {"name": one.name, "within": one.passes, "bytes": one.bytes, "value": one.value, "error": one.error}
+        for one in found.trials
+    ]
+    told = {"winner": found.winner.name, "solved": found.solved, "format": found.format, "trials": trials}
+    return {**told, "untried": found.untried, "reported": found.reported, "verdict": verdict.facts()}
+
+
+def _page(request: Request, found: Outcome, verdict: Verdict) -> Report:
+    facts = (("winner", found.winner.name), ("trials", str(len(found.trials))))
+    tried = [one for one in found.trials if not one.error]
+    points = tuple(Point(one.name, one.bytes / 1e6, one.value, one is found.winner) for one in tried)
+    points = (*points, Point("float", found.float_bytes / 1e6, found.float_value))
+    plot = Scatter("Size and accuracy", "MB", found.target.metric, points, found.target.least)
+    title = f"auto: {request.model.name} for {request.purpose}"
+    return Report(title, facts, (verdict.table(), trial_table(found)), scatters=(plot,))

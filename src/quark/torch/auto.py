@@ -1,0 +1,363 @@
+"""``auto`` for torch: the smallest form of a model that one program reads and that keeps a metric.
+
+    schemes   → all that the program reads, the smallest first, plain: from the first that is within the tolerance on,
+                larger ones cannot win
+    recipes   → for the smaller ones, nearest miss first and half of them in each round: algorithms, one after the other
+    winner    → the smallest trial within the tolerance; the nearest miss where there is none
+
+Half of the samples calibrate, a quarter chooses, a quarter is reported. The model is quantized in place for a trial and
+put back, so that memory holds one model. Sizes are those of the files, from the plan, before anything is quantized.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from quark.errors import ConfigError, DataError, QuarkError
+from quark.search.ledger import Ledger
+from quark.search.parts import how_far, parts_of
+from quark.search.target import Target
+from quark.search.values import FLOAT
+from quark.torch.bench import Site, lay_out, measure, running
+from quark.torch.config.schemes import ROWS
+from quark.torch.config_file import config_of
+from quark.torch.digest import digest_of_model, digest_of_samples
+from quark.torch.export.formats import FORMATS, PROGRAMS, chosen_format, format_for, works
+from quark.torch.export.write_as import config_for, export_as
+from quark.torch.machine import MI300X
+from quark.torch.quantizer import ModelQuantizer
+from quark.torch.sensitivity import costs_of, matched, unfit
+
+PURPOSES = {"genai": "onnxruntime-genai", **{name: name for name in PROGRAMS}}
+DROP = 0.01
+SQNR = 20.0  # dB that a model without tokens has to keep where no --drop is given
+WIDER = "int8_wo_per_channel"  # for layers whose axes the groups of a scheme do not divide
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An algorithm beside a scheme; ``cause``: what it mends; ``inputs``: only where inputs are quantized too."""
+
+    algorithms: tuple[str, ...]
+    cause: str
+    inputs: bool = False
+
+
+RECIPES = (
+    Recipe(("gptq",), "rounding errors that the weights not yet rounded can take over"),
+    Recipe(("awq",), "weights that meet the largest inputs are rounded as coarsely as the others"),
+    Recipe(("smooth",), "channels of inputs far larger than the others", inputs=True),
+    Recipe(("rotation",), "outliers in single channels", inputs=True),
+    Recipe(("awq", "gptq"), "weights that meet large inputs, and rounding errors that others can take over"),
+    Recipe(("autoround",), "rounding to the nearest code is not the best rounding of a block"),
+)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is wanted.
+
+    Attributes:
+        purpose: the program that reads the result, a name of ``PURPOSES``.
+        drop: the part of the metric that may be lost: 0.01 where it is None.
+        metric: the user's function, model → number, larger is better; None: perplexity, or SQNR without tokens.
+        seconds: for all trials; the one that runs is not stopped.
+        ledger: a JSON file that finished trials are kept in.
+        identity: what tells ``metric`` from another function.
+
+    Raises:
+        ConfigError: an unknown purpose, or a drop outside 0..1.
+    """
+
+    purpose: str = "transformers"
+    drop: float | None = None
+    metric: Callable[[nn.Module], float] | None = None
+    seconds: float = 600.0
+    ledger: Path | None = None
+    identity: str = "none"
+
+    def __post_init__(self) -> None:
+        chosen_format(None, PURPOSES.get(self.purpose, self.purpose))
+        if self.drop is not None and not 0 <= self.drop < 1:
+            raise ConfigError(f"--drop is {self.drop:g}: it is the part that may be lost, from 0 to 1, such as 0.01")
+
+    @property
+    def program(self) -> str:
+        """The name in the table of formats."""
+        return PURPOSES[self.purpose]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration that was tried.
+
+    Attributes:
+        name: scheme and algorithms.
+        values: of the configuration file.
+        bytes: of the tensors in the file.
+        value: of the metric on the choosing samples.
+        passes: it is within the tolerance.
+        cause: what its recipe mends.
+        error: why it could not be tried.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    bytes: int
+    value: float = float("nan")
+    passes: bool = False
+    cause: str = ""
+    error: str = ""
+
+
+@dataclass
+class Outcome:
+    """What ``auto`` found.
+
+    Attributes:
+        winner: the trial that is to be used.
+        solved: it is within the tolerance.
+        format: that the program reads it in.
+        target: what had to be kept, on the choosing samples.
+        trials: all, in the order in which they were made.
+        untried: names of what there was no time for.
+        reported: (winner, float model) on the samples that decided nothing; None: there are none.
+        float_value, float_bytes: of the float model.
+        notes: what a reader must know, a sentence each.
+    """
+
+    winner: Trial
+    solved: bool
+    format: str
+    target: Target
+    trials: list[Trial]
+    untried: list[str]
+    reported: tuple[float, float] | None
+    float_value: float
+    float_bytes: int
+    notes: list[str] = field(default_factory=list)
+
+
+class Search:
+    """The trials of one model."""
+
+    def __init__(self, model: nn.Module, parts: Sequence[list[Any]], goal: Goal, site: Site, book: Ledger) -> None:
+        self.model, self.goal, self.site, self.book = model, goal, site, book
+        self.fit, self.trials, self.untried = parts[0], list[Trial](), list[str]()
+        self.end = time.perf_counter() + goal.seconds
+        self.before = self.figures(site)
+        self.float_bytes = sum(one.nbytes for one in model.parameters())
+        self.target = target_of(goal, self.before, vocabulary(model))
+        self.float_value = self.before.get(self.target.metric, float("inf"))
+
+    def figures(self, site: Site) -> dict[str, float]:
+        """The measures of the model as it is."""
+        if self.goal.metric is not None:
+            with running(self.model):
+                return {"metric": float(self.goal.metric(self.model))}
+        return measure(self.model, site)
+
+    def values(self, scheme: str, algorithms: Sequence[str] = ()) -> dict[str, Any]:
+        """Keys and values of a configuration; layers that the scheme does not fit get more bits, or stay float."""
+        plain: dict[str, Any] = {"scheme": scheme, "algorithms": list(algorithms) or None}
+        odd = list(unfit(self.model, config_of({"scheme": scheme}, self.model)))
+        if odd and reads([scheme, WIDER], self.goal.program):
+            fitting = {**plain, "layers": dict.fromkeys(odd, WIDER)}
+            still = list(unfit(self.model, config_of(fitting, self.model)))
+            return {**fitting, "layers": {**fitting["layers"], **dict.fromkeys(still, FLOAT)}}
+        return {**plain, "layers": dict.fromkeys(odd, FLOAT)} if odd else plain
+
+    def size(self, values: Mapping[str, Any]) -> int:
+        """Bytes of all tensors under a configuration."""
+        layers = matched(self.model, values).values()
+        saved = (costs_of(one, None, 0, MI300X)["size"] - costs_of(one, one, 0, MI300X)["size"] for one in layers)
+        return round(self.float_bytes - sum(saved))
+
+    def attempt(self, name: str, values: Mapping[str, Any], cause: str = "") -> Trial:
+        """Quantize in place with the fitting samples, judge on the choosing ones, put the model back."""
+        trial = Trial(name, values, self.size(values), cause=cause)
+        try:
+            value = self.book.number(f"trial {name}", lambda: self.value(values, self.site))
+        except QuarkError as error:
+            trial = replace(trial, error=str(error))
+        else:
+            trial = replace(trial, value=value, passes=self.target.met(value))
+        self.trials.append(trial)
+        return trial
+
+    def value(self, values: Mapping[str, Any], site: Site) -> float:
+        """The metric of the quantized model."""
+        scheme, program = values["scheme"], self.goal.program
+        kept = getattr(self.model, "dtype", next(self.model.parameters()).dtype)
+        config = config_for(config_of(values, self.model), format_for(schemes_in(values), program), program, kept)
+        with ExitStack() as undo:
+            ModelQuantizer(config).quantize(self.model, self.fit if needs_data(scheme, values) else None, undo)
+            return self.figures(site)[self.target.metric]
+
+    def late(self, name: str) -> bool:
+        """Whether no trial begins any more; the first one always does."""
+        over = bool(self.trials) and time.perf_counter() > self.end
+        if over:
+            self.untried.append(name)
+        return over
+
+
+def auto(
+    model: nn.Module, samples: Iterable[Any], goal: Goal, tell: Callable[[str], None] = lambda words: None
+) -> Outcome:
+    """Try, choose, and judge the winner on samples that decided nothing. The model is left as it was.
+
+    Args:
+        model: a float model.
+        samples: tensors, mappings or tuples: what the model is called with.
+        goal: what is wanted.
+        tell: is told each trial in a line.
+
+    Raises:
+        DataError: no samples.
+        ConfigError, ModelError: nothing can be tried at all.
+    """
+    given = list(samples)
+    indices = parts_of(len(given))
+    parts = [[given[k] for k in part] for part in indices]
+    with tempfile.TemporaryDirectory(prefix="quark-", ignore_cleanup_errors=True) as folder, Ledger.held(goal.ledger):
+        site = lay_out(model, parts[1], made(Path(folder) / "choose"))
+        search = Search(model, parts, goal, site, ledger_of(model, given, goal))
+        for name, values, cause in proposals(search):
+            if not search.late(name):
+                trial = search.attempt(name, values, cause)
+                tell(f"{name}: {trial.error or f'{search.target.metric} {trial.value:.6g}'}")
+        search.book.settle()
+        return concluded(search, parts[2] if indices[1] != indices[2] else [], len(given), Path(folder))
+
+
+def ledger_of(model: nn.Module, samples: Sequence[Any], goal: Goal) -> Ledger:
+    """The ledger of a run; refused where it belongs to another one."""
+    if goal.ledger is None:
+        return Ledger(None, {})
+    own = {"model": digest_of_model(model), "data": digest_of_samples(samples), "metric": goal.identity}
+    return Ledger(goal.ledger, {**own, "purpose": goal.program})
+
+
+def proposals(search: Search) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """What to try next, given what was tried: names, configurations, and what is mended."""
+    plain = [(scheme, search.values(scheme)) for scheme in ROWS if reads([scheme], search.goal.program)]
+    sized = [(search.size(values), scheme, values) for scheme, values in plain]
+    for size, scheme, values in sorted(sized, key=lambda one: one[:1]):
+        if not solved_within(search, size):
+            yield scheme, values, ""
+    missed = sorted(
+        (one for one in search.trials if not one.error), key=lambda one: abs(one.value - search.target.value)
+    )
+    for recipe in RECIPES:
+        missed = missed[: max(2, (len(missed) + 1) // 2)]
+        for trial in missed:
+            fits = not recipe.inputs or ROWS[trial.values["scheme"]][1] is not None
+            if fits and not solved_within(search, trial.bytes):
+                name = "+".join((trial.name, *recipe.algorithms))
+                yield name, search.values(trial.values["scheme"], recipe.algorithms), recipe.cause
+
+
+def solved_within(search: Search, size: int) -> bool:
+    """Whether a trial of at most this size is within the tolerance."""
+    return any(one.passes and one.bytes <= size for one in search.trials)
+
+
+def concluded(search: Search, samples: list[Any], count: int, folder: Path) -> Outcome:
+    """The winner, on the reporting samples."""
+    tried, target = [one for one in search.trials if not one.error], search.target
+    if not tried:
+        first = search.trials[0]
+        raise DataError(f"nothing could be tried; the first: {first.name}: {first.error}")
+    good = [one for one in tried if one.passes]
+    sign = -1 if target.least else 1
+    winner = min(good, key=lambda one: (one.bytes, sign * one.value)) if good else nearest(tried, target)
+    reported, notes = None, list(how_far(count, len(samples)))
+    if search.goal.metric is not None:
+        notes.append("the function that chose the winner also reports on it, on data of its own")
+    elif samples:
+        site = lay_out(search.model, samples, made(folder / "report"))
+        before = search.figures(site).get(target.metric, float("inf"))
+        reported = search.value(winner.values, site), before
+    program = format_for(schemes_in(winner.values), search.goal.program)
+    facts = search.float_value, search.float_bytes, notes
+    return Outcome(winner, bool(good), program, target, search.trials, search.untried, reported, *facts)
+
+
+def write(model: nn.Module, found: Outcome, samples: Sequence[Any], output: Path, source: Path, program: str) -> None:
+    """Quantize the model as the winner was, in place, and write it in the format that the program reads.
+
+    Args:
+        model: the float model.
+        found: what ``auto`` returned.
+        samples: those that fitted.
+        output: a new folder.
+        source: the folder that the model came from, with its tokenizer.
+        program: that reads it.
+
+    Raises:
+        ConfigError, OutputError: it cannot be written.
+    """
+    model = model.float() if found.format == "onnx" else model
+    kept = getattr(model, "dtype", next(model.parameters()).dtype)
+    config = config_for(config_of(found.winner.values, model), found.format, program, kept)
+    ModelQuantizer(config).quantize_model(model, list(samples))
+    export_as(model, output, found.format, source)
+
+
+def nearest(trials: Sequence[Trial], target: Target) -> Trial:
+    """The best by the metric; NaN is the worst."""
+    best = trials[0]
+    for one in trials[1:]:
+        best = one if target.better(one.value, best.value) else best
+    return best
+
+
+def target_of(goal: Goal, before: Mapping[str, float], tokens: float) -> Target:
+    """What is to be kept, given the figures of the float model.
+
+    A perplexity above the number of ``tokens`` is that of a model which knows nothing of the text: damage may lower it.
+    """
+    drop = DROP if goal.drop is None else goal.drop
+    if "metric" in before:
+        return Target("metric", True, before["metric"] - abs(before["metric"]) * drop)
+    if "perplexity" in before and before["perplexity"] < tokens:
+        return Target("perplexity", False, before["perplexity"] * (1 + drop))
+    return Target("sqnr", True, SQNR) if goal.drop is None else Target("cosine", True, 1 - drop)
+
+
+def vocabulary(model: nn.Module) -> float:
+    """How many tokens a model tells apart."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return float(head.weight.shape[0]) if head is not None else float("inf")
+
+
+def reads(schemes: Iterable[str], program: str) -> bool:
+    """Whether a program reads all of the schemes in one format."""
+    wanted = list(schemes)
+    return any(all(works(scheme, format, program) for scheme in wanted) for format in FORMATS)
+
+
+def schemes_in(values: Mapping[str, Any]) -> list[str]:
+    """The schemes of a configuration."""
+    return [values["scheme"], *(one for one in (values.get("layers") or {}).values() if one != FLOAT)]
+
+
+def needs_data(scheme: str, values: Mapping[str, Any]) -> bool:
+    """Whether inputs are quantized with static scales, or an algorithm looks at samples."""
+    inputs = ROWS[scheme][1]
+    return bool(values.get("algorithms")) or inputs is not None
+
+
+def made(folder: Path) -> Path:
+    """A new folder."""
+    folder.mkdir()
+    return folder

@@ -1,0 +1,94 @@
+"""``auto`` for torch: the smallest scheme that a program reads, proved on other samples; folder, recipe, page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.torch_flow import test_search
+from tests.torch_flow.test_search import samples
+from torch import nn
+
+import quark
+from quark.cli import main
+from quark.errors import ConfigError
+from quark.torch.auto import Goal, auto, reads
+from quark.torch.language import load_model
+
+pytest.importorskip("transformers")
+Capture = pytest.CaptureFixture[str]
+
+
+def llama() -> nn.Module:
+    """A small Llama without the planted layer: four bits are enough."""
+    model = test_search.llama()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.normal_(0, 0.2)
+    return model
+
+
+def test_the_smallest_within_the_tolerance_wins_and_the_model_is_left_as_it_was() -> None:
+    model, data = llama(), samples(8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = auto(model, data, Goal("transformers", seconds=0.0))
+    assert not found.solved and len(found.trials) == 1 and found.untried  # no time: one trial, the others are named
+    found = auto(model, data, Goal("vllm", drop=0.3))
+    assert found.solved and found.target.metric == "cosine"  # the perplexity of random weights means nothing
+    good = [one for one in found.trials if one.passes]
+    assert found.winner.bytes == min(one.bytes for one in good) < found.float_bytes / 2
+    assert all(one.bytes >= found.winner.bytes or not one.passes for one in found.trials)
+    after = model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_what_is_reported_is_what_the_written_folder_gives_on_samples_that_decided_nothing(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path / "llama")
+    data = samples(8)
+    found = quark.auto(tmp_path / "llama", data, tmp_path / "out", "vllm", drop=0.3, minutes=1)
+    assert reads([found.winner.values["scheme"]], "vllm") and found.reported is not None
+    model, twin = load_model(tmp_path / "llama"), load_model(tmp_path / "out")
+    with torch.no_grad():
+        pairs = [(model(**one).logits.flatten().double(), twin(**one).logits.flatten().double()) for one in data[3::4]]
+    x, y = (torch.cat(side) for side in zip(*pairs, strict=True))
+    assert float(nn.functional.cosine_similarity(x, y, 0)) == pytest.approx(found.reported[0], abs=1e-4)
+    size = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
+    assert found.winner.bytes == pytest.approx(size, rel=0.1)
+
+
+def test_a_model_that_is_no_language_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 8))
+    data = [torch.randn(4, 64, generator=torch.Generator().manual_seed(k)) for k in range(8)]
+    found = quark.auto(model, data, purpose="transformers", minutes=1)
+    assert found.solved and found.target.metric == "sqnr" and found.reported is not None
+    missed = auto(model, data, Goal("transformers", metric=lambda one: float(id(one) == 0), drop=0.0, seconds=0.0))
+    assert missed.solved and missed.reported is None and "function" in missed.notes[-1]
+
+
+def test_goals_that_cannot_be_meant() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'vllm'"):
+        Goal("vlm")
+    with pytest.raises(ConfigError, match="0 to 1"):
+        Goal("vllm", drop=2.0)
+    with pytest.raises(ConfigError, match="give the folder"):
+        quark.auto(nn.Linear(2, 2), [], "out")
+
+
+def test_the_command_writes_folder_recipe_and_page_and_goes_on_after_a_kill(tmp_path: Path, capsys: Capture) -> None:
+    llama().save_pretrained(tmp_path / "llama")
+    np.save(tmp_path / "ids.npy", np.stack([one["input_ids"][0].numpy() for one in samples(8)]))
+    words = ["auto", str(tmp_path / "llama"), "--data", str(tmp_path / "ids.npy"), "--seq-len", "24", "--drop", "30%"]
+    words += ["--for", "transformers", "--minutes", "1", "--ledger", str(tmp_path / "l.json")]
+    assert main([*words, "-o", str(tmp_path / "out"), "--report", str(tmp_path / "r.html")]) == 0
+    printed = capsys.readouterr().out
+    assert "solved" in printed and "samples that decided nothing" in printed and "quark torch evaluate" in printed
+    kept = json.loads((tmp_path / "l.json").read_text())["done"]
+    assert kept and '"scatters":[{' in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert main([*words, "-o", str(tmp_path / "again")]) == 0
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again"))
+    assert first == second
+    recipe = ["--config", str(tmp_path / "out.recipe.yaml"), "--data", str(tmp_path / "ids.npy"), "--seq-len", "24"]
+    assert main(["torch", "quantize", str(tmp_path / "llama"), "-o", str(tmp_path / "q"), "--no-check", *recipe]) == 0
