@@ -268,7 +268,7 @@ OWN = "in the folder of an unfinished job, under a name that nothing else has"
 ALLOWED = {
     "quark.numerics.array_files": "a memory map to read from",
     "quark.automatic": f"{PRIVATE}; its winner {DRAFT}",
-    "quark.cli.auto": f"{PRIVATE}; its winner {DRAFT}",
+    "quark.cli.onnx_auto": f"{PRIVATE}; its winner {DRAFT}",
     "quark.onnx.algorithms.mixprecision": PRIVATE,
     "quark.onnx.algorithms.samples": "files of random names in TmpDir or cache_dir",
     "quark.onnx.bench": PRIVATE,

@@ -12,10 +12,13 @@ from quark.cli.common import (
     Backend,
     ChartReport,
     Compare,
+    Drop,
     Json,
     LedgerPath,
     Limit,
+    OwnMetric,
     PlanOutput,
+    Purpose,
     Rounds,
     Threads,
     chosen_preset,
@@ -425,24 +428,11 @@ Exit codes: 0 solved, 1 error, 2 wrong usage, 3 nothing within the tolerance win
 )
 @takes_samples()
 def auto(
-    model: Annotated[
-        Path, Reads(), typer.Argument(help="An .onnx file, or the folder of a torch model. It is not changed.")
-    ],
+    model: Annotated[Path, Reads(), typer.Argument(help="An .onnx file, or a torch folder. It is not changed.")],
     output: Annotated[Path, Writes("model"), typer.Option("--output", "-o", help="Where to write the best model.")],
-    purpose: Annotated[
-        str | None,
-        typer.Option(
-            "--for", help="ONNX: `cpu`, `npu`, `size`; a folder: `vllm`, `llama.cpp`, `genai`, `transformers`."
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        Reads(function=True),
-        typer.Option(metavar="FILE.py:FUNCTION", help="Your metric: path of a model → number; larger is better."),
-    ] = None,
-    drop: Annotated[
-        str | None, typer.Option(help="What may be lost of the metric, or of the float model's answers, as in 1%.")
-    ] = None,
+    purpose: Purpose = None,
+    metric: OwnMetric = None,
+    drop: Drop = None,
     minutes: Annotated[float, typer.Option(min=0.0, help="Time for all trials.")] = 10.0,
     seq_len: Annotated[int, typer.Option(min=2, help="Folders: tokens per window.")] = 512,
     ledger: LedgerPath = None,
@@ -453,15 +443,11 @@ def auto(
     source: Source,
 ) -> None:
     """Find the best quantized model: try presets and recipes, choose, and prove it on samples that decided nothing."""
-    from quark.cli.auto_request import Request
+    from quark.cli import automatic
 
-    if model.is_dir():
-        from quark.cli.torch_auto import run
-    else:
-        from quark.cli.auto import run
     usual = "transformers" if model.is_dir() else "cpu"
-    request = Request(model, output, source, purpose or usual, metric, drop, minutes, ledger, seq_len)
-    run(request, report, overwrite, json)
+    request = automatic.Request(model, output, source, purpose or usual, metric, drop, minutes, ledger, seq_len)
+    automatic.run(request, report, overwrite, json)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quark.cli.paths import Writes
+from quark.cli.paths import Reads, Writes
 from quark.errors import ConfigError, unknown
 
 THREADS = ("QUARK_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -96,3 +96,19 @@ def chosen_preset(preset: str | None, config: Path | None, hardware: str | None 
     if len(given) > 1:
         raise typer.BadParameter(f"give {' or '.join(given)}, not both: each of them says how to quantize")
     return preset or preset_for(hardware or "cpu")
+
+
+Purpose = Annotated[
+    str | None,
+    typer.Option("--for", help="ONNX: `cpu`, `npu`, `size`; a folder: `vllm`, `llama.cpp`, `genai`, `transformers`."),
+]
+OwnMetric = Annotated[
+    str | None,
+    Reads(function=True),
+    typer.Option(
+        "--metric", metavar="FILE.py:FUNCTION", help="Your metric: path of an ONNX model, or torch model → number."
+    ),
+]
+Drop = Annotated[
+    str | None, typer.Option(help="What may be lost of the metric, or of the float model's answers, as in 1%.")
+]

@@ -1,0 +1,21 @@
+"""``quark auto``: which flow a model is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quark.cli.auto_request import Request
+
+__all__ = ["Request", "run"]
+
+
+def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> None:
+    """A folder is a torch model, a file an ONNX model."""
+    if request.model.is_dir():
+        from quark.cli import torch_auto
+
+        torch_auto.run(request, report, overwrite, json)
+    else:
+        from quark.cli import onnx_auto
+
+        onnx_auto.run(request, report, overwrite, json)
