@@ -1,6 +1,7 @@
 """One cell of the table: an architecture in a scheme and a format, loaded by the program that the format is for.
 
 right      every tensor and the logits are those that were evaluated
+import     refused for transformers, which cannot read it; what is written for vLLM is read right by our own import
 refused    an error of ours, in one sentence, before anything was written
 silent     the program loaded it without an error, and computes with other weights
 differs    the weights are right and the logits are not
@@ -22,6 +23,7 @@ from quark.errors import QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.experts import unfuse_experts
 from quark.torch.export.api import export_compressed_tensors, export_safetensors
+from quark.torch.files.foreign import quantized_model
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 
 LOGITS, TENSORS = 1e-3, 1e-5
@@ -75,9 +77,27 @@ def check(model: nn.Module, scheme: str, form: str, inputs: dict[str, torch.Tens
             return judged(model, loaded, told, found, wanted, before)
     except QuarkError as error:
         kind = "refused" if stage in ("quantize", "export") else "crash"
-        return {"cell": kind, "stage": stage, "why": str(error)[:400]}
+        found = {"cell": kind, "stage": stage, "why": str(error)[:400]}
+        if form == "compressed-tensors" and "transformers does not read" in found["why"]:
+            return imported(model, inputs, answer, before, found)
+        return found
     except Exception as error:
         return {"cell": "crash", "stage": stage, "why": f"{type(error).__name__}: {str(error)[:400]}"}
+
+
+def imported(
+    model: nn.Module, inputs: dict[str, torch.Tensor], answer: Any, before: torch.Tensor, refused: dict[str, Any]
+) -> dict[str, Any]:
+    """A refused cell, or what our own import reads where it is written for vLLM."""
+    wanted = answer(model, inputs)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            export_compressed_tensors(model, Path(folder) / "model", program="vllm")
+            loaded = quantized_model(Path(folder) / "model")
+            read = judged(model, loaded, {}, answer(loaded, inputs), wanted, before)
+    except (QuarkError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        return {**refused, "import": f"{type(error).__name__}: {str(error)[:200]}"}
+    return {**refused, "cell": "import"} if read["cell"] == "right" else {**refused, "cell": read["cell"], **read}
 
 
 def judged(
@@ -90,7 +110,7 @@ def judged(
                  for name, value in effective(model)), default=(0.0, ""))  # fmt: skip
     count = sum(1 for _ in quantized_layers(model))
     made: dict[str, Any] = {"error": error, "cost": cost, "worst": worst, "layers": count}
-    left = {kind: sorted(map(str, told[kind]))[:3] for kind in LEFT if told[kind]}
+    left = {kind: sorted(map(str, told[kind]))[:3] for kind in LEFT if told.get(kind)}
     if not error <= LOGITS or not worst[0] <= TENSORS:
         kind = "differs" if worst[0] <= TENSORS and not left else "silent"
         return {"cell": kind, **made, **left}

@@ -2,8 +2,8 @@
 
     python tests/consumers/run.py [--types llama,mixtral] [--schemes int4_wo_32,fp8] [--formats quark] [--again]
 
-Results are kept in ``tests/consumers/results.json``; what is right there is run again with ``--again`` only. The page
-``docs/compatibility.md`` is written from them.
+Results are kept in ``tests/consumers/results.json``; what is right or only imported there is run again with ``--again``
+only. The page ``docs/compatibility.md`` is written from them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "results.json", HERE.parents[1] / "docs" / "compatibility.md"
 SCHEMES, FORMATS = "int4_wo_32,fp8,mxfp4,int8_wo_per_channel", "quark,compressed-tensors"
 LIBRARIES = ("transformers", "torch", "compressed-tensors")
+DONE = ("right", "import")
 LONG = 160
 
 
@@ -46,7 +47,7 @@ def main() -> None:
     wanted = {name for name in chosen.types.split(",") if name}
     cells = [(scheme, form) for form in chosen.formats.split(",") for scheme in chosen.schemes.split(",")]
     for name, cls in tiny.model_types():
-        keys = [key for key in cells if chosen.again or results.get(key_of(name, *key), {}).get("cell") != "right"]
+        keys = [key for key in cells if chosen.again or results.get(key_of(name, *key), {}).get("cell") not in DONE]
         if keys and (not wanted or name in wanted):
             results |= filled(cell, tiny, name, cls, keys)
             RESULTS.write_text(json.dumps(results, indent=0, sort_keys=True) + "\n")
@@ -70,7 +71,7 @@ def filled(cell: Any, tiny: Any, name: str, cls: str, keys: Iterable[tuple[str, 
 
 def kept(found: dict[str, Any]) -> dict[str, Any]:
     """What a table needs of a cell."""
-    return {name: found[name] for name in ("cell", "stage", "why", "error", "cost") if name in found}
+    return {name: found[name] for name in ("cell", "stage", "why", "import", "error", "cost") if name in found}
 
 
 def page(results: dict[str, Any]) -> str:
@@ -83,9 +84,13 @@ def page(results: dict[str, Any]) -> str:
         "",
         "Written by `make consumers`. Every model type of transformers that builds a small random model is quantized,",
         "exported, loaded by the program that the format is for, and compared with the model that was evaluated: each",
-        "weight, and the logits (relative error, their mean removed). *right* is within 1e-3.",
+        "weight, and the logits (relative error, their mean removed). *right* is within 1e-3. *import*: transformers",
+        "cannot read this model in this format, so it is refused for it; what is written for vLLM (`--for vllm`) is",
+        "right in our own import (`quark torch convert`). *refused* names in one sentence what does not fit, before",
+        "anything is written.",
         "",
-        f"Read by {versions}; the formats are those before the programs: `scheme:format`.",
+        f"{len(names)} architectures: those whose float files transformers reads as it wrote them. Read by",
+        f"{versions}; the formats are those before the programs: `scheme:format`.",
         "",
         *table(["cell", *columns], counts(results, columns)),
         "",
@@ -111,7 +116,7 @@ def reason(value: dict[str, Any]) -> str:
 
 def counts(results: dict[str, Any], columns: Iterable[str]) -> list[list[str]]:
     """How many cells are what."""
-    kinds = ("right", "refused", "differs", "silent", "crash")
+    kinds = ("right", "import", "refused", "differs", "silent", "crash")
     found = {column: Counter(v["cell"] for k, v in results.items() if k.endswith(f"/{column}")) for column in columns}
     return [[kind, *(str(found[column][kind]) for column in columns)] for kind in kinds]
 

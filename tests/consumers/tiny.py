@@ -169,6 +169,11 @@ def everywhere(values: dict[str, Any], name: str, wanted: int) -> dict[str, Any]
     return {**made, name: wanted} if name in made else made
 
 
+def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Equal but for what kernels round otherwise from call to call."""
+    return float((found - wanted).norm()) <= 1e-4 * float(wanted.norm())
+
+
 def again(model: Any) -> nn.Module:
     """The float model that transformers reads where it wrote this one."""
     with tempfile.TemporaryDirectory() as folder:
@@ -191,7 +196,7 @@ def tiny_model(model_type: str, class_name: str, checked: bool = False) -> nn.Mo
             model = made(model_type, class_name, more)
             inputs = inputs_of(model)
             found = answer(model, inputs)
-            if bool(found.isfinite().all()) and (not checked or torch.equal(answer(again(model), inputs), found)):
+            if bool(found.isfinite().all()) and (not checked or near(answer(again(model), inputs), found)):
                 return model
             reasons.append("not finite, or another one when transformers reads the float model that it wrote")
         except (*FAULTS, errors.StrictDataclassError) as error:

@@ -29,6 +29,7 @@ from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
 from quark.torch.export.compressed_caches import cache_items, cache_scheme, cached, own_slots
+from quark.torch.export.decoded import COMPRESSED, Foreign, decompressor, rows_cut
 from quark.torch.export.described import excluded
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.layout import BlockLayout, layout_of_quantizer, store
@@ -40,6 +41,7 @@ from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
 from quark.torch.export.state import items_of
 from quark.torch.export.stored import StoredScales, StoredTensor
 from quark.torch.export.transformers_reads import why_not
+from quark.torch.export.verify import verify as check_written
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.kv_cache import cache_quantizers
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
@@ -54,6 +56,7 @@ def export_compressed_tensors(
     output_dir: str | os.PathLike[str],
     max_shard_size: int = SHARD_SIZE,
     program: str | None = None,
+    verify: bool = True,
 ) -> None:
     """Write a quantized model in the format ``compressed-tensors``.
 
@@ -61,6 +64,7 @@ def export_compressed_tensors(
         model: quantized; it is not changed.
         output_dir: new folder, or one without a model in it.
         max_shard_size: bytes of tensors per file.
+        verify: read every tensor back, decode it with the library, and compare it with what the model computes with.
         program: that will read it; "vllm": what transformers would read wrongly is written all the same.
 
     Raises:
@@ -91,6 +95,22 @@ def export_compressed_tensors(
         write_shards(folder, items, "model", max_shard_size)
         copy_beside(model, folder)
         write_config(model, folder, described)
+        if verify:
+            check_written(folder, model, items, names, "order", foreign(schemes, formats, names, items))
+
+
+def foreign(
+    schemes: Mapping[str, Any], formats: Mapping[str, Any], names: Names, items: Iterable[Item]
+) -> dict[str, Foreign]:
+    """How the weights are read back, by the names in memory of their layers."""
+    written = {name for item in items for name in item.form}
+    found = {}
+    for name, scheme in schemes.items():
+        outside = names.layer(name)
+        parts = {role: f"{outside}.{role}" for role in COMPRESSED if f"{outside}.{role}" in written}
+        decode = decompressor(scheme.model_copy(update={"format": formats[name]}), formats[name].value)
+        found[name] = Foreign(parts, decode, rows_cut, "weight_global_scale" not in parts)
+    return found
 
 
 def check_reader(reason: str | None) -> None:

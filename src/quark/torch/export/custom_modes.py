@@ -17,14 +17,27 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from torch import nn
+
 from quark.errors import ConfigError
 from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
 from quark.torch.config.specs import FP8E4M3PerGroupSpec, FP8E4M3PerTensorSpec, Uint4PerGroupSpec
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType
 from quark.torch.export import gptq, modelopt
+from quark.torch.export.decoded import (
+    Decoder,
+    Foreign,
+    awq_values,
+    columns_cut,
+    fp8_decoder,
+    gptq_decoder,
+    rows_cut,
+)
 from quark.torch.export.layout import ElementLayout, Form, Layout, PairLayout, Stored
+from quark.torch.export.original import Names
 from quark.torch.export.shards import Item
+from quark.torch.quantized_layer import quantized_layers
 
 CUSTOM_MODES = ("fp8", "awq", *gptq.VERSIONS, "modelopt")
 SIGNS = -0x77777778  # 0x88888888: the highest bit of each of eight codes
@@ -151,6 +164,30 @@ def renamed_item(item: Item, naming: str, coded: set[str], signed: bool) -> Item
         return {names[name]: value ^ SIGNS if name in words else value for name, value in item.make().items()}
 
     return Item(form, make)
+
+
+def foreign(model: nn.Module, names: Names, entry: Mapping[str, Any]) -> dict[str, Foreign]:
+    """How the weights of a mode are read back, by the names in memory of their layers; none of modes without a rule.
+
+    Args:
+        model: quantized.
+        names: of its tensors outside.
+        entry: ``quantization_config`` of the mode.
+    """
+    method, bits = entry.get("quant_method"), int(entry.get("bits") or 0)
+    lowered, blocks = int(entry.get("checkpoint_format") == "gptq"), entry.get("weight_block_size")
+    scale = "weight_scale_inv" if blocks else "weight_scale"
+    decoder = fp8_decoder(tuple(blocks) if blocks else None)
+    rules: dict[Any, tuple[tuple[str, ...], Decoder, Any]] = {
+        "awq": (("qweight", "qzeros", "scales"), awq_values, columns_cut(4, ("qweight", "qzeros"))),
+        "gptq": (("qweight", "qzeros", "scales", "g_idx"), gptq_decoder(bits, lowered), columns_cut(bits, ("qzeros",))),
+        "fp8": (("weight", scale), lambda found: decoder({"weight": found["weight"], "scale": found[scale]}), rows_cut),
+    }
+    if method not in rules:
+        return {}
+    roles, decode, cut = rules[method]
+    coded = (name for name, layer in quantized_layers(model) if layer.weight_quantizer is not None)
+    return {name: Foreign({role: f"{names.layer(name)}.{role}" for role in roles}, decode, cut) for name in coded}
 
 
 def refuse(mode: str, sentence: str) -> NoReturn:

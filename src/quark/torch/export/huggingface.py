@@ -15,7 +15,7 @@ from quark.files.folder import new_folder
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.export import modelopt
 from quark.torch.export.config.config import JsonExporterConfig
-from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_items
+from quark.torch.export.custom_modes import CUSTOM_MODES, custom_config, custom_items, foreign
 from quark.torch.export.described import described, excluded
 from quark.torch.export.layout import Layout, PairLayout, layout_of_quantizer
 from quark.torch.export.left_out import left_out_items
@@ -97,7 +97,7 @@ def export_safetensors(
             modelopt.write_beside(folder, entry)
         if verify:
             own = (custom_mode, weight_format) == ("quark", "real_quantized")
-            check_written(folder, model, items, names, pack_method, own)
+            check_written(folder, model, items, names, pack_method, None if own else foreign(model, names, entry))
 
 
 def coded_layers(model: nn.Module) -> set[str]:

@@ -20,6 +20,7 @@ from torch import nn
 from quark.errors import ModelError
 from quark.numerics.granularity import Block2D
 from quark.torch.export.checkpoint import opened, tensor_of, weight_files
+from quark.torch.export.decoded import Foreign
 from quark.torch.export.layout import layout_of_quantizer
 from quark.torch.export.original import Names
 from quark.torch.export.shards import MAKERS, Item
@@ -34,7 +35,12 @@ ROWS = 16  # windows are multiples of it: of words of codes
 
 
 def verify(
-    folder: Path, model: nn.Module, items: Iterable[Item], names: Names, pack_method: str, decoded: bool = True
+    folder: Path,
+    model: nn.Module,
+    items: Iterable[Item],
+    names: Names,
+    pack_method: str,
+    foreign: Mapping[str, Foreign] | None = None,
 ) -> None:
     """Compare the files of ``folder`` with ``model``.
 
@@ -44,7 +50,8 @@ def verify(
         items: that were written; those of quantized weights are decoded, of others the tensors are compared.
         names: of the tensors outside.
         pack_method: order of 4-bit codes in a word.
-        decoded: quantized weights are codes of our own format; else their tensors are compared too.
+        foreign: the weights of a format of another program, by the names in memory of their layers; others are
+            compared as they are. None: quantized weights are codes of our own format.
 
     Raises:
         ModelError: a tensor that is not what the model computes with; it is named.
@@ -52,11 +59,15 @@ def verify(
     reader = Reader(folder)
     coded: set[str] = set()
     tasks: list[Callable[[], None]] = []
-    for name, layer, slot in coded_slots(model) if decoded else ():
+    for name, layer, slot in coded_slots(model) if foreign is None else ():
         prefix = f"{names.layer(name)}.{slot}"
         task = Decoded(reader, prefix, layer, slot, pack_method)
         coded |= set(task.wanted)
         tasks.append(task)
+    for name, layer in quantized_layers(model) if foreign else ():
+        if foreign is not None and name in foreign:
+            tasks.append(OfForeign(reader, f"{names.layer(name)}.weight", layer, foreign[name]))
+            coded |= set(foreign[name].parts.values())
     tasks += [Compared(reader, item) for item in items if not coded & set(item.form)]
     with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), MAKERS))) as pool:
         for _ in pool.map(lambda task: task(), tasks):
@@ -84,16 +95,53 @@ class Reader:
             return tensor_of(source, self.files[name], name)
 
 
-class Decoded:
-    """One quantized tensor, decoded from the file: all of it, or of a large one some windows of rows."""
+class InMemory:
+    """One quantized tensor of a model, of which some rows can be had."""
 
-    def __init__(self, reader: Reader, prefix: str, layer: QuantLayer, slot: str, pack_method: str) -> None:
+    def __init__(self, reader: Reader, prefix: str, layer: QuantLayer, slot: str) -> None:
         held, value = layer._modules[f"{slot}_quantizer"], layer._parameters[slot]
         self.prefix, self.reader, self.value, self.held = prefix, reader, value.detach(), held  # type: ignore[union-attr]
-        self.coded, self.pack_method = isinstance(held, StoredTensor), pack_method
         self.frozen = layer.frozen
         self.shape: tuple[int, ...] = held.layout.shape if isinstance(held, StoredTensor) else tuple(value.shape)  # type: ignore[union-attr]
         self.quantizer: Any = held.quantizer(value) if isinstance(held, StoredTensor) else held  # type: ignore[arg-type]
+        own: Any = self.quantizer
+        blocks = [part.granularity.rows for part in parts(own) if isinstance(part.granularity, Block2D)]
+        self.windows = windows(self.shape, max([ROWS, *blocks]))
+
+    def computed(self, start: int, count: int) -> torch.Tensor:
+        """The values of some rows that the model computes with."""
+        if isinstance(self.held, StoredTensor):
+            return self.held(self.value)[start : start + count]
+        rows = self.value[start : start + count]
+        return rows if self.frozen else quantizer_of_rows(self.quantizer, self.shape[0], start, count)(rows)
+
+
+class OfForeign(InMemory):
+    """One weight in a format of another program, decoded by its rules."""
+
+    def __init__(self, reader: Reader, prefix: str, layer: QuantLayer, foreign: Foreign) -> None:
+        super().__init__(reader, prefix, layer, "weight")
+        self.foreign = foreign
+
+    def __call__(self) -> None:
+        """Compare."""
+        stored = {role: self.reader(name) for role, name in self.foreign.parts.items()}
+        with torch.no_grad():
+            for start, count in self.windows:
+                cut = self.foreign.cut(stored, start, count, self.shape[0]) if count < self.shape[0] else stored
+                found, wanted = self.foreign.decode(cut), self.computed(start, count)
+                near = found.shape == wanted.shape and not self.foreign.exact
+                if near and bool(torch.isclose(found.float(), wanted.float(), rtol=2**-8, atol=0).all()):
+                    continue
+                check(self.prefix, found.float(), wanted)
+
+
+class Decoded(InMemory):
+    """One quantized tensor, decoded from the file: all of it, or of a large one some windows of rows."""
+
+    def __init__(self, reader: Reader, prefix: str, layer: QuantLayer, slot: str, pack_method: str) -> None:
+        super().__init__(reader, prefix, layer, slot)
+        self.pack_method = pack_method
         quantizer: Any = self.quantizer
         self.form = layout_of_quantizer(quantizer, self.shape, pack_method).form()
         self.wanted = {named(prefix, key): key for key in self.form}
@@ -102,8 +150,7 @@ class Decoded:
         """Compare."""
         stored = {key: self.reader(name) for name, key in self.wanted.items()}
         with torch.no_grad():
-            blocks = [part.granularity.rows for part in parts(self.quantizer) if isinstance(part.granularity, Block2D)]
-            for start, count in windows(self.shape, max([ROWS, *blocks])):
+            for start, count in self.windows:
                 check(self.prefix, self.found(stored, start, count), self.computed(start, count))
 
     def found(self, stored: Mapping[str, torch.Tensor], start: int, count: int) -> torch.Tensor:
@@ -112,13 +159,6 @@ class Decoded:
         form = layout.form()
         cut = {key: narrowed(stored[key], form[key][0], start / self.shape[0]) for key in form}
         return layout.restore(cut)
-
-    def computed(self, start: int, count: int) -> torch.Tensor:
-        """The values of some rows that the model computes with."""
-        if isinstance(self.held, StoredTensor):
-            return self.held(self.value)[start : start + count]
-        rows = self.value[start : start + count]
-        return rows if self.frozen else quantizer_of_rows(self.quantizer, self.shape[0], start, count)(rows)
 
 
 def windows(shape: tuple[int, ...], unit: int) -> list[tuple[int, int]]:

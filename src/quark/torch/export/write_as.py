@@ -64,7 +64,7 @@ def export_as(
         export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size, verify=verify)
         return None
     if format == "compressed-tensors":
-        export_compressed_tensors(model, output_dir, max_shard_size, program)
+        export_compressed_tensors(model, output_dir, max_shard_size, program, verify)
         return None
     return WRITERS[format](model, Path(output_dir), Path(source))
 

@@ -27,18 +27,16 @@ import torch
 from quark.errors import ConfigError, ModelError, unknown
 from quark.files.folder import new_folder
 from quark.numerics.elements import ELEMENTS
-from quark.numerics.granularity import Block2D
-from quark.numerics.packing import AWQ_ORDER, unpack
+from quark.numerics.packing import unpack
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
+from quark.torch.export.decoded import COMPRESSED, Parts, awq_values, decompressor, fp8_decoder, gptq_decoder
 from quark.torch.export.model_files import read_object
 from quark.torch.export.shards import Item, item_of, write_file, write_index
 from quark.torch.files.skeleton import Stored, stored_tensors
 
-Parts = dict[str, torch.Tensor]
 ENDS = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "k_scale", "v_scale")
 LEFT = re.compile(rf"\.({'|'.join(ENDS)}|input_global_scale|input_zero_point|output_scale)$")
 FP4 = ELEMENTS["fp4_e2m1"]
-COMPRESSED = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape")
 WORD = 8  # codes of 4 bits in an int32
 
 
@@ -202,33 +200,13 @@ def fp8(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) 
     return found
 
 
-def fp8_decoder(blocks: tuple[int, ...] | None) -> Callable[[Parts], torch.Tensor]:
-    """Codes times scales."""
-
-    def decode(parts: Parts) -> torch.Tensor:
-        weight, scale = parts["weight"].float(), parts["scale"].float()
-        if blocks is not None and scale.dim() == weight.dim() == 2:
-            return weight * Block2D(*blocks).expand(scale, tuple(weight.shape))
-        return weight * (scale.reshape(-1, *[1] * (weight.dim() - 1)) if scale.numel() > 1 else scale.reshape(()))
-
-    return decode
-
-
 def awq(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Found:
     """4-bit codes in the order of AWQ."""
     if described.get("bits") != 4 or described.get("version", "gemm") != "gemm":
         raise ConfigError("quant_method 'awq': only bits=4 and version='gemm' can be read")
 
-    def decode(parts: Parts) -> torch.Tensor:
-        count = parts["scales"].shape[1]
-        words = (parts[key].contiguous().view(torch.uint8) for key in ("qweight", "qzeros"))
-        codes, zeros = (unpack(word, 4, count, "low", AWQ_ORDER) for word in words)
-        size = codes.shape[0] // zeros.shape[0]
-        steps, zeros = (value.float().repeat_interleave(size, 0) for value in (parts["scales"], zeros))
-        return ((codes.float() - zeros) * steps).T
-
     return {
-        f"{prefix}weight": Coded(transposed(tensors[parts["qweight"]]), parts, decode)
+        f"{prefix}weight": Coded(transposed(tensors[parts["qweight"]]), parts, awq_values)
         for prefix, parts in sharing(tensors, ("qweight", "qzeros", "scales"))
     }
 
@@ -243,18 +221,10 @@ def gptq(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint)
     """Codes of 2 to 8 bits as a stream along the inputs."""
     bits, lowered = int(described["bits"]), int(described.get("checkpoint_format", "gptq") != "gptq_v2")
 
-    def decode(parts: Parts) -> torch.Tensor:
-        rows, columns = parts["scales"].shape[1], parts["g_idx"].shape[0]
-        words = parts["qweight"].T.contiguous()
-        codes = unpack(words.view(torch.uint8), bits, columns, "low")
-        zeros = unpack(parts["qzeros"].contiguous().view(torch.uint8), bits, rows, "low").to(torch.int32) + lowered
-        index = parts["g_idx"].long()
-        return (codes.float() - zeros.T.float()[:, index]) * parts["scales"].float().T[:, index]
-
     found = {}
     for prefix, parts in sharing(tensors, ("qweight", "qzeros", "scales", "g_idx")):
         words, rows = tensors[parts["qweight"]].shape
-        found[f"{prefix}weight"] = Coded((rows, words * 32 // bits), parts, decode)
+        found[f"{prefix}weight"] = Coded((rows, words * 32 // bits), parts, gptq_decoder(bits, lowered))
     return found
 
 
@@ -319,21 +289,6 @@ def compressed_shape(tensors: Tensors, own: Mapping[str, str], scheme: Any, chec
         return tensors[own["weight"]].shape
     rows, length = tensors[own["weight_packed"]].shape
     return rows, length * 8 // int(scheme.weights.num_bits)
-
-
-def decompressor(scheme: Any, format: str) -> Callable[[Parts], torch.Tensor]:
-    """The library's own decoding, in float32 where it does not fix the type."""
-
-    def decode(parts: Parts) -> torch.Tensor:
-        from compressed_tensors.compressors import BaseCompressor
-
-        kind = scheme.format or format
-        compressor: Any = BaseCompressor.get_value_from_registry(str(getattr(kind, "value", kind)))
-        scale = parts["weight_scale"]
-        widened = scale.float() if scale.dtype in (torch.float16, torch.bfloat16) else scale
-        return compressor.decompress({**parts, "weight_scale": widened}, scheme)["weight"]
-
-    return decode
 
 
 METHODS: dict[str, Callable[[Tensors, Mapping[str, Any], Checkpoint], Found]] = {

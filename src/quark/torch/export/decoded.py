@@ -1,0 +1,122 @@
+"""The values that the codes of other programs' formats stand for, by the rules of the formats and nothing of ours.
+
+fp8                  codes times scales of the tensor, rows or blocks
+gptq, awq            scale (code - zero point); version 1 of GPTQ lowers zero points by one
+compressed-tensors   decoded by the library
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quark.numerics.granularity import Block2D
+from quark.numerics.packing import AWQ_ORDER, unpack
+
+Parts = dict[str, torch.Tensor]
+Decoder = Callable[[Parts], torch.Tensor]
+WORD = 32  # bits of a word of codes
+COMPRESSED = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape")
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A weight in a format of another program.
+
+    Attributes:
+        parts: names of its stored tensors, by their role.
+        decode: makes float32 values [rows, columns] of them.
+        cut: (parts, first row, number of rows, rows of all) → the parts of these rows.
+        exact: bit for bit; else within 2^-8 (the library decodes NVFP4 to bfloat16).
+    """
+
+    parts: Mapping[str, str]
+    decode: Decoder
+    cut: Callable[[Parts, int, int, int], Parts]
+    exact: bool = True
+
+
+def fp8_decoder(blocks: tuple[int, ...] | None) -> Decoder:
+    """Codes times scales."""
+
+    def decode(parts: Parts) -> torch.Tensor:
+        weight, scale = parts["weight"].float(), parts["scale"].float()
+        if blocks is not None and scale.dim() == weight.dim() == 2:
+            return weight * Block2D(*blocks).expand(scale, tuple(weight.shape))
+        return weight * (scale.reshape(-1, *[1] * (weight.dim() - 1)) if scale.numel() > 1 else scale.reshape(()))
+
+    return decode
+
+
+def awq_values(parts: Parts) -> torch.Tensor:
+    """4-bit codes in the order of AWQ."""
+    count = parts["scales"].shape[1]
+    words = (parts[key].contiguous().view(torch.uint8) for key in ("qweight", "qzeros"))
+    codes, zeros = (unpack(word, 4, count, "low", AWQ_ORDER) for word in words)
+    size = codes.shape[0] // zeros.shape[0]
+    steps, zeros = (value.float().repeat_interleave(size, 0) for value in (parts["scales"], zeros))
+    return ((codes.float() - zeros) * steps).T
+
+
+def gptq_decoder(bits: int, lowered: int) -> Decoder:
+    """Codes of 2 to 8 bits as a stream along the inputs."""
+
+    def decode(parts: Parts) -> torch.Tensor:
+        rows, columns = parts["scales"].shape[1], parts["g_idx"].shape[0]
+        words = parts["qweight"].T.contiguous()
+        codes = unpack(words.view(torch.uint8), bits, columns, "low")
+        zeros = unpack(parts["qzeros"].contiguous().view(torch.uint8), bits, rows, "low").to(torch.int32) + lowered
+        index = parts["g_idx"].long()
+        return (codes.float() - zeros.T.float()[:, index]) * parts["scales"].float().T[:, index]
+
+    return decode
+
+
+def decompressor(scheme: Any, format: str) -> Decoder:
+    """The library's own decoding, in float32 where it does not fix the type."""
+
+    def decode(parts: Parts) -> torch.Tensor:
+        from compressed_tensors.compressors import BaseCompressor
+
+        kind = scheme.format or format
+        compressor: Any = BaseCompressor.get_value_from_registry(str(getattr(kind, "value", kind)))
+        scale = parts["weight_scale"]
+        widened = scale.float() if scale.dtype in (torch.float16, torch.bfloat16) else scale
+        values: torch.Tensor = compressor.decompress({**parts, "weight_scale": widened}, scheme)["weight"]
+        return values
+
+    return decode
+
+
+# ---- rows of large tensors -------------------------------------------------------------------------------------------
+
+
+def columns_cut(bits: int, streams: tuple[str, ...]) -> Callable[[Parts, int, int, int], Parts]:
+    """Of tensors [.., out]: those whose last axis is a stream of codes are cut by words."""
+
+    def cut(parts: Parts, start: int, count: int, rows: int) -> Parts:
+        made = {}
+        for role, value in parts.items():
+            share = bits / WORD if role in streams else 1
+            whole = value.dim() < 2
+            made[role] = value if whole else value[:, int(start * share) : int((start + count) * share)]
+        return made
+
+    return cut
+
+
+def rows_cut(parts: Parts, start: int, count: int, rows: int) -> Parts:
+    """Of tensors [out, ..], or of one that has fewer rows."""
+    made = {}
+    for role, value in parts.items():
+        if role == "weight_shape":
+            made[role] = torch.tensor([count, int(value[1])], dtype=value.dtype)
+        elif value.dim() < 2 or value.shape[0] == 1:
+            made[role] = value
+        else:
+            length = value.shape[0]
+            made[role] = value[length * start // rows : length * start // rows + max(1, length * count // rows)]
+    return made
