@@ -49,5 +49,7 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
         accuracy, sqnr = (float(re.search(rf"([\d.]+) {unit}", row)[1]) for unit in ("%", "dB"))
         assert accuracy > 97 and sqnr > 15, row
         assert (tmp_path / f"digits_{preset}.onnx").stat().st_size < 0.35 * data.model_path().stat().st_size
+    last = printed.splitlines()[-2:]
+    assert float(re.search(r"top-1 ([\d.]+) %", last[0])[1]) > 97 and last[1].endswith("--for cpu")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Digits quantized with A8W8_CPU" in page and '"clipped":' in page
