@@ -134,3 +134,30 @@ def test_doctor_tells_versions_and_what_is_missing(capsys: Capture, monkeypatch:
 def test_versions_are_compared_as_numbers() -> None:
     assert doctor.numbers("1.21.0rc1") == (1, 21, 0) < doctor.numbers("1.100")
     assert doctor.numbers("2.13.0+cpu") == (2, 13, 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "nodes_to_exclude: the node name 'Conv_5' matches no node of the model. Did you mean 'Conv_6'?",
+            "--exclude Conv_5: no such node. Did you mean 'Conv_6'?",
+        ),
+        (
+            "static activations need samples, and dataloader is None: give one, or use is_dynamic=True (first of 2)",
+            "static activations need samples, and there are none: add `--data text.txt`, or choose a scheme with dynamic "
+            "activations, such as ptpc_fp8 (first of 2)",
+        ),
+        ("extra_options: unknown 'X'", "--set: unknown 'X'"),
+        ("the model has no inputs", "the model has no inputs"),
+    ],
+)
+def test_messages_of_the_command_line_name_flags(said: str, expected: str) -> None:
+    assert guidance.sentence(ConfigError(said)) == expected
+
+
+def test_a_wrong_node_is_told_by_its_flag(tmp_path: Path, capsys: Capture) -> None:
+    from quark.demo.data import model_path
+
+    assert main(["onnx", "plan", str(model_path()), "--exclude", "Conv_5"]) == 1
+    assert capsys.readouterr().err.startswith("error: --exclude Conv_5: no such node.")

@@ -27,9 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         arrange(get_command(app))(args=[one for one in given if not verbose or one != "--verbose"], prog_name="quark")
     except QuarkError as error:
-        from quark.cli.guidance import words
+        from quark.cli.guidance import sentence, words
 
-        print(f"error: {error}", *words(error, verbose), sep="\n", file=sys.stderr)
+        print(f"error: {sentence(error)}", *words(error, verbose), sep="\n", file=sys.stderr)
         return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

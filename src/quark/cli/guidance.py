@@ -6,6 +6,7 @@ their path in the documentation.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Sequence
 
@@ -51,6 +52,19 @@ BY_KIND: dict[type[QuarkError], str] = {
     ModelError: "docs/faq.md#the-model-is-refused",
     QuarkError: "docs/faq.md",
 }
+#: What a message says to a program -> what it says on the command line, where a field is a flag.
+FLAGS: tuple[tuple[str, str], ...] = (
+    (
+        r"^nodes_to_exclude: the (?:node name|pattern) '(.+?)' matches no node of the model\.",
+        r"--exclude \1: no such node.",
+    ),
+    (r"^nodes_to_exclude: ", "--exclude: "),
+    (
+        r"dataloader is None: give one, or use is_dynamic=True",
+        "there are none: add `--data text.txt`, or choose a scheme with dynamic activations, such as ptpc_fp8",
+    ),
+    (r"\bextra_options\b", "--set"),
+)
 DETAILS = "add --verbose for details"
 
 
@@ -72,6 +86,14 @@ def page_of(error: QuarkError) -> str:
         if module.startswith(above):
             return page
     return next(BY_KIND[kind] for kind in type(error).__mro__ if kind in BY_KIND)
+
+
+def sentence(error: QuarkError) -> str:
+    """The message of an error with flags in the place of fields."""
+    said = str(error)
+    for pattern, flag in FLAGS:
+        said = re.sub(pattern, flag, said)
+    return said
 
 
 def words(error: QuarkError, verbose: bool) -> Sequence[str]:
