@@ -145,8 +145,8 @@ def test_versions_are_compared_as_numbers() -> None:
         ),
         (
             "static activations need samples, and dataloader is None: give one, or use is_dynamic=True (first of 2)",
-            "static activations need samples, and there are none: add `--data text.txt`, or choose a scheme with dynamic "
-            "activations, such as ptpc_fp8 (first of 2)",
+            "static activations need samples, and there are none: add `--data text.txt`, or choose a scheme with "
+            "dynamic activations, such as ptpc_fp8 (first of 2)",
         ),
         ("extra_options: unknown 'X'", "--set: unknown 'X'"),
         ("the model has no inputs", "the model has no inputs"),
