@@ -3,7 +3,7 @@
 A change is one of a table: a comparison that includes or excludes its bound, another arithmetic sign, ``max`` for
 ``min``, ``any`` for ``all``, ``or`` for ``and``, a condition turned round, a number one larger, ``True`` for ``False``.
 Messages of errors, documentation and annotations are left alone: no test can be asked to know them by heart. So is
-``strict=True`` of ``zip``, which says what holds anyway.
+``strict=True`` of ``zip``, which says what holds anyway, and how far JSON is indented.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _code(node: ast.AST) -> Iterator[ast.expr]:
     """The expressions that run: no annotations, decorators, errors, formatted texts or patterns."""
     if isinstance(node, ast.Raise | ast.JoinedStr | ast.pattern):
         return
-    if isinstance(node, ast.keyword) and node.arg == "strict":
+    if isinstance(node, ast.keyword) and node.arg in ("strict", "indent"):
         return
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params"):

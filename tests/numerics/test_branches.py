@@ -15,6 +15,7 @@ from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import ELEMENTS, Float, Int
 from quark.numerics.formats import FORMATS
 from quark.numerics.packing import AWQ_ORDER, halves, pack, unpack
+from quark.numerics.scales import SCALE_RULES
 
 torch = pytest.importorskip("torch")
 BOTH: list[Callable[[Any], Any]] = [np.asarray, torch.from_numpy]
@@ -190,3 +191,19 @@ def test_largest_values_of_float_formats_follow_from_their_bits(name: str) -> No
     for made in BOTH:
         empty = row.encode(made(np.zeros(0, np.float32)))
         assert tuple(empty.shape) == (0,)
+
+
+@pytest.mark.parametrize("name", [name for name, rule in SCALE_RULES.items() if rule.storage is not None])
+def test_scales_stay_within_what_their_format_holds(name: str) -> None:
+    storage = SCALE_RULES[name].storage
+    assert storage is not None
+    codes = np.arange(1 << min(storage.bits, 16))
+    values = np.asarray(storage.decode(codes.astype(np.int32)))
+    positive = values[np.isfinite(values) & (values > 0)]
+    low, high = SCALE_RULES[name].snap(np.array([1e-45, 3.4e38], np.float32))
+    if name == "power_of_two":  # positions of a binary point, and no exponents of blocks
+        assert math.log2(low).is_integer() and math.log2(high).is_integer()
+    else:
+        assert low == positive.min() or storage.name == "e8m0"
+        assert high == positive.max() or storage.name == "e8m0"
+        assert storage.name != "e8m0" or {low, high} <= set(positive.tolist())

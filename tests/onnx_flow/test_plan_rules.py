@@ -15,6 +15,7 @@ from tests.onnx_flow.test_plan_steps import INT8, graph, job, node, ones
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.numerics.granularity import Channel, Granularity, Tensor
+from quark.onnx.npu.positions import Positions
 from quark.onnx.qdq import decoding, dynamic, emit, index_paths, op_rules, parameters
 from quark.onnx.qdq.op_rules import OP_RULES
 
@@ -200,3 +201,71 @@ def test_constants_behind_a_cast_are_their_codes_less_the_zero_point_times_the_s
     assert ("Sub" in kinds) is any(zero_point) and ("Mul" in kinds) is (scale[1] != 1.0)
     found = onnx.reference.ReferenceEvaluator(written).run(None, {"x": np.zeros((2, 2), np.float32)})[0]
     np.testing.assert_array_equal(found, wanted)
+
+
+# ---- positions of the NPU --------------------------------------------------------------------------------------------
+
+POWER = TensorSpec("int8", scale_rule="power_of_two")
+
+
+def at_positions(**scales: Any) -> Plan:
+    """Tensors with these scales; ``x`` and ``h`` share a range, what begins with w is a weight."""
+    made = [
+        TensorPlan(name, "weight" if name[0] == "w" else "activation", POWER, "r", "x" if name in "xh" else name,
+                   scale=np.array(scale, np.float32), zero_point=np.zeros(np.shape(scale), np.int64))
+        for name, scale in scales.items()
+    ]  # fmt: skip
+    return Plan({one.name: one for one in made})
+
+
+def test_positions_are_read_off_and_moved_with_their_group() -> None:
+    plan = at_positions(x=0.25, h=0.25, y=0.5, w=[0.5, 0.125])
+    positions = Positions(plan)
+    assert [int(positions.of(name)) for name in "xhy"] == [2, 2, 1]  # type: ignore[arg-type]
+    assert positions.of("w").tolist() == [1, 3] and positions.of("none") is None  # type: ignore[union-attr]
+    assert positions.move("x", 4, "a rule") is True and positions.move("x", 4, "a rule") is False
+    assert [float(plan.tensors[name].scale) for name in "xhy"] == [0.0625, 0.0625, 0.5]  # type: ignore[arg-type]
+    assert plan.tensors["h"].changes == ("position 2 → 4 by a rule",) and plan.tensors["y"].changes == ()
+    assert positions.move("w", 2, "another") is True and plan.tensors["w"].scale.tolist() == [0.25, 0.25]  # type: ignore[union-attr]
+    assert plan.tensors["w"].changes == ("position 1..3 → 2 by another",)
+    assert positions.move("none", 1, "a rule") is False
+    assert positions.move("y", 1000, "a rule") is True and -64 < int(positions.of("y")) < 200  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "known"),
+    [
+        ({}, True),
+        ({"scale": None}, False),
+        ({"spec": replace(POWER, scale_rule="float32")}, False),
+        ({"spec": replace(POWER, format="int16")}, True),
+        ({"spec": replace(POWER, format="int32")}, False),
+    ],
+)
+def test_what_has_a_position(change: dict[str, Any], known: bool) -> None:
+    plan = at_positions(x=0.25)
+    plan.put(replace(plan.tensors["x"], **change))
+    assert (Positions(plan).of("x") is not None) is known
+
+
+def test_positions_by_slot() -> None:
+    model = graph("float[2,2] x", "float[2,2] y", "[n] h = MatMul(x, w) [m] y = Relu(h) [k] z = Tanh(y)", w=ones(2, 2))
+    plan = at_positions(x=0.25, w=[0.5, 0.25])
+    plan.put(replace(plan.tensors["x"], readers=frozenset(["n"])))
+    read = Positions(plan).read
+    assert read(node(model, "n"), 0) == "x" and read(node(model, "m"), 0) is None and read(node(model, "n"), 2) is None
+    assert read(node(model, "n"), 1) is None and read(node(model, "n"), 1, channels=True) == "w"
+    plan.put(replace(plan.tensors["x"], readers=frozenset(["m"])))
+    assert Positions(plan).read(node(model, "n"), 0) is None
+    for held, found in ({"h": 0.5}, "h"), ({"y": 0.5}, "y"), ({"z": 0.5}, None), ({}, None):
+        assert Positions(at_positions(**held)).written(node(model, "n")) == found
+
+
+def test_formats_without_a_scale_have_the_scale_1() -> None:
+    model = graph("float[2] x", "float[2] y", "[n] y = Add(x, w)", w=ones(2))
+    half = TensorSpec("bfloat16")
+    plan = Plan(
+        {name: TensorPlan(name, role, half, "r", name) for name, role in (("x", "activation"), ("w", "weight"))}
+    )  # type: ignore[arg-type]
+    parameters.set_parameters(model, plan, {}, job().options)
+    assert [(float(one.scale), int(one.zero_point)) for one in plan] == [(1.0, 0), (1.0, 0)]  # type: ignore[arg-type]

@@ -13,20 +13,33 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import ELEMENTS
 from quark.torch.config.type import Dtype, QSchemeType
-from quark.torch.export import custom_modes, described, gptq, onnx_moves, original, shards
-from quark.torch.export.storage import SHIFTS, STORAGE, flat
+from quark.torch.export import (
+    card,
+    compressed_caches,
+    custom_modes,
+    described,
+    extras,
+    gptq,
+    modelopt,
+    onnx_moves,
+    original,
+    shards,
+)
+from quark.torch.export.storage import SHIFTS, flat, storage_of
 from quark.torch.export.stored import Parameters
+from quark.torch.rotated import Dense, matrix_of
 
 PACKED = {"int2": "high", "uint2": "high", "int3": "low", "uint3": "low", "int4": "low", "uint4": "low", "int5": "low"}
-PACKED |= {"fp6_e3m2": "low", "fp6_e2m3": "low", "fp4_e2m1": "low"}
+PACKED |= {"uint5": "low", "fp6_e3m2": "low", "fp6_e2m3": "low", "fp4_e2m1": "low"}
 
 
-@pytest.mark.parametrize("name", STORAGE)
+@pytest.mark.parametrize("name", [*ELEMENTS, "int5"])
 def test_a_stored_form_holds_the_bits_of_its_format(name: str) -> None:
-    row, element = STORAGE[name], ELEMENTS.get(name)
-    bits = 5 if name == "int5" else 8 if element is None else element.bits
+    element = BLOCKS["mx6"].element if name == "int5" else ELEMENTS[name]
+    row, bits = storage_of(element), element.bits
     if name in PACKED:
         assert (row.bits, row.first) == (bits, PACKED[name])
         assert row.dtype == (torch.int32 if bits == 4 and name != "fp4_e2m1" else torch.uint8)
@@ -133,7 +146,7 @@ def test_moved_values_are_read_behind_pairs_of_the_same_scale(nodes: list[object
 def test_versions_and_widths_of_gptq() -> None:
     """gptq stores zero points less one (AutoGPTQ's packing), gptq_v2 as they are; a word has 32 bits."""
     assert gptq.VERSIONS == {"gptq": 1, "gptq_v2": 0} and gptq.WORD == 32
-    assert all(gptq.BITS[name] == ELEMENTS[name].bits for name in gptq.BITS)
+    assert gptq.BITS == (2, 3, 4, 8)
 
 
 @pytest.mark.parametrize(
@@ -180,3 +193,57 @@ def test_models_that_are_not_of_transformers_have_no_conversions() -> None:
     steps = SimpleNamespace(base_model_prefix="m", config=None, _weight_conversions=("one",))
     pytest.importorskip("transformers")
     assert original.conversions_of(steps) == ["one"]
+
+
+@pytest.mark.parametrize("field", ["layer_quant_config", "layer_type_quant_config", "kv_cache_post_rope"])
+@pytest.mark.parametrize("mode", custom_modes.CUSTOM_MODES)
+def test_custom_modes_say_nothing_about_single_layers(mode: str, field: str) -> None:
+    fields = {"layer_quant_config": {}, "layer_type_quant_config": {}, "kv_cache_post_rope": False}
+    config = SimpleNamespace(**fields | {field: True})
+    with pytest.raises(Exception, match="all layers are alike"):
+        custom_modes.custom_config(config, mode, {}, [])  # type: ignore[arg-type]
+
+
+def test_rotations_in_files() -> None:
+    hadamard = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    turn = hadamard / 2**0.5
+    signs = extras.signs_of(Dense(turn))
+    assert signs is not None and signs.dtype == torch.int8 and torch.equal(signs.double(), hadamard)
+    assert torch.equal(extras.stored(Dense(turn)), signs)
+    angle = torch.tensor(0.3, dtype=torch.float64)
+    other = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
+    assert extras.signs_of(Dense(other)) is None and torch.equal(extras.stored(Dense(other)), other)
+    blocks = torch.block_diag(hadamard, hadamard, hadamard)[torch.tensor([1, 0, 3, 2, 5, 4])]
+    for stored, whole in ((signs, turn), (other, other), (blocks.to(torch.int8), blocks / 2**0.5)):
+        torch.testing.assert_close(matrix_of(extras.rotation_of(stored)), whole, atol=1e-12, rtol=0)
+
+
+def test_heads_of_cards_lose_what_is_ours() -> None:
+    (own, *_) = card.OWN
+    head = f"license: mit\n{own}: one\n- two\n  three\ntags:\n- kept\n"
+    assert card.without_own(head) == "license: mit\ntags:\n- kept\n"
+
+
+@pytest.mark.parametrize("caches", [None, {"type": "float"}])
+@pytest.mark.parametrize("group", [None, 16])
+def test_what_older_readers_of_modelopt_find(caches: object, group: int | None, tmp_path: Path) -> None:
+    said = {"quant_algo": "NVFP4", "kv_cache_scheme": caches, "ignore": ["lm_head"], "producer": {"name": "x"}}
+    modelopt.write_beside(tmp_path, said | ({} if group is None else {"group_size": group}))
+    found = json.loads((tmp_path / modelopt.FILE).read_text())
+    inner = {"quant_algo": "NVFP4", "kv_cache_quant_algo": caches and "FP8", "exclude_modules": ["lm_head"]}
+    inner |= {} if group is None else {"group_size": group}
+    assert found == {"producer": {"name": "x"}, "quantization": inner}
+
+
+def test_caches_of_compressed_tensors_have_eight_bits_and_one_type() -> None:
+    pytest.importorskip("compressed_tensors")
+
+    def cache(name: str) -> SimpleNamespace:
+        return SimpleNamespace(stage=SimpleNamespace(format=ELEMENTS[name]))
+
+    for name, kind in (("int8", "int"), ("fp8_e4m3", "float")):
+        made = compressed_caches.cache_scheme({"k": cache(name), "v": cache(name)})  # type: ignore[dict-item]
+        assert (made["num_bits"], made["type"], made["strategy"]) == (8, kind, "tensor")
+        assert made["symmetric"] is True and made["dynamic"] is False
+    with pytest.raises(Exception, match="one type for all caches"):
+        compressed_caches.cache_scheme({"k": cache("int8"), "v": cache("fp8_e4m3")})  # type: ignore[dict-item]
