@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quark.errors import DataError
 from quark.measure.distance import Distance
-from quark.onnx.compare import CodeRange, compare
+from quark.onnx.compare import CodeRange, compare, moved_most
+from quark.report.verdict import runtime_line
 
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.standard_normal((6, 5)).astype(np.float32)
@@ -174,3 +175,43 @@ def test_zero_tensors_agree() -> None:
     distance = Distance()
     distance.update(np.zeros(3, np.float32), np.zeros(3, np.float32))
     assert (distance.cosine, distance.sqnr) == (1.0, math.inf)
+
+
+def rounded_twice() -> onnx.ModelProto:
+    """``model(False)`` with two pairs of unlike scales on its input, which ONNX Runtime makes one of."""
+    found = model(False)
+    grids = {"s1": np.array(0.05, np.float32), "s2": np.array(0.07, np.float32), "z0": np.array(128, np.uint8)}
+    found.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in grids.items())
+    chain = [("x", "s1", "a"), ("a", "s2", "b")]
+    pairs = [
+        node
+        for source, scale, target in chain
+        for node in (
+            helper.make_node("QuantizeLinear", [source, scale, "z0"], [f"{target}_q"]),
+            helper.make_node("DequantizeLinear", [f"{target}_q", scale, "z0"], [target]),
+        )
+    ]
+    found.graph.node[0].input[0] = "b"
+    nodes = [*pairs, *found.graph.node]
+    del found.graph.node[:]
+    found.graph.node.extend(nodes)
+    return found
+
+
+def test_what_the_optimizations_of_the_runtime_change_is_told() -> None:
+    feed = SAMPLES[0]
+    x = feed["x"].astype(np.float64)
+    twice = (
+        np.clip(np.rint(np.clip(np.rint(x / 0.05) + 128, 0, 255) * 0.05 / 0.07 - 128 * 0.05 / 0.07), -128, 127) * 0.07
+    )
+    expected = np.maximum(x @ WEIGHT, 0)
+    noise = expected - np.maximum(twice @ WEIGHT, 0)
+    found = moved_most(model(False), rounded_twice(), feed)
+    assert found is not None and found.name == "y"
+    assert found.written == pytest.approx(10 * math.log10(np.sum(expected**2) / np.sum(noise**2)), abs=0.05)
+    plain = onnxruntime.InferenceSession(rounded_twice().SerializeToString())
+    noise = 2 * expected - plain.run(None, feed)[0]
+    assert found.optimized == pytest.approx(10 * math.log10(np.sum(4 * expected**2) / np.sum(noise**2)), abs=1e-3)
+    assert moved_most(model(False), model(True), feed) is None
+    line = str(runtime_line(found.name, found.optimized, found.written))
+    assert f"{found.written:.1f} dB with ONNX Runtime's optimizations off" in line

@@ -19,7 +19,7 @@ from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, verdic
 from quark.errors import ConfigError, unknown
 from quark.files.outputs import Output, drafts
 from quark.onnx import Config, ModelQuantizer, get_default_config
-from quark.onnx.compare import Comparison, compare
+from quark.onnx.compare import Comparison, Moved, compare, moved_most
 from quark.onnx.config_file import load_config
 from quark.onnx.data import Feed
 from quark.onnx.describe import file_bytes
@@ -33,7 +33,7 @@ from quark.onnx.result import Result
 from quark.report import Report, Table, decibels, file_size, milliseconds
 from quark.report.progress import bars
 from quark.report.summary import pass_table, summary_tables
-from quark.report.verdict import SAME, Verdict
+from quark.report.verdict import SAME, Verdict, runtime_line
 
 CHECKED = 16
 """Samples that the check after the quantization runs on."""
@@ -85,6 +85,7 @@ class Check:
     comparison: Comparison
     seconds: Mapping[str, float]
     samples: list[Feed]
+    moved: Moved | None = None
 
 
 def run(request: Request, report: Path | None, plan: Path | None, check: bool, json: bool, demands: Demands) -> None:
@@ -142,6 +143,8 @@ def _verdict(
     feed = feeds_[0] if feeds_ else None
     subject = Subject(request.model, request.output, choice, words, kept, _where(request, check), feed, named)
     lines = judge_all(subject, result.plan, found or None, check.seconds if check else {})
+    if check is not None and check.moved is not None:
+        lines.insert(1, runtime_line(check.moved.name, check.moved.optimized, check.moved.written))
     libraries = settings.get("UserCustomOpLibPath")
     advice = advise(subject, result, found, (samples, feeds_), libraries) if found else []
     return verdict_of(lines, advice)
@@ -188,7 +191,7 @@ def _check(request: Request, samples: Any, layers: bool, libraries: Libraries) -
     with bars() as update:
         found = compare(first, second, chosen, layers, lambda done: update("compare", done, len(chosen)), libraries)
     seconds = median_seconds({"float": first, "quantized": second}, chosen[0], libraries=libraries)
-    return Check(found, seconds, chosen)
+    return Check(found, seconds, chosen, moved_most(first, second, chosen[0], libraries))
 
 
 def outcome(request: Request, check: Check | None) -> Table:

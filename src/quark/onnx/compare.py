@@ -12,6 +12,7 @@ One sample is in memory at a time. Not handled: tensors inside subgraphs, those 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,6 +148,41 @@ def compare(
     return Comparison(outputs, _layers(pairs, distances), _views(pairs, ranges), done, weak, answers)
 
 
+MOVED = 0.5
+"""dB from which it is told that ONNX Runtime's optimizations change how far a model is from the float one."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """An output that ONNX Runtime's optimizations move: dB of a default session, and of the graph as it is written.
+
+    A default session puts integer kernels in the place of Q, DQ and what lies between them, which round once where the
+    graph rounds at each node: a code may come out one higher or lower, and some models amplify that.
+    """
+
+    name: str
+    optimized: float
+    written: float
+
+
+def moved_most(float_model: Model, quantized_model: Model, feed: Feed, libraries: Libraries = None) -> Moved | None:
+    """The output that the optimizations move most on a sample, if by more than ``MOVED``; arguments as ``compare``."""
+    first, second = load(float_model), load(quantized_model)
+    names, layout = _common_outputs(first, second), _moved(first, second)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    ours = Runner(first, names, libraries=libraries)
+    for optimize in (True, False):
+        theirs = Runner(second, names, libraries=libraries, optimize=optimize)
+        for name, (x, y) in zip(names, _paired(ours, theirs, names, names, layout)(feed), strict=True):
+            distance = Distance()
+            if x.dtype.kind == "f" and x.shape == y.shape:
+                distance.update(x, y)
+            found[name].append(distance.sqnr)
+    moved = [Moved(name, *decibels) for name, decibels in found.items() if all(map(math.isfinite, decibels))]
+    most = max(moved, key=lambda one: abs(one.optimized - one.written), default=None)
+    return most if most is not None and abs(most.optimized - most.written) > MOVED else None
+
+
 def _observe(distance: Distance, codes: CodeRange | None, x: np.ndarray, y: np.ndarray) -> None:
     if x.dtype.kind != "f" or x.shape != y.shape:
         return
@@ -181,6 +217,12 @@ def _both(
 ) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
     """A function that runs both models on a feed and gives the wanted tensors in pairs, in the axes of the first."""
     ours, theirs = Runner(first, names, libraries=libraries), Runner(second, twins, libraries=libraries)
+    return _paired(ours, theirs, names, twins, moved)
+
+
+def _paired(
+    ours: Runner, theirs: Runner, names: list[str], twins: list[str], moved: Collection[str]
+) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
 
     def run(feed: Feed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         last = {name: np.moveaxis(array, 1, -1) if name in moved else array for name, array in feed.items()}

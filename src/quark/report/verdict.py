@@ -1,5 +1,6 @@
 """The verdict: what a user needs to know about a quantized model in a line each, and what to type where it is bad.
 
+    runtime    told where ONNX Runtime's optimizations change the accuracy
     accuracy   good, doubtful or lost: by the answers that users read off an output where it has some, by SQNR where not
     speed      faster, same or slower than the float model, on this machine
     size       smaller or larger
@@ -125,6 +126,12 @@ def accuracy_line(found: Judged | None, where: str) -> Line:
     if found is None:
         return Line("accuracy", "unknown", "no output that can be compared", bad=True)
     return Line("accuracy", LEVELS[found.level], f"{found.reason} ({where})", bad=found.level < len(LEVELS) - 1)
+
+
+def runtime_line(name: str, optimized: float, written: float) -> Line:
+    """SQNR in dB of a default session, which the accuracy is that of, and of the graph as it is written."""
+    reason = f"{name} has {decibels(written)} with ONNX Runtime's optimizations off, {decibels(optimized)} as it runs"
+    return Line("runtime", "differs", f"{reason} (one sample)")
 
 
 def speed_line(before: float, after: float, elsewhere: str = "") -> Line:

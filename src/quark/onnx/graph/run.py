@@ -76,6 +76,7 @@ class Runner:
         as_given: float weights stay what they are, see ``session_options``.
         complete: open and run the whole model, and not only what leads to the tensors: one that ONNX Runtime refuses
             shows itself then, wherever its fault is.
+        optimize: let ONNX Runtime rewrite the graph; False: every node computes what it says.
 
     Raises:
         ModelError: there is no such tensor, an operator is unknown, or ONNX Runtime refuses the model.
@@ -93,6 +94,7 @@ class Runner:
         spin: bool = False,
         as_given: bool = False,
         complete: bool = False,
+        optimize: bool = True,
     ) -> None:
         opened = model.clone()
         tensors = _tensors(opened)
@@ -114,6 +116,8 @@ class Runner:
         if complete:
             outputs += [value for value in opened.graph.outputs if value not in outputs]
         options = session_options(libraries, threads, spin, as_given)
+        if not optimize:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._session = self._open(opened, outputs, providers, options) if outputs else None
 
     def _open(
