@@ -11,9 +11,11 @@ import onnx
 import pytest
 from tests.onnx_flow import models
 
+from quark.cli import main
 from quark.errors import DataError
 from quark.onnx import DatasetReader, PathDataReader, Preprocessing
 from quark.onnx.graph.model import load
+from quark.onnx.preprocess_file import FILE, read_beside
 from quark.onnx.preprocessing import doubts
 
 PICTURES = "g (float[N, 3, H, W] image) => (float[N, 3, H, W] y) { y = Relu (image) }"
@@ -210,3 +212,39 @@ def test_no_real_model_is_doubted_under_its_own_preprocessing(examples: ModuleTy
     for name, calibration in feeds.items():
         model = load(examples.MODELS / f"{name}.onnx")
         assert doubts(model, next(iter(calibration(1))), None) == [], name
+
+
+def test_how_pictures_were_read_lies_beside_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What calibrated is what is compared: the next command reads the file, and the next run replaces it."""
+    network = models.model(
+        "g (float[N, 3, 4, 4] image) => (float[N, 2, 4, 4] y) { y = Conv (image, w) }", {"w": models.normal(2, 3, 1, 1)}
+    )
+    onnx.save(network, tmp_path / "m.onnx")
+    for number in range(3):
+        picture(tmp_path / "data" / f"{number}.png", (40 * number, 200, 90), (4, 4))
+    made = str(tmp_path / "q.onnx")
+    words = ["onnx", "quantize", str(tmp_path / "m.onnx"), "-o", made, "--data", str(tmp_path / "data"), "--no-check"]
+    assert main([*words, "--mean", "10,20,30", "--scale", "1", "--bgr"]) == 0
+    beside = tmp_path / FILE
+    assert read_beside(Path(made)) == Preprocessing(mean=(10.0, 20.0, 30.0), scale=1.0, bgr=True)
+    expected = np.array([90 - 10, 200 - 20, 0 - 30], np.float32)
+    np.testing.assert_array_equal(first(PathDataReader(made, tmp_path / "data"))[0, :, 0, 0], expected)
+    given = PathDataReader(made, tmp_path / "data", preprocessing=Preprocessing())
+    np.testing.assert_allclose(first(given)[0, :, 0, 0], np.array([0, 200, 90], np.float32) / 255)
+    capsys.readouterr()
+    assert main(["onnx", "compare", str(tmp_path / "m.onnx"), made, "--data", str(tmp_path / "data")]) == 0
+    assert f"{FILE}' has it (mean [10.0, 20.0, 30.0], scale 1.0, bgr True)" in " ".join(capsys.readouterr().err.split())
+    assert main(words) == 0, "a file of ours is replaced"
+    assert read_beside(Path(made)) == Preprocessing()
+    for text, sentence in (
+        ("mean: [a]", r"\['mean'\]"),
+        ("means: 3", r"\['means'\]"),
+        ("std: [0]", "above zero"),
+        ("function: f", "--preprocess again"),
+        ("size: [3]", "size is"),
+    ):
+        beside.write_text(text)
+        with pytest.raises(DataError, match=rf"preprocess\.yaml.*{sentence}"):
+            read_beside(Path(made))
+    assert main([*words]) != 0, "a file that is not ours stays"
+    assert beside.read_text() == "size: [3]"

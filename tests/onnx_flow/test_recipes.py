@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from quark.config.presets import PRESETS
 from quark.errors import ConfigError
+from quark.onnx import Config
 from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improve, islands, wider
 from quark.report.verdict import Judged
 
@@ -28,6 +31,19 @@ def test_every_recipe_changes_a_configuration_that_works(recipe) -> None:  # typ
     config = changed.config()
     assert config.compile() if hasattr(config, "compile") else config
     assert " ".join(changed.flags()) != " ".join(start.flags())
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_no_recipe_breaks_a_configuration_that_has_it_already(recipe) -> None:  # type: ignore[no-untyped-def]
+    """Whatever the preset brings or was typed under another name: each algorithm once, or compiling refuses."""
+    for preset in PRESETS:
+        once = recipe.change(Choice(preset)) if recipe.applies(EVERYTHING, Choice(preset)) else Choice(preset)
+        for choice in (once, replace(once, algorithms=tuple(_OTHER.get(name, name) for name in once.algorithms))):
+            again = recipe.change(choice) if recipe.applies(EVERYTHING, choice) else choice
+            Config(global_quant_config=again.config()).compile()
+
+
+_OTHER = {"smooth_quant": "smoothquant", "channel_equalization": "ce"}
 
 
 def test_only_what_is_better_is_kept_and_named() -> None:

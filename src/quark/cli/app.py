@@ -159,7 +159,7 @@ def quantize(
     name = chosen_preset(preset, config, hardware)
     request = quantization.Request(model, output, name, source, *chosen, *others)
     demands = quantization.Demands(parse_bound(fail_under) if fail_under else None, fail_slower)
-    quantization.run(request, report, plan, check, json, demands)
+    quantization.run(request, report, plan, check, json, demands, overwrite)
 
 
 @onnx_app.command(

@@ -33,7 +33,7 @@ def run(request: Request, report: Path | None, json: bool, bound: Bound | None =
     Raises:
         typer.Exit: with the code 3, a bound that is not met.
     """
-    samples = feeds(request.model, request.source)
+    samples = feeds(request.model, request.source, made=request.quantized)
     with bars() as update:
         found = compare(
             request.model, request.quantized, samples, progress=lambda done: update("compare", done, len(samples))

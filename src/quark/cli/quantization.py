@@ -14,20 +14,23 @@ import typer
 from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
 from quark.cli.settings import parse_settings
 from quark.cli.source_options import Source, source_words
-from quark.cli.sources import feeds
+from quark.cli.sources import feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, verdict_of
 from quark.errors import ConfigError, unknown
-from quark.files.outputs import Output, drafts
+from quark.files.outputs import Output, check_outputs, drafts
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import Comparison, Moved, compare, moved_most
 from quark.onnx.config_file import load_config
 from quark.onnx.data import Feed
+from quark.onnx.data_files import is_picture
 from quark.onnx.describe import file_bytes
 from quark.onnx.flow import measured
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import output_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.latency import median_seconds
+from quark.onnx.preprocess_file import FILE, text_of
+from quark.onnx.preprocessing import Preprocessing
 from quark.onnx.recipes import Choice, with_algorithms
 from quark.onnx.result import Result
 from quark.report import Report, Table, decibels, file_size, milliseconds
@@ -88,7 +91,15 @@ class Check:
     moved: Moved | None = None
 
 
-def run(request: Request, report: Path | None, plan: Path | None, check: bool, json: bool, demands: Demands) -> None:
+def run(
+    request: Request,
+    report: Path | None,
+    plan: Path | None,
+    check: bool,
+    json: bool,
+    demands: Demands,
+    overwrite: bool = True,
+) -> None:
     """Quantize, and tell about it on standard output; the verdict comes last.
 
     Raises:
@@ -96,11 +107,15 @@ def run(request: Request, report: Path | None, plan: Path | None, check: bool, j
     """
     settings = parse_settings(request.settings)
     config = configure(request, settings)
+    pictures = _preprocessing(request.source)
+    beside = {} if pictures is None else {"preprocess": Output(request.output.with_name(FILE), f"the file {FILE}")}
+    check_outputs(beside.values(), overwrite=overwrite)
     samples = _feeds(request, settings)
     start = time.perf_counter()
     outputs = {"output": output_of(request.output)}
     outputs |= {} if report is None else {"report": Output(report, "--report", folder=True)}
     outputs |= {} if plan is None else {"plan": Output(plan, "--plan")}
+    outputs |= beside
     with drafts(outputs) as paths:
         written = replace(request, output=paths["output"])
         result = ModelQuantizer(config).run(request.model, written.output, samples)
@@ -110,6 +125,8 @@ def run(request: Request, report: Path | None, plan: Path | None, check: bool, j
         verdict = _verdict(written, request.output, settings, result, done, samples)
         if plan:
             write_text(result.plan.to_json(), paths["plan"])
+        if pictures is not None:
+            write_text(text_of(pictures), paths["preprocess"])
         if report and done:
             write_page(page(written, result, done, verdict), paths["report"])
     if json:
@@ -121,6 +138,13 @@ def run(request: Request, report: Path | None, plan: Path | None, check: bool, j
     if failures := demands.failures(done):
         say("\n".join(failures))
         raise typer.Exit(FAILED)
+
+
+def _preprocessing(source: Source) -> Preprocessing | None:
+    """What is done with files, where the samples are no arrays."""
+    if source.data is None or (source.preprocess is None and not is_picture(source.data)):
+        return None
+    return preprocessing(source)
 
 
 def _tell(request: Request, settings: Mapping[str, Any], result: Result, check: Check | None) -> None:

@@ -12,17 +12,21 @@ from quark.errors import ConfigError, DataError
 from quark.onnx.data import Feed, RandomDataReader, inputs_of
 from quark.onnx.data_files import is_picture
 from quark.onnx.graph.model import load, load_ahead
+from quark.onnx.preprocess_file import FILE, read_beside
 from quark.onnx.preprocessing import Preprocessing, doubts
 from quark.search.function import load_function
 
 
-def feeds(model: Path, source: Source, first: bool = False) -> Samples | list[Feed]:
+def feeds(
+    model: Path, source: Source, first: bool = False, made: Path | None = None
+) -> Samples | list[Feed]:
     """The feeds for ``model``; what looks wrong about the first one is said.
 
     Args:
         model: the file.
         source: what was typed.
         first: the model is loaded next, and need not be read twice.
+        made: the quantized model, whose ``preprocess.yaml`` says how pictures are read where ``source`` does not.
 
     Raises:
         DataError: neither or both of ``--data`` and ``--random``, or nothing that fits the model.
@@ -33,11 +37,22 @@ def feeds(model: Path, source: Source, first: bool = False) -> Samples | list[Fe
     if source.data is None:
         return [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
     settings = preprocessing(source)
+    if made is not None and settings == Preprocessing() and is_picture(source.data):
+        settings = beside(made) or settings
     found = find_samples(source.data, inputs_of(loaded), settings, source.strict).first(source.samples)
-    made = settings if settings.function is None and is_picture(source.data) else None
-    for doubt in doubts(loaded, found.raw(), made):
+    pictures = settings if settings.function is None and is_picture(source.data) else None
+    for doubt in doubts(loaded, found.raw(), pictures):
         say(f"warning: {doubt}")
     return found
+
+
+def beside(model: Path) -> Preprocessing | None:
+    """What the file beside ``model`` says about pictures; it is said that it is used."""
+    settings = read_beside(model)
+    if settings is not None and settings != Preprocessing():
+        words = ", ".join(f"{name} {value}" for name, value in settings.to_dict().items())
+        say(f"note: pictures are read as {str(model.with_name(FILE))!r} has it ({words})")
+    return settings
 
 
 def preprocessing(source: Source) -> Preprocessing:

@@ -32,6 +32,7 @@ from quark.onnx.data import CalibrationDataReader, Feed, ModelInput, inputs_of
 from quark.onnx.graph.model import ModelInput as Source
 from quark.onnx.graph.model import load
 from quark.onnx.image_files import IMAGES
+from quark.onnx.preprocess_file import read_beside
 from quark.onnx.preprocessing import Preprocessing
 from quark.onnx.samples_of_files import Read, function_sample, image_reads, sound_reads
 from quark.reading import read_text, regular_file
@@ -48,7 +49,8 @@ class PathDataReader(CalibrationDataReader):
         data_path: folder or file, as the module describes.
         input_shape: sizes for the free axes of an image input, per input name.
         mean, std: of images, per channel or one for all, after division by 255.
-        preprocessing: everything about images and files; in the place of ``mean`` and ``std``.
+        preprocessing: everything about images and files; in the place of ``mean`` and ``std``. Without any of them,
+            what ``preprocess.yaml`` beside the model's file says.
 
     Raises:
         DataError: nothing there that fits the model's inputs; the message names what was found and what is needed.
@@ -68,6 +70,8 @@ class PathDataReader(CalibrationDataReader):
         _check_names(input_shape or {}, inputs)
         self.data_path = Path(data_path)
         settings = preprocessing or Preprocessing(tuple(mean), tuple(std))
+        if settings == Preprocessing() and preprocessing is None and isinstance(model_input, (str, Path)):
+            settings = read_beside(Path(model_input)) or settings
         self._reads = find_samples(Path(data_path), inputs, settings)
         self._next = 0
 

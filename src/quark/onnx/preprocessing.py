@@ -63,7 +63,8 @@ class Preprocessing:
             raise DataError(unknown("resize", self.resize, RESIZES))
         if self.scale not in SCALES:
             raise DataError(f"scale is {self.scale:g}: 255 makes pixels 0..1, 1 leaves them 0..255")
-        if self.size is not None and not all(isinstance(side, int) and side > 0 for side in self.size):
+        sides = (1, 1) if self.size is None else self.size
+        if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
             raise DataError(f"size is {self.size}: it is (height, width), two positive integers")
 
     def values(self, pixels: np.ndarray) -> np.ndarray:

@@ -112,7 +112,11 @@ def _option(name: str, value: Any) -> Callable[[Choice], Choice]:
 
 
 def _algorithm(name: str) -> Callable[[Choice], Choice]:
-    return lambda choice: replace(choice, algorithms=(*choice.algorithms, name))
+    def change(choice: Choice) -> Choice:
+        there = {type(one) for one in choice.config().algorithms}  # those of the preset, and under whatever name
+        return choice if type(algorithm(name)) in there else replace(choice, algorithms=(*choice.algorithms, name))
+
+    return change
 
 
 def _per_channel(preset: str) -> str:
@@ -234,6 +238,8 @@ def improve(
         if not recipe.applies(situation, best.choice):
             continue
         choice, start = recipe.change(best.choice), time.perf_counter()
+        if choice == best.choice:  # it has been told so already
+            continue
         attempt = Attempt(choice, measure(choice), (*best.causes, recipe.cause))
         slowest, tried = max(slowest, time.perf_counter() - start), tried + 1
         if attempt.rank > best.rank:
