@@ -99,7 +99,13 @@ def value_of(option: str, command: str, folder: Path, marked: Reads) -> str:
     if marked.function:
         return f"{folder / 'metric.py'}:f"
     names = {"model": "llama" if command.startswith("torch") else "model.onnx", "quantized": "quantized.onnx"}
-    names |= {"data": "samples", "eval_data": "data.npy", "config": "plan.yaml", "register": "metric.py"}
+    names |= {
+        "labels": "data.npy",
+        "data": "samples",
+        "eval_data": "data.npy",
+        "config": "plan.yaml",
+        "register": "metric.py",
+    }
     return str(folder / names[option])
 
 

@@ -126,3 +126,20 @@ def test_a_ledger_goes_on_to_the_same_bytes_without_a_trial_made_again(
     assert all(name.startswith("again") for name in again[: len(found[0][2])] if len(found[0][2]) == len(found[1][2]))
     with pytest.raises(ConfigError, match="another data"):
         auto(folder / "model.onnx", split(samples()[:8]), Goal("size", drop=0.0, ledger=ledger), tmp_path / "a")
+
+
+def test_labels_choose_and_what_is_reported_is_top_1_on_samples_that_decided_nothing(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    images, labels = (part[:16] for part in data.split()[0])
+    (tmp_path / "classes.txt").write_text("\n".join(str(int(label)) for label in labels))
+    words = ["auto", str(folder / "model.onnx"), "-o", str(tmp_path / "best.onnx"), "--for", "npu", "--minutes", "0"]
+    words += ["--data", str(folder / "samples.npz"), "--labels", str(tmp_path / "classes.txt")]
+    assert main(words) == 0
+    session = onnxruntime.InferenceSession(tmp_path / "best.onnx")
+    right = [session.run(None, {"image": images[k : k + 1]})[0].argmax() == labels[k] for k in range(3, 16, 4)]
+    assert f"top-1: {100 * np.mean(right):.1f} % on samples that decided nothing" in capsys.readouterr().out
+    (tmp_path / "classes.txt").write_text("0\n1\n")
+    assert main([*words, "--overwrite"]) == 1 and "has 2 labels for 16 samples" in capsys.readouterr().err
+    (tmp_path / "classes.txt").write_text("cat\n" * 16)
+    assert main([*words, "--overwrite"]) == 1 and "'cat' is no class" in capsys.readouterr().err

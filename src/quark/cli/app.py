@@ -14,6 +14,7 @@ from quark.cli.common import (
     Compare,
     Drop,
     Json,
+    Labels,
     LedgerPath,
     Limit,
     OwnMetric,
@@ -432,6 +433,7 @@ def auto(
     output: Annotated[Path, Writes("model"), typer.Option("--output", "-o", help="Where to write the best model.")],
     purpose: Purpose = None,
     metric: OwnMetric = None,
+    labels: Labels = None,
     drop: Drop = None,
     minutes: Annotated[float, typer.Option(min=0.0, help="Time for all trials.")] = 10.0,
     seq_len: Annotated[int, typer.Option(min=2, help="Folders: tokens per window.")] = 512,
@@ -446,7 +448,7 @@ def auto(
     from quark.cli import automatic
 
     usual = "transformers" if model.is_dir() else "cpu"
-    request = automatic.Request(model, output, source, purpose or usual, metric, drop, minutes, ledger, seq_len)
+    request = automatic.Request(model, output, source, purpose or usual, metric, drop, minutes, ledger, seq_len, labels)
     automatic.run(request, report, overwrite, json)
 
 

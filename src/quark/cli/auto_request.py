@@ -22,6 +22,7 @@ class Request:
     minutes: float
     ledger: Path | None = None
     seq_len: int = 512
+    labels: Path | None = None
 
 
 def parse_drop(text: str | None) -> float | None:

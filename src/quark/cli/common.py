@@ -112,3 +112,6 @@ OwnMetric = Annotated[
 Drop = Annotated[
     str | None, typer.Option(help="What may be lost of the metric, or of the float model's answers, as in 1%.")
 ]
+Labels = Annotated[
+    Path | None, Reads(), typer.Option(help="ONNX classifiers: an .npy file, or one class a line, for each sample.")
+]

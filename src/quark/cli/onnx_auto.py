@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from quark.cli.output import print_json, say, show, write_lines, write_page, wri
 from quark.cli.samples import Samples
 from quark.cli.sources import feeds
 from quark.cli.verdicts import FAILED
+from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.onnx.auto import Goal, Outcome, Split, Trial, auto, split, write_model
 from quark.onnx.describe import file_bytes
 from quark.onnx.graph.model import output_of
+from quark.onnx.labelled import read_labels, top1
 from quark.report import Point, Report, Scatter, Table, file_size, milliseconds
 from quark.report.verdict import Line, Verdict, accuracy_line, size_line, speed_line
 from quark.search.function import digest_of, load_function, number_of
@@ -37,7 +39,11 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
     goal = _goal(request)
     recipe = Output(request.output.with_suffix(".recipe.yaml"), "the recipe")
     check_outputs([recipe], [("the float model", request.model)], overwrite)
-    samples = _split(feeds(request.model, request.source))
+    given = feeds(request.model, request.source)
+    if request.labels is not None:
+        given = replace(given, strict=True) if isinstance(given, Samples) else given
+        goal = _labelled(goal, request, given)
+    samples = _split(given)
     outputs = {"model": output_of(request.output), "recipe": recipe}
     outputs |= {} if report is None else {"report": Output(report, "--report", folder=True)}
     with drafts(outputs) as paths, tempfile.TemporaryDirectory() as folder:
@@ -70,6 +76,21 @@ def _goal(request: Request) -> Goal:
         request.ledger,
         digest_of(request.metric),
     )
+
+
+def _labelled(goal: Goal, request: Request, samples: Any) -> Goal:
+    """The goal with top-1 as its metric, on the choosing samples, and on those that decide nothing."""
+    if request.metric is not None:
+        raise ConfigError("give --labels or --metric, not both: each says what is measured")
+    path = Path(str(request.labels))
+    labels, parts = read_labels(path, len(samples)), _split(samples)
+    _, choose, report = parts_of(len(labels))
+
+    def on(feeds: Any, part: list[int]) -> Callable[[str], float]:
+        return lambda model: top1(model, feeds, [labels[index] for index in part], goal.libraries)
+
+    chosen, told = on(parts.choose, choose), on(parts.report, report)
+    return replace(goal, metric=chosen, reporting=told, identity=f"top-1 of {labels}")
 
 
 def _split(samples: Any) -> Split:
@@ -121,6 +142,10 @@ def _verdict(request: Request, found: Outcome) -> Verdict:
         return Verdict(tuple(lines), ("use the float model, or loosen the tolerance: --drop",))
     lines.append(Line("result", "solved" if found.solved else "not solved", _why(found), bad=not found.solved))
     lines.append(accuracy_line(found.reported, "on samples that decided nothing"))
+    if found.reported_values is not None:
+        after, before = found.reported_values
+        said = f"{100 * after:.1f} % on samples that decided nothing (float {100 * before:.1f} %)"
+        lines.append(Line("labels", "top-1", said))
     chosen = winner.judged
     if chosen is not None and found.reported is not None:
         gap = found.reported.sqnr - chosen.sqnr

@@ -35,6 +35,8 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
     from quark.files.folder import check_target
     from quark.torch.files.prequantized import as_float
 
+    if request.labels is not None:
+        raise ConfigError("--labels is for ONNX models; for a torch model write a function: --metric FILE.py:FUNCTION")
     goal, output = _goal(request), request.output
     check_target(output.expanduser().resolve())
     recipe = Output(output.with_name(f"{output.name}.recipe.yaml"), "the recipe")

@@ -88,7 +88,8 @@ class Goal:
     Attributes:
         purpose: a row of ``PURPOSES``.
         drop: the part of the metric, or of the float model's answers, that may be lost; None: a good verdict.
-        metric: the user's function, path of a model → number, larger is better; None: agreement with the float model.
+        metric: path of a model → number, larger is better; None: agreement with the float model.
+        reporting: the same on the samples that decide nothing, where the metric knows parts.
         seconds: for all trials; the one that runs is not stopped.
         libraries: files with the model's custom operators.
         ledger: a JSON file that finished trials are kept in; after a kill the same call goes on from there.
@@ -105,6 +106,7 @@ class Goal:
     libraries: Libraries = None
     ledger: Path | None = None
     identity: str = "none"
+    reporting: Callable[[str], float] | None = None
 
     def __post_init__(self) -> None:
         if self.purpose not in PURPOSES:
@@ -146,6 +148,7 @@ class Outcome:
         float_value: the metric of the float model.
         float_seconds: an inference of it, where time counts.
         seconds: an inference of the trials that were timed, by name.
+        reported_values: (winner, float model) of the metric on the samples that decided nothing.
         notes: what a reader must know, a sentence each.
     """
 
@@ -156,6 +159,7 @@ class Outcome:
     float_value: float | None = None
     float_seconds: float = float("nan")
     seconds: dict[str, float] = field(default_factory=dict)
+    reported_values: tuple[float, float] | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -378,6 +382,9 @@ def _reported(search: Search, outcome: Outcome) -> Outcome:
         search.model, outcome.winner.path or search.model, search.samples.report, False, None, search.goal.libraries
     )
     outcome.reported = worst(found.outputs, found.answers)
+    if search.goal.reporting is not None:
+        paths = outcome.winner.path or search.model, search.model
+        outcome.reported_values = search.goal.reporting(str(paths[0])), search.goal.reporting(str(paths[1]))
     return outcome
 
 
