@@ -389,7 +389,14 @@ def conformance_page() -> str:
         sys.path.pop(0)
 
 
+def api_page() -> str:
+    """The page of the Python interface, which imports torch."""
+    sys.path.insert(0, str(HERE))
+    return str(importlib.import_module("api").page())
+
+
 PAGES = {
+    "api.md": api_page,
     "formats.md": formats_page,
     "options.md": options_page,
     "passes.md": passes_page,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["formats.md", "options.md", "migrate/names.md"])
+@pytest.mark.parametrize("name", ["api.md", "formats.md", "options.md", "migrate/names.md"])
 def test_a_generated_page_is_fresh(name: str) -> None:
     written = (DOCS / name).read_text(encoding="utf-8")
     assert written == generator().PAGES[name](), f"docs/{name} is stale: run python docs/generate.py"
@@ -30,3 +31,18 @@ def test_every_format_has_its_line() -> None:
 
     page = (DOCS / "formats.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in page for name in FORMATS)
+
+
+def test_every_public_name_is_described_with_an_example() -> None:
+    """Every parameter of every public name has words, and every name an example on the page, which runs as a test."""
+    import quark.onnx
+    import quark.torch
+
+    api = importlib.import_module("api") if generator().api_page() else None
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    for module in (quark.onnx, quark.torch):
+        for name in module.__all__:
+            one = getattr(module, name)
+            lacking = set(api.parameters(one)) - set(api.described(one)) if callable(one) else set()
+            assert not lacking, f"{module.__name__}.{name}: {sorted(lacking)}"
+            assert f"### {name}\n" in page and name in api.example(module, name)

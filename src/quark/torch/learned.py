@@ -185,7 +185,11 @@ def learning_quantizer(
 
 
 def learned_scales(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """(name, parameter) of the scales and thresholds that training learns, for an optimizer's parameter groups."""
+    """(name, parameter) of the scales and thresholds that training learns, for an optimizer's parameter groups.
+
+    Args:
+        model: a model that was quantized with learned scales; of any other model, nothing comes.
+    """
     seen = set()
     for name, module in model.named_modules():
         if isinstance(module, LearnedScale) and module.learned is not None and module.learned not in seen:

@@ -254,6 +254,14 @@ class QuantizationConfig:
         exclude: as in ``QConfig``; ``nodes_to_exclude`` and ``subgraphs_to_exclude`` are its older spellings.
         layers: specs of single layers by node name or ``^regular expression``, as a search finds them; ``None`` keeps a
             layer and its inputs in float. Later entries win, also at tensors that layers share.
+        op_types_to_quantize, extra_op_types_to_quantize, nodes_to_quantize: the options ``OpTypesToQuantize``,
+            ``ExtraOpTypesToQuantize`` and ``NodesToQuantize``; empty: what the flow quantizes by itself.
+        nodes_to_exclude, subgraphs_to_exclude: what stays float, by name, ``^regular expression`` or (start, end).
+        execution_providers: the option ``ExecutionProviders``: where ONNX Runtime runs the calibration.
+        optimize_model: fold and fuse the float model first.
+        use_external_data_format, target, use_dynamic_quant: as in ``QConfig``.
+        print_summary: print what was done.
+        debug_mode, crypto_mode, ignore_warnings: the options ``DebugMode``, ``CryptoMode`` and ``IgnoreWarnings``.
     """
 
     layer: LayerSpec
@@ -309,7 +317,11 @@ def _fine_tuning(preset: Preset) -> list[AlgoConfig]:
 
 
 class Config:
-    """The older wrapper: ``Config(global_quant_config=get_default_config("XINT8"))``."""
+    """The older wrapper: ``Config(global_quant_config=get_default_config("XINT8"))``.
+
+    Args:
+        global_quant_config: what ``get_default_config`` returns.
+    """
 
     def __init__(self, global_quant_config: QuantizationConfig) -> None:
         if not isinstance(global_quant_config, QuantizationConfig):
@@ -363,6 +375,9 @@ def get_default_config_mapping() -> dict[str, QuantizationConfig]:
 
 def get_default_config(name: str) -> QuantizationConfig:
     """The preset of this name as a fresh configuration that the caller may change.
+
+    Args:
+        name: as `quark presets` lists it, also with ``_CONFIG`` behind it.
 
     Raises:
         ConfigError: no such preset; the nearest name is shown.

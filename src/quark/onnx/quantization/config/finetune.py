@@ -136,6 +136,9 @@ class AdaQuantConfig(FineTuneConfig):
 
     ``reg_param``, ``beta_range`` and ``warm_start`` are there for AMD Quark's signature and keep their defaults: they
     belong to the roundings that AdaRound decides.
+
+    Attributes:
+        reg_param, beta_range, warm_start: of AdaRound; any value but the default is refused.
     """
 
     name: ClassVar[str] = "adaquant"
