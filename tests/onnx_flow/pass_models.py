@@ -107,6 +107,37 @@ def pools_and_splits(opset: int = 13) -> onnx.ModelProto:
     return models.model(graph, weights, opset)
 
 
+def focuses(opset: int = 13) -> onnx.ModelProto:
+    """A focus in the order of YOLOX, one by SpaceToDepth, one that is none; averages with and without padding."""
+    graph = """
+    focuses (float[1, 3, 8, 12] x) => (float[1, 5, 4, 6] y, float[1, 5, 4, 6] z, float[1, 5, 4, 6] w,
+                                       float[1, 3, 4, 6] p, float[1, 3, 8, 12] q, float[1, 3, 8, 12] r) {
+        a = Slice (x, s0, end, rows, two) a0 = Slice (a, s0, end, columns, two) a1 = Slice (a, s1, end, columns, two)
+        b = Slice (x, s1, end, rows, two) b0 = Slice (b, s0, end, columns, two) b1 = Slice (b, s1, end, columns, two)
+        f = Concat <axis = 1> (a0, b0, a1, b1)
+        y = Conv <pads = [1, 1, 1, 1]> (f, focus_weight, focus_bias)
+        g = SpaceToDepth <blocksize = 2> (x)
+        z = Conv <pads = [1, 1, 1, 1], kernel_shape = [3, 3]> (g, focus_weight)
+        h = Concat <axis = 1> (a0, a0, b1, a1)
+        w = Conv <pads = [1, 1, 1, 1]> (h, focus_weight)
+        p = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (x)
+        q = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1> (x)
+        r = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x)
+    }"""
+    random = np.random.default_rng(5)
+    weights = {
+        "focus_weight": random.normal(size=(5, 12, 3, 3)).astype(np.float32),
+        "focus_bias": random.normal(size=5).astype(np.float32),
+        "s0": np.array([0]),
+        "s1": np.array([1]),
+        "two": np.array([2]),
+        "end": np.array([2**40]),
+        "rows": np.array([2]),
+        "columns": np.array([-1]),
+    }
+    return models.model(graph, weights, opset)
+
+
 def attention_scale(opset: int = 13) -> onnx.ModelProto:
     """Scores divided by a constant, and a projection with a shared weight that is divided too."""
     graph = """
@@ -310,6 +341,7 @@ TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "l2_norm": l2_norm,
     "concat_norm": concat_norm,
     "pools_and_splits": pools_and_splits,
+    "focuses": focuses,
     "attention_scale": attention_scale,
     "quantized_clips": quantized_clips,
     "image_model": image_model,

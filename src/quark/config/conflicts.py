@@ -27,7 +27,10 @@ CONFLICTS: tuple[tuple[str, Any, str, Any, str], ...] = (
 #: options of other groups that do not count.
 IDLE_GROUPS: dict[str, tuple[int, ...]] = {"dynamic": (3, 4, 5, 6, 7, 8), "nbits": (3, 5, 6, 7, 8)}
 _COUNTS = ("WeightCalibrateMethod", "MinMSEModeFloatScale", "QDQOpTypePerChannelSupportToAxis")
-_STATIC = ("AlignEltwiseQuantType", "FloatDecoding", "ForceQuantizeNoInputCheck", "QuantizeAllOpTypes")
+_STATIC = (
+    *("AlignEltwiseQuantType", "FloatDecoding", "FloatWhereFaster"),
+    *("ForceQuantizeNoInputCheck", "QuantizeAllOpTypes"),
+)
 _WORDS = {"dynamic": "dynamic quantization", "nbits": "UseMatMulNBits"}
 
 

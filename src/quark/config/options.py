@@ -82,6 +82,12 @@ class Options(BaseModel):
     SplitLargeKernelPool: bool | None = _option(
         None, 1, "Split a global average over more than 512 pixels in two. Default: for NPU flows and extended types."
     )
+    FasterForms: bool | None = _option(
+        None,
+        1,
+        "Convolutions for averages and for the focus of detectors; float16 models compute in float32 inside. Default: "
+        "for the CPU target.",
+    )
     ConvertSplitToSlice: bool | None = _option(
         None, 1, "A Split becomes one Slice per output. Default: for NPU flows and extended types."
     )
@@ -132,6 +138,12 @@ class Options(BaseModel):
     )
     AlignEltwiseQuantType: bool = _option(
         True, 2, "Constant operands of Add, Mul, … have the activation's type; False: the weight's."
+    )
+    FloatWhereFaster: bool | None = _option(
+        None,
+        2,
+        "Leave in float what the CPU runs faster so by measured kernel times, conversions counted; what saves less "
+        "than 50 microseconds stays as configured. Default: for the CPU target.",
     )
     FloatDecoding: bool = _option(
         False, 2, "Keep in float what decodes the outputs behind the last layer with weights (boxes, scores)."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ from quark.onnx.npu.substitution import remembering
 from quark.onnx.pipeline import Prepared, finish, prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
+from quark.onnx.qdq.slower import REASON as FASTER
 from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.result import Result
 from quark.onnx.resume import open_resume
@@ -55,6 +57,7 @@ from quark.report.values import Table
 Progress = Callable[[str, int, int | None], None]
 #: New objects after which Python looks for cycles while the flow runs; its own default is 700.
 YOUNG = 20_000
+_log = logging.getLogger(__name__)
 
 
 def quantize(
@@ -180,7 +183,9 @@ def _bodies(model: ir.Model, context: Context, known: list[NodeInfo]) -> Made:
 
 
 def _refuse_nothing(plan: Plan, bodies: Made) -> None:
-    if not plan.tensors and not bodies.bodies:
+    if any(node.reason == FASTER for node in plan.nodes.values()) and not plan.tensors:
+        _log.warning("the model stays float: every layer is faster so on CPUs (FloatWhereFaster=False quantizes)")
+    elif not plan.tensors and not bodies.bodies:
         kinds = sorted({node.op_type for node in plan.nodes.values()})
         reasons = "; ".join(sorted({f"{node.op_type}: {node.reason}" for node in plan.nodes.values()})[:5])
         raise ModelError(

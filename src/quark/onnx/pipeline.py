@@ -82,6 +82,17 @@ def _device(job: Job) -> bool:
     return job.npu or job.options.EnableNPUTransformer or (job.target == "any" and not narrow and not casts)
 
 
+def _on_cpu(job: Job) -> bool:
+    """Whether the model is made for ONNX Runtime's kernels on CPUs, in integers that are fixed beforehand."""
+    return job.target == "cpu" and job.mode == "static"
+
+
+def _asks_for_half(job: Job) -> bool:
+    """Whether the user has said what float16 is to look like, which only a float16 model can."""
+    options = job.options
+    return options.QuantizeFP16 is True or "UseFP32Scale" in options.model_fields_set
+
+
 def _coarse(job: Job) -> bool:
     """Whether weights have one 8-bit scale (or a narrower one) for all channels, and the device leaves a choice."""
     weight = job.rules.default.weight
@@ -104,6 +115,13 @@ def _asked(option: str, job: Job) -> bool:
 FIRST = (
     Step("RemoveInputInit", "remove_input_init"),
     Step("ConvertFP16ToFP32", "convert_fp16_to_fp32"),
+    Step(
+        "FasterForms",
+        "convert_fp16_to_fp32",
+        lambda job: {"keep_interface": True},
+        _on_cpu,
+        lambda job: not _asks_for_half(job),
+    ),
 )
 #: Tidying and rewriting: types and shapes, folding, fusing, forms that the target has kernels for.
 PREPARE = (
@@ -125,9 +143,10 @@ PREPARE = (
     Step(
         "ConvertReduceMeanToGlobalAvgPool",
         "convert_reduce_mean_to_global_avg_pool",
-        default=lambda job: _device(job) or job.target == "cpu",
+        default=lambda job: _device(job) or _on_cpu(job),
     ),
     Step("SplitLargeKernelPool", "split_large_kernel_pool", default=_device),
+    Step("FasterForms", "faster_forms", default=_on_cpu),
     Step("ConvertSplitToSlice", "convert_split_to_slice", default=_device),
     Step(
         "ConvertBNToConv",
@@ -304,7 +323,7 @@ def _for_float16(job: Job, float16: bool) -> Job:
     if float16 and job.target == "cpu":
         _log.warning(
             "the CPU provider computes float16 in float32, with a Cast on each side of every quantized tensor, which "
-            "may cost more time than the integers save: ConvertFP16ToFP32 leaves them out"
+            "may cost more time than the integers save: FasterForms=True computes in float32 inside"
         )
     if options.QuantizeFP16 and not float16:
         raise ModelError("QuantizeFP16 is set, but the model is no float16 model")

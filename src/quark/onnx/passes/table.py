@@ -20,6 +20,7 @@ from quark.onnx.passes import (
     code_types,
     constants,
     cross_layer_equalization,
+    faster_forms,
     fill_value_info,
     fix_shapes,
     float16_to_float32,
@@ -160,6 +161,13 @@ TABLE: tuple[Pass, ...] = (
         split_large_pool.run,
         shapes=True,
         when=("GlobalAveragePool",),
+    ),
+    Pass(
+        "faster_forms",
+        "Sums of products in forms that integer kernels run faster: focus and averages as convolutions.",
+        faster_forms.run,
+        shapes=True,
+        when=("Conv", "AveragePool"),
     ),
     Pass(
         "convert_split_to_slice",

@@ -33,6 +33,7 @@ from quark.onnx.qdq import (
     recurrent,
     selection,
     slots,
+    slower,
 )
 from quark.onnx.qdq.block_axes import in_blocks, is_scalar
 from quark.onnx.qdq.carriers import block_size
@@ -78,6 +79,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     placement.decoding = decoding_nodes(model) if job.options.FloatDecoding else set()
     chosen = {node: _consider(node, placement) for node in nodes}
     _leave_islands(chosen, placement)
+    _leave_slower(chosen, placement)
     placement.plan.proposals += proposals(model, {node.name or "" for node, found in chosen.items() if found})
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output != "same":
@@ -113,14 +115,37 @@ def _with_rules(
 
 def _leave_islands(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement) -> None:
     """Take out the cheap nodes between float ones, but for those that the user asked for."""
-    options, nodes = placement.job.options, placement.plan.nodes
-    if options.QuantizeAllOpTypes:
+    if placement.job.options.QuantizeAllOpTypes:
         return
-    named = {*options.NodesToQuantize, *options.OpTypesToQuantize, *options.ExtraOpTypesToQuantize}
     for node in islands.nodes_of_islands(node for node, entry in chosen.items() if entry is not None):
-        if not named & {node.name, node.op_type} and placement.decisions[node.name or ""].rank == 0:
-            chosen[node] = None
-            nodes[node.name or ""] = replace(nodes[node.name or ""], quantized=False, reason=islands.REASON)
+        if not _asked_for(node, placement):
+            _leave(node, islands.REASON, chosen, placement)
+
+
+def _leave_slower(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement) -> None:
+    """Take out the nodes that the CPU runs faster in float, but for those that the user asked for."""
+    job = placement.job
+    wanted = job.target == "cpu" if job.options.FloatWhereFaster is None else job.options.FloatWhereFaster
+    if not wanted or not _in_eight_bits(job) or job.options.WeightsOnly:
+        return
+    nodes = [node for node, entry in chosen.items() if entry is not None]
+    for node in slower.faster_in_float(placement.model, nodes, {one for one in nodes if _asked_for(one, placement)}):
+        _leave(node, slower.REASON, chosen, placement)
+
+
+def _asked_for(node: ir.Node, placement: Placement) -> bool:
+    """Whether the configuration names the node, its operator type or an entry for it."""
+    options = placement.job.options
+    named = {*options.NodesToQuantize, *options.OpTypesToQuantize, *options.ExtraOpTypesToQuantize}
+    everything = options.QuantizeAllOpTypes or placement.decisions[node.name or ""].rank > 0
+    return everything or bool(named & {node.name, node.op_type})
+
+
+def _leave(
+    node: ir.Node, reason: str, chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement
+) -> None:
+    chosen[node], nodes = None, placement.plan.nodes
+    nodes[node.name or ""] = replace(nodes[node.name or ""], quantized=False, reason=reason)
 
 
 def _consider(node: ir.Node, placement: Placement) -> tuple[OpRule, LayerSpec] | None:
@@ -178,13 +203,17 @@ def _in_op_set(op_type: str, job: Job) -> bool:
         return op_type in ("Gemm", "MatMul")
     if rule is None:
         return False
-    extended = job.npu or not {_format_of(job, "inputs"), _format_of(job, "weight")} <= {"int8", "uint8"}
+    extended = job.npu or not _in_eight_bits(job)
     return rule.op_set == "base" or (rule.op_set == "extended" and extended)
 
 
 def _const_b_only(job: Job) -> bool:
     wanted = job.options.MatMulConstBOnly
     return job.options.EnableNPUTransformer if wanted is None else wanted
+
+
+def _in_eight_bits(job: Job) -> bool:
+    return {_format_of(job, "inputs"), _format_of(job, "weight")} <= {"int8", "uint8"}
 
 
 def _format_of(job: Job, slot: str) -> str:

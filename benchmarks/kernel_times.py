@@ -1,0 +1,337 @@
+"""What operators take on ONNX Runtime's CPU provider, in float and in integers: the table behind ``FloatWhereFaster``.
+
+    python -m benchmarks.kernel_times --output src/quark/onnx/qdq/kernel_times.tsv
+
+Every kind of operator runs at several shapes, once in float and once between Q and DQ pairs, on one thread with the
+profiler on; the faster half of many runs of each kernel counts, less what the profiler itself takes. The integer
+form's time is everything between the first QuantizeLinear and the last DequantizeLinear, so that an operator without an
+integer kernel pays for the pairs around it. The times of a kind are then written as
+
+    microseconds = call + nanoseconds per element / 1000 + microseconds per million products
+
+by least squares of the relative errors, no part below 0; the elements are those of the larger of input and output, for
+convolutions of images (up to 4 channels) the pixels that are read, which are copied one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks import measure, record
+
+RUNS = 60
+HEADER = ["kind", "form", "call_us", "element_ns", "product_us"]
+CHAIN = 200
+#: Rows of the borders between float and integers, alone and where images change their layout, too.
+BORDERS = ("QuantizeLinear", "DequantizeLinear", "QuantizeLinear image", "DequantizeLinear image")
+#: Operators that run in the layout of the convolution before them, where there is one: they are measured behind it.
+IN_LAYOUT = frozenset(["AveragePool", "GlobalAveragePool", "MaxPool", "Resize"])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One operator at one shape: inputs that are computed, the weight, attributes, and its number of products."""
+
+    kind: str
+    op_type: str
+    inputs: tuple[tuple[int, ...], ...]
+    weight: tuple[int, ...] | None = None
+    attributes: tuple[tuple[str, object], ...] = ()
+    products: int = 0
+
+
+def samples() -> Iterator[Sample]:
+    """Every kind at several shapes."""
+    for channels, size in itertools.product((16, 32, 64, 128, 256), (7, 14, 28, 56)):
+        if channels * size * size <= 2**18:
+            yield _conv("Conv 1x1", channels, channels, size, 1)
+            yield _conv("Conv depthwise", channels, channels, size, 3, channels)
+            yield _conv("Conv depthwise", channels, channels, size, 5, channels)
+            yield _conv("Conv depthwise", channels, channels, size, 3, channels, 2)
+            if channels <= 128:
+                yield _conv("Conv", channels, channels, size, 3)
+                yield _conv("Conv", channels, 2 * channels, size, 3, 1, 2)
+                yield _conv("Conv grouped", channels, channels, size, 3, 4)
+            yield _conv("Conv 1x1", channels, 2 * channels, size, 1)
+    for made, size, kernel in ((16, 64, 3), (32, 112, 3), (24, 176, 3), (16, 224, 6), (64, 112, 7), (96, 64, 11)):
+        yield _conv("Conv image", 3, made, size, kernel, 1, 2)
+        yield _conv("Conv image", 1, made, size, kernel, 1, 2)
+    for rows, size in itertools.product((1, 8, 64, 256), (32, 64, 128, 256, 512)):
+        kind, products = "MatMul weight" if rows > 1 else "MatMul row", rows * size * size
+        yield Sample(kind, "MatMul", ((1, rows, size),), (size, size), (), products)
+        yield Sample(kind, "Gemm", ((rows, size),), (size, size), (), products)
+    for rows, size in itertools.product((8, 32, 128), (8, 32, 64)):
+        both = ((1, 4, rows, size), (1, 4, size, rows))
+        yield Sample("MatMul", "MatMul", both, None, (), 4 * rows * rows * size)
+    for channels, size in ((8, 4), (16, 8), (32, 14), (64, 28), (48, 56), (16, 112)):
+        yield from _light((1, channels, size, size))
+
+
+def _light(shape: tuple[int, ...]) -> Iterator[Sample]:
+    """Operators without weights."""
+    square = (("kernel_shape", [3, 3]), ("strides", [2, 2]), ("pads", [1, 1, 1, 1]))
+    for op_type in ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Gelu", "Elu", "Exp", "Sqrt"):
+        yield Sample(op_type, op_type, (shape,))
+    for op_type in ("Add", "Mul", "Sub", "Div"):
+        yield Sample(op_type, op_type, (shape, shape))
+    yield Sample("SiLU", "SiLU", (shape,))
+    yield Sample("Softmax", "Softmax", (shape,), None, (("axis", -1),))
+    yield Sample("Softmax", "Softmax", (shape,), None, (("axis", 1),))
+    yield Sample("Concat", "Concat", (shape, shape), None, (("axis", 1),))
+    yield Sample("MaxPool", "MaxPool", (shape,), None, square)
+    yield Sample("AveragePool", "AveragePool", (shape,), None, square)
+    yield Sample("GlobalAveragePool", "GlobalAveragePool", (shape,))
+    yield Sample("Transpose", "Transpose", (shape,), None, (("perm", [0, 2, 3, 1]),))
+    yield Sample("Reshape", "Flatten", (shape,))
+    yield Sample("Slice", "Slice", (shape,))
+    yield Sample("Resize", "Resize", (shape,), None, (("mode", "nearest"),))
+    yield Sample("LayerNormalization", "LayerNormalization", (shape,), None)
+    yield Sample("BORDER", "BORDER", (shape,))
+
+
+def _conv(kind: str, read: int, made: int, size: int, kernel: int, group: int = 1, stride: int = 1) -> Sample:
+    out = -(-size // stride)
+    attributes = (("group", group), ("pads", [kernel // 2] * 4), ("strides", [stride] * 2))
+    weight, products = (made, read // group, kernel, kernel), made * out * out * read // group * kernel**2
+    return Sample(kind, "Conv", ((1, read, size, size),), weight, attributes, products)
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+class Builder:
+    """A model of one operator, with Q and DQ pairs or without."""
+
+    def __init__(self, integers: bool) -> None:
+        self.integers, self.nodes, self.constants = integers, list[onnx.NodeProto](), dict[str, np.ndarray]()
+        self.random = np.random.default_rng(0)
+
+    def constant(self, name: str, array: np.ndarray) -> str:
+        """A stored tensor; its name."""
+        self.constants[name] = array
+        return name
+
+    def pair(self, name: str) -> str:
+        """The tensor behind Q and DQ, where the model is in integers; its name."""
+        if not self.integers:
+            return name
+        scale, zero = self.constant(f"{name}_s", np.float32(0.03)), self.constant(f"{name}_z", np.uint8(128))
+        self.nodes.append(helper.make_node("QuantizeLinear", [name, scale, zero], [f"{name}_c"], f"{name}_Q"))
+        self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}_c", scale, zero], [f"{name}_d"], f"{name}_D"))
+        return f"{name}_d"
+
+    def weight(self, name: str, shape: Sequence[int], axis: int) -> str:
+        """A stored weight, as codes per channel in integers; its name."""
+        if not self.integers:
+            return self.constant(name, self.random.normal(0, 0.1, shape).astype(np.float32))
+        self.constant(f"{name}_c", self.random.integers(-127, 127, shape).astype(np.int8))
+        scale = self.constant(f"{name}_s", np.full(shape[axis], 1e-3, np.float32))
+        zero = self.constant(f"{name}_z", np.zeros(shape[axis], np.int8))
+        self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}_c", scale, zero], [name], axis=axis))
+        return name
+
+    def apply(self, one: Sample, inputs: list[str]) -> str:
+        """The operator on these tensors; the name of its result."""
+        attributes = dict(one.attributes)
+        if one.op_type in IN_LAYOUT:
+            square = (one.inputs[0][1], one.inputs[0][1], 1, 1)
+            self.nodes.append(helper.make_node("Conv", [inputs[0], self.weight("wb", square, 0)], ["before"], "before"))
+            inputs = [self.pair("before")]
+        if one.op_type == "SiLU":
+            self.nodes.append(helper.make_node("Sigmoid", inputs, ["gate"], "gate"))
+            self.nodes.append(helper.make_node("Mul", [inputs[0], self.pair("gate")], ["y"], "op"))
+            return "y"
+        if one.weight is not None:
+            inputs = [*inputs, self.weight("w", one.weight, 0 if one.op_type == "Conv" else 1)]
+        if one.op_type == "Slice":
+            inputs += [self.constant(name, np.array([at])) for name, at in (("b", 0), ("e", 3), ("a", 1))]
+        if one.op_type == "Resize":
+            inputs += ["", self.constant("factors", np.array([1, 1, 2, 2], np.float32))]
+        if one.op_type == "LayerNormalization":
+            inputs += [self.constant("g", np.ones(one.inputs[0][-1], np.float32))]
+        self.nodes.append(helper.make_node(one.op_type, inputs, ["y"], "op", **attributes))
+        return "y"
+
+
+def model_of(one: Sample, integers: bool) -> onnx.ModelProto:
+    """The operator alone."""
+    builder = Builder(integers)
+    names = [f"x{k}" for k in range(len(one.inputs))]
+    result = builder.apply(one, [builder.pair(name) for name in names])
+    return _proto(builder, dict(zip(names, one.inputs, strict=True)), builder.pair(result))
+
+
+def border_of(one: Sample) -> onnx.ModelProto:
+    """Float convolution, integer convolution, float convolution, each 1x1 from channel to channel."""
+    builder, channels = Builder(True), one.inputs[0][1]
+    square, value = (channels, channels, 1, 1), "x0"
+    for k, integers in enumerate((False, True, False)):
+        builder.integers = integers
+        read = builder.pair(value) if integers else value
+        builder.nodes.append(helper.make_node("Conv", [read, builder.weight(f"w{k}", square, 0)], [f"v{k}"], f"op{k}"))
+        value = builder.pair(f"v{k}") if integers else f"v{k}"
+    return _proto(builder, {"x0": one.inputs[0]}, value)
+
+
+def _proto(builder: Builder, inputs: dict[str, tuple[int, ...]], output: str) -> onnx.ModelProto:
+    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    made = [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
+    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in builder.constants.items()]
+    graph = helper.make_graph(builder.nodes, "one", given, made, stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+# ---- times -----------------------------------------------------------------------------------------------------------
+
+
+def kernel_times(model: onnx.ModelProto, folder: Path, overhead: float = 0.0) -> dict[tuple[str, str], float]:
+    """Microseconds of every kernel, by (name of the node, operator), less what the profiler adds to each."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.enable_profiling, options.profile_file_prefix = True, str(folder / "profile")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(1)
+    feed = {one.name: random.normal(size=one.shape).astype(np.float32) for one in session.get_inputs()}
+    for _ in range(RUNS):
+        session.run(None, feed)
+    path, found = Path(session.end_profiling()), defaultdict[tuple[str, str], list[float]](list)
+    for event in json.loads(path.read_text(encoding="utf-8")):
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            found[event["name"].removesuffix("_kernel_time"), event["args"]["op_name"]].append(event["dur"])
+    path.unlink()
+    return {kernel: _fastest(times) - overhead for kernel, times in found.items()}
+
+
+def _fastest(times: Sequence[float]) -> float:
+    """The mean of the faster half: the profiler counts whole microseconds."""
+    return float(np.mean(sorted(times)[: max(len(times) // 2, 1)]))
+
+
+@cache
+def profiler_overhead(folder: Path) -> float:
+    """Microseconds that the profiler adds to a kernel: what a chain of tiny ones takes with it and without."""
+    nodes = [helper.make_node("Sqrt", [f"v{k}"], [f"v{k + 1}"], f"op{k}") for k in range(CHAIN)]
+    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in ("v0", f"v{CHAIN}"))
+    graph = helper.make_graph(nodes, "chain", [given], [made])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feed, times = {"v0": np.ones((1, 1), np.float32)}, []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        session.run(None, feed)
+        times.append((time.perf_counter() - start) * 1e6)
+    return float(np.mean(list(kernel_times(model, folder).values()))) - min(times) / CHAIN
+
+
+def float_time(one: Sample, folder: Path) -> float:
+    """Microseconds of the float form; reorderings at its edges are part of borders."""
+    times = kernel_times(model_of(one, False), folder, profiler_overhead(folder))
+    return sum(each for kernel, each in times.items() if not _beside(kernel, one))
+
+
+def integer_time(one: Sample, folder: Path) -> float:
+    """Microseconds of everything between the pairs at its edges."""
+    times = kernel_times(model_of(one, True), folder, profiler_overhead(folder))
+    edges = [name for name, op_type in times if op_type == "QuantizeLinear" and name[0] == "x" and name.endswith("_Q")]
+    left = sum(each for kernel, each in times.items() if kernel[0] not in edges and not _beside(kernel, one))
+    return left - sum(each for (name, _), each in times.items() if name.startswith("y_D"))
+
+
+def _beside(kernel: tuple[str, str], one: Sample) -> bool:
+    """Whether a kernel is not the operator's: a change of layout, or the convolution before it."""
+    name, op_type = kernel
+    if one.op_type in IN_LAYOUT and (name.startswith("before") or "Conv" in op_type):
+        return True
+    return op_type.startswith("Reorder") or (op_type == "Transpose" and one.op_type != "Transpose")
+
+
+def border_times(one: Sample, folder: Path) -> tuple[float, ...]:
+    """Microseconds of Q and of DQ between convolutions, then of both with half of the changes of layout each."""
+    times = kernel_times(border_of(one), folder, profiler_overhead(folder))
+    layout = sum(each for (_, op_type), each in times.items() if op_type.startswith(("Reorder", "Transpose"))) / 2
+    kinds = ("QuantizeLinear", "DequantizeLinear")
+    quantize, dequantize = (sum(each for (_, op), each in times.items() if op == kind) for kind in kinds)
+    return quantize, dequantize, quantize + layout, dequantize + layout
+
+
+def elements(one: Sample, outputs: int = 0) -> int:
+    """Elements of the largest tensor that is computed."""
+    read = [int(np.prod(shape)) for shape in one.inputs]
+    if one.kind == "Conv image" and one.weight is not None:
+        return one.products // (one.weight[0] * one.weight[1])
+    return max(*read, outputs, sum(read) if one.op_type == "Concat" else 0)
+
+
+def made_elements(one: Sample) -> int:
+    """Elements of the output, by inference."""
+    graph = onnx.shape_inference.infer_shapes(model_of(one, False)).graph if one.op_type != "BORDER" else None
+    return 0 if graph is None else int(np.prod([dim.dim_value for dim in graph.output[0].type.tensor_type.shape.dim]))
+
+
+def fitted(rows: list[tuple[float, int, int]]) -> tuple[float, float, float]:
+    """(call, ns per element, us per million products) of rows (microseconds, elements, products)."""
+    times = np.array([max(time, 0.2) for time, _, _ in rows])
+    parts = np.array([[1.0, count / 1e3, products / 1e6] for _, count, products in rows])
+    active = [k for k in range(3) if parts[:, k].any()]
+    while True:
+        found, *_ = np.linalg.lstsq(parts[:, active] / times[:, None], np.ones(len(times)), rcond=None)
+        if (found >= 0).all():
+            break
+        active.pop(int(np.argmin(found)))
+    values = [0.0, 0.0, 0.0]
+    for place, value in zip(active, found, strict=True):
+        values[place] = float(value)
+    return values[0], values[1], values[2]
+
+
+def measured() -> dict[tuple[str, str], list[tuple[float, int, int]]]:
+    """(microseconds, elements, products) of every sample, by (kind, form)."""
+    rows = defaultdict[tuple[str, str], list[tuple[float, int, int]]](list)
+    with tempfile.TemporaryDirectory() as name:
+        for one in samples():
+            count = elements(one, made_elements(one))
+            if one.kind == "BORDER":
+                times = border_times(one, Path(name))
+                for kind, each in zip(BORDERS, times, strict=True):
+                    rows[kind, "integer"].append((each, count, 0))
+                continue
+            rows[one.kind, "float"].append((float_time(one, Path(name)), count, one.products))
+            rows[one.kind, "integer"].append((integer_time(one, Path(name)), count, one.products))
+    return rows
+
+
+def main() -> int:
+    """Print the table, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="write the table here, as the package reads it")
+    parser.add_argument("--json", type=Path, help=record.HELP)
+    arguments = parser.parse_args()
+    lines = [[kind, form, *(f"{value:.3g}" for value in fitted(found))] for (kind, form), found in measured().items()]
+    print(measure.table(HEADER, lines))
+    if arguments.output:
+        origin = f"# ONNX Runtime {onnxruntime.__version__}, one thread, AVX512-VNNI: python -m benchmarks.kernel_times"
+        arguments.output.write_text("\n".join([origin, *("\t".join(line) for line in [HEADER, *lines]), ""]))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"rows": lines}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(record.run(main, __file__))

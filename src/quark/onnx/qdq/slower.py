@@ -1,0 +1,283 @@
+"""Layers that the CPU provider runs faster in float, Q and DQ counted: they stay float (FloatWhereFaster).
+
+    minimize   sum of the kernels' times  +  Q or DQ for every tensor between a float and an integer kernel
+
+over which nodes compute in integers: a minimum cut (:mod:`quark.search.min_cut`). The times are those of one table,
+``kernel_times.tsv``, measured once over many shapes (``benchmarks/kernel_times.py``) and the same for everybody: the
+same model gives the same file on every machine. Nodes that run as one kernel are decided together: a convolution
+and its activation function, Sigmoid and Mul of a SiLU. What saves less than ``LEAST`` stays as configured.
+
+Not handled: nodes of unknown rank count as free. A free dimension counts as 1 where it is the first, else as ``FREE``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+import onnx_ir as ir
+
+from quark.onnx.graph.surgery import int_attribute, is_constant, sole_consumer
+from quark.onnx.qdq import slots
+from quark.onnx.qdq.op_rules import FUSED_PRODUCERS
+from quark.search.min_cut import FOREVER, labels
+
+OPTION = "FloatWhereFaster"
+REASON = f"{OPTION}: the CPU's kernels are faster in float here, conversions counted"
+#: Microseconds that leaving nodes in float has to save: in all, and each connected group of them.
+LEAST, LEAST_OF_GROUP = 50.0, 2.0
+FREE = 64
+#: Operators without a row whose kernels take about as long as those of one that has a row.
+_LIKE = {
+    "Clip": "Relu",
+    "Flatten": "Reshape",
+    "Squeeze": "Reshape",
+    "Unsqueeze": "Reshape",
+    "Split": "Slice",
+    "Gather": "Slice",
+    "Pad": "Concat",
+    "Expand": "Concat",
+    "Tile": "Concat",
+    "DepthToSpace": "Transpose",
+    "SpaceToDepth": "Transpose",
+    "PRelu": "LeakyRelu",
+    "InstanceNormalization": "LayerNormalization",
+}
+#: Any other: a kernel that has no integer form.
+_OTHER = "Sqrt"
+#: Activation functions that a float convolution computes within.
+_WITHIN = frozenset(["Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid"])
+_CLIPS = frozenset(["Relu", "Clip"])
+
+
+@dataclass
+class _Unit:
+    """Nodes that run as one kernel, and their microseconds in both forms."""
+
+    nodes: list[ir.Node] = field(default_factory=list)
+    float_time: float = 0.0
+    integer_time: float = 0.0
+
+
+def faster_in_float(model: ir.Model, chosen: Iterable[ir.Node], fixed: set[ir.Node]) -> set[ir.Node]:
+    """Those of the nodes to be quantized that are left in float.
+
+    Args:
+        chosen: the nodes to be quantized.
+        fixed: those of them that are quantized in any case.
+    """
+    members = set(chosen)
+    units = _units([node for node in model.graph if node in members])
+    of_node = {node: k for k, unit in enumerate(units) for node in unit.nodes}
+    tensors = _tensors(model, of_node)
+    integer = _cut(units, tensors, fixed)
+    for group in _groups([k for k, here in enumerate(integer) if not here], tensors):
+        with_group = [here or k in group for k, here in enumerate(integer)]
+        if _total(units, tensors, with_group) - _total(units, tensors, integer) < LEAST_OF_GROUP:
+            integer = with_group
+    saved = _total(units, tensors, [True] * len(units)) - _total(units, tensors, integer)
+    if saved < LEAST:
+        return set()
+    return {node for unit, here in zip(units, integer, strict=True) if not here for node in unit.nodes}
+
+
+# ---- times -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def table() -> Mapping[tuple[str, str], tuple[float, float, float]]:
+    """(kind, form) -> microseconds a call, nanoseconds an element, microseconds a million products."""
+    text = files("quark.onnx.qdq").joinpath("kernel_times.tsv").read_text(encoding="utf-8")
+    lines = [line.split("\t") for line in text.splitlines() if not line.startswith("#")][1:]
+    return {(kind, form): (float(a), float(b), float(c)) for kind, form, a, b, c in lines}
+
+
+def _time(kind: str, form: str, elements: float, products: float = 0.0) -> float:
+    call, element, product = table()[kind, form]
+    return call + element * elements / 1e3 + product * products / 1e6
+
+
+def _node_times(node: ir.Node) -> tuple[float, float]:
+    """Microseconds of a node in float and in integers."""
+    read = [_elements(value) for value in node.inputs if slots.is_float(value) and not is_constant(value)]
+    made = [_elements(value) for value in node.outputs]
+    if not read or None in read or None in made:
+        return 0.0, 0.0
+    known = [one or 0 for one in (*read, *made)]
+    elements = max(*known, sum(known[: len(read)]) if node.op_type == "Concat" else 0)
+    kind, products = _kind(node)
+    if kind == "Conv image":
+        shape = _sizes(node.inputs[1]) or [1, 1]
+        elements = round(products / (shape[0] * shape[1]))
+    times = _time(kind, "float", elements, products), _time(kind, "integer", elements, products)
+    if node.op_type == "ConvTranspose":  # no integer kernel: the float one between conversions
+        return times[0], times[0] + _time(_OTHER, "integer", elements) - _time(_OTHER, "float", elements)
+    return times
+
+
+def _kind(node: ir.Node) -> tuple[str, float]:
+    """The row of a node, and its products."""
+    made = _elements(node.outputs[0]) or 0
+    if node.op_type in ("Conv", "ConvTranspose") and node.inputs[1] is not None:
+        shape, group = _sizes(node.inputs[1]) or [1, 1], int_attribute(node, "group", 1)
+        products = float(made * math.prod(shape[1:]))
+        if node.op_type == "ConvTranspose":
+            return "Conv", float((_elements(node.inputs[0]) or 0) * math.prod(shape[1:]))
+        if group > 1:
+            return "Conv depthwise" if shape[1] == 1 else "Conv grouped", products
+        if shape[1] <= 4:
+            return "Conv image", products
+        return "Conv 1x1" if math.prod(shape[2:]) == 1 else "Conv", products
+    if node.op_type in ("MatMul", "Gemm") and node.inputs[1] is not None:
+        depth = (_sizes(node.inputs[0]) or [1])[-1]
+        rows = made // max((_sizes(node.outputs[0]) or [1])[-1], 1)
+        kind = "MatMul" if not is_constant(node.inputs[1]) else "MatMul weight" if rows > 1 else "MatMul row"
+        return kind, float(made * depth)
+    kind = _LIKE.get(node.op_type, node.op_type)
+    return kind if (kind, "float") in table() else _OTHER, 0.0
+
+
+def _sizes(value: ir.Value | None) -> list[int] | None:
+    if value is None or value.shape is None:
+        return None
+    return [size if isinstance(size, int) else 1 if axis == 0 else FREE for axis, size in enumerate(value.shape)]
+
+
+def _elements(value: ir.Value | None) -> int | None:
+    sizes = _sizes(value)
+    return None if sizes is None else math.prod(sizes)
+
+
+# ---- units -----------------------------------------------------------------------------------------------------------
+
+
+def _units(nodes: Sequence[ir.Node]) -> list[_Unit]:
+    """The nodes, those together that are one kernel."""
+    units: list[_Unit] = []
+    of_node: dict[ir.Node, _Unit] = {}
+    members = set(nodes)
+    for node in nodes:
+        float_time, integer_time = _node_times(node)
+        unit = _Unit()
+        gate = _gate(node)
+        before = _before(node)
+        if gate is not None and gate in of_node and of_node[gate].nodes == [gate]:
+            unit, elements = of_node[gate], _elements(node.outputs[0]) or 0
+            unit.float_time, unit.integer_time = _time("SiLU", "float", elements), _time("SiLU", "integer", elements)
+            float_time = integer_time = 0.0
+        elif before in members and before in of_node:
+            unit = of_node[before]
+            float_time = 0.0 if before.op_type in ("Conv", "ConvTranspose") else float_time
+            integer_time = 0.0 if node.op_type in _CLIPS else integer_time
+        else:
+            units.append(unit)
+        unit.nodes.append(node)
+        unit.float_time += float_time
+        unit.integer_time += integer_time
+        of_node[node] = unit
+    return units
+
+
+def _gate(node: ir.Node) -> ir.Node | None:
+    """The Sigmoid of a Mul that makes a SiLU with it."""
+    for value, other in (node.inputs[:2], node.inputs[1::-1]) if node.op_type == "Mul" else ():
+        gate = None if value is None else value.producer()
+        if value is not None and gate is not None and gate.op_type == "Sigmoid" and gate.inputs[0] is other:
+            return gate if sole_consumer(value) is node else None
+    return None
+
+
+def _before(node: ir.Node) -> ir.Node | None:
+    """The node that an activation function is one kernel with."""
+    value = node.inputs[0] if node.inputs else None
+    if value is None or node.op_type not in _WITHIN or sole_consumer(value) is not node:
+        return None
+    producer = value.producer()
+    if producer is None:
+        return None
+    fits = producer.op_type == "Conv" or (node.op_type in _CLIPS and producer.op_type in FUSED_PRODUCERS)
+    return producer if fits else None
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor between kernels: who makes it and who reads it (None: something that stays float), and conversions."""
+
+    maker: int | None
+    readers: frozenset[int | None]
+    quantize: float
+    dequantize: float
+
+
+def _tensors(model: ir.Model, of_node: Mapping[ir.Node, int]) -> list[_Tensor]:
+    """Every float tensor that a unit makes or reads and another kernel reads or makes."""
+    found = []
+    values = [*model.graph.inputs, *(value for node in model.graph for value in node.outputs)]
+    for value in values:
+        elements, producer = _elements(value), value.producer()
+        if elements is None or not slots.is_float(value):
+            continue
+        maker = None if producer is None else of_node.get(producer)
+        read: set[int | None] = {of_node.get(use.node) for use in value.uses() if use.node.op_type != "Shape"}
+        read |= {None} if value.is_graph_output() else set()
+        readers = frozenset(read - ({maker} if maker is not None else set()))
+        if readers and (maker is not None or readers != {None}):
+            suffix = " image" if len(value.shape or ()) == 4 else ""
+            times = [_time(kind + suffix, "integer", elements) for kind in ("QuantizeLinear", "DequantizeLinear")]
+            found.append(_Tensor(maker, readers, *times))
+    return found
+
+
+# ---- decision --------------------------------------------------------------------------------------------------------
+
+
+def _cut(units: Sequence[_Unit], tensors: Sequence[_Tensor], fixed: set[ir.Node]) -> list[bool]:
+    """Which units compute in integers at the least total."""
+    outside = len(units)
+    yes = [round(unit.integer_time * 1e3) for unit in units] + [FOREVER]
+    no = [FOREVER if fixed & set(unit.nodes) else round(unit.float_time * 1e3) for unit in units] + [0]
+    pairs: list[tuple[int, int, int]] = []
+    for tensor in tensors:
+        maker = outside if tensor.maker is None else tensor.maker
+        readers = [outside if reader is None else reader for reader in sorted(tensor.readers, key=str)]
+        codes, numbers = len(yes), len(yes) + 1
+        yes, no = [*yes, 0, 0], [*no, 0, 0]
+        pairs.append((maker, numbers, round(tensor.dequantize * 1e3)))
+        pairs += [(numbers, reader, FOREVER) for reader in readers]
+        pairs.append((codes, maker, round(tensor.quantize * 1e3)))
+        pairs += [(reader, codes, FOREVER) for reader in readers]
+    return labels(yes, no, pairs)[:outside]
+
+
+def _total(units: Sequence[_Unit], tensors: Sequence[_Tensor], integer: Sequence[bool]) -> float:
+    """Microseconds of all kernels and conversions."""
+    kernels = sum(unit.integer_time if here else unit.float_time for unit, here in zip(units, integer, strict=True))
+    for tensor in tensors:
+        made = tensor.maker is not None and integer[tensor.maker]
+        read = {reader is not None and integer[reader] for reader in tensor.readers}
+        kernels += tensor.dequantize if made and False in read else 0.0
+        kernels += tensor.quantize if not made and True in read else 0.0
+    return kernels
+
+
+def _groups(left: Sequence[int], tensors: Sequence[_Tensor]) -> list[set[int]]:
+    """Connected groups of the units that are left in float."""
+    root = {unit: unit for unit in left}
+
+    def find(unit: int) -> int:
+        while root[unit] != unit:
+            root[unit] = root[root[unit]]
+            unit = root[unit]
+        return unit
+
+    for tensor in tensors:
+        joined = [one for one in (tensor.maker, *tensor.readers) if one is not None and one in root]
+        for other in joined[1:]:
+            root[find(other)] = find(joined[0])
+    groups: dict[int, set[int]] = {}
+    for unit in left:
+        groups.setdefault(find(unit), set()).add(unit)
+    return list(groups.values())

@@ -1,0 +1,136 @@
+"""The CPU target: what kernels are slower in integers stays float, by one table; other forms of the same sums."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+from tests.onnx_flow import models, pass_models
+
+from quark.onnx import ModelQuantizer, get_default_config
+from quark.onnx.qdq.slower import REASON, table
+from quark.onnx.quantization.config.config import Config
+from quark.search.min_cut import FOREVER, labels
+
+
+def quantized(proto: onnx.ModelProto, feed: dict[str, np.ndarray], preset: str = "A8W8_CPU", **options: object):
+    legacy = get_default_config(preset)
+    legacy.extra_options.update({"PrintSummary": False, **options})
+    quantizer = ModelQuantizer(Config(legacy))
+    return quantizer.quantize_model(proto, None, [feed]), quantizer.result.plan
+
+
+# ---- minimum cut -----------------------------------------------------------------------------------------------------
+
+
+def cost(chosen: tuple[bool, ...], yes: list[int], no: list[int], pairs: list[tuple[int, int, int]]) -> int:
+    alone = sum(yes[k] if here else no[k] for k, here in enumerate(chosen))
+    return alone + sum(price for u, v, price in pairs if chosen[u] and not chosen[v])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_cut_costs_what_the_best_of_all_labellings_costs(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    size = int(random.integers(1, 9))
+    yes, no = random.integers(0, 20, size).tolist(), random.integers(0, 20, size).tolist()
+    ends = [tuple(random.integers(0, size, 2).tolist()) for _ in range(2 * size)]
+    pairs = [(u, v, int(random.integers(0, 15))) for u, v in ends if u != v]
+    found = tuple(labels(yes, no, pairs))
+    every = {one: cost(one, yes, no, pairs) for one in itertools.product((False, True), repeat=size)}
+    least = min(every.values())
+    assert every[found] == least
+    assert sum(found) == max(sum(one) for one, price in every.items() if price == least)
+
+
+def test_a_label_that_costs_forever_is_not_given() -> None:
+    assert labels([FOREVER, 1], [0, 9], [(1, 0, 5)]) == [False, True]
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_has_both_forms_and_no_negative_time() -> None:
+    kinds = {kind for kind, _ in table() if "Linear" not in kind}
+    assert all({(kind, "float"), (kind, "integer")} <= set(table()) for kind in kinds)
+    assert all(part >= 0 for row in table().values() for part in row)
+
+
+# ---- what stays float ------------------------------------------------------------------------------------------------
+
+
+def heavy_tail() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A large convolution, which integers make faster, and a Softmax over channels, which they make slower."""
+    graph = """
+    tail (float[1, 128, 28, 28] x) => (float[1, 128, 28, 28] z) {
+        a = Conv <pads = [1, 1, 1, 1]> (x, w)
+        b = Softmax <axis = 1> (a)
+        c = Conv <pads = [1, 1, 1, 1]> (b, v)
+        z = Relu (c)
+    }"""
+    weights = {name: models.normal(128, 128, 3, 3) * np.float32(0.05) for name in "wv"}
+    return models.model(graph, weights, 17), {"x": models.normal(1, 128, 28, 28)}
+
+
+def test_a_softmax_stays_float_between_integer_convolutions_and_the_same_model_gives_the_same_bytes() -> None:
+    proto, feed = heavy_tail()
+    made, plan = quantized(proto, feed)
+    nodes = {node.op_type: node for node in plan.nodes.values()}
+    assert nodes["Conv"].quantized
+    assert (nodes["Softmax"].quantized, nodes["Softmax"].reason) == (False, REASON)
+    assert quantized(proto, feed)[0].SerializeToString() == made.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    [("A8W8", {}), ("A8W8_CPU", {"FloatWhereFaster": False}), ("A8W8_CPU", {"ExtraOpTypesToQuantize": ["Softmax"]})],
+)
+def test_what_the_user_asks_for_and_other_targets_are_quantized(preset: str, options: dict[str, object]) -> None:
+    proto, feed = heavy_tail()
+    _, plan = quantized(proto, feed, preset, **options)
+    assert all(node.quantized for node in plan.nodes.values() if node.op_type == "Softmax")
+
+
+def test_a_small_model_is_quantized_as_configured() -> None:
+    graph = "g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) { a = Conv (x, w) y = Softmax <axis = 1> (a) }"
+    proto = models.model(graph, {"w": models.normal(4, 4, 1, 1)}, 17)
+    _, plan = quantized(proto, {"x": models.normal(1, 4, 8, 8)})
+    assert all(node.quantized for node in plan.nodes.values())
+
+
+def test_a_model_that_integers_only_slow_down_stays_float_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    graph = "g (float[1, 64, 56, 56] x) => (float[1, 64, 56, 56] y) { a = Softmax <axis = 1> (x) y = Sigmoid (a) }"
+    proto, feed = models.model(graph, {}, 17), {"x": models.normal(1, 64, 56, 56)}
+    made, plan = quantized(proto, feed)
+    assert not plan.tensors and "stays float" in caplog.text
+    models.assert_close(models.run(made, feed), models.run(proto, feed), 1e-6)
+
+
+# ---- forms -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_cpu_target_gets_the_forms_and_others_do_not() -> None:
+    proto = pass_models.focuses()
+    feed = models.feeds(proto)
+    for preset, averages in (("A8W8_CPU", 1), ("A8W8", 3)):
+        made, _ = quantized(proto, feed, preset)
+        assert sum(node.op_type == "AveragePool" for node in made.graph.node) == averages
+    made, _ = quantized(proto, feed, FasterForms=False)
+    assert sum(node.op_type == "AveragePool" for node in made.graph.node) == 3
+
+
+def test_a_float16_model_computes_in_float32_inside_and_keeps_its_interface() -> None:
+    proto = pass_models.half_model()
+    feed = models.feeds(proto)
+    made, _ = quantized(proto, feed)
+    ends = [*made.graph.input, *made.graph.output]
+    assert [one.type.tensor_type.elem_type for one in ends] == [
+        one.type.tensor_type.elem_type for one in (*proto.graph.input, *proto.graph.output)
+    ]
+    halves = [one.name for one in made.graph.initializer if one.data_type == onnx.TensorProto.FLOAT16]
+    assert not halves
+    assert sum(node.op_type == "Cast" for node in made.graph.node) <= len(ends) + sum(
+        node.op_type == "Cast" for node in proto.graph.node
+    )
+    models.run(made, feed)
