@@ -13,8 +13,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from quark.errors import ConfigError
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import ELEMENTS
+from quark.numerics.granularity import Tensor
 from quark.torch.config.type import Dtype, QSchemeType
 from quark.torch.export import (
     card,
@@ -247,3 +249,14 @@ def test_caches_of_compressed_tensors_have_eight_bits_and_one_type() -> None:
         assert made["symmetric"] is True and made["dynamic"] is False
     with pytest.raises(Exception, match="one type for all caches"):
         compressed_caches.cache_scheme({"k": cache("int8"), "v": cache("fp8_e4m3")})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("scale", "symmetric", "name"), [(None, True, "k_proj"), (torch.ones(()), False, "k_proj")])
+def test_caches_without_one_static_scale_are_refused(scale: object, symmetric: bool, name: str) -> None:
+    stage = SimpleNamespace(format=ELEMENTS["int8"], spec=SimpleNamespace(symmetric=symmetric))
+    part = SimpleNamespace(stage=stage, granularity=Tensor(), scale=scale)
+    with pytest.raises(ConfigError):
+        compressed_caches.check(name, part)  # type: ignore[arg-type]
+    good = SimpleNamespace(stage=SimpleNamespace(format=ELEMENTS["int8"], spec=SimpleNamespace(symmetric=True)))
+    good.granularity, good.scale = Tensor(), torch.ones(())
+    compressed_caches.check(f"layers.0.{name}", good)  # type: ignore[arg-type]
