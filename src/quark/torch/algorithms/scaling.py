@@ -35,7 +35,7 @@ from quark.torch.structure import Structure, find_structure
 
 log = logging.getLogger(__name__)
 ROWS = 1024  # inputs kept per place
-OUTPUTS = 512  # of a layer, by which candidates are told apart
+OUTPUTS = 1024  # of a layer, by which candidates are told apart
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,137 @@
+"""What a checkpoint quantized file by file takes: disk exactly, memory and work by a formula; no tensor is read.
+
+    disk      the result, from the form of every tensor; beside it, until the job is done, what is tuned or changed
+    memory    the process, and a tensor that is rounded and packed, per worker; with samples, what is outside of the
+              blocks, one block, the hidden states of all samples, and what an algorithm needs for its largest layer
+    work      runs of the blocks on the samples, sums of squares, rounding, as multiplications
+
+``docs/torch/large_models.md`` has the formula and what was measured beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from quark.torch.algorithms.blocks import find_blocks
+from quark.torch.config.model import QConfig
+from quark.torch.export.checkpoint import read_checkpoint
+from quark.torch.files.plan import Quantized, plan
+from quark.torch.files.quantize import jobs_of
+from quark.torch.files.skeleton import Skeleton, Stored, read_skeleton
+from quark.torch.matching import match
+
+PROCESS = 430_000_000  # bytes of a process that has loaded everything
+ROUNDED = 7  # bytes per weight while it is rounded and packed, piece by piece
+TUNED = 28  # bytes per weight of the largest layer that an algorithm works on
+SQUARES = 16  # bytes per element of the matrix of its inputs' squares: the sum, and what is made of it
+STATE = 12  # bytes per element of a hidden state: what enters a block, what leaves it, and while it runs
+RUNS = 7  # of every block on every sample: one to record, one per group of layers, one to go on
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one job takes.
+
+    Attributes:
+        weights: that are quantized.
+        read: bytes of the checkpoint.
+        written: bytes of the result.
+        temporary: bytes beside the result until the job is done.
+        passes: how often the blocks are read.
+        memory: most bytes resident, by the formula.
+        multiplications: of the samples through the blocks, and of the algorithm.
+    """
+
+    weights: int
+    read: int
+    written: int
+    temporary: int
+    passes: int
+    memory: int
+    multiplications: int
+
+    def seconds(self, multiplications: float, weights: float, disk: float) -> float:
+        """How long it takes where a second is enough for so many multiplications of a large matrix product, so many
+        weights that are rounded and packed, and so many bytes of the disk."""
+        moved = self.passes * self.read + self.written + 2 * self.temporary
+        return self.multiplications / multiplications + self.weights / weights + moved / disk
+
+
+def needs(
+    source: str | Path, config: QConfig, samples: int = 0, tokens: int = 0, batch: int = 8, workers: int = 1
+) -> Needs:
+    """What ``quantize_checkpoint`` takes.
+
+    Args:
+        source: the checkpoint, of which headers are read.
+        config: how it is quantized.
+        samples, tokens: windows and their length; 0 where none are needed.
+        batch: windows that run at once.
+        workers: files that are made at once.
+
+    Raises:
+        ModelError: the checkpoint cannot be read.
+        ConfigError: the configuration does not fit it.
+    """
+    checkpoint = read_checkpoint(Path(source).expanduser().resolve())
+    skeleton = read_skeleton(checkpoint)
+    quantized = plan(match(skeleton.model, config, skeleton=True), skeleton.tensors, config)
+    jobs = jobs_of(checkpoint, checkpoint.folder, skeleton.kept(quantized), quantized, "reorder", "cpu")
+    written = sum(item.size for job in jobs for item in job.items())
+    read = sum(map(bytes_of, skeleton.tensors.values()))
+    single = max((prod(row.stored.shape) for row in quantized.values()), default=0)
+    weights = sum(prod(row.stored.shape) for row in quantized.values())
+    copied = max((bytes_of(stored) for name, stored in skeleton.tensors.items() if name not in quantized), default=0)
+    plain = PROCESS + workers * max(ROUNDED * single, 2 * copied)
+    if not samples:
+        return Needs(weights, read, written, 0, 1, plain, 0)
+    tuned = tuned_of(skeleton, quantized)
+    moved = sum(bytes_of(row.stored) for row in tuned.values())
+    memory = max(plain, with_samples(skeleton, tuned, samples * tokens, min(batch, samples) * tokens))
+    passes = 2 + -(-samples // batch)  # recorded batch by batch, worked on, written
+    return Needs(weights, read, written, moved, passes, memory, products(tuned.values(), samples * tokens))
+
+
+def bytes_of(stored: Stored) -> int:
+    """Bytes of a tensor as it is stored."""
+    return prod(stored.shape) * stored.dtype.itemsize
+
+
+def blocks_of(skeleton: Skeleton) -> tuple[str, ...]:
+    """What the names of the blocks' tensors begin with."""
+    return tuple(f"{name}." for name in find_blocks(skeleton.model).modules if name)
+
+
+def tuned_of(skeleton: Skeleton, quantized: Mapping[str, Quantized]) -> dict[str, Quantized]:
+    """The matrices in the blocks that algorithms work on."""
+    inside = blocks_of(skeleton)
+    return {
+        name: row
+        for name, row in quantized.items()
+        if name.startswith(inside) and name.endswith(".weight") and len(row.stored.shape) == 2
+    }
+
+
+def with_samples(skeleton: Skeleton, tuned: Mapping[str, Quantized], tokens: int, at_once: int) -> int:
+    """Bytes at the peak while blocks are worked on; ``tokens`` of all samples, of which ``at_once`` run together."""
+    inside = blocks_of(skeleton)
+    outside = sum(bytes_of(stored) for name, stored in skeleton.tensors.items() if not name.startswith(inside))
+    sizes = [sum(bytes_of(row.stored) for name, row in tuned.items() if name.startswith(block)) for block in inside]
+    shapes = [row.stored.shape for row in tuned.values()]
+    if not shapes:
+        return PROCESS + outside
+    layer = max(TUNED * out * width + SQUARES * width * width for out, width in shapes)
+    hidden = min(width for _, width in shapes)
+    running = 4 * at_once * max(out + width for out, width in shapes)
+    return PROCESS + outside + 2 * max(sizes) + STATE * tokens * hidden + 3 * running + layer
+
+
+def products(rows: Iterable[Quantized], tokens: int) -> int:
+    """Multiplications: samples through layers, sums of squares of their inputs, rounding."""
+    shapes = [row.stored.shape for row in rows]
+    runs = RUNS * tokens * sum(out * width for out, width in shapes)
+    squares = tokens * sum(width * width for _, width in shapes) // 2  # two layers mostly share their inputs
+    return runs + squares + sum(2 * out * width * width + width**3 for out, width in shapes)

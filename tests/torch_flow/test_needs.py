@@ -1,0 +1,49 @@
+"""What a job takes, from headers alone: disk to the byte, nothing read, and growth as the formula says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.torch_flow.test_files import llama, tensors
+
+from quark.torch import LLMTemplate
+from quark.torch.files import quantize_checkpoint
+from quark.torch.files.needs import PROCESS, needs
+from quark.torch.files.skeleton import Stored
+from quark.torch.quantization.config.config import GPTQConfig
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    llama().to(torch.bfloat16).save_pretrained(folder, max_shard_size="100KB")
+    return folder
+
+
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "ptpc_fp8", "mxfp4"])
+def test_what_is_written_is_told_to_the_byte(
+    scheme: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LLMTemplate.get("llama").get_config(scheme)
+    with monkeypatch.context() as patch:
+        patch.setattr(Stored, "read", lambda *_: pytest.fail("a tensor is read"))
+        found = needs(source, config)
+    quantize_checkpoint(source, tmp_path / "out", config)
+    assert found.written == sum(value.nbytes for value in tensors(tmp_path / "out").values())
+    assert found.read == sum(value.nbytes for value in tensors(source).values())
+    assert found.weights == sum(p.numel() for name, p in llama().named_parameters() if name.endswith("proj.weight"))
+    assert (found.temporary, found.multiplications) == (0, 0)
+
+
+def test_samples_cost_memory_and_work(source: Path) -> None:
+    config: Any = replace(LLMTemplate.get("llama").get_config("int4_wo_32"), algo_config=[GPTQConfig()])
+    few, many, long = (needs(source, config, *size) for size in ((8, 16), (16, 16), (8, 32)))
+    assert PROCESS < few.memory < many.memory and few.multiplications < many.multiplications == long.multiplications
+    assert few.temporary == 2 * few.weights and (few.passes, many.passes) == (3, 4)  # of 2 bytes each
+    assert needs(source, config, 8, 16).seconds(1e9, 1e6, 1e8) > needs(source, config).seconds(1e9, 1e6, 1e8) > 0
