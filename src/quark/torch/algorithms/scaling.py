@@ -239,6 +239,8 @@ def choices(
     squares: bool,
 ) -> list[Choice]:
     """What is chosen at each place, block by block; the model stays as it is."""
+    from quark.report.progress import bars
+
     context, stream, found = walk.context, walk.stream, []
 
     def chosen_at(name: str, module: nn.Module, stream: Stream, here: list[Place]) -> list[Any]:
@@ -258,10 +260,12 @@ def choices(
         finally:
             undo.restore()
 
-    for name, block in walk.blocks.modules.items():
-        with context.home.visiting(name):
-            hidden = chosen_at(name, block, stream, [place for place in wanted if place.block == name])
-            stream = stream.behind(name, hidden)
+    with bars() as update:
+        for done, (name, block) in enumerate(walk.blocks.modules.items()):
+            update("choose scales", done, len(walk.blocks.modules))
+            with context.home.visiting(name):
+                hidden = chosen_at(name, block, stream, [place for place in wanted if place.block == name])
+                stream = stream.behind(name, hidden)
     if outside := [place for place in wanted if place.block not in walk.blocks.modules]:
         with context.home.recording():
             chosen_at("", context.model, Stream(list(context.samples)), outside)
