@@ -54,6 +54,11 @@ print([main(["torch", *words]) for words in {REFUSED!r}], [m for m in ("torch", 
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_registered_schemes_are_for_those_who_know_them() -> None:
+    """In a process that has loaded the schemes, they are asked."""
+    refusals.check_names("a_scheme_of_mine", None, (), (), None)
+
+
 def test_layers_of_their_own_are_for_those_who_know_the_model() -> None:
     """Whether any layer keeps the static scheme is not seen in the names."""
     refusals.check_samples("fp8", None, (), ("*=int4_wo_32",))

@@ -6,6 +6,7 @@ is checked again by those who know more.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def check_names(scheme: str | None, kv_cache: str | None, layers: Sequence[str])
         ConfigError: an unknown scheme; the nearest name is shown.
     """
     for name in ([] if scheme is None else [scheme]) + [*split_layers(layers).values()]:
-        if name not in SCHEMES:
+        if name not in SCHEMES and built_in_alone():
             raise ConfigError(unknown("quantization scheme", name, SCHEMES))
     if kv_cache is not None and kv_cache not in CACHES:
         raise ConfigError(unknown("KV cache scheme", kv_cache, CACHES))
@@ -65,6 +66,13 @@ def check_samples(scheme: str | None, kv_cache: str | None, algorithms: Sequence
     for name in algorithms:
         if name in SAMPLED:
             raise DataError(f"the algorithm {name!r} needs samples: {NEEDS}")
+
+
+def built_in_alone() -> bool:
+    """Whether nobody in this process can have registered schemes, or formats, which have schemes of their own."""
+    from quark.numerics.formats import BUILT_IN, FORMATS
+
+    return "quark.torch.config.schemes" not in sys.modules and set(FORMATS) <= set(BUILT_IN)
 
 
 def split_layers(texts: Sequence[str]) -> dict[str, str]:
