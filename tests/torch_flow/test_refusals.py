@@ -56,7 +56,7 @@ print([main(["torch", *words]) for words in {REFUSED!r}], [m for m in ("torch", 
 
 def test_registered_schemes_are_for_those_who_know_them() -> None:
     """In a process that has loaded the schemes, they are asked."""
-    refusals.check_names("a_scheme_of_mine", None, (), (), None)
+    refusals.check_names("a_scheme_of_mine", None, ())
 
 
 def test_layers_of_their_own_are_for_those_who_know_the_model() -> None:
