@@ -147,6 +147,8 @@ def test_a_configuration_that_does_not_fit_the_tensors_is_refused(
     field: str, value: int, named: str, tmp_path: Path
 ) -> None:
     from quark.errors import ModelError
+    from quark.torch.export.checkpoint import read_checkpoint
+    from quark.torch.files.skeleton import read_skeleton
     from quark.torch.language import load_model
 
     tiny.tiny_model("llama", "LlamaForCausalLM").save_pretrained(tmp_path)
@@ -155,6 +157,9 @@ def test_a_configuration_that_does_not_fit_the_tensors_is_refused(
     (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
     with pytest.raises(ModelError, match=re.escape(named)):
         load_model(tmp_path)
+    if "layers" not in field:  # file by file, too
+        with pytest.raises(ModelError, match=re.escape(named)):
+            read_skeleton(read_checkpoint(tmp_path))
 
 
 # ---- what the table over all types has found -----------------------------------------------------------------------
@@ -222,3 +227,25 @@ def test_codes_survive_a_cast(tmp_path: Path) -> None:
     before = cell.weight_of(loaded, "model.layers.0.mlp.up_proj")
     loaded.get_submodule("model.layers.0.mlp").bfloat16().float()
     assert torch.equal(cell.weight_of(loaded, "model.layers.0.mlp.up_proj"), before)
+
+
+@pytest.mark.parametrize("reader", ["load_model", "read_skeleton"])
+def test_a_transposed_weight_and_a_missing_architecture_are_refused(reader: str, tmp_path: Path) -> None:
+    from quark.errors import ModelError
+    from quark.torch.export.checkpoint import read_checkpoint
+    from quark.torch.files.skeleton import read_skeleton
+    from quark.torch.language import load_model
+
+    tiny.tiny_model("llama", "LlamaForCausalLM").save_pretrained(tmp_path)
+    read = {"load_model": load_model, "read_skeleton": lambda folder: read_skeleton(read_checkpoint(folder))}[reader]
+    config = json.loads((tmp_path / "config.json").read_text())
+    if reader == "read_skeleton":
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": None}))
+        with pytest.raises(ModelError, match="LlamaForCausalLM"):
+            read(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"].T.contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+        read(tmp_path)

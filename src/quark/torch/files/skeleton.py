@@ -144,8 +144,35 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
             whole = tensors.pop(name)
             tensors |= shares(whole, shape, views)
             stacked[name] = whole, tuple(views)
+    check_shapes(checkpoint, model, tensors)
     add_layers(model, tensors)
     return Skeleton(model, tensors, stacked, outside)
+
+
+def check_shapes(checkpoint: Checkpoint, model: nn.Module, tensors: Mapping[str, Stored]) -> None:
+    """Every tensor has the shape that ``config.json`` asks for.
+
+    Raises:
+        ModelError: one has another, or the configuration names no architecture for a type that has one.
+    """
+    file = str(checkpoint.folder / "config.json")
+    for name, value in model.state_dict().items():
+        stored = tensors.get(name)
+        if stored is not None and stored.part is None and stored.shape != tuple(value.shape):
+            shapes = f"{list(stored.shape)} in the files, and {file!r} asks for {list(value.shape)}"
+            raise ModelError(f"{str(checkpoint.folder)!r}: the tensor {stored.name!r} is {shapes}")
+    if not checkpoint.config.get("architectures") and (wanted := usual_architecture(checkpoint)) is not None:
+        raise ModelError(f"{file!r} names no architectures, and so tensors cannot be told apart; [{wanted!r}] is usual")
+
+
+def usual_architecture(checkpoint: Checkpoint) -> str | None:
+    """The language model of the model type of a checkpoint, if transformers has one."""
+    try:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+    except ImportError:
+        return None
+    found = KNOWN.get(str(checkpoint.config.get("model_type")))
+    return found if found is None or isinstance(found, str) else str(found[0])
 
 
 def stacks(model: nn.Module) -> dict[str, tuple[tuple[int, ...], dict[str, torch.Tensor]]]:
