@@ -19,6 +19,7 @@ from quark.cli.common import (
     Limit,
     OwnMetric,
     PlanOutput,
+    PlanPath,
     Purpose,
     Rounds,
     Threads,
@@ -26,6 +27,7 @@ from quark.cli.common import (
     preset_names,
 )
 from quark.cli.paths import Guarded, Overwrite, Reads, Writes
+from quark.cli.plan_app import plan_app
 from quark.cli.source_options import Source, takes_samples
 from quark.cli.torch_app import torch_app
 from quark.cli.transformation import WithPasses
@@ -41,6 +43,7 @@ app = typer.Typer(
 onnx_app = typer.Typer(no_args_is_help=True, help="Quantize, inspect and compare ONNX models.")
 app.add_typer(onnx_app, name="onnx")
 app.add_typer(torch_app, name="torch")
+app.add_typer(plan_app, name="plan")
 
 ReportPath = Annotated[
     Path | None,
@@ -98,9 +101,6 @@ FailUnder = Annotated[
     typer.Option(
         "--fail-under", metavar="METRIC=X", help="Exit code 3 below it: sqnr, psnr (dB), cosine or kept (0 to 1)."
     ),
-]
-PlanPath = Annotated[
-    Path | None, Writes(), typer.Option(help="Write every decision (tensor, format, range, scale, why) as JSON.")
 ]
 
 
@@ -180,6 +180,8 @@ def plan(
     target: Target = None,
     exclude: Exclude = None,
     tensors: Annotated[bool, typer.Option(help="Also list every quantized tensor.")] = False,
+    plan: PlanPath = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Show what a quantization would do, without data and without writing anything.
@@ -190,10 +192,9 @@ def plan(
     from quark.cli import planning
     from quark.cli.quantization import Request
 
-    source = Source()
     chosen = tuple(settings or ()), target, tuple(exclude or ()), config
-    request = Request(model, model, chosen_preset(preset, config, hardware), source, *chosen)
-    planning.run(request, tensors, json)
+    request = Request(model, model, chosen_preset(preset, config, hardware), Source(), *chosen)
+    planning.run(request, tensors, plan, json)
 
 
 @onnx_app.command(

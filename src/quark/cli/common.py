@@ -53,6 +53,11 @@ LedgerPath = Annotated[
 ChartReport = Annotated[
     Path | None, Writes(folder=True), typer.Option("--report", help="Also write an HTML page with the layers plotted.")
 ]
+PlanPath = Annotated[
+    Path | None,
+    Writes(),
+    typer.Option("--plan", help="Write every decision (tensor, format, scale, why) as JSON, for `quark plan diff`."),
+]
 PlanOutput = Annotated[
     Path, Writes(), typer.Option("--output", "-o", help="The plan, a .yaml or .json file to edit and use.")
 ]

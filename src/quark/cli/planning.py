@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from quark.cli.output import print_json, say, show
+from quark.cli.output import print_json, say, show, write_text
 from quark.cli.quantization import Request, configure, pass_facts
 from quark.cli.settings import parse_settings
 from quark.config.plan import Plan
@@ -17,15 +17,18 @@ from quark.report import Table
 from quark.report.summary import cost_table, decision_table, pass_table, rule_table, summary_tables
 
 
-def run(request: Request, tensors: bool, json: bool) -> None:
-    """Decide about every tensor and predict the cost; nothing is written, no data are read."""
+def run(request: Request, tensors: bool, plan: Path | None, json: bool) -> None:
+    """Decide about every tensor and predict the cost; only ``plan`` is written, no data are read."""
     found = forecast(configure(request, parse_settings(request.settings)).compile(), request.model)
+    if plan is not None:
+        write_text(found.plan.to_json(), plan)
     if json:
         print_json(facts(request.model, found))
         return
     for table in tables(request.model, found, tensors):
         show(table)
-    say("Nothing was written. `quark onnx quantize` with the same options does it.")
+    written = "Nothing" if plan is None else f"Only {plan}"
+    say(f"{written} was written. `quark onnx quantize` with the same options does it.")
 
 
 def tables(model: Path, found: Forecast, tensors: bool) -> Iterable[Table]:

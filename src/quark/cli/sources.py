@@ -17,9 +17,7 @@ from quark.onnx.preprocessing import Preprocessing, doubts
 from quark.search.function import load_function
 
 
-def feeds(
-    model: Path, source: Source, first: bool = False, made: Path | None = None
-) -> Samples | list[Feed]:
+def feeds(model: Path, source: Source, first: bool = False, made: Path | None = None) -> Samples | list[Feed]:
     """The feeds for ``model``; what looks wrong about the first one is said.
 
     Args:

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from quark.cli.common import Backend, ChartReport, Compare, Json, LedgerPath, Limit, PlanOutput, Rounds, Threads
+from quark.cli.common import (
+    Backend,
+    ChartReport,
+    Compare,
+    Json,
+    LedgerPath,
+    Limit,
+    PlanOutput,
+    PlanPath,
+    Rounds,
+    Threads,
+)
 from quark.cli.paths import FOLDER, Guarded, Overwrite, Reads, Writes
 
 torch_app = typer.Typer(no_args_is_help=True, help="Quantize and evaluate PyTorch language models.")
@@ -165,6 +176,66 @@ def quantize(
         verify,
     )
     torch_quantize.run(request, check, json)
+
+
+@torch_app.command(
+    cls=Guarded,
+    epilog="""**Examples**
+
+`quark torch plan llama/ --scheme int4_wo_128`
+
+`quark torch plan llama/ --scheme fp8 --layer '*.down_proj=int8_wo_per_channel' --tensors --plan plan.json`""",
+)
+def plan(
+    model: ModelDir,
+    scheme: Scheme = None,
+    config: ConfigFile = None,
+    algorithm: Algorithms = None,
+    kv_cache: Cache = None,
+    layer: Layers = None,
+    exclude: Exclude = None,
+    exclude_only: ExcludeOnly = None,
+    format: Format = None,
+    program: For = None,
+    tensors: Annotated[bool, typer.Option(help="Also list every quantized tensor.")] = False,
+    plan: PlanPath = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Show what a quantization would do, from the names and shapes in the files; no weight is read.
+
+    What is quantized with which data type by which rule, what stays float and why, sizes, and which programs read it.
+    """
+    from quark.cli import torch_plan
+    from quark.cli.torch_quantize import unmade
+
+    check_choice(scheme, config)
+    names = tuple(algorithm or ()), tuple(layer or ()), exclude, exclude_only
+    torch_plan.run(unmade(model, scheme, config, kv_cache, *names, format, program), tensors, plan, json)
+
+
+@torch_app.command(
+    cls=Guarded, epilog="**Example**: `quark torch explain llama/ model.layers.0.mlp.down_proj.weight -s int4_wo_128`"
+)
+def explain(
+    model: ModelDir,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A layer, or its weight, bias, input or output.")],
+    scheme: Scheme = None,
+    config: ConfigFile = None,
+    algorithm: Algorithms = None,
+    kv_cache: Cache = None,
+    layer: Layers = None,
+    exclude: Exclude = None,
+    exclude_only: ExcludeOnly = None,
+    json: Json = False,
+) -> None:
+    """Say what one layer or tensor would become, and by which rule."""
+    from quark.cli import torch_plan
+    from quark.cli.torch_quantize import unmade
+
+    check_choice(scheme, config)
+    names = tuple(algorithm or ()), tuple(layer or ()), exclude, exclude_only
+    torch_plan.run_explain(unmade(model, scheme, config, kv_cache, *names), name, json)
 
 
 @torch_app.command(

@@ -295,6 +295,25 @@ def by_files(request: Request, format: str, batch_size: int, workers: int) -> di
     return {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
 
 
+def unmade(
+    model: Path,
+    scheme: str | None,
+    config: Path | None,
+    kv_cache: str | None,
+    algorithms: tuple[str, ...],
+    layers: tuple[str, ...],
+    exclude: Sequence[str] | None,
+    exclude_only: Sequence[str] | None,
+    format: str | None = None,
+    program: str | None = None,
+) -> Request:
+    """A request that is not carried out: it has no output, and no samples."""
+    left, source = left_float(exclude, exclude_only), Source(None, 1, 2)
+    return Request(
+        model, model, scheme, kv_cache, algorithms, layers, left, source, "cpu", False, config, format, program
+    )
+
+
 def left_float(exclude: Sequence[str] | None, exclude_only: Sequence[str] | None) -> dict[str, list[str]]:
     """What stays float, as keys of a configuration file: beside the usual layers, and in their place."""
     given = {"also_exclude": list(exclude or ()), "exclude": list(exclude_only or ())}

@@ -19,8 +19,9 @@ import numpy as np
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.files.ours import MARK
-from quark.numerics import granularity as granularities
+from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
 
+GRANULARITIES = {kind.__name__: kind for kind in (Tensor, Channel, Group, Block2D, Token)}
 Role = Literal["activation", "weight", "bias"]
 
 
@@ -172,7 +173,7 @@ def _tensor_to_dict(tensor: TensorPlan) -> dict[str, Any]:
 def _tensor_from_dict(entry: dict[str, Any]) -> TensorPlan:
     spec = dict(entry["spec"])
     kind = dict(spec["granularity"])
-    spec["granularity"] = getattr(granularities, kind.pop("kind"))(**kind)
+    spec["granularity"] = GRANULARITIES[kind.pop("kind")](**kind)
     spec["settings"] = tuple((name, value) for name, value in spec["settings"])
     changed: dict[str, Any] = {
         "spec": TensorSpec(**spec),

@@ -57,7 +57,7 @@ from quark.torch.files.skeleton import Skeleton, Stored, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
 from quark.torch.files.tuned import set_scales, tuned_weights
 from quark.torch.layouts import tell_layouts
-from quark.torch.matching import check_patterns, find_candidates, match
+from quark.torch.matching import Matches, check_patterns, find_candidates, match
 from quark.torch.shared_scales import has_tensor_scale, share
 
 log = logging.getLogger(__name__)
@@ -160,6 +160,32 @@ class Job:
         return [part for part in parts(quantizer) if has_tensor_scale(part)]
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a checkpoint, before a value is read.
+
+    Attributes:
+        skeleton: its modules and tensors.
+        found: which layer gets which configuration.
+        quantized: how tensors are quantized, by their names in memory.
+        tensors: all that is written.
+    """
+
+    skeleton: Skeleton
+    found: Matches
+    quantized: dict[str, Quantized]
+    tensors: dict[str, Stored]
+
+
+def decide(checkpoint: Checkpoint, config: QConfig) -> Decision:
+    """Decide for every tensor of a checkpoint; arguments and errors as in ``quantize_checkpoint``."""
+    skeleton = read_skeleton(checkpoint, eager=config.softmax_quant_spec is not None)
+    check_patterns(skeleton.model, config, list(find_candidates(skeleton.model)))
+    found = match(skeleton.model, config, skeleton=True)
+    quantized = plan(found, skeleton.tensors, config)
+    return Decision(skeleton, found, quantized, skeleton.kept(quantized))
+
+
 def quantize_checkpoint(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -191,14 +217,12 @@ def quantize_checkpoint(
     export = JsonExporterConfig(pack_method=pack_method)
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     checkpoint, goal = read_checkpoint(Path(source).expanduser().resolve()), Path(target).expanduser().resolve()
-    skeleton = read_skeleton(checkpoint, eager=config.softmax_quant_spec is not None)
-    check_patterns(skeleton.model, config, list(find_candidates(skeleton.model)))
-    found = match(skeleton.model, config, skeleton=True)
-    quantized = plan(found, skeleton.tensors, config)
+    decision = decide(checkpoint, config)
+    skeleton, found, quantized = decision.skeleton, decision.found, decision.quantized
     static = needs_samples(found, find_targets(skeleton.model, config), samples)
     stages = stages_of(config, quantized, static, samples)
     samples = samples if samples is None else list(samples)  # read once: what is digested is what is used
-    tensors = skeleton.kept(quantized)
+    tensors = decision.tensors
     warn_of_stacked(tensors)
     tell_layouts(found)
     told = replace(config, exclude=list(found.excluded))

@@ -1,0 +1,116 @@
+"""``quark torch plan`` and ``quark torch explain``: what a quantization of a checkpoint would do, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quark.cli.output import print_json, say, show, write_text
+from quark.cli.torch_quantize import Request, checked_format, chosen_values, float_type
+from quark.report import Table, file_size
+from quark.report.summary import decision_table, rule_table
+
+if TYPE_CHECKING:
+    from quark.config.plan import Plan
+    from quark.torch.forecast import Forecast
+
+
+def run(request: Request, tensors: bool, plan: Path | None, json: bool) -> None:
+    """Decide about every tensor, and say what comes out; only ``plan`` is written."""
+    values, found = decided(request)
+    if plan is not None:
+        write_text(found.plan.to_json(), plan)
+    readers = list(readers_of(values))
+    if json:
+        print_json(facts(request, found, readers))
+        return
+    show(type_table(found.plan))
+    show(rule_table(found.plan))
+    if tensors:
+        show(decision_table(found.plan))
+    show(float_table(found.plan))
+    show(cost_table(found))
+    show(
+        Table(
+            "Who reads it", ("program", "formats"), tuple((name, ", ".join(kinds) or "none") for name, kinds in readers)
+        )
+    )
+    needs = " It needs samples: give a text with --data." if found.samples else ""
+    say(f"No weight was read.{needs} `quark torch quantize` with the same options does it, as does `quantize-files`.")
+
+
+def run_explain(request: Request, name: str, json: bool) -> None:
+    """Say why one layer or tensor becomes what it becomes."""
+    lines = decided(request)[1].plan.explain(name)
+    if json:
+        print_json({"model": request.model, "name": name, "because": lines.splitlines()})
+        return
+    print(lines)
+
+
+def decided(request: Request) -> tuple[dict[str, Any], Forecast]:
+    """Keys and values of the configuration, and what it means for the checkpoint."""
+    values = chosen_values(request)  # mistakes are told before torch is loaded
+    format = checked_format(request, values)
+    from quark.torch.config_file import config_of
+    from quark.torch.export.checkpoint import read_checkpoint
+    from quark.torch.export.write_as import config_for
+    from quark.torch.files.skeleton import read_skeleton
+    from quark.torch.forecast import forecast
+
+    checkpoint = read_checkpoint(request.model)
+    config = config_of(values, read_skeleton(checkpoint).model)
+    return values, forecast(checkpoint, config_for(config, format, request.program, float_type(checkpoint)))
+
+
+def readers_of(values: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
+    """Every program, and the formats in which it reads all schemes of a configuration."""
+    from quark.torch.config_file import schemes_of
+    from quark.torch.export.formats import FORMATS, PROGRAMS, works
+
+    schemes = list(schemes_of(values))
+    for program in PROGRAMS.values():
+        kinds = [name for name in FORMATS if schemes and all(works(one, name, program.name) for one in schemes)]
+        yield program.title, kinds
+
+
+def facts(request: Request, found: Forecast, readers: Iterable[tuple[str, list[str]]]) -> dict[str, Any]:
+    """The same as data, for ``--json``."""
+    plan = found.plan
+    return {
+        "model": request.model,
+        "bytes": {"float": found.float_bytes, "predicted": found.bytes, "largest_tensor": found.largest},
+        "needs_samples": found.samples,
+        "readers": dict(readers),
+        "tensors": {t.name: {"role": t.role, "spec": t.spec.describe(), "reason": t.reason} for t in plan},
+        "layers": {
+            n.name: {"type": n.op_type, "quantized": n.quantized, "reason": n.reason} for n in plan.nodes.values()
+        },
+    }
+
+
+def type_table(plan: Plan) -> Table:
+    """How many tensors of each kind become what."""
+    counted = Counter((tensor.role, tensor.spec.describe()) for tensor in plan)
+    return Table(
+        "What becomes of it", ("tensor", "data type", "count"), tuple((*key, str(n)) for key, n in counted.items())
+    )
+
+
+def float_table(plan: Plan) -> Table:
+    """Layers that stay float, by the reason."""
+    counted = Counter((node.op_type, node.reason) for node in plan.nodes.values() if not node.quantized)
+    return Table("Stays float", ("layer", "because", "count"), tuple((*key, str(n)) for key, n in counted.items()))
+
+
+def cost_table(found: Forecast) -> Table:
+    """Sizes of the files and of what is in memory."""
+    rows = (
+        ("tensors now", file_size(found.float_bytes)),
+        ("tensors then (format quark)", file_size(found.bytes)),
+        ("against now", f"{found.float_bytes / max(found.bytes, 1):.1f}×"),
+        ("largest tensor in float32: what quantize-files holds a few of", file_size(found.largest)),
+    )
+    return Table("Predicted", ("what", "size"), rows)
