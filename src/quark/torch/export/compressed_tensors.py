@@ -87,7 +87,7 @@ def export_compressed_tensors(
     floats = excluded(config, model, names, schemes)
     described, formats = quantization_config(schemes, names, floats)
     if program != "vllm":
-        check_reader(why_not(model, schemes, formats, names))
+        check_reader(why_not(model, schemes, formats, names, described))
     described |= {"kv_cache_scheme": cache_scheme(caches)} if caches else {}
     made = [*compressed_items(model, schemes, formats), *cache_items(caches)]
     items = [*outside_items(made, names), *left_out_items(model)]

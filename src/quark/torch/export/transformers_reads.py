@@ -22,14 +22,20 @@ from torch import nn
 
 from quark.torch.experts import UnfusedExperts, numbered_stacks
 from quark.torch.export.model_files import is_untied
-from quark.torch.export.original import WEIGHT, Names, conversion_of, conversions_of
+from quark.torch.export.original import WEIGHT, Names, base_of, conversions_of
 from quark.torch.quantized_layer import detach
 
 OTHERS = (ValueError, TypeError, RuntimeError, IndexError, KeyError, NotImplementedError)  # a copy without values is no
 # whole model: only what asks for a weight is told
 
 
-def why_not(model: nn.Module, schemes: Mapping[str, Any], formats: Mapping[str, Any], names: Names) -> str | None:
+def why_not(
+    model: nn.Module,
+    schemes: Mapping[str, Any],
+    formats: Mapping[str, Any],
+    names: Names,
+    described: Mapping[str, Any],
+) -> str | None:
     """Why transformers would not read the checkpoint of a model as it is; None: it does.
 
     Args:
@@ -37,9 +43,15 @@ def why_not(model: nn.Module, schemes: Mapping[str, Any], formats: Mapping[str, 
         schemes: of its quantized layers, by name in memory.
         formats: likewise.
         names: of its tensors outside.
+        described: its ``quantization_config``.
     """
     packed = [name for name, format in formats.items() if "pack" in format.value]
-    reasons = (experts(model, schemes, names), ties(model, schemes), conversions(names, packed), values(model, packed))
+    reasons = (
+        experts(model, schemes, names),
+        ties(model, schemes),
+        conversions(described, names, packed),
+        values(model, packed),
+    )
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -58,8 +70,10 @@ def experts(model: nn.Module, schemes: Mapping[str, Any], names: Names) -> str |
 
 def is_listed(path: str, module: UnfusedExperts, names: Names) -> bool:
     """Whether the original has the experts one by one: then their stacks come apart on the way out."""
+    own, hit = f"{path}.0.down_proj", names.hit(f"{path}.down_proj") is not None
     form = {f"{path}.{name}": (tuple(x.shape), x.dtype) for name, x in numbered_stacks(module)[0].items()}
-    return len(names.written(form)) > len(form)
+    stays = hit and len(names.written(form)) <= len(form)  # stacked there too, and turned
+    return (names.layer(own) != base_of(own, names.renamed) or hit) and not stays
 
 
 def ties(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
@@ -72,15 +86,25 @@ def ties(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
     return None
 
 
-def conversions(names: Names, packed: Iterable[str]) -> str | None:
-    """Conversions of transformers' own that do not survive the names of quantized tensors."""
-    steps = [step for step in conversions_of(names.model) if hasattr(step, "operations")]
-    for step in steps:
-        sources = [source for source in step.source_patterns if source.endswith(WEIGHT)]
-        if sources and len(step.target_patterns) > 1:
-            return f"it makes several tensors of {sources[0]!r}, and cannot where weights have scales"
-    whole = (name for name, _ in names.model.named_parameters() if conversion_of(name, names.converters) is not None)
-    apart = next((name for name in whole if name.endswith(WEIGHT)), None) if any(True for _ in packed) else None
+def conversions(described: Mapping[str, Any], names: Names, packed: Iterable[str]) -> str | None:
+    """Conversions of transformers' own that do not survive the names of quantized tensors: it is asked for them."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    steps: list[Any] = [step for step in conversions_of(names.model) if hasattr(step, "operations")]
+    if not steps:
+        return None
+    try:
+        reader = AutoHfQuantizer.from_config(dict(described))
+        reader.validate_environment()
+        reader.update_weight_conversions(copy.deepcopy(steps), names.model)
+    except ValueError:
+        return "it makes several tensors of one when it loads the original, and cannot where weights have scales"
+    joins = [
+        step for step in steps if len(step.source_patterns) > 1 and not any("*" in x for x in step.source_patterns)
+    ]
+    targets = tuple(target for step in joins for target in step.target_patterns if target.endswith(WEIGHT))
+    whole = (name for name, _ in names.model.named_parameters() if targets and name.endswith(targets))
+    apart = next(whole, None) if any(True for _ in packed) else None
     return None if apart is None else f"it joins {apart!r} of several tensors, and cannot where weights are packed"
 
 
