@@ -145,3 +145,26 @@ def test_float_weights_between_8_bit_tensors_stay_what_they_are(spec: Any, relu:
     bare = without_copies(made)
     fault = not np.array_equal(answer(bare, feed, rounding=True), answer(bare, feed, rounding=False))
     assert fault, "this ONNX Runtime keeps float weights: the copy may go when every supported one does"
+
+
+@pytest.mark.parametrize("preset", ["A8W8_CPU", "U8S8_AAWS", "A8W8", "XINT8", "A16W8"])
+@pytest.mark.parametrize("length", [1, 2, 3, "T"])
+def test_a_softmax_over_few_entries_keeps_its_ones(preset: str, length: int | str) -> None:
+    """ONNX Runtime's integer Softmax makes 0 of 1 where it sums one entry; free lengths may be one at any time."""
+    graph = f"""g (float[4,8] x, float[4,{length}] m) => (float[4,{length}] y) {{
+        h = MatMul(x, w) s = Add(h, m) y = Softmax<axis = -1>(s) }}"""
+    width = length if isinstance(length, int) else 5
+    proto = models.model(graph, {"w": models.normal(8, 1, seed=1)})
+    config = QConfig.get_default_config(preset)
+    config.global_quant_config.extra_options.update(PrintSummary=False)
+    rng = np.random.default_rng(0)
+
+    def feed(size: int) -> dict[str, np.ndarray]:
+        return {name: rng.normal(size=(4, n)).astype(np.float32) for name, n in (("x", 8), ("m", size))}
+
+    made = ModelQuantizer(config).quantize_model(proto, None, [feed(width) for _ in range(8)])
+    assert made is not None
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    for size in (1, 2, 5) if length == "T" else (width,):
+        given = feed(size)
+        assert np.abs(session.run(None, given)[0] - models.run(proto, given)[0]).max() < 0.2

@@ -1,9 +1,12 @@
-"""Nodes that keep three faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
+"""Nodes that keep four faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
 
 Of a Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear the runtime rounds float weights to int8,
 one scale per tensor, and says nothing: a layer that was excluded because its weights do not stand that, or whose
 weights have another type, would lose what it was spared. A ``Max`` of one tensor, a copy that the runtime neither
 removes nor looks through, before the layer stops it.
+
+Its integer Softmax overflows where it sums one or two entries, and answers 0 for 1: an attention over the first token
+of a text, or a model that normalizes over an axis of length 1, is lost. The copy before it leaves the Softmax in float.
 
 The runtime carries a DequantizeLinear forward over operators that only move values.
 
@@ -15,6 +18,7 @@ The runtime carries a DequantizeLinear forward over operators that only move val
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +33,8 @@ ROUNDED, PASSED = frozenset(["Conv", "ConvTranspose", "Gemm"]), frozenset(["Relu
 MOVERS = frozenset(["MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice"])
 #: Functions of these domains may hold an If that reads what they are given.
 DOMAINS = ("com.amd.quark", "org.openquark")
+#: Entries up to which ONNX Runtime's integer Softmax overflows.
+SHORT = 2
 #: The opset from which QuantizeLinear states the type of its result.
 TYPED = 21
 
@@ -40,6 +46,7 @@ def shield(model: ir.Model) -> None:
         _close_pairs(model, names)
     _put_copies(model, names)
     _keep_weights(model, names)
+    _spare_softmax(model, names)
 
 
 def _close_pairs(model: ir.Model, names: Names) -> None:
@@ -104,6 +111,34 @@ def _keep_weights(model: ir.Model, names: Names) -> None:
             uses = [use for use in node.outputs[0].uses() if not use.idx and _is_rounded(use.node)]
             if uses:
                 _copy(model.graph, node, uses, names)
+
+
+def _spare_softmax(model: ir.Model, names: Names) -> None:
+    """A copy before a Softmax that ONNX Runtime would compute in integers, and may sum too few entries."""
+    for node in list(model.graph):
+        if _carries(node):
+            uses = [use for use in node.outputs[0].uses() if _overflows(use.node, opset(model))]
+            if uses:
+                _copy(model.graph, node, uses, names)
+
+
+def _overflows(node: ir.Node, version: int) -> bool:
+    """Whether a Softmax between Q and DQ sums ``SHORT`` entries or fewer; or may, and has unsigned codes.
+
+    Signed codes over an axis of unknown length are those of devices, whose compilers would stumble over a copy.
+    """
+    if node.op_type != "Softmax" or node.domain or not _is_quantized(node):
+        return False
+    behind = next(use.node for use in node.outputs[0].uses() if use.node.op_type == "QuantizeLinear")
+    zero = behind.inputs[2] if len(behind.inputs) > 2 else None
+    shape = node.inputs[0].shape if node.inputs[0] is not None else None
+    if shape is None:
+        return zero is None or zero.dtype == ir.DataType.UINT8
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1 if version >= 13 else 1
+    summed = [shape[axis]] if version >= 13 else list(shape)[axis:]  # older: all axes from there on
+    if all(isinstance(size, int) for size in summed):
+        return math.prod(summed) <= SHORT  # type: ignore[arg-type]
+    return zero is None or zero.dtype == ir.DataType.UINT8
 
 
 def _is_rounded(node: ir.Node) -> bool:
