@@ -136,8 +136,9 @@ def _overflows(node: ir.Node, version: int) -> bool:
         return zero is None or zero.dtype == ir.DataType.UINT8
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1 if version >= 13 else 1
     summed = [shape[axis]] if version >= 13 else list(shape)[axis:]  # older: all axes from there on
-    if all(isinstance(size, int) for size in summed):
-        return math.prod(summed) <= SHORT  # type: ignore[arg-type]
+    known = [size for size in summed if isinstance(size, int)]
+    if len(known) == len(summed):
+        return math.prod(known) <= SHORT
     return zero is None or zero.dtype == ir.DataType.UINT8
 
 
