@@ -232,7 +232,7 @@ def test_distribution_matches_the_spread_of_the_codes(scenario: str) -> None:
 
 
 def test_distribution_is_for_fp8_and_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"Distribution works for the FP8 .*fp8_e4m3, fp8_e5m2.*this tensor is int8"):
+    with pytest.raises(ConfigError, match=r"Distribution works for the FP8 .*fp8_e5m2, fp8_e4m3.*this tensor is int8"):
         find(data(), INT8, "distribution")
     with pytest.raises(ConfigError, match="unknown Scenario 'sam'"):
         find(data(), FP8, "distribution", scenario="sam")

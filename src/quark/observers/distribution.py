@@ -13,7 +13,7 @@ import numpy as np
 
 from quark.errors import ConfigError, unknown
 from quark.numerics.affine import Grid, dequantize
-from quark.numerics.formats import Float, Format
+from quark.numerics.formats import FORMATS, Float, Format
 from quark.observers.histogram import Histogram
 
 SPREADS = {"same": 1.0, "p3": 1 / 3}
@@ -37,8 +37,9 @@ def search(statistic: Histogram, grid: Grid, scenario: str = "same") -> tuple[fl
         ConfigError: another format, or an unknown scenario.
     """
     if not fits(grid.format):
+        known = ", ".join(name for name, row in FORMATS.items() if fits(row))
         raise ConfigError(
-            "the calibration method Distribution works for the FP8 data types only, and this tensor is "
+            f"the calibration method Distribution works for the FP8 data types only ({known}), and this tensor is "
             f"{grid.format.name}: choose MinMax, Percentile, MinMSE or Entropy for it"
         )
     if scenario not in SPREADS:
