@@ -64,6 +64,8 @@ def algorithms(steps: int) -> dict[str, tuple[q.AlgoConfig, ...]]:
         "SmoothQuant": (q.SmoothQuantConfig(),),
         "QuaRot": (q.QuarotConfig(),),
         "GPTQ": (q.GPTQConfig(),),
+        "GPTAQ": (q.GPTAQConfig(),),
+        "Qronos": (q.QronosConfig(),),
         "HQQ": (),
         "AdaRound": (q.AdaRoundConfig(**tuned),),
         "AdaQuant": (q.AdaQuantConfig(**tuned, learning_rate=1e-3),),
@@ -72,7 +74,8 @@ def algorithms(steps: int) -> dict[str, tuple[q.AlgoConfig, ...]]:
     return rows
 
 
-LINEAR = ("SmoothQuant", "QuaRot", "GPTQ", "HQQ")
+COLUMNWISE = ("GPTQ", "GPTAQ", "Qronos")
+LINEAR = ("SmoothQuant", "QuaRot", *COLUMNWISE, "HQQ")
 CONVOLUTIONS = ("CLE", "CE", "BiasCorrection", "BC gain", "AdaRound, BC gain")
 
 
@@ -90,7 +93,8 @@ def makes_sense(model: str, format: str, name: str) -> bool:
     """Whether a row is run: an algorithm needs the layers that it works on."""
     language = model == "stories260K"
     if format in ("W4", "W4N"):
-        allowed = {"W4": ("nearest", "GPTQ", "AdaRound", "AdaQuant"), "W4N": ("nearest", "GPTQ", "HQQ")}[format]
+        some = {"W4": ("nearest", *COLUMNWISE, "AdaRound", "AdaQuant"), "W4N": ("nearest", *COLUMNWISE, "HQQ")}
+        allowed = some[format]
         return language and name in allowed
     if name == "HQQ":
         return False
@@ -106,9 +110,9 @@ def made(bench: Bench, format: str, name: str, run: argparse.Namespace) -> Score
     options = {"PrintSummary": False, "ForceQuantizeNoInputCheck": True, **OPTIONS.get(format, {})}
     options |= MODEL_OPTIONS.get(bench.example.name, {})
     if format == "W4N":
-        kind = name if name in ("GPTQ", "HQQ") else "DEFAULT"
+        kind = "GPTQ" if name in COLUMNWISE else name if name == "HQQ" else "DEFAULT"
         options["MatMulNBitsParams"] = {"Algorithm": kind, "GroupSize": 32, "Bits": 4, "Symmetric": False}
-    chosen = () if format == "W4N" else algorithms(run.steps)[name]
+    chosen = algorithms(run.steps)[name]
     config = q.QConfig(FORMATS[format], algo_config=list(chosen), extra_options=options)
     path = bench.folder / f"{bench.example.name}_{format}_{name}.onnx"
     start = time.process_time()

@@ -14,6 +14,7 @@ from quark.errors import ConfigError
 from quark.onnx import (
     AlgoConfig,
     CalibMethod,
+    GPTAQConfig,
     GPTQConfig,
     Int4Spec,
     Int8Spec,
@@ -21,6 +22,7 @@ from quark.onnx import (
     ModelQuantizer,
     QConfig,
     QLayerConfig,
+    QronosConfig,
     QuantGranularity,
     QuarotConfig,
     SmoothQuantConfig,
@@ -231,6 +233,9 @@ def test_gptq_goes_on_where_it_stopped(tmp_path: Path) -> None:
     [
         (GPTQConfig, {"bits": 5}), (GPTQConfig, {"group_size": 0}), (GPTQConfig, {"perc_damp": -1}),
         (GPTQConfig, {"layers": "k"}), (GPTQConfig, {"layers": ["k"], "bits": 4}),
+        (GPTAQConfig, {"alpha": 1.5}), (GPTAQConfig, {"damp_percent": -1}), (GPTAQConfig, {"static_groups": False}),
+        (GPTAQConfig, {"layers": "k"}), (QronosConfig, {"alpha": 0}), (QronosConfig, {"beta": -1}),
+        (QronosConfig, {"block_size": 0}), (QronosConfig, {"desc_act": 1}), (QronosConfig, {"static_groups": False}),
         (GPTQConfig, {"act_order": 1}), (SmoothQuantConfig, {"alpha": 2}), (QuarotConfig, {"r_matrix_dim": 0}),
         (QuarotConfig, {"r_config_path": 3}),
     ],

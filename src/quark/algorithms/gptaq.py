@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark.algorithms.gptq import Feedback, ordering, permuted, unit_diagonal, upper_factor
+from quark.algorithms.gptq import Feedback, loss, ordering, permuted, unit_diagonal, upper_factor
 from quark.numerics.array import Array, float32, is_torch, namespace
 
 
@@ -34,6 +34,15 @@ def asymmetric_feedback(
     right = solve_upper(factor, float32(g - h).T).T  # (X - X~) X~^T U^T = D R^-T
     drift = alpha * transposed_solve(factor, xp.triu(right, 1).T).T  # .. U = .. R^-1
     return Feedback(order, unit_diagonal(factor)), xp.triu(drift, 1)
+
+
+def excess(error: Array, weight: Array, hessian: Array, cross: Array) -> Array:
+    """|W X - Q X~|^2 per row of Q = W + ``error`` [rows, columns], less |W (X - X~)|^2, which no Q changes.
+
+    It is what GPTAQ and Qronos make small; negative where Q makes up for a part of the inputs' error. Arguments as in
+    ``asymmetric_feedback``; where ``cross`` is the Hessian, this is ``gptq.loss``.
+    """
+    return loss(error, hessian) - 2 * ((float32(weight) @ float32(cross - hessian)) * error).sum(1)
 
 
 def solve_upper(upper: Array, right: Array) -> Array:

@@ -1,35 +1,109 @@
-"""GPTQ in a graph: the inputs' second moments from the quantized twin, layer by layer, and weights on the Plan's grid.
+"""GPTQ, GPTAQ and Qronos in a graph: the inputs' second moments, layer by layer, and weights on the Plan's grid.
 
-Layers are rounded in graph order; what a layer reads comes from the twin whose earlier layers are rounded already. A
-layer whose error on the calibration data is not below that of rounding to nearest keeps its float weight, which
-emission rounds to nearest.
+Layers are rounded in graph order; what a layer reads comes from the twin whose earlier layers are rounded already, and
+for GPTAQ and Qronos, which aim at what the float model computes, from a walk through the float model beside it. A layer
+whose error on the calibration data is not below that of rounding to nearest keeps its float weight, which emission
+rounds to nearest.
 
 Not handled: convolutions, stacked matrices; they are rounded to nearest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.columns import Columns, columns_of
-from quark.algorithms.gptq import gptq, loss
+from quark.algorithms.gptaq import asymmetric_feedback, excess
+from quark.algorithms.gptq import gptq, loss, round_columns
+from quark.algorithms.qronos import qronos
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import ConfigError
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.linear import Linear, linear_of
+from quark.onnx.algorithms.moments import Moments, Pair, summed
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.twin import twin_of
 from quark.onnx.algorithms.walk import Walk
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import set_constant
-from quark.onnx.quantization.config.algorithm import GPTQConfig
+from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTAQConfig, GPTQConfig, QronosConfig
 
 
-def run(model: ir.Model, plan: Plan, config: GPTQConfig, context: Context) -> PassReport:
+def _gptq(weight: np.ndarray, seen: Moments, grid: Columns, config: GPTQConfig) -> Any:
+    return gptq(weight, seen.hessian, grid, config.block_size, config.perc_damp, config.act_order)
+
+
+def _gptaq(weight: np.ndarray, seen: Moments, grid: Columns, config: GPTAQConfig) -> Any:
+    cross = seen.hessian if seen.cross is None else seen.cross
+    feedback, drift = asymmetric_feedback(seen.hessian, cross, config.alpha, config.damp_percent, config.desc_act)
+    return round_columns(weight, feedback, grid, config.block_size, drift)
+
+
+def _qronos(weight: np.ndarray, seen: Moments, grid: Columns, config: QronosConfig) -> Any:
+    cross = seen.hessian if seen.cross is None else seen.cross
+    return qronos(weight, seen.hessian, cross, grid, config.block_size, config.alpha, config.desc_act)
+
+
+#: The mathematics behind every settings class: (weight [out, in], means, grid, settings) -> weight on its grid.
+ROUNDERS: dict[type[AlgoConfig], Callable[[np.ndarray, Moments, Columns, Any], Any]] = {
+    GPTQConfig: _gptq,
+    GPTAQConfig: _gptaq,
+    QronosConfig: _qronos,
+}
+#: Those that need what the layer reads in the float model.
+PAIRED = (GPTAQConfig, QronosConfig)
+
+
+def on_grid(weight: np.ndarray, seen: Moments, grid: Columns, config: AlgoConfig) -> np.ndarray:
+    """The weight [out, in] as the algorithm of ``config`` rounds it, float32; ``seen`` are means."""
+    return np.asarray(ROUNDERS[type(config)](weight, seen, grid, config), np.float32)
+
+
+def lost(rounded: np.ndarray, weight: np.ndarray, seen: Moments) -> float:
+    """What outputs lose by a rounded weight, up to what no rounding changes; ``seen`` are means."""
+    error = rounded - weight
+    parts = loss(error, seen.hessian) if seen.cross is None else excess(error, weight, seen.hessian, seen.cross)
+    return float(parts.sum())
+
+
+class Inputs:
+    """What layers read, in the order of the graph.
+
+    Args:
+        model, reads: where layers are rounded, and what they read there, by name.
+        reference, wanted: a float model that does not change, and what the same layers read there; None: not needed.
+        context: whose job says how to run.
+        samples: that both read.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        reads: Sequence[str],
+        context: Context,
+        samples: Sequence[Any],
+        reference: tuple[ir.Model, Sequence[str]] | None = None,
+    ) -> None:
+        options = context.job.options
+        rest = options.ExecutionProviders, options.UserCustomOpLibPath
+        self._walk = Walk(model, samples, reads, *rest)
+        self._float = None if reference is None else Walk(reference[0], samples, reference[1], *rest)
+
+    def of(self, name: str, source: str) -> Iterable[Pair]:
+        """Sample by sample, what is called ``name`` in the model and ``source`` in the float model."""
+        rows = self._walk.advance([name])
+        if self._float is None:
+            return ((sample[name], None) for sample in rows)
+        partners = self._float.advance([source])
+        return ((one[name], other[source]) for one, other in zip(rows, partners, strict=True))
+
+
+def run(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassReport:
     """Round every linear layer, in place.
 
     Raises:
@@ -41,18 +115,18 @@ def run(model: ir.Model, plan: Plan, config: GPTQConfig, context: Context) -> Pa
     layers = [(layer, linear) for layer, linear in pairs if linear is not None]
     refused += [f"{layer.name!r} stays: its weight is no plain matrix" for layer, linear in pairs if linear is None]
     if not layers:
-        raise ConfigError("GPTQConfig: the model has no MatMul or Gemm with a quantized constant matrix")
+        raise ConfigError(f"{type(config).__name__}: the model has no MatMul or Gemm with a quantized constant matrix")
     options = context.job.options
     twin = twin_of(model, plan, options)
     nodes = {node.name: node for node in twin.graph}
     reads = {layer.name: _source(nodes[layer.name]) for layer, _ in layers}
-    libraries = options.UserCustomOpLibPath
-    walk = Walk(twin, feeds_of(model, context), reads.values(), options.ExecutionProviders, libraries)
+    float_reads = [layer.source for layer, _ in layers]
+    beside = (context.reference or model.clone(), float_reads) if isinstance(config, PAIRED) else None
+    walks = Inputs(twin, list(reads.values()), context, feeds_of(model, context), beside)
     better = 0
     for done, (layer, linear) in enumerate(layers, 1):
-        name = reads[layer.name]
         finished = context.resume.done(config.name, layer.name)
-        inputs = (sample[name] for sample in walk.advance([name]))
+        inputs = walks.of(reads[layer.name], layer.source)
         arrays = _rounded(layer, linear, inputs, config) if finished is None else finished
         if finished is None:
             context.resume.finish(config.name, layer.name, arrays)
@@ -69,53 +143,15 @@ def _source(node: ir.Node) -> str:
     return "" if node.inputs[0] is None else str(node.inputs[0].name)
 
 
-def _rounded(layer: Tunable, linear: Linear, inputs: Iterable[np.ndarray], config: GPTQConfig) -> dict[str, np.ndarray]:
+def _rounded(layer: Tunable, linear: Linear, inputs: Iterable[Pair], config: AlgoConfig) -> dict[str, np.ndarray]:
     """The weight [out, in] on its grid, and whether it is better than rounded to nearest."""
     weight = np.asarray(linear.weight, np.float32)
-    hessian = second_moments(inputs, weight.shape[1])
+    seen = summed(inputs, weight.shape[1]).mean
     grid = grid_of(layer.weight, np.asarray(layer.constant(1), np.float32))
     grid = grid if linear.transposed else grid.transposed
-    found = gptq(weight, hessian, grid, config.block_size, config.perc_damp, config.act_order)
-    nearest = grid.round(weight)
-    before, after = (float(loss(np.asarray(one) - weight, hessian).sum()) for one in (nearest, found))
-    return {"weight": np.asarray(found), "better": np.array(after < before), "errors": np.array([before, after])}
-
-
-def second_moments(inputs: Iterable[np.ndarray], columns: int) -> np.ndarray:
-    """The mean of x x^T over all rows of all samples, [columns, columns] float32; one sample is in memory at a time."""
-    total, count = np.zeros((columns, columns), np.float64), 0
-    for array in inputs:
-        rows = np.asarray(array, np.float32).reshape(-1, columns)
-        total += rows.T @ rows
-        count += len(rows)
-    return mean_moments(total, count)
-
-
-def mean_moments(total: np.ndarray, count: int) -> np.ndarray:
-    """A sum of x x^T over ``count`` rows as a mean, float32."""
-    return (total / max(count, 1)).astype(np.float32)
-
-
-def moments_in_halves(inputs: Iterable[np.ndarray], columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """The sums of x x^T, [2, columns, columns] float64, and numbers of rows [2] of every other sample.
-
-    A sample that is alone is divided in the middle.
-    """
-    totals, counts = np.zeros((2, columns, columns)), np.zeros(2, np.int64)
-
-    def add(half: int, rows: np.ndarray) -> None:
-        totals[half] += rows.T @ rows
-        counts[half] += len(rows)
-
-    parts = (np.asarray(array, np.float32).reshape(-1, columns) for array in inputs)
-    first, second = next(parts, None), next(parts, None)
-    if first is None:
-        return totals, counts
-    for half, rows in enumerate(np.array_split(first, 2) if second is None else (first, second)):
-        add(half, rows)
-    for place, rows in enumerate(parts):
-        add(place % 2, rows)
-    return totals, counts
+    found = on_grid(weight, seen, grid, config)
+    before, after = (lost(one, weight, seen) for one in (np.asarray(grid.round(weight)), found))
+    return {"weight": found, "better": np.array(after < before), "errors": np.array([before, after])}
 
 
 def grid_of(tensor: TensorPlan, weight: np.ndarray) -> Columns:

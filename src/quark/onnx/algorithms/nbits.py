@@ -1,9 +1,10 @@
-"""GPTQ for ``UseMatMulNBits``: weights in few bits and groups, rounded for what the layers read.
+"""GPTQ, GPTAQ and Qronos for ``UseMatMulNBits``: weights in few bits and groups, rounded for what the layers read.
 
-Scales and zero points are those of rounding to nearest (``nbits_algorithms.nearest``); GPTQ chooses the codes. The
-weights of the model become values on that grid, and the Plan gets its parameters, so that the codes are written as they
-are. A layer reads what the layers before it, already rounded, make. ``GPTQConfig`` in ``algo_config`` gives the block
-size, the damping and the order; bits, groups and symmetry are those of ``MatMulNBitsParams``.
+Scales and zero points are those of rounding to nearest (``nbits_algorithms.nearest``); the algorithm chooses the codes.
+The weights of the model become values on that grid, and the Plan gets its parameters, so that the codes are written as
+they are. A layer reads what the layers before it, already rounded, make. ``GPTQConfig`` (the default), ``GPTAQConfig``
+or ``QronosConfig`` in ``algo_config`` gives the block size, the damping and the order; bits, groups and symmetry are
+those of ``MatMulNBitsParams``.
 
 Few samples fit anything: a layer that reads fewer than ``PLENTY`` rows per input feature is rounded on each half of
 the data first, and judged on the other half. Where it is no better there than rounded to nearest, it is left to that.
@@ -15,28 +16,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.columns import Columns
-from quark.algorithms.gptq import gptq, loss
 from quark.config.nbits import NBits, parse_nbits
 from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.numerics.elements import Element
 from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import Context
-from quark.onnx.algorithms.gptq import mean_moments, moments_in_halves
+from quark.onnx.algorithms.gptq import PAIRED, ROUNDERS, Inputs, lost, on_grid
 from quark.onnx.algorithms.linear import Linear, linear_of
+from quark.onnx.algorithms.moments import Moments, Pair, in_halves
 from quark.onnx.algorithms.samples import feeds_of
-from quark.onnx.algorithms.walk import Walk
 from quark.onnx.graph.report import PassReport
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, nearest
 from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTQConfig
 
-_STAGE = "nbits_gptq"
 #: Rows of data per input feature from which on chance has no part.
 PLENTY = 16
 
@@ -55,51 +53,52 @@ def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: Cont
         return []
     layers = [layer for layer in map(linear_of, model.graph) if layer is not None and _own(layer, plan)]
     reads = [_source(layer) for layer in layers]
-    feeds = feeds_of(model, context)
-    walk = Walk(model, feeds, reads, options.ExecutionProviders, options.UserCustomOpLibPath)
-    better = 0
+    beside = (model.clone(), reads) if isinstance(config, PAIRED) else None
+    walks = Inputs(model, reads, context, feeds_of(model, context), beside)
+    stage, better = f"nbits_{config.name}", 0
     for done, (layer, name) in enumerate(zip(layers, reads, strict=True), 1):
-        finished = context.resume.done(_STAGE, layer.name)
-        inputs = (sample[name] for sample in walk.advance([name]))
+        finished = context.resume.done(stage, layer.name)
+        inputs = walks.of(name, name)
         arrays = _rounded(layer.weight, inputs, nbits, config) if finished is None else finished
         if finished is None:
-            context.resume.finish(_STAGE, layer.name, arrays)
+            context.resume.finish(stage, layer.name, arrays)
         if arrays["better"]:
             better += 1
             tensor = plan.tensors[str(layer.node.inputs[1].name)]  # type: ignore[union-attr]
             plan.put(replace(tensor, scale=arrays["scale"], zero_point=arrays["zero_point"]))
             layer.write(arrays["weight"])
-        context.progress(_STAGE, done, len(layers))
-    return [PassReport(_STAGE, better)]
+        context.progress(stage, done, len(layers))
+    return [PassReport(stage, better)]
 
 
-def _config(nbits: NBits, tuning: Sequence[AlgoConfig]) -> GPTQConfig | None:
-    """How GPTQ runs; ``None`` where nothing needs data."""
+def _config(nbits: NBits, tuning: Sequence[AlgoConfig]) -> AlgoConfig | None:
+    """The algorithm and its settings; ``None`` where nothing needs data."""
     wanted = ALGORITHMS[nbits.Algorithm].needs_data
-    for one in tuning:
-        if not isinstance(one, GPTQConfig):
-            raise ConfigError(
-                f"algo_config: {type(one).__name__} cannot tune what UseMatMulNBits stores; GPTQConfig can"
-            )
+    names = [type(one).__name__ for one in tuning]
+    for one, name in zip(tuning, names, strict=True):
+        if type(one) not in ROUNDERS:
+            able = ", ".join(kind.__name__ for kind in ROUNDERS)
+            raise ConfigError(f"algo_config: {name} cannot tune what UseMatMulNBits stores; allowed: {able}")
         if not wanted:
             raise ConfigError(
-                f"algo_config: GPTQConfig has no part in MatMulNBitsParams with Algorithm {nbits.Algorithm!r}; set "
+                f"algo_config: {name} has no part in MatMulNBitsParams with Algorithm {nbits.Algorithm!r}; set "
                 "MatMulNBitsParams={'Algorithm': 'GPTQ'}"
             )
         _check_fields(nbits, one)
-        return one
-    return GPTQConfig() if wanted else None
+    if len(tuning) > 1:
+        raise ConfigError(f"algo_config: {', '.join(names)} would round the same weights for UseMatMulNBits; keep one")
+    return tuning[0] if tuning else GPTQConfig() if wanted else None
 
 
-def _check_fields(nbits: NBits, config: GPTQConfig) -> None:
-    """What MatMulNBitsParams says, GPTQConfig may repeat, and not contradict."""
+def _check_fields(nbits: NBits, config: AlgoConfig) -> None:
+    """What MatMulNBitsParams says, an algorithm may repeat, and not contradict."""
     said = {"bits": nbits.Bits, "group_size": nbits.GroupSize, "weight_symmetric": nbits.Symmetric}
     for name, value in config.to_dict().items():
         if name in ("per_channel", "mse") or (name in said and value != said[name]):
             there = f": {said[name]!r}" if name in said else ""
             raise ConfigError(
-                f"GPTQConfig: the field {name} cannot be {value!r} with UseMatMulNBits: MatMulNBitsParams says what "
-                f"the weights become{there}"
+                f"{type(config).__name__}: the field {name} cannot be {value!r} with UseMatMulNBits: "
+                f"MatMulNBitsParams says what the weights become{there}"
             )
 
 
@@ -113,12 +112,10 @@ def _source(layer: Linear) -> str:
     return "" if layer.node.inputs[0] is None else str(layer.node.inputs[0].name)
 
 
-def _rounded(
-    weight: np.ndarray, inputs: Iterable[np.ndarray], nbits: NBits, config: GPTQConfig
-) -> dict[str, np.ndarray]:
+def _rounded(weight: np.ndarray, inputs: Iterable[Pair], nbits: NBits, config: AlgoConfig) -> dict[str, np.ndarray]:
     """The weight [out, in] on its grid, the grid's parameters, and whether it is better than rounded to nearest."""
     weight, columns = np.asarray(weight, np.float32), weight.shape[1]
-    totals, counts = moments_in_halves(inputs, columns)
+    halves = in_halves(inputs, columns)
     blocks = nearest(weight, nbits)
     middle = np.full(blocks.scales.shape, 1 << (nbits.Bits - 1), np.uint8)
     points = middle if blocks.zero_points is None else blocks.zero_points
@@ -128,28 +125,23 @@ def _rounded(
     kind = get_format(f"uint{nbits.Bits}")
     if not isinstance(kind, Element):
         raise TypeError(f"{kind.name} has no codes")
-    found = _tuned(weight, totals, counts, Columns(kind, step, zero), config)
+    found = _tuned(weight, halves, Columns(kind, step, zero), config)
     parameters = {"scale": blocks.scales, "zero_point": points}
     return {"weight": weight if found is None else found, "better": np.array(found is not None), **parameters}
 
 
-def _tuned(
-    weight: np.ndarray, totals: np.ndarray, counts: np.ndarray, grid: Columns, config: GPTQConfig
-) -> np.ndarray | None:
-    """The weight on its grid, or None where rounding to nearest is as good; ``moments_in_halves`` of the data."""
-    run = partial(gptq, grid=grid, block_size=config.block_size, damping=config.perc_damp, act_order=config.act_order)
-    nearest_error = np.asarray(grid.round(weight)) - weight
-    whole = mean_moments(totals.sum(0), int(counts.sum()))
-    if counts.sum() < PLENTY * weight.shape[1]:
-        halves = [mean_moments(total, int(count)) for total, count in zip(totals, counts, strict=True)]
-        if not counts.all() or not all(
-            _less(np.asarray(run(weight, fit)) - weight, nearest_error, judge) for fit, judge in (halves, halves[::-1])
+def _tuned(weight: np.ndarray, halves: tuple[Moments, Moments], grid: Columns, config: AlgoConfig) -> np.ndarray | None:
+    """The weight on its grid, or None where rounding to nearest is as good; ``in_halves`` of the data."""
+    nearest_weight, whole = np.asarray(grid.round(weight)), (halves[0] + halves[1]).mean
+
+    def better(found: np.ndarray, judge: Moments) -> bool:
+        return lost(found, weight, judge) < lost(nearest_weight, weight, judge)
+
+    if whole.count < PLENTY * weight.shape[1]:
+        means = [half.mean for half in halves]
+        if not all(half.count for half in halves) or not all(
+            better(on_grid(weight, fit, grid, config), judge) for fit, judge in (means, means[::-1])
         ):
             return None
-    found = np.asarray(run(weight, whole))
-    return found if _less(found - weight, nearest_error, whole) else None
-
-
-def _less(error: np.ndarray, other: np.ndarray, hessian: np.ndarray) -> bool:
-    """Whether one error of a weight changes outputs less than another."""
-    return float(loss(error, hessian).sum()) < float(loss(other, hessian).sum())
+    found = on_grid(weight, whole, grid, config)
+    return found if better(found, whole) else None

@@ -30,7 +30,6 @@ from quark.onnx.quantization.config.algorithm import (
     CalibrationSearchConfig,
     ChannelEqualizationConfig,
     CLEConfig,
-    GPTQConfig,
     QuarotConfig,
     SmoothQuantConfig,
 )
@@ -62,7 +61,7 @@ TUNES: dict[type[AlgoConfig], Tune] = {
     AdaRoundConfig: finetune.run,
     AdaQuantConfig: finetune.run,
     BiasCorrectionConfig: bias_correction.run,
-    GPTQConfig: gptq.run,
+    **dict.fromkeys(gptq.ROUNDERS, gptq.run),
 }
 _LOOK = (*(SmoothQuantConfig, QuarotConfig, ChannelEqualizationConfig), CalibrationSearchConfig, AutoMixprecisionConfig)
 #: Algorithms that read the calibration data, which then has to be read more than once.

@@ -23,7 +23,9 @@ __all__ = [
     "CLEConfig",
     "CalibrationSearchConfig",
     "ChannelEqualizationConfig",
+    "GPTAQConfig",
     "GPTQConfig",
+    "QronosConfig",
     "QuarotConfig",
     "SmoothQuantConfig",
     "checked",
@@ -199,6 +201,78 @@ class GPTQConfig(AlgoConfig):
 
 
 @dataclass(frozen=True)
+class GPTAQConfig(AlgoConfig):
+    """GPTAQ: GPTQ that makes up for the error of a layer's inputs as well; names and fields of the torch flow.
+
+    The configuration's weight spec says what the weights become.
+
+    Attributes:
+        block_size: columns between two matrix products; of no influence on the result.
+        damp_percent: this part of the mean of the Hessian's diagonal is added to it.
+        desc_act: begin with the columns of the largest inputs.
+        static_groups: scales are those of the weights as they were; only True.
+        alpha: part of the correction for the inputs' error that is applied.
+        keep_worse: keep the weights even where the model as a whole is worse with them, on calibration data.
+        layers: names or ^patterns of the only layers that are rounded so; empty: all.
+    """
+
+    name: ClassVar[str] = "gptaq"
+    block_size: int = 128
+    damp_percent: float = 0.01
+    desc_act: bool = True
+    static_groups: bool = True
+    alpha: float = 0.25
+    keep_worse: bool = False
+    layers: tuple[str, ...] | list[str] = ()
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+        self._require("damp_percent", is_number(self.damp_percent, 0), "it is a number of at least 0")
+        self._require("alpha", is_number(self.alpha, 0, 1), "it is a number from 0 to 1")
+
+
+@dataclass(frozen=True)
+class QronosConfig(AlgoConfig):
+    """Qronos: least-squares correction of the inputs' error, then diffusion of rounding errors; as in the torch flow.
+
+    The configuration's weight spec says what the weights become.
+
+    Attributes:
+        block_size: columns between two matrix products; of no influence on the result.
+        desc_act: begin with the columns of the largest inputs.
+        static_groups: scales are those of the weights as they were; only True.
+        alpha: this part of the Hessian's largest eigenvalue is added to its diagonal.
+        beta: of the peer's factorization; of no influence here.
+        keep_worse: keep the weights even where the model as a whole is worse with them, on calibration data.
+        layers: names or ^patterns of the only layers that are rounded so; empty: all.
+    """
+
+    name: ClassVar[str] = "qronos"
+    block_size: int = 128
+    desc_act: bool = True
+    static_groups: bool = True
+    alpha: float = 1e-3
+    beta: float = 1e4
+    keep_worse: bool = False
+    layers: tuple[str, ...] | list[str] = ()
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+        for field in ("alpha", "beta"):
+            value = getattr(self, field)
+            self._require(field, is_number(value, 0) and value > 0, "it is a number above 0")
+
+
+def _check_columns(config: GPTAQConfig | QronosConfig) -> None:
+    """The fields that GPTAQ and Qronos share."""
+    config._require("block_size", is_whole(config.block_size, 1), "it is a whole number of at least 1")
+    for field in ("desc_act", "keep_worse"):
+        config._require(field, isinstance(getattr(config, field), bool), "it is True or False")
+    config._require("static_groups", config.static_groups is True, "allowed: True")
+    config._require("layers", is_names(config.layers), "it is a list of names or ^patterns of layers")
+
+
+@dataclass(frozen=True)
 class SmoothQuantConfig(AlgoConfig):
     """SmoothQuant: hand part of the range of what MatMul and Gemm read to their weights, channel by channel.
 
@@ -248,7 +322,8 @@ ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
     for kind in (
         *(CLEConfig, ChannelEqualizationConfig, SmoothQuantConfig, QuarotConfig),
         *(CalibrationSearchConfig, AutoMixprecisionConfig),
-        *(GPTQConfig, BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig),
+        *(GPTQConfig, GPTAQConfig, QronosConfig),
+        *(BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig),
     )
 }
 

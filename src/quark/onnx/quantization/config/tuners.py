@@ -11,16 +11,21 @@ from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
     AlgoConfig,
+    GPTAQConfig,
     GPTQConfig,
+    QronosConfig,
     from_dict,
 )
 
 #: With the settings that presets have.
 _PRESET = {"data_size": 1000, "batch_size": 2, "num_iterations": 1000, "early_stop": True}
-TUNERS: dict[str, AdaRoundConfig | AdaQuantConfig | GPTQConfig] = {
+Tuner = AdaRoundConfig | AdaQuantConfig | GPTQConfig | GPTAQConfig | QronosConfig
+TUNERS: dict[str, Tuner] = {
     "adaround": replace(AdaRoundConfig(), **_PRESET),  # type: ignore[arg-type]
     "adaquant": replace(AdaQuantConfig(), **_PRESET),  # type: ignore[arg-type]
     "gptq": GPTQConfig(),
+    "gptaq": GPTAQConfig(),
+    "qronos": QronosConfig(),
 }
 
 
@@ -70,6 +75,6 @@ def with_tuners(algorithms: Sequence[AlgoConfig], layers: Mapping[str, str]) -> 
             found.append(replace(TUNERS[name], layers=tuple(names)))
             continue
         known = found[place]
-        if isinstance(known, (AdaRoundConfig, AdaQuantConfig, GPTQConfig)) and known.layers:
+        if isinstance(known, Tuner) and known.layers:
             found[place] = replace(known, layers=tuple(dict.fromkeys([*known.layers, *names])))
     return found
