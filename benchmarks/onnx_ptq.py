@@ -22,7 +22,7 @@ from typing import Any
 import onnx
 
 from benchmarks import measure, models, record
-from benchmarks.latency import latency_report
+from benchmarks.resnet_latency import latency_report
 from benchmarks.measure import Outcome
 from benchmarks.peers.job import write_feeds
 

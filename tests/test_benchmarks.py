@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is n
 
 from benchmarks import fidelity, measure, models, onnx_ptq
 from benchmarks.fidelity import Score
-from benchmarks.latency import VARIANTS
+from benchmarks.resnet_latency import VARIANTS
 from benchmarks.measure import Outcome
 from benchmarks.peers.job import FileReader, read_feeds, write_feeds
 
