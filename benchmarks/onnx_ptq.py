@@ -22,9 +22,9 @@ from typing import Any
 import onnx
 
 from benchmarks import measure, models, record
-from benchmarks.resnet_latency import latency_report
 from benchmarks.measure import Outcome
 from benchmarks.peers.job import write_feeds
+from benchmarks.resnet_latency import latency_report
 
 MEMORY_LIMIT_GB = 0.6
 EXTRA_SECONDS = 1.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from tests.onnx_flow import models, pass_models
 
@@ -134,3 +136,34 @@ def test_a_float16_model_computes_in_float32_inside_and_keeps_its_interface() ->
         node.op_type == "Cast" for node in proto.graph.node
     )
     models.run(made, feed)
+
+
+RMS = """p = Pow(x, two) m = ReduceMean<axes = [-1], keepdims = 1>(p) e = Add(m, epsilon) r = Sqrt(e)
+    d = Div(one, r) n = Mul(x, d) s = Mul(n, gain)"""
+LAYER = """m = ReduceMean<axes = [-1], keepdims = 1>(x) c = Sub(x, m) p = Pow(c, two)
+    v = ReduceMean<axes = [-1], keepdims = 1>(p) e = Add(v, epsilon) r = Sqrt(e)
+    n = Div(c, r) t = Mul(n, gain) s = Add(t, bias)"""
+
+
+@pytest.mark.parametrize(("norm", "kernel"), [(RMS, "SimplifiedLayerNormalization"), (LAYER, "LayerNormalization")])
+def test_a_normalization_stays_one_kernel(norm: str, kernel: str, tmp_path: Path) -> None:
+    """ONNX Runtime finds it by its nodes, which integers or another form of the mean would take apart."""
+    width = 512
+    proto = models.model(
+        f"g (float[1,256,{width}] x) => (float[1,256,{width}] y) {{ {norm} h = MatMul(s, w) y = Add(h, x) }}",
+        {
+            "two": np.float32(2),
+            "one": np.float32(1),
+            "epsilon": np.float32(1e-5),
+            "gain": models.normal(width, seed=2) + 1,
+            "bias": models.normal(width, seed=3),
+            "w": models.normal(width, width, seed=1) / 20,
+        },
+    )
+    made, _ = quantized(proto, models.feeds(proto))
+    assert made is not None
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(made.SerializeToString(), options)
+    kinds = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert kinds.count(kernel) == 1 and {"QLinearMatMul", "QGemm"} & set(kinds), kinds

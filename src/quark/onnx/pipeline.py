@@ -143,6 +143,7 @@ PREPARE = (
     Step(
         "ConvertReduceMeanToGlobalAvgPool",
         "convert_reduce_mean_to_global_avg_pool",
+        lambda job: {"keep_norms": _on_cpu(job)},
         default=lambda job: _device(job) or _on_cpu(job),
     ),
     Step("SplitLargeKernelPool", "split_large_kernel_pool", default=_device),

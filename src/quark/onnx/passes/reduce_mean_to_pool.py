@@ -3,23 +3,28 @@
     ReduceMean(x, axes = [2, .., rank - 1], keepdims = 1)  =  GlobalAveragePool(x)
 
 With ``keepdims = 0`` a Flatten follows. Runtimes and NPU compilers have an integer kernel for the pool and none for the
-mean. Not handled: other axes, inputs of unknown rank or below three axes,
-integers and float64 (the pool has no kernel for them).
+mean. With ``keep_norms`` the means of a normalization (of squares, or subtracted from what they are of) stay: ONNX
+Runtime makes one kernel of RMSNorm and LayerNorm, and finds them by their ReduceMean. Not handled: other axes, inputs
+of unknown rank or below three axes, integers and float64 (the pool has no kernel for them).
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import attribute, constant_array, input_at, int_attribute, label, not_single
 
+KeepNorms = Annotated[bool, "The means of RMSNorm and LayerNorm stay what ONNX Runtime finds these by."]
 
-def run(model: ir.Model) -> PassReport:
+
+def run(model: ir.Model, keep_norms: KeepNorms = False) -> PassReport:
     """Rewrite ``model`` in place."""
     fired, refused = 0, []
     for node in [node for node in model.graph if node.op_type == "ReduceMean" and node.domain == ""]:
-        reason = why_not(node)
+        reason = why_not(node) or ("it is of a normalization" if keep_norms and of_a_norm(node) else None)
         if reason is None:
             _rewrite(model.graph, node)
             fired += 1
@@ -39,6 +44,15 @@ def why_not(node: ir.Node) -> str | None:
     if sorted(axis % rank for axis in axes) != list(range(2, rank)):
         return f"it reduces the axes {axes}, not the spatial ones"
     return not_single(source)
+
+
+def of_a_norm(node: ir.Node) -> bool:
+    """Whether a mean is of squares, or subtracted from what it is the mean of."""
+    source = node.inputs[0]
+    square = None if source is None else source.producer()
+    if square is not None and square.op_type in ("Pow", "Mul"):
+        return square.op_type == "Pow" or square.inputs[0] is square.inputs[1]
+    return any(use.node.op_type == "Sub" and source in use.node.inputs for use in node.outputs[0].uses())
 
 
 def _axes(node: ir.Node) -> list[int] | None:

@@ -70,7 +70,7 @@ def faster_in_float(model: ir.Model, chosen: Iterable[ir.Node], fixed: set[ir.No
         fixed: those of them that are quantized in any case.
     """
     members = set(chosen)
-    units = _units([node for node in model.graph if node in members])
+    units = _units(list(model.graph), members)
     of_node = {node: k for k, unit in enumerate(units) for node in unit.nodes}
     tensors = _tensors(model, of_node)
     integer = _cut(units, tensors, fixed)
@@ -154,17 +154,23 @@ def _elements(value: ir.Value | None) -> int | None:
 # ---- units -----------------------------------------------------------------------------------------------------------
 
 
-def _units(nodes: Sequence[ir.Node]) -> list[_Unit]:
-    """The nodes, those together that are one kernel."""
+def _units(graph: Sequence[ir.Node], members: set[ir.Node]) -> list[_Unit]:
+    """The members, in the order of the graph, those together that are one kernel."""
     units: list[_Unit] = []
     of_node: dict[ir.Node, _Unit] = {}
-    members = set(nodes)
-    for node in nodes:
+    norms = {node: norm[0] for norm in map(_norm, graph) if norm for node in norm}
+    whole: dict[ir.Node, _Unit] = {}
+    for node in filter(members.__contains__, graph):
         float_time, integer_time = _node_times(node)
         unit = _Unit()
         gate = _gate(node)
         before = _before(node)
-        if gate is not None and gate in of_node and of_node[gate].nodes == [gate]:
+        if (norm := norms.get(node)) is not None:
+            if norm not in whole:
+                whole[norm] = _norm_unit(_norm(norm), members)
+                units.append(whole[norm])
+            unit, float_time, integer_time = whole[norm], 0.0, integer_time
+        elif gate is not None and gate in of_node and of_node[gate].nodes == [gate]:
             unit, elements = of_node[gate], _elements(node.outputs[0]) or 0
             unit.float_time, unit.integer_time = _time("SiLU", "float", elements), _time("SiLU", "integer", elements)
             float_time = integer_time = 0.0
@@ -179,6 +185,42 @@ def _units(nodes: Sequence[ir.Node]) -> list[_Unit]:
         unit.integer_time += integer_time
         of_node[node] = unit
     return units
+
+
+def _norm(node: ir.Node) -> list[ir.Node]:
+    """The nodes of an RMSNorm or LayerNorm, from the Mul (or Div) of what is normalized on; empty where it is none.
+
+    x * (1 / sqrt(mean(x ** 2) + epsilon)), or x / sqrt(..), which ONNX Runtime computes in one kernel in float, with
+    the Sub of a mean before and a Mul and an Add of constants behind.
+    """
+    chain: list[ir.Node] = []
+    value = node.inputs[1] if node.op_type in ("Mul", "Div") else None
+    for kinds in (("Div", "Reciprocal"), ("Sqrt",), ("Add",), ("ReduceMean",), ("Pow", "Mul")):
+        made = None if value is None else value.producer()
+        if node.op_type == "Div" and "Reciprocal" in kinds:
+            continue
+        if made is None or made.op_type not in kinds or sole_consumer(made.outputs[0]) is None:
+            return []
+        chain.append(made)
+        value = made.inputs[1] if made.op_type == "Div" else made.inputs[0]
+    if value is not node.inputs[0]:
+        return []
+    last = node
+    for kind in ("Mul", "Add"):
+        reader = sole_consumer(last.outputs[0])
+        if reader is not None and reader.op_type == kind and any(map(is_constant, reader.inputs)):
+            chain.append(reader)
+            last = reader
+    centred = None if value is None else value.producer()
+    if centred is not None and centred.op_type == "Sub":
+        chain += [centred, *(made for made in (one and one.producer() for one in centred.inputs[1:]) if made)]
+    return [node, *chain]
+
+
+def _norm_unit(norm: Sequence[ir.Node], members: set[ir.Node]) -> _Unit:
+    """A normalization: one kernel in float; in integers the times of the members are added, the others stay apart."""
+    apart = sum(_node_times(node)[0] for node in norm if node not in members)
+    return _Unit([], _time("LayerNormalization", "float", _elements(norm[0].outputs[0]) or 0), apart)
 
 
 def _gate(node: ir.Node) -> ir.Node | None:
