@@ -56,7 +56,7 @@ SECTIONS = {
     ),
     "latency": Section(
         "Real models on ONNX Runtime",
-        "Times as fast as float, one thread, fastest of inferences that take turns; ONNX Runtime's own quantizer beside.",
+        "Times as fast as float, one thread, fastest of inferences that take turns; ONNX Runtime's quantizer too.",
         "latency --rounds 30",
         ("model", "float ms", "ours ×", "onnxruntime ×", "ours / onnxruntime"),
     ),

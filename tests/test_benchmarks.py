@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is n
 
 from benchmarks import fidelity, measure, models, onnx_ptq
 from benchmarks.fidelity import Score
-from benchmarks.resnet_latency import VARIANTS
 from benchmarks.measure import Outcome
 from benchmarks.peers.job import FileReader, read_feeds, write_feeds
+from benchmarks.resnet_latency import VARIANTS
 
 ROOT = measure.ROOT
 
