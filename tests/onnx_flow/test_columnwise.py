@@ -131,6 +131,18 @@ def test_few_bits_too_are_judged_by_the_float_inputs(kind: type[AlgoConfig], mon
 
 
 @pytest.mark.parametrize("kind", ROUNDERS)
+def test_layers_that_are_not_named_are_rounded_to_nearest_in_few_bits(kind: Any) -> None:
+    def fired(*names: str) -> int:
+        parameters = {"Algorithm": "GPTQ", **GROUPS}
+        result = quantized(kind(layers=names), samples=[*SAMPLES, *SAMPLES], **NBITS, MatMulNBitsParams=parameters)
+        return next(row.fired for row in result.passes if row.name == f"nbits_{kind.name}")
+
+    assert (fired(), fired("y")) == (2, 1)
+    with pytest.raises(ConfigError, match="'z'"):
+        fired("z")
+
+
+@pytest.mark.parametrize("kind", ROUNDERS)
 def test_no_data_is_an_error(kind: type[AlgoConfig]) -> None:
     with pytest.raises(DataError, match="calibration data is needed"):
         quantized(kind(), samples=None)

@@ -62,7 +62,7 @@ def tunable_layers(
     Raises:
         ConfigError: a name that no node has.
     """
-    found, refused, wanted = [], [], _named(model, names)
+    found, refused, wanted = [], [], named(model, names)
     for node in model.graph:
         if wanted is not None and node.name not in wanted:
             continue
@@ -77,7 +77,12 @@ def tunable_layers(
     return found, refused
 
 
-def _named(model: ir.Model, names: Sequence[str]) -> set[str] | None:
+def named(model: ir.Model, names: Sequence[str]) -> set[str] | None:
+    """The nodes that names or ^patterns mean, or None where there are none.
+
+    Raises:
+        ConfigError: a name that no node has.
+    """
     if not names:
         return None
     infos = [NodeInfo(node.name or "", node.op_type) for node in model.graph]

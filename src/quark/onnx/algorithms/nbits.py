@@ -28,13 +28,15 @@ from quark.numerics.elements import Element
 from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.gptq import PAIRED, ROUNDERS, Inputs, lost, on_grid
+from quark.onnx.algorithms.layers import named
 from quark.onnx.algorithms.linear import Linear, linear_of
 from quark.onnx.algorithms.moments import Moments, Pair, in_halves
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, nearest
-from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTQConfig
+from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTAQConfig, GPTQConfig, QronosConfig
 
+Columnwise = GPTQConfig | GPTAQConfig | QronosConfig
 #: Rows of data per input feature from which on chance has no part.
 PLENTY = 16
 
@@ -51,7 +53,9 @@ def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: Cont
     config = _config(nbits, tuning)
     if config is None:
         return []
-    layers = [layer for layer in map(linear_of, model.graph) if layer is not None and _own(layer, plan)]
+    wanted = named(model, config.layers)
+    found = [layer for layer in map(linear_of, model.graph) if layer is not None and _own(layer, plan)]
+    layers = [layer for layer in found if wanted is None or layer.name in wanted]
     reads = [_source(layer) for layer in layers]
     beside = (model.clone(), reads) if isinstance(config, PAIRED) else None
     walks = Inputs(model, reads, context, feeds_of(model, context), beside)
@@ -71,7 +75,7 @@ def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: Cont
     return [PassReport(stage, better)]
 
 
-def _config(nbits: NBits, tuning: Sequence[AlgoConfig]) -> AlgoConfig | None:
+def _config(nbits: NBits, tuning: Sequence[AlgoConfig]) -> Columnwise | None:
     """The algorithm and its settings; ``None`` where nothing needs data."""
     wanted = ALGORITHMS[nbits.Algorithm].needs_data
     names = [type(one).__name__ for one in tuning]
@@ -85,9 +89,10 @@ def _config(nbits: NBits, tuning: Sequence[AlgoConfig]) -> AlgoConfig | None:
                 "MatMulNBitsParams={'Algorithm': 'GPTQ'}"
             )
         _check_fields(nbits, one)
+    chosen = tuning[0] if tuning else None
     if len(tuning) > 1:
         raise ConfigError(f"algo_config: {', '.join(names)} would round the same weights for UseMatMulNBits; keep one")
-    return tuning[0] if tuning else GPTQConfig() if wanted else None
+    return chosen if isinstance(chosen, Columnwise) else GPTQConfig() if wanted else None
 
 
 def _check_fields(nbits: NBits, config: AlgoConfig) -> None:
