@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
-from quark.report.progress import bars
+from quark.report.progress import bars, quiet
 
 
 def drawn(terminal: bool) -> str:
@@ -23,5 +24,23 @@ def test_bars_on_a_terminal() -> None:
     assert "calibrate" in drawn(True) and "3/4" in drawn(True) and "7/?" in drawn(True)
 
 
-def test_nothing_in_a_file() -> None:
+def test_nothing_in_a_file_where_it_is_quick() -> None:
     assert drawn(False).strip() == ""
+
+
+def test_a_line_every_ten_seconds_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 1000, 4))
+    monkeypatch.setattr("quark.report.progress.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("quark.report.progress.PAUSE", 8.0)
+    lines = drawn(False).splitlines()
+    assert lines == ["calibrate: 3 of 4"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_quiet_shows_nothing(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quark.report.progress.PAUSE", 0.0)
+    with quiet():
+        assert drawn(terminal).strip() == ""
+    assert drawn(terminal).strip() != ""
+    with quiet(False):
+        assert drawn(terminal).strip() != ""

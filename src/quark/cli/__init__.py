@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from quark.errors import QuarkError
 
@@ -24,8 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     verbose = "--verbose" in given and given[:2] != ["onnx", "tool"]
+    words_given = [one for one in given if not verbose or one != "--verbose"]
     try:
-        arrange(get_command(app))(args=[one for one in given if not verbose or one != "--verbose"], prog_name="quark")
+        with _silence() if "--json" in given else nullcontext():
+            arrange(get_command(app))(args=words_given, prog_name="quark")
     except QuarkError as error:
         from quark.cli.guidance import sentence, words
 
@@ -34,3 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _silence() -> AbstractContextManager[None]:
+    from quark.report.progress import quiet
+
+    return quiet()
