@@ -23,7 +23,7 @@ from typer.main import get_command
 
 from quark.cli import main
 from quark.cli.app import app
-from quark.cli.paths import FOLDER, Guarded, Reads, Writes, marks_of
+from quark.cli.paths import FOLDER, Guarded, Reads, Writes, inputs_of, marks_of
 from quark.errors import ModelError
 from quark.onnx import ModelQuantizer, QConfig, QLayerConfig
 from quark.onnx.quantization.config.spec import Int8Spec
@@ -72,6 +72,17 @@ def test_every_path_of_every_command_says_what_it_is_for() -> None:
         if any(isinstance(mark, Writes) and mark.kind not in ("state", FOLDER) for mark in marks.values()):
             assert "overwrite" in inspect.signature(function).parameters, name
     assert seen > 35
+
+
+def test_what_is_no_path_is_no_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric that is a name, or an option that is not given, is not the folder in which the command is called."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ledger.json").write_text("{}")
+    for name, command in COMMANDS.items():
+        marks = marks_of(inspect.unwrap(command.callback))
+        given = {one.name: one.default for one in command.params if not one.required}
+        given |= {key: "kl" for key, mark in marks.items() if isinstance(mark, Reads) and mark.function}
+        assert list(inputs_of(marks, given)) == [], name
 
 
 def files(folder: Path) -> dict[str, Path]:
@@ -273,8 +284,6 @@ DRAFT = "on a draft or in a folder that the gate gave"
 OWN = "in the folder of an unfinished job, under a name that nothing else has"
 ALLOWED = {
     "quark.numerics.array_files": "a memory map to read from",
-    "quark.automatic": f"{PRIVATE}; its winner {DRAFT}",
-    "quark.cli.onnx_auto": f"{PRIVATE}; its winner {DRAFT}",
     "quark.onnx.algorithms.mixprecision": PRIVATE,
     "quark.onnx.algorithms.samples": "files of random names in TmpDir or cache_dir",
     "quark.onnx.bench": PRIVATE,
@@ -290,7 +299,6 @@ ALLOWED = {
     "quark.torch.auto": PRIVATE,
     "quark.torch.bench": PRIVATE,
     "quark.torch.search": PRIVATE,
-    "quark.torch.sensitivity": PRIVATE,
     "quark.torch.export.card": DRAFT,
     "quark.torch.export.genai": DRAFT,
     "quark.torch.export.gguf_model": DRAFT,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.errors import ConfigError
 from quark.files.outputs import check_outputs, drafts
+from quark.files.private import private_folder
 
 if TYPE_CHECKING:
     from quark.onnx.auto import Outcome as OnnxOutcome
@@ -58,8 +58,8 @@ def _onnx(
     outputs = {} if output is None else {"model": output_of(Path(output))}
     check_outputs(outputs.values(), inputs_of_model(model, "the float model"))
     goal = Goal(purpose or "cpu", drop, metric, 60 * minutes)
-    with tempfile.TemporaryDirectory(prefix="quark-") as folder:
-        found = search(model, split(list(samples)), goal, Path(folder))
+    with private_folder() as folder:
+        found = search(model, split(list(samples)), goal, folder)
         with drafts(outputs) as paths:
             for path in paths.values():
                 write_model(found.winner.path or model, path)

@@ -20,6 +20,7 @@ from quark.numerics.formats import get_format
 from quark.observers import SEARCHES, Histogram
 from quark.onnx import calibration
 from quark.onnx.calibration import Request, calibrate, find_ranges, observe
+from quark.onnx.graph.run import Extremes
 
 GRID = Grid(get_format("uint8"), symmetric=False)
 NAMES = ["x", "c1", "r1", "p1", "a2", "r2", "y"]
@@ -172,6 +173,23 @@ def roots() -> ir.Model:
     """Square roots, then a Max that swallows a NaN, and a reciprocal."""
     graph = "g (float[N] x) => (float[N] y) { s = Sqrt (x)  i = Reciprocal (s)  y = Max (i, s) }"
     return ir.from_proto(onnx.shape_inference.infer_shapes(models.model(graph)))
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "has_nan", "what"),
+    [
+        (-1.0, 1.0, True, "NaN"),  # a runtime whose minimum passes over NaN
+        (np.inf, -np.inf, True, "NaN"),  # nothing else was there
+        (np.nan, np.nan, True, "NaN"),
+        (-np.inf, 1.0, False, "infinite values"),
+        (-1.0, np.inf, False, "infinite values"),
+    ],
+)
+def test_extremes_that_are_not_finite_are_not_counted(lo: float, hi: float, has_nan: bool, what: str) -> None:
+    counted: dict[str, Any] = {}
+    with pytest.raises(DataError, match=rf"'t' becomes not finite on calibration sample 3 \({what}\)"):
+        calibration._add_extremes(counted, {"t": Extremes(lo, hi, has_nan)}, 3)
+    calibration._add_extremes(counted, {"t": Extremes(np.inf, -np.inf, False)}, 3)  # an empty tensor: nothing to count
 
 
 @pytest.mark.parametrize("method", ["minmax", "moving_minmax", "percentile", "mse"])

@@ -98,3 +98,30 @@ def test_layers_inside_functions_are_quantized(preset: str) -> None:
     assert coverage(made).integer == 1
     feed = {"x": models.normal(1, 3, 16, 16, seed=3)}
     np.testing.assert_allclose(models.run(made, feed)[0], models.run(model, feed)[0], atol=0.2)
+
+
+@pytest.mark.parametrize("computed", ["W", "R"])
+@pytest.mark.parametrize("op_type", GATES)
+def test_a_layer_that_computes_one_of_its_weights_keeps_both(op_type: str, computed: str) -> None:
+    """Codes of one weight alone would be no layer's storage; those of a computed one are no constant at all."""
+    model = recurrent(op_type)
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=0),
+        helper.make_node("Mul", [computed, "mean"], ["made"]),
+        *model.graph.node,
+    ]
+    nodes[-1].input[{"W": 1, "R": 2}[computed]] = "made"
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    both = onnx.compose.merge_models(model, onnx.compose.add_prefix(recurrent("GRU"), "b_"), io_map=[])
+    feed = {"x": np.random.default_rng(9).standard_normal((20, 1, READ)).astype(np.float32)}
+    feed["b_x"] = feed["x"]
+    config = QConfig.get_default_config("A8W8")
+    config.global_quant_config.extra_options.update(PrintSummary=False)
+    made = ModelQuantizer(config).quantize_model(both, None, [feed])
+    assert made is not None
+    weights = {one.name: one.data_type for one in made.graph.initializer}
+    assert weights["b_W_quantized"] == TensorProto.INT8
+    other = {"W": "R", "R": "W"}[computed]
+    assert weights[other] == TensorProto.FLOAT and not {"W_quantized", "R_quantized", "made_quantized"} & set(weights)
+    np.testing.assert_array_equal(models.run(made, feed)[0], models.run(both, feed)[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from quark.cli.verdicts import FAILED
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
+from quark.files.private import private_folder
 from quark.onnx.auto import Goal, Outcome, Split, Trial, auto, split, write_model
 from quark.onnx.describe import file_bytes
 from quark.onnx.graph.model import output_of
@@ -46,8 +46,8 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
     samples = _split(given)
     outputs = {"model": output_of(request.output), "recipe": recipe}
     outputs |= {} if report is None else {"report": Output(report, "--report", folder=True)}
-    with drafts(outputs) as paths, tempfile.TemporaryDirectory() as folder:
-        found = auto(request.model, samples, goal, Path(folder), say)
+    with drafts(outputs) as paths, private_folder() as folder:
+        found = auto(request.model, samples, goal, folder, say)
         write_model(found.winner.path or request.model, paths["model"])
         write_text(_recipe(found, request), paths["recipe"])
         verdict = _verdict(request, found)

@@ -94,7 +94,8 @@ def inputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) -> 
         if not isinstance(mark, Reads) or given.get(name) is None:
             continue
         for text in map(str, given[name] if isinstance(given[name], (list, tuple)) else [given[name]]):
-            path = Path(text.rpartition(":")[0] if mark.function else text)
+            text = text.rpartition(":")[0] if mark.function else text  # a metric of ours is a name without a file
+            path = Path(text)
             if path.suffix == ".onnx" and path.is_file():
                 yield from _of_model(path, _option(name))
             elif text and path.exists():

@@ -19,6 +19,7 @@ import numpy as np
 
 from quark.config.options import Options
 from quark.errors import ConfigError
+from quark.files.private import told
 from quark.observers import Memory, Store
 
 #: Values that are read back at a time.
@@ -47,6 +48,8 @@ class Scratch:
     ) -> None:
         if self._folder is not None:
             self._folder.cleanup()
+        if isinstance(error, OSError) and (words := told(error, self._parent, "option TmpDir")):
+            raise words from error
 
     def folder(self, purpose: str) -> Path:
         """The folder, for files that are not encrypted.

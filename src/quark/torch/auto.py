@@ -11,7 +11,6 @@ put back, so that memory holds one model. Sizes are those of the files, from the
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from typing import Any
 from torch import nn
 
 from quark.errors import ConfigError, DataError, QuarkError
+from quark.files.private import private_folder
 from quark.search.ledger import Ledger
 from quark.search.parts import how_far, parts_of
 from quark.search.target import Target
@@ -228,15 +228,15 @@ def auto(
     given = list(samples)
     indices = parts_of(len(given))
     parts = [[given[k] for k in part] for part in indices]
-    with tempfile.TemporaryDirectory(prefix="quark-", ignore_cleanup_errors=True) as folder, Ledger.held(goal.ledger):
-        site = lay_out(model, parts[1], made(Path(folder) / "choose"))
+    with private_folder() as folder, Ledger.held(goal.ledger):
+        site = lay_out(model, parts[1], made(folder / "choose"))
         search = Search(model, parts, goal, site, ledger_of(model, given, goal))
         for name, values, cause in proposals(search):
             if not search.late(name):
                 trial = search.attempt(name, values, cause)
                 tell(f"{name}: {trial.error or f'{search.target.metric} {trial.value:.6g}'}")
         search.book.settle()
-        return concluded(search, parts[2] if indices[1] != indices[2] else [], len(given), Path(folder))
+        return concluded(search, parts[2] if indices[1] != indices[2] else [], len(given), folder)
 
 
 def ledger_of(model: nn.Module, samples: Sequence[Any], goal: Goal) -> Ledger:

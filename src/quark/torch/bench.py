@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from quark.errors import DataError
+from quark.files.whole import part_of
 from quark.torch.algorithms.blocks import find_blocks, first, record, without_cache
 from quark.torch.calibration import device_of, evaluating, run, to_device
 from quark.torch.config.model import QConfig
@@ -139,7 +141,8 @@ def lay_out(model: nn.Module, samples: Sequence[Any], folder: Path) -> Site:
     with running(model):
         for index, sample in enumerate(samples):
             kept = output_of(model, sample).float().cpu().contiguous()
-            save_file({"output": kept}, folder / f"{index}.safetensors")
+            with part_of(folder / f"{index}.safetensors", SafetensorError) as part:
+                save_file({"output": kept}, part)
     return Site(samples, folder)
 
 

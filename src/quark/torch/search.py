@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from quark.errors import ConfigError, unknown
+from quark.files.private import private_folder
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger, plan_key
 from quark.search.parts import APART, how_far, parts
@@ -132,8 +132,8 @@ def search(
     if program is not None:
         format_for([split(name)[0] for name in candidates if name != FLOAT], program)
     apart, loaded = _split(given, evaluation, metric is not None), source.load()
-    with tempfile.TemporaryDirectory(prefix="quark-", ignore_cleanup_errors=True) as folder, Ledger.held(ledger):
-        site = lay_out(loaded, apart.fit, made(Path(folder) / "trials"))
+    with private_folder() as folder, Ledger.held(ledger):
+        site = lay_out(loaded, apart.fit, made(folder / "trials"))
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
         book = open_ledger(ledger, loaded, site, values, f"{name} for {goal.metric} by {digest_of(metric)}")
         trials = study(source, loaded, site, values, candidates, name, workers, book, progress, machine)

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from torch import nn
 
 from quark import parallel
 from quark.errors import ConfigError, unknown
+from quark.files.private import private_folder
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger
 from quark.search.values import FLOAT, Study, Trial
@@ -107,8 +107,8 @@ def sensitivity(
     source = source_of(model, workers, device, trust_remote_code)
     check_metric(metric)
     kept, loaded = list(samples), source.load()
-    with tempfile.TemporaryDirectory(prefix="quark-", ignore_cleanup_errors=True) as folder, Ledger.held(ledger):
-        site = lay_out(loaded, kept, Path(folder))
+    with private_folder() as folder, Ledger.held(ledger):
+        site = lay_out(loaded, kept, folder)
         book = open_ledger(ledger, loaded, site, base, metric)
         found = study(source, loaded, site, base, candidates, metric, workers, book, progress)
         book.settle()

@@ -1,0 +1,81 @@
+"""What the configuration of onnxruntime-genai says where a model's own configuration is silent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quark.errors import ModelError
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("torch")
+from quark.torch.export.genai import CONFIG, LENGTHS, write_config  # noqa: E402
+
+FIELDS = {"vocab_size": 96, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 32}
+
+
+def written(folder: Path, fields: dict[str, Any], generation: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The configuration of a model with one layer that has a cache."""
+    config = SimpleNamespace(**fields)
+    config.get_text_config = lambda: config
+    model = SimpleNamespace(config=config, generation_config=generation and SimpleNamespace(**generation))
+    names = ("input_ids", "past_key_values.0.key", "past_key_values.0.value")
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in names]
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "g", values, [])), folder / "m.onnx")
+    write_config(model, folder, folder / "m.onnx")  # type: ignore[arg-type]
+    found: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("own", "generation", "tokens"),
+    [
+        ({}, None, (0, 0, 0)),
+        ({"bos_token_id": 1, "eos_token_id": 2}, None, (1, 2, 2)),
+        ({"eos_token_id": [7, 9]}, None, (0, [7, 9], 7)),
+        ({"eos_token_id": 2, "pad_token_id": 5}, None, (0, 2, 5)),
+        ({"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 5}, {"eos_token_id": 3}, (1, 3, 5)),
+        ({"bos_token_id": 1, "eos_token_id": None}, {"bos_token_id": None, "eos_token_id": [4]}, (1, [4], 4)),
+    ],
+)
+def test_tokens_come_from_the_generation_settings_then_the_model_then_are_0(
+    own: dict[str, Any], generation: dict[str, Any] | None, tokens: tuple[Any, ...], tmp_path: Path
+) -> None:
+    model = written(tmp_path, {**FIELDS, **own}, generation)["model"]
+    assert (model["bos_token_id"], model["eos_token_id"], model["pad_token_id"]) == tokens
+
+
+@pytest.mark.parametrize(
+    ("own", "heads", "size"),
+    [
+        ({}, 4, 16),
+        ({"num_key_value_heads": 2}, 2, 16),
+        ({"head_dim": 24}, 4, 24),
+        ({"num_key_value_heads": None, "head_dim": None}, 4, 16),
+    ],
+)
+def test_heads_that_are_not_said_are_those_of_plain_attention(
+    own: dict[str, Any], heads: int, size: int, tmp_path: Path
+) -> None:
+    decoder = written(tmp_path, {**FIELDS, **own})["model"]["decoder"]
+    assert (decoder["num_key_value_heads"], decoder["head_size"]) == (heads, size)
+    assert decoder["num_hidden_layers"] == 1 and decoder["filename"] == "m.onnx"
+
+
+def test_the_search_has_what_the_generation_settings_say_and_no_more(tmp_path: Path) -> None:
+    fixed = {"max_length": 32, "past_present_share_buffer": False}
+    assert written(tmp_path, FIELDS, {"top_k": 0, "temperature": None})["search"] == {"top_k": 0, **fixed}
+    assert written(tmp_path, {**FIELDS, "top_p": 0.5})["search"] == {"top_p": 0.5, **fixed}
+
+
+def test_the_longest_text_is_the_first_that_the_configuration_names(tmp_path: Path) -> None:
+    silent = {key: value for key, value in FIELDS.items() if key not in LENGTHS}
+    with pytest.raises(ModelError, match=r"longest text.*max_position_embeddings.*n_positions"):
+        written(tmp_path, silent)
+    for place, name in enumerate(LENGTHS):
+        said = dict.fromkeys(LENGTHS[place:], 99) | {name: 7}
+        assert written(tmp_path, {**silent, **said})["model"]["context_length"] == 7
