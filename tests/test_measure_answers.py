@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quark.measure.answers import Answers, kind_of
+from quark.measure.answers import Answers, kind_of, update
 
 
 def rng() -> np.random.Generator:
@@ -23,7 +23,7 @@ def one_hot_logits(winners: np.ndarray, classes: int, height: float = 8.0) -> np
 
 def detections(confident: list[int], rows: int = 200, objectness: bool = True, transposed: bool = False) -> np.ndarray:
     """[1, rows, 4 + scores]: boxes in pixels; class probabilities are high everywhere where there is an objectness."""
-    boxes = rng().uniform(5, 300, (rows, 4))
+    boxes = np.concatenate([rng().uniform(5, 300, (rows, 2)), rng().uniform(5, 60, (rows, 2))], 1)
     classes = rng().uniform(0.0, 0.2, (rows, 10))
     classes[np.arange(rows) % 7 == 0, 3] = 0.9 if objectness else 0.05
     classes[confident, 3] = 0.9
@@ -44,8 +44,9 @@ def detections(confident: list[int], rows: int = 200, objectness: bool = True, t
         (softmax(rng().normal(0, 5, (1, 4, 8, 8)), 1), "classes"),
         (rng().normal(size=(1, 20, 1000)), "classes"),
         (rng().normal(size=(1, 20, 64)), "values"),
-        (detections([3, 9]), "scores"),
-        (detections([3, 9], objectness=False, transposed=True), "scores"),
+        (detections([3, 9]), "boxes"),
+        (detections([3, 9], objectness=False, transposed=True), "boxes"),
+        (rng().uniform(0, 0.2, (1, 200, 10)), "scores"),
         (np.concatenate([softmax(np.tile([9.0, 0.0], (500, 1)))])[None], "scores"),
         (rng().integers(0, 5, (3, 7)), "labels"),
         (rng().normal(size=(1, 3, 32, 32)), "values"),
@@ -71,7 +72,8 @@ def test_noise_on_scores_that_nobody_reads_costs_nothing_and_one_lost_box_is_see
     confident = list(range(5, 200, 7))
     x = detections(confident)
     noisy, lost = x.copy(), x.copy()
-    noisy[..., :4] += rng().normal(0, 50, noisy[..., :4].shape)
+    nowhere = np.setdiff1d(np.arange(x.shape[1]), confident)
+    noisy[:, nowhere, :4] += rng().normal(0, 50, (len(nowhere), 4))
     noisy[..., 5:] = np.where(noisy[..., 5:] < 0.3, 0, noisy[..., 5:])
     lost[0, confident[0], 4] = 0.0
     kept, missed = Answers(), Answers()
@@ -113,3 +115,80 @@ def test_too_few_answers_say_nothing_and_the_error_shrinks_with_samples() -> Non
         assert found.share == pytest.approx(0.8, abs=4 * found.error)
         errors.append(found.error)
     assert errors[1] == pytest.approx(errors[0] / 4, rel=0.6)
+
+
+def corners(boxes: np.ndarray) -> np.ndarray:
+    return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], 1)
+
+
+ROWS, SEEN = 320, np.arange(5, 320, 16)  # 20 detections in rows that keep their places
+
+
+def found_boxes(form: str, unit: str, moved: float, of: int) -> tuple[np.ndarray, np.ndarray]:
+    """Boxes [1, rows, 4] of two models; the second has the first ``of`` detections moved by a share of their width.
+
+    Two boxes of width w that lie a w beside each other have (1 - a) / (1 + a) in common: 1/2 at a = 1/3.
+    """
+    x = np.concatenate([rng().uniform(40, 380, (ROWS, 2)), rng().uniform(20, 60, (ROWS, 2))], 1)
+    y = x.copy()
+    y[SEEN[:of], 0] += moved * y[SEEN[:of], 2]
+    written = [(corners(one) if form == "corners" else one) / (420 if unit == "share" else 1) for one in (x, y)]
+    return written[0][None].astype(np.float32), written[1][None].astype(np.float32)
+
+
+def class_scores(columns: int = 3) -> np.ndarray:
+    scores = rng().uniform(0, 0.1, (1, ROWS, columns))
+    scores[0, SEEN, 1] = 0.9
+    return scores.astype(np.float32)
+
+
+@pytest.mark.parametrize("layout", ["one output", "two outputs", "boxes transposed", "softmax", "turned"])
+@pytest.mark.parametrize("unit", ["pixels", "share"])
+@pytest.mark.parametrize("form", ["corners", "centre"])
+@pytest.mark.parametrize(("moved", "kept"), [(0.0, 1.0), (0.30, 1.0), (0.36, 0.6), (1.5, 0.6)])
+def test_a_detection_is_kept_where_its_box_overlaps_by_half(
+    form: str, unit: str, layout: str, moved: float, kept: float
+) -> None:
+    """8 of 20 boxes move, the scores stay: beyond a third of the width they are lost, 40 % of the answers."""
+    x, y = found_boxes(form, unit, moved, 8)
+    scores = class_scores()
+    if layout == "softmax":
+        scores = np.stack([1 - scores[..., 1], scores[..., 1]], -1)
+    first, second = {"scores": scores, "boxes": x}, {"scores": scores, "boxes": y}
+    if layout == "boxes transposed":
+        first["boxes"], second["boxes"] = x.swapaxes(1, 2), y.swapaxes(1, 2)
+    if layout in ("one output", "turned"):
+        first, second = ({"boxes": np.concatenate([one, scores], 2)} for one in (x, y))
+    if layout == "turned":
+        first, second = ({"boxes": one["boxes"].swapaxes(1, 2)} for one in (first, second))
+    answers = {name: Answers() for name in first}
+    update(answers, first, second)
+    assert answers["boxes"].kind == "boxes"
+    assert answers["boxes"].share == pytest.approx(kept)
+    assert "scores" not in answers or answers["scores"].share == 1.0
+
+
+@pytest.mark.parametrize("moved", [0.0, 1.5])
+def test_rows_by_falling_score_may_change_places(moved: float) -> None:
+    x, y = (one[:, SEEN] for one in found_boxes("corners", "pixels", moved, 8))
+    spare = found_boxes("corners", "pixels", 0, 0)[0][:, : 2 * len(SEEN)]
+    scores = np.concatenate([np.linspace(0.9, 0.5, len(SEEN)), np.linspace(0.2, 0.01, 2 * len(SEEN))])[None, :, None]
+    order = np.r_[np.arange(len(SEEN))[::-1], np.arange(len(SEEN), 3 * len(SEEN))]
+    first = {"boxes": np.concatenate([x, spare], 1), "scores": np.tile(scores, (1, 1, 1))}
+    second = {"boxes": np.concatenate([y, spare], 1)[:, order], "scores": scores}
+    rare = rng().uniform(0, 0.01, (1, 3 * len(SEEN), 4))
+    for one in (first, second):
+        one["scores"] = np.concatenate([one["scores"], rare], 2)
+    answers = {name: Answers() for name in first}
+    update(answers, first, second)
+    assert answers["boxes"].share == pytest.approx(0.6 if moved else 1.0)
+
+
+def test_offsets_that_a_program_decodes_are_no_boxes() -> None:
+    """Places in a cell and logarithms of sizes: hardly ever negative ones, and all at one place."""
+    cells = np.concatenate([rng().uniform(-0.5, 1.5, (1, ROWS, 2)), rng().normal(1.6, 0.6, (1, ROWS, 2))], 2)
+    for offsets in (cells, np.abs(cells)):
+        first = {"boxes": offsets, "scores": class_scores()}
+        answers = {name: Answers() for name in first}
+        update(answers, first, first)
+        assert answers["boxes"].kind == "values" and answers["scores"].kind == "scores"

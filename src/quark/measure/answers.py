@@ -10,27 +10,32 @@ of the float model decide what an output looks like, and its *answers* are compa
               channels of a map): those above a threshold; kept is F1 = 2 tp / (2 tp + fp + fn), where a value that
               stays within the slack of the threshold counts as kept. Where a first column times another is above it,
               the first is an objectness and the products are the scores.
+    boxes     [rows, 4] beside an output of scores of as many rows, or the first columns of detections: scores as above,
+              each of which counts where its box overlaps that of the float model too (``measure.boxes``)
     labels    integers: the share of equal ones
     values    anything else: only the distance says how near it is
 
-What is not handled: answers that a program computes from several outputs (boxes decoded from anchors): a metric of the
-user's own does that.
+What is not handled: answers that a program computes first (boxes decoded from anchors, scores from logits beside
+boxes): a metric of the user's own does that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-Kind = Literal["classes", "scores", "labels", "values"]
+from quark.measure.boxes import COORDINATES, form_of, likelier, matched
+
+Kind = Literal["classes", "scores", "boxes", "labels", "values"]
 
 SURE = 0.5  # probability of a winner that a user would act on
 CONFIDENT, SLACK = 0.3, 0.1  # threshold of a detection, and how far below it the other model may put the same one
 SELDOM = 0.2  # scores: the share of confident values that a detector stays below
 VOCABULARY = 256  # rank 3: as many columns look like logits over a vocabulary, fewer like features
-COORDINATES = 2  # a detection has at least so many columns that are no scores
+OTHERS = 2  # a detection has at least so many columns that are no scores
 ROWS = 32  # detections come in many rows
 MAJORITY = 0.9  # a class that wins this share of many rows is the background
 FEW = 10  # answers, below which nothing can be said about a share of them
@@ -42,23 +47,29 @@ class Answers:
 
     Attributes:
         kind: what the output looks like, decided by the float model's first sample.
-        kept, total: answers that both give, and all of them, per sample; for scores 2 tp and 2 tp + fp + fn.
+        kept, total: answers that both give, and all of them, per sample; for scores and boxes 2 tp and 2 tp + fp + fn.
         unlike: samples in which the outputs have different shapes (another number of detections).
+        scores: the output that holds the scores of these boxes, where it is another one.
     """
 
     kind: Kind | None = None
     kept: list[float] = field(default_factory=list)
     total: list[float] = field(default_factory=list)
     unlike: int = 0
+    scores: str | None = None
 
-    def update(self, reference: np.ndarray, value: np.ndarray) -> None:
-        """Add one sample's output of the float model and of the other."""
-        self.kind = self.kind or kind_of(reference)
-        if reference.shape != value.shape:
+    def update(
+        self, reference: np.ndarray, value: np.ndarray, scores: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> None:
+        """Add one sample's output of the float model and of the other; ``scores``: of both, where these are boxes."""
+        self.kind = self.kind or ("boxes" if scores else kind_of(reference))
+        if reference.shape != value.shape or (scores and scores[0].shape != scores[1].shape):
             self.unlike += 1
             pair = _sizes(reference, value)
         elif not reference.size:
             pair = 0.0, 0.0
+        elif scores:
+            pair = _boxes(reference, value, *scores)
         else:
             pair = _COUNTED[self.kind](reference, value)
         self.kept.append(pair[0])
@@ -81,14 +92,55 @@ class Answers:
         return float(np.sqrt(len(parts) / (len(parts) - 1) * np.sum(parts**2)))
 
 
+def update(
+    answers: Mapping[str, Answers], reference: Mapping[str, np.ndarray], value: Mapping[str, np.ndarray]
+) -> None:
+    """Add one sample's outputs of both models by name; boxes count with the scores beside them."""
+    for name, one in answers.items():
+        if one.kind is None:
+            one.scores = _scores_beside(name, reference)
+        beside = None if one.scores is None else (reference[one.scores], value[one.scores])
+        one.update(reference[name], value[name], beside)
+
+
+def _scores_beside(name: str, outputs: Mapping[str, np.ndarray]) -> str | None:
+    """The output with the scores of the boxes of output ``name``; None: it holds none, or there are none."""
+    boxes = _boxes_alone(outputs[name])
+    if boxes is None:
+        return None
+    others = (other for other in outputs if other != name and kind_of(outputs[other]) == "scores")
+    return next((other for other in others if _with_rows(outputs[other], len(boxes)) is not None), None)
+
+
+def _boxes_alone(x: np.ndarray) -> np.ndarray | None:
+    """Boxes [rows, 4] of an output that holds nothing else, its coordinates last or second."""
+    if x.dtype.kind != "f":
+        return None
+    for axis in (-1, 1):
+        if x.ndim >= 2 and x.shape[axis] == COORDINATES and x.size >= ROWS * COORDINATES:
+            rows = np.moveaxis(x, axis, -1).reshape(-1, COORDINATES)
+            return rows if form_of(rows) else None
+    return None
+
+
+def _with_rows(x: np.ndarray, count: int) -> np.ndarray | None:
+    """[count, columns] of an output whose columns come last or second, or that has one; None: of another size."""
+    for axis in (-1, 1) if x.ndim >= 3 else (-1,):
+        if x.size == count * x.shape[axis]:
+            return np.moveaxis(x, axis, -1).reshape(count, -1)
+    return x.reshape(count, 1) if x.size == count else None
+
+
 def kind_of(x: np.ndarray) -> Kind:
-    """What an output of this shape and these values looks like."""
+    """What an output of this shape and these values looks like, taken alone."""
     if x.dtype.kind in "iub":
         return "labels"
     if x.dtype.kind != "f" or x.ndim < 2 or not x.size or not np.isfinite(x).all():
         return "values"
     if _class_axis(x) is not None:
         return "scores" if _background(x) is not None else "classes"
+    if _is_boxed(x):
+        return "boxes"
     if _score_columns(x) is not None:
         return "scores"
     logits = x.shape[-1] >= 2 if x.ndim == 2 else x.ndim == 3 and x.shape[-1] >= VOCABULARY
@@ -124,8 +176,20 @@ def _score_columns(x: np.ndarray) -> np.ndarray | None:
         return None
     rows = _as_rows(x)
     inside = _scoring(rows)
-    plausible = len(rows) >= ROWS and inside.any() and np.sum(~inside) >= COORDINATES
+    plausible = len(rows) >= ROWS and inside.any() and np.sum(~inside) >= OTHERS
     return rows[:, inside] if plausible else None
+
+
+def _is_boxed(x: np.ndarray) -> bool:
+    """Whether these are detections whose first columns are a box: no scores, which are seldom high."""
+    if x.ndim not in (3, 4):
+        return False
+    rows = _as_rows(x)
+    if len(rows) < ROWS or rows.shape[1] <= COORDINATES:
+        return False
+    boxes, scores = rows[:, :COORDINATES], rows[:, COORDINATES:]
+    inside = _scoring(scores)
+    return bool(inside.any() and np.mean(boxes >= CONFIDENT) > SELDOM and form_of(boxes) is not None)
 
 
 def _scoring(rows: np.ndarray) -> np.ndarray:
@@ -165,6 +229,30 @@ def _scores(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float(hits), float(np.sum(found) + np.sum(kept))
 
 
+def _boxed(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Detections: boxes and scores in one output."""
+    (boxes, scores), (theirs, judged) = (np.split(_as_rows(one), [COORDINATES], axis=1) for one in (x, y))
+    return _matches(boxes, theirs, _columns(scores, scores), _columns(scores, judged))
+
+
+def _boxes(x: np.ndarray, y: np.ndarray, of_x: np.ndarray, of_y: np.ndarray) -> tuple[float, float]:
+    """Boxes of both models, and their scores in another output."""
+    axis = -1 if x.shape[-1] == COORDINATES else 1
+    boxes, theirs = (np.moveaxis(one, axis, -1).reshape(-1, COORDINATES) for one in (x, y))
+    a, b = (_with_rows(_detections(of_x, one), len(boxes)) for one in (of_x, of_y))
+    return _scores(of_x, of_y) if a is None or b is None else _matches(boxes, theirs, a, b)
+
+
+def _matches(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """Boxes [rows, 4] and scores [rows, classes] of both: as ``_scores`` counts, where the boxes overlap."""
+    form, peaks = likelier(x), a.max(1)
+    ranked = bool((np.diff(peaks) <= 0).all() and peaks[-1] < peaks[0])
+    found, kept = a >= CONFIDENT, b >= CONFIDENT
+    hits = matched(x, y, form, found, b >= CONFIDENT - SLACK, ranked)
+    hits += matched(y, x, form, kept, a >= CONFIDENT - SLACK, ranked)
+    return float(hits), float(np.sum(found) + np.sum(kept))
+
+
 def _detections(like: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The scores of an output, read as ``like`` is: no background; columns behind an objectness multiplied by it."""
     background = _background(like)
@@ -173,9 +261,13 @@ def _detections(like: np.ndarray, x: np.ndarray) -> np.ndarray:
         return np.delete(x, background, axis=axis if axis is not None else -1)
     if _bounded(like):
         return x
-    rows, ours = _as_rows(like), _as_rows(x)
-    inside = _scoring(rows)
-    columns, ours = rows[:, inside], ours[:, inside]
+    return _columns(_as_rows(like), _as_rows(x))
+
+
+def _columns(like: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The columns of scores, as they are in ``like``; those behind an objectness multiplied by it."""
+    inside = _scoring(like)
+    columns, ours = like[:, inside], rows[:, inside]
     conditional = bool(np.any(columns[:, :1] * columns[:, 1:] >= CONFIDENT))
     return ours[:, :1] * ours[:, 1:] if conditional else ours
 
@@ -193,4 +285,4 @@ def _sizes(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float(min(x.size, y.size)), float(max(x.size, y.size))
 
 
-_COUNTED = {"classes": _classes, "scores": _scores, "labels": _labels, "values": _values}
+_COUNTED = {"classes": _classes, "scores": _scores, "boxes": _boxed, "labels": _labels, "values": _values}

@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from quark.errors import DataError
 from quark.measure.answers import Answers
+from quark.measure.answers import update as update_answers
 from quark.measure.distance import Distance
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
@@ -136,8 +137,10 @@ def compare(
     ranges = [_code_range(pair) for pair in pairs]
     done = 0
     for done, feed in enumerate(checked(samples, inputs_of(first)), start=1):
-        for name, (x, y) in zip(names, end_to_end(feed), strict=True):
-            answers[name].update(x, y)
+        found = dict(zip(names, end_to_end(feed), strict=True))
+        first_said, second_said = ({name: pair[of] for name, pair in found.items()} for of in (0, 1))
+        update_answers(answers, first_said, second_said)
+        for name, (x, y) in found.items():
             if x.shape == y.shape:
                 outputs[name].update(x, y)
         for distance, codes, (x, y) in zip(distances, ranges, inner(feed), strict=True):

@@ -7,8 +7,8 @@
     coverage   how much of the multiplications and of the weights is quantized
 
 The worst output decides about accuracy. Limits: ``SQNR`` in dB, ``KEPT`` as shares of the float model's answers. Where
-an output holds scores of detections or labels, only the answers count: the decibels are those of the background. A
-class that wins moves the level that the decibels give by one step at most, since winners among features mean little.
+an output holds detections (scores, boxes) or labels, only the answers count: the decibels are the background's. A class
+that wins moves the level that the decibels give by one step at most, since winners among features mean little.
 """
 
 from __future__ import annotations
@@ -100,14 +100,20 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
     if share is None or answers is None:
         return Judged(name, by_energy, f"SQNR of {name} {decibels(sqnr)}", sqnr, sqnr)
     by_answers = _level(share, KEPT)
-    only = answers.kind in ("scores", "labels")
+    only = answers.kind in ("scores", "boxes", "labels")
     level = by_answers if only else max(by_energy - 1, min(by_energy + 1, by_answers))
     error = "" if math.isnan(answers.error) else f" ± {100 * answers.error:.1f}"
     said = f"{name} keeps {100 * share:.1f}{error} % of the float model's {_WORDS[str(answers.kind)]}"
     return Judged(name, level, f"{said}, SQNR {decibels(sqnr)}", share, sqnr)
 
 
-_WORDS = {"classes": "top-1 answers", "scores": "confident detections", "labels": "labels", "values": "values"}
+_WORDS = {
+    "classes": "top-1 answers",
+    "scores": "confident detections",
+    "boxes": "confident boxes",
+    "labels": "labels",
+    "values": "values",
+}
 
 
 def _level(value: float, limits: tuple[float, float]) -> int:
