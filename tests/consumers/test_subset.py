@@ -207,12 +207,32 @@ def test_kinds_of_models_that_have_been_wrong(name: str, scheme: str) -> None:
     assert found["cell"] == "right", found
 
 
-@pytest.mark.parametrize("name", ["gte", "nomic_bert"])
-def test_conversions_that_survive_are_no_reason_to_refuse(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        ("gte", "int4_wo_32"),
+        ("nomic_bert", "int4_wo_32"),
+        ("molmo2_text", "fp8"),  # one tensor into several, whose scales are converted beside them
+        ("minimax_m3_vl", "int4_wo_32"),  # several into one, likewise
+        ("llama4_text", "fp8"),  # experts that transformers has as a list where they are quantized
+    ],
+)
+def test_conversions_that_survive_are_no_reason_to_refuse(name: str, scheme: str) -> None:
     """Heads and layers that transformers cuts out of one tensor are read where the file has them apart."""
     made = tiny.tiny_model(name, dict(tiny.model_types())[name])
-    found = cell.check(made, "int4_wo_32", "compressed-tensors", tiny.inputs_of(made), tiny.answer)
+    found = cell.check(made, scheme, "compressed-tensors", tiny.inputs_of(made), tiny.answer)
     assert found["cell"] == "right", found
+
+
+@pytest.mark.parametrize("name", ["t5gemma2", "nomic_bert"])
+def test_tied_tensors_that_are_made_with_zeros_are_imported(name: str) -> None:
+    """A bias of a head, an embedding of one token: they are in the file once."""
+    made = tiny.tiny_model(name, dict(tiny.model_types())[name])
+    inputs = tiny.inputs_of(made)
+    cell.quantize(made, "int4_wo_32", inputs)
+    refused = {"cell": "refused", "stage": "export", "why": ""}
+    found = cell.imported(made, inputs, tiny.answer, tiny.answer(made, inputs) * 0, refused)
+    assert found["cell"] == "import", found
 
 
 def test_codes_come_last() -> None:

@@ -5,8 +5,8 @@ its experts, and the method that gives new modules their first values.
 
     experts       are stacked in float: their inputs are not quantized, and stacked ones have no place for their codes
     ties          a codes tensor and a float one are compared, or looked up under a name that is not there
-    conversions   of one tensor into several get several sources, which no conversion may have; packed weights leave the
-                  sources of the others empty
+    conversions   of one tensor into several get several sources, which no conversion may have, and packed weights leave
+                  the sources of others empty: both only where the layer that they make has no scales of its own
     first values  are written into ``weight``, which packed layers do not have
 """
 
@@ -25,6 +25,7 @@ from quark.torch.export.model_files import is_untied
 from quark.torch.export.original import WEIGHT, Names, base_of, conversions_of
 from quark.torch.quantized_layer import detach
 
+METHOD = "compressed-tensors"
 OTHERS = (ValueError, TypeError, RuntimeError, IndexError, KeyError, NotImplementedError)  # a copy without values is no
 # whole model: only what asks for a weight is told
 
@@ -49,7 +50,7 @@ def why_not(
     reasons = (
         experts(model, schemes, names),
         ties(model, schemes),
-        conversions(described, names, packed),
+        conversions(described, names, schemes, packed),
         values(model, packed),
     )
     return next((reason for reason in reasons if reason is not None), None)
@@ -59,13 +60,21 @@ def experts(model: nn.Module, schemes: Mapping[str, Any], names: Names) -> str |
     """Experts that are quantized: stacked ones are made up at random, others have float inputs."""
     for path, module in model.named_modules():
         own = next((name for name in schemes if name.startswith(f"{path}.")), None)
-        if not isinstance(module, UnfusedExperts) or own is None:
+        if not isinstance(module, UnfusedExperts) or own is None or is_replaced(module):
             continue
         if not is_listed(path, module, names):
             return f"it has no place for the experts of {path!r}, and makes them up at random"
         if schemes[own].input_activations is not None:
             return f"it computes the experts of {path!r} with float inputs"
     return None
+
+
+def is_replaced(module: UnfusedExperts) -> bool:
+    """Whether transformers has a list of linear layers in the place of such experts, and quantizes those."""
+    from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION as LISTS
+
+    found: Mapping[str, Any] = LISTS.get(module.fused_class.__name__, {})
+    return METHOD in found.get("quantization_methods", ())
 
 
 def is_listed(path: str, module: UnfusedExperts, names: Names) -> bool:
@@ -86,7 +95,9 @@ def ties(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
     return None
 
 
-def conversions(described: Mapping[str, Any], names: Names, packed: Iterable[str]) -> str | None:
+def conversions(
+    described: Mapping[str, Any], names: Names, schemes: Iterable[str], packed: Iterable[str]
+) -> str | None:
     """Conversions of transformers' own that do not survive the names of quantized tensors: it is asked for them."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -96,16 +107,42 @@ def conversions(described: Mapping[str, Any], names: Names, packed: Iterable[str
     try:
         reader = AutoHfQuantizer.from_config(dict(described))
         reader.validate_environment()
-        reader.update_weight_conversions(copy.deepcopy(steps), names.model)
+        made = reader.update_weight_conversions(copy.deepcopy(steps), Prepared(names.model, schemes))
     except ValueError:
         return "it makes several tensors of one when it loads the original, and cannot where weights have scales"
-    joins = [
-        step for step in steps if len(step.source_patterns) > 1 and not any("*" in x for x in step.source_patterns)
-    ]
+    joins = [step for step in made if is_join(step.source_patterns)]
     targets = tuple(target for step in joins for target in step.target_patterns if target.endswith(WEIGHT))
     whole = (name for name, _ in names.model.named_parameters() if targets and name.endswith(targets))
     apart = next(whole, None) if any(True for _ in packed) else None
     return None if apart is None else f"it joins {apart!r} of several tensors, and cannot where weights are packed"
+
+
+def is_join(sources: Iterable[str]) -> bool:
+    """Whether a conversion collects several weights, and the codes of each: those that are float have none."""
+    sources = list(sources)
+    coded = any(name.endswith(f"{WEIGHT}_packed") for name in sources)
+    return coded and sum(name.endswith(WEIGHT) for name in sources) > 1 and not any("*" in name for name in sources)
+
+
+class Prepared:
+    """A model as transformers sees it when it asks for conversions: the layers that it quantizes have scales."""
+
+    def __init__(self, model: nn.Module, schemes: Iterable[str]) -> None:
+        stacks = [
+            f"{path}."
+            for path, module in model.named_modules()
+            if isinstance(module, UnfusedExperts) and not is_replaced(module)
+        ]
+        self.model = model
+        self.layers = [name for name in schemes if not name.startswith(tuple(stacks))]
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, value) of the tensors of the model, and of the scales."""
+        yield from self.model.named_parameters()
+        yield from ((f"{name}{WEIGHT}_scale", torch.empty(0)) for name in self.layers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
 
 
 def values(model: nn.Module, packed: Iterable[str]) -> str | None:

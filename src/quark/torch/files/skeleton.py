@@ -260,11 +260,19 @@ def architecture_of(checkpoint: Checkpoint, buffers: bool, eager: bool) -> nn.Mo
     with Unallocated() if buffers else torch.device("meta"):
         kernel = {"attn_implementation": "eager"} if eager else {}
         model: nn.Module = cls._from_config(config, dtype=torch.float32, **kernel)
+    return emptied(model).eval()
+
+
+def emptied(model: nn.Module) -> nn.Module:
+    """The model, with its parameters on the meta device (some are made with zeros); what is tied stays tied."""
+    empty: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
-        for name, value in module._parameters.items():  # those that were made with zeros
+        for name, value in module._parameters.items():
             if value is not None and not value.is_meta:
-                module._parameters[name] = nn.Parameter(value.to("meta"), requires_grad=False)
-    return model.eval()
+                if value not in empty:
+                    empty[value] = nn.Parameter(value.to("meta"), requires_grad=False)
+                module._parameters[name] = empty[value]
+    return model
 
 
 def add_layers(model: nn.Module, tensors: Mapping[str, Stored]) -> None:
