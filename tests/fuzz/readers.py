@@ -41,6 +41,8 @@ READERS = {
     "index": Reader("torch_causes", "INDEXES", ("torch", "safetensors")),
     "config": Reader("config_causes", "CONFIGS", ("torch", "safetensors")),
     "recipe": Reader("config_causes", "RECIPES"),
+    "preprocess": Reader("settings_causes", "PREPROCESS"),
+    "plan": Reader("settings_causes", "PLANS"),
     "external": Reader("config_causes", "EXTERNAL"),
     "tokens": Reader("torch_causes", "TOKENS", ("torch",)),
 }

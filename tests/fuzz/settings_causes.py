@@ -1,0 +1,92 @@
+"""Damage to settings that lie beside models: preprocess.yaml, plans of both flows."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.fuzz.causes import Cause, Finding
+from tests.fuzz.config_causes import VALUES, YAMLS
+
+from quark.config.plan_diff import read_plan
+from quark.onnx.config_file import read_values
+from quark.onnx.preprocess_file import FILE, read_beside
+
+PICTURES = {
+    "mean": [0.5, 0.4, 0.3],
+    "std": [0.2, 0.2, 0.2],
+    "scale": 255,
+    "size": [8, 8],
+    "resize": "crop",
+    "bgr": True,
+}
+PLAN: dict[str, Any] = {
+    "preset": "A8W8",
+    "options": {"Percentile": 99.9},
+    "layers": {"conv": "A16W8"},
+    "exclude": ["y"],
+}
+ODD = (
+    *VALUES,
+    [0.0, 0.0, 0.0],
+    [float("nan")] * 3,
+    [float("inf")] * 3,
+    [1e400, -1, 0],
+    [1] * 1000,
+    [2**70, 1],
+    [[1, 2, 3]],
+)
+
+PREPROCESS: list[Cause] = []
+PLANS: list[Cause] = []
+
+
+def read(folder: Path) -> None:
+    """Read the settings as commands do.
+
+    Raises:
+        Finding: settings that no picture can be read by.
+    """
+    if (folder / FILE).exists():
+        found = read_beside(folder / "m.onnx")
+        if found is not None and any(value == 0 for value in found.to_dict().get("std") or []):
+            raise Finding("a deviation of 0 was taken")
+        return
+    for path in sorted(folder.glob("plan.*")):
+        read_values(path)
+        read_plan(path)
+
+
+def put(name: str, content: bytes, folder: Path) -> None:
+    (folder / name).write_bytes(content)
+
+
+def damaged(values: dict[str, Any]) -> Iterator[tuple[str, str, bytes]]:
+    """Every field with every odd value, gone, and with a stranger beside it."""
+    for key in values:
+        for number, value in enumerate(ODD):
+            made = copy.deepcopy(values)
+            made[key] = value
+            try:
+                text = yaml.safe_dump(made, allow_unicode=True)
+            except yaml.YAMLError:
+                text = json.dumps(made)
+            yield key, f"{number}: {value!r:.20}", text.encode("utf-8", "surrogatepass")
+        yield key, "gone", yaml.safe_dump({name: one for name, one in values.items() if name != key}).encode()
+    yield "a key too much", "a word", yaml.safe_dump({**values, "z": "x"}).encode()
+    yield "file", "as it should be", yaml.safe_dump(values).encode()
+
+
+for reader, causes, name, values in (
+    ("preprocess", PREPROCESS, FILE, PICTURES),
+    ("plan", PLANS, "plan.yaml", PLAN),
+):
+    for kind, damage, content in damaged(values):
+        causes.append(Cause(reader, kind, damage, partial(put, name, content)))
+    for damage, content in YAMLS.items():
+        causes.append(Cause(reader, "text", damage, partial(put, name, content)))
