@@ -153,6 +153,11 @@ def wrong(done: tuple[int, str], code: int = 1) -> str:
     return "" if right else f"exit {done[0]}: {done[1][-1500:]}"
 
 
+def unfinished(done: tuple[int, str]) -> str:
+    """What is wrong where a command should write, whether or not the result meets its bound."""
+    return wrong(done, FAILED if done[0] == FAILED else 0)
+
+
 def states(name: str) -> set[str]:
     """Files of jobs that go on, which may stay."""
     return {f"{key}.json" for key, mark in marks(name).items() if isinstance(mark, Writes) and mark.kind == "state"}
@@ -196,13 +201,13 @@ def largest(name: str, whole: dict[str, bytes]) -> str:
         return said
     if not any(Path(key).name in (*states(name), PROGRESS) for key in left):
         return f"left {sorted(left)}"
-    return wrong(child(typed(name)), 0) or apart(whole)
+    return unfinished(child(typed(name))) or apart(whole)
 
 
 def two_writers(name: str, whole: dict[str, bytes]) -> str:
     done = [end(*one) for one in [start(typed(name)), start(typed(name))]]
-    said = " / ".join(filter(None, (wrong(one, 1 if one[0] else 0) for one in done)))
-    if said or all(code for code, _ in done):
+    said = " / ".join(filter(None, (wrong(one) if one[0] == 1 else unfinished(one) for one in done)))
+    if said or all(code == 1 for code, _ in done):
         return said or f"nobody wrote: {done}"
     return apart(whole)
 
@@ -227,7 +232,7 @@ def tried(folder: Path, trials: list[str], names: list[str]) -> dict[str, str]:
             os.chdir(place)
             if trial == "whole":
                 done = child(typed(name))
-                said = wrong(done, FAILED if done[0] == FAILED else 0)  # written, and a bound is not met
+                said = unfinished(done)
                 whole = state_of(place / "out")
                 written = {key.split("/")[0].split(".")[0] for key in whole}
                 missing = [key for key, mark in marks(name).items() if isinstance(mark, Writes) and key not in written]

@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 
 from quark import parallel
 from quark.algorithms.hadamard import Rotation
-from quark.errors import ConfigError
+from quark.errors import ConfigError, OutputError
 from quark.files.identity import difference
 from quark.files.lock import working_on
 from quark.files.untrusted import Schema, read_state
@@ -358,7 +358,10 @@ def begin(goal: Path, belongs: Mapping[str, str]) -> None:
         raise ConfigError(
             f"{str(goal)!r} is not empty (it holds {there[0]!r}); nothing is overwritten: use a new folder"
         )
-    goal.mkdir(parents=True, exist_ok=True)
+    try:
+        goal.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"the folder {str(goal)!r} cannot be made: {error.strerror}") from error
     write_json(goal / PROGRESS, {"version": VERSION, "belongs": dict(belongs)})
 
 
