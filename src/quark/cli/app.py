@@ -193,8 +193,7 @@ def plan(
     from quark.cli.quantization import Request
 
     chosen = tuple(settings or ()), target, tuple(exclude or ()), config
-    request = Request(model, model, chosen_preset(preset, config, hardware), Source(), *chosen)
-    planning.run(request, tensors, plan, json)
+    planning.run(Request(model, model, chosen_preset(preset, config, hardware), Source(), *chosen), tensors, plan, json)
 
 
 @onnx_app.command(
