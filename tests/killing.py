@@ -210,6 +210,32 @@ def torch_files(scheme: str, algorithm: str | None = None) -> Job:
     return lambda folder: quantize_checkpoint(source, folder / "out", config, samples=samples)
 
 
+def quantized_before() -> Job:
+    """From a GPTQ folder of two files: most layers keep their codes, one kind gets others."""
+    import tempfile
+    from dataclasses import replace
+
+    import torch
+    from tests.torch_flow.export.networks import llama as network
+    from tests.torch_flow.export.test_reload import quantized
+
+    from quark.torch import LLMTemplate, export_safetensors
+    from quark.torch.files import quantize_checkpoint
+
+    source = Path(tempfile.mkdtemp(dir=FOLDER)) / "gptq"
+    template = LLMTemplate.get("llama")
+    export_safetensors(quantized(network(), template.get_config("int4_wo_32")), source, "gptq", max_shard_size=30_000)
+    other = {"*down_proj": template.get_config("int8_wo_per_channel").global_quant_config}
+    config = replace(template.get_config("int4_wo_32"), layer_quant_config=other)
+    torch.set_num_threads(1)
+
+    def job(folder: Path) -> None:
+        found = quantize_checkpoint(source, folder / "out", config)
+        assert found is not None and found.kept > 0 and found.anew > 0 and 0 < found.loss < 0.01
+
+    return job
+
+
 def export() -> Job:
     from tests.torch_flow.export.test_failures import LLM, language
 
@@ -232,6 +258,7 @@ JOBS: dict[str, Callable[[], Job]] = {
     "search": onnx_search,
     "export": export,
     "files": lambda: torch_files("int4_wo_32"),
+    "files, quantized before": quantized_before,
     "files, static": lambda: torch_files("fp8"),
     "files, gptq": lambda: torch_files("int4_wo_32", "gptq"),
     "files, awq": lambda: torch_files("int4_wo_32", "awq"),

@@ -84,14 +84,13 @@ def test_what_would_not_be_the_same_is_refused(tmp_path: Path) -> None:
         quantized_model(tmp_path / "a")
 
 
-def test_experts_of_gpt_oss_keep_their_values(tmp_path: Path) -> None:
-    """Blocks of MXFP4, stacked, interleaved and with biases, become experts of the format quark."""
+def gpt_oss(folder: Path) -> Any:
+    """A folder as gpt_oss is published: stacked experts in blocks of MXFP4; its float model."""
     config = transformers.GptOssConfig(
         hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
         head_dim=32, num_local_experts=2, num_experts_per_tok=1, vocab_size=64,
     )  # fmt: skip
     model = transformers.GptOssForCausalLM(config).eval()
-    ids = torch.arange(3, 40)[None]
     tensors, generator = dict(model.state_dict()), torch.Generator().manual_seed(0)
     levels = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
@@ -105,10 +104,16 @@ def test_experts_of_gpt_oss_keep_their_values(tmp_path: Path) -> None:
         packed = (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
         tensors[f"{name}_blocks"] = packed.reshape(experts, rows, columns // 32, 16)
         tensors[f"{name}_scales"] = scales.to(torch.uint8)
-    model.save_pretrained(tmp_path / "q")
-    save_file({name: value.contiguous() for name, value in tensors.items()}, tmp_path / "q" / "model.safetensors")
-    path = tmp_path / "q" / "config.json"
+    model.save_pretrained(folder)
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
+    path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": {"quant_method": "mxfp4"}}))
+    return model
+
+
+def test_experts_of_gpt_oss_keep_their_values(tmp_path: Path) -> None:
+    """Blocks of MXFP4, stacked, interleaved and with biases, become experts of the format quark."""
+    model, ids = gpt_oss(tmp_path / "q"), torch.arange(3, 40)[None]
     convert(tmp_path / "q", tmp_path / "c", "quark")
     again = quantized_model(tmp_path / "c")
     assert sum(1 for _ in quantized_layers(again)) == 6

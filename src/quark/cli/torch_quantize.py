@@ -230,6 +230,8 @@ def quantized(
     from quark.torch import ModelQuantizer
     from quark.torch.config_file import config_of
     from quark.torch.export.write_as import check_experts, config_for, export_as
+    from quark.torch.files.carried import carry_over
+    from quark.torch.files.carried import facts_of as facts_of_carried
     from quark.torch.quantized_layer import quantized_layers
 
     config = config_for(config_of(values, model), format, request.program, model.dtype)
@@ -237,11 +239,13 @@ def quantized(
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
+    carried = carry_over(model, request.model, config.shared_scale_groups)
     size = bytes_of(request.max_shard_size)
     loss = export_as(model, request.output, format, request.model, size, request.verify, request.program)
     lost = {} if loss is None else {"file_loss": loss.relative, "kept_as_f32": loss.rescued}
     return {
         **lost,
+        **facts_of_carried(carried),
         "seconds": time.perf_counter() - start,
         "quantized_layers": sum(1 for _ in quantized_layers(model)),
         "excluded": list(model.quant_config.exclude),
@@ -269,6 +273,8 @@ def by_files(request: Request, format: str, batch_size: int, workers: int) -> di
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.export.write_as import check_experts, config_for
+    from quark.torch.files.carried import facts_of as facts_of_carried
+    from quark.torch.files.quantize import is_finished
     from quark.torch.files.skeleton import read_skeleton
     from quark.torch.language import batches, calibration_samples, check_ids, load_tokenizer, read_ids
 
@@ -287,12 +293,14 @@ def by_files(request: Request, format: str, batch_size: int, workers: int) -> di
     config = config_for(config, format, request.program, float_type(checkpoint))
     check_experts(skeleton, config, format, request.program, request.model)
     goal = request.output if format == "quark" else hidden(request.output, "quark")
-    ModelQuantizer(config).direct_quantize_checkpoint(
+    if goal != request.output and is_finished(goal):  # of a process that was killed before it was converted
+        shutil.rmtree(goal)
+    carried = ModelQuantizer(config).direct_quantize_checkpoint(
         request.model, goal, device=request.device, workers=workers, dataloader=samples or None
     )
     if goal != request.output:
         convert_and_delete(goal, request.output, format, request.program)
-    return {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
+    return {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples), **facts_of_carried(carried)}
 
 
 def unmade(
@@ -396,6 +404,17 @@ def sizes(model: Path, output: Path) -> dict[str, int]:
     return {"bytes_before": before, "bytes_after": after}
 
 
+def carried_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What became of the codes of a source that was quantized before."""
+    if "carried_over" not in facts:
+        return []
+    kept, anew = facts["carried_over"], facts["quantized_again"]
+    return [
+        ("codes", f"{kept} layers carried over unchanged, {anew} quantized again"),
+        ("loss to the source", f"{facts['loss_to_source']:.2g} of the norm of its quantized weights"),
+    ]
+
+
 def tell(facts: dict[str, Any], json: bool) -> None:
     """The facts, as a table or as one object."""
     if json:
@@ -403,6 +422,7 @@ def tell(facts: dict[str, Any], json: bool) -> None:
         return
     rows = [("format", facts["format"])] if "format" in facts else []
     rows += [("source", f"{facts['decoded_from']}, decoded")] if "decoded_from" in facts else []
+    rows += carried_rows(facts)
     rows += [("size", f"{file_size(facts['bytes_before'])} → {file_size(facts['bytes_after'])}")]
     if "quantized_layers" in facts:
         rows.append(("quantized layers", str(facts["quantized_layers"])))

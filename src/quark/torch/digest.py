@@ -15,6 +15,7 @@ from torch import nn
 from quark.files.identity import digests_of
 from quark.torch.export.checkpoint import Checkpoint
 
+GRIDS = ".quark_grids"  # of a checkpoint that was decoded (``files.carried``)
 RELEASES = ("openquark", "torch", "transformers", "safetensors")
 
 
@@ -30,9 +31,11 @@ def identity_of(
         samples: as they will be used; ``None``: there are none.
     """
     beside = [path for path in checkpoint.folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    grids = [path for path in [checkpoint.folder / GRIDS] if path.is_file()]
     weights = [path for path in beside if path.name in checkpoint.files]
     found = {f"weights of {name}": digest for name, digest in digests_of(sorted(weights)).items()}
     found |= digests_of(sorted(path for path in beside if path not in weights))
+    found |= {"grids": ", ".join(digests_of(grids).values())} if grids else {}
     found |= {
         f"configuration: {key}": json.dumps(value, sort_keys=True, default=str) for key, value in described.items()
     }

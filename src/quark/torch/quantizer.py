@@ -176,7 +176,7 @@ class ModelQuantizer:
         presharded_weights: Any = None,
         workers: int | None = 1,
         dataloader: Iterable[Any] | None = None,
-    ) -> None:
+    ) -> Any:
         """Quantize a checkpoint file by file, without a model in memory; see ``quark.torch.files``.
 
         Args:
@@ -187,6 +187,10 @@ class ModelQuantizer:
             device: where tensors are quantized; None: the CPU.
             workers: files made at once; None: as joblib's ``parallel_config`` says.
             dataloader: samples for static activations, which are calibrated with one decoder block in memory.
+
+        Returns:
+            Of a checkpoint that was quantized before: how many layers kept their codes, how many were quantized
+            again, and what these lose (``kept``, ``anew``, ``loss``); else None.
         """
         from quark.torch.files import quantize_checkpoint
 
@@ -194,7 +198,7 @@ class ModelQuantizer:
             if value is not None:
                 raise ConfigError(f"{name} is not available; leave it None")
         where = device or "cpu"
-        quantize_checkpoint(
+        return quantize_checkpoint(
             pretrained_model_path, save_path, self.config, device=where, workers=workers, samples=dataloader
         )
 

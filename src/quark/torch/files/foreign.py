@@ -28,14 +28,14 @@ from quark.torch.experts import is_fused, layers_of, stacked_name, unfuse_expert
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.formats import FORMATS
-from quark.torch.export.layout import layout_of_quantizer, store
 from quark.torch.export.original import Names, names_of
 from quark.torch.export.places import load
 from quark.torch.export.reload import Scheme, import_model_from_safetensors, map_model
 from quark.torch.export.skeleton import mark_loaded
 from quark.torch.export.state import renamed
 from quark.torch.export.write_as import export_as
-from quark.torch.fake_quantize import make_quantizer, parts
+from quark.torch.fake_quantize import make_quantizer
+from quark.torch.files.carried import codes_under
 from quark.torch.files.grids import GRIDS, Grid, Parts, refuse
 from quark.torch.files.prequantized import LEFT, METHODS, Coded, Found, method_of
 from quark.torch.files.skeleton import Stored, architecture_of, stored_tensors
@@ -98,14 +98,9 @@ class Layer:
         stages = tuple(one.to_stage() for one in (weight if isinstance(weight, list) else [weight]))
         granularity = {stage: stage.spec.granularity for stage in stages}
         quantizer = make_quantizer(stages, granularity.__getitem__, f"weight {self.name!r}", True)
-        part = next(iter(parts(quantizer)))
-        if scale is not None:
-            shape = part.granularity.parameter_shape(tuple(values.shape))
-            part.scale = scale.float().reshape(shape)
-            zeros = torch.zeros_like(part.scale) if zero_point is None else zero_point.reshape(shape)
-            part.zero_point = zeros.to(torch.int32)
-        made = store(values, quantizer, frozen=scale is not None)
-        if not torch.equal(layout_of_quantizer(quantizer, tuple(values.shape)).restore(made), values):
+        given = {"0.scale": scale, "0.zero_point": zero_point}
+        made = codes_under(quantizer, values, {key: value for key, value in given.items() if value is not None})
+        if made is None:
             refuse(f"the codes of {self.name!r} do not fit {weight.dtype.name} with these scales")
         prefix = self.name.removesuffix("weight")
         return {**renamed(self.name, made), **{f"{prefix}{key}": value for key, value in self.inputs.items()}}
@@ -125,7 +120,7 @@ def quantized_model(folder: Path) -> nn.Module:
     if method in OWN:
         return import_model_from_safetensors(None, folder)
     if method not in GRIDS:
-        refuse(f"{str(folder)!r} is {method or 'float'}; codes are carried over from {', '.join([*OWN, *GRIDS])}")
+        refuse(f"{str(folder)!r} is {method or 'float'}; codes are carried over from {', '.join(['quark', *GRIDS])}")
     checkpoint = read_checkpoint(folder)
     described: Any = checkpoint.config["quantization_config"]
     tensors = stored_tensors(checkpoint)

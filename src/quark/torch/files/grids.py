@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, ModelError
 from quark.numerics.packing import AWQ_ORDER, unpack
 from quark.torch.config import specs
 from quark.torch.config.model import QLayerConfig
@@ -111,8 +112,6 @@ def compressed(tensors: Tensors, described: Mapping[str, Any], checkpoint: Check
     """compressed-tensors: integers and FP8."""
     from compressed_tensors.quantization import QuantizationConfig
 
-    from quark.torch.files.prequantized import scheme_of
-
     known = QuantizationConfig.model_validate(described)
     if described.get("kv_cache_scheme"):
         refuse("the folder has a quantized cache (kv_cache_scheme)")
@@ -127,12 +126,15 @@ def compressed(tensors: Tensors, described: Mapping[str, Any], checkpoint: Check
 
     def parameters(name: str, parts: Parts) -> Parameters:
         weights = scheme_of(name.removesuffix(".weight"), known).weights
-        zero = parts.get("weight_zero_point")
+        zero, scale = parts.get("weight_zero_point"), parts["weight_scale"]
+        if "weight_global_scale" in parts:
+            return 1 / parts["weight_global_scale"].float(), None
         if weights.symmetric or weights.type != "int":
-            return parts["weight_scale"], None
-        if zero is not None and zero.dtype == torch.int32:
-            refuse(f"{name!r} has packed zero points")
-        shift = 1 << int(weights.num_bits) - 1
+            return scale, None
+        shift, bits = 1 << int(weights.num_bits) - 1, int(weights.num_bits)
+        if zero is not None and zero.dtype == torch.int32:  # packed along the outputs, in words
+            stream = zero.T.contiguous().view(torch.uint8)
+            return scale, unpack(stream, bits, scale.shape[0], "low").T.to(torch.int32)
         return parts["weight_scale"], (torch.zeros(1) if zero is None else zero).to(torch.int32) + shift
 
     return Grid(config, parameters, ("input_scale", "input_zero_point"))
@@ -190,6 +192,30 @@ def input_of_arguments(name: str, found: Any) -> QTensorConfig:
     return made
 
 
+def scheme_of(layer: str, config: Any) -> Any:
+    """The scheme of a layer.
+
+    Raises:
+        ModelError: none of the groups names it.
+    """
+    schemes = list(config.config_groups.values())
+    for scheme in schemes:
+        for target in scheme.targets:
+            if target == layer or (target.startswith("re:") and re.match(target[3:], layer)):
+                return scheme
+    plain = [scheme for scheme in schemes if "Linear" in scheme.targets]
+    if not plain:
+        raise ModelError(f"{layer!r} has scales, and no config_group of the checkpoint names it")
+    return plain[0]
+
+
+def fp8(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Grid:
+    """FP8 weights under scales of the tensor, of rows, or of blocks; the import reads what is around them."""
+    return Grid(
+        lambda name, read: refuse(f"{name!r} is read by the import"), lambda name, parts: (parts["scale"], None)
+    )
+
+
 def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Grid:
     """gpt_oss: FP4 under powers of two, which the values tell."""
     layer = QLayerConfig(weight=specs.OCP_MXFP4Spec(-1, is_dynamic=False).to_quantization_spec())
@@ -197,6 +223,7 @@ def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint
 
 
 GRIDS: dict[str, Callable[[Tensors, Mapping[str, Any], Checkpoint], Grid]] = {
+    "fp8": fp8,
     "gptq": words,
     "awq": words,
     "compressed-tensors": compressed,

@@ -8,7 +8,8 @@
     quark                as we write it                                read by our own import
 
 What was quantized becomes float32, so that nothing is rounded before it is quantized again; all other tensors keep
-their type. Scales of activations and caches are left behind: a new quantization finds its own.
+their type. Scales of activations and caches are left behind: a new quantization finds its own. Scales and zero points
+of weights are kept beside (``carried``), so that a new grid that holds the values keeps the codes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +29,25 @@ import torch
 
 from quark.errors import ConfigError, ModelError, unknown
 from quark.files.folder import new_folder
+from quark.files.lock import working_on
 from quark.numerics.elements import ELEMENTS
 from quark.numerics.packing import unpack
+from quark.torch.digest import GRIDS
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
 from quark.torch.export.decoded import COMPRESSED, Parts, awq_values, decompressor, fp8_decoder, gptq_decoder
+from quark.torch.export.layout import Form
 from quark.torch.export.model_files import read_object
 from quark.torch.export.shards import Item, item_of, write_file, write_index
+from quark.torch.files.grids import GRIDS as KNOWN
+from quark.torch.files.grids import Grid, scheme_of
 from quark.torch.files.skeleton import Stored, stored_tensors
 
 ENDS = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "k_scale", "v_scale")
 LEFT = re.compile(rf"\.({'|'.join(ENDS)}|input_global_scale|input_zero_point|output_scale)$")
 FP4 = ELEMENTS["fp4_e2m1"]
 WORD = 8  # codes of 4 bits in an int32
+SCALES = ("weight_global_scale", "scales", "weight_scale", "scale")  # roles: the scale that a layer is quantized under
+KEPT = {"scale": torch.float32, "zero_point": torch.int32}
 
 
 @dataclass(frozen=True)
@@ -77,11 +87,13 @@ def as_float(folder: Path, work: Path) -> Iterator[Path]:
     if method_of(folder) is None:
         yield folder
         return
-    try:
-        dequantize_checkpoint(folder, work)
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with working_on(work, "the folder of the decoded model"):
+        shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+        try:
+            dequantize_checkpoint(folder, work)
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def dequantize_checkpoint(source: Path, target: Path) -> None:
@@ -99,13 +111,18 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
     described: Any = checkpoint.config.get("quantization_config") or {}
     method = described.get("quant_method")
     if method == "quark":
-        groups = [quark_items(source)]
+        made = quark_items(source)
+        groups, grids = [made[0]], made[1]
     elif method in METHODS:
-        groups = foreign_items(checkpoint, METHODS[method](stored_tensors(checkpoint), described, checkpoint))
+        tensors = stored_tensors(checkpoint)
+        found = METHODS[method](tensors, described, checkpoint)
+        groups = foreign_items(checkpoint, found)
+        grids = grid_items(checkpoint, found, KNOWN[method](tensors, described, checkpoint))
     else:
         raise ConfigError(f"{str(source / 'config.json')!r}: {unknown('quant_method', method, ['quark', *METHODS])}")
     with new_folder(target) as draft:
         write(draft, groups)
+        write_file(draft / GRIDS, grids)
         copy_others(source, draft)
         config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
         (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -160,22 +177,56 @@ def coded_item(checkpoint: Checkpoint, name: str, coded: Coded, tensors: Tensors
     return Item({name: (coded.shape, torch.float32)}, make)
 
 
-def quark_items(source: Path) -> list[Item]:
-    """The values of one of our own checkpoints, under the names of the original one."""
+def grid_items(checkpoint: Checkpoint, found: Found, grid: Grid) -> list[Item]:
+    """What ``carried`` keeps of the grid of each coded tensor."""
+    tensors, items = stored_tensors(checkpoint), []
+    for name, coded in found.items():
+        told = "blocks" in coded.parts  # by the values
+        scale = next((tensors[coded.parts[role]] for role in SCALES if role in coded.parts and not told), None)
+        items.append(item_of(name, torch.empty(0)))
+        if scale is not None:
+            form: Form = {f"{name}.0.{key}": ((prod(scale.shape),), dtype) for key, dtype in KEPT.items()}
+            items.append(Item(form, partial(grid_of, checkpoint.folder, name, coded, grid, tensors)))
+    return items
+
+
+def grid_of(folder: Path, name: str, coded: Coded, grid: Grid, tensors: Tensors) -> Parts:
+    """The scales and zero points of one tensor, flat."""
+    scale, zeros = grid.parameters(name, {role: tensors[one].read(folder) for role, one in coded.parts.items()})
+    scale = torch.empty(0) if scale is None else scale
+    zeros = torch.zeros(()) if zeros is None else zeros
+    made = (scale, zeros.reshape(-1).expand(scale.numel()) if zeros.numel() == 1 else zeros)
+    return {
+        f"{name}.0.{key}": value.reshape(-1).to(dtype).contiguous()
+        for (key, dtype), value in zip(KEPT.items(), made, strict=True)
+    }
+
+
+def quark_items(source: Path) -> tuple[list[Item], list[Item]]:
+    """The values of one of our own checkpoints, under the names of the original one, and their grids."""
     from quark.torch.export.original import names_of, outside_items
     from quark.torch.export.reload import import_model_from_safetensors
     from quark.torch.export.state import own_tensors
     from quark.torch.export.stored import StoredTensor
+    from quark.torch.fake_quantize import parts
     from quark.torch.quantized_layer import quantized_layers
 
     model = import_model_from_safetensors(None, source)
-    layers, items = dict(quantized_layers(model)), []
+    layers, items, grids, names = dict(quantized_layers(model)), [], [], names_of(model)
     for name, value in own_tensors(model, layers):
         path, _, slot = name.rpartition(".")
         quantizer = layers[path]._modules.get(f"{slot}_quantizer") if path in layers else None
         kept = quantizer(value) if isinstance(quantizer, StoredTensor) else value
         items.append(item_of(name, kept.detach().contiguous()))
-    return list(outside_items(items, names_of(model)))
+        if isinstance(quantizer, StoredTensor) and slot == "weight":
+            outside = f"{names.layer(path)}.weight"
+            grids.append(item_of(outside, torch.empty(0)))
+            for number, part in enumerate(parts(quantizer.quantizer(value))):
+                given = ((key, getattr(part, key)) for key in KEPT)
+                grids += [
+                    item_of(f"{outside}.{number}.{key}", one.reshape(-1)) for key, one in given if one is not None
+                ]
+    return list(outside_items(items, names)), grids
 
 
 def sharing(tensors: Tensors, ends: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -262,23 +313,6 @@ def compressed_tensors(tensors: Tensors, described: Mapping[str, Any], checkpoin
             shape = compressed_shape(tensors, own, scheme, checkpoint)
             found[f"{prefix}weight"] = Coded(shape, own, decompressor(scheme, config.format))
     return found
-
-
-def scheme_of(layer: str, config: Any) -> Any:
-    """The scheme of a layer.
-
-    Raises:
-        ModelError: none of the groups names it.
-    """
-    schemes = list(config.config_groups.values())
-    for scheme in schemes:
-        for target in scheme.targets:
-            if target == layer or (target.startswith("re:") and re.match(target[3:], layer)):
-                return scheme
-    plain = [scheme for scheme in schemes if "Linear" in scheme.targets]
-    if not plain:
-        raise ModelError(f"{layer!r} has scales, and no config_group of the checkpoint names it")
-    return plain[0]
 
 
 def compressed_shape(tensors: Tensors, own: Mapping[str, str], scheme: Any, checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -49,10 +49,24 @@ from quark.torch.export.layout import layout_of_quantizer, store
 from quark.torch.export.original import renamed_item
 from quark.torch.export.shards import Item, is_whole, item_of, write_file
 from quark.torch.export.state import named, renamed
-from quark.torch.fake_quantize import calibrate_with, parts
+from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
 from quark.torch.files.algorithms import refined, stages_of
+from quark.torch.files.carried import (
+    Carried,
+    Known,
+    changed_to,
+    codes_under,
+    known_of,
+    one_scale,
+    places_of,
+    read_record,
+    record_of,
+    unchanged,
+    write_record,
+)
 from quark.torch.files.changed import Changes, changed_model, homes
 from quark.torch.files.plan import Quantized, plan
+from quark.torch.files.prequantized import as_float
 from quark.torch.files.skeleton import Skeleton, Stored, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
 from quark.torch.files.tuned import set_scales, tuned_weights
@@ -86,6 +100,8 @@ class Job:
         refine: finds better scales for each weight.
         turns: of the layers in it whose inputs are turned when they run.
         outside: names in the file, by names in memory.
+        grids: where the grids are that tensors of the source had, by their names there.
+        found: what became of these.
     """
 
     source: Path
@@ -100,13 +116,17 @@ class Job:
     refine: HQQConfig | None = None
     turns: Mapping[str, Rotation] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=dict)
+    grids: Mapping[str, Path] = field(default_factory=dict)
+    found: list[Carried] = field(default_factory=list)
 
     def run(self) -> int:
         """Write the file; bytes."""
         goal = self.target / self.file
-        if not is_whole(goal):
+        if not is_whole(goal) or (self.grids and read_record(goal) is None):
             with part_of(goal) as part:
                 write_file(part, self.items())
+                if self.grids:
+                    write_record(goal, sum(self.found, Carried()))
         return goal.stat().st_size
 
     def items(self) -> list[Item]:
@@ -130,12 +150,35 @@ class Job:
             return self.tuned_codes(found)
         value, quantizer = found.stored.read(self.source).to(self.device), found.quantizer()
         calibrate_with(quantizer, value)
+        known = known_of(self.grids, found.stored.name)
+        if known is not None and found.name.endswith(".weight"):
+            return self.codes_known(found, quantizer, value, known)
+        self.search(found, quantizer, value)
+        return renamed(found.name, store(value, quantizer, self.pack_method))
+
+    def codes_known(
+        self, found: Quantized, quantizer: Quantizer, value: torch.Tensor, known: Known
+    ) -> dict[str, torch.Tensor]:
+        """A tensor that was quantized before: the codes that it had, or others where its grid is another one."""
+        shared = found.siblings and any(map(has_tensor_scale, parts(quantizer)))
+        names = [self.quantized[name].stored.name for name in found.siblings] if shared else []
+        together = not names or one_scale(known_of(self.grids, name) for name in names)
+        made = codes_under(quantizer, value, known, self.pack_method) if together else None
+        if made is None:
+            self.search(found, quantizer, value)
+            made = store(value, quantizer, self.pack_method)
+            self.found.append(changed_to(value, made, quantizer, self.pack_method))
+        else:
+            self.found.append(unchanged(value))
+        return renamed(found.name, made)
+
+    def search(self, found: Quantized, quantizer: Quantizer, value: torch.Tensor) -> None:
+        """Scales that are better, or shared."""
         if self.refine is not None and found.name.endswith(".weight") and refined(self.refine, found.name):
             refine(quantizer, value, self.refine)
         members = [part for part in parts(quantizer) if has_tensor_scale(part)]
         if members and found.siblings:
             share([*members, *(part for name in found.siblings if name != found.name for part in self.scales(name))])
-        return renamed(found.name, store(value, quantizer, self.pack_method))
 
     def read(self, name: str) -> torch.Tensor:
         """The values of a tensor that stays float."""
@@ -195,17 +238,21 @@ def quantize_checkpoint(
     device: str = "cpu",
     workers: int | None = 1,
     samples: Iterable[Any] | None = None,
-) -> None:
+) -> Carried | None:
     """Quantize the checkpoint in ``source`` into the folder ``target``.
 
     Args:
-        source: ``config.json`` and safetensors files (with their index, if they are several).
+        source: ``config.json`` and safetensors files (with their index, if they are several); one that was quantized
+            before is decoded, and keeps its codes where the new grid holds their values.
         target: a new or empty folder, or that of the same job, interrupted.
         config: how; of the algorithms all but SVDQuant, and one of those that tune.
         pack_method: order of 4-bit codes in a word, "reorder" or "order".
         device: where tensors are quantized.
         workers: files made at once, by processes of joblib; None: as joblib's ``parallel_config`` says.
         samples: for static activations and algorithms, as ``quantize_model`` takes them.
+
+    Returns:
+        Of a source that was quantized before: what became of its codes.
 
     Raises:
         DataError: static activations without samples, or values that are not finite.
@@ -216,7 +263,21 @@ def quantize_checkpoint(
     check_available(config)
     export = JsonExporterConfig(pack_method=pack_method)
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
-    checkpoint, goal = read_checkpoint(Path(source).expanduser().resolve()), Path(target).expanduser().resolve()
+    goal = Path(target).expanduser().resolve()
+    with as_float(Path(source).expanduser().resolve(), goal.with_name(f".{goal.name}.float")) as folder:
+        return quantize_float(read_checkpoint(folder), goal, config, export, device, workers, samples)
+
+
+def quantize_float(
+    checkpoint: Checkpoint,
+    goal: Path,
+    config: QConfig,
+    export: JsonExporterConfig,
+    device: str,
+    workers: int | None,
+    samples: Iterable[Any] | None,
+) -> Carried | None:
+    """The job, of a checkpoint that is float or was decoded."""
     decision = decide(checkpoint, config)
     skeleton, found, quantized = decision.skeleton, decision.found, decision.quantized
     static = needs_samples(found, find_targets(skeleton.model, config), samples)
@@ -228,6 +289,7 @@ def quantize_checkpoint(
     told = replace(config, exclude=list(found.excluded))
     layers = {name.removesuffix(".weight") for name in quantized if name.endswith(".weight")}
     entry = described(told, export, skeleton.model, skeleton.names, layers)
+    grids, pack_method = places_of(checkpoint.folder), export.pack_method
     begin(goal, identity_of(checkpoint, entry, device, samples))
     with working_on(goal / PROGRESS, "the folder of the job"):
         scales = static_scales(checkpoint, config, goal, samples) if static else {}
@@ -240,8 +302,10 @@ def quantize_checkpoint(
             names = (name for name in quantized if name.endswith(".weight") and refined(stages.refine, name))
             warn_of_fixed([quantized[name].quantizer() for name in names])
         jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton) for job in jobs]
-        run(jobs, workers)
+        run([replace(job, grids=grids, found=[]) for job in jobs], workers)
+        records = [read_record(goal / job.file) or Carried() for job in jobs]
         finish(goal, checkpoint, jobs, entry, untied=changes.untied)
+    return sum(records, Carried()) if grids else None
 
 
 def static_scales(
@@ -339,6 +403,11 @@ class Progress(Schema):
     belongs: dict[str, str]
 
 
+def is_finished(goal: Path) -> bool:
+    """Whether a folder holds a quantized checkpoint, and not the beginning of one."""
+    return (goal / "config.json").is_file() and not (goal / PROGRESS).exists()
+
+
 def begin(goal: Path, belongs: Mapping[str, str]) -> None:
     """Mark the target as that of this job, or find the mark of this job there.
 
@@ -392,6 +461,8 @@ def finish(goal: Path, checkpoint: Checkpoint, jobs: list[Job], entry: Mapping[s
     config = without_quantization(checkpoint.config) | ({"tie_word_embeddings": False} if untied else {})
     write_json(goal / "config.json", {**config, "quantization_config": dict(entry)})
     (goal / SCALES).unlink(missing_ok=True)
+    for job in jobs:
+        record_of(goal / job.file).unlink(missing_ok=True)
     for folder in (TUNED, CHANGED):
         shutil.rmtree(goal / folder, ignore_errors=True)
     (goal / PROGRESS).unlink()
