@@ -64,7 +64,7 @@ def test_float_is_the_answer_where_nothing_is_faster_but_never_for_an_npu(
 ) -> None:
     monkeypatch.setattr(
         "quark.onnx.auto.median_seconds",
-        lambda models, feed, libraries: {name: 1.0 if name == "float" else 2.0 for name in models},
+        lambda models, feed, seconds, libraries: {name: 1.0 if name == "float" else 2.0 for name in models},
     )
     found = auto(folder / "model.onnx", split(samples()), Goal("cpu", seconds=0.0), tmp_path)
     assert not found.solved and found.winner.choice is None and "faster" in found.notes[-1]
@@ -138,7 +138,7 @@ def test_labels_choose_and_what_is_reported_is_top_1_on_samples_that_decided_not
     assert main(words) == 0
     session = onnxruntime.InferenceSession(tmp_path / "best.onnx")
     right = [session.run(None, {"image": images[k : k + 1]})[0].argmax() == labels[k] for k in range(3, 16, 4)]
-    assert f"top-1: {100 * np.mean(right):.1f} % on samples that decided nothing" in capsys.readouterr().out
+    assert f"top1: {100 * np.mean(right):.1f} % on samples that decided nothing" in capsys.readouterr().out
     (tmp_path / "classes.txt").write_text("0\n1\n")
     assert main([*words, "--overwrite"]) == 1 and "has 2 labels for 16 samples" in capsys.readouterr().err
     (tmp_path / "classes.txt").write_text("cat\n" * 16)

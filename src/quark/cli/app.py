@@ -75,7 +75,7 @@ Candidates = Annotated[
         "behind, or `float`; may be repeated.",
     ),
 ]
-Workers = Annotated[int, typer.Option(min=1, help="Layers that are tried at once.")]
+Workers = Annotated[int, typer.Option(min=1, help="Layers, or recipes, that are tried at once.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="OPTION=VALUE", help="Set one option (`quark options` lists them); may be repeated."),
@@ -438,6 +438,8 @@ def auto(
     minutes: Annotated[float, typer.Option(min=0.0, help="Time for all trials.")] = 10.0,
     seq_len: Annotated[int, typer.Option(min=2, help="Folders: tokens per window.")] = 512,
     ledger: LedgerPath = None,
+    workers: Workers = 1,
+    backend: Backend = None,
     report: ReportPath = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -447,9 +449,8 @@ def auto(
     """Find the best quantized model: try presets and recipes, choose, and prove it on samples that decided nothing."""
     from quark.cli import automatic
 
-    usual = "transformers" if model.is_dir() else "cpu"
-    request = automatic.Request(model, output, source, purpose or usual, metric, drop, minutes, ledger, seq_len, labels)
-    automatic.run(request, report, overwrite, json)
+    asked = purpose or automatic.usual(model), metric, drop, minutes, ledger, seq_len, labels, workers
+    automatic.run(automatic.Request(model, output, source, *asked), report, overwrite, json)
 
 
 @app.command()

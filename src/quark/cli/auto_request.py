@@ -23,6 +23,7 @@ class Request:
     ledger: Path | None = None
     seq_len: int = 512
     labels: Path | None = None
+    workers: int = 1
 
 
 def parse_drop(text: str | None) -> float | None:

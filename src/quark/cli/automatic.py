@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quark.cli.auto_request import Request
 
-__all__ = ["Request", "run"]
+__all__ = ["Request", "run", "usual"]
 
 
 def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> None:
@@ -19,3 +19,8 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
         from quark.cli import onnx_auto
 
         onnx_auto.run(request, report, overwrite, json)
+
+
+def usual(model: Path) -> str:
+    """What a model is made for where nothing is said."""
+    return "transformers" if model.is_dir() else "cpu"

@@ -111,12 +111,16 @@ OwnMetric = Annotated[
     str | None,
     Reads(function=True),
     typer.Option(
-        "--metric", metavar="FILE.py:FUNCTION", help="Your metric: path of an ONNX model, or torch model → number."
+        "--metric",
+        metavar="NAME",
+        help="`top1`, `top5`, `map50`, `miou`, `si-sdr`, `perplexity`, or `FILE.py:FUNCTION`: model → number(s).",
     ),
 ]
 Drop = Annotated[
     str | None, typer.Option(help="What may be lost of the metric, or of the float model's answers, as in 1%.")
 ]
 Labels = Annotated[
-    Path | None, Reads(), typer.Option(help="ONNX classifiers: an .npy file, or one class a line, for each sample.")
+    Path | None,
+    Reads(),
+    typer.Option(help="ONNX: classes (.txt, .csv, .npy), COCO-style boxes (.json), a folder of masks, clean sounds."),
 ]

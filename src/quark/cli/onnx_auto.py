@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,23 @@ import yaml
 from quark.cli.auto_request import Request, parse_drop
 from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
 from quark.cli.samples import Samples
-from quark.cli.sources import feeds
+from quark.cli.sources import feeds, preprocessing
 from quark.cli.verdicts import FAILED
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.files.private import private_folder
+from quark.measure.score import error
 from quark.onnx.auto import Goal, Outcome, Split, Trial, auto, split, write_model
+from quark.onnx.data_files import file_of
 from quark.onnx.describe import file_bytes
 from quark.onnx.graph.model import output_of
-from quark.onnx.labelled import read_labels, top1
+from quark.onnx.labelled import is_name, metric_of, metrics_on, said
+from quark.onnx.labels import Given
+from quark.onnx.labels import digest_of as labels_digest
 from quark.report import Point, Report, Scatter, Table, file_size, milliseconds
 from quark.report.verdict import Line, Verdict, accuracy_line, size_line, speed_line
-from quark.search.function import digest_of, load_function, number_of
+from quark.search.function import digest_of, load_function, score_of
 from quark.search.parts import parts_of
 
 
@@ -36,13 +40,13 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
     Raises:
         typer.Exit: with the code 3, where nothing is within the tolerance or wins anything.
     """
-    goal = _goal(request)
+    goal, name = _goal(request), _named(request)
     recipe = Output(request.output.with_suffix(".recipe.yaml"), "the recipe")
     check_outputs([recipe], [("the float model", request.model)], overwrite)
     given = feeds(request.model, request.source)
-    if request.labels is not None:
+    if name is not None:
         given = replace(given, strict=True) if isinstance(given, Samples) else given
-        goal = _labelled(goal, request, given)
+        goal = _labelled(goal, request, name, given)
     samples = _split(given)
     outputs = {"model": output_of(request.output), "recipe": recipe}
     outputs |= {} if report is None else {"report": Output(report, "--report", folder=True)}
@@ -63,34 +67,34 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
         raise typer.Exit(FAILED)
 
 
+def _named(request: Request) -> str | None:
+    """The built-in metric; labels alone are classes. None: a function of the user's, or the agreement with float."""
+    if request.metric is None or is_name(request.metric):
+        name = request.metric or (None if request.labels is None else "top1")
+        _ = name and metric_of(name)
+        return name
+    if request.labels is not None:
+        raise ConfigError("--labels goes with a metric by its name, as --metric top1; a function has its own labels")
+    return None
+
+
 def _goal(request: Request) -> Goal:
-    function = None if request.metric is None else load_function(request.metric)
-    name = "" if request.metric is None else request.metric.rpartition(":")[2]
-    metric = None if function is None else lambda path: number_of(function(path), name)
-    return Goal(
-        request.purpose,
-        parse_drop(request.drop),
-        metric,
-        60 * request.minutes,
-        None,
-        request.ledger,
-        digest_of(request.metric),
-    )
+    own = None if request.metric is None or is_name(request.metric) else request.metric
+    function = None if own is None else load_function(own)
+    name = "" if own is None else own.rpartition(":")[2]
+    metric = None if function is None else lambda path: score_of(function(path), name)
+    seconds, drop = 60 * request.minutes, parse_drop(request.drop)
+    kept = Goal(request.purpose, drop, metric, seconds, None, request.ledger, digest_of(own))
+    return replace(kept, workers=request.workers)
 
 
-def _labelled(goal: Goal, request: Request, samples: Any) -> Goal:
-    """The goal with top-1 as its metric, on the choosing samples, and on those that decide nothing."""
-    if request.metric is not None:
-        raise ConfigError("give --labels or --metric, not both: each says what is measured")
-    path = Path(str(request.labels))
-    labels, parts = read_labels(path, len(samples)), _split(samples)
-    _, choose, report = parts_of(len(labels))
-
-    def on(feeds: Any, part: list[int]) -> Callable[[str], float]:
-        return lambda model: top1(model, feeds, [labels[index] for index in part], goal.libraries)
-
-    chosen, told = on(parts.choose, choose), on(parts.report, report)
-    return replace(goal, metric=chosen, reporting=told, identity=f"top-1 of {labels}")
+def _labelled(goal: Goal, request: Request, name: str, samples: Any) -> Goal:
+    """The goal with a built-in metric, on the samples that choose, and on those that decide nothing."""
+    files = [file_of(read) for read in samples.readers] if isinstance(samples, Samples) else [None] * len(samples)
+    given = Given(request.model, request.labels, files, preprocessing(request.source))
+    parts, (_, choose, report) = _split(samples), parts_of(len(samples))
+    on = metrics_on(name, request.model, given, [(parts.choose, choose), (parts.report, report)])
+    return replace(goal, metric=on[0], reporting=on[1], identity=f"{name} by {labels_digest(request.labels)}")
 
 
 def _split(samples: Any) -> Split:
@@ -144,8 +148,10 @@ def _verdict(request: Request, found: Outcome) -> Verdict:
     lines.append(accuracy_line(found.reported, "on samples that decided nothing"))
     if found.reported_values is not None:
         after, before = found.reported_values
-        said = f"{100 * after:.1f} % on samples that decided nothing (float {100 * before:.1f} %)"
-        lines.append(Line("labels", "top-1", said))
+        name, chance = _named(request) or "the metric", error(after, before)
+        give = "" if math.isnan(chance) else f", ± {said(name, math.copysign(chance, after.value))} by chance"
+        words = f"{said(name, after.value)} on samples that decided nothing (float {said(name, before.value)}{give})"
+        lines.append(Line("labels", name, words))
     chosen = winner.judged
     if chosen is not None and found.reported is not None:
         gap = found.reported.sqnr - chosen.sqnr
@@ -182,7 +188,7 @@ def _page(request: Request, found: Outcome, verdict: Verdict) -> Report:
 def _plots(request: Request, found: Outcome) -> Iterator[Scatter]:
     """Accuracy by size, and by latency where it was measured."""
     judged = [one for one in found.trials if one.judged is not None]
-    metric = "your metric" if found.float_value is not None else "SQNR on the choosing samples, dB"
+    metric = "the metric" if found.float_value is not None else "SQNR on the choosing samples, dB"
     for cost in ("MB", "ms"):
         points = []
         for one in judged:

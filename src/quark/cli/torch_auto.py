@@ -69,10 +69,12 @@ def _goal(request: Request) -> Goal:
         return number_of(load_function(str(request.metric))(model), str(request.metric).rpartition(":")[2])
 
     seconds, own, drop = 60 * request.minutes, None, parse_drop(request.drop)
-    if request.metric is not None:
+    if request.metric is not None and request.metric != "perplexity":
+        if ":" not in request.metric:
+            raise ConfigError(f"--metric {request.metric!r}: of a torch model it is perplexity or FILE.py:FUNCTION")
         load_function(request.metric)
         own = metric
-    return Goal(request.purpose, drop, own, seconds, request.ledger, digest_of(request.metric))
+    return Goal(request.purpose, drop, own, seconds, request.ledger, digest_of(None if own is None else request.metric))
 
 
 def _found(request: Request, goal: Goal, folder: Path) -> tuple[Outcome, list[Any], Any]:

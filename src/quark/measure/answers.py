@@ -35,6 +35,7 @@ SURE = 0.5  # probability of a winner that a user would act on
 CONFIDENT, SLACK = 0.3, 0.1  # threshold of a detection, and how far below it the other model may put the same one
 SELDOM = 0.2  # scores: the share of confident values that a detector stays below
 VOCABULARY = 256  # rank 3: as many columns look like logits over a vocabulary, fewer like features
+OUTSTANDING = 10.0  # a winner among so many is that many times as probable as chance
 OTHERS = 2  # a detection has at least so many columns that are no scores
 ROWS = 32  # detections come in many rows
 MAJORITY = 0.9  # a class that wins this share of many rows is the background
@@ -50,6 +51,7 @@ class Answers:
         kept, total: answers that both give, and all of them, per sample; for scores and boxes 2 tp and 2 tp + fp + fn.
         unlike: samples in which the outputs have different shapes (another number of detections).
         scores: the output that holds the scores of these boxes, where it is another one.
+        inside: all values of the first sample are in 0..1; scores that leave it later were none.
     """
 
     kind: Kind | None = None
@@ -57,12 +59,18 @@ class Answers:
     total: list[float] = field(default_factory=list)
     unlike: int = 0
     scores: str | None = None
+    inside: bool = False
 
     def update(
         self, reference: np.ndarray, value: np.ndarray, scores: tuple[np.ndarray, np.ndarray] | None = None
     ) -> None:
         """Add one sample's output of the float model and of the other; ``scores``: of both, where these are boxes."""
-        self.kind = self.kind or ("boxes" if scores else kind_of(reference))
+        if self.kind is None:
+            self.kind = "boxes" if scores else kind_of(reference)
+            self.inside = bool(reference.size) and _bounded(reference)
+        elif self.kind == "scores" and self.inside and reference.size and not _bounded(reference):
+            self.kind = "values"  # the first one was silence, or the like, which looked like scores that are never high
+            self.kept, self.total = [0.0] * len(self.kept), [0.0] * len(self.total)
         if reference.shape != value.shape or (scores and scores[0].shape != scores[1].shape):
             self.unlike += 1
             pair = _sizes(reference, value)
@@ -98,18 +106,18 @@ def update(
     """Add one sample's outputs of both models by name; boxes count with the scores beside them."""
     for name, one in answers.items():
         if one.kind is None:
-            one.scores = _scores_beside(name, reference)
+            one.scores = scores_beside(name, reference)
         beside = None if one.scores is None else (reference[one.scores], value[one.scores])
         one.update(reference[name], value[name], beside)
 
 
-def _scores_beside(name: str, outputs: Mapping[str, np.ndarray]) -> str | None:
+def scores_beside(name: str, outputs: Mapping[str, np.ndarray]) -> str | None:
     """The output with the scores of the boxes of output ``name``; None: it holds none, or there are none."""
     boxes = _boxes_alone(outputs[name])
     if boxes is None:
         return None
     others = (other for other in outputs if other != name and kind_of(outputs[other]) == "scores")
-    return next((other for other in others if _with_rows(outputs[other], len(boxes)) is not None), None)
+    return next((other for other in others if with_rows(outputs[other], len(boxes)) is not None), None)
 
 
 def _boxes_alone(x: np.ndarray) -> np.ndarray | None:
@@ -123,7 +131,7 @@ def _boxes_alone(x: np.ndarray) -> np.ndarray | None:
     return None
 
 
-def _with_rows(x: np.ndarray, count: int) -> np.ndarray | None:
+def with_rows(x: np.ndarray, count: int) -> np.ndarray | None:
     """[count, columns] of an output whose columns come last or second, or that has one; None: of another size."""
     for axis in (-1, 1) if x.ndim >= 3 else (-1,):
         if x.size == count * x.shape[axis]:
@@ -144,6 +152,8 @@ def kind_of(x: np.ndarray) -> Kind:
     if _score_columns(x) is not None:
         return "scores"
     logits = x.shape[-1] >= 2 if x.ndim == 2 else x.ndim == 3 and x.shape[-1] >= VOCABULARY
+    if x.shape[-1] >= VOCABULARY:  # sounds and features come in as long rows, in which nothing stands out
+        logits = logits and float(np.median(_softmax_peak(x))) * x.shape[-1] >= OUTSTANDING
     return "classes" if logits and not _bounded(x) else "values"
 
 
@@ -174,7 +184,7 @@ def _score_columns(x: np.ndarray) -> np.ndarray | None:
         return x if x.size >= ROWS and np.mean(x >= CONFIDENT) <= SELDOM else None
     if x.ndim not in (3, 4):
         return None
-    rows = _as_rows(x)
+    rows = as_rows(x)
     inside = _scoring(rows)
     plausible = len(rows) >= ROWS and inside.any() and np.sum(~inside) >= OTHERS
     return rows[:, inside] if plausible else None
@@ -184,7 +194,7 @@ def _is_boxed(x: np.ndarray) -> bool:
     """Whether these are detections whose first columns are a box: no scores, which are seldom high."""
     if x.ndim not in (3, 4):
         return False
-    rows = _as_rows(x)
+    rows = as_rows(x)
     if len(rows) < ROWS or rows.shape[1] <= COORDINATES:
         return False
     boxes, scores = rows[:, :COORDINATES], rows[:, COORDINATES:]
@@ -198,7 +208,7 @@ def _scoring(rows: np.ndarray) -> np.ndarray:
     return np.asarray((lowest >= -1e-4) & (highest <= 1 + 1e-4) & (highest > lowest))
 
 
-def _as_rows(x: np.ndarray) -> np.ndarray:
+def as_rows(x: np.ndarray) -> np.ndarray:
     """[detections, columns] of an output in either order, or of a map [batch, columns, height, width]."""
     columns_first = x.ndim == 4 or x.shape[1] < x.shape[2]
     moved = np.moveaxis(x, 1, -1) if columns_first else x
@@ -223,7 +233,7 @@ def _softmax_peak(x: np.ndarray) -> np.ndarray:
 
 
 def _scores(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    a, b = _detections(x, x), _detections(x, y)
+    a, b = detections(x, x), detections(x, y)
     found, kept = a >= CONFIDENT, b >= CONFIDENT
     hits = np.sum(found & (b >= CONFIDENT - SLACK)) + np.sum(kept & (a >= CONFIDENT - SLACK))
     return float(hits), float(np.sum(found) + np.sum(kept))
@@ -231,15 +241,15 @@ def _scores(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 def _boxed(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Detections: boxes and scores in one output."""
-    (boxes, scores), (theirs, judged) = (np.split(_as_rows(one), [COORDINATES], axis=1) for one in (x, y))
-    return _matches(boxes, theirs, _columns(scores, scores), _columns(scores, judged))
+    (boxes, scores), (theirs, judged) = (np.split(as_rows(one), [COORDINATES], axis=1) for one in (x, y))
+    return _matches(boxes, theirs, columns(scores, scores), columns(scores, judged))
 
 
 def _boxes(x: np.ndarray, y: np.ndarray, of_x: np.ndarray, of_y: np.ndarray) -> tuple[float, float]:
     """Boxes of both models, and their scores in another output."""
     axis = -1 if x.shape[-1] == COORDINATES else 1
     boxes, theirs = (np.moveaxis(one, axis, -1).reshape(-1, COORDINATES) for one in (x, y))
-    a, b = (_with_rows(_detections(of_x, one), len(boxes)) for one in (of_x, of_y))
+    a, b = (with_rows(detections(of_x, one), len(boxes)) for one in (of_x, of_y))
     return _scores(of_x, of_y) if a is None or b is None else _matches(boxes, theirs, a, b)
 
 
@@ -253,7 +263,7 @@ def _matches(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray) -> tupl
     return float(hits), float(np.sum(found) + np.sum(kept))
 
 
-def _detections(like: np.ndarray, x: np.ndarray) -> np.ndarray:
+def detections(like: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The scores of an output, read as ``like`` is: no background; columns behind an objectness multiplied by it."""
     background = _background(like)
     if background is not None:
@@ -261,10 +271,10 @@ def _detections(like: np.ndarray, x: np.ndarray) -> np.ndarray:
         return np.delete(x, background, axis=axis if axis is not None else -1)
     if _bounded(like):
         return x
-    return _columns(_as_rows(like), _as_rows(x))
+    return columns(as_rows(like), as_rows(x))
 
 
-def _columns(like: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def columns(like: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The columns of scores, as they are in ``like``; those behind an objectness multiplied by it."""
     inside = _scoring(like)
     columns, ours = like[:, inside], rows[:, inside]

@@ -26,7 +26,7 @@ def form_of(boxes: np.ndarray) -> Form | None:
     if not np.isfinite(boxes).all():
         return None
     form = likelier(boxes)
-    low, high = _corners(boxes, form)
+    low, high = corners(boxes, form)
     fits = form == "corners" or bool((boxes[:, 2:] > 0).all())
     return form if fits and _spread((low + high) / 2, high - low) else None
 
@@ -43,13 +43,14 @@ def _spread(centres: np.ndarray, sizes: np.ndarray) -> bool:
 
 def overlap(x: np.ndarray, y: np.ndarray, form: Form) -> np.ndarray:
     """Intersection over union, 0..1, of boxes [..., 4] and [..., 4], which broadcast; 0 where one has no area."""
-    (low, high), (low_y, high_y) = _corners(x, form), _corners(y, form)
+    (low, high), (low_y, high_y) = corners(x, form), corners(y, form)
     common = np.clip(np.minimum(high, high_y) - np.maximum(low, low_y), 0, None).prod(-1)
     both = np.clip(high - low, 0, None).prod(-1) + np.clip(high_y - low_y, 0, None).prod(-1) - common
     return np.divide(common, both, out=np.zeros_like(both), where=both > 0)
 
 
-def _corners(boxes: np.ndarray, form: Form) -> tuple[np.ndarray, np.ndarray]:
+def corners(boxes: np.ndarray, form: Form) -> tuple[np.ndarray, np.ndarray]:
+    """The upper left and the lower right corner, [..., 2] each, of boxes [..., 4]."""
     boxes = boxes.astype(np.float64)
     first, second = boxes[..., :2], boxes[..., 2:]
     return (first, second) if form == "corners" else (first - second / 2, first + second / 2)

@@ -11,16 +11,19 @@ any more are removed. Where nothing is within the tolerance the nearest miss com
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from quark.errors import ConfigError, DataError, QuarkError, unknown
+from quark import parallel
+from quark.errors import DataError, QuarkError
+from quark.files.private import private_folder
 from quark.measure.answers import Answers
-from quark.onnx import fingerprint
+from quark.measure.score import Score, error
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.data import Feed
 from quark.onnx.describe import describe, file_bytes
@@ -30,137 +33,41 @@ from quark.onnx.latency import median_seconds
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.recipes import GOOD, Attempt, Choice, Situation, improve, islands, wider
+from quark.onnx.result import Result
 from quark.onnx.sensitivity import sensitivity
+from quark.onnx.trials import (
+    PURPOSES,
+    Goal,
+    Outcome,
+    Purpose,
+    Split,
+    Trial,
+    entry_of,
+    ledger_of,
+    remembered,
+    split,
+)
 from quark.report.verdict import Judged, worst
+from quark.search.function import score_of
 from quark.search.ledger import Ledger
-from quark.search.parts import how_far, parts
+from quark.search.parts import how_far
 from quark.search.values import FLOAT
 
 ISLANDS = 0.4
 """The part of the time of a preset that is kept for islands, the last resort."""
 TRIED = 4
 """Samples that single layers are tried on."""
+DROP = 0.01
+"""The part of a metric that may be lost where nothing is said; or one standard error of the difference, if larger."""
+PROBED = 8
+"""Samples, of each part, that recipes are compared on before the better ones get all."""
+__all__ = ["PURPOSES", "Goal", "Outcome", "Purpose", "Search", "Split", "Trial", "auto", "split", "write_model"]
+BRIEFLY = 0.5
+"""Seconds for a first look at how fast a trial is."""
+PROBES = 0.25
+"""The part of the time of a preset that comparing recipes on few samples may take."""
 SAME = 0.03
 """A trial that is not faster than the float model by this part wins nothing in time."""
-
-
-@dataclass(frozen=True)
-class Purpose:
-    """What a model is made for.
-
-    Attributes:
-        bases: presets, the cheapest first.
-        cost: what is to be small: "seconds", "bytes", or "rank", the place of the base in ``bases``.
-        may_stay_float: the float model is an answer where nothing is won.
-    """
-
-    bases: tuple[str, ...]
-    cost: str
-    may_stay_float: bool = True
-
-
-PURPOSES: dict[str, Purpose] = {
-    "cpu": Purpose(("A8W8_CPU", "UINT8_DYNAMIC_QUANT"), "seconds"),
-    "npu": Purpose(("XINT8", "A8W8", "A16W8", "BF16"), "rank", may_stay_float=False),
-    "size": Purpose(("A8W8_CPU", "UINT8_DYNAMIC_QUANT", "MATMUL_NBITS"), "bytes"),
-}
-
-
-@dataclass(frozen=True)
-class Split:
-    """Samples, each part iterable any number of times; ``total``: how many there are."""
-
-    fit: Iterable[Feed]
-    choose: Iterable[Feed]
-    report: Iterable[Feed]
-    total: int
-
-
-def split(samples: Sequence[Feed]) -> Split:
-    """The parts of a list of samples."""
-    return Split(*parts(samples), len(samples))
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What is wanted.
-
-    Attributes:
-        purpose: a row of ``PURPOSES``.
-        drop: the part of the metric, or of the float model's answers, that may be lost; None: a good verdict.
-        metric: path of a model → number, larger is better; None: agreement with the float model.
-        reporting: the same on the samples that decide nothing, where the metric knows parts.
-        seconds: for all trials; the one that runs is not stopped.
-        libraries: files with the model's custom operators.
-        ledger: a JSON file that finished trials are kept in; after a kill the same call goes on from there.
-        identity: what tells ``metric`` from another function.
-
-    Raises:
-        ConfigError: an unknown purpose, or a drop outside 0..1.
-    """
-
-    purpose: str = "cpu"
-    drop: float | None = None
-    metric: Callable[[str], float] | None = None
-    seconds: float = 600.0
-    libraries: Libraries = None
-    ledger: Path | None = None
-    identity: str = "none"
-    reporting: Callable[[str], float] | None = None
-
-    def __post_init__(self) -> None:
-        if self.purpose not in PURPOSES:
-            raise ConfigError(unknown("--for", self.purpose, PURPOSES))
-        if self.drop is not None and not 0 <= self.drop < 1:
-            raise ConfigError(f"--drop is {self.drop:g}: it is the part that may be lost, from 0 to 1, such as 0.01")
-
-    @property
-    def row(self) -> Purpose:
-        """The row of the purpose."""
-        return PURPOSES[self.purpose]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A configuration that was tried; ``path`` is None for one that failed (``error``) or that a ledger remembers."""
-
-    name: str
-    choice: Choice | None
-    judged: Judged | None = None
-    value: float | None = None
-    bytes: int = 0
-    seconds: float = float("nan")
-    causes: tuple[str, ...] = ()
-    error: str = ""
-    passes: bool = False
-    path: Path | None = None
-
-
-@dataclass
-class Outcome:
-    """What ``auto`` found.
-
-    Attributes:
-        winner: the trial whose model is to be used; its ``choice`` is None for the float model.
-        solved: it is within the tolerance, and it is not the float model.
-        trials: all, in the order in which they were made.
-        reported: the winner on the samples that decided nothing; None for the float model.
-        float_value: the metric of the float model.
-        float_seconds: an inference of it, where time counts.
-        seconds: an inference of the trials that were timed, by name.
-        reported_values: (winner, float model) of the metric on the samples that decided nothing.
-        notes: what a reader must know, a sentence each.
-    """
-
-    winner: Trial
-    solved: bool
-    trials: list[Trial]
-    reported: Judged | None = None
-    float_value: float | None = None
-    float_seconds: float = float("nan")
-    seconds: dict[str, float] = field(default_factory=dict)
-    reported_values: tuple[float, float] | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 class Search:
@@ -169,9 +76,10 @@ class Search:
     def __init__(self, model: Path, samples: Split, goal: Goal, folder: Path, tell: Callable[[str], None]) -> None:
         self.model, self.samples, self.goal, self.folder, self.tell = model, samples, goal, folder, tell
         self.trials: list[Trial] = []
-        self.end = time.perf_counter() + goal.seconds
-        self.book, metric = _ledger(model, samples, goal), goal.metric
-        self.float_value = None if metric is None else self.book.number("float model", lambda: metric(str(model)))
+        self.notes: list[str] = []
+        self.end = self.probes_end = time.perf_counter() + goal.seconds
+        self.book = ledger_of(model, samples, goal)
+        self.float_score = None if goal.metric is None else self._of_float(goal.metric)
         self.situation = Situation(frozenset(describe(model).operators), (), goal.purpose == "npu")
 
     def attempt(self, choice: Choice, causes: tuple[str, ...] = ()) -> Trial:
@@ -180,24 +88,40 @@ class Search:
         path, known = self.folder / f"{len(self.trials)}.onnx", self.book.done(f"trial {name}")
         if known is not None:
             self.propose(known["proposals"])
-            return self.finished(_remembered(name, choice, causes, known))
+            return self.finished(remembered(name, choice, causes, known))
         try:
             found = self._quantized(choice, path)
         except QuarkError as error:
             trial = Trial(name, choice, causes=causes, error=str(error))
         else:
             judged = worst(found.outputs, found.answers)
-            value = None if self.goal.metric is None else float(self.goal.metric(str(path)))
-            trial = Trial(name, choice, judged, value, file_bytes(path), causes=causes, path=path)
+            value, chance = self.measured(path)
+            trial = Trial(name, choice, judged, value, file_bytes(path), chance=chance, causes=causes, path=path)
             trial = replace(trial, passes=self.within(trial, found.answers))
-        self.book.finish(f"trial {name}", _entry(trial, self.situation.proposals))
+        self.book.finish(f"trial {name}", entry_of(trial, self.situation.proposals))
         return self.finished(trial)
+
+    def _of_float(self, metric: Callable[[str], Any]) -> Score:
+        known = self.book.done("float model")
+        if known is None:
+            found = score_of(metric(str(self.model)), "the metric")
+            known = {"value": found.value, "without": list(found.without)}
+            self.book.finish("float model", known)
+        return Score(known["value"], tuple(known["without"]))
+
+    def measured(self, path: Path) -> tuple[float | None, float]:
+        """The metric of a model's file, and how far its difference to that of the float model is chance."""
+        if self.goal.metric is None or self.float_score is None:
+            return None, math.nan
+        found = score_of(self.goal.metric(str(path)), "the metric")
+        return found.value, error(self.float_score, found)
 
     def finished(self, trial: Trial) -> Trial:
         """Take a trial down, and tell it."""
         self.trials.append(trial)
         said = trial.error or (trial.judged.reason if trial.judged else "nothing to compare")
-        self.tell(f"{trial.name}: {said}")
+        score = "" if trial.value is None else f"metric {trial.value:.6g}, "
+        self.tell(f"{trial.name}: {score}{said}")
         return trial
 
     def propose(self, sentences: Iterable[str]) -> None:
@@ -214,22 +138,22 @@ class Search:
         return replace(trial, path=path)
 
     def _quantized(self, choice: Choice, path: Path) -> Comparison:
-        config = choice.config()
-        config.extra_options["PrintSummary"] = False
-        result = ModelQuantizer(Config(global_quant_config=config)).run(self.model, path, self.samples.fit)
+        result = quantized(self.model, choice, path, self.samples.fit)
         self.propose(result.plan.proposals)
         return compare(self.model, path, self.samples.choose, layers=False, libraries=self.goal.libraries)
 
     def within(self, trial: Trial, answers: Mapping[str, Answers]) -> bool:
         """Whether a trial keeps what it has to keep."""
         drop = self.goal.drop
-        if self.float_value is not None and trial.value is not None:
-            least = self.float_value - abs(self.float_value) * (0.01 if drop is None else drop)
-            return trial.value >= least
+        if self.float_score is not None and trial.value is not None:
+            before = self.float_score.value
+            return trial.value >= before - _larger(abs(before) * (DROP if drop is None else drop), trial.chance)
         if trial.judged is None:
             return False
-        share = answers[trial.judged.name].share if trial.judged.name in answers else None
-        return trial.judged.level >= GOOD if drop is None or share is None else share >= 1 - drop
+        read = answers.get(trial.judged.name)
+        if drop is None or read is None or read.share is None:
+            return trial.judged.level >= GOOD
+        return read.share >= 1 - _larger(drop, read.error)
 
     def improved(self, base: Trial, seconds: float) -> None:
         """Recipes on a base that is outside the tolerance."""
@@ -240,10 +164,30 @@ class Search:
         if base.choice is None:
             return
         end = time.perf_counter() + seconds
-        best, _ = improve(Attempt(base.choice, _as_wanted(base)), self.situation, measure, seconds * (1 - ISLANDS))
+        self.probes_end = time.perf_counter() + PROBES * seconds
+        few = self.samples.total > 4 * PROBED
+        first, probe = Attempt(base.choice, _as_wanted(base)), self.probe if few else None
+        best, _ = improve(first, self.situation, measure, seconds * (1 - ISLANDS), probe)
         good = best.judged is not None and best.judged.level >= GOOD
         if not good and time.perf_counter() < end and Config(best.choice.config()).compile().mode == "static":
             self.islands(best, end)
+
+    def probe(self, choices: Sequence[Choice]) -> list[tuple[float, ...] | None]:
+        """How choices do on few samples: the rank of their agreement; None for those that fail or came too late."""
+        few = [list(islice(part, PROBED)) for part in (self.samples.fit, self.samples.choose)]
+        known = {one.name: self.book.done(f"probe {one.name}") for one in choices}
+        left = [one for one in choices if known[one.name] is None]
+        libraries = self.goal.libraries
+        found: Iterable[list[float]] = (probed(self.model, one, few[0], few[1], libraries) for one in left)
+        if self.goal.workers != 1:
+            calls: list[parallel.Call] = [(probed, (self.model, one, *few, libraries), {}) for one in left]
+            found = parallel.results(calls, self.goal.workers, "processes")
+        for choice, rank in zip(left, found, strict=False):
+            known[choice.name] = rank
+            self.book.finish(f"probe {choice.name}", rank)
+            if time.perf_counter() > self.probes_end:
+                break
+        return [tuple(known[one.name] or ()) or None for one in choices]
 
     def islands(self, best: Attempt, end: float) -> None:
         """The layers that lose most, in float or in the wider preset of an NPU, until the rest is good enough."""
@@ -262,39 +206,48 @@ class Search:
             if time.perf_counter() > end or self.attempt(choice, (*best.causes, cause)).passes:
                 break
 
-    def timed(self, trials: Sequence[Trial]) -> list[Trial]:
+    def could_win(self, base: Trial) -> bool:
+        """Whether a base is worth improving: for the CPU one that is slower than float is not, whatever it keeps."""
+        if self.goal.row.cost != "seconds" or base.path is None:
+            return True
+        stays, one = self.timed([base], BRIEFLY)
+        faster = one.seconds < stays.seconds * (1 + SAME)
+        if not faster:
+            self.notes.append(f"{base.name} is slower than the float model, so no recipe was tried on it")
+        return faster
+
+    def timed(self, trials: Sequence[Trial], seconds: float = 2.0) -> list[Trial]:
         """The trials with their seconds an inference, and those of the float model, side by side."""
         feed = next(iter(self.samples.choose))
         models: dict[str, Any] = {"float": self.model} | {str(k): one.path for k, one in enumerate(trials)}
-        found = median_seconds(models, feed, libraries=self.goal.libraries)
+        found = median_seconds(models, feed, seconds, libraries=self.goal.libraries)
         stays = Trial("float", None, bytes=file_bytes(self.model), seconds=found["float"], path=self.model)
         return [stays, *(replace(one, seconds=found[str(k)]) for k, one in enumerate(trials))]
 
 
-def _ledger(model: Path, samples: Split, goal: Goal) -> Ledger:
-    """The ledger of a run; refused where it belongs to another one."""
-    if goal.ledger is None:
-        return Ledger(None, {})
-    digest = b""
-    for part in (samples.fit, samples.choose, samples.report):
-        for feed in part:
-            digest = fingerprint.of_arrays(feed, digest)
-    wanted = {"purpose": goal.purpose, "metric": goal.identity, "tolerance": str(goal.drop)}
-    return Ledger(goal.ledger, {"model": fingerprint.of_model(files.load(model)), "data": digest.hex(), **wanted})
+def probed(
+    model: Path, choice: Choice, fit: Sequence[Feed], choose: Sequence[Feed], libraries: Libraries
+) -> list[float]:
+    """The rank of a choice on few samples; empty where it fails. Made for a process of its own."""
+    with private_folder() as folder:
+        try:
+            quantized(model, choice, folder / "probe.onnx", fit)
+            found = compare(model, folder / "probe.onnx", choose, layers=False, libraries=libraries)
+        except QuarkError:
+            return []
+    return list(Attempt(choice, worst(found.outputs, found.answers)).rank)
 
 
-def _entry(trial: Trial, proposals: Sequence[str]) -> dict[str, Any]:
-    """A trial as a ledger keeps it."""
-    kept: dict[str, Any] = {"error": trial.error, "bytes": trial.bytes, "passes": int(trial.passes)}
-    kept |= {"proposals": list(proposals)} | ({} if trial.value is None else {"metric": trial.value})
-    return kept | ({} if trial.judged is None else asdict(trial.judged))
+def quantized(model: Path, choice: Choice, path: Path, samples: Iterable[Feed]) -> Result:
+    """Quantize a model as a choice says."""
+    config = choice.config()
+    config.extra_options["PrintSummary"] = False
+    return ModelQuantizer(Config(global_quant_config=config)).run(model, path, samples)
 
 
-def _remembered(name: str, choice: Choice, causes: tuple[str, ...], kept: Mapping[str, Any]) -> Trial:
-    """The same, read."""
-    judged = Judged(**{one.name: kept[one.name] for one in fields(Judged)}) if "level" in kept else None
-    told = {"error": kept["error"], "passes": bool(kept["passes"])}
-    return Trial(name, choice, judged, kept.get("metric"), kept["bytes"], causes=causes, **told)
+def _larger(limit: float, chance: float) -> float:
+    """The tolerance, or the standard error where that is larger; NaN is no error."""
+    return max(limit, 0.0 if math.isnan(chance) else chance)
 
 
 def _as_wanted(trial: Trial) -> Judged | None:
@@ -335,8 +288,9 @@ def _try(search: Search) -> None:
     for place, preset in enumerate(goal.row.bases):
         if place and time.perf_counter() > search.end:
             break
+        search.situation = replace(search.situation, proposals=())  # those of another preset may mean nothing here
         base = search.attempt(Choice(preset))
-        if not base.passes and not base.error:
+        if not base.passes and not base.error and search.could_win(base):
             left = (search.end - time.perf_counter()) / (len(goal.row.bases) - place)
             search.improved(base, left)
         if goal.row.cost == "rank" and any(trial.passes for trial in search.trials):
@@ -355,8 +309,8 @@ def _concluded(search: Search) -> Outcome:
         bool(good),
         search.trials,
         None,
-        search.float_value,
-        notes=list(how_far(search.samples.total, len(list(search.samples.report)))),
+        None if search.float_score is None else search.float_score.value,
+        notes=[*search.notes, *how_far(search.samples.total, len(list(search.samples.report)))],
     )
     if good and goal.row.cost != "rank":
         stays, *timed = search.timed([search.with_file(one) for one in good])
@@ -383,8 +337,9 @@ def _reported(search: Search, outcome: Outcome) -> Outcome:
     )
     outcome.reported = worst(found.outputs, found.answers)
     if search.goal.reporting is not None:
-        paths = outcome.winner.path or search.model, search.model
-        outcome.reported_values = search.goal.reporting(str(paths[0])), search.goal.reporting(str(paths[1]))
+        judge, paths = search.goal.reporting, (outcome.winner.path or search.model, search.model)
+        after, before = (score_of(judge(str(path)), "the metric") for path in paths)
+        outcome.reported_values = after, before
     return outcome
 
 

@@ -105,6 +105,13 @@ def find_samples(path: Path, inputs: Sequence[ModelInput], settings: Preprocessi
     return _from_files(_inside(path), inputs, settings, f"the folder {str(path)!r}")
 
 
+def file_of(read: Read) -> Path | None:
+    """The file that a sample is read from, or its part of the first input; None for a row of a file of many."""
+    given = next(iter(getattr(read, "args", ())), None)
+    first = next(iter(given.values()), None) if isinstance(given, Mapping) else given
+    return first if isinstance(first, Path) else None
+
+
 def _from_files(files: Sequence[Path], inputs: Sequence[ModelInput], settings: Preprocessing, where: str) -> list[Read]:
     """A sample a file, or more: of the first kind in ``_KINDS`` that is there."""
     if settings.function is not None and files:

@@ -79,7 +79,31 @@ def read_image(
     return pixels.reshape(*pixels.shape[:2], -1) if mode else pixels
 
 
-def _fitted(shown: Any, wanted: tuple[int, int], resize: str, method: Any) -> Any:
+def read_mask(path: Path, size: tuple[int, int], resize: str, around: int) -> np.ndarray:
+    """The class of every pixel, uint8 [height, width], in the place where ``read_image`` puts the picture's pixels.
+
+    Args:
+        path: a .png file with one channel, or a palette whose indices are the classes.
+        size: (height, width).
+        resize: as of ``read_image``.
+        around: the class of pixels that ``letterbox`` adds.
+
+    Raises:
+        UnreadableImage: no regular file, damaged, or of several channels.
+    """
+    image = pillow()
+    regular_file(path, UnreadableImage, "the mask")
+    try:
+        with image.open(path, formats=("PNG",)) as opened:
+            if opened.mode not in ("L", "P", "1"):
+                raise ValueError(f"Pillow's mode {opened.mode}: a mask has one channel of 8 bits")
+            shown = opened if opened.mode == "L" else image.fromarray(np.asarray(opened).astype(np.uint8), "L")
+            return np.asarray(_fitted(shown, (size[1], size[0]), resize, image.Resampling.NEAREST, around))
+    except (*_DAMAGED, image.DecompressionBombError) as error:
+        raise UnreadableImage(f"{str(path)!r} is not a readable mask: {reason_of(error)}") from error
+
+
+def _fitted(shown: Any, wanted: tuple[int, int], resize: str, method: Any, around: int = GREY) -> Any:
     """A picture of ``wanted`` (width, height)."""
     if wanted == shown.size:
         return shown
@@ -94,6 +118,6 @@ def _fitted(shown: Any, wanted: tuple[int, int], resize: str, method: Any) -> An
     if resize == "crop":
         return canvas.crop((-left, -top, wanted[0] - left, wanted[1] - top))
     framed = shown.copy().resize(wanted)
-    framed.paste(GREY if len(shown.getbands()) == 1 else (GREY,) * len(shown.getbands()), (0, 0, *wanted))
+    framed.paste(around if len(shown.getbands()) == 1 else (around,) * len(shown.getbands()), (0, 0, *wanted))
     framed.paste(canvas, (left, top))
     return framed

@@ -16,8 +16,8 @@ from typing import Any
 
 from quark.config.presets import PRESETS
 from quark.onnx.config_file import config_of
-from quark.onnx.quantization.config.config import QuantizationConfig
-from quark.onnx.quantization.config.tuners import algorithm
+from quark.onnx.quantization.config.config import Config, QuantizationConfig
+from quark.onnx.quantization.config.tuners import TUNERS, algorithm
 from quark.report.verdict import LEVELS, Judged
 
 GOOD = len(LEVELS) - 1
@@ -89,13 +89,17 @@ class Recipe:
         name: its short name.
         cause: what it mends, in words.
         applies: whether it could help, before anything is tried.
-        change: the changed configuration.
+            change: the changed configuration.
+        first: the engine itself proposed it: tried before anything is compared.
+        slow: takes many times as long as a quantization: tried after all others.
     """
 
     name: str
     cause: str
     applies: Callable[[Situation, Choice], bool]
     change: Callable[[Choice], Choice]
+    first: bool = False
+    slow: bool = False
 
 
 def with_algorithms(
@@ -119,6 +123,31 @@ def _algorithm(name: str) -> Callable[[Choice], Choice]:
     return change
 
 
+def _static(choice: Choice) -> bool:
+    return Config(global_quant_config=choice.config()).compile().mode == "static"
+
+
+def _weights_tuned(situation: Situation, choice: Choice) -> bool:
+    """Whether there are weights whose rounding can be tuned: scales known beforehand."""
+    return bool(situation.operators & (_CONVOLUTIONS | _PRODUCTS)) and _static(choice)
+
+
+def _tuner(text: str) -> Callable[[Choice], Choice]:
+    """The algorithm that rounds the weights, in the place of another one that does."""
+
+    def change(choice: Choice) -> Choice:
+        kept = tuple(name for name in choice.algorithms if name.partition(":")[0] not in TUNERS)
+        return _algorithm(text)(replace(choice, algorithms=kept))
+
+    return change
+
+
+def _gain(choice: Choice) -> Choice:
+    """Bias correction that also corrects the gain of channels; in the place of the plain one."""
+    kept = tuple(name for name in choice.algorithms if not name.startswith("bias_correction"))
+    return replace(choice, algorithms=(*kept, "bias_correction:gain=true"))
+
+
 def _per_channel(preset: str) -> str:
     return f"{preset}_PER_CHANNEL"
 
@@ -133,12 +162,14 @@ RECIPES = (
         "boxes and scores of the decoding at the end share one scale",
         lambda situation, choice: situation.proposed("FloatDecoding"),
         _option("FloatDecoding", True),
+        first=True,
     ),
     Recipe(
         "sigmoid",
         "HardSigmoid in the place of Sigmoid is another function, whatever the precision",
         lambda situation, choice: situation.proposed("ConvertSigmoidToHardSigmoid"),
         _option("ConvertSigmoidToHardSigmoid", False),
+        first=True,
     ),
     Recipe(
         "per channel",
@@ -151,6 +182,18 @@ RECIPES = (
         "channels of very different ranges share the scale of their tensor",
         lambda situation, choice: bool(situation.operators & _CONVOLUTIONS),
         _algorithm("channel_equalization"),
+    ),
+    Recipe(
+        "32-bit biases",
+        "biases in 8 bits are too coarse for what they are added to",
+        lambda situation, choice: choice.preset.startswith("XINT8") and bool(situation.operators & _CONVOLUTIONS),
+        _option("Int32Bias", True),
+    ),
+    Recipe(
+        "cross-layer equalization",
+        "two layers in a row of which one has all the range",
+        lambda situation, choice: "Conv" in situation.operators,
+        _algorithm("cle:keep_worse=false"),
     ),
     Recipe(
         "SmoothQuant",
@@ -169,6 +212,32 @@ RECIPES = (
         "channels whose mean moved",
         lambda situation, choice: bool(situation.operators & (_CONVOLUTIONS | _PRODUCTS)),
         _algorithm("bias_correction"),
+    ),
+    Recipe(
+        "bias correction with gain",
+        "channels whose mean and whose strength moved",
+        lambda situation, choice: bool(situation.operators & _CONVOLUTIONS),
+        _gain,
+    ),
+    Recipe(
+        "GPTQ",
+        "rounding errors of weights that the weights not yet rounded can take over",
+        lambda situation, choice: bool(situation.operators & _PRODUCTS) and _static(choice),
+        _tuner("gptq"),
+    ),
+    Recipe(
+        "AdaRound",
+        "rounding weights to the nearest code is not the best rounding",
+        _weights_tuned,
+        _tuner("adaround:num_iterations=100"),
+        slow=True,
+    ),
+    Recipe(
+        "AdaQuant",
+        "weights whose codes and scales are better found together, on the outputs of their layer",
+        _weights_tuned,
+        _tuner("adaquant:num_iterations=100,learning_rate=0.001"),
+        slow=True,
     ),
     Recipe(
         "16-bit activations",
@@ -219,29 +288,70 @@ class Attempt:
 
 
 def improve(
-    first: Attempt, situation: Situation, measure: Callable[[Choice], Judged | None], seconds: float
+    first: Attempt,
+    situation: Situation,
+    measure: Callable[[Choice], Judged | None],
+    seconds: float,
+    probe: Probe | None = None,
 ) -> tuple[Attempt, int]:
     """The best attempt found within about ``seconds``, and how many were made besides the first.
+
+    What the engine proposed comes first. The other recipes are then compared, each alone and on few samples, and tried
+    in full in the order in which they did: the better half, the slow ones, the other half, each on the best so far.
 
     Args:
         first: what was quantized, and how it was judged.
         situation: which recipes apply.
         measure: quantizes a choice and judges it.
         seconds: no attempt begins that would, at the pace of the slowest before, end later.
+        probe: ranks choices on few samples, larger is better, None: not tried; without it they come in their order.
     """
-    best, tried, slowest = first, 0, 0.0
-    end = time.perf_counter() + seconds
-    for recipe in RECIPES:
-        done = best.judged is not None and best.judged.level >= GOOD
-        if done or time.perf_counter() + slowest > end:
-            break
-        if not recipe.applies(situation, best.choice):
-            continue
-        choice, start = recipe.change(best.choice), time.perf_counter()
-        if choice == best.choice:  # it has been told so already
-            continue
-        attempt = Attempt(choice, measure(choice), (*best.causes, recipe.cause))
-        slowest, tried = max(slowest, time.perf_counter() - start), tried + 1
-        if attempt.rank > best.rank:
-            best = attempt
-    return best, tried
+    climb = _Climb(first, situation, measure, time.perf_counter() + seconds)
+    climb.over([recipe for recipe in RECIPES if recipe.first])
+    rows = [recipe for recipe in RECIPES if not recipe.first]
+    if probe is not None and climb.open():
+        rows = _ordered(rows, climb.best.choice, situation, probe)
+    climb.over(rows)
+    return climb.best, climb.tried
+
+
+Probe = Callable[[Sequence[Choice]], Sequence[tuple[float, ...] | None]]
+
+
+class _Climb:
+    """Recipes one after the other on the best so far."""
+
+    def __init__(self, first: Attempt, situation: Situation, measure: Callable[..., Judged | None], end: float) -> None:
+        self.best, self.situation, self.measure, self.end = first, situation, measure, end
+        self.tried, self.slowest = 0, 0.0
+
+    def open(self) -> bool:
+        """Whether another attempt makes sense."""
+        done = self.best.judged is not None and self.best.judged.level >= GOOD
+        return not done and time.perf_counter() + self.slowest <= self.end
+
+    def over(self, rows: Sequence[Recipe]) -> None:
+        """Try rows, and keep what is better."""
+        for recipe in rows:
+            if not self.open():
+                return
+            if not recipe.applies(self.situation, self.best.choice):
+                continue
+            choice, start = recipe.change(self.best.choice), time.perf_counter()
+            if choice == self.best.choice:  # it has been told so already
+                continue
+            attempt = Attempt(choice, self.measure(choice), (*self.best.causes, recipe.cause))
+            self.slowest = max(self.slowest, time.perf_counter() - start)
+            self.tried += 1
+            if attempt.rank > self.best.rank:
+                self.best = attempt
+
+
+def _ordered(rows: Sequence[Recipe], base: Choice, situation: Situation, probe: Probe) -> list[Recipe]:
+    """Quick rows by what they did alone on few samples, the better half in front of the slow ones."""
+    quick = [row for row in rows if not row.slow and row.applies(situation, base) and row.change(base) != base]
+    ranks = probe([row.change(base) for row in quick])
+    known = [(rank, row) for rank, row in zip(ranks, quick, strict=True) if rank is not None]
+    order = [row for _, row in sorted(known, key=lambda one: one[0], reverse=True)]
+    half = order[: (len(order) + 1) // 2]
+    return [*half, *(row for row in rows if row.slow), *(row for row in rows if not row.slow and row not in half)]

@@ -9,7 +9,10 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from quark.errors import ConfigError, unknown
+from quark.measure.score import Score, mean
 
 
 class _Traceless(SourceFileLoader):
@@ -65,3 +68,22 @@ def number_of(value: Any, metric: str) -> float:
         return float(value)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"--metric returned {value!r} for {metric!r}; it must return a number") from error
+
+
+def score_of(value: Any, metric: str) -> Score:
+    """What a user's function returned: a number, a dictionary as in ``number_of``, or one number for every sample.
+
+    Raises:
+        ConfigError: none of these.
+    """
+    if isinstance(value, Score):
+        return value
+    if isinstance(value, Mapping) and metric in value:
+        value = value[metric]
+    listed = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1)
+    if not listed:
+        return Score(number_of(value, metric))
+    try:
+        return mean([float(one) for one in value]) if len(value) else Score(number_of(None, metric))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--metric returned a list for {metric!r} whose entries are not all numbers") from error

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+import yaml
 
 from quark.errors import ConfigError, unknown
 from quark.onnx.quantization.config.algorithm import (
@@ -33,16 +36,29 @@ TUNERS: dict[str, Tuner] = {
 _SHORT = {"ce": "channel_equalization", "bc": "bias_correction", "smoothquant": "smooth_quant"}
 
 
-def algorithm(name: str) -> AlgoConfig:
-    """The algorithm that ``--algorithm`` names, with the settings that presets have.
+def algorithm(text: str) -> AlgoConfig:
+    """The algorithm that ``--algorithm`` names, with the settings that presets have, or those behind a colon.
+
+    Args:
+        text: ``adaround``, or ``adaround:num_iterations=100,early_stop=false``.
 
     Raises:
-        ConfigError: no such algorithm; the nearest name is shown.
+        ConfigError: no such algorithm or setting; the nearest name is shown.
     """
+    name, _, told = text.partition(":")
     full = _SHORT.get(name, name)
     if full not in ALGO_NAME_TO_CLASS:
         raise ConfigError(unknown("--algorithm", name, [*ALGO_NAME_TO_CLASS, *_SHORT]))
-    return TUNERS[full] if full in TUNERS else from_dict({"name": full})
+    found = TUNERS[full] if full in TUNERS else from_dict({"name": full})
+    return from_dict({**found.to_dict(), **_settings(text, told)}) if told else found
+
+
+def _settings(text: str, told: str) -> dict[str, Any]:
+    """``name=value`` pairs, the values as YAML has them."""
+    pairs = [part.partition("=") for part in told.split(",")]
+    if any(not sign or not value for _, sign, value in pairs):
+        raise ConfigError(f"--algorithm {text!r}: write settings as in adaround:num_iterations=100,early_stop=false")
+    return {name.strip(): yaml.safe_load(value) for name, _, value in pairs}
 
 
 def split(candidate: str) -> tuple[str, tuple[str, ...]]:

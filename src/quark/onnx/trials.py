@@ -1,0 +1,182 @@
+"""What ``quark auto`` is asked and what it finds, as values; how a ledger keeps them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from quark.errors import ConfigError, unknown
+from quark.measure.score import Score
+from quark.onnx import fingerprint
+from quark.onnx.data import Feed
+from quark.onnx.graph import model as files
+from quark.onnx.graph.libraries import Libraries
+from quark.onnx.recipes import Choice
+from quark.report.verdict import Judged
+from quark.search.ledger import Ledger
+from quark.search.parts import parts
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a model is made for.
+
+    Attributes:
+        bases: presets, the cheapest first.
+        cost: what is to be small: "seconds", "bytes", or "rank", the place of the base in ``bases``.
+        may_stay_float: the float model is an answer where nothing is won.
+    """
+
+    bases: tuple[str, ...]
+    cost: str
+    may_stay_float: bool = True
+
+
+PURPOSES: dict[str, Purpose] = {
+    "cpu": Purpose(("A8W8_CPU", "UINT8_DYNAMIC_QUANT"), "seconds"),
+    "npu": Purpose(("XINT8", "A8W8", "A16W8", "BF16"), "rank", may_stay_float=False),
+    "size": Purpose(("A8W8_CPU", "UINT8_DYNAMIC_QUANT", "MATMUL_NBITS"), "bytes"),
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples, each part iterable any number of times; ``total``: how many there are."""
+
+    fit: Iterable[Feed]
+    choose: Iterable[Feed]
+    report: Iterable[Feed]
+    total: int
+
+
+def split(samples: Sequence[Feed]) -> Split:
+    """The parts of a list of samples."""
+    return Split(*parts(samples), len(samples))
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is wanted.
+
+    Attributes:
+        purpose: a row of ``PURPOSES``.
+        drop: the part of the metric, or of the float model's answers, that may be lost; None: a good verdict.
+        metric: path of a model → number, or ``Score`` that knows its error, larger is better; None: agreement with the
+            float model.
+        reporting: the same on the samples that decide nothing, where the metric knows parts.
+        seconds: for all trials; the one that runs is not stopped.
+        libraries: files with the model's custom operators.
+        ledger: a JSON file that finished trials are kept in; after a kill the same call goes on from there.
+        identity: what tells ``metric`` from another function.
+        workers: recipes that are compared at once; processes, or what joblib is set to.
+
+    Raises:
+        ConfigError: an unknown purpose, or a drop outside 0..1.
+    """
+
+    purpose: str = "cpu"
+    drop: float | None = None
+    metric: Callable[[str], Any] | None = None
+    seconds: float = 600.0
+    libraries: Libraries = None
+    ledger: Path | None = None
+    identity: str = "none"
+    reporting: Callable[[str], Any] | None = None
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.purpose not in PURPOSES:
+            raise ConfigError(unknown("--for", self.purpose, PURPOSES))
+        if self.drop is not None and not 0 <= self.drop < 1:
+            raise ConfigError(f"--drop is {self.drop:g}: it is the part that may be lost, from 0 to 1, such as 0.01")
+
+    @property
+    def row(self) -> Purpose:
+        """The row of the purpose."""
+        return PURPOSES[self.purpose]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration that was tried.
+
+    Attributes:
+        name: in the words of the command line.
+        choice: the configuration; None: the float model.
+        judged: its agreement with the float model on the choosing samples.
+        value, chance: of the metric, and the standard error of its difference to the float model's.
+        bytes, seconds: of its file, of an inference where that was timed.
+        causes: what its recipes mend.
+        error: why it could not be made.
+        passes: it is within the tolerance.
+        path: its file; None for one that failed or that a ledger remembers.
+    """
+
+    name: str
+    choice: Choice | None
+    judged: Judged | None = None
+    value: float | None = None
+    bytes: int = 0
+    seconds: float = float("nan")
+    chance: float = float("nan")
+    causes: tuple[str, ...] = ()
+    error: str = ""
+    passes: bool = False
+    path: Path | None = None
+
+
+@dataclass
+class Outcome:
+    """What ``auto`` found.
+
+    Attributes:
+        winner: the trial whose model is to be used; its ``choice`` is None for the float model.
+        solved: it is within the tolerance, and it is not the float model.
+        trials: all, in the order in which they were made.
+        reported: the winner on the samples that decided nothing; None for the float model.
+        float_value: the metric of the float model.
+        float_seconds: an inference of it, where time counts.
+        seconds: an inference of the trials that were timed, by name.
+        reported_values: (winner, float model) of the metric on the samples that decided nothing.
+        notes: what a reader must know, a sentence each.
+    """
+
+    winner: Trial
+    solved: bool
+    trials: list[Trial]
+    reported: Judged | None = None
+    float_value: float | None = None
+    float_seconds: float = float("nan")
+    seconds: dict[str, float] = field(default_factory=dict)
+    reported_values: tuple[Score, Score] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def ledger_of(model: Path, samples: Split, goal: Goal) -> Ledger:
+    """The ledger of a run; refused where it belongs to another one."""
+    if goal.ledger is None:
+        return Ledger(None, {})
+    digest = b""
+    for part in (samples.fit, samples.choose, samples.report):
+        for feed in part:
+            digest = fingerprint.of_arrays(feed, digest)
+    wanted = {"purpose": goal.purpose, "metric": goal.identity, "tolerance": str(goal.drop)}
+    return Ledger(goal.ledger, {"model": fingerprint.of_model(files.load(model)), "data": digest.hex(), **wanted})
+
+
+def entry_of(trial: Trial, proposals: Sequence[str]) -> dict[str, Any]:
+    """A trial as a ledger keeps it."""
+    kept: dict[str, Any] = {"error": trial.error, "bytes": trial.bytes, "passes": int(trial.passes)}
+    measured = {} if trial.value is None else {"metric": trial.value, "chance": trial.chance}
+    kept |= {"proposals": list(proposals)} | measured
+    return kept | ({} if trial.judged is None else asdict(trial.judged))
+
+
+def remembered(name: str, choice: Choice, causes: tuple[str, ...], kept: Mapping[str, Any]) -> Trial:
+    """The same, read."""
+    judged = Judged(**{one.name: kept[one.name] for one in fields(Judged)}) if "level" in kept else None
+    told = {"error": kept["error"], "passes": bool(kept["passes"]), "chance": kept.get("chance", math.nan)}
+    return Trial(name, choice, judged, kept.get("metric"), kept["bytes"], causes=causes, **told)
