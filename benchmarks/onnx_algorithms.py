@@ -62,6 +62,7 @@ def algorithms(steps: int) -> dict[str, tuple[q.AlgoConfig, ...]]:
         "BiasCorrection": (q.BiasCorrectionConfig(),),
         "BC gain": (q.BiasCorrectionConfig(gain=True),),
         "SmoothQuant": (q.SmoothQuantConfig(),),
+        "AWQ": (q.AWQConfig(),),
         "QuaRot": (q.QuarotConfig(),),
         "GPTQ": (q.GPTQConfig(),),
         "GPTAQ": (q.GPTAQConfig(),),
@@ -75,7 +76,7 @@ def algorithms(steps: int) -> dict[str, tuple[q.AlgoConfig, ...]]:
 
 
 COLUMNWISE = ("GPTQ", "GPTAQ", "Qronos")
-LINEAR = ("SmoothQuant", "QuaRot", *COLUMNWISE, "HQQ")
+LINEAR = ("SmoothQuant", "AWQ", "QuaRot", *COLUMNWISE, "HQQ")
 CONVOLUTIONS = ("CLE", "CE", "BiasCorrection", "BC gain", "AdaRound, BC gain")
 
 
@@ -93,7 +94,10 @@ def makes_sense(model: str, format: str, name: str) -> bool:
     """Whether a row is run: an algorithm needs the layers that it works on."""
     language = model == "stories260K"
     if format in ("W4", "W4N"):
-        some = {"W4": ("nearest", *COLUMNWISE, "AdaRound", "AdaQuant"), "W4N": ("nearest", *COLUMNWISE, "HQQ")}
+        some = {
+            "W4": ("nearest", "SmoothQuant", "AWQ", *COLUMNWISE, "AdaRound", "AdaQuant"),
+            "W4N": ("nearest", "SmoothQuant", "AWQ", *COLUMNWISE, "HQQ"),
+        }
         allowed = some[format]
         return language and name in allowed
     if name == "HQQ":

@@ -58,7 +58,7 @@ SAMPLES = [{"x": models.normal(1, 3, 8, 8, seed=seed)} for seed in range(16)]
 
 COLUMNWISE = tuple(kind.name for kind in ROUNDERS)
 #: Algorithms for MatMul and Gemm have a network of such layers of their own: ``test_linear_algorithms``.
-LINEAR = (*COLUMNWISE, "quarot", "smooth_quant")
+LINEAR = (*COLUMNWISE, "awq", "quarot", "smooth_quant")
 
 
 def loss(spec: object, algorithms: list[AlgoConfig]) -> float:
@@ -85,7 +85,7 @@ def test_an_algorithm_is_no_worse_than_rounding_to_nearest(name: str, spec: str)
 @pytest.mark.parametrize("name", LINEAR)
 def test_an_algorithm_for_linear_layers_is_no_worse_than_rounding_to_nearest(name: str) -> None:
     wide = Int16Spec(calibration_method=CalibMethod.MinMax)
-    weight = linear.INT8 if name in COLUMNWISE else wide  # what QuaRot and SmoothQuant help are the activations
+    weight = wide if name in ("quarot", "smooth_quant") else linear.INT8  # what those two help are the activations
     assert linear.loss([ALGO_NAME_TO_CLASS[name]()], weight=weight) <= linear.loss([], weight=weight)
 
 

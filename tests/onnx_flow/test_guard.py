@@ -21,6 +21,7 @@ from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.onnx import (
     AlgoConfig,
+    AWQConfig,
     ChannelEqualizationConfig,
     CLEConfig,
     GPTQConfig,
@@ -45,6 +46,7 @@ GUARDED: dict[type[AlgoConfig], Callable[..., AlgoConfig]] = {
     ChannelEqualizationConfig: lambda keep_worse: ChannelEqualizationConfig(keep_worse=keep_worse),
     SmoothQuantConfig: lambda keep_worse: SmoothQuantConfig(alpha=1.0, keep_worse=keep_worse),
     QuarotConfig: lambda keep_worse: QuarotConfig(keep_worse=keep_worse),
+    AWQConfig: lambda keep_worse: AWQConfig(keep_worse=keep_worse),
 }
 
 
@@ -66,7 +68,7 @@ def test_every_transformation_is_under_the_contract() -> None:
     assert set(GUARDED) == set(TRANSFORMS)
 
 
-SLOW = (CLEConfig, SmoothQuantConfig, QuarotConfig)
+SLOW = (CLEConfig, SmoothQuantConfig, QuarotConfig, AWQConfig)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from tests.torch_flow.test_algorithms import LAYERS, decoder, quantize, samples
 from torch import nn
 
+from quark.algorithms import awq as mathematics
 from quark.algorithms.svdquant import EXTRA
 from quark.torch import ModelQuantizer
 from quark.torch.algorithms import awq
@@ -29,7 +30,7 @@ def forwards(algorithm: Any, layer: str) -> tuple[int, int]:
 def test_awq_runs_the_model_as_often_for_one_candidate_as_for_thirty(monkeypatch: pytest.MonkeyPatch) -> None:
     many = forwards(AWQConfig(), "w4a8")
     monkeypatch.setattr(awq, "GRID", ((0.5,), (0.0,)))
-    monkeypatch.setattr(awq, "CLIPS", 1)
+    monkeypatch.setattr(mathematics, "CLIPS", 1)
     assert many == forwards(AWQConfig(), "w4a8")
 
 

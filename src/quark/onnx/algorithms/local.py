@@ -17,15 +17,18 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from quark.config.nbits import NBits, parse_nbits
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
 from quark.numerics.affine import fake_quantize
+from quark.numerics.granularity import Granularity
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.linear import Linear
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.run import Runner
 from quark.onnx.qdq.modes import MODES
+from quark.onnx.qdq.nbits_algorithms import nearest, values_of
 from quark.onnx.qdq.parameters import from_range, weight_range
 from quark.onnx.qdq.settings import request_of
 
@@ -36,9 +39,10 @@ Change = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Seen:
-    """A tensor on the calibration data: every channel's largest magnitude, and some rows [n, channels]."""
+    """A tensor on the calibration data: every channel's largest and mean magnitude, and some rows [n, channels]."""
 
     largest: np.ndarray
+    mean: np.ndarray
     rows: np.ndarray
 
 
@@ -54,17 +58,22 @@ def look(model: ir.Model, found: Mapping[ir.Value, Sequence[Linear]], context: C
     rows = min(max(BUDGET // (4 * sum(widths.values())), FEWEST), MOST)
     share = -(-rows // max(len(feeds), 1))
     largest = {name: np.zeros(width, np.float32) for name, width in widths.items()}
+    total, count = {name: np.zeros(width) for name, width in widths.items()}, dict.fromkeys(widths, 0)
     kept: dict[str, list[np.ndarray]] = {name: [] for name in widths}
     for done, feed in enumerate(feeds, 1):
         seen = runner.run(feed).values
         for name, width in widths.items():
             array = np.asarray(seen[name], np.float32).reshape(-1, width)
             if len(array):
-                np.maximum(largest[name], np.abs(array).max(0), out=largest[name])
+                size = np.abs(array)
+                np.maximum(largest[name], size.max(0), out=largest[name])
+                total[name] += size.sum(0, dtype=np.float64)
+                count[name] += len(array)
                 kept[name].append(array[:: -(-len(array) // share)].copy())
         context.progress(stage, done, len(feeds))
     empty = {name: np.zeros((0, width), np.float32) for name, width in widths.items()}
-    return {name: Seen(largest[name], np.concatenate([empty[name], *kept[name]])) for name in widths}
+    mean = {name: (total[name] / max(count[name], 1)).astype(np.float32) for name in widths}
+    return {name: Seen(largest[name], mean[name], np.concatenate([empty[name], *kept[name]])) for name in widths}
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,16 @@ class Judge:
 
     plan: Plan
     options: Options
+    nbits: NBits | None = None
+
+    def tensor_of(self, layer: Linear) -> TensorPlan | None:
+        """What the plan says of a layer's weight; None: it stays float."""
+        return self.plan.tensors.get(str(layer.node.inputs[1].name))  # type: ignore[union-attr]
+
+    def granularity_of(self, layer: Linear) -> Granularity | None:
+        """Which weights of a layer share a scale."""
+        tensor = self.tensor_of(layer)
+        return None if tensor is None else tensor.spec.granularity
 
     def loss(
         self, value: ir.Value, layers: Sequence[Linear], rows: np.ndarray, change: Change, inverse: Change
@@ -86,15 +105,21 @@ class Judge:
         data = self._rounded(change(rows), self.plan.tensors.get(str(value.name)))
         return float(np.mean([self._of(layer, rows, data, inverse) for layer in layers]))
 
+    def rounded_weight(self, layer: Linear, weight: np.ndarray) -> np.ndarray:
+        """A weight [out, in] for ``layer`` as the job rounds it."""
+        tensor = self.tensor_of(layer)
+        if tensor is None:
+            return weight
+        if self.nbits is not None:
+            return values_of(nearest(weight, self.nbits), self.nbits.Bits, weight.shape[1])
+        stored = weight if layer.transposed else np.ascontiguousarray(weight.T)
+        bounds = weight_range(stored, tensor.spec, tensor.name)
+        found = _round(stored, tensor.spec, bounds, self.options.WeightScaled)
+        return found if layer.transposed else found.T
+
     def _of(self, layer: Linear, rows: np.ndarray, data: np.ndarray, inverse: Change) -> float:
         weight = np.asarray(layer.weight, np.float32)
-        turned = np.asarray(inverse(weight), np.float32)
-        tensor = self.plan.tensors.get(str(layer.node.inputs[1].name))  # type: ignore[union-attr]
-        if tensor is not None:
-            stored = turned if layer.transposed else np.ascontiguousarray(turned.T)
-            bounds = weight_range(stored, tensor.spec, tensor.name)
-            found = _round(stored, tensor.spec, bounds, self.options.WeightScaled)
-            turned = found if layer.transposed else found.T
+        turned = self.rounded_weight(layer, np.asarray(inverse(weight), np.float32))
         expected = rows @ weight.T
         noise = np.square(data @ turned.T - expected, dtype=np.float64).sum()
         return float(noise / max(np.square(expected, dtype=np.float64).sum(), 1e-300))
@@ -112,7 +137,8 @@ class Judge:
 def judge_of(model: ir.Model, context: Context) -> Judge:
     """The judge of a model as it is."""
     job = context.job
-    return Judge(MODES[job.mode].place(model.clone(), job, context.known), job.options)
+    nbits = parse_nbits(job.options.MatMulNBitsParams) if job.mode == "nbits" else None
+    return Judge(MODES[job.mode].place(model.clone(), job, context.known), job.options, nbits)
 
 
 def _round(values: np.ndarray, spec: TensorSpec, found: tuple[Any, Any], scaled: bool) -> np.ndarray:

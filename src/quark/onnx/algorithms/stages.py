@@ -15,7 +15,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.errors import ConfigError
-from quark.onnx.algorithms import bias_correction, cle, equalization, finetune, gptq, nbits, quarot, smoothquant
+from quark.onnx.algorithms import awq, bias_correction, cle, equalization, finetune, gptq, nbits, quarot, smoothquant
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.guard import guarded
 from quark.onnx.algorithms.samples import rereadable
@@ -26,6 +26,7 @@ from quark.onnx.quantization.config.algorithm import (
     AdaRoundConfig,
     AlgoConfig,
     AutoMixprecisionConfig,
+    AWQConfig,
     BiasCorrectionConfig,
     CalibrationSearchConfig,
     ChannelEqualizationConfig,
@@ -50,6 +51,7 @@ TRANSFORMS: dict[type[AlgoConfig], Transform] = {
     CLEConfig: _cle,
     ChannelEqualizationConfig: _equalize,
     SmoothQuantConfig: smoothquant.run,
+    AWQConfig: awq.run,
     QuarotConfig: quarot.run,
 }
 #: Transformations that can go a part of their way, and the parts that are tried.
@@ -63,7 +65,10 @@ TUNES: dict[type[AlgoConfig], Tune] = {
     BiasCorrectionConfig: bias_correction.run,
     **dict.fromkeys(gptq.ROUNDERS, gptq.run),
 }
-_LOOK = (*(SmoothQuantConfig, QuarotConfig, ChannelEqualizationConfig), CalibrationSearchConfig, AutoMixprecisionConfig)
+_LOOK = (
+    *(SmoothQuantConfig, AWQConfig, QuarotConfig, ChannelEqualizationConfig),
+    *(CalibrationSearchConfig, AutoMixprecisionConfig),
+)
 #: Algorithms that read the calibration data, which then has to be read more than once.
 READS_DATA = frozenset([*_LOOK, *TUNES])
 

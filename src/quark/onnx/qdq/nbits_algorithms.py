@@ -126,6 +126,14 @@ def on_grid(weight: np.ndarray, nbits: NBits, scales: np.ndarray, zero_points: n
     return np.asarray(np.clip(codes, 0, (1 << nbits.Bits) - 1), np.uint8)
 
 
+def values_of(blocks: Blocks, bits: int, columns: int) -> np.ndarray:
+    """The weight [rows, columns] that blocks stand for, float32."""
+    middle = np.float32(1 << (bits - 1))
+    zero = middle if blocks.zero_points is None else blocks.zero_points[..., None].astype(np.float32)
+    values = (blocks.codes.astype(np.float32) - zero) * blocks.scales[..., None]
+    return values.reshape(len(values), -1)[:, :columns]
+
+
 ALGORITHMS: dict[str, Algorithm] = {
     "DEFAULT": Algorithm(nearest),
     "GPTQ": Algorithm(nearest, needs_data=True),

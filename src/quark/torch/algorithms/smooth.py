@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
 
 import torch
 
-from quark.algorithms.smoothquant import SMALLEST_WEIGHT, smoothing_scales
+from quark.algorithms.awq import Pair, best_exponents, scale_of
+from quark.algorithms.smoothquant import smoothing_scales
 from quark.torch.algorithms.channels import by_channel
 from quark.torch.algorithms.context import Context, matrix
 from quark.torch.algorithms.scaling import Inputs, Judge, Place, effective, judge_of, scale_places
@@ -27,9 +27,6 @@ log = logging.getLogger(__name__)
 POWERS = {"MSE": 2.0, "MAE": 1.0, "RMSE": 0.5}
 PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 GRID = ((0.0, 0.2, 0.4, 0.6, 0.8), (0.0, 0.2, 0.4, 0.6))
-FINER = 1  # times that the grid is halved around the best
-SMALLEST = 1e-4
-Pair = tuple[float, float]
 
 
 def run_smooth(context: Context, config: SmoothQuantConfig) -> None:
@@ -61,13 +58,6 @@ def weight_ranges(items: Iterable[Match]) -> torch.Tensor:
     return torch.stack([matrix(item.layer.module, item.layer.kind).abs().amax(0) for item in items]).amax(0)
 
 
-def scale_of(inputs: torch.Tensor, weights: torch.Tensor, exponents: Pair) -> torch.Tensor:
-    """inputs^a / weights^b, so scaled that its largest and smallest value are reciprocal."""
-    a, b = exponents
-    s = inputs.clamp(min=SMALLEST) ** a / weights.clamp(min=SMALLEST_WEIGHT) ** b
-    return s / (s.max() * s.min()).sqrt()
-
-
 def search(
     context: Context,
     place: Place,
@@ -86,32 +76,15 @@ def search(
         exponents, weight_exponents: of the coarse grid, rising; the same value throughout: that one is fixed.
         others: further candidates.
     """
-    tried: dict[Pair, tuple[float, torch.Tensor]] = {}
+    def scales(pair: Pair) -> torch.Tensor:
+        return effective(context, place, scale_of(inputs, weights, pair))
 
-    def scales(pairs: Iterable[Pair]) -> Iterator[tuple[float, Pair]]:
-        for pair in pairs:
-            if pair not in tried:
-                s = effective(context, place, scale_of(inputs, weights, pair))
-                tried[pair] = judge.coarse.error(s), s
-            yield tried[pair][0], pair
-
-    _, middle = min(scales(product(exponents, weight_exponents)))
-    steps = [(values[1] - values[0]) if len(values) > 1 else 0.0 for values in (exponents, weight_exponents)]
-    for _ in range(FINER):
-        steps = [step / 2 for step in steps]
-        _, middle = min(scales(around(middle, steps)))
-    if judge.coarse is not judge:  # the best of those that were told apart, in full
-        tried = {pair: (judge.error(s), s) for pair, (_, s) in tried.items() if pair == middle}
-    found = [*tried.values(), *measured(context, place, judge, others)]
+    s = scales(best_exponents(lambda pair: judge.coarse.error(scales(pair)), (exponents, weight_exponents)))
+    tried = [(judge.error(s), s)]  # the best of those that were told apart, in full
+    found = [*tried, *measured(context, place, judge, others)]
     start = keep_best(place, judge, found)
     finer = by_channel(place, judge, torch.ones_like(inputs) if start is None else start)
     return start if finer is None else keep_best(place, judge, [*found, (judge.error(finer), finer)])
-
-
-def around(middle: Pair, steps: Sequence[float]) -> Iterator[Pair]:
-    """A pair of exponents and its neighbours that are not negative."""
-    rows = ((value - step, value, value + step) for value, step in zip(middle, steps, strict=True))
-    return ((a, b) for a, b in product(*rows) if a >= 0 and b >= 0)
 
 
 def measured(

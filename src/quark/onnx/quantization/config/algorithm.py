@@ -15,6 +15,7 @@ from quark.onnx.quantization.config.mixprecision import AutoMixprecisionConfig
 
 __all__ = [
     "ALGO_NAME_TO_CLASS",
+    "AWQConfig",
     "AdaQuantConfig",
     "AdaRoundConfig",
     "AlgoConfig",
@@ -291,6 +292,21 @@ class SmoothQuantConfig(AlgoConfig):
 
 
 @dataclass(frozen=True)
+class AWQConfig(AlgoConfig):
+    """AWQ: scale up the channels of large activations before weights of MatMul and Gemm are rounded, then clip groups.
+
+    Attributes:
+        keep_worse: keep scales and clips even where the quantized model is worse with them, on calibration data.
+    """
+
+    name: ClassVar[str] = "awq"
+    keep_worse: bool = False
+
+    def __post_init__(self) -> None:
+        self._require("keep_worse", isinstance(self.keep_worse, bool), "it is True or False")
+
+
+@dataclass(frozen=True)
 class QuarotConfig(AlgoConfig):
     """QuaRot: turn what MatMul and Gemm read by an orthogonal matrix, which spreads outlier channels over all.
 
@@ -320,7 +336,7 @@ class QuarotConfig(AlgoConfig):
 ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
     kind.name: kind
     for kind in (
-        *(CLEConfig, ChannelEqualizationConfig, SmoothQuantConfig, QuarotConfig),
+        *(CLEConfig, ChannelEqualizationConfig, SmoothQuantConfig, AWQConfig, QuarotConfig),
         *(CalibrationSearchConfig, AutoMixprecisionConfig),
         *(GPTQConfig, GPTAQConfig, QronosConfig),
         *(BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig),
