@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -25,16 +26,17 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.errors import ConfigError, DataError, ModelError
 from quark.onnx.data import RandomDataReader, Remembering, checked, inputs_of, readable_again, samples_of
-from quark.onnx.graph import model as files
-from quark.onnx.graph.admission import refusal
+from quark.onnx.graph.admission import refusal, refusal_of_proto
 from quark.onnx.graph.libraries import library_files
+from quark.onnx.graph.pieces import WHOLE, Pieces, open_in_pieces
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import QUIET
-from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
+from quark.onnx.graph.session import COPIED, RUNTIME_ERRORS, Light
 from quark.reading import reason_of
 
 Feed = Mapping[str, np.ndarray]
 Source = str | Path | onnx.ModelProto
+Session: TypeAlias = onnxruntime.InferenceSession | Pieces
 #: Elements of all inputs up to which free sizes are doubled for the second run; they are halved above.
 DOUBLED_UP_TO = 1 << 21
 NAME = "first run"
@@ -48,11 +50,12 @@ class Original:
 
     source: Source
     options: Options
+    large: bool
 
     def run(self, feed: Feed) -> list[np.ndarray] | None:
         """Its outputs; ``None`` where it does not run either."""
         try:
-            return _run(_opened(self.source, self.options), feed)
+            return _run(_opened(self.source, self.options, self.large), feed)
         except _FAILURES:
             return None
 
@@ -87,15 +90,17 @@ def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, re
         ModelError: the model is not valid, or does not do what the float model does.
     """
     options = job.options
-    reason = refusal(model, bool(options.UserCustomOpLibPath))
+    proto, custom = _copied(draft), bool(options.UserCustomOpLibPath)
+    reason = refusal(model, custom) if proto is None else refusal_of_proto(proto, custom)
     if reason is not None:
         raise ModelError(f"the quantized model is not published: it fails onnx.checker: {reason}")
-    original = Original(source, options)
+    large = len(model.graph) > WHOLE
+    original = Original(source, options, large)
     feed = _feed(model, reader if job.mode == "static" else None, options)
     if isinstance(feed, str):
         return feed
     try:
-        session = _opened(draft, options)
+        session = _opened(draft, options, large)
     except _FAILURES as error:
         if _short_of_memory(error):
             return _NO_MEMORY
@@ -111,6 +116,19 @@ def first_run(model: ir.Model, draft: Path | onnx.ModelProto, source: Source, re
     return ""
 
 
+def _copied(draft: Path | onnx.ModelProto) -> onnx.ModelProto | None:
+    """The draft as a protobuf of our own, where it is small and has no external data."""
+    if isinstance(draft, onnx.ModelProto):
+        if draft.ByteSize() > COPIED:
+            return None
+        made = onnx.ModelProto()
+        made.CopyFrom(draft)
+        return made
+    if draft.stat().st_size > COPIED or draft.with_name(draft.name + ".data").exists():
+        return None
+    return onnx.load(draft, load_external_data=False)
+
+
 def _feed(model: ir.Model, reader: object, options: Options) -> Feed | str:
     """A calibration sample, or a generated one, or why there is none."""
     sample, inputs = first_sample(reader), inputs_of(model)
@@ -123,23 +141,28 @@ def _feed(model: ir.Model, reader: object, options: Options) -> Feed | str:
         return f"there is no sample for it: {error}"
 
 
-def _opened(model: Path | Source, options: Options) -> onnxruntime.InferenceSession:
-    """A session as a user has it: all optimizations on."""
-    chosen = onnxruntime.SessionOptions()
-    chosen.log_severity_level = QUIET
-    for library in library_files(options.UserCustomOpLibPath):
-        chosen.register_custom_ops_library(library)
-    if isinstance(model, onnx.ModelProto):
-        return open_session(files.load(model), chosen, options.ExecutionProviders)
-    return onnxruntime.InferenceSession(str(model), chosen, providers=list(options.ExecutionProviders))
+def _opened(model: Path | Source, options: Options, large: bool) -> Session:
+    """A session as a user has it: all optimizations on; of a very large graph, a session for every piece."""
+
+    def chosen() -> onnxruntime.SessionOptions:
+        found = onnxruntime.SessionOptions()
+        found.log_severity_level = QUIET
+        for library in library_files(options.UserCustomOpLibPath):
+            found.register_custom_ops_library(library)
+        return found
+
+    if large or isinstance(model, onnx.ModelProto):
+        light = Light.of_proto(model) if isinstance(model, onnx.ModelProto) else Light.of_file(Path(model))
+        return open_in_pieces(light, chosen, options.ExecutionProviders)
+    return onnxruntime.InferenceSession(str(model), chosen(), providers=list(options.ExecutionProviders))
 
 
-def _run(session: onnxruntime.InferenceSession, feed: Feed) -> list[np.ndarray]:
+def _run(session: Session, feed: Feed) -> list[np.ndarray]:
     known = {one.name for one in session.get_inputs()}
     return list(session.run(None, {name: array for name, array in feed.items() if name in known}))
 
 
-def _tried(session: onnxruntime.InferenceSession, model: ir.Model, feed: Feed, original: Original) -> str:
+def _tried(session: Session, model: ir.Model, feed: Feed, original: Original) -> str:
     """Run one sample; "" or why nothing can be said.
 
     Raises:

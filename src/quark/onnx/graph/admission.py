@@ -259,7 +259,11 @@ def registered() -> frozenset[tuple[str, str]]:
 
 def refusal(model: ir.Model, custom: bool) -> str | None:
     """Why the checker refuses the model; ``None`` where it does not."""
-    proto = light_proto(model)
+    return refusal_of_proto(light_proto(model), custom)
+
+
+def refusal_of_proto(proto: onnx.ModelProto, custom: bool) -> str | None:
+    """``refusal`` of a protobuf without external data, which is changed."""
     defined = {(one.domain, one.name) for one in proto.functions}
     for node in _nodes(proto.graph):
         domain = "" if node.domain == "ai.onnx" else node.domain

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -29,7 +30,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from quark.errors import ConfigError, DataError, ModelError, nearest, unknown
 from quark.onnx.graph.admission import registered
 from quark.onnx.graph.libraries import Libraries, library_files
-from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, open_session
+from quark.onnx.graph.pieces import Pieces, open_in_pieces
+from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, Light
 from quark.onnx.graph.surgery import Names, all_nodes, label, opset
 from quark.report.process import lent, shared
 
@@ -115,9 +117,9 @@ class Runner:
         self._asked = [str(value.name) for value in outputs]
         if complete:
             outputs += [value for value in opened.graph.outputs if value not in outputs]
-        options = session_options(libraries, threads, spin, as_given)
-        if not optimize:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options = partial(session_options, libraries, threads, spin, as_given, optimize)
+        if libraries:
+            options()  # a library that cannot be loaded is told before anything about the graph
         self._session = self._open(opened, outputs, providers, options) if outputs else None
 
     def _open(
@@ -125,13 +127,13 @@ class Runner:
         model: ir.Model,
         outputs: list[ir.Value],
         providers: Sequence[str],
-        options: onnxruntime.SessionOptions,
-    ) -> onnxruntime.InferenceSession:
+        options: Callable[[], onnxruntime.SessionOptions],
+    ) -> onnxruntime.InferenceSession | Pieces:
         model.graph.outputs[:] = outputs
         RemoveUnusedNodesPass()(model)
         _check_providers(providers)
         try:
-            return open_session(model, options, providers)
+            return open_in_pieces(Light.of(model), options, providers)
         except ModelError as error:
             raise unknown_operator(model, self._libraries) or _in_one_line(error) from error
         finally:
@@ -168,19 +170,26 @@ class Runner:
 
 
 def session_options(
-    libraries: Libraries = None, threads: int | None = None, spin: bool = False, as_given: bool = False
+    libraries: Libraries = None,
+    threads: int | None = None,
+    spin: bool = False,
+    as_given: bool = False,
+    optimize: bool = True,
 ) -> onnxruntime.SessionOptions:
     """Options of a session of our own: silent, without arena, with the custom operators of ``libraries``.
 
     Args:
         as_given: float weights stay what they are. ONNX Runtime (1.31) otherwise rounds those of a Conv,
             ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear to int8, one scale per tensor.
+        optimize: of ``Runner``.
 
     Raises:
         ModelError: a library cannot be loaded.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = QUIET
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin and not shared() else "0")

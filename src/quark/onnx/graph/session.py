@@ -15,17 +15,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from quark.errors import ModelError
+from quark.onnx.graph.model import load
 from quark.onnx.graph.weightless import data_folder, external_proto, file_proto
 
 #: Where a model that is handed over in memory has its external data.
 _FOLDER = "session.model_external_initializers_file_folder_path"
+#: Bytes of a protobuf up to which ONNX Runtime gets a copy of it, weights and all.
+COPIED = 1 << 26
 CPU = ("CPUExecutionProvider",)
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     _state.EPFail,
@@ -60,15 +66,51 @@ def open_session(
     Raises:
         ModelError: ONNX Runtime does not accept the model; the message carries its reason.
     """
-    options = options or _quiet()
-    folder = data_folder(model)
-    proto, weights = external_proto(model) if folder is None else file_proto(model, folder)
-    if folder is not None:
-        options.add_session_config_entry(_FOLDER, str(folder))
-    values = [_shared(tensor) for tensor in weights.values()]
-    options.add_external_initializers(list(weights), values)
+    return open_light(Light.of(model), options or _quiet(), providers)
+
+
+@dataclass(frozen=True)
+class Light:
+    """A model as ONNX Runtime gets it.
+
+    Attributes:
+        proto: the graph; large weights are names of data that is not there.
+        weights: those weights, which share the memory of the model.
+        folder: where external data lies that stays in its files.
+    """
+
+    proto: onnx.ModelProto
+    weights: dict[str, ir.TensorProtocol]
+    folder: Path | None
+
+    @classmethod
+    def of(cls, model: ir.Model) -> Light:
+        """The form of a model, which comes back unchanged."""
+        folder = data_folder(model)
+        proto, weights = external_proto(model) if folder is None else file_proto(model, folder)
+        return cls(proto, weights, folder)
+
+    @classmethod
+    def of_file(cls, path: Path) -> Light:
+        """The form of a file; its external data stay where they are."""
+        return cls(onnx.load(path, load_external_data=False), {}, path.absolute().parent)
+
+    @classmethod
+    def of_proto(cls, proto: onnx.ModelProto) -> Light:
+        """The form of a protobuf in memory: itself, where it is small enough to be copied."""
+        return cls(proto, {}, None) if proto.ByteSize() <= COPIED else cls.of(load(proto))
+
+
+def open_light(
+    light: Light, options: onnxruntime.SessionOptions, providers: Sequence[str]
+) -> onnxruntime.InferenceSession:
+    """``open_session`` of a model that is in its form for ONNX Runtime already."""
+    if light.folder is not None:
+        options.add_session_config_entry(_FOLDER, str(light.folder))
+    values = [_shared(tensor) for tensor in light.weights.values()]
+    options.add_external_initializers(list(light.weights), values)
     try:
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=list(providers))
+        session = onnxruntime.InferenceSession(light.proto.SerializeToString(), options, providers=list(providers))
     except RUNTIME_ERRORS as error:
         raise ModelError(f"ONNX Runtime does not accept the model: {error}") from error
     _keep_alive(session, values)

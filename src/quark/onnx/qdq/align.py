@@ -14,7 +14,8 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from quark.config.job import Job
-from quark.config.plan import Plan
+from quark.config.plan import Plan, TensorPlan
+from quark.config.tensor import TensorSpec
 
 #: operator -> the option that aligns it.
 _SWITCH = {
@@ -33,21 +34,51 @@ def align(model: ir.Model, plan: Plan, job: Job) -> None:
     """Put the inputs and outputs of aligned operators into one group each."""
     if job.npu or not job.options.NPULimitationCheck:
         return
+    groups = _Groups(plan)
     for node in model.graph:
         if node.op_type not in _SWITCH or not getattr(job.options, _SWITCH[node.op_type]):
             continue
         data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
         values = [value for value in (*data, *node.outputs) if value is not None and value.name in plan.tensors]
-        _join(plan, [value.name or "" for value in values])
+        groups.join([value.name or "" for value in values])
+    groups.write()
 
 
-def _join(plan: Plan, names: list[str]) -> None:
-    """One group for these activations and everything already grouped with them."""
-    activations = [plan.tensors[name] for name in names if plan.tensors[name].role == "activation"]
-    if len(activations) < 2 or len({replace(tensor.spec, method="minmax") for tensor in activations}) > 1:
-        return
-    groups = {tensor.group for tensor in activations}
-    root = activations[0]
-    for name, tensor in plan.tensors.items():
-        if tensor.role == "activation" and tensor.group in groups:
-            plan.tensors[name] = replace(tensor, group=root.group, spec=root.spec)
+class _Groups:
+    """Groups that grow, written to the plan once: every join costs its own tensors, whatever the size of the groups."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._into: dict[str, str] = {}
+        self._specs: dict[str, TensorSpec] = {}
+
+    def join(self, names: list[str]) -> None:
+        """One group for these activations and everything already grouped with them; the first one's quantization."""
+        activations = [self._plan.tensors[name] for name in names if self._plan.tensors[name].role == "activation"]
+        specs = [self._spec(tensor) for tensor in activations]
+        if len(activations) < 2 or len({replace(spec, method="minmax") for spec in specs}) > 1:
+            return
+        root = self._root(activations[0].group)
+        for tensor in activations:
+            group = self._root(tensor.group)
+            if group != root:
+                self._into[group] = root
+        self._specs[root] = specs[0]
+
+    def write(self) -> None:
+        """Every tensor gets the group that its own one has become."""
+        for name, tensor in self._plan.tensors.items():
+            root = self._root(tensor.group)
+            if tensor.role == "activation" and root in self._specs:
+                self._plan.tensors[name] = replace(tensor, group=root, spec=self._specs[root])
+
+    def _root(self, group: str) -> str:
+        path = []
+        while group in self._into:
+            path.append(group)
+            group = self._into[group]
+        self._into.update(dict.fromkeys(path, group))
+        return group
+
+    def _spec(self, tensor: TensorPlan) -> TensorSpec:
+        return self._specs.get(self._root(tensor.group), tensor.spec)
