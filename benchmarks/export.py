@@ -251,7 +251,7 @@ def packing() -> None:
         rate(name, 4 * x.numel(), lambda codes=codes, bits=bits, order=order: pack(codes, bits, order=order))
     for name in ("int8 per channel", "int4 groups of 128", "MXFP4", "FP8"):
         stages = QLayerConfig(weight=SCHEMES[name][0].to_quantization_spec()).stages("weight")
-        quantizer = make_quantizer(stages, lambda stage: stage.spec.granularity, name)
+        quantizer = make_quantizer(stages, name)
         calibrate_with(quantizer, x)
         rate(f"round and pack {name}", 4 * x.numel(), lambda quantizer=quantizer: store(x, quantizer))
 

@@ -102,7 +102,7 @@ def test_a_broken_scale_is_seen(models: Any, tmp_path: Path) -> None:
     value, made = layer.twin()._parameters["weight"].detach(), layer.weight_quantizer
     part = next(iter(parts(made)))
     known = {"0.scale": part.scale.reshape(-1), "0.zero_point": part.zero_point.reshape(-1)}
-    quantizer = make_quantizer((part.stage,), lambda _: part.granularity, "w", True)
+    quantizer = make_quantizer((part.stage,), "w", True)
     calibrate_with(quantizer, value)
     assert codes_under(quantizer, value, known) is not None
     before = next(iter(parts(quantizer))).scale.clone()

@@ -14,7 +14,6 @@ from tests.torch_flow.models import TwoLayers, data
 from torch import nn
 
 from quark.errors import ConfigError
-from quark.numerics.granularity import Channel, Tensor
 from quark.torch import ModelQuantizer, learned_scales
 from quark.torch.fake_quantize import calibrate_with
 from quark.torch.learned import LearnedScale, LearnedStep, LearnedThreshold, learning_quantizer
@@ -31,9 +30,7 @@ def config(dtype: str = "int4", observer: type = LSQObserver, scheme: str = "per
 
 
 def quantizer(found: QTensorConfig, x: torch.Tensor, constant: bool = True) -> LearnedScale:
-    stages = (found.to_stage(),)
-    granularity = Channel(0) if found.qscheme is QSchemeType.per_channel else Tensor()
-    made = learning_quantizer(stages, lambda _: granularity, "w", constant)
+    made = learning_quantizer((found.to_stage(),), "w", constant)
     assert isinstance(made, LearnedScale)
     calibrate_with(made, x)
     return made
@@ -154,7 +151,7 @@ def test_lsq_starts_at_the_least_squared_error() -> None:
     x = torch.randn(1000, generator=GENERATOR)
     made = quantizer(config("int3"), x)
     twin = QTensorConfig(Dtype.int3, observer_cls=PerTensorMSEObserver, qscheme=QSchemeType.per_tensor)
-    plain = learning_quantizer((twin.to_stage(),), lambda _: Tensor(), "w", True)
+    plain = learning_quantizer((twin.to_stage(),), "w", True)
     calibrate_with(plain, x)
     assert float(made.scale) == float(plain.scale)  # type: ignore[arg-type, union-attr]
     errors = [float((x - (x / s).round().clamp(-4, 3) * s).square().sum()) for s in np.linspace(0.1, 1.5, 300)]

@@ -43,6 +43,7 @@ class TensorPlan:
         range: (lo, hi) found by calibration, scalars or one per channel or group.
         scale, zero_point: the parameters; shaped by the spec's granularity.
         changes: what moved the parameters away from the range afterwards, in words.
+        observer: in the torch flow the class that finds the range, in a plan file its name; empty: the method says it.
     """
 
     name: str
@@ -59,6 +60,7 @@ class TensorPlan:
     scale: np.ndarray | None = None
     zero_point: np.ndarray | None = None
     changes: tuple[str, ...] = ()
+    observer: Any = ""
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,7 @@ def _tensor_to_dict(tensor: TensorPlan) -> dict[str, Any]:
     entry["spec"] = spec
     entry["readers"] = None if tensor.readers is None else sorted(tensor.readers)
     entry["changes"] = list(tensor.changes)
+    entry["observer"] = getattr(tensor.observer, "__name__", tensor.observer)
     for key in ("range", "given"):
         entry[key] = None if entry[key] is None else [_listed(side) for side in entry[key]]
     for key in ("scale", "zero_point"):

@@ -34,7 +34,6 @@ class FakeQuantize(nn.Module):
 
     Attributes:
         stage: how.
-        granularity: which elements share a scale, where the tensor's layer says more than the stage.
         tensor_name: what error messages call the tensor.
         constant: the tensor is a weight or a bias, whose stored codes may be narrow.
         scale, zero_point: of a static range, once it is known; None otherwise.
@@ -45,18 +44,20 @@ class FakeQuantize(nn.Module):
     scale: torch.Tensor | None
     zero_point: torch.Tensor | None
 
-    def __init__(
-        self, stage: Stage, granularity: Granularity | None = None, name: str = "", constant: bool = False
-    ) -> None:
+    def __init__(self, stage: Stage, name: str = "", constant: bool = False) -> None:
         super().__init__()
         self.stage = stage
         self.tensor_name = name
         self.constant = constant
-        self.granularity = granularity or stage.spec.granularity
         self.observer: ObserverBase | None = None
         self.enabled = True
         self.register_scale()
         self.register_buffer("zero_point", None)
+
+    @property
+    def granularity(self) -> Granularity:
+        """Which elements share a scale."""
+        return self.stage.spec.granularity
 
     def register_scale(self) -> None:
         """A place for the scale that moves and is saved with the model."""
@@ -80,7 +81,7 @@ class FakeQuantize(nn.Module):
     def key(self) -> tuple[Hashable, ...] | None:
         """Equal for quantizers that make the same of one tensor; None where finding out costs more than it saves."""
         if not self.stage.calibrated:
-            return self.stage, self.granularity
+            return (self.stage,)
         if self.scale is None or self.scale.numel() != 1 or self.scale.device.type != "cpu":
             return None
         return self.stage, self.scale.item(), 0 if self.zero_point is None else self.zero_point.item()
@@ -167,8 +168,8 @@ class FakeQuantize(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """The spec in one line, with the granularity that the layer gives it."""
-        return replace(self.stage.spec, granularity=self.granularity).describe()
+        """The spec in one line."""
+        return self.stage.spec.describe()
 
 
 class SequentialQuantize(nn.Sequential):
@@ -178,15 +179,13 @@ class SequentialQuantize(nn.Sequential):
 Quantizer = FakeQuantize | SequentialQuantize
 
 
-def make_quantizer(
-    stages: Stages, granularity: Callable[[Stage], Granularity], name: str, constant: bool = False
-) -> Quantizer:
-    """The module that runs ``stages`` on the tensor called ``name``, where ``granularity`` is what a stage's means.
+def make_quantizer(stages: Stages, name: str, constant: bool = False) -> Quantizer:
+    """The module that runs ``stages`` on the tensor called ``name``.
 
     Args:
         constant: the tensor is a weight or a bias.
     """
-    quantizers = [FakeQuantize(stage, granularity(stage), name, constant) for stage in stages]
+    quantizers = [FakeQuantize(stage, name, constant) for stage in stages]
     return quantizers[0] if len(quantizers) == 1 else SequentialQuantize(*quantizers)
 
 

@@ -6,20 +6,15 @@ ONNX flow has, so tables, JSON, ``explain`` and ``quark plan diff`` are the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from math import prod
 
-from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.config.plan import Plan
 from quark.torch.config.model import QConfig, check_available
 from quark.torch.export.checkpoint import Checkpoint
-from quark.torch.files.quantize import Decision, decide, jobs_of
-from quark.torch.matching import Match
-from quark.torch.stage import Stage
-
-SLOTS = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
-ROLES = {"weight": "weight", "bias": "bias"}
+from quark.torch.files.decision import decide
+from quark.torch.files.quantize import jobs_of
+from quark.torch.matching import is_static
 
 
 @dataclass(frozen=True)
@@ -49,49 +44,12 @@ def forecast(checkpoint: Checkpoint, config: QConfig, pack_method: str = "reorde
     """
     check_available(config)
     decision = decide(checkpoint, config)
-    stored = decision.tensors
-    jobs = jobs_of(checkpoint, checkpoint.folder, stored, decision.quantized, pack_method, "cpu")
-    sizes = [stored[name].dtype.itemsize * prod(stored[name].shape) for name in stored]
+    jobs = jobs_of(checkpoint, checkpoint.folder, decision, pack_method, "cpu")
+    sizes = [stored.dtype.itemsize * prod(stored.shape) for stored in decision.tensors.values()]
     return Forecast(
-        plan_of(decision, config),
+        decision.found.plan,
         sum(sizes),
         sum(item.size for job in jobs for item in job.items()),
-        max((4 * prod(one.shape) for one in stored.values()), default=0),
-        any(stage.calibrated for item in decision.found.quantized for stage in _activations(item)),
+        max((4 * prod(one.shape) for one in decision.tensors.values()), default=0),
+        any(map(is_static, decision.found.quantized)),
     )
-
-
-def plan_of(decision: Decision, config: QConfig) -> Plan:
-    """The decisions as a plan: a node per layer, a tensor per quantized weight, bias, input and output."""
-    plan = Plan()
-    for item in decision.found.quantized:
-        plan.nodes[item.layer.name] = NodePlan(item.layer.name, type(item.layer.module).__name__, True, item.source)
-        for tensor in tensors_of(item):
-            plan.put(tensor)
-    for name in decision.found.excluded:
-        kind = type(decision.skeleton.model.get_submodule(name)).__name__
-        plan.nodes[name] = NodePlan(name, kind, False, excluded_by(name, config.exclude))
-        plan.floats[f"{name}.weight"] = excluded_by(name, config.exclude)
-    for said in decision.found.unsupported:
-        name, _, kind = said.partition(" ")
-        plan.nodes[name] = NodePlan(name, kind.strip("()"), False, "layers of this type are not quantized")
-    return plan
-
-
-def tensors_of(item: Match) -> Iterable[TensorPlan]:
-    """The tensors of a layer that are quantized; the second of two stages has a line of its own."""
-    for slot, word in SLOTS.items():
-        for number, stage in enumerate(item.stages[slot]):
-            name = f"{item.layer.name}.{word}" + (" (second stage)" if number else "")
-            spec = replace(stage.spec, granularity=item.granularity(slot, stage))
-            yield TensorPlan(name, ROLES.get(slot, "activation"), spec, item.source, group=name)  # type: ignore[arg-type]
-
-
-def excluded_by(name: str, patterns: Iterable[str]) -> str:
-    """Why a layer stays float."""
-    found = next((pattern for pattern in patterns if name == pattern or fnmatchcase(name, pattern)), None)
-    return "other code of the model reads its weight" if found is None else f"exclude: {found!r}"
-
-
-def _activations(item: Match) -> Iterable[Stage]:
-    return (stage for slot in ("input_tensors", "output_tensors") for stage in item.stages[slot])

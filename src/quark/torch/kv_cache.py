@@ -42,6 +42,7 @@ from quark.torch.config.cache import TOKENS
 from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts
 from quark.torch.matching import Candidate, find_candidates, matches
+from quark.torch.plan_rows import on_axis
 from quark.torch.quantized_layer import QuantLayer
 from quark.torch.stage import Stage, Stages
 
@@ -145,14 +146,13 @@ def quantizer_of(found: CacheMatch, role: str) -> Quantizer | None:
     """The quantizer of keys or values."""
     if role not in found.stages:
         return None
-    return make_quantizer(found.stages[role], granularity_of, f"{role} of {found.projections[role]!r}", False)
+    return make_quantizer(tuple(map(per_token, found.stages[role])), f"{role} of {found.projections[role]!r}", False)
 
 
-def granularity_of(stage: Stage) -> Any:
+def per_token(stage: Stage) -> Stage:
     """A dynamic scale per index of the token axis is one per token of each sample."""
     axis = getattr(stage.spec.granularity, "axis", None)
-    per_token = stage.spec.dynamic and not stage.is_block and axis == TOKENS
-    return Token() if per_token else stage.spec.granularity
+    return on_axis(stage, Token()) if stage.spec.dynamic and not stage.is_block and axis == TOKENS else stage
 
 
 def argument_of(module: nn.Module) -> str:

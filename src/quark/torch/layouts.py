@@ -20,8 +20,7 @@ def across_outputs(found: Matches) -> list[str]:
         for item in found.quantized
         if issubclass(item.layer.kind.type, nn.Linear)
         and any(
-            isinstance(group := stage.spec.granularity, Group) and group.axis in OUTPUTS
-            for stage in item.stages["weight"]
+            isinstance(group := item.written(stage), Group) and group.axis in OUTPUTS for stage in item.stages["weight"]
         )
     ]
 

@@ -28,7 +28,7 @@ from quark.numerics.granularity import Granularity
 from quark.numerics.rounding import Rounding
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer
 from quark.torch.observer import LSQObserver, ObserverBase, TQTObserver
-from quark.torch.stage import Stage, Stages
+from quark.torch.stage import Stages
 
 TINIEST = float(torch.finfo(torch.float32).tiny)
 
@@ -167,19 +167,17 @@ class LearnedThreshold(LearnedScale):
 LEARNED: dict[type[ObserverBase], type[LearnedScale]] = {LSQObserver: LearnedStep, TQTObserver: LearnedThreshold}
 
 
-def learning_quantizer(
-    stages: Stages, granularity: Callable[[Stage], Granularity], name: str, constant: bool
-) -> Quantizer:
+def learning_quantizer(stages: Stages, name: str, constant: bool) -> Quantizer:
     """As ``make_quantizer``, but with a scale that training changes where the observer says so.
 
     Args:
-        stages, granularity, name: as there.
+        stages, name: as there.
         constant: the tensor is a weight or a bias.
     """
     cls = next((LEARNED[base] for base in stages[0].observer.__mro__ if base in LEARNED), None)
     if cls is None:
-        return make_quantizer(stages, granularity, name, constant)
-    made = cls(stages[0], granularity(stages[0]), name)
+        return make_quantizer(stages, name, constant)
+    made = cls(stages[0], name)
     made.constant = constant
     return made
 

@@ -12,22 +12,29 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from quark.config.plan import NodePlan, Plan
 from quark.errors import ConfigError, ModelError, nearest
 from quark.numerics.formats import Int
 from quark.numerics.granularity import WHOLE, Channel, Granularity, Group, Token, normal_axis
 from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
 from quark.torch.direct_reads import read_directly
 from quark.torch.layers import LayerKind, kind_of, type_names, type_of_name
+from quark.torch.plan_rows import ROLES, SECOND, WORDS, on_axis, rows_of, stages_in, tensor_name
 from quark.torch.stage import Stage, Stages
 
 log = logging.getLogger(__name__)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 ACTIVATIONS = ("input_tensors", "output_tensors")
+FEATURES = {"input_tensors": ("in_features", "in_channels"), "output_tensors": ("out_features", "out_channels")}
+UNSUPPORTED = "layers of this type are not quantized"
+UNNAMED = "the configuration names none of its tensors"
+READ = "other code of the model reads its weight"
 
 
 class Usual(str):
@@ -48,42 +55,66 @@ class Candidate:
         return self.names[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Match:
-    """A layer and what its tensors become.
+    """What a plan says about a layer.
 
     Attributes:
         layer: the layer.
-        stages: by slot; empty tuples stay float.
-        source: the field of the configuration that decided.
+        plan: the decisions about its model.
     """
 
     layer: Candidate
-    stages: Mapping[str, Stages]
-    source: str
+    plan: Plan
 
-    def granularity(self, slot: str, stage: Stage) -> Granularity:
-        """What the granularity of a stage means on this tensor."""
-        written, kind = stage.spec.granularity, self.layer.kind
-        if slot == "weight":
-            return kind.weight_granularity(written)
-        per_token = slot in ACTIVATIONS and kind.tokens and stage.spec.dynamic and written == Channel(1)
-        return Token() if per_token else written
+    @cached_property
+    def stages(self) -> Mapping[str, Stages]:
+        """By slot what runs, with the granularity of the stored tensor; empty tuples stay float."""
+        return {slot: stages_in(self.plan, tensor_name(self.layer.name, slot)) for slot in SLOTS}
+
+    @property
+    def source(self) -> str:
+        """The field of the configuration that decided."""
+        return self.plan.nodes[self.layer.name].reason
+
+    def written(self, stage: Stage) -> Granularity:
+        """The granularity of a stage of the weight [out, in], however it is stored."""
+        return self.layer.kind.weight_granularity(stage.spec.granularity)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Matches:
-    """What becomes of a model.
+    """What a plan says about a model.
 
     Attributes:
-        quantized: the layers that are quantized.
-        excluded: names of the layers that the user excluded.
-        unsupported: ``name (type)`` of other modules with weight matrices; they stay float.
+        plan: every decision.
+        layers: those that can be quantized.
     """
 
-    quantized: tuple[Match, ...]
-    excluded: tuple[str, ...]
-    unsupported: tuple[str, ...]
+    plan: Plan
+    layers: tuple[Candidate, ...]
+
+    @cached_property
+    def quantized(self) -> tuple[Match, ...]:
+        """The layers that are quantized."""
+        found = (Match(layer, self.plan) for layer in self.layers)
+        return tuple(item for item in found if any(item.stages.values()))
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Names of the layers that the user excluded, or whose weight other code reads."""
+        return tuple(layer.name for layer in self.layers if tensor_name(layer.name, "weight") in self.plan.floats)
+
+    @property
+    def unsupported(self) -> tuple[str, ...]:
+        """``name (type)`` of other modules with weight matrices; they stay float."""
+        return tuple(f"{row.name} ({row.op_type})" for row in self.plan.nodes.values() if row.reason == UNSUPPORTED)
+
+    def only(self, *slots: str) -> Matches:
+        """The same with the tensors in these slots alone."""
+        kept = {tensor_name(layer.name, slot) for layer in self.layers for slot in slots}
+        rows = {name: row for name, row in self.plan.tensors.items() if name.removesuffix(SECOND) in kept}
+        return Matches(replace(self.plan, tensors=rows), self.layers)
 
 
 def match(model: nn.Module, config: QConfig, skeleton: bool = False, stored: bool = False) -> Matches:
@@ -99,26 +130,82 @@ def match(model: nn.Module, config: QConfig, skeleton: bool = False, stored: boo
         ConfigError: a pattern or a type that matches nothing; a tensor that does not fit its configuration.
         ModelError: nothing to quantize, or weights that cannot be quantized.
     """
-    candidates = list(find_candidates(model))
+    candidates = tuple(find_candidates(model))
     if not candidates:
         known = ", ".join(type_names())
         raise ModelError(f"{type(model).__name__} has no layer that can be quantized; those that can: {known}")
     if not skeleton:
-        check_patterns(model, config, candidates)
+        check_patterns(model, config, list(candidates))
     direct = set() if stored else directly_read(model, candidates, config)
-    excluded = [layer for layer in candidates if is_excluded(layer, config) or layer in direct]
-    chosen = [(layer, *decide(layer, config)) for layer in candidates if layer not in direct]
-    quantized = [bind(layer, found, source, skeleton) for layer, found, source in chosen if found is not None]
-    cached = config.kv_cache_post_rope and config.kv_cache_quant_config
-    if not cached and not any(any(item.stages.values()) for item in quantized):
+    plan = Plan()
+    for layer in candidates:
+        decide(plan, layer, config, layer in direct, skeleton)
+    for name, kind in find_unsupported(model):
+        plan.nodes[name] = NodePlan(name, kind, False, UNSUPPORTED)
+    found = Matches(plan, candidates)
+    if not plan.tensors and not (config.kv_cache_post_rope and config.kv_cache_quant_config):
         asked = [layer.name for layer in candidates if not layer.kind.by_default]
         hint = f"; {asked[0]!r} is quantized only where layer_quant_config or a type names it" if asked else ""
         raise ModelError(
-            f"nothing to quantize: {len(excluded)} of the {len(candidates)} layers are excluded, and the configuration "
-            f"of the others names no tensor{hint}"
+            f"nothing to quantize: {len(found.excluded)} of the {len(candidates)} layers are excluded, and the "
+            f"configuration of the others names no tensor{hint}"
         )
-    quantized = [item for item in quantized if any(item.stages.values())]
-    return Matches(tuple(quantized), tuple(layer.name for layer in excluded), tuple(find_unsupported(model)))
+    if not stored:
+        share_scales(plan, config.shared_scale_groups)
+    return found
+
+
+def decide(plan: Plan, layer: Candidate, config: QConfig, direct: bool, skeleton: bool) -> None:
+    """Write the decisions about one layer into ``plan``."""
+    left = excluded_by(layer, config) if is_excluded(layer, config) else READ if direct else ""
+    found, source = (None, "") if direct else choose_all(layer, config)
+    stages = {} if found is None else bind(layer, found, source, skeleton)
+    for slot in WORDS:
+        for row in rows_of(tensor_name(layer.name, slot), ROLES.get(slot, "activation"), stages.get(slot, ()), source):
+            plan.put(row)
+    if left:
+        plan.floats[tensor_name(layer.name, "weight")] = left
+    reason = source if any(stages.values()) else left or UNNAMED
+    plan.nodes[layer.name] = NodePlan(layer.name, type(layer.module).__name__, any(stages.values()), reason)
+
+
+def share_scales(plan: Plan, groups: Iterable[Iterable[str]]) -> None:
+    """Make one group of the weights of siblings whose names a group of the configuration holds (last parts or globs).
+
+    Raises:
+        ConfigError: no two siblings of a group that a user wrote.
+    """
+    for group in groups:
+        names = list(group)
+        last = [name.rpartition(".")[2] for name in names]
+        found: dict[str, list[str]] = {}
+        for row in plan.of_role("weight"):
+            parent, _, own = row.name.removesuffix(SECOND).removesuffix(".weight").rpartition(".")
+            if any(fnmatchcase(own, pattern) for pattern in last):
+                found.setdefault(parent, []).append(row.name)
+        members = [rows for rows in found.values() if len({name.removesuffix(SECOND) for name in rows}) > 1]
+        if not members and not all(isinstance(name, Usual) for name in names):
+            raise ConfigError(
+                f"shared_scale_groups: no module of the model holds two quantized layers of {names}; a group names "
+                f"siblings, for instance ['q_proj', 'k_proj', 'v_proj']"
+            )
+        for rows in members:
+            for name in rows:
+                plan.put(replace(plan.tensors[name], group=rows[0]))
+
+
+def weights_in_groups(plan: Plan) -> Mapping[str, tuple[str, ...]]:
+    """The weights that share their tensor scales, by the names of each."""
+    groups: dict[str, list[str]] = {}
+    for row in plan.of_role("weight"):
+        groups.setdefault(row.group, []).append(row.name.removesuffix(SECOND))
+    shared = [tuple(dict.fromkeys(names)) for names in groups.values()]
+    return {name: names for names in shared if len(names) > 1 for name in names}
+
+
+def is_static(item: Match) -> bool:
+    """Whether samples are needed for a layer."""
+    return any(stage.calibrated for slot in ACTIVATIONS for stage in item.stages[slot])
 
 
 def directly_read(model: nn.Module, candidates: Iterable[Candidate], config: QConfig) -> set[Candidate]:
@@ -151,12 +238,12 @@ def find_candidates(model: nn.Module) -> Iterable[Candidate]:
             yield Candidate(tuple(found), module, kind)
 
 
-def find_unsupported(model: nn.Module) -> Iterable[str]:
-    """Modules of no known kind that hold matrices themselves: recurrent cells, fused experts, attention of torch."""
+def find_unsupported(model: nn.Module) -> Iterable[tuple[str, str]]:
+    """Names and types of modules of no known kind that hold matrices themselves: recurrent cells, fused experts."""
     for name, module in model.named_modules():
         own = [value for value in module._parameters.values() if value is not None]
         if kind_of(module) is None and any(value.dim() > 1 and value.shape[0] > 1 for value in own):
-            yield f"{name or 'the model'} ({type(module).__name__})"
+            yield name or "the model", type(module).__name__
 
 
 def matches(layer: Candidate, pattern: str) -> bool:
@@ -169,7 +256,12 @@ def is_excluded(layer: Candidate, config: QConfig) -> bool:
     return any(matches(layer, pattern) for pattern in config.exclude)
 
 
-def decide(layer: Candidate, config: QConfig) -> tuple[QLayerConfig | None, str]:
+def excluded_by(layer: Candidate, config: QConfig) -> str:
+    """The pattern by which the user excludes a layer, in words."""
+    return f"exclude: {next(pattern for pattern in config.exclude if matches(layer, pattern))!r}"
+
+
+def choose_all(layer: Candidate, config: QConfig) -> tuple[QLayerConfig | None, str]:
     """The configuration of a layer and the field that it comes from.
 
     The keys and values that a layer makes are quantized even where the layer is excluded: they are the cache's. What
@@ -249,25 +341,32 @@ def hint(pattern: str, everything: list[str], layers: list[str]) -> str:
     return nearest(pattern, layers) or (f" Did you mean {'*' + close[0]!r}?" if close else "")
 
 
-def bind(layer: Candidate, config: QLayerConfig, source: str, skeleton: bool) -> Match:
-    """``config`` on one layer, checked."""
+def bind(layer: Candidate, config: QLayerConfig, source: str, skeleton: bool) -> dict[str, Stages]:
+    """``config`` on one layer, checked: what runs on each tensor, as it is stored."""
     stages = {slot: config.stages(slot) for slot in SLOTS}
     if getattr(layer.module, "bias", None) is None:
         stages["bias"] = ()
-    found = Match(layer, stages, source)
     if any(stages.values()):
         check_module(layer, skeleton)
     if layer.kind.features is None and stages["input_tensors"]:
         raise ConfigError(f"{source}: {layer.name!r} looks up rows by integers, so input_tensors must be None")
+    found = {slot: tuple(on_axis(stage, meaning(layer, slot, stage)) for stage in stages[slot]) for slot in SLOTS}
     for slot in ("weight", "bias"):
+        for stage in found[slot]:
+            check_fit(f"{source}: {slot} of {layer.name!r}", tuple(getattr(layer.module, slot).shape), stage)
+    for slot, attributes in FEATURES.items():
         for stage in stages[slot]:
-            shape = tuple(getattr(layer.module, slot).shape)
-            check_fit(f"{source}: {slot} of {layer.name!r}", shape, stage, found.granularity(slot, stage))
-    for stage in stages["input_tensors"]:
-        check_groups(found, "input", ("in_features", "in_channels"), stage)
-    for stage in stages["output_tensors"]:
-        check_groups(found, "output", ("out_features", "out_channels"), stage)
+            check_groups(f"{source}: {WORDS[slot]} of {layer.name!r}", layer, attributes, stage)
     return found
+
+
+def meaning(layer: Candidate, slot: str, stage: Stage) -> Granularity:
+    """What the granularity of a stage means on the tensor in ``slot``."""
+    written, kind = stage.spec.granularity, layer.kind
+    if slot == "weight":
+        return kind.weight_granularity(written)
+    per_token = slot in ACTIVATIONS and kind.tokens and stage.spec.dynamic and written == Channel(1)
+    return Token() if per_token else written
 
 
 def check_module(layer: Candidate, skeleton: bool) -> None:
@@ -297,8 +396,9 @@ def check_module(layer: Candidate, skeleton: bool) -> None:
         )
 
 
-def check_fit(what: str, shape: tuple[int, ...], stage: Stage, granularity: Granularity) -> None:
+def check_fit(what: str, shape: tuple[int, ...], stage: Stage) -> None:
     """The axes exist, and groups divide their axis (the blocks of block formats may end short)."""
+    granularity = stage.spec.granularity
     granularity.blocks(shape) if not isinstance(granularity, Channel | Group) else axis_of(what, shape, granularity)
     if isinstance(granularity, Group):
         check_group(what, shape[axis_of(what, shape, granularity)], granularity.size, stage)
@@ -323,11 +423,11 @@ def check_group(what: str, length: int, size: int, stage: Stage) -> None:
     )
 
 
-def check_groups(found: Match, tensor: str, attributes: tuple[str, str], stage: Stage) -> None:
+def check_groups(what: str, layer: Candidate, attributes: tuple[str, str], stage: Stage) -> None:
     """Groups along the features of an activation divide them."""
-    granularity, kind, module = stage.spec.granularity, found.layer.kind, found.layer.module
-    if not isinstance(granularity, Group) or granularity.axis != kind.features:
+    granularity, module = stage.spec.granularity, layer.module
+    if not isinstance(granularity, Group) or granularity.axis != layer.kind.features:
         return
     lengths = [getattr(module, name) for name in attributes if hasattr(module, name)]
     if lengths:
-        check_group(f"{found.source}: {tensor} of {found.layer.name!r}", lengths[0], granularity.size, stage)
+        check_group(what, lengths[0], granularity.size, stage)

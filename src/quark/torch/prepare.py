@@ -33,7 +33,7 @@ def quantizer_of(item: Match, slot: str) -> Quantizer | None:
     if not item.stages[slot]:
         return None
     name = f"{slot} of {item.layer.name!r}"
-    return learning_quantizer(item.stages[slot], lambda stage: item.granularity(slot, stage), name, slot in OWN)
+    return learning_quantizer(item.stages[slot], name, slot in OWN)
 
 
 def restore(found: Matches) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
+from quark.config.plan import NodePlan, Plan
 from quark.errors import ConfigError, DataError, ModelError
 from quark.torch.algorithms.context import Context, Undo
 from quark.torch.attention import find_targets
@@ -28,7 +29,7 @@ from quark.torch.graph.point import points
 from quark.torch.kv_cache import cache_quantizers, settle_scales
 from quark.torch.layouts import tell_layouts
 from quark.torch.learned import learned_scales
-from quark.torch.matching import Match, Matches, match
+from quark.torch.matching import UNSUPPORTED, Matches, is_static, match
 from quark.torch.prepare import bake, prepare, restore
 from quark.torch.quantized_layer import quantized_layers
 from quark.torch.recurrent import roll_untouched, unroll_recurrent
@@ -50,6 +51,7 @@ class ModelQuantizer:
 
     Attributes:
         unreached: names of the static activations that no sample reached, in the last model; they stay float.
+        plan: every decision about the last model, made before a weight was touched.
     """
 
     def __init__(self, config: QConfig, multi_device: bool = False) -> None:
@@ -64,6 +66,7 @@ class ModelQuantizer:
             raise ConfigError("multi_device=True is not available yet; put the model on one device")
         self.config = config
         self.unreached: list[str] = []
+        self.plan = Plan()
         if config.log_severity_level in range(len(LEVELS)) and config.log_severity_level != DEFAULT_LEVEL:
             logging.getLogger(__package__).setLevel(LEVELS[config.log_severity_level])  # type: ignore[index]
 
@@ -87,7 +90,7 @@ class ModelQuantizer:
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
             from quark.torch.graph.quantize import keep, quantize_graph
 
-            graph, self.unreached = quantize_graph(model, self.config, dataloader)
+            graph, self.plan, self.unreached = quantize_graph(model, self.config, dataloader)
             return cast(Model, keep(graph, self.config))
         with ExitStack() as undo:
             found = self.quantize(model, dataloader, undo)
@@ -103,7 +106,8 @@ class ModelQuantizer:
         for put_back in (*experts.values(), *recurrent.values()):
             undo.callback(put_back)
         found, attention = match(model, self.config), find_targets(model, self.config)
-        static = [item.layer.name for item in found.quantized if has_static_activations(item)] + attention.static
+        self.plan = found.plan
+        static = [item.layer.name for item in found.quantized if is_static(item)] + attention.static
         if static and dataloader is None:
             raise DataError(
                 f"static activations need samples, and dataloader is None: give one, or use is_dynamic=True "
@@ -116,7 +120,7 @@ class ModelQuantizer:
         undo.callback(restore, found)
         self.improve(model, samples, found, changes, tunes=False)
         prepare(found)
-        share_weight_scales(model, self.config.shared_scale_groups)
+        share_weight_scales(found)
         attention.attach(undo)
         set_fast_paths(fast, dict.fromkeys(fast, 0))
         self.unreached = calibrate(model, samples) if static and samples is not None else []
@@ -124,8 +128,10 @@ class ModelQuantizer:
         self.improve(model, samples, found, changes, tunes=True)
         fuse_untouched(experts)
         idle = roll_untouched(recurrent)
-        left = [f"{name} ({type(module).__name__})" for name, module in model.named_modules() if module in idle]
-        return replace(found, unsupported=(*found.unsupported, *left))
+        for name, module in model.named_modules():
+            if module in idle:
+                found.plan.nodes[name] = NodePlan(name, type(module).__name__, False, UNSUPPORTED)
+        return found
 
     def improve(self, model: nn.Module, samples: Iterable[Any] | None, found: Matches, undo: Undo, tunes: bool) -> None:
         """Run the algorithms of the configuration that transform the float model, or those that tune."""
@@ -238,11 +244,6 @@ def check_model(model: nn.Module) -> None:
     away = [name or "the model" for name, device in devices.items() if str(device) in OFFLOADED]
     if (away and len(set(devices.values())) > 1) or "disk" in devices.values():
         raise ModelError(f"weights of {', '.join(away)} are offloaded; load the model on one device")
-
-
-def has_static_activations(found: Match) -> bool:
-    """Whether samples are needed for this layer."""
-    return any(stage.calibrated for slot in ("input_tensors", "output_tensors") for stage in found.stages[slot])
 
 
 def fast_paths(model: nn.Module) -> dict[nn.Module, int]:

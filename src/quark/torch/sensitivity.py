@@ -34,7 +34,7 @@ from quark.torch.digest import digest_of_model, digest_of_samples
 from quark.torch.export.layout import layout_of
 from quark.torch.language import load_model
 from quark.torch.machine import MI300X, Machine, seconds_of
-from quark.torch.matching import Match, bind, decide, find_candidates, is_excluded, match
+from quark.torch.matching import Match, bind, choose_all, find_candidates, is_excluded, match
 from quark.torch.quantized_layer import OWN
 
 MEASURES = ("kl", "sqnr", "mse", "cosine")
@@ -166,7 +166,7 @@ def unfit(model: nn.Module, config: QConfig) -> Iterator[str]:
     for layer in find_candidates(model):
         if is_excluded(layer, config):
             continue
-        found, source = decide(layer, config)
+        found, source = choose_all(layer, config)
         try:
             _ = None if found is None else bind(layer, found, source, False)
         except ConfigError:
@@ -295,7 +295,7 @@ def bits_of(stage: Any) -> float:
 
 def file_bytes(here: Match, slot: str, shape: tuple[int, ...]) -> float:
     """Bytes of the stored tensors of one parameter: codes, scales, zero points."""
-    form = layout_of(here.stages[slot], lambda stage: here.granularity(slot, stage), shape).form()
+    form = layout_of(here.stages[slot], shape).form()
     return float(sum(int(np.prod(size, dtype=np.int64)) * kind.itemsize for size, kind in form.values()))
 
 

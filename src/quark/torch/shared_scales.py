@@ -8,52 +8,22 @@ For NVFP4 the tensor scale is the one above the scales of the blocks. Only symme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from quark.errors import ConfigError
 from quark.torch.fake_quantize import FakeQuantize, parts
-from quark.torch.matching import Usual
+from quark.torch.matching import Matches, weights_in_groups
+from quark.torch.plan_rows import tensor_name
 from quark.torch.quantized_layer import QuantLayer, quantized_layers, static_parts
 
 
-def share_weight_scales(model: nn.Module, groups: Iterable[Iterable[str]]) -> None:
-    """Give the weights of siblings whose names a group holds (last parts or globs) the largest of their scales.
-
-    Raises:
-        ConfigError: no two siblings of a group that a user wrote in the model.
-    """
-    for group in groups:
-        names = list(group)
-        patterns = [name.rpartition(".")[2] for name in names]
-        found = [members for members in siblings(model, patterns) if len(members) > 1]
-        check_siblings(bool(found), names)
-        for members in found:
-            share([part for layer in members for part in tensor_parts(layer)])
-
-
-def check_siblings(found: bool, names: Iterable[str]) -> None:
-    """A group that a user wrote, not a template, has siblings in the model.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    names = list(names)
-    if not found and not all(isinstance(name, Usual) for name in names):
-        raise ConfigError(
-            f"shared_scale_groups: no module of the model holds two quantized layers of {names}; a group names "
-            f"siblings, for instance ['q_proj', 'k_proj', 'v_proj']"
-        )
-
-
-def siblings(model: nn.Module, patterns: list[str]) -> Iterator[list[QuantLayer]]:
-    """The quantized layers of each module whose names fit ``patterns``."""
-    for parent in model.modules():
-        members = ((name, child) for name, child in parent.named_children() if isinstance(child, QuantLayer))
-        yield [child for name, child in members if any(fnmatchcase(name, pattern) for pattern in patterns)]
+def share_weight_scales(found: Matches) -> None:
+    """Give the weights that are in one group of the plan the largest of their scales."""
+    layers = {tensor_name(item.layer.name, "weight"): item.layer.module for item in found.quantized}
+    for members in dict.fromkeys(weights_in_groups(found.plan).values()):
+        share([part for name in members for part in tensor_parts(layers[name])])  # type: ignore[arg-type]
 
 
 def tensor_parts(layer: QuantLayer) -> Iterator[FakeQuantize]:

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from quark.algorithms.awq import GRID, best_clips, clipped, is_clipped
-from quark.numerics.granularity import Channel, Granularity, Group
+from quark.numerics.granularity import Channel, Group
 from quark.torch.algorithms.context import Context, matrix, new_quantizer, set_matrix
 from quark.torch.algorithms.scaling import Inputs, Place, judge_of, scale_places
 from quark.torch.algorithms.smooth import search, weight_ranges
@@ -64,7 +64,7 @@ def group_size(item: Match, weight: torch.Tensor) -> int | None:
     (part,) = list(parts(new_quantizer(item, "weight")))[:1]  # type: ignore[arg-type]
     if not part.stage.calibrated or len(item.stages["weight"]) > 1:
         return None
-    written: Granularity = item.stages["weight"][0].spec.granularity
+    written = item.written(item.stages["weight"][0])
     if isinstance(written, Group) and written.axis % 2 == 1:
         return min(written.size, weight.shape[1])
     return weight.shape[1] if isinstance(written, Channel) and written.axis % 2 == 0 else None

@@ -65,7 +65,7 @@ def by_channel(place: Place, judge: Judge, s: torch.Tensor) -> torch.Tensor | No
 
 def columns_of(item: Match) -> int | None:
     """Columns of a layer's weight [out, in] that share a scale in a row; None where no such groups are."""
-    written = item.stages["weight"][0].spec.granularity
+    written = item.written(item.stages["weight"][0])
     return written.size if isinstance(written, Group) and written.axis % 2 == 1 else None
 
 

@@ -112,7 +112,7 @@ def new_quantizer(item: Match, slot: str) -> Quantizer | None:
     if not item.stages[slot]:
         return None
     name = f"{slot} of {item.layer.name!r}"
-    return make_quantizer(item.stages[slot], lambda stage: item.granularity(slot, stage), name, slot in OWN)
+    return make_quantizer(item.stages[slot], name, slot in OWN)
 
 
 @contextmanager

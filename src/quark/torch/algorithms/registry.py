@@ -124,5 +124,5 @@ def for_layers(context: Context, patterns: Sequence[str]) -> Context:
     for pattern in patterns:
         if not any(matches(item.layer, pattern) for item in found.quantized):
             raise ConfigError(f"algo_config: layers: {pattern!r} matches no quantized layer")
-    chosen = tuple(item for item in found.quantized if any(matches(item.layer, pattern) for pattern in patterns))
-    return replace(context, found=replace(found, quantized=chosen)) if patterns else context
+    chosen = tuple(layer for layer in found.layers if any(matches(layer, pattern) for pattern in patterns))
+    return replace(context, found=replace(found, layers=chosen)) if patterns else context

@@ -400,7 +400,7 @@ def row_by_row(item: Match) -> bool:
     """Whether the rows of a weight [out, in] are rounded independently of each other."""
     stages = item.stages["weight"]
     axis = 0 if item.layer.kind.transposed else 1
-    return len(stages) == 1 and isinstance(written := stages[0].spec.granularity, Group) and written.axis % 2 == axis
+    return len(stages) == 1 and isinstance(written := item.written(stages[0]), Group) and written.axis % 2 == axis
 
 
 def some_rows(weight: torch.Tensor, most: int | None) -> torch.Tensor:

@@ -16,7 +16,7 @@ The layouts are those of the peer where it has one that can be read back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -45,17 +45,20 @@ class Layout:
 
     Attributes:
         stage: how the tensor is quantized.
-        granularity: what its granularity means on this tensor.
         shape: of the tensor.
         pack_method: "reorder" or "order".
         index: number of its first scale: 1, or 2 behind another stage.
     """
 
     stage: Stage
-    granularity: Granularity
     shape: Shape
     pack_method: str = "reorder"
     index: int = 1
+
+    @property
+    def granularity(self) -> Granularity:
+        """Which elements share a scale."""
+        return self.stage.spec.granularity
 
     def name(self, kind: str, above: int = 0) -> str:
         """``scale``, ``scale_2``, ..; ``above`` counts further scales of the same stage."""
@@ -285,16 +288,14 @@ class PairLayout:
         return {**stored, name: stored[name] * get_scale(stored["scale"], self.first.stage)}
 
 
-def layout_of(
-    stages: Stages, granularity: Callable[[Stage], Granularity], shape: Shape, pack_method: str = "reorder"
-) -> Layout | PairLayout:
-    """The stored form of a tensor of ``shape`` under ``stages``, where ``granularity`` is what a stage's means."""
+def layout_of(stages: Stages, shape: Shape, pack_method: str = "reorder") -> Layout | PairLayout:
+    """The stored form of a tensor of ``shape`` under ``stages``."""
     layouts: list[Layout] = []
     for stage in stages:
         cls = BlockLayout if isinstance(stage.format, Block) else ElementLayout
         levels = [name for layout in layouts for name in layout.form() if name.startswith("scale")]
         index = 1 if not layouts else max(len(levels), 1) + 1
-        layouts.append(cls(stage, granularity(stage), tuple(shape), pack_method, index))
+        layouts.append(cls(stage, tuple(shape), pack_method, index))
     return layouts[0] if len(layouts) == 1 else PairLayout(*layouts)
 
 
@@ -302,9 +303,7 @@ def layout_of_quantizer(
     quantizer: Quantizer, shape: Shape, pack_method: str = "reorder", rounding: str | None = None
 ) -> Layout | PairLayout:
     """The stored form of a tensor of ``shape`` under a quantizer; with another ``rounding`` for values on its grid."""
-    known = {nearest(part.stage, rounding): part.granularity for part in parts(quantizer)}
-    stages = tuple(nearest(part.stage, rounding) for part in parts(quantizer))
-    return layout_of(stages, known.__getitem__, shape, pack_method)
+    return layout_of(tuple(nearest(part.stage, rounding) for part in parts(quantizer)), shape, pack_method)
 
 
 def nearest(stage: Stage, rounding: str | None) -> Stage:

@@ -22,16 +22,13 @@ from quark.torch.export.layout import CODES, layout_of_quantizer
 from quark.torch.export.stored import PREFIXES, Parameters, StoredScales, StoredTensor, activation_form
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts
 from quark.torch.kv_cache import CacheQuantizer
-from quark.torch.matching import Match, match
+from quark.torch.matching import FEATURES, Match, match
 from quark.torch.quantized_layer import OWN, QuantLayer, attach, quantized_layers
 from quark.torch.recurrent import roll_untouched, unroll_recurrent
 from quark.torch.softmax import SoftmaxQuantizer
 
 FORMATS = ("real_quantized", "fake_quantized")
-FEATURES = {
-    "input_tensors": ("in_features", "in_channels"),
-    "output_tensors": ("out_features", "out_channels", "embedding_dim"),
-}
+EMBEDDED = "embedding_dim"  # features of a layer that looks up rows
 
 
 def map_layers(
@@ -101,7 +98,7 @@ def is_inside_attention(config: QConfig) -> bool:
 def fresh(item: Match, slot: str) -> Quantizer:
     """The quantizer of one tensor, without parameters."""
     name = f"{slot} of {item.layer.name!r}"
-    return make_quantizer(item.stages[slot], partial(item.granularity, slot), name, slot in OWN)
+    return make_quantizer(item.stages[slot], name, slot in OWN)
 
 
 def stored(item: Match, slot: str, pack_method: str) -> Quantizer | None:
@@ -150,7 +147,7 @@ def features_of(module: nn.Module, item: Match, slot: str, quantizer: Quantizer)
     axes = [part.granularity.axis for part in parts(quantizer) if isinstance(part.granularity, Channel)]
     if not axes:
         return 1
-    known = next((getattr(module, name) for name in FEATURES[slot] if hasattr(module, name)), None)
+    known = next((getattr(module, name) for name in (*FEATURES[slot], EMBEDDED) if hasattr(module, name)), None)
     if known is None or any(axis != item.layer.kind.features and axis != -1 for axis in axes):
         raise ModelError(f"{slot} of {item.layer.name!r}: the number of static scales is not known from the layer")
     return int(known)

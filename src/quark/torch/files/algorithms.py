@@ -7,16 +7,17 @@ refine   HQQ: each weight by itself, when its file is written       (``quantize.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from quark.config.plan import Plan
 from quark.errors import ConfigError, DataError
 from quark.torch.algorithms.registry import algorithm_of, check_order
 from quark.torch.config.algorithms import AlgoConfig, HQQConfig, SVDQuantConfig
 from quark.torch.config.model import QConfig
-from quark.torch.files.plan import Quantized
+from quark.torch.matching import weights_in_groups
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,7 @@ class Stages:
     refine: HQQConfig | None
 
 
-def stages_of(
-    config: QConfig, quantized: Mapping[str, Quantized], static: bool, samples: Iterable[Any] | None
-) -> Stages:
+def stages_of(config: QConfig, plan: Plan, static: bool, samples: Iterable[Any] | None) -> Stages:
     """The stages of a configuration.
 
     Raises:
@@ -58,7 +57,7 @@ def stages_of(
         raise ConfigError(f"algo_config: one algorithm that tunes works on files, not {names}")
     if every and static:
         raise ConfigError("algo_config: in files, algorithms need dynamic or no activations, not static ones")
-    shared = [name for name, item in quantized.items() if len(item.siblings) > 1]
+    shared = list(weights_in_groups(plan))
     if every and shared:
         raise ConfigError(
             f"algo_config: {shared[0]!r} shares its scale with other weights, which algorithms in files cannot have"

@@ -22,6 +22,7 @@ import torch
 from pydantic import Field
 
 from quark.algorithms.hadamard import Rotation
+from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.files.untrusted import FileName, Schema, own_file, read_state
 from quark.files.whole import replace_file
@@ -34,7 +35,7 @@ from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.shards import is_whole
 from quark.torch.files.home import InFiles, opened_model
 from quark.torch.files.skeleton import DTYPES, Stored, read_skeleton
-from quark.torch.matching import match
+from quark.torch.matching import Matches, find_candidates
 from quark.torch.rotated import Dense, online_rotations
 
 log = logging.getLogger(__name__)
@@ -59,13 +60,18 @@ class Changes:
 
 
 def changed_model(
-    checkpoint: Checkpoint, config: QConfig, early: Sequence[AlgoConfig], folder: Path, samples: Iterable[Any] | None
+    checkpoint: Checkpoint,
+    config: QConfig,
+    plan: Plan,
+    early: Sequence[AlgoConfig],
+    folder: Path,
+    samples: Iterable[Any] | None,
 ) -> Changes:
     """Run the algorithms that transform the float model.
 
     Args:
         checkpoint: whose.
-        config: how it is quantized.
+        config, plan: how it is quantized.
         early: the algorithms.
         folder: of this job.
         samples: as ``quantize_model`` takes them.
@@ -80,7 +86,7 @@ def changed_model(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
-    model, found = skeleton.model, match(skeleton.model, config, skeleton=True)
+    model, found = skeleton.model, Matches(plan, tuple(find_candidates(skeleton.model)))
     blocks = opened_model(skeleton, checkpoint, getattr(early[0], "model_decoder_layers", None) or "")
     home = InFiles(blocks, model, dict(skeleton.tensors), checkpoint.folder, folder)
     tied = is_tied(model)

@@ -96,8 +96,7 @@ class Layer:
         values, scale, zero_point = self.values()
         weight: Any = self.config.weight
         stages = tuple(one.to_stage() for one in (weight if isinstance(weight, list) else [weight]))
-        granularity = {stage: stage.spec.granularity for stage in stages}
-        quantizer = make_quantizer(stages, granularity.__getitem__, f"weight {self.name!r}", True)
+        quantizer = make_quantizer(stages, f"weight {self.name!r}", True)
         given = {"0.scale": scale, "0.zero_point": zero_point}
         made = codes_under(quantizer, values, {key: value for key, value in given.items() if value is not None})
         if made is None:

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.config.model import QConfig
-from quark.torch.export.checkpoint import read_checkpoint
-from quark.torch.files.plan import Quantized, plan
+from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
+from quark.torch.files.decision import Decision, decide
 from quark.torch.files.quantize import jobs_of
-from quark.torch.files.skeleton import Skeleton, Stored, read_skeleton
-from quark.torch.matching import match
+from quark.torch.files.skeleton import Skeleton, Stored
 
 PROCESS = 430_000_000  # bytes of a process that has loaded everything
 ROUNDED = 7  # bytes per weight while it is rounded and packed, piece by piece
@@ -77,22 +76,28 @@ def needs(
         ConfigError: the configuration does not fit it.
     """
     checkpoint = read_checkpoint(Path(source).expanduser().resolve())
-    skeleton = read_skeleton(checkpoint)
-    quantized = plan(match(skeleton.model, config, skeleton=True), skeleton.tensors, config)
-    jobs = jobs_of(checkpoint, checkpoint.folder, skeleton.kept(quantized), quantized, "reorder", "cpu")
+    return needs_of(checkpoint, decide(checkpoint, config), samples, tokens, batch, workers)
+
+
+def needs_of(
+    checkpoint: Checkpoint, decision: Decision, samples: int = 0, tokens: int = 0, batch: int = 8, workers: int = 1
+) -> Needs:
+    """The same of what is decided already; arguments as in ``needs``."""
+    skeleton, weights = decision.skeleton, decision.weights
+    jobs = jobs_of(checkpoint, checkpoint.folder, decision, "reorder", "cpu")
     written = sum(item.size for job in jobs for item in job.items())
     read = sum(map(bytes_of, skeleton.tensors.values()))
-    single = max((prod(row.stored.shape) for row in quantized.values()), default=0)
-    weights = sum(prod(row.stored.shape) for row in quantized.values())
-    copied = max((bytes_of(stored) for name, stored in skeleton.tensors.items() if name not in quantized), default=0)
+    single = max((prod(stored.shape) for stored in weights.values()), default=0)
+    count = sum(prod(stored.shape) for stored in weights.values())
+    copied = max((bytes_of(stored) for name, stored in skeleton.tensors.items() if name not in weights), default=0)
     plain = PROCESS + workers * max(ROUNDED * single, 2 * copied)
     if not samples:
-        return Needs(weights, read, written, 0, 1, plain, 0)
-    tuned = tuned_of(skeleton, quantized)
-    moved = sum(bytes_of(row.stored) for row in tuned.values())
+        return Needs(count, read, written, 0, 1, plain, 0)
+    tuned = tuned_of(skeleton, weights)
+    moved = sum(map(bytes_of, tuned.values()))
     memory = max(plain, with_samples(skeleton, tuned, samples * tokens, min(batch, samples) * tokens))
     passes = 2 + -(-samples // batch)  # recorded batch by batch, worked on, written
-    return Needs(weights, read, written, moved, passes, memory, products(tuned.values(), samples * tokens))
+    return Needs(count, read, written, moved, passes, memory, products(tuned.values(), samples * tokens))
 
 
 def bytes_of(stored: Stored) -> int:
@@ -105,22 +110,22 @@ def blocks_of(skeleton: Skeleton) -> tuple[str, ...]:
     return tuple(f"{name}." for name in find_blocks(skeleton.model).modules if name)
 
 
-def tuned_of(skeleton: Skeleton, quantized: Mapping[str, Quantized]) -> dict[str, Quantized]:
+def tuned_of(skeleton: Skeleton, weights: Mapping[str, Stored]) -> dict[str, Stored]:
     """The matrices in the blocks that algorithms work on."""
     inside = blocks_of(skeleton)
     return {
-        name: row
-        for name, row in quantized.items()
-        if name.startswith(inside) and name.endswith(".weight") and len(row.stored.shape) == 2
+        name: stored
+        for name, stored in weights.items()
+        if name.startswith(inside) and name.endswith(".weight") and len(stored.shape) == 2
     }
 
 
-def with_samples(skeleton: Skeleton, tuned: Mapping[str, Quantized], tokens: int, at_once: int) -> int:
+def with_samples(skeleton: Skeleton, tuned: Mapping[str, Stored], tokens: int, at_once: int) -> int:
     """Bytes at the peak while blocks are worked on; ``tokens`` of all samples, of which ``at_once`` run together."""
     inside = blocks_of(skeleton)
     outside = sum(bytes_of(stored) for name, stored in skeleton.tensors.items() if not name.startswith(inside))
-    sizes = [sum(bytes_of(row.stored) for name, row in tuned.items() if name.startswith(block)) for block in inside]
-    shapes = [row.stored.shape for row in tuned.values()]
+    sizes = [sum(bytes_of(one) for name, one in tuned.items() if name.startswith(block)) for block in inside]
+    shapes = [row.shape for row in tuned.values()]
     if not shapes:
         return PROCESS + outside
     layer = max(TUNED * out * width + SQUARES * width * width for out, width in shapes)
@@ -129,9 +134,9 @@ def with_samples(skeleton: Skeleton, tuned: Mapping[str, Quantized], tokens: int
     return PROCESS + outside + 2 * max(sizes) + STATE * tokens * hidden + 3 * running + layer
 
 
-def products(rows: Iterable[Quantized], tokens: int) -> int:
+def products(rows: Iterable[Stored], tokens: int) -> int:
     """Multiplications: samples through layers, sums of squares of their inputs, rounding."""
-    shapes = [row.stored.shape for row in rows]
+    shapes = [row.shape for row in rows]
     runs = RUNS * tokens * sum(out * width for out, width in shapes)
     squares = tokens * sum(width * width for _, width in shapes) // 2  # two layers mostly share their inputs
     return runs + squares + sum(2 * out * width * width + width**3 for out, width in shapes)

@@ -1,6 +1,6 @@
 """A checkpoint quantized file by file, tensor by tensor: memory holds a tensor and what it becomes.
 
-    headers of all files → skeleton → match → plan → for each file: read, quantize, pack, write a tensor at a time
+    headers of all files → skeleton → Plan → for each file: read, quantize, pack, write a tensor at a time
                                                    → index, configuration, the other files of the folder
 
 The numbers are those of ``ModelQuantizer.quantize_model`` and ``export_safetensors``, bit for bit. Files do not depend
@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 
 from quark import parallel
 from quark.algorithms.hadamard import Rotation
+from quark.config.plan import Plan
 from quark.errors import ConfigError, OutputError
 from quark.files.identity import difference
 from quark.files.lock import working_on
@@ -65,13 +66,14 @@ from quark.torch.files.carried import (
     write_record,
 )
 from quark.torch.files.changed import Changes, changed_model, homes
-from quark.torch.files.plan import Quantized, plan
+from quark.torch.files.decision import Decision, decide, quantizer_of
 from quark.torch.files.prequantized import as_float
 from quark.torch.files.skeleton import Skeleton, Stored, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
 from quark.torch.files.tuned import set_scales, tuned_weights
 from quark.torch.layouts import tell_layouts
-from quark.torch.matching import Matches, check_patterns, find_candidates, match
+from quark.torch.matching import Matches, find_candidates, weights_in_groups
+from quark.torch.plan_rows import SECOND
 from quark.torch.shared_scales import has_tensor_scale, share
 
 log = logging.getLogger(__name__)
@@ -92,7 +94,8 @@ class Job:
         source, target: folders.
         file: its name in both.
         tensors: what is in it, by the names in memory.
-        quantized: of these, and of those that share a scale with them, how they are quantized.
+        plan: how tensors are quantized.
+        weights: those of the plan, of this file and beside it, that this file needs.
         pack_method: order of codes in a word.
         device: where tensors are quantized.
         given: tensors that are written beside: scales of static activations.
@@ -108,7 +111,8 @@ class Job:
     target: Path
     file: str
     tensors: Mapping[str, Stored]
-    quantized: Mapping[str, Quantized]
+    plan: Plan
+    weights: Mapping[str, Stored]
     pack_method: str
     device: str
     given: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -138,47 +142,52 @@ class Job:
 
     def item(self, name: str) -> Item:
         """What a tensor becomes."""
-        stored, found = self.tensors[name], self.quantized.get(name)
-        if found is None:
+        stored = self.tensors[name]
+        if name not in self.weights:
             return Item({name: (stored.shape, stored.dtype)}, lambda: {name: self.read(name).contiguous()})
-        form = layout_of_quantizer(found.quantizer(), stored.shape, self.pack_method).form()
-        return Item({named(name, key): entry for key, entry in form.items()}, lambda: self.codes(found))
+        form = layout_of_quantizer(quantizer_of(self.plan, name), stored.shape, self.pack_method).form()
+        return Item({named(name, key): entry for key, entry in form.items()}, lambda: self.codes(name))
 
-    def codes(self, found: Quantized) -> dict[str, torch.Tensor]:
+    def codes(self, name: str) -> dict[str, torch.Tensor]:
         """A tensor quantized and packed."""
-        if found.name in self.tuned:
-            return self.tuned_codes(found)
-        value, quantizer = found.stored.read(self.source).to(self.device), found.quantizer()
+        if name in self.tuned:
+            return self.tuned_codes(name)
+        value, quantizer = self.weights[name].read(self.source).to(self.device), quantizer_of(self.plan, name)
         calibrate_with(quantizer, value)
-        known = known_of(self.grids, found.stored.name)
-        if known is not None and found.name.endswith(".weight"):
-            return self.codes_known(found, quantizer, value, known)
-        self.search(found, quantizer, value)
-        return renamed(found.name, store(value, quantizer, self.pack_method))
+        known = known_of(self.grids, self.weights[name].name)
+        if known is not None and name.endswith(".weight"):
+            return self.codes_known(name, quantizer, value, known)
+        self.search(name, quantizer, value)
+        return renamed(name, store(value, quantizer, self.pack_method))
 
     def codes_known(
-        self, found: Quantized, quantizer: Quantizer, value: torch.Tensor, known: Known
+        self, name: str, quantizer: Quantizer, value: torch.Tensor, known: Known
     ) -> dict[str, torch.Tensor]:
         """A tensor that was quantized before: the codes that it had, or others where its grid is another one."""
-        shared = found.siblings and any(map(has_tensor_scale, parts(quantizer)))
-        names = [self.quantized[name].stored.name for name in found.siblings] if shared else []
-        together = not names or one_scale(known_of(self.grids, name) for name in names)
+        shared = self.siblings(name) if any(map(has_tensor_scale, parts(quantizer))) else ()
+        names = [self.weights[other].name for other in shared]
+        together = not names or one_scale(known_of(self.grids, other) for other in names)
         made = codes_under(quantizer, value, known, self.pack_method) if together else None
         if made is None:
-            self.search(found, quantizer, value)
+            self.search(name, quantizer, value)
             made = store(value, quantizer, self.pack_method)
             self.found.append(changed_to(value, made, quantizer, self.pack_method))
         else:
             self.found.append(unchanged(value))
-        return renamed(found.name, made)
+        return renamed(name, made)
 
-    def search(self, found: Quantized, quantizer: Quantizer, value: torch.Tensor) -> None:
+    def siblings(self, name: str) -> tuple[str, ...]:
+        """The weights that share a tensor scale with this one, itself among them; none where it has its own."""
+        return weights_in_groups(self.plan).get(name, ())
+
+    def search(self, name: str, quantizer: Quantizer, value: torch.Tensor) -> None:
         """Scales that are better, or shared."""
-        if self.refine is not None and found.name.endswith(".weight") and refined(self.refine, found.name):
+        if self.refine is not None and name.endswith(".weight") and refined(self.refine, name):
             refine(quantizer, value, self.refine)
         members = [part for part in parts(quantizer) if has_tensor_scale(part)]
-        if members and found.siblings:
-            share([*members, *(part for name in found.siblings if name != found.name for part in self.scales(name))])
+        others = [other for other in self.siblings(name) if other != name] if members else []
+        if others:
+            share([*members, *(part for other in others for part in self.scales(other))])
 
     def read(self, name: str) -> torch.Tensor:
         """The values of a tensor that stays float."""
@@ -187,46 +196,20 @@ class Job:
         with opened(self.tuned[name]) as file:
             return file.get_tensor(name)
 
-    def tuned_codes(self, found: Quantized) -> dict[str, torch.Tensor]:
+    def tuned_codes(self, name: str) -> dict[str, torch.Tensor]:
         """A tuned tensor packed, under the scales that it was tuned for."""
-        with opened(self.tuned[found.name]) as file:
-            values = {key: file.get_tensor(key) for key in file.keys() if key.startswith(found.name)}  # noqa: SIM118
-        quantizer = found.quantizer()
-        calibrate_with(quantizer, values[found.name])
-        set_scales(quantizer, found.name, values)
-        return renamed(found.name, store(values[found.name], quantizer, self.pack_method))
+        with opened(self.tuned[name]) as file:
+            values = {key: file.get_tensor(key) for key in file.keys() if key.startswith(name)}  # noqa: SIM118
+        quantizer = quantizer_of(self.plan, name)
+        calibrate_with(quantizer, values[name])
+        set_scales(quantizer, name, values)
+        return renamed(name, store(values[name], quantizer, self.pack_method))
 
     def scales(self, name: str) -> list[Any]:
         """The quantizers of another tensor that have one scale."""
-        quantizer = self.quantized[name].quantizer()
-        calibrate_with(quantizer, self.quantized[name].stored.read(self.source).to(self.device))
+        quantizer = quantizer_of(self.plan, name)
+        calibrate_with(quantizer, self.weights[name].read(self.source).to(self.device))
         return [part for part in parts(quantizer) if has_tensor_scale(part)]
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What becomes of a checkpoint, before a value is read.
-
-    Attributes:
-        skeleton: its modules and tensors.
-        found: which layer gets which configuration.
-        quantized: how tensors are quantized, by their names in memory.
-        tensors: all that is written.
-    """
-
-    skeleton: Skeleton
-    found: Matches
-    quantized: dict[str, Quantized]
-    tensors: dict[str, Stored]
-
-
-def decide(checkpoint: Checkpoint, config: QConfig) -> Decision:
-    """Decide for every tensor of a checkpoint; arguments and errors as in ``quantize_checkpoint``."""
-    skeleton = read_skeleton(checkpoint, eager=config.softmax_quant_spec is not None)
-    check_patterns(skeleton.model, config, list(find_candidates(skeleton.model)))
-    found = match(skeleton.model, config, skeleton=True)
-    quantized = plan(found, skeleton.tensors, config)
-    return Decision(skeleton, found, quantized, skeleton.kept(quantized))
 
 
 def quantize_checkpoint(
@@ -279,28 +262,29 @@ def quantize_float(
 ) -> Carried | None:
     """The job, of a checkpoint that is float or was decoded."""
     decision = decide(checkpoint, config)
-    skeleton, found, quantized = decision.skeleton, decision.found, decision.quantized
+    skeleton, found, plan = decision.skeleton, decision.found, decision.found.plan
     static = needs_samples(found, find_targets(skeleton.model, config), samples)
-    stages = stages_of(config, quantized, static, samples)
+    stages = stages_of(config, plan, static, samples)
     samples = samples if samples is None else list(samples)  # read once: what is digested is what is used
     tensors = decision.tensors
     warn_of_stacked(tensors)
     tell_layouts(found)
     told = replace(config, exclude=list(found.excluded))
-    layers = {name.removesuffix(".weight") for name in quantized if name.endswith(".weight")}
+    layers = {name.removesuffix(".weight") for name in decision.weights if name.endswith(".weight")}
     entry = described(told, export, skeleton.model, skeleton.names, layers)
     grids, pack_method = places_of(checkpoint.folder), export.pack_method
     begin(goal, identity_of(checkpoint, entry, device, samples))
     with working_on(goal / PROGRESS, "the folder of the job"):
-        scales = static_scales(checkpoint, config, goal, samples) if static else {}
-        changes = changed_model(checkpoint, config, stages.change, goal / CHANGED, samples)
-        jobs = with_scales(jobs_of(checkpoint, goal, homes(changes, tensors), quantized, pack_method, device), scales)
+        scales = static_scales(checkpoint, config, plan, goal, samples) if static else {}
+        changes = changed_model(checkpoint, config, plan, stages.change, goal / CHANGED, samples)
+        jobs = jobs_of(checkpoint, goal, replace(decision, tensors=homes(changes, tensors)), pack_method, device)
+        jobs = with_scales(jobs, scales)
         if stages.tune is not None:
-            tuned = tuned_weights(checkpoint, config, stages.tune, goal / TUNED, samples, changes)
+            tuned = tuned_weights(checkpoint, config, plan, stages.tune, goal / TUNED, samples, changes)
             jobs = [replace(job, tuned=tuned) for job in jobs]
         if stages.refine is not None:
-            names = (name for name in quantized if name.endswith(".weight") and refined(stages.refine, name))
-            warn_of_fixed([quantized[name].quantizer() for name in names])
+            names = (name for name in decision.weights if name.endswith(".weight") and refined(stages.refine, name))
+            warn_of_fixed([quantizer_of(plan, name) for name in names])
         jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton) for job in jobs]
         run([replace(job, grids=grids, found=[]) for job in jobs], workers)
         records = [read_record(goal / job.file) or Carried() for job in jobs]
@@ -309,7 +293,7 @@ def quantize_float(
 
 
 def static_scales(
-    checkpoint: Checkpoint, config: QConfig, goal: Path, samples: Iterable[Any] | None
+    checkpoint: Checkpoint, config: QConfig, plan: Plan, goal: Path, samples: Iterable[Any] | None
 ) -> dict[str, torch.Tensor]:
     """Scales of static activations by their names in a file; those of an interrupted job are the job's.
 
@@ -319,7 +303,7 @@ def static_scales(
     if is_whole(kept):
         return dict(sorted(load_file(kept).items()))
     skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
-    found = match(skeleton.model, config, skeleton=True)
+    found = Matches(plan, tuple(find_candidates(skeleton.model)))
     made = activation_parameters(skeleton, found, config, checkpoint.folder, samples or ())
     scales = {name: value.contiguous() for name, value in made.items()}
     with part_of(kept, SafetensorError) as part:
@@ -330,15 +314,15 @@ def static_scales(
 def changed(job: Job, changes: Changes) -> Job:
     """A job whose changed tensors are read from where they are."""
     tensors = {name: changes.tensors.get(name, stored) for name, stored in job.tensors.items()}
-    rows = {name: replace(row, stored=changes.tensors.get(name, row.stored)) for name, row in job.quantized.items()}
+    weights = {name: changes.tensors.get(name, stored) for name, stored in job.weights.items()}
     turns = {name: turn for name, turn in changes.turns.items() if f"{name}.weight" in tensors}
-    return replace(job, tensors=tensors, quantized=rows, turns=turns)
+    return replace(job, tensors=tensors, weights=weights, turns=turns)
 
 
 def with_names(job: Job, skeleton: Skeleton) -> Job:
     """A job that knows the names of its tensors outside."""
     names = [name for item in job.items() for name in item.form]
-    return replace(job, outside={name: skeleton.outside(name, job.quantized) for name in names})
+    return replace(job, outside={name: skeleton.outside(name, job.weights) for name in names})
 
 
 def with_scales(jobs: list[Job], scales: Mapping[str, torch.Tensor]) -> list[Job]:
@@ -363,21 +347,15 @@ def warn_of_stacked(tensors: Mapping[str, Stored]) -> None:
         log.warning("%d tensors of stacked experts stay float: %s", len(stacked), ", ".join(stacked))
 
 
-def jobs_of(
-    checkpoint: Checkpoint,
-    goal: Path,
-    tensors: Mapping[str, Stored],
-    quantized: Mapping[str, Quantized],
-    pack_method: str,
-    device: str,
-) -> list[Job]:
+def jobs_of(checkpoint: Checkpoint, goal: Path, decision: Decision, pack_method: str, device: str) -> list[Job]:
     """One job a file."""
-    jobs = []
+    jobs, every = [], decision.weights
+    groups = weights_in_groups(decision.found.plan)
     for file in checkpoint.files:
-        own = {name: stored for name, stored in tensors.items() if stored.file == file}
-        needed = {name for key in own if key in quantized for name in (key, *quantized[key].siblings)}
-        rows = {name: quantized[name] for name in needed}
-        jobs.append(Job(checkpoint.folder, goal, file, own, rows, pack_method, device))
+        own = {name: stored for name, stored in decision.tensors.items() if stored.file == file}
+        weights = {name: every[name] for key in own if key in every for name in (key, *groups.get(key, ()))}
+        kept = {name: row for name, row in decision.found.plan.tensors.items() if name.removesuffix(SECOND) in weights}
+        jobs.append(Job(checkpoint.folder, goal, file, own, Plan(kept), weights, pack_method, device))
     return jobs
 
 

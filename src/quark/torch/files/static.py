@@ -25,17 +25,12 @@ from quark.torch.config.model import QConfig
 from quark.torch.export.state import activations_item, attention_items
 from quark.torch.files.skeleton import Skeleton, Stored
 from quark.torch.kv_cache import settle_scales
-from quark.torch.matching import Match, Matches
+from quark.torch.matching import ACTIVATIONS, Match, Matches, is_static
 from quark.torch.prepare import prepare, restore
-from quark.torch.quantized_layer import OWN, QuantLayer
+from quark.torch.quantized_layer import QuantLayer
 from quark.torch.shared_scales import share_expert_inputs
 
 log = logging.getLogger(__name__)
-
-
-def is_static(item: Match) -> bool:
-    """Whether samples are needed for a layer."""
-    return any(stage.calibrated for slot, stages in item.stages.items() if slot not in OWN for stage in stages)
 
 
 def activation_parameters(
@@ -67,9 +62,9 @@ def activation_parameters(
     if tie is not None:
         tie()
     check_loaded(model, inside)
-    activations = tuple(without_weights(item) for item in found.quantized if is_static(item))
+    layers = tuple(item.layer for item in found.quantized if is_static(item))
+    quantized = replace(found.only(*ACTIVATIONS), layers=layers)
     with ExitStack() as undo:
-        quantized = Matches(activations, (), ())
         undo.callback(restore, quantized)
         prepare(quantized)
         find_targets(model, config).attach(undo)
@@ -87,13 +82,8 @@ def activation_parameters(
             unreached = [name for name in unreached if name not in adopted]
         if unreached:
             log.warning("no sample reached %d activations, which stay float: %s", len(unreached), ", ".join(unreached))
-        layers = [value for item in activations for value in parameters_of(item).items()]
-        return dict([*layers, *(value for item in attention_items(model) for value in item.make().items())])
-
-
-def without_weights(item: Match) -> Match:
-    """A layer with its activations alone."""
-    return replace(item, stages={slot: () if slot in OWN else stages for slot, stages in item.stages.items()})
+        scales = [value for item in quantized.quantized for value in parameters_of(item).items()]
+        return dict([*scales, *(value for item in attention_items(model) for value in item.make().items())])
 
 
 def parameters_of(item: Match) -> dict[str, torch.Tensor]:

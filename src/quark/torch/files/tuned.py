@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from quark.config.plan import Plan
 from quark.files.whole import part_of
 from quark.torch.algorithms.context import Context, Undo, forget_twins
 from quark.torch.algorithms.registry import run_algorithms
@@ -35,10 +36,10 @@ from quark.torch.export.shards import is_whole
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
 from quark.torch.files.changed import Changes
 from quark.torch.files.home import InFiles, opened_model
-from quark.torch.files.plan import OWN
 from quark.torch.files.skeleton import read_skeleton
-from quark.torch.matching import Match, match
+from quark.torch.matching import Match, Matches, find_candidates
 from quark.torch.prepare import prepare, restore
+from quark.torch.quantized_layer import OWN
 from quark.torch.rotated import attach_rotation
 
 PARAMETERS = ("scale", "zero_point")
@@ -131,6 +132,7 @@ def path_of(folder: Path, block: str) -> Path:
 def tuned_weights(
     checkpoint: Checkpoint,
     config: QConfig,
+    plan: Plan,
     algorithm: AlgoConfig,
     folder: Path,
     samples: Iterable[Any] | None,
@@ -140,7 +142,7 @@ def tuned_weights(
 
     Args:
         checkpoint: whose.
-        config: how it is quantized.
+        config, plan: how it is quantized.
         algorithm: that tunes.
         folder: of this job, new or with the blocks that it has finished.
         samples: as ``quantize_model`` takes them.
@@ -150,7 +152,7 @@ def tuned_weights(
         ModelError: no decoder blocks, or a parameter that no file has.
     """
     skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
-    model, found = skeleton.model, match(skeleton.model, config, skeleton=True)
+    model, found = skeleton.model, Matches(plan, tuple(find_candidates(skeleton.model)))
     if changes.untied:
         model.config.tie_word_embeddings = False  # type: ignore[union-attr]
     skeleton = replace(skeleton, tensors={**skeleton.tensors, **changes.tensors})

@@ -6,6 +6,7 @@ import torch
 
 from quark.numerics.granularity import Channel, Tensor
 from quark.torch.fake_quantize import FakeQuantize
+from quark.torch.plan_rows import on_axis
 
 
 class BiasQuantizer(FakeQuantize):
@@ -17,7 +18,7 @@ class BiasQuantizer(FakeQuantize):
 
     def __init__(self, bias: FakeQuantize, source: FakeQuantize, weight: FakeQuantize) -> None:
         granularity = Tensor() if isinstance(weight.granularity, Tensor) else Channel(0)
-        super().__init__(bias.stage, granularity, bias.tensor_name)
+        super().__init__(on_axis(bias.stage, granularity), bias.tensor_name)
         self.factors = (source, weight)
         self.enabled = bias.enabled
         self.zero_point = torch.zeros_like(weight.zero_point, dtype=torch.int32)  # type: ignore[arg-type]

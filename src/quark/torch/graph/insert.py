@@ -1,4 +1,4 @@
-"""The quantizers of ``Places``, put into the graph."""
+"""The quantizers of a plan, put into the graph."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from torch.fx import GraphModule, Node
 from quark.numerics.granularity import Channel, Tensor
 from quark.torch.fake_quantize import FakeQuantize
 from quark.torch.graph.bias import BiasQuantizer
-from quark.torch.graph.place import Key, Places, Scheme
+from quark.torch.graph.place import Places
 from quark.torch.graph.point import Point
 from quark.torch.learned import learning_quantizer
+from quark.torch.plan_rows import stages_in
 from quark.torch.quantized_layer import QuantLayer
 
 FOLDER = "quantizers"
@@ -18,43 +19,29 @@ FOLDER = "quantizers"
 
 def insert(model: GraphModule, places: Places) -> None:
     """Add a module per quantizer, and a call of it wherever a tensor is quantized."""
-    shared = {key: group[0] for group in places.shared for key in group}
-    made: dict[Key, str] = {}
-    calls: dict[tuple[Node, Scheme], Node] = {}
-
-    def quantized(tensor: Node, scheme: Scheme) -> Node:
-        key = places.key(tensor, scheme)
-        name = point_of(model, shared.get(key, key), places, made)
-        if (tensor, scheme) not in calls:
-            calls[tensor, scheme] = call_after(model, tensor, name)
-        return calls[tensor, scheme]
-
-    for tensor, reader, scheme in places.read:
-        reader.replace_input_with(tensor, quantized(tensor, scheme))
-    for tensor, scheme in places.written.items():
-        call = quantized(tensor, scheme)
-        for reader in [user for user in tensor.users if user is not call]:
-            reader.replace_input_with(tensor, call)
+    made: dict[str, str] = {}
+    read = {row: spot for row, spot in places.spots.items() if spot.readers}
+    for row, spot in {**read, **places.spots}.items():
+        call = call_after(model, spot.tensor, point_of(model, row, places, made))
+        for reader in spot.readers or [user for user in spot.tensor.users if user is not call]:
+            reader.replace_input_with(spot.tensor, call)
     model.graph.lint()
     model.recompile()
 
 
-def point_of(model: GraphModule, key: Key, places: Places, made: dict[Key, str]) -> str:
-    """The name of the quantizer of ``key``, which is made where it is not there yet."""
-    if key not in made:
-        node, (stages, granularities) = key
-        tensor = places.names[node]
-        meaning = dict(zip(stages, granularities, strict=True))
+def point_of(model: GraphModule, row: str, places: Places, made: dict[str, str]) -> str:
+    """The name of the quantizer of a row of the plan, which is made where it is not there yet."""
+    group, tensor = places.quantizer_of(row)
+    if group not in made:
         base = name = f"{FOLDER}.{tensor.replace('.', '_')}"
         number = 1
         while name in made.values():
             number += 1
             name = f"{base}_{number}"
-        model.add_submodule(
-            name, Point(learning_quantizer(stages, meaning.__getitem__, f"the tensor {tensor!r}", False))
-        )
-        made[key] = name
-    return made[key]
+        stages = stages_in(places.layers.plan, row)
+        model.add_submodule(name, Point(learning_quantizer(stages, f"the tensor {tensor!r}", False)))
+        made[group] = name
+    return made[group]
 
 
 def call_after(model: GraphModule, tensor: Node, name: str) -> Node:

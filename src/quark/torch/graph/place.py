@@ -12,49 +12,71 @@ Layers are called as in the model (``features.3.squeeze``), operators by the mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from quark.config.plan import NodePlan, Plan
 from quark.errors import ConfigError, ModelError
-from quark.numerics.granularity import Granularity, Tensor
-from quark.torch.config.model import QConfig, QLayerConfig
+from quark.numerics.granularity import Tensor
+from quark.torch.config.model import QConfig
 from quark.torch.graph.calls import is_real, operator, path_of
 from quark.torch.graph.operators import JOINS, end_of, inputs_of, inside, is_operator, source
 from quark.torch.layers import LayerKind
-from quark.torch.matching import Candidate, Match, Matches, bind, check_patterns, choose, find_candidates, is_excluded
+from quark.torch.matching import (
+    ACTIVATIONS,
+    UNNAMED,
+    Candidate,
+    Matches,
+    bind,
+    check_patterns,
+    choose,
+    excluded_by,
+    find_candidates,
+    is_excluded,
+)
+from quark.torch.plan_rows import ROLES, rows_of, tensor_name
 from quark.torch.quantized_layer import OWN
 from quark.torch.stage import Stages
 
 OPERATOR = LayerKind(nn.Module, None)
-Scheme = tuple[Stages, tuple[Granularity, ...]]
-Key = tuple[Node, Scheme]
+UNKNOWN = "no row of the table knows the operator"
+Key = tuple[Node, Stages]
+Read = tuple[Node, Node, Stages]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a row of the plan is in the graph.
+
+    Attributes:
+        tensor: the values that are quantized.
+        readers: the nodes for which they are; empty: for all.
+    """
+
+    tensor: Node
+    readers: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)
 class Places:
-    """The decisions about a graph.
+    """The decisions about a graph: a plan, and where its activations are.
 
     Attributes:
-        layers: the modules whose weights are quantized.
-        written: per node whose output is quantized for all its readers, how.
-        read: (tensor, reader, how): quantized for that reader alone.
-        shared: groups of keys (node that made the values, how) with one quantizer.
+        layers: the plan, and the modules whose weights are quantized.
+        spots: by the names of rows.
         names: of the tensors.
-        floats: operators that stay float because no row of the table knows them.
     """
 
     layers: Matches
-    written: Mapping[Node, Scheme]
-    read: tuple[tuple[Node, Node, Scheme], ...]
-    shared: tuple[tuple[Key, ...], ...]
+    spots: Mapping[str, Spot]
     names: Mapping[Node, str]
-    floats: tuple[str, ...]
 
-    def key(self, tensor: Node, scheme: Scheme) -> Key:
-        """What quantizers are told apart by."""
-        return source(tensor), scheme
+    def quantizer_of(self, row: str) -> tuple[str, str]:
+        """The row whose quantizer a row has, and the name of the tensor that this one was made for."""
+        group = self.layers.plan.tensors[row].group
+        return group, self.names[source(self.spots[group].tensor)]
 
 
 @dataclass(frozen=True)
@@ -64,20 +86,15 @@ class Unit:
     Attributes:
         start, end: its first and last node.
         candidate: what patterns of the configuration match.
-        given: how its tensors are quantized; None where it stays float.
+        stages: by slot what runs; empty where it stays float.
+        reason: the field of the configuration that decided.
     """
 
     start: Node
     end: Node
     candidate: Candidate
-    given: Match | None
-
-    def scheme(self, slot: str) -> Scheme | None:
-        """How the tensors in ``slot`` are quantized."""
-        if self.given is None or not self.given.stages[slot]:
-            return None
-        stages = self.given.stages[slot]
-        return stages, tuple(self.given.granularity(slot, stage) for stage in stages)
+    stages: Mapping[str, Stages]
+    reason: str
 
 
 def place(model: GraphModule, config: QConfig) -> Places:
@@ -92,16 +109,53 @@ def place(model: GraphModule, config: QConfig) -> Places:
     units = list(find_units(model, config, layers, names))
     candidates = [*dict.fromkeys(unit.candidate for unit in units), *unused(layers, units)]
     check_patterns(model, config, candidates)
-    written = written_by(units)
-    read = tuple(reads(units, written))
-    given = [unit.given for unit in units if unit.given is not None and unit.candidate.kind is not OPERATOR]
-    quantized = tuple(item for item in map(constants_of, given) if any(item.stages.values()))
-    quantized = tuple({item.layer: item for item in quantized}.values())
-    if not (quantized or written or read):
+    plan = Plan()
+    for unit in units:
+        put_constants(plan, unit)
+    spots = activations(plan, units, names)
+    if not plan.tensors:
         raise ModelError(f"nothing to quantize in the graph of {len(candidates)} layers and operators")
-    excluded = tuple(layer.name for layer in candidates if is_excluded(layer, config))
-    floats = tuple(names[node] for node in model.graph.nodes if stays_float(node))
-    return Places(Matches(quantized, excluded, ()), written, read, joined(units, written, read), names, floats)
+    for layer in candidates:
+        if is_excluded(layer, config):
+            plan.floats[tensor_name(layer.name, "weight")] = excluded_by(layer, config)
+    for node in filter(stays_float, model.graph.nodes):
+        plan.nodes[names[node]] = NodePlan(names[node], operator(node) or str(node.target), False, UNKNOWN)
+    return Places(Matches(plan, tuple(dict.fromkeys(layers.values()))), spots, names)
+
+
+def put_constants(plan: Plan, unit: Unit) -> None:
+    """Write the decisions about a unit into the plan, and the rows of its weight and bias."""
+    layer, kind = unit.candidate, operator(unit.start) or type(unit.candidate.module).__name__
+    plan.nodes[layer.name] = NodePlan(layer.name, kind, any(unit.stages.values()), unit.reason)
+    for slot in OWN if layer.kind is not OPERATOR else ():
+        for row in rows_of(tensor_name(layer.name, slot), ROLES[slot], unit.stages.get(slot, ()), unit.reason):
+            plan.put(row)
+
+
+def activations(plan: Plan, units: list[Unit], names: Mapping[Node, str]) -> dict[str, Spot]:
+    """Write the rows of the activations into the plan; where each is."""
+    written, spots = written_by(units), {}
+    read = tuple(reads(units, written))
+    first = {key: group[0] for group in joined(units, written, read) for key in group}
+    found: dict[Key, list[Node]] = {key: [] for key in written.items()}
+    for tensor, reader, stages in read:
+        found.setdefault((tensor, stages), []).append(reader)
+    groups: dict[Key, str] = {}
+    reasons = {unit.end: unit.reason for unit in units} | {unit.start: unit.reason for unit in units}
+    for (tensor, stages), readers in found.items():
+        base = name = names[tensor]
+        number = 1
+        while name in plan.tensors:
+            number += 1
+            name = f"{base} ({number})"
+        key = source(tensor), stages
+        group = groups.setdefault(first.get(key, key), name)
+        alone = frozenset(names[reader] for reader in readers) or None
+        reason = reasons[readers[0] if readers else tensor]
+        for row in rows_of(name, "activation", stages, reason, group, alone):
+            plan.put(row)
+        spots[name] = Spot(tensor, tuple(readers))
+    return spots
 
 
 def find_units(
@@ -116,27 +170,19 @@ def find_units(
         end = end_of(node, layer is not None)
         taken |= inside(node, end)
         candidate = layer or Candidate((names[node],), nn.Module(), OPERATOR)
-        yield Unit(node, end, candidate, given_to(candidate, config))
+        yield Unit(node, end, candidate, *given_to(candidate, config))
 
 
-def given_to(candidate: Candidate, config: QConfig) -> Match | None:
-    """The configuration of a layer or operator; None: it stays float."""
-    found, origin = (None, "") if is_excluded(candidate, config) else choose(candidate, config)
+def given_to(candidate: Candidate, config: QConfig) -> tuple[Mapping[str, Stages], str]:
+    """What runs on the tensors of a layer or operator, and the reason; nothing: it stays float."""
+    if is_excluded(candidate, config):
+        return {}, excluded_by(candidate, config)
+    found, origin = choose(candidate, config)
     if found is None:
-        return None
+        return {}, UNNAMED
     if candidate.kind is not OPERATOR:
-        return bind(candidate, found, origin, False)
-    return Match(candidate, activations_of(found), origin)
-
-
-def constants_of(found: Match) -> Match:
-    """A layer with its weight and bias alone: its activations are the graph's."""
-    return replace(found, stages={slot: stages if slot in OWN else () for slot, stages in found.stages.items()})
-
-
-def activations_of(config: QLayerConfig) -> dict[str, Stages]:
-    """The slots that an operator has."""
-    return {slot: config.stages(slot) for slot in ("input_tensors", "output_tensors")}
+        return bind(candidate, found, origin, False), origin
+    return {slot: found.stages(slot) for slot in ACTIVATIONS}, origin
 
 
 def unused(layers: Mapping[str, Candidate], units: list[Unit]) -> list[Candidate]:
@@ -145,48 +191,43 @@ def unused(layers: Mapping[str, Candidate], units: list[Unit]) -> list[Candidate
     return [layer for layer in dict.fromkeys(layers.values()) if layer not in called]
 
 
-def written_by(units: list[Unit]) -> dict[Node, Scheme]:
+def written_by(units: list[Unit]) -> dict[Node, Stages]:
     """The outputs that are quantized for all readers."""
-    schemes = ((unit, unit.scheme("output_tensors")) for unit in units if is_real(unit.end))
-    return {unit.end: scheme for unit, scheme in schemes if scheme is not None}
+    found = ((unit, unit.stages.get("output_tensors", ())) for unit in units if is_real(unit.end))
+    return {unit.end: stages for unit, stages in found if stages}
 
 
-def reads(units: list[Unit], written: Mapping[Node, Scheme]) -> Iterator[tuple[Node, Node, Scheme]]:
+def reads(units: list[Unit], written: Mapping[Node, Stages]) -> Iterator[Read]:
     """The inputs that are quantized for one reader, because nobody did before."""
     for unit in units:
-        scheme = unit.scheme("input_tensors")
-        if scheme is None:
-            continue
-        for tensor in inputs_of(unit.start):
+        stages = unit.stages.get("input_tensors", ())
+        for tensor in inputs_of(unit.start) if stages else ():
             if is_real(tensor) and source(tensor) not in written:
-                yield tensor, unit.start, scheme
+                yield tensor, unit.start, stages
 
 
-def joined(
-    units: list[Unit], written: Mapping[Node, Scheme], read: tuple[tuple[Node, Node, Scheme], ...]
-) -> tuple[tuple[Key, ...], ...]:
+def joined(units: list[Unit], written: Mapping[Node, Stages], read: tuple[Read, ...]) -> tuple[tuple[Key, ...], ...]:
     """Groups of tensors with one static scale each: what concatenations join, and what they make of it."""
-    keys = {(source(tensor), scheme) for tensor, _, scheme in read} | set(written.items())
+    keys = {(source(tensor), stages) for tensor, _, stages in read} | set(written.items())
     groups: dict[Key, set[Key]] = {}
     for unit in units:
         if operator(unit.start) not in JOINS:
             continue
         nodes = {source(tensor) for tensor in inputs_of(unit.start)} | {unit.start}
-        for scheme in dict.fromkeys(scheme for node, scheme in keys if node in nodes):
-            if not is_one_scale(scheme):
+        for stages in dict.fromkeys(stages for node, stages in keys if node in nodes):
+            if not is_one_scale(stages):
                 continue
-            members = {key for key in keys if key[0] in nodes and key[1] == scheme}
+            members = {key for key in keys if key[0] in nodes and key[1] == stages}
             merged = set().union(members, *(groups.get(key, set()) for key in members))
             groups.update(dict.fromkeys(merged, merged))
     distinct = {id(group): group for group in groups.values() if len(group) > 1}
-    order = [*written.items(), *((source(tensor), scheme) for tensor, _, scheme in read)]
+    order = [*written.items(), *((source(tensor), stages) for tensor, _, stages in read)]
     return tuple(tuple(key for key in dict.fromkeys(order) if key in group) for group in distinct.values())
 
 
-def is_one_scale(scheme: Scheme) -> bool:
+def is_one_scale(stages: Stages) -> bool:
     """Whether there is one static scale."""
-    (stages, granularities) = scheme
-    return len(stages) == 1 and stages[0].calibrated and isinstance(granularities[0], Tensor)
+    return len(stages) == 1 and stages[0].calibrated and isinstance(stages[0].spec.granularity, Tensor)
 
 
 def stays_float(node: Node) -> bool:

@@ -12,12 +12,13 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
+from quark.config.plan import Plan
 from quark.errors import DataError
 from quark.torch.calibration import calibrate
 from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import parts
 from quark.torch.graph.insert import align_biases, insert
-from quark.torch.graph.place import check_config, place
+from quark.torch.graph.place import UNKNOWN, check_config, place
 from quark.torch.graph.point import points
 from quark.torch.graph.trace import first_of, float_graph
 from quark.torch.layouts import tell_layouts
@@ -29,8 +30,8 @@ KEPT = "_user_preserved_attributes"  # what torch.fx gives a copy of a graph bes
 
 def quantize_graph(
     model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
-) -> tuple[GraphModule, list[str]]:
-    """The quantized graph of a float model, which is not changed, and names of the tensors that no sample reached.
+) -> tuple[GraphModule, Plan, list[str]]:
+    """The quantized graph of a float model, which is not changed, every decision, and tensors that no sample reached.
 
     Raises:
         ConfigError, ModelError, DataError: as for ``ModelQuantizer.quantize_model``.
@@ -50,11 +51,11 @@ def quantize_graph(
     unreached = calibrate(graph, samples) if static else []
     align_biases(graph)
     graph.train(model.training)
-    if places.floats:
-        log.info("%d operators of no known kind stay float: %s", len(places.floats), ", ".join(places.floats))
+    if floats := [row.name for row in places.layers.plan.nodes.values() if row.reason == UNKNOWN]:
+        log.info("%d operators of no known kind stay float: %s", len(floats), ", ".join(floats))
     tell_layouts(places.layers)
     log.info("%d layers and %d activations quantized", len(places.layers.quantized), len(list(points(graph))))
-    return graph, unreached
+    return graph, places.layers.plan, unreached
 
 
 def keep(graph: GraphModule, config: QConfig) -> GraphModule:

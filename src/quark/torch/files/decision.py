@@ -1,0 +1,67 @@
+"""What becomes of every tensor of a checkpoint, decided before a value is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quark.config.plan import Plan
+from quark.errors import ModelError
+from quark.torch.config.model import QConfig
+from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.fake_quantize import Quantizer, make_quantizer
+from quark.torch.files.skeleton import Skeleton, Stored, read_skeleton
+from quark.torch.matching import Match, Matches, check_patterns, find_candidates, match
+from quark.torch.plan_rows import stages_in, tensor_name
+from quark.torch.quantized_layer import OWN
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a checkpoint, before a value is read.
+
+    Attributes:
+        skeleton: its modules and tensors.
+        found: the plan, and the layers that it is about.
+        weights: the tensors that are quantized, by their names in memory, with the places where they are.
+        tensors: all that is written.
+    """
+
+    skeleton: Skeleton
+    found: Matches
+    weights: dict[str, Stored]
+    tensors: dict[str, Stored]
+
+
+def decide(checkpoint: Checkpoint, config: QConfig) -> Decision:
+    """Decide for every tensor of a checkpoint; arguments and errors as in ``quantize_checkpoint``."""
+    skeleton = read_skeleton(checkpoint, eager=config.softmax_quant_spec is not None)
+    check_patterns(skeleton.model, config, list(find_candidates(skeleton.model)))
+    found = match(skeleton.model, config, skeleton=True)
+    weights = {
+        tensor_name(item.layer.name, slot): stored_of(item, slot, skeleton.tensors)
+        for item in found.quantized
+        for slot in OWN
+        if item.stages[slot]
+    }
+    return Decision(skeleton, found, weights, skeleton.kept(weights))
+
+
+def stored_of(item: Match, slot: str, tensors: Mapping[str, Stored]) -> Stored:
+    """The stored tensor of a layer.
+
+    Raises:
+        ModelError: there is none.
+    """
+    for name in item.layer.names:
+        if f"{name}.{slot}" in tensors:
+            return tensors[f"{name}.{slot}"]
+    raise ModelError(
+        f"the checkpoint has no tensor {item.layer.name + '.' + slot!r}; a layer that shares its weight with another "
+        f"(a head with the embedding) stays float: exclude it"
+    )
+
+
+def quantizer_of(plan: Plan, name: str) -> Quantizer:
+    """A new quantizer of a weight or bias."""
+    return make_quantizer(stages_in(plan, name), f"weight {name!r}", True)
