@@ -27,6 +27,8 @@ import torch
 from benchmarks import measure, record
 from quark.torch import ModelQuantizer
 from quark.torch.quantization.config.config import (
+    AdaQuantConfig,
+    AdaRoundConfig,
     AutoRoundConfig,
     AutoSmoothQuantConfig,
     AWQConfig,
@@ -73,6 +75,8 @@ ALGORITHMS: dict[str, list[Any] | None] = {
     "gptq": [GPTQConfig()],
     "gptaq": [GPTAQConfig()],
     "qronos": [QronosConfig()],
+    "adaround": [AdaRoundConfig()],
+    "adaquant": [AdaQuantConfig()],
     "autoround": [AutoRoundConfig(iters=100, lr=0.01, minmax_lr=0.01)],
     "svdquant": [SVDQuantConfig(svd_rank=8, min_layer_size=32)],
     "quarot+qronos": [RotationConfig(r2=True, r4=True), QronosConfig()],

@@ -48,6 +48,8 @@ LAYERS = {"int4": INT4, "uint4": UINT4, "channel": CHANNEL, "mxfp4": MXFP4, "w4a
 ELSEWHERE = ("rotation", "hqq")  # one changes the whole model, the other looks at weights only: tests of their own
 SETTINGS: dict[str, dict[str, Any]] = {
     "autoround": {"iters": 8, "lr": 0.06, "minmax_lr": 0.01, "batch_size": 2},
+    "adaround": {"num_iterations": 60},
+    "adaquant": {"num_iterations": 30},
     "svdquant": {"min_layer_size": 32, "svd_rank": 2, "alpha_candidates": [0.5]},
 }
 UNHARMFUL = [row.config(**SETTINGS.get(row.config.name, {})) for row in ALGORITHMS if row.config.name not in ELSEWHERE]

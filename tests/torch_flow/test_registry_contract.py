@@ -12,6 +12,8 @@ import torch
 from quark.torch import ModelQuantizer
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.quantization.config.config import (
+    AdaQuantConfig,
+    AdaRoundConfig,
     AutoRoundConfig,
     AutoSmoothQuantConfig,
     AWQConfig,
@@ -48,10 +50,13 @@ CONFIGS: dict[type, Any] = {
     GPTQConfig: GPTQConfig(),
     QronosConfig: QronosConfig(),
     AutoRoundConfig: AutoRoundConfig(iters=10, lr=0.05, minmax_lr=0.05, batch_size=4),
+    AdaRoundConfig: AdaRoundConfig(num_iterations=150),
+    AdaQuantConfig: AdaQuantConfig(num_iterations=60),
     HQQConfig: HQQConfig(),
     BiasCorrectionConfig: BiasCorrectionConfig(),
 }
-GAIN = {"gptq": 0.9, "gptaq": 0.9, "qronos": 0.9, "autoround": 0.9, "awq": 0.9}  # part of rounding's loss, at most
+TUNING = ("adaround", "adaquant", "gptq", "gptaq", "qronos", "autoround", "awq")
+GAIN = dict.fromkeys(TUNING, 0.9)  # part of rounding's loss, at most
 
 
 def test_every_algorithm_has_a_line() -> None:

@@ -17,6 +17,7 @@ from quark.torch.export.api import export_safetensors, import_model_from_safeten
 from quark.torch.files import quantize_checkpoint
 from quark.torch.files.home import InFiles
 from quark.torch.quantization.config.config import (
+    AdaRoundConfig,
     AutoRoundConfig,
     AutoSmoothQuantConfig,
     AWQConfig,
@@ -58,6 +59,7 @@ ALGORITHMS = {
     "gptq, groups refitted": (GPTQConfig(desc_act=False, static_groups=False), "uint4_wo_32"),
     "gptaq": (GPTAQConfig(), "mxfp4"),
     "qronos": (QronosConfig(), "int4_wo_32"),
+    "adaround": (AdaRoundConfig(num_iterations=20), "int4_wo_32"),
     "autoround": (AutoRoundConfig(iters=3, lr=0.05, batch_size=2), "int4_wo_32"),
     "awq": (AWQConfig(), "int4_wo_32"),
     "smooth, then gptq": ([SmoothQuantConfig(alpha=0.5), GPTQConfig()], "int4_wo_32"),

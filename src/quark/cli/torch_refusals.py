@@ -23,7 +23,10 @@ DYNAMIC = (
 STATIC = ("int8", "fp8", "mxfp4_fp8", "amdfp4_global16", "amdfp4_global32", "nvfp4", "fp4_block16_scale_e4m3")
 SCHEMES = (*WEIGHT_ONLY, *DYNAMIC, *STATIC)
 CACHES = {"fp8": True, "int8": True, "int8_per_token": False, "int4_per_token": False, "int4_per_channel": True}
-SAMPLED = ("cle", "smooth", "autosmoothquant", "awq", "svdquant", "gptaq", "gptq", "qronos", "autoround")
+SAMPLED = (
+    *("cle", "smooth", "autosmoothquant", "awq", "svdquant"),
+    *("gptaq", "gptq", "qronos", "autoround", "adaround", "adaquant"),
+)
 BEGUN = "quark_progress.json"  # in a folder whose job is not finished
 NEEDS = "give a text with --data"
 

@@ -18,10 +18,13 @@ from quark.torch.algorithms.cle import run_cle
 from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.gptq import run_gptaq, run_gptq, run_qronos
 from quark.torch.algorithms.hqq import run_hqq
+from quark.torch.algorithms.reconstruct import run_reconstruction
 from quark.torch.algorithms.rotation import run_rotation
 from quark.torch.algorithms.smooth import run_autosmooth, run_smooth
 from quark.torch.algorithms.svdquant import run_svdquant
 from quark.torch.config.algorithms import (
+    AdaQuantConfig,
+    AdaRoundConfig,
     AlgoConfig,
     AutoRoundConfig,
     AutoSmoothQuantConfig,
@@ -67,6 +70,8 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(GPTQConfig, run_gptq, tunes=True),
     Algorithm(QronosConfig, run_qronos, tunes=True),
     Algorithm(AutoRoundConfig, run_autoround, tunes=True),
+    Algorithm(AdaRoundConfig, run_reconstruction, tunes=True),
+    Algorithm(AdaQuantConfig, run_reconstruction, tunes=True),
     Algorithm(HQQConfig, run_hqq, tunes=True),
     Algorithm(BiasCorrectionConfig, run_bias_correction, tunes=True, begin=float_means),
 )

@@ -6,73 +6,13 @@ they are found from the modules. Values that no algorithm can use are refused wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError
 from quark.reading import read_json
-
-
-@dataclass
-class AlgoConfig:
-    """Base of the algorithms; ``name`` tells them apart in files.
-
-    Attributes:
-        registry: the classes by name, those of users too.
-        layers: names and globs of the layers that are tuned; empty: all. For algorithms that tune quantized weights.
-    """
-
-    registry: ClassVar[dict[str, type[AlgoConfig]]] = {}
-    name: str = ""
-    layers: list[str] = field(default_factory=list, kw_only=True)
-
-    def __init_subclass__(cls) -> None:
-        AlgoConfig.registry[cls.name] = cls
-
-    def __post_init__(self) -> None:
-        if self.name != type(self).name:
-            raise ConfigError(f"{type(self).__name__}: name is {type(self).name!r}, not {self.name!r}")
-        self.check()
-
-    def check(self) -> None:
-        """Raise ``ConfigError`` for values that cannot work."""
-
-    def need(self, condition: bool, field: str, allowed: str) -> None:
-        """Raise unless ``condition``, in a sentence about ``field``."""
-        if not condition:
-            raise ConfigError(f"{type(self).__name__}: {field}={getattr(self, field)!r} must be {allowed}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; ``layers`` only where it says something, since other tools do not know it."""
-        values = asdict(self)
-        return {key: value for key, value in values.items() if key != "layers" or value}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> AlgoConfig:
-        """The algorithm that ``to_dict``, or a file of the peer, describes.
-
-        Raises:
-            ConfigError: an unknown algorithm or field; the nearest is shown. Or no dictionary.
-        """
-        if not isinstance(data, Mapping):
-            raise ConfigError(f"the configuration of an algorithm is a dictionary, not {data!r:.80}")
-        values = {LEGACY_FIELDS.get(key, key): value for key, value in data.items() if key not in DROPPED}
-        name = LEGACY_NAMES.get(str(values.get("name", "")), values.get("name"))
-        if name not in AlgoConfig.registry:
-            raise ConfigError(unknown("algorithm", name, AlgoConfig.registry))
-        cls = AlgoConfig.registry[name]
-        allowed = [item.name for item in fields(cls)]
-        for key in values:
-            if key not in allowed:
-                raise ConfigError(unknown(f"field of {cls.__name__}", key, allowed))
-        return cls(**{**values, "name": name})
-
-
-LEGACY_NAMES = {"quarot": "rotation", "smoothquant": "smooth"}
-LEGACY_FIELDS = {"random": "random_r1"}
-DROPPED = ("num_attention_heads", "num_key_value_heads")  # found from the model
+from quark.torch.config.algo_base import AlgoConfig
 
 
 @dataclass
@@ -303,6 +243,72 @@ class AutoRoundConfig(AlgoConfig):
 
 
 @dataclass
+class AdaQuantConfig(AlgoConfig):
+    """AdaQuant: the weights of each layer, convolutions too, are trained through their rounding (Hubara et al. 2020).
+
+    Not in the peer's torch flow; names and meaning as in ``quark.onnx``.
+
+    Attributes:
+        num_iterations: steps per layer.
+        learning_rate: of Adam.
+        batch_size: samples per step.
+        data_size: samples used at most.
+        drop_ratio: share of batches that take the quantized model's input; the others take the float model's.
+        early_stop: stop a layer whose error no longer falls.
+        shrinkage: pull weights to their float values as far as the samples leave them open.
+        fixed_seed: of the order of the samples.
+        model_decoder_layers: path of the decoder blocks; empty: found.
+    """
+
+    name: str = "adaquant"
+    num_iterations: int = 1000
+    learning_rate: float = 1e-3
+    batch_size: int = 1
+    data_size: int = 64
+    drop_ratio: float = 1.0
+    early_stop: bool = False
+    shrinkage: bool = True
+    fixed_seed: int = 1705472343
+    model_decoder_layers: str = ""
+
+    def check(self) -> None:
+        """Sizes and shares."""
+        for field_name in ("num_iterations", "batch_size", "data_size"):
+            value = getattr(self, field_name)
+            self.need(isinstance(value, int) and value > 0, field_name, "a positive integer")
+        self.need(self.learning_rate > 0, "learning_rate", "positive")
+        self.need(0 <= self.drop_ratio <= 1, "drop_ratio", "between 0 and 1")
+
+
+@dataclass
+class AdaRoundConfig(AdaQuantConfig):
+    """AdaRound: each weight of a layer, convolutions too, learns which way it is rounded (Nagel et al. 2020).
+
+    Not in the peer's torch flow; names and meaning as in ``quark.onnx``.
+
+    Attributes:
+        reg_param: weight of the term that decides.
+        beta_range: of its exponent, first and last.
+        warm_start: part of the steps without it.
+        others: as in ``AdaQuantConfig``; ``early_stop`` ends a layer when every rounding is decided.
+    """
+
+    name: str = "adaround"
+    learning_rate: float = 0.1
+    early_stop: bool = True
+    reg_param: float = 0.01
+    beta_range: tuple[float, float] | list[float] = (20.0, 2.0)
+    warm_start: float = 0.2
+
+    def check(self) -> None:
+        """Those of AdaQuant, and of the term that decides."""
+        super().check()
+        self.need(self.reg_param >= 0, "reg_param", "0 or more")
+        self.need(len(self.beta_range) == 2 and min(self.beta_range) > 0, "beta_range", "two positive numbers")
+        self.need(0 <= self.warm_start < 1, "warm_start", "at least 0, below 1")
+
+
+@dataclass
 class HQQConfig(AlgoConfig):
     """HQQ: scales and zero points without data (Badri & Shaji 2023); not in the peer's torch flow.
 
@@ -422,6 +428,8 @@ load_pre_optimization_config_from_file = load_quant_algo_config_from_file
 
 __all__ = [
     "AWQConfig",
+    "AdaQuantConfig",
+    "AdaRoundConfig",
     "AlgoConfig",
     "AutoRoundConfig",
     "AutoSmoothQuantConfig",

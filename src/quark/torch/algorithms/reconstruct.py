@@ -1,0 +1,232 @@
+"""AdaRound and AdaQuant for the torch flow: layer by layer, weights learn to answer as the float ones.
+
+    minimize  ‖ layer(W; x) − layer(Q(W~); x~) ‖²      x~: behind trained layers,  x: in the float model
+
+Layers, convolutions too, are trained in the order of the calls, block by block (``quark.algorithms.adaround``,
+``adaquant``). A layer whose error does not fall keeps its weight; a block whose answers are then no nearer to the float
+ones than rounded to nearest gets all its weights back.
+
+Not handled: AdaRound of weights that are not integers under static scales (AdaQuant trains those); experts that no
+sample reaches; embeddings.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from quark.algorithms.adaquant import adaquant
+from quark.algorithms.adaround import Codes, adaround
+from quark.algorithms.reconstruction import Data, Layer, Settings, Trained
+from quark.errors import DataError
+from quark.numerics.elements import Int
+from quark.torch.algorithms.answers import some_rows
+from quark.torch.algorithms.blocks import Stream, find_blocks, record
+from quark.torch.algorithms.context import Context, disabled
+from quark.torch.algorithms.inputs import find_groups, read
+from quark.torch.algorithms.tune import float_twin
+from quark.torch.config.algorithms import AdaQuantConfig, AdaRoundConfig
+from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
+from quark.torch.matching import Match
+from quark.torch.quantized_layer import QuantLayer
+from quark.torch.structure import answer, run_model
+from quark.torch.structure_channels import axis_of
+
+log = logging.getLogger(__name__)
+Config = AdaRoundConfig | AdaQuantConfig
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A block on its way, and its float twin, with what enters them."""
+
+    name: str
+    block: nn.Module
+    stream: Stream
+    twin: nn.Module
+    clean: Stream
+
+    def answers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Rows of what both answer, sample by sample."""
+        for k in range(len(self.stream.hidden)):
+            yield tuple(  # type: ignore[misc]
+                some_rows(
+                    answer(stream.forward(self.name, block, k) if self.name else run_model(block, stream.hidden[k]))
+                )
+                for stream, block in ((self.stream, self.block), (self.clean, self.twin))
+            )
+
+    def distance(self) -> float:
+        """The mean squared difference of the answers."""
+        return sum(float((x - y).square().double().mean()) for x, y in self.answers())
+
+
+@torch.no_grad()
+def run_reconstruction(context: Context, config: Config) -> None:
+    """Train the weights of ``context.model``.
+
+    Raises:
+        DataError: no samples.
+    """
+    if not context.samples:
+        raise DataError(f"{config.name} needs samples, and there are none: give a dataloader")
+    context = replace(context, samples=context.samples[: config.data_size])
+    blocks = find_blocks(context.model, config.model_decoder_layers)
+    with disabled([context.model]), context.home.recording():
+        blocks, stream = record(context.model, blocks, context.samples)
+    items = trainable(context, config)
+    clean, trained = Stream(list(stream.hidden), dict(stream.calls), stream.values), 0
+    for name, block in blocks.modules.items():
+        with context.home.holding(name, block) as again:
+            pair = Pair(name, block, stream, float_twin(block), clean)
+            if again is None:
+                trained += train_block(context, config, items, pair)
+            else:
+                again()
+            stream, clean = stream.advance(name, block), clean.advance(name, pair.twin)
+    said = log.info if trained else log.warning
+    said("%s: %d of %d layers trained", config.name, trained, len(items))
+
+
+def trainable(context: Context, config: Config) -> dict[nn.Module, Match]:
+    """The layers whose weights the algorithm can train; those that it cannot are named."""
+    weighted = [
+        item for item in context.found.quantized if item.stages["weight"] and item.layer.kind.features is not None
+    ]
+    found = {item.layer.module: item for item in weighted if not isinstance(config, AdaRoundConfig) or integers(item)}
+    if left := [item.layer.name for item in weighted if item.layer.module not in found]:
+        shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
+        log.warning("adaround trains integers under static scales; rounded to nearest stay: %s (adaquant: any)", shown)
+    return found
+
+
+def integers(item: Match) -> bool:
+    """Whether a weight has one stage of integer codes under static scales and integer zero points."""
+    part, *others = parts(weight_quantizer(item.layer.module))
+    return not others and part.stage.calibrated and isinstance(part.stage.format, Int) and not part.stage.real_zero
+
+
+def weight_quantizer(layer: nn.Module) -> Quantizer:
+    """Of a quantized layer."""
+    return layer._modules["weight_quantizer"]  # type: ignore[return-value]
+
+
+def train_block(context: Context, config: Config, items: dict[nn.Module, Match], pair: Pair) -> int:
+    """Train the layers of one block; how many are different now."""
+    layers = {key: module for key, module in pair.block.named_modules() if module in items}
+    order = [key for group in find_groups(pair.name, pair.block, pair.stream, layers) for key in group.layers]
+    if not order:
+        return 0
+    before, old = pair.distance(), {key: layers[key]._parameters["weight"].detach() for key in order}
+    results = {key: train_layer(context, config, layers[key], key, data_of(pair, key)) for key in order}
+    if pair.distance() <= before:
+        return sum(result.kept for result in results.values())
+    for key, weight in old.items():
+        context.undo.set_parameter(layers[key], "weight", weight)
+    log.warning("%s: %s keeps the nearest values: its answers got no better", config.name, pair.name or "the model")
+    return 0
+
+
+def data_of(pair: Pair, key: str) -> Data:
+    """What the layer called ``key`` multiplies, what its float twin does, and what that makes of it; of all calls."""
+    layer, twin = pair.block.get_submodule(key), pair.twin.get_submodule(key)
+    inputs, float_inputs, targets = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+
+    def see(module: nn.Module, args: tuple[Any, ...]) -> None:
+        inputs.append(array(read(layer, args[0])))
+
+    def see_float(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        float_inputs.append(array(args[0]))
+        targets.append(array(output))
+
+    for block, stream, hook in (
+        (pair.block, pair.stream, layer.register_forward_pre_hook(see)),
+        (pair.twin, pair.clean, twin.register_forward_hook(see_float)),
+    ):
+        try:
+            for k in range(len(stream.hidden)):
+                stream.forward(pair.name, block, k)
+        finally:
+            hook.remove()
+    return Data(inputs, float_inputs, targets)
+
+
+def array(x: torch.Tensor) -> np.ndarray:
+    """A tensor as float32 NumPy, a copy."""
+    return x.detach().float().cpu().numpy().copy()
+
+
+def train_layer(context: Context, config: Config, layer: nn.Module, name: str, data: Data) -> Trained:
+    """Train the weight of one layer, and give it to the layer where it is better."""
+    weight, bias = layer._parameters["weight"].detach(), layer._parameters.get("bias")  # type: ignore[union-attr]
+    quantizer = layer._modules["bias_quantizer"]
+
+    def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return with_parameters(layer, weight, bias).forward(x)
+
+    known = None if bias is None else array(bias if quantizer is None else quantizer(bias.detach()))
+    axis = axis_of(layer, torch.from_numpy(data.targets[0]))
+    task = Layer(name, forward, array(weight), known, axis, forward)
+    settings = settings_of(config, weight.device)
+    with torch.enable_grad():
+        if isinstance(config, AdaRoundConfig):
+            (part,) = parts(weight_quantizer(layer))
+            result = adaround(task, codes_of(part, weight), data, settings)
+        else:
+            result = adaquant(task, rounding(weight_quantizer(layer)), None, data, settings)
+    if result.kept:
+        context.undo.set_parameter(layer, "weight", torch.from_numpy(result.weight))
+    return result
+
+
+def with_parameters(layer: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+    """The float layer with this weight and bias."""
+    if not isinstance(layer, QuantLayer):
+        raise TypeError(f"{type(layer).__name__} is no quantized layer")
+    twin = layer.new_twin(lambda name, value: value)
+    own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    twin.__dict__["_parameters"] = {**twin._parameters, **own}
+    return twin
+
+
+def codes_of(part: FakeQuantize, weight: torch.Tensor) -> Codes:
+    """The integer grid of a weight as it is stored."""
+    shape, granularity, format = tuple(weight.shape), part.granularity, part.stage.format
+    scale, zero = (array(granularity.expand(value, shape)) for value in (part.scale, part.zero_point))
+    return Codes(scale, zero, int(format.min) + part.stage.spec.narrow_codes, int(format.max))
+
+
+def rounding(quantizer: Quantizer) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A weight through every stage of its quantizer."""
+
+    def rounded(weight: torch.Tensor) -> torch.Tensor:
+        for part in parts(quantizer):
+            weight = part.quantized(weight)
+        return weight
+
+    return rounded
+
+
+def settings_of(config: Config, device: torch.device) -> Settings:
+    """The part of a configuration that concerns the training of one layer."""
+    own: dict[str, Any] = {}
+    if isinstance(config, AdaRoundConfig):
+        beta_range = (config.beta_range[0], config.beta_range[1])
+        own = {"reg_param": config.reg_param, "beta_range": beta_range, "warm_start": config.warm_start}
+    return Settings(
+        iterations=config.num_iterations,
+        batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        early_stop=config.early_stop,
+        drop_ratio=config.drop_ratio,
+        shrinkage=config.shrinkage,
+        seed=config.fixed_seed,
+        device=str(device),
+        **own,
+    )
