@@ -22,6 +22,11 @@ PORTION = 2  # calls per worker that are handed to a backend which returns them 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # what ``joblib.delayed(function)(...)`` makes
 
 
+def delayed(function: Callable[..., Any], *positional: Any) -> Call:
+    """A call for ``results``, written down."""
+    return function, positional, {}
+
+
 def results(
     calls: Iterable[Call],
     workers: int | None,
@@ -58,6 +63,13 @@ def shares_memory() -> bool:
 
     backend, _ = joblib.parallel.get_active_backend(prefer="threads")
     return bool(getattr(backend, "supports_sharedmem", False))
+
+
+def is_serial() -> bool:
+    """Whether nobody has set joblib to more than one worker."""
+    import joblib
+
+    return joblib.parallel.get_active_backend(prefer="threads")[1] in (None, 1)
 
 
 def choose_backend(name: str) -> None:

@@ -10,8 +10,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import yaml
-
 from quark.errors import ConfigError
 from quark.reading import DAMAGED_TEXT, reason_of
 
@@ -45,6 +43,8 @@ def parse_value(name: str, text: str) -> Any:
         pass
     except DAMAGED_TEXT as error:
         raise ConfigError(f"--set {name}: cannot read the value {text!r:.80}: {reason_of(error)}") from error
+    import yaml
+
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, *DAMAGED_TEXT) as error:

@@ -12,11 +12,10 @@ import binascii
 import os
 import re
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from quark.errors import ConfigError, QuarkError
@@ -119,29 +118,6 @@ def unpacked_text(packed: str, limit: int = WORDS) -> str:
 # ---- YAML ------------------------------------------------------------------------------------------------------------
 
 
-class _Plain(yaml.SafeLoader):
-    """YAML without aliases; a key that is given twice is an error: the second line would silently win."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """A node that is written where it stands."""
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: aliases (*{event.anchor}) are not read")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """A mapping whose keys are all different."""
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable):
-                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: a key must be a word or a number")
-            if key in seen:
-                raise yaml.YAMLError(f"the key {key!r} is given twice (line {node.start_mark.line + 1} and below)")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 def parse_yaml(text: str, source: str) -> Any:
     """The value of a YAML text.
 
@@ -151,8 +127,12 @@ def parse_yaml(text: str, source: str) -> Any:
     Raises:
         ConfigError: not YAML, aliases, doubled keys, nested too deeply, numbers of thousands of digits.
     """
+    import yaml
+
+    from quark.files.plain_yaml import Plain
+
     try:
-        return yaml.load(text, _Plain)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Plain)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, *DAMAGED_TEXT) as error:
         raise ConfigError(f"{source} is no valid YAML: {reason_of(error)}") from error
 

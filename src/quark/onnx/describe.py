@@ -9,13 +9,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from quark.onnx.graph.model import load
+from quark.onnx.graph.model import data_files, load
 from quark.onnx.graph.surgery import all_nodes, is_constant, opset
 
 SPELLED = {"FLOAT": "float32", "DOUBLE": "float64"}
-REMEMBERED = 64
-#: The external data of the last model files that were asked for: a command asks for the same sizes several times.
-_DATA_FILES: dict[tuple[str, int, int, int], frozenset[Path]] = {}
 QUANTIZERS = ("QuantizeLinear", "QuantizeDequantize")
 
 
@@ -66,7 +63,7 @@ def describe(path: str | Path) -> Description:
     nodes = [node for node in all_nodes(model) if not _is_carrier(node)]
     return Description(
         path=str(path),
-        bytes=file_bytes(path, model),
+        bytes=file_bytes(path),
         opset=opset(model),
         ir_version=model.ir_version,
         producer=" ".join(filter(None, (model.producer_name, model.producer_version))),
@@ -79,24 +76,10 @@ def describe(path: str | Path) -> Description:
     )
 
 
-def file_bytes(path: str | Path, model: ir.Model | None = None) -> int:
-    """Size of a model file together with the external data that it names.
-
-    Args:
-        path: the file; while it stays as it is, it is read for this once.
-        model: what was read from it, where somebody has.
-    """
+def file_bytes(path: str | Path) -> int:
+    """Size of a model file together with the external data that it names."""
     path = Path(path)
-    state = path.stat()
-    key = (str(path.resolve()), state.st_mtime_ns, state.st_size, state.st_ino)
-    if key not in _DATA_FILES:
-        opened = load(path) if model is None else model
-        tensors = (value.const_value for graph in opened.graphs() for value in graph.initializers.values())
-        found = {Path(tensor.path).resolve() for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
-        while len(_DATA_FILES) >= REMEMBERED:
-            _DATA_FILES.pop(next(iter(_DATA_FILES)), None)
-        _DATA_FILES[key] = frozenset(found)
-    return state.st_size + sum(file.stat().st_size for file in _DATA_FILES[key])
+    return sum(file.stat().st_size for file in (path, *data_files(path)))
 
 
 def dtype_name(dtype: ir.DataType | None) -> str:

@@ -89,7 +89,7 @@ def _quantize(
         with _timed(seconds, "load"):
             tell_idle(job)
             source = files.load(model_input)
-            before = file_bytes(model_input, source) if isinstance(model_input, (str, Path)) else None
+            before = file_bytes(model_input) if isinstance(model_input, (str, Path)) else None
             resume = open_resume(source, job, named_files(job))
             inside = wants_bodies(source, job.options)
             known = all_known(source) if inside else known_nodes(source)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
 from quark.errors import DataError
 from quark.files.ours import MARK
 from quark.files.untrusted import Schema, checked, read_settings
@@ -30,6 +28,8 @@ class _Fields(Schema):
 
 def text_of(settings: Preprocessing) -> str:
     """What the file says: the fields that are not at their default."""
+    import yaml
+
     return f"# {MARK}: pixel / scale - mean, / std\n{yaml.safe_dump(settings.to_dict(), sort_keys=False)}"
 
 

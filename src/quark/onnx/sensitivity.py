@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 import onnx_ir as ir
 
@@ -228,9 +227,10 @@ def _results(
         alike.setdefault(_digest(unit, name), []).append((unit, name))
     chosen = [tasks[0] for tasks in alike.values()]
     calls = (
-        joblib.delayed(trial)(site, unit.name, unit.op_type, unit.tensors[name], metric, name) for unit, name in chosen
+        parallel.delayed(trial, site, unit.name, unit.op_type, unit.tensors[name], metric, name)
+        for unit, name in chosen
     )
-    if workers == 1 and joblib.parallel.get_active_backend(prefer="threads")[1] in (None, 1):
+    if workers == 1 and parallel.is_serial():
         done: Iterator[Any] = (function(*args) for function, args, _ in calls)
     else:
         done = parallel.results(calls, workers, "threads")

@@ -20,7 +20,6 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-import joblib
 import onnx_ir as ir
 
 from quark import parallel
@@ -141,7 +140,7 @@ def _chunks(feeds: Iterable[Feed], first: int, size: int) -> Iterator[Chunk]:
 def _results(site: Site, chunks: Iterator[Chunk], workers: int) -> Iterator[tuple[int, Statistics]]:
     """(samples, their statistics), in order; a few chunks are under way at a time."""
     yield from parallel.results(
-        (joblib.delayed(_work)(site, *chunk) for chunk in chunks), workers, "threads", ahead=workers + 1
+        (parallel.delayed(_work, site, *chunk) for chunk in chunks), workers, "threads", ahead=workers + 1
     )
 
 

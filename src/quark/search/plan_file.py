@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from quark.errors import ConfigError, unknown
 from quark.files.ours import MARK
 from quark.files.outputs import Output, write_output
@@ -83,6 +81,8 @@ def measured_words(found: Found) -> str:
 
 
 def _yaml(values: Mapping[str, Any], notes: Mapping[str, str], head: Sequence[str]) -> str:
+    import yaml
+
     lines = [f"# {line}".rstrip() for line in head]
     for key, value in values.items():
         if key != "layers":
@@ -96,4 +96,6 @@ def _yaml(values: Mapping[str, Any], notes: Mapping[str, str], head: Sequence[st
 
 def _scalar(text: str) -> str:
     """A string as YAML writes it, in quotes where it must be; always on one line."""
+    import yaml
+
     return yaml.safe_dump(text, width=float("inf"), allow_unicode=True).splitlines()[0]

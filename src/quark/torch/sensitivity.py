@@ -325,9 +325,7 @@ def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[t
             finally:
                 bench.undo.close()
         return
-    import joblib
-
-    calls = (joblib.delayed(work)(part, number) for number, part in enumerate(parts))
+    calls = (parallel.delayed(work, part, number) for number, part in enumerate(parts))
     done = parallel.results(calls, workers, "processes", ordered=False)
     for number, found in done:
         yield from ((parts[number], name, measured) for name, measured in found.items())

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 import onnx_ir as ir
 
@@ -317,7 +316,7 @@ class _Decider:
         """The metric of every choice; several at a time, and known ones not again. Only this thread writes files."""
         known = [self._known(choice, ledger) for choice in choices]
         todo = [choice for choice, value in zip(choices, known, strict=True) if value is None]
-        fresh = _run((joblib.delayed(self._measured)(choice, site) for choice in todo), self.config.worker_num)
+        fresh = _run((parallel.delayed(self._measured, choice, site) for choice in todo), self.config.worker_num)
         for number, (choice, value) in enumerate(zip(choices, known, strict=True), 1):
             yield self._keep(choice, next(fresh), ledger) if value is None else value
             self.context.progress(SOURCE, number, len(choices))

@@ -36,6 +36,9 @@ EXTERNAL_THRESHOLD = 1024
 COMMON_IR = 10
 """Newest IR version that every supported ONNX Runtime loads; a newer one is written only where the model needs it."""
 _AHEAD: dict[tuple[str, int, int, int], ir.Model] = {}
+#: What the last model files that were asked for name as external data: a command asks several times.
+_LOCATIONS: dict[tuple[int, int, int, int], tuple[str, ...]] = {}
+REMEMBERED = 64
 _NEEDED_IR = {
     ir.DataType.FLOAT8E4M3FN: 9,
     ir.DataType.FLOAT8E4M3FNUZ: 9,
@@ -279,14 +282,34 @@ def inputs_of_model(model: ModelInput, name: str = "the float model") -> Iterato
         return
     path = Path(model)
     yield name, path
-    if path.is_file():
-        try:
-            proto = onnx.load(path, format="protobuf", load_external_data=False)
-        except (OSError, DecodeError, ValueError):  # whoever reads the model says what is wrong with it
-            return
-        for tensor in _external(proto.graph):
-            entries = {entry.key: entry.value for entry in tensor.external_data}
-            yield f"external data of {name}", path.parent / entries.get("location", "")
+    for file in data_files(path):
+        yield f"external data of {name}", file
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files of external data that a model names; none where it cannot be read, which whoever loads it says.
+
+    A file is read for this once, while it stays as it is, whatever it is called meanwhile.
+    """
+    if not path.is_file():
+        return []
+    state = path.stat()
+    key = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
+    if key not in _LOCATIONS:
+        while len(_LOCATIONS) >= REMEMBERED:
+            _LOCATIONS.pop(next(iter(_LOCATIONS)), None)
+        _LOCATIONS[key] = _locations(path)
+    return [path.parent / location for location in _LOCATIONS[key]]
+
+
+def _locations(path: Path) -> tuple[str, ...]:
+    """Where a model says that its external data are, each place once."""
+    try:
+        proto = onnx.load(path, format="protobuf", load_external_data=False)
+    except (OSError, DecodeError, ValueError):
+        return ()
+    entries = ({entry.key: entry.value for entry in tensor.external_data} for tensor in _external(proto.graph))
+    return tuple(dict.fromkeys(found.get("location", "") for found in entries))
 
 
 def _external(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
 from quark.errors import ConfigError, unknown
 from quark.onnx.quantization.config.algorithm import (
     ALGO_NAME_TO_CLASS,
@@ -58,6 +56,8 @@ def _settings(text: str, told: str) -> dict[str, Any]:
     pairs = [part.partition("=") for part in told.split(",")]
     if any(not sign or not value for _, sign, value in pairs):
         raise ConfigError(f"--algorithm {text!r}: write settings as in adaround:num_iterations=100,early_stop=false")
+    import yaml
+
     return {name.strip(): yaml.safe_load(value) for name, _, value in pairs}
 
 
