@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from quark.measure.answers import Answers, kind_of, update
+from quark.measure.detections import layout_of, read
 
 
 def rng() -> np.random.Generator:
@@ -192,3 +193,54 @@ def test_offsets_that_a_program_decodes_are_no_boxes() -> None:
         answers = {name: Answers() for name in first}
         update(answers, first, first)
         assert answers["boxes"].kind == "values" and answers["scores"].kind == "scores"
+
+
+def set_of_boxes(function: str, moved: float, columns: int = 8) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Two models of the DETR family: 20 detections of 320 queries; the second has its rows in another order."""
+    x, y = found_boxes("centre", "share", moved, 8)
+    logits = rng().normal(-6, 0.5, (1, ROWS, columns))
+    if function == "softmax":
+        logits[..., -1] = 3
+    logits[0, SEEN, 1] = 6
+    order = rng().permutation(ROWS)
+    features = rng().normal(0, 1, (1, ROWS, 64))
+    first = {"features": features, "logits": logits, "boxes": x}
+    second = {"features": features, "logits": logits[:, order], "boxes": y[:, order]}
+    return first, second
+
+
+KINDS_OF_A_SET = {"features": "values", "logits": "boxes", "boxes": "boxes"}
+
+
+@pytest.mark.parametrize("function", ["sigmoid", "softmax"])
+@pytest.mark.parametrize(("moved", "kept"), [(0.0, 1.0), (0.30, 1.0), (0.36, 0.6)])
+def test_logits_beside_boxes_count_as_a_set_of_detections(function: str, moved: float, kept: float) -> None:
+    """Both outputs, though the decibels of rows in another order say that all is lost; features stay what they are."""
+    first, second = set_of_boxes(function, moved)
+    answers = {name: Answers() for name in first}
+    update(answers, first, second)
+    assert {name: one.kind for name, one in answers.items()} == KINDS_OF_A_SET
+    assert answers["logits"].share == answers["boxes"].share == pytest.approx(kept)
+    layout = layout_of(first)
+    assert layout is not None and (layout.boxes, layout.scores) == ("boxes", "logits")
+    assert set(read(first, layout).classes[read(first, layout).scores > 0.5]) == {1}
+
+
+@pytest.mark.parametrize("function", ["sigmoid", "softmax"])
+def test_a_set_whose_classes_change_or_whose_logits_break_is_lost(function: str) -> None:
+    first, second = set_of_boxes(function, 0.0)
+    other = {**second, "logits": np.roll(second["logits"][..., :-1], 1, axis=-1)}
+    other["logits"] = np.concatenate([other["logits"], second["logits"][..., -1:]], -1)
+    for wrong in (other, {**second, "logits": np.full_like(second["logits"], np.nan)}):
+        answers = {name: Answers() for name in first}
+        update(answers, first, wrong)
+        assert answers["boxes"].share == 0.0
+
+
+def test_features_beside_boxes_are_no_logits() -> None:
+    boxes, _ = found_boxes("centre", "share", 0.0, 0)
+    for features in (rng().normal(0, 1, (1, ROWS, 64)), rng().uniform(0, 4, (1, ROWS, 64))):
+        first = {"features": features, "boxes": boxes}
+        answers = {name: Answers() for name in first}
+        update(answers, first, first)
+        assert {one.kind for one in answers.values()} == {"values"}

@@ -15,19 +15,20 @@ of the float model decide what an output looks like, and its *answers* are compa
     labels    integers: the share of equal ones
     values    anything else: only the distance says how near it is
 
-What is not handled: answers that a program computes first (boxes decoded from anchors, scores from logits beside
-boxes): a metric of the user's own does that.
+What is not handled: answers that a program computes first (boxes decoded from anchors): a metric of the user's own
+does that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from quark.measure.boxes import COORDINATES, form_of, likelier, matched
+from quark.measure.logits import Reading, reading_of
 
 Kind = Literal["classes", "scores", "boxes", "labels", "values"]
 
@@ -41,6 +42,24 @@ ROWS = 32  # detections come in many rows
 MAJORITY = 0.9  # a class that wins this share of many rows is the background
 FEW = 10  # answers, below which nothing can be said about a share of them
 
+Outputs = Mapping[str, np.ndarray]
+
+
+class Detected(NamedTuple):
+    """The outputs that hold detections together: boxes and scores, or logits, which ``reading`` turns into scores."""
+
+    boxes: str
+    scores: str
+    reading: Reading | None = None
+
+    def alike(self, x: Outputs, y: Outputs) -> bool:
+        """Whether both models found as many."""
+        return all(x[name].shape == y[name].shape for name in (self.boxes, self.scores))
+
+    def tally(self, x: Outputs, y: Outputs) -> tuple[float, float]:
+        """Detections of the float model's outputs and of the other's: 2 tp, and 2 tp + fp + fn."""
+        return _boxes(x[self.boxes], y[self.boxes], x[self.scores], y[self.scores], self.reading)
+
 
 @dataclass
 class Answers:
@@ -50,7 +69,7 @@ class Answers:
         kind: what the output looks like, decided by the float model's first sample.
         kept, total: answers that both give, and all of them, per sample; for scores and boxes 2 tp and 2 tp + fp + fn.
         unlike: samples in which the outputs have different shapes (another number of detections).
-        scores: the output that holds the scores of these boxes, where it is another one.
+        detected: the outputs that this one holds detections with.
         inside: all values of the first sample are in 0..1; scores that leave it later were none.
     """
 
@@ -58,30 +77,27 @@ class Answers:
     kept: list[float] = field(default_factory=list)
     total: list[float] = field(default_factory=list)
     unlike: int = 0
-    scores: str | None = None
+    detected: Detected | None = None
     inside: bool = False
 
-    def update(
-        self, reference: np.ndarray, value: np.ndarray, scores: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> None:
-        """Add one sample's output of the float model and of the other; ``scores``: of both, where these are boxes."""
+    def update(self, reference: np.ndarray, value: np.ndarray, pair: tuple[Outputs, Outputs] = ({}, {})) -> None:
+        """Add one sample's output of the float model and of the other; ``pair``: all outputs, for ``detected``."""
+        together = self.detected
         if self.kind is None:
-            self.kind = "boxes" if scores else kind_of(reference)
+            self.kind = "boxes" if together else kind_of(reference)
             self.inside = bool(reference.size) and _bounded(reference)
         elif self.kind == "scores" and self.inside and reference.size and not _bounded(reference):
             self.kind = "values"  # the first one was silence, or the like, which looked like scores that are never high
             self.kept, self.total = [0.0] * len(self.kept), [0.0] * len(self.total)
-        if reference.shape != value.shape or (scores and scores[0].shape != scores[1].shape):
+        if reference.shape != value.shape or (together and not together.alike(*pair)):
             self.unlike += 1
-            pair = _sizes(reference, value)
+            counted = _sizes(reference, value)
         elif not reference.size:
-            pair = 0.0, 0.0
-        elif scores:
-            pair = _boxes(reference, value, *scores)
+            counted = 0.0, 0.0
         else:
-            pair = _COUNTED[self.kind](reference, value)
-        self.kept.append(pair[0])
-        self.total.append(pair[1])
+            counted = together.tally(*pair) if together else _COUNTED[self.kind](reference, value)
+        self.kept.append(counted[0])
+        self.total.append(counted[1])
 
     @property
     def share(self) -> float | None:
@@ -100,24 +116,47 @@ class Answers:
         return float(np.sqrt(len(parts) / (len(parts) - 1) * np.sum(parts**2)))
 
 
-def update(
-    answers: Mapping[str, Answers], reference: Mapping[str, np.ndarray], value: Mapping[str, np.ndarray]
-) -> None:
+def update(answers: Mapping[str, Answers], reference: Outputs, value: Outputs) -> None:
     """Add one sample's outputs of both models by name; boxes count with the scores beside them."""
     for name, one in answers.items():
         if one.kind is None:
-            one.scores = scores_beside(name, reference)
-        beside = None if one.scores is None else (reference[one.scores], value[one.scores])
-        one.update(reference[name], value[name], beside)
+            one.detected = detected(name, reference)
+        one.update(reference[name], value[name], (reference, value))
 
 
-def scores_beside(name: str, outputs: Mapping[str, np.ndarray]) -> str | None:
+def detected(name: str, outputs: Outputs) -> Detected | None:
+    """The detections that an output of the float model is part of: as boxes, or as the logits beside them."""
+    scores = scores_beside(name, outputs)
+    if scores is not None:
+        return Detected(name, scores)
+    by_logits = ((boxes, logits_beside(boxes, outputs)) for boxes in outputs)
+    pairs = (Detected(boxes, *found) for boxes, found in by_logits if found is not None)
+    return next((pair for pair in pairs if name in pair[:2]), None)
+
+
+def scores_beside(name: str, outputs: Outputs) -> str | None:
     """The output with the scores of the boxes of output ``name``; None: it holds none, or there are none."""
     boxes = _boxes_alone(outputs[name])
     if boxes is None:
         return None
     others = (other for other in outputs if other != name and kind_of(outputs[other]) == "scores")
     return next((other for other in others if with_rows(outputs[other], len(boxes)) is not None), None)
+
+
+def logits_beside(name: str, outputs: Outputs) -> tuple[str, Reading] | None:
+    """The output with the logits of the boxes of output ``name``, the narrowest that can be read so; None: there is
+    none, or there are scores."""
+    boxes = _boxes_alone(outputs[name])
+    if boxes is None or scores_beside(name, outputs) is not None:
+        return None
+    found: list[tuple[int, str, Reading]] = []
+    for other, x in outputs.items():
+        rows = with_rows(x, len(boxes)) if other != name and x.dtype.kind == "f" else None
+        reading = None if rows is None else reading_of(rows)
+        if rows is not None and reading is not None:
+            found.append((rows.shape[1], other, reading))
+    best = min(found, key=lambda one: one[0], default=None)
+    return None if best is None else best[1:]
 
 
 def _boxes_alone(x: np.ndarray) -> np.ndarray | None:
@@ -242,21 +281,33 @@ def _scores(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 def _boxed(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Detections: boxes and scores in one output."""
     (boxes, scores), (theirs, judged) = (np.split(as_rows(one), [COORDINATES], axis=1) for one in (x, y))
-    return _matches(boxes, theirs, columns(scores, scores), columns(scores, judged))
+    a, b = columns(scores, scores), columns(scores, judged)
+    return _matches(boxes, theirs, a, b, _ranked(a))
 
 
-def _boxes(x: np.ndarray, y: np.ndarray, of_x: np.ndarray, of_y: np.ndarray) -> tuple[float, float]:
-    """Boxes of both models, and their scores in another output."""
+def _boxes(
+    x: np.ndarray, y: np.ndarray, of_x: np.ndarray, of_y: np.ndarray, reading: Reading | None
+) -> tuple[float, float]:
+    """Boxes of both models, and their scores, or logits, in another output."""
     axis = -1 if x.shape[-1] == COORDINATES else 1
     boxes, theirs = (np.moveaxis(one, axis, -1).reshape(-1, COORDINATES) for one in (x, y))
-    a, b = (with_rows(detections(of_x, one), len(boxes)) for one in (of_x, of_y))
-    return _scores(of_x, of_y) if a is None or b is None else _matches(boxes, theirs, a, b)
+    a, b = (with_rows(one if reading else detections(of_x, one), len(boxes)) for one in (of_x, of_y))
+    if a is None or b is None:
+        return _scores(of_x, of_y)
+    if reading is not None:
+        return _matches(boxes, theirs, reading.scores(a), reading.scores(b), ranked=True)
+    return _matches(boxes, theirs, a, b, _ranked(a))
 
 
-def _matches(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+def _ranked(scores: np.ndarray) -> bool:
+    """Whether rows come by falling score, so that the same object may be in another row."""
+    peaks = scores.max(1)
+    return bool((np.diff(peaks) <= 0).all() and peaks[-1] < peaks[0])
+
+
+def _matches(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray, ranked: bool) -> tuple[float, float]:
     """Boxes [rows, 4] and scores [rows, classes] of both: as ``_scores`` counts, where the boxes overlap."""
-    form, peaks = likelier(x), a.max(1)
-    ranked = bool((np.diff(peaks) <= 0).all() and peaks[-1] < peaks[0])
+    form = likelier(x)
     found, kept = a >= CONFIDENT, b >= CONFIDENT
     hits = matched(x, y, form, found, b >= CONFIDENT - SLACK, ranked)
     hits += matched(y, x, form, kept, a >= CONFIDENT - SLACK, ranked)

@@ -1,7 +1,7 @@
 """Detections out of a detector's outputs, and their average precision against labelled boxes.
 
 Where boxes and scores are is decided by the float model's outputs (``layout_of``), so that a quantized model is read in
-the same way. Read are boxes beside an output of scores of as many rows, and detections [rows, coordinates + scores]. An
+the same way. Read are boxes beside scores or logits of as many rows, and detections [rows, coordinates + scores]. An
 objectness in front of the classes is multiplied by them, a background class is left out. Offsets that a program turns
 into boxes afterwards are none of these: a metric of the user's own decodes them.
 
@@ -13,13 +13,14 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from quark.measure import answers
 from quark.measure.boxes import COORDINATES, Form, corners, form_of, likelier, overlap
+from quark.measure.logits import Reading
 
 LIKELY = 0.01  # score, from which a box is a detection
 SAME = 0.65  # overlap, from which the box of the lower score is the same object
@@ -37,6 +38,7 @@ class Layout:
         form: of the boxes.
         like: the float model's scores, whose columns say which of them are an objectness or a background.
         relative: whether coordinates are parts of the picture, 0..1, instead of pixels of the input.
+        reading: how logits become scores; None: they are scores.
     """
 
     boxes: str
@@ -44,6 +46,7 @@ class Layout:
     form: Form
     like: np.ndarray
     relative: bool
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,9 @@ def layout_of(outputs: Mapping[str, np.ndarray]) -> Layout | None:
         beside = answers.scores_beside(name, outputs)
         if beside is not None:
             return _layout(name, beside, _alone(x), outputs[beside])
+        logits = answers.logits_beside(name, outputs)
+        if logits is not None:
+            return replace(_layout(name, logits[0], _alone(x), outputs[logits[0]]), reading=logits[1])
     return None
 
 
@@ -85,8 +91,10 @@ def read(outputs: Mapping[str, np.ndarray], layout: Layout) -> Found:
         scores = answers.columns(layout.like, rest)
     else:
         boxes = _alone(outputs[layout.boxes])
-        beside = answers.with_rows(answers.detections(layout.like, outputs[layout.scores]), len(boxes))
+        given = outputs[layout.scores]
+        beside = answers.with_rows(given if layout.reading else answers.detections(layout.like, given), len(boxes))
         scores = np.zeros((len(boxes), 1)) if beside is None else beside
+        scores = layout.reading.scores(scores) if layout.reading and beside is not None else scores
     low, high = corners(boxes, layout.form)
     return distinct(np.concatenate([low, high], 1), np.nan_to_num(scores))
 
