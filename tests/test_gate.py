@@ -309,6 +309,7 @@ ALLOWED = {
     "quark.torch.files.changed": OWN,
     "quark.torch.files.prequantized": f"{DRAFT}; deletes the hidden folder that it made",
     "quark.torch.files.quantize": OWN,
+    "quark.torch.files.target": OWN,
     "quark.torch.files.tuned": OWN,
 }
 

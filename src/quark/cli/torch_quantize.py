@@ -274,8 +274,8 @@ def by_files(request: Request, format: str, batch_size: int, workers: int) -> di
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.export.write_as import check_experts, config_for
     from quark.torch.files.carried import facts_of as facts_of_carried
-    from quark.torch.files.quantize import is_finished
     from quark.torch.files.skeleton import read_skeleton
+    from quark.torch.files.target import is_finished
     from quark.torch.language import batches, calibration_samples, check_ids, load_tokenizer, read_ids
 
     source = request.source

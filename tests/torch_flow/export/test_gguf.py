@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,3 +220,40 @@ def test_what_does_not_fit_is_refused(bpe: Path, tmp_path: Path, caplog: pytest.
         export_gguf(model_of(), tmp_path / "m", "llama", tmp_path, weight_type="F16")
     assert not (tmp_path / "m").exists()
     assert IDS.max() < VOCAB
+
+
+@pytest.mark.parametrize("broken", ["rows", "scale"])
+@pytest.mark.parametrize("scheme", ["Q4_0", "Q8_0"])
+def test_gguf_files_are_read_back(
+    scheme: str, broken: str, bpe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quark.torch.export import gguf_tensors
+
+    model = quantized(model_of(), QConfig(EXACT[scheme], exclude=["lm_head"]))
+    block = gguf_tensors.simple_block
+
+    def blocks(kind: str, codes: Any, scale: Any, *rest: Any) -> Any:
+        return block(
+            kind, codes[::-1] if broken == "rows" else codes, scale * (1.01 if broken == "scale" else 1), *rest
+        )
+
+    monkeypatch.setattr(gguf_tensors, "simple_block", blocks)
+    with pytest.raises(ModelError, match=r"reads back .* of its norm away"):
+        export_gguf(model, tmp_path / "m", "llama", bpe)
+    assert not (tmp_path / "m").exists()
+    export_gguf(model, tmp_path / "m", "llama", bpe, verify=False)
+
+
+def test_floats_that_float16_has_not_are_kept_whole(
+    bpe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An embedding of tiny numbers is written as F32, and named."""
+    model = quantized(model_of(), QConfig(EXACT["Q8_0"], exclude=["lm_head"]))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(1e-7)
+    with caplog.at_level(logging.WARNING):
+        loss = export_gguf(model, tmp_path, "llama", bpe)
+    tensors = read(tmp_path / "llama.gguf")[1]
+    assert loss.rescued == ["model.embed_tokens.weight"] and "model.embed_tokens.weight" in caplog.text
+    assert np.array_equal(tensors["token_embd.weight"].data, model.get_input_embeddings().weight.detach().numpy())
+    assert loss.relative < 1e-3

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.torch_flow.models import TwoLayers
 
 from quark.errors import ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export import state
 from quark.torch.export.api import export_safetensors
+from quark.torch.quantization.config.config import Int4PerGroupSpec, QConfig, QLayerConfig
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"vocab_size": 128, "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -87,7 +89,8 @@ def doubled(stored: Stored) -> Stored:
 
 FORMATS = {
     "awq": ("int4_wo_32",), "gptq": ("int4_wo_32", "int8_wo_per_channel"), "gptq_v2": ("uint4_wo_32",),
-    "fp8": ("fp8_block",), "compressed-tensors": ("int4_wo_32", "fp8_block", "nvfp4", "mxfp4_weight_only", "ptpc_int8"),
+    "modelopt": ("fp8", "nvfp4", "mxfp8"), "fp8": ("fp8_block",),
+    "compressed-tensors": ("int4_wo_32", "fp8_block", "nvfp4", "mxfp4_weight_only", "ptpc_int8"),
 }  # fmt: skip
 
 
@@ -116,4 +119,79 @@ def test_formats_of_other_programs_are_decoded_by_their_own_rules(
         return
     with pytest.raises(ModelError, match="does not read back"):
         export(model, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def changed(stored: Any, key: str) -> Any:
+    """Codes with their rows the other way round, or scales twice as large."""
+    return {**stored, key: stored[key].flip(0).contiguous() if key == "" else stored[key] * 2}
+
+
+@pytest.mark.parametrize("key", ["", "scale"])
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4_weight_only"])
+def test_files_are_read_back_before_they_take_their_place(
+    scheme: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File by file: a broken writer is an error that names the tensor, and leaves no file."""
+    from quark.torch.files import quantize
+
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, intermediate_size=512)).save_pretrained(
+        tmp_path / "m"
+    )
+    config, store = LLMTemplate.get("llama").get_config(scheme), quantize.store
+    samples = [torch.arange(16)[None]]
+    monkeypatch.setattr(quantize, "store", lambda *given: changed(store(*given), key))
+    if (scheme, key) == ("mxfp4_weight_only", "scale"):
+        monkeypatch.setattr(quantize, "store", lambda *given: {**(made := store(*given)), key: made[key] + 1})
+    with pytest.raises(ModelError, match=r"layers.0.*weight' does not read back"):
+        ModelQuantizer(config).direct_quantize_checkpoint(tmp_path / "m", tmp_path / "o", dataloader=samples)
+    assert not list((tmp_path / "o").glob("*.safetensors"))
+    monkeypatch.setattr(quantize, "store", store)
+    ModelQuantizer(config).direct_quantize_checkpoint(tmp_path / "m", tmp_path / "o", dataloader=samples)
+
+
+def test_a_float_tensor_is_read_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quark.torch.files import quantize
+
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, intermediate_size=512))
+    model.save_pretrained(tmp_path / "m")
+    write = quantize.write_file
+
+    def write_wrongly(path: Path, items: list[Any]) -> None:
+        write(path, items)
+        with path.open("r+b") as file:
+            file.seek(-1, 2)
+            last = file.read(1)
+            file.seek(-1, 2)
+            file.write(bytes([last[0] ^ 1]))
+
+    monkeypatch.setattr(quantize, "write_file", write_wrongly)
+    config = LLMTemplate.get("llama").get_config("int4_wo_32")
+    with pytest.raises(ModelError, match="does not read back"):
+        ModelQuantizer(config).direct_quantize_checkpoint(tmp_path / "m", tmp_path / "o")
+
+
+@pytest.mark.parametrize("wrong", [lambda values: values * 2, lambda values: values[::-1].copy()])
+def test_the_weights_of_a_graph_are_computed_and_compared(
+    wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numpy_helper = pytest.importorskip("onnx.numpy_helper")
+    pytest.importorskip("onnxscript")
+    from quark.torch.export import onnx_model
+    from quark.torch.export.api import export_onnx
+
+    save = onnx_model.save
+
+    def save_wrongly(proto: Any, path: Path) -> None:
+        for tensor in proto.graph.initializer:
+            if tensor.dims and "fc1.weight" in tensor.name and tensor.data_type == 1:
+                tensor.CopyFrom(numpy_helper.from_array(wrong(numpy_helper.to_array(tensor)), tensor.name))
+        save(proto, path)
+
+    config = QConfig(QLayerConfig(weight=Int4PerGroupSpec(-1, 8).to_quantization_spec()))
+    model = ModelQuantizer(config).quantize_model(TwoLayers())
+    monkeypatch.setattr(onnx_model, "save", save_wrongly)
+    with pytest.raises(ModelError, match=r"'fc1.weight' does not read back"):
+        export_onnx(model, tmp_path / "m", torch.randn(2, 16))
     assert not (tmp_path / "m").exists()

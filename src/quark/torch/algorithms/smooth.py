@@ -76,6 +76,7 @@ def search(
         exponents, weight_exponents: of the coarse grid, rising; the same value throughout: that one is fixed.
         others: further candidates.
     """
+
     def scales(pair: Pair) -> torch.Tensor:
         return effective(context, place, scale_of(inputs, weights, pair))
 

@@ -179,15 +179,18 @@ def foreign(model: nn.Module, names: Names, entry: Mapping[str, Any]) -> dict[st
     scale = "weight_scale_inv" if blocks else "weight_scale"
     decoder = fp8_decoder(tuple(blocks) if blocks else None)
     rules: dict[Any, tuple[tuple[str, ...], Decoder, Any]] = {
-        "awq": (("qweight", "qzeros", "scales"), awq_values, columns_cut(4, ("qweight", "qzeros"))),
-        "gptq": (("qweight", "qzeros", "scales", "g_idx"), gptq_decoder(bits, lowered), columns_cut(bits, ("qzeros",))),
+        "awq": (("qweight", "qzeros", "scales"), awq_values, columns_cut),
+        "gptq": (("qweight", "qzeros", "scales", "g_idx"), gptq_decoder(bits, lowered), columns_cut),
         "fp8": (("weight", scale), lambda found: decoder({"weight": found["weight"], "scale": found[scale]}), rows_cut),
     }
+    if method == "modelopt":
+        rules["modelopt"] = (*modelopt.decoder_of(entry["quant_algo"]), rows_cut)
     if method not in rules:
         return {}
     roles, decode, cut = rules[method]
     coded = (name for name, layer in quantized_layers(model) if layer.weight_quantizer is not None)
-    return {name: Foreign({role: f"{names.layer(name)}.{role}" for role in roles}, decode, cut) for name in coded}
+    places = {name: {role: f"{names.layer(name)}.{role}" for role in roles} for name in coded}
+    return {name: Foreign(own, decode, cut, method != "modelopt") for name, own in places.items()}
 
 
 def refuse(mode: str, sentence: str) -> NoReturn:

@@ -18,8 +18,33 @@ from quark.numerics.packing import AWQ_ORDER, unpack
 
 Parts = dict[str, torch.Tensor]
 Decoder = Callable[[Parts], torch.Tensor]
-WORD = 32  # bits of a word of codes
 COMPRESSED = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape")
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Some rows of a tensor, as runs (first, number); one run of all of them is the whole tensor.
+
+    Attributes:
+        rows: of the tensor.
+        runs: ordered.
+    """
+
+    rows: int
+    runs: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        """Rows in all runs."""
+        return sum(count for _, count in self.runs)
+
+    def cut(self, value: torch.Tensor, axis: int = 0) -> torch.Tensor:
+        """What belongs to the rows, of a tensor whose ``axis`` runs along them, in any step."""
+        if self.count == self.rows:
+            return value
+        length = value.shape[axis]
+        runs = ((length * start // self.rows, max(1, length * count // self.rows)) for start, count in self.runs)
+        return torch.cat([value.narrow(axis, start, count) for start, count in runs], axis)
 
 
 @dataclass(frozen=True)
@@ -29,13 +54,13 @@ class Foreign:
     Attributes:
         parts: names of its stored tensors, by their role.
         decode: makes float32 values [rows, columns] of them.
-        cut: (parts, first row, number of rows, rows of all) → the parts of these rows.
+        cut: (parts, rows) → the parts of these rows.
         exact: bit for bit; else within 2^-8 (the library decodes NVFP4 to bfloat16).
     """
 
     parts: Mapping[str, str]
     decode: Decoder
-    cut: Callable[[Parts, int, int, int], Parts]
+    cut: Callable[[Parts, Windows], Parts]
     exact: bool = True
 
 
@@ -94,29 +119,17 @@ def decompressor(scheme: Any, format: str) -> Decoder:
 # ---- rows of large tensors -------------------------------------------------------------------------------------------
 
 
-def columns_cut(bits: int, streams: tuple[str, ...]) -> Callable[[Parts, int, int, int], Parts]:
-    """Of tensors [.., out]: those whose last axis is a stream of codes are cut by words."""
-
-    def cut(parts: Parts, start: int, count: int, rows: int) -> Parts:
-        made = {}
-        for role, value in parts.items():
-            share = bits / WORD if role in streams else 1
-            whole = value.dim() < 2
-            made[role] = value if whole else value[:, int(start * share) : int((start + count) * share)]
-        return made
-
-    return cut
+def columns_cut(parts: Parts, windows: Windows) -> Parts:
+    """Of tensors [.., out], or of streams of codes along the outputs."""
+    return {role: value if value.dim() < 2 else windows.cut(value, 1) for role, value in parts.items()}
 
 
-def rows_cut(parts: Parts, start: int, count: int, rows: int) -> Parts:
+def rows_cut(parts: Parts, windows: Windows) -> Parts:
     """Of tensors [out, ..], or of one that has fewer rows."""
     made = {}
     for role, value in parts.items():
         if role == "weight_shape":
-            made[role] = torch.tensor([count, int(value[1])], dtype=value.dtype)
-        elif value.dim() < 2 or value.shape[0] == 1:
-            made[role] = value
+            made[role] = torch.tensor([windows.count, int(value[1])], dtype=value.dtype)
         else:
-            length = value.shape[0]
-            made[role] = value[length * start // rows : length * start // rows + max(1, length * count // rows)]
+            made[role] = value if value.dim() < 2 or value.shape[0] == 1 else windows.cut(value)
     return made

@@ -52,6 +52,7 @@ def export_gguf(
     weight_type: str | None = None,
     float_type: str = "F16",
     layer_types: Mapping[str, str] | None = None,
+    verify: bool = True,
 ) -> Loss:
     """Write ``<output_dir>/<model_type>.gguf``.
 
@@ -64,6 +65,8 @@ def export_gguf(
             rounded from their values; None: that of their scheme.
         float_type: "F16", "BF16" or "F32", for embeddings and layers that are not quantized.
         layer_types: GGML types of single layers, by name or glob, in the place of ``weight_type``.
+        verify: read every tensor back and compare it with what the model computes with, before the file appears;
+            without it no loss is measured.
 
     Returns:
         What the file loses against the values of the model, and the tensors that were kept as F32 because float16
@@ -94,7 +97,9 @@ def export_gguf(
     choice = Choice(row, config, names_of(row, config), weight_type, types, float_type, is_float)
     entries = [*entries_of(apart, tensors_of(apart), choice, loss), *factors(config)]
     with new_folder(output_dir, beside=True) as folder:
-        write(folder / target.name, entries, config, row, Path(tokenizer_path), loss)
+        write(folder / target.name, entries, config, row, Path(tokenizer_path))
+        if verify:
+            read_back(folder / target.name, entries, loss)
     tell(loss, target.name)
     return loss
 
@@ -150,7 +155,7 @@ def factors(config: Any) -> list[Entry]:
     return [] if found is None else [Entry("rope_freqs.weight", "F32", found.shape, lambda: found, lambda: found)]
 
 
-def write(path: Path, entries: list[Entry], config: Any, row: Architecture, tokenizer: Path, loss: Loss) -> None:
+def write(path: Path, entries: list[Entry], config: Any, row: Architecture, tokenizer: Path) -> None:
     """The file: metadata, vocabulary, tensors one after the other."""
     import gguf
 
@@ -169,11 +174,24 @@ def write(path: Path, entries: list[Entry], config: Any, row: Architecture, toke
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for entry in entries:
-            data = np.ascontiguousarray(entry.make())
-            loss.add(entry, data)
-            writer.write_tensor_data(data)
+            writer.write_tensor_data(np.ascontiguousarray(entry.make()))
     finally:
         writer.close()
+
+
+def read_back(path: Path, entries: list[Entry], loss: Loss) -> None:
+    """Every tensor of the file, as the ``gguf`` package reads and decodes it, against the values of the model.
+
+    Raises:
+        ModelError: a tensor that is missing, or not what it should be.
+    """
+    import gguf
+
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    if lost := [entry.name for entry in entries if entry.name not in found]:
+        raise ModelError(f"the tensor {lost[0]!r} is not in the file that was written")
+    for entry in entries:
+        loss.add(entry, np.asarray(found[entry.name].data))
 
 
 def add_metadata(writer: Any, config: Any, row: Architecture, entries: list[Entry]) -> None:

@@ -11,6 +11,7 @@ differ from the values that were evaluated.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,10 @@ LEVELS = {"Q4_0": 8, "Q4_1": 15, "Q5_0": 16, "Q5_1": 31, "Q8_0": 127} | {
 }  # fmt: skip  # the largest value over the float16 scale
 DIGITS = 2.0**-10  # relative error of a scale that float16 holds with all its digits
 FEWER = 2.0**-7  # relative error of a scale that values are rounded under
+CODED = 2.0**-9  # relative error of a tensor whose scales float16 has; minima of Q4_1 too
+FLOAT_BOUNDS = {"F32": 1e-7, "F16": 2.0**-10, "BF16": 2.0**-8}  # numbers that float16 has not are told as loss
+ROUNDED = 0.8  # of 2 bits, outliers in every block; a wrong order of codes, rows or scales gives more than 1
+SUMMED = 1 << 16  # terms of a float32 sum
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 Values = Callable[[], np.ndarray]
 
@@ -52,6 +57,7 @@ class Entry:
         shape: of the numbers.
         make: the data: float arrays, or bytes of blocks [rows, bytes].
         values: what the numbers should be.
+        coded: the data are the codes that the model has; only their scales are rounded.
     """
 
     name: str
@@ -59,6 +65,18 @@ class Entry:
     shape: tuple[int, ...]
     make: Values
     values: Values
+    coded: bool = False
+
+    @property
+    def bound(self) -> float:
+        """The largest relative error that it may have."""
+        return CODED if self.coded else FLOAT_BOUNDS.get(self.kind, ROUNDED)
+
+
+def squares(values: np.ndarray) -> float:
+    """Sum of squares."""
+    flat = values.reshape(-1).astype(np.float32, copy=False)
+    return float(sum(np.dot(part, part) for part in np.array_split(flat, -(-flat.size // SUMMED) or 1)))
 
 
 @dataclass
@@ -80,15 +98,24 @@ class Loss:
         return float(np.sqrt(self.error / self.total)) if self.total else 0.0
 
     def add(self, entry: Entry, data: np.ndarray) -> None:
-        """Compare the bytes of a tensor with its values."""
+        """Compare the bytes of a tensor, decoded by the ``gguf`` package, with its values.
+
+        Raises:
+            ModelError: they are further away than the type can round.
+        """
         import gguf
 
+        wanted, kind = entry.values(), gguf.GGMLQuantizationType[entry.kind]
+        found = data if entry.kind in ("F32", "F16") else gguf.quants.dequantize(data, kind)
+        error, total = (squares(value) for value in (found.reshape(wanted.shape) - wanted, wanted))
+        if error > (entry.bound**2) * total:
+            raise ModelError(
+                f"{entry.name!r} reads back {math.sqrt(error / total) if total else error:.2g} of its norm away from "
+                f"what the model computes with, and {entry.kind} rounds by {entry.bound:.2g} at most; nothing was "
+                f"written. Please report this; verify=False (--no-verify) writes the file as it is"
+            )
         if len(entry.shape) > 1:
-            wanted = entry.values().astype(np.float64)
-            kind = gguf.GGMLQuantizationType[entry.kind]
-            found = data if entry.kind in ("F32", "F16") else gguf.quants.dequantize(data, kind)
-            self.error += float(np.square(found.reshape(wanted.shape) - wanted).sum())
-            self.total += float(np.square(wanted).sum())
+            self.error, self.total = self.error + error, self.total + total
 
 
 @dataclass(frozen=True)
@@ -154,6 +181,7 @@ def together(name: str, entries: list[Entry]) -> Entry:
         (len(entries), *entries[0].shape),
         lambda: np.stack([entry.make() for entry in entries]),
         lambda: np.stack([entry.values() for entry in entries]),
+        all(entry.coded for entry in entries),
     )
 
 
@@ -182,7 +210,8 @@ def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: Choice, l
         entry = coded_entry(name, target, layer, turn, values)  # type: ignore[arg-type]
         return entry if entry is not None else rescue(as_type("F32"), name, loss)
     router = target.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"))  # llama.cpp keeps these whole
-    return as_type("F32" if len(shape) == 1 or slot == "bias" or router else choice.float_type)
+    kind = "F32" if len(shape) == 1 or slot == "bias" or router else choice.float_type
+    return rescue(as_type("F32"), name, loss) if kind == "F16" and not near_float16(values()) else as_type(kind)
 
 
 def rescue(entry: Entry, name: str, loss: Loss) -> Entry:
@@ -196,6 +225,13 @@ def holds(scale: np.ndarray, tolerance: float) -> bool:
     with np.errstate(over="ignore"):
         kept = scale.astype(np.float16).astype(np.float64)
     return bool((np.abs(kept - scale) <= tolerance * np.abs(scale)).all())
+
+
+def near_float16(values: np.ndarray) -> bool:
+    """Whether float16 has a matrix to within what it rounds, of its norm."""
+    with np.errstate(over="ignore"):
+        lost = values.astype(np.float16).astype(np.float32) - values
+    return bool(np.isfinite(lost).all()) and squares(lost) <= FLOAT_BOUNDS["F16"] ** 2 * squares(values)
 
 
 def file_name(name: str, choice: Choice) -> str:
@@ -260,7 +296,7 @@ def coded_entry(
     layout = layout_of_quantizer(quantizer, shape, "order")
     if isinstance(layout, BlockLayout) and layout.block.name.startswith("mxfp4") and layout.block.size == BLOCK:
         check_rows(name, "MXFP4", shape[-1])
-        return Entry(target, "MXFP4", shape, lambda: mxfp4_data(layer, quantizer, layout, turn), values)
+        return Entry(target, "MXFP4", shape, lambda: mxfp4_data(layer, quantizer, layout, turn), values, True)
     if not (isinstance(layout, ElementLayout) and isinstance(layout.element, Int)) or not fits(layout):
         raise ConfigError(
             f"{name!r} is {layout_name(layout)}, which no GGUF type holds; integers of 2 to 4 bits and symmetric int8 "
@@ -273,7 +309,7 @@ def coded_entry(
     )
     if not holds(scale.double().cpu().numpy(), DIGITS):
         return None
-    return Entry(target, kind, shape, lambda: integer_data(kind, layer, quantizer, layout, turn), values)
+    return Entry(target, kind, shape, lambda: integer_data(kind, layer, quantizer, layout, turn), values, True)
 
 
 def layout_name(layout: Any) -> str:

@@ -14,13 +14,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quark import __version__
 from quark.errors import ConfigError
 from quark.numerics.blocks import Block
+from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Channel, Granularity, Tensor
+from quark.numerics.packing import unpack
 from quark.torch.config.model import QConfig, QLayerConfig
+from quark.torch.export.decoded import Decoder, Parts, fp8_decoder
 from quark.torch.stage import Stage
 
+FP4 = ELEMENTS["fp4_e2m1"]
 FILE = "hf_quant_config.json"
 RENAMED = (
     (r"\.input_scale_2$", ".input_scale"),
@@ -90,6 +96,29 @@ def scales(granularity: Granularity, activation: bool) -> str:
         case Channel(axis=0) if not activation:
             return "channel"
     return "token" if activation else str(granularity)
+
+
+def nvfp4_values(parts: Parts) -> torch.Tensor:
+    """FP4 codes, low nibbles first, under E4M3 scales of 16, under one scale."""
+    packed = parts["weight"].view(torch.uint8)
+    codes = FP4.decode(unpack(packed.contiguous(), 4, packed.shape[-1] * 2, "low")).float()
+    scale = parts["weight_scale"].float() * parts["weight_scale_2"].float()
+    return codes * scale.repeat_interleave(codes.shape[-1] // scale.shape[-1], -1)
+
+
+def mxfp8_values(parts: Parts) -> torch.Tensor:
+    """E4M3 codes under powers of two of 32."""
+    codes, exponents = parts["weight"].view(torch.float8_e4m3fn).float(), parts["weight_scale"].view(torch.uint8)
+    return codes * torch.exp2(exponents.float() - 127).repeat_interleave(codes.shape[-1] // exponents.shape[-1], -1)
+
+
+def decoder_of(algorithm: str) -> tuple[tuple[str, ...], Decoder]:
+    """The tensors of a weight, and what their values are, by the rules of one of ``ALGORITHMS``."""
+    if algorithm.endswith("NVFP4"):
+        return ("weight", "weight_scale", "weight_scale_2"), nvfp4_values
+    plain = fp8_decoder(None)
+    scaled = lambda found: plain({"weight": found["weight"], "scale": found["weight_scale"]})  # noqa: E731
+    return ("weight", "weight_scale"), mxfp8_values if algorithm.startswith("MX") else scaled
 
 
 def write_beside(folder: Path, described: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from quark.torch.calibration import evaluating, without_cache
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.onnx_decoder import Traced, check_varying, with_cache
 from quark.torch.export.onnx_marks import DOMAIN, Marked, marking, quantizers_of
+from quark.torch.export.onnx_verify import verify_weights
 from quark.torch.export.skeleton import compact_layers, unpack
 from quark.torch.rotated import refuse_to_export
 
@@ -50,6 +51,7 @@ def export_onnx(
     dynamo: bool = True,
     dynamic_shapes: Any = None,
     use_cache: bool = False,
+    verify: bool = True,
 ) -> None:
     """Write ``<output_dir>/quark_model.onnx``.
 
@@ -66,6 +68,8 @@ def export_onnx(
         dynamic_shapes: which dimensions vary, as ``torch.onnx.export`` takes them.
         use_cache: a decoder of transformers with its cache as inputs and outputs, every size varying; names and order
             as in :mod:`quark.torch.export.onnx_decoder`. Without it no cache is written.
+        verify: evaluate the decoding of every weight in the file, and compare it with what the model computes with,
+            before the file appears.
 
     Raises:
         ModelError: a model that is not quantized, or that torch's exporter cannot trace or convert; its reason follows.
@@ -88,8 +92,11 @@ def export_onnx(
             traced = with_cache(model, arguments)
         found = quantizers_of(model)
         proto = trace(traced, found, opset_version or OPSET, verbose, do_constant_folding)
+    made, results, turned = replaced(proto, found)
     with new_folder(output_dir, beside=True) as folder:
-        save(replaced(proto, found), folder / FILE)
+        save(made, folder / FILE)
+        if verify:
+            verify_weights(folder / FILE, found, results, turned)
 
 
 def refuse_names(*given: Any) -> None:
@@ -128,8 +135,12 @@ def trace(traced: Traced, found: Sequence[Marked], opset: int, verbose: bool, op
     return program.model_proto
 
 
-def replaced(proto: Any, found: Sequence[Marked]) -> Any:
-    """The graph with nodes of the formats in the place of the marks, and the functions of our operators."""
+def replaced(proto: Any, found: Sequence[Marked]) -> tuple[Any, dict[int, str], set[str]]:
+    """The graph with nodes of the formats in the place of the marks, and the functions of our operators.
+
+    Returns:
+        It; the name of what each quantizer gives, by its number; of these, those that are stored transposed.
+    """
     from quark.operators import add_functions
     from quark.torch.export.onnx_moves import quantize_moved
     from quark.torch.export.onnx_nodes import nodes_of
@@ -160,14 +171,14 @@ def replaced(proto: Any, found: Sequence[Marked]) -> Any:
     del graph.node[:]
     graph.node.extend(made)
     quantize_moved(graph)
-    turn_weights(graph)
+    turned = turn_weights(graph)
     drop_unused(graph)
     for k in reversed(range(len(proto.opset_import))):
         if proto.opset_import[k].domain == DOMAIN:
             del proto.opset_import[k]
     del graph.value_info[:]
     add_functions(proto)
-    return proto
+    return proto, done, turned
 
 
 def again(marked: Marked, call: int) -> Marked:

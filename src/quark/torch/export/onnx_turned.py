@@ -18,15 +18,15 @@ from quark.operators import stream
 BELOW_A_BYTE = {TensorProto.INT4: 4, TensorProto.UINT4: 4}
 
 
-def turn_weights(graph: Any) -> None:
-    """Store the weights of ``graph`` (a GraphProto) as they are read."""
+def turn_weights(graph: Any) -> set[str]:
+    """Store the weights of ``graph`` (a GraphProto) as they are read; names of the values that are turned now."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     readers: dict[str, list[Any]] = {}
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
     outputs = {value.name for value in graph.output}
-    dropped = []
+    dropped, turned_values = [], set()
     for node in graph.node:
         turn = only_reader(node, readers, outputs)
         if node.op_type != "DequantizeLinear" or turn is None or not is_plain_turn(turn):
@@ -44,9 +44,11 @@ def turn_weights(graph: Any) -> None:
             for k, name in enumerate(reader.input):
                 reader.input[k] = node.output[0] if name == turn.output[0] else name
         dropped.append(turn)
+        turned_values.add(node.output[0])
     kept = [node for node in graph.node if not any(node is one for one in dropped)]
     del graph.node[:]
     graph.node.extend(kept)
+    return turned_values
 
 
 def only_reader(node: Any, readers: dict[str, list[Any]], outputs: set[str]) -> Any:

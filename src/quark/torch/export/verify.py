@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,18 @@ from torch import nn
 from quark.errors import ModelError
 from quark.numerics.granularity import Block2D
 from quark.torch.export.checkpoint import opened, tensor_of, weight_files
-from quark.torch.export.decoded import Foreign
-from quark.torch.export.layout import layout_of_quantizer
+from quark.torch.export.decoded import Foreign, Windows
+from quark.torch.export.layout import Stored, layout_of_quantizer
 from quark.torch.export.original import Names
 from quark.torch.export.shards import MAKERS, Item
 from quark.torch.export.state import named
 from quark.torch.export.stored import StoredTensor
-from quark.torch.fake_quantize import parts
+from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.quantized_layer import OWN, QuantLayer, quantized_layers
 
 WHOLE = 1 << 16  # elements of a tensor that is decoded as a whole
 PART = 128  # of a larger one every window is this part of the rows
+FEW = 12  # three windows are less than a quarter of the rows
 ROWS = 16  # windows are multiples of it: of words of codes
 
 
@@ -56,22 +58,34 @@ def verify(
     Raises:
         ModelError: a tensor that is not what the model computes with; it is named.
     """
-    reader = Reader(folder)
+    with ExitStack() as undo:
+        tasks = list(tasks_of(Reader(folder, undo), model, items, names, pack_method, foreign))
+        with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), MAKERS))) as pool:
+            for _ in pool.map(lambda task: task(), tasks):
+                pass
+
+
+def tasks_of(
+    reader: Reader,
+    model: nn.Module,
+    items: Iterable[Item],
+    names: Names,
+    pack_method: str,
+    foreign: Mapping[str, Foreign] | None,
+) -> Iterator[Callable[[], None]]:
+    """What there is to compare; arguments as those of ``verify``."""
     coded: set[str] = set()
-    tasks: list[Callable[[], None]] = []
+    tasks: list[Coded] = []
     for name, layer, slot in coded_slots(model) if foreign is None else ():
-        prefix = f"{names.layer(name)}.{slot}"
-        task = Decoded(reader, prefix, layer, slot, pack_method)
+        task = Decoded(reader, f"{names.layer(name)}.{slot}", layer, slot, pack_method)
         coded |= set(task.wanted)
         tasks.append(task)
     for name, layer in quantized_layers(model) if foreign else ():
         if foreign is not None and name in foreign:
             tasks.append(OfForeign(reader, f"{names.layer(name)}.weight", layer, foreign[name]))
             coded |= set(foreign[name].parts.values())
-    tasks += [Compared(reader, item) for item in items if not coded & set(item.form)]
-    with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), MAKERS))) as pool:
-        for _ in pool.map(lambda task: task(), tasks):
-            pass
+    yield from grouped(tasks)
+    yield from (Compared(reader, item) for item in items if not coded & set(item.form))
 
 
 def coded_slots(model: nn.Module) -> Iterator[tuple[str, QuantLayer, str]]:
@@ -82,21 +96,27 @@ def coded_slots(model: nn.Module) -> Iterator[tuple[str, QuantLayer, str]]:
 
 
 class Reader:
-    """Tensors of a folder by name."""
+    """Tensors of a folder by name; every file is opened once."""
 
-    def __init__(self, folder: Path) -> None:
-        self.files = {name: folder / file for file, names in weight_files(folder).items() for name in names}
+    def __init__(self, folder: Path, undo: ExitStack) -> None:
+        found = weight_files(folder)
+        sources = {file: undo.enter_context(opened(folder / file)) for file in found}
+        self.files = {name: (sources[file], folder / file) for file, names in found.items() for name in names}
 
     def __call__(self, name: str) -> torch.Tensor:
         """One tensor, from its file."""
         if name not in self.files:
             raise ModelError(f"the tensor {name!r} is not in the files that were written")
-        with opened(self.files[name]) as source:
-            return tensor_of(source, self.files[name], name)
+        return tensor_of(*self.files[name], name)
 
 
-class InMemory:
-    """One quantized tensor of a model, of which some rows can be had."""
+class Coded:
+    """One quantized weight or bias, of which some rows are compared.
+
+    Attributes:
+        prefix: its name in the file.
+        key: equal for tensors that can be quantized and decoded together, one below the other; None: alone.
+    """
 
     def __init__(self, reader: Reader, prefix: str, layer: QuantLayer, slot: str) -> None:
         held, value = layer._modules[f"{slot}_quantizer"], layer._parameters[slot]
@@ -105,88 +125,176 @@ class InMemory:
         self.shape: tuple[int, ...] = held.layout.shape if isinstance(held, StoredTensor) else tuple(value.shape)  # type: ignore[union-attr]
         self.quantizer: Any = held.quantizer(value) if isinstance(held, StoredTensor) else held  # type: ignore[arg-type]
         own: Any = self.quantizer
-        blocks = [part.granularity.rows for part in parts(own) if isinstance(part.granularity, Block2D)]
-        self.windows = windows(self.shape, max([ROWS, *blocks]))
+        stages = list(parts(own))
+        self.windows = windows_of(self.quantizer, self.shape)
+        self.key: Any = None
+        whole = not self.windows.count % unit_of(self.quantizer)  # no block has less rows than the others
+        if not isinstance(held, StoredTensor) and all(map(goes_along_rows, stages)) and len(self.shape) == 2 and whole:
+            known = tuple((part.stage, part.granularity) for part in stages)
+            self.key = known, self.shape[1:], self.value.dtype, self.frozen, type(self)
 
-    def computed(self, start: int, count: int) -> torch.Tensor:
-        """The values of some rows that the model computes with."""
-        if isinstance(self.held, StoredTensor):
-            return self.held(self.value)[start : start + count]
-        rows = self.value[start : start + count]
-        return rows if self.frozen else quantizer_of_rows(self.quantizer, self.shape[0], start, count)(rows)
+    @property
+    def size(self) -> int:
+        """Elements that are compared."""
+        return self.windows.count * math.prod(self.shape[1:])
+
+    def compare(self, wanted: torch.Tensor) -> None:
+        """Compare the file with the values of the rows that the model computes with."""
+        raise NotImplementedError
 
 
-class OfForeign(InMemory):
+class OfForeign(Coded):
     """One weight in a format of another program, decoded by its rules."""
 
     def __init__(self, reader: Reader, prefix: str, layer: QuantLayer, foreign: Foreign) -> None:
         super().__init__(reader, prefix, layer, "weight")
         self.foreign = foreign
 
-    def __call__(self) -> None:
+    def compare(self, wanted: torch.Tensor) -> None:
         """Compare."""
         stored = {role: self.reader(name) for role, name in self.foreign.parts.items()}
-        with torch.no_grad():
-            for start, count in self.windows:
-                cut = self.foreign.cut(stored, start, count, self.shape[0]) if count < self.shape[0] else stored
-                found, wanted = self.foreign.decode(cut), self.computed(start, count)
-                near = found.shape == wanted.shape and not self.foreign.exact
-                if near and bool(torch.isclose(found.float(), wanted.float(), rtol=2**-8, atol=0).all()):
-                    continue
-                check(self.prefix, found.float(), wanted)
+        found = self.foreign.decode(self.foreign.cut(stored, self.windows))
+        near = found.shape == wanted.shape and not self.foreign.exact
+        if not (near and bool(torch.isclose(found.float(), wanted.float(), rtol=2**-8, atol=0).all())):
+            check(self.prefix, found.float(), wanted)
 
 
-class Decoded(InMemory):
-    """One quantized tensor, decoded from the file: all of it, or of a large one some windows of rows."""
+class Decoded(Coded):
+    """One quantized tensor in our own format: all of it, or of a large one some windows of rows."""
 
     def __init__(self, reader: Reader, prefix: str, layer: QuantLayer, slot: str, pack_method: str) -> None:
         super().__init__(reader, prefix, layer, slot)
         self.pack_method = pack_method
-        quantizer: Any = self.quantizer
-        self.form = layout_of_quantizer(quantizer, self.shape, pack_method).form()
-        self.wanted = {named(prefix, key): key for key in self.form}
+        form = self.layout(self.shape[0]).form()
+        self.wanted = {named(prefix, key): key for key in form}
 
+    def layout(self, rows: int) -> Any:
+        """That of so many rows."""
+        return layout_of_quantizer(self.quantizer, (rows, *self.shape[1:]), self.pack_method)
+
+    def stored(self) -> Stored:
+        """What lies in the file of the rows that are compared."""
+        form = self.layout(self.windows.count).form()
+        return {key: narrowed(self.reader(name), form[key][0], self.windows) for name, key in self.wanted.items()}
+
+    def compare(self, wanted: torch.Tensor) -> None:
+        """Compare."""
+        check(self.prefix, self.layout(self.windows.count).restore(self.stored()), wanted)
+
+
+class Together:
+    """Coded tensors of one key: what they are computed with is found at once, and so is what our own format holds."""
+
+    def __init__(self, tasks: list[Coded]) -> None:
+        self.tasks = tasks
+
+    @torch.no_grad()
     def __call__(self) -> None:
         """Compare."""
-        stored = {key: self.reader(name) for name, key in self.wanted.items()}
-        with torch.no_grad():
-            for start, count in self.windows:
-                check(self.prefix, self.found(stored, start, count), self.computed(start, count))
-
-    def found(self, stored: Mapping[str, torch.Tensor], start: int, count: int) -> torch.Tensor:
-        """The values of some rows, from the file."""
-        layout = layout_of_quantizer(self.quantizer, (count, *self.shape[1:]), self.pack_method)
-        form = layout.form()
-        cut = {key: narrowed(stored[key], form[key][0], start / self.shape[0]) for key in form}
-        return layout.restore(cut)
+        wanted = computed(self.tasks)
+        counts = [task.windows.count for task in self.tasks]
+        own = [task for task in self.tasks if isinstance(task, Decoded)]
+        if len(own) > 1:
+            found = restored(own, sum(counts))
+            if found.shape == wanted.shape and torch.equal(found.to(wanted.dtype), wanted):
+                return
+        for task, rows in zip(self.tasks, torch.split(wanted, counts), strict=True):
+            task.compare(rows)
 
 
-def windows(shape: tuple[int, ...], unit: int) -> list[tuple[int, int]]:
-    """(first row, number of rows), in multiples of ``unit``: all, or of a large tensor three windows."""
-    rows = shape[0]
-    count = -(-rows // PART // unit) * unit
-    if math.prod(shape) <= WHOLE or 3 * count >= rows or rows % unit:
-        return [(0, rows)]
-    return [(start, count) for start in (0, rows // 2 // unit * unit, rows - count)]
+def grouped(tasks: Iterable[Coded]) -> Iterator[Together]:
+    """Tensors that go together, at most ``WHOLE`` elements at once."""
+    waiting: dict[Any, list[Coded]] = {}
+    for task in tasks:
+        if task.key is None:
+            yield Together([task])
+            continue
+        found = waiting.setdefault(task.key, [])
+        if found and sum(one.size for one in found) + task.size > 4 * WHOLE:
+            yield Together(waiting.pop(task.key))
+        waiting.setdefault(task.key, []).append(task)
+    yield from map(Together, waiting.values())
 
 
-def narrowed(stored: torch.Tensor, shape: tuple[int, ...], share: float) -> torch.Tensor:
+def goes_along_rows(part: FakeQuantize) -> bool:
+    """Whether every scale of a stage belongs to some rows."""
+    if type(part) is not FakeQuantize:
+        return False
+    if part.scale is None:
+        return part.stage.is_block and not part.stage.needs_range
+    return part.scale.dim() > 0 and part.scale.shape[0] > 1
+
+
+def computed(tasks: list[Coded]) -> torch.Tensor:
+    """The values that the model computes with, of the rows of all tasks."""
+    first = tasks[0]
+    if isinstance(first.held, StoredTensor):
+        return first.windows.cut(first.held(first.value))
+    rows = joined([task.windows.cut(task.value) for task in tasks])
+    if first.frozen:
+        return rows
+    return quantizer_of_rows([(task.quantizer, task.windows) for task in tasks])(rows)
+
+
+def restored(tasks: list[Decoded], rows: int) -> torch.Tensor:
+    """The values that lie in the file, of the rows of all tasks."""
+    layout, stored = tasks[0].layout(rows), [task.stored() for task in tasks]
+    made = {}
+    for key, (shape, _) in layout.form().items():
+        values = [one[key] for one in stored]
+        axis = next((k for k, (a, b) in enumerate(zip(values[0].shape, shape, strict=True)) if a != b), 0)
+        made[key] = joined(values, axis)
+    return layout.restore(made)
+
+
+def joined(values: list[torch.Tensor], axis: int = 0) -> torch.Tensor:
+    """Tensors one behind the other."""
+    return values[0] if len(values) == 1 else torch.cat(values, axis)
+
+
+def windows_of(quantizer: Any, shape: tuple[int, ...], part: int = PART) -> Windows:
+    """The rows of a quantized tensor that are decoded; a window is one of so many parts of them."""
+    return windows(shape, max(ROWS, unit_of(quantizer)), part)
+
+
+def unit_of(quantizer: Any) -> int:
+    """Rows that share their scales."""
+    blocks = [one.granularity.rows for one in parts(quantizer) if isinstance(one.granularity, Block2D)]
+    return max([1, *blocks])
+
+
+def windows(shape: tuple[int, ...], unit: int, part: int = PART) -> Windows:
+    """The rows that are decoded, in multiples of ``unit``: all, of a large tensor three windows, or the last one."""
+    rows = shape[0] if shape else 1
+    count = -(-rows // part // unit) * unit
+    if math.prod(shape) <= WHOLE or rows % unit or count >= rows:
+        return Windows(rows, ((0, rows),))
+    starts = (0, rows // 2 // unit * unit, rows - count) if FEW * count <= rows else (rows - count,)
+    return Windows(rows, tuple((start, count) for start in starts))
+
+
+def narrowed(stored: torch.Tensor, shape: tuple[int, ...], windows: Windows) -> torch.Tensor:
     """The part of a stored tensor that belongs to some rows: cut along the axis where it is longer than ``shape``."""
     for axis, (whole, part) in enumerate(zip(stored.shape, shape, strict=True)):
         if whole != part:
-            return stored.narrow(axis, round(whole * share), part)
+            return windows.cut(stored, axis)
     return stored
 
 
-def quantizer_of_rows(quantizer: Any, rows: int, start: int, count: int) -> Any:
-    """A quantizer whose parameters are those of some rows."""
-    own = copy.deepcopy(quantizer)
-    for part in parts(own):
+def quantizer_of_rows(rows: list[tuple[Any, Windows]]) -> Any:
+    """A quantizer whose parameters are those of some rows of each of several quantizers."""
+    first, chosen = rows[0]
+    if len(rows) == 1 and chosen.count == chosen.rows:
+        return first
+    shared = {id(value): value for value in (*first.buffers(), *first.parameters())}
+    stages = {id(part.stage): part.stage for part in parts(first)}
+    own = copy.deepcopy(first, {**shared, **stages})
+    for part, *others in zip(parts(own), *(parts(quantizer) for quantizer, _ in rows), strict=True):
         for kind in ("scale", "zero_point"):
             value = getattr(part, kind)
             if value is not None and value.dim() and value.shape[0] > 1:
-                first, length = value.shape[0] * start // rows, value.shape[0] * count // rows
-                setattr(part, kind, value[first : first + length])
+                found = (windows.cut(getattr(one, kind)) for (_, windows), one in zip(rows, others, strict=True))
+                setattr(part, kind, joined(list(found)))
     return own
 
 
@@ -221,4 +329,5 @@ def check(name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 def as_bytes(value: torch.Tensor) -> torch.Tensor:
     """A tensor that equals another one where all bits are the same, NaN too."""
-    return value.contiguous().reshape(-1).view(torch.uint8)
+    flat = value.contiguous().reshape(-1).view(torch.uint8)
+    return flat.view(torch.int64) if flat.numel() % 8 == 0 and flat.storage_offset() % 8 == 0 else flat

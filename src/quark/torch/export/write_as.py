@@ -66,25 +66,25 @@ def export_as(
     if format == "compressed-tensors":
         export_compressed_tensors(model, output_dir, max_shard_size, program, verify)
         return None
-    return WRITERS[format](model, Path(output_dir), Path(source))
+    return WRITERS[format](model, Path(output_dir), Path(source), verify)
 
 
-def to_gguf(model: nn.Module, folder: Path, source: Path) -> Loss:
+def to_gguf(model: nn.Module, folder: Path, source: Path, verify: bool = True) -> Loss:
     """One file for llama.cpp; what is not quantized keeps its type."""
     config: Any = getattr(model, "config", None)
-    return export_gguf(model, folder, str(getattr(config, "model_type", type(model).__name__)), source)
+    return export_gguf(model, folder, str(getattr(config, "model_type", type(model).__name__)), source, verify=verify)
 
 
-def to_onnx(model: nn.Module, folder: Path, source: Path) -> None:
+def to_onnx(model: nn.Module, folder: Path, source: Path, verify: bool = True) -> None:
     """One graph from token ids and a cache to logits and the cache after them, any number of texts and tokens; with
     the tokenizer and settings that onnxruntime-genai runs it by."""
-    export_onnx(model, folder, torch.zeros(1, 1, dtype=torch.int64), use_cache=True)
+    export_onnx(model, folder, torch.zeros(1, 1, dtype=torch.int64), use_cache=True, verify=verify)
     with new_folder(folder, beside=True) as draft:
         write_config(model, draft, folder / FILE)
         copy_beside(model, draft)
 
 
-WRITERS: Mapping[str, Callable[[nn.Module, Path, Path], Loss | None]] = {"gguf": to_gguf, "onnx": to_onnx}
+WRITERS: Mapping[str, Callable[[nn.Module, Path, Path, bool], Loss | None]] = {"gguf": to_gguf, "onnx": to_onnx}
 CAST = {  # formats whose readers hold the scales of integers in another type: which, None for that of the model
     "compressed-tensors": None,
     "awq": None,

@@ -16,10 +16,8 @@ Not handled: stacked experts of a layout that is not known, which stay float and
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,17 +30,14 @@ from safetensors.torch import load_file, save_file
 from quark import parallel
 from quark.algorithms.hadamard import Rotation
 from quark.config.plan import Plan
-from quark.errors import ConfigError, OutputError
-from quark.files.identity import difference
 from quark.files.lock import working_on
-from quark.files.untrusted import Schema, read_state
-from quark.files.whole import part_of, replace_file
+from quark.files.whole import part_of
 from quark.torch.algorithms.hqq import refine, warn_of_fixed
 from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import HQQConfig
 from quark.torch.config.model import QConfig, check_available
 from quark.torch.digest import identity_of
-from quark.torch.export.checkpoint import SUFFIX, Checkpoint, opened, read_checkpoint
+from quark.torch.export.checkpoint import Checkpoint, opened, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.described import described
 from quark.torch.export.extras import turn_item
@@ -61,7 +56,6 @@ from quark.torch.files.carried import (
     one_scale,
     places_of,
     read_record,
-    record_of,
     unchanged,
     write_record,
 )
@@ -70,20 +64,19 @@ from quark.torch.files.decision import Decision, decide, quantizer_of
 from quark.torch.files.prequantized import as_float
 from quark.torch.files.skeleton import Skeleton, Stored, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
+from quark.torch.files.target import CHANGED, PROGRESS, SCALES, TUNED, begin, finish
 from quark.torch.files.tuned import set_scales, tuned_weights
+from quark.torch.files.verified import Expected, expected, reading
 from quark.torch.layouts import tell_layouts
 from quark.torch.matching import Matches, find_candidates, weights_in_groups
 from quark.torch.plan_rows import SECOND
 from quark.torch.shared_scales import has_tensor_scale, share
 
 log = logging.getLogger(__name__)
-VERSION = 1
-PROGRESS = "quark_progress.json"  # in the target while it is not complete
-SCALES = ".quark_activations"  # beside it, where activations are static
-TUNED = ".quark_tuned"  # a folder beside it, where an algorithm tunes weights
-CHANGED = ".quark_changed"  # and one where algorithms change the float model
-INDEX = ".index.json"
-LEFT_OUT = ("config.json", "README.md")
+
+
+Codes = dict[str, torch.Tensor]
+Made = tuple[Codes, torch.Tensor, Quantizer]  # stored tensors, what they were made of, and by what
 
 
 @dataclass(frozen=True)
@@ -105,6 +98,8 @@ class Job:
         outside: names in the file, by names in memory.
         grids: where the grids are that tensors of the source had, by their names there.
         found: what became of these.
+        verify: whether the file is read back.
+        expected: what is found then.
     """
 
     source: Path
@@ -122,6 +117,8 @@ class Job:
     outside: Mapping[str, str] = field(default_factory=dict)
     grids: Mapping[str, Path] = field(default_factory=dict)
     found: list[Carried] = field(default_factory=list)
+    verify: bool = True
+    expected: dict[str, Expected] = field(default_factory=dict)
 
     def run(self) -> int:
         """Write the file; bytes."""
@@ -129,9 +126,22 @@ class Job:
         if not is_whole(goal) or (self.grids and read_record(goal) is None):
             with part_of(goal) as part:
                 write_file(part, self.items())
+                if self.verify:
+                    self.read_back(part)
                 if self.grids:
                     write_record(goal, sum(self.found, Carried()))
         return goal.stat().st_size
+
+    def read_back(self, path: Path) -> None:
+        """Compare what was written with what the quantizers make of the source.
+
+        Raises:
+            ModelError: a tensor differs; it is named.
+        """
+        with reading(path, lambda name: self.outside.get(name, name)) as read:
+            for name, row in self.expected.items():
+                row.check(name, read)
+        self.expected.clear()
 
     def items(self) -> list[Item]:
         """All that the file holds."""
@@ -150,19 +160,22 @@ class Job:
 
     def codes(self, name: str) -> dict[str, torch.Tensor]:
         """A tensor quantized and packed."""
-        if name in self.tuned:
-            return self.tuned_codes(name)
+        made, value, quantizer = (self.tuned_codes if name in self.tuned else self.own_codes)(name)
+        if self.verify:
+            self.expected[name] = expected(value, quantizer, self.pack_method)
+        return renamed(name, made)
+
+    def own_codes(self, name: str) -> Made:
+        """A tensor under the scales that are found in it, or that it has already."""
         value, quantizer = self.weights[name].read(self.source).to(self.device), quantizer_of(self.plan, name)
         calibrate_with(quantizer, value)
         known = known_of(self.grids, self.weights[name].name)
         if known is not None and name.endswith(".weight"):
-            return self.codes_known(name, quantizer, value, known)
+            return self.codes_known(name, quantizer, value, known), value, quantizer
         self.search(name, quantizer, value)
-        return renamed(name, store(value, quantizer, self.pack_method))
+        return store(value, quantizer, self.pack_method), value, quantizer
 
-    def codes_known(
-        self, name: str, quantizer: Quantizer, value: torch.Tensor, known: Known
-    ) -> dict[str, torch.Tensor]:
+    def codes_known(self, name: str, quantizer: Quantizer, value: torch.Tensor, known: Known) -> Codes:
         """A tensor that was quantized before: the codes that it had, or others where its grid is another one."""
         shared = self.siblings(name) if any(map(has_tensor_scale, parts(quantizer))) else ()
         names = [self.weights[other].name for other in shared]
@@ -174,7 +187,7 @@ class Job:
             self.found.append(changed_to(value, made, quantizer, self.pack_method))
         else:
             self.found.append(unchanged(value))
-        return renamed(name, made)
+        return made
 
     def siblings(self, name: str) -> tuple[str, ...]:
         """The weights that share a tensor scale with this one, itself among them; none where it has its own."""
@@ -192,18 +205,22 @@ class Job:
     def read(self, name: str) -> torch.Tensor:
         """The values of a tensor that stays float."""
         if name not in self.tuned:
-            return self.tensors[name].read(self.source)
-        with opened(self.tuned[name]) as file:
-            return file.get_tensor(name)
+            value = self.tensors[name].read(self.source)
+        else:
+            with opened(self.tuned[name]) as file:
+                value = file.get_tensor(name)
+        if self.verify:
+            self.expected[name] = expected(value, None, self.pack_method)
+        return value
 
-    def tuned_codes(self, name: str) -> dict[str, torch.Tensor]:
+    def tuned_codes(self, name: str) -> Made:
         """A tuned tensor packed, under the scales that it was tuned for."""
         with opened(self.tuned[name]) as file:
             values = {key: file.get_tensor(key) for key in file.keys() if key.startswith(name)}  # noqa: SIM118
         quantizer = quantizer_of(self.plan, name)
         calibrate_with(quantizer, values[name])
         set_scales(quantizer, name, values)
-        return renamed(name, store(values[name], quantizer, self.pack_method))
+        return store(values[name], quantizer, self.pack_method), values[name], quantizer
 
     def scales(self, name: str) -> list[Any]:
         """The quantizers of another tensor that have one scale."""
@@ -288,7 +305,7 @@ def quantize_float(
         jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton) for job in jobs]
         run([replace(job, grids=grids, found=[]) for job in jobs], workers)
         records = [read_record(goal / job.file) or Carried() for job in jobs]
-        finish(goal, checkpoint, jobs, entry, untied=changes.untied)
+        finish(goal, checkpoint, {job.file: job.items() for job in jobs}, entry, untied=changes.untied)
     return sum(records, Carried()) if grids else None
 
 
@@ -369,105 +386,3 @@ def run(jobs: list[Job], workers: int | None) -> None:
         results = parallel.results((delayed(Job.run)(job) for job in jobs), workers, ordered=False)
         for done, _ in enumerate(results, 1):
             update("quantize files", done, len(jobs))
-
-
-# ---- the target folder -----------------------------------------------------------------------------------------------
-
-
-class Progress(Schema):
-    """What the file of an unfinished job holds."""
-
-    version: int
-    belongs: dict[str, str]
-
-
-def is_finished(goal: Path) -> bool:
-    """Whether a folder holds a quantized checkpoint, and not the beginning of one."""
-    return (goal / "config.json").is_file() and not (goal / PROGRESS).exists()
-
-
-def begin(goal: Path, belongs: Mapping[str, str]) -> None:
-    """Mark the target as that of this job, or find the mark of this job there.
-
-    Raises:
-        ConfigError: the folder holds something else, or the beginning of a job with another input, which is named.
-    """
-    if goal.exists() and not goal.is_dir():
-        raise ConfigError(f"{str(goal)!r} is a file; the quantized checkpoint needs a folder")
-    unborn = {f".{PROGRESS}.lock", f".{PROGRESS}.part"}  # of a job that was killed before it began
-    there = sorted({path.name for path in goal.iterdir()} - unborn) if goal.is_dir() else []
-    unwritten = PROGRESS in there and is_lost(goal)
-    if PROGRESS in there and not unwritten:
-        check_mark(goal, belongs)
-        log.info("%s: %d files are there already", goal, sum(name.endswith(SUFFIX) for name in there))
-        return
-    if there and not unwritten:
-        raise ConfigError(
-            f"{str(goal)!r} is not empty (it holds {there[0]!r}); nothing is overwritten: use a new folder"
-        )
-    try:
-        goal.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"the folder {str(goal)!r} cannot be made: {error.strerror}") from error
-    write_json(goal / PROGRESS, {"version": VERSION, "belongs": dict(belongs)})
-
-
-def is_lost(goal: Path) -> bool:
-    """Whether the disk lost the end of the mark, and nothing was finished under it: then the job begins anew."""
-    files = [path for path in goal.rglob("*") if path.is_file() and not path.name.endswith((".part", ".lock"))]
-    return files == [goal / PROGRESS] and not files[0].read_bytes().endswith(b"}\n")
-
-
-def check_mark(goal: Path, belongs: Mapping[str, str]) -> None:
-    """Raise where the unfinished job in ``goal`` is another one."""
-
-    def refuse(why: str) -> ConfigError:
-        return ConfigError(f"{str(goal)!r} holds the beginning of another job: {why}. Delete it, or use another folder")
-
-    mark = read_state(goal / PROGRESS, Progress, lambda why: refuse(f"{PROGRESS} {why}"))
-    if mark.version != VERSION:
-        raise refuse(f"{PROGRESS} has the version {mark.version}, and this release reads {VERSION}")
-    if (other := difference(mark.belongs, belongs)) is not None:
-        raise refuse(f"it has {other}")
-
-
-def finish(goal: Path, checkpoint: Checkpoint, jobs: list[Job], entry: Mapping[str, Any], untied: bool = False) -> None:
-    """The index, the other files of the source, and last the configuration."""
-    copy_others(checkpoint, goal)
-    if len(jobs) > 1 or any(checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")):
-        write_index(goal, checkpoint, jobs)
-    config = without_quantization(checkpoint.config) | ({"tie_word_embeddings": False} if untied else {})
-    write_json(goal / "config.json", {**config, "quantization_config": dict(entry)})
-    (goal / SCALES).unlink(missing_ok=True)
-    for job in jobs:
-        record_of(goal / job.file).unlink(missing_ok=True)
-    for folder in (TUNED, CHANGED):
-        shutil.rmtree(goal / folder, ignore_errors=True)
-    (goal / PROGRESS).unlink()
-
-
-def copy_others(checkpoint: Checkpoint, goal: Path) -> None:
-    """Tokenizer, generation settings, licence: everything but tensors, their index, and what is written anew."""
-    for path in checkpoint.folder.iterdir():
-        kept = path.is_file() and path.name not in LEFT_OUT and not path.name.endswith((SUFFIX, SUFFIX + INDEX))
-        if kept and not path.name.startswith("."):
-            shutil.copyfile(path, goal / path.name)
-
-
-def write_index(goal: Path, checkpoint: Checkpoint, jobs: list[Job]) -> None:
-    """Which file has which tensor."""
-    forms = {job.file: job.items() for job in jobs}
-    places = {tensor: file for file, items in forms.items() for item in items for tensor in item.form}
-    total = sum(item.size for items in forms.values() for item in items)
-    stem = next((path.name for path in checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")), f"model{SUFFIX}{INDEX}")
-    write_json(goal / stem, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
-
-
-def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config.json`` without what an earlier quantization wrote."""
-    return {key: value for key, value in config.items() if key != "quantization_config"}
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """A whole file, or none."""
-    replace_file(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
