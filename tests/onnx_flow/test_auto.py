@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from quark.errors import ConfigError
 from quark.onnx.auto import PURPOSES, Goal, Search, Trial, auto, split
 from quark.onnx.compare import compare
 from quark.onnx.recipes import Choice
-from quark.report.verdict import worst
+from quark.report.verdict import Judged, worst
 
 Capture = pytest.CaptureFixture[str]
 
@@ -57,6 +58,26 @@ def test_a_metric_of_the_user_decides_and_a_miss_is_said(folder: Path, tmp_path:
     assert not found.solved and found.float_value == 1.0 and found.winner.value == 0.5
     assert not any(trial.passes for trial in found.trials)
     assert auto(model, split(samples()), Goal("npu", 0.6, metric, seconds=0.0), tmp_path).solved
+
+
+@pytest.mark.parametrize(
+    ("value", "chance", "level", "passes"),
+    [
+        (0.995, math.nan, 0, True),  # a function that returns one number decides alone
+        (0.985, math.nan, 2, False),
+        (0.985, 0.02, 2, True),  # within one standard error
+        (0.985, 0.02, 1, False),  # so few labels that the verdict has to be good as well
+        (0.995, 0.02, 1, False),
+        (0.995, 0.005, 0, True),
+        (0.975, 0.02, 2, False),
+    ],
+)
+def test_one_standard_error_is_tolerated_where_the_verdict_agrees(
+    folder: Path, tmp_path: Path, value: float, chance: float, level: int, passes: bool
+) -> None:
+    search = Search(folder / "model.onnx", split(samples()), Goal("npu", None, lambda path: 1.0), tmp_path, print)
+    trial = Trial("t", Choice("XINT8"), Judged("y", level, "", 1.0, 20.0), value, chance=chance)
+    assert search.within(trial, {}) is passes
 
 
 def test_float_is_the_answer_where_nothing_is_faster_but_never_for_an_npu(

@@ -30,11 +30,11 @@ from quark.onnx.describe import describe, file_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.latency import median_seconds
+from quark.onnx.one_pass import estimate
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.recipes import GOOD, Attempt, Choice, Situation, improve, islands, wider
 from quark.onnx.result import Result
-from quark.onnx.sensitivity import sensitivity
 from quark.onnx.trials import (
     PURPOSES,
     Goal,
@@ -55,7 +55,7 @@ from quark.search.values import FLOAT
 
 ISLANDS = 0.4
 """The part of the time of a preset that is kept for islands, the last resort."""
-TRIED = 4
+TRIED = 8
 """Samples that single layers are tried on."""
 DROP = 0.01
 """The part of a metric that may be lost where nothing is said; or one standard error of the difference, if larger."""
@@ -146,8 +146,10 @@ class Search:
         """Whether a trial keeps what it has to keep."""
         drop = self.goal.drop
         if self.float_score is not None and trial.value is not None:
-            before = self.float_score.value
-            return trial.value >= before - _larger(abs(before) * (DROP if drop is None else drop), trial.chance)
+            limit = abs(self.float_score.value) * (DROP if drop is None else drop)
+            close = trial.value >= self.float_score.value - _larger(limit, trial.chance)
+            told = not trial.chance > limit  # else so few labels that they cannot see the tolerance
+            return close and (told or (trial.judged is not None and trial.judged.level >= GOOD))
         if trial.judged is None:
             return False
         read = answers.get(trial.judged.name)
@@ -197,7 +199,7 @@ class Search:
         few = list(islice(self.samples.fit, TRIED))
         values = {"preset": best.choice.preset, "options": dict(best.choice.options)}
         try:
-            study = sensitivity(self.model, values, few, [best.choice.preset])
+            study = estimate(self.model, values, few, [best.choice.preset])
         except QuarkError as error:
             self.tell(f"islands: {error}")
             return
@@ -283,18 +285,27 @@ def auto(
 
 
 def _try(search: Search) -> None:
-    """The bases, the cheapest first, and recipes on those that are outside the tolerance."""
-    goal = search.goal
+    """All bases as they are, the cheapest first; then recipes on the cheaper ones that are outside the tolerance."""
+    goal, tried = search.goal, list[tuple[Trial, tuple[str, ...]]]()
     for place, preset in enumerate(goal.row.bases):
         if place and time.perf_counter() > search.end:
             break
         search.situation = replace(search.situation, proposals=())  # those of another preset may mean nothing here
         base = search.attempt(Choice(preset))
-        if not base.passes and not base.error and search.could_win(base):
-            left = (search.end - time.perf_counter()) / (len(goal.row.bases) - place)
-            search.improved(base, left)
-        if goal.row.cost == "rank" and any(trial.passes for trial in search.trials):
+        if base.passes and goal.row.cost == "rank":
             break
+        if not base.passes and not base.error:
+            tried.append((base, tuple(search.situation.proposals)))
+    for place, (base, proposals) in enumerate(tried):
+        left = search.end - time.perf_counter()
+        if left <= 0:
+            search.notes.append(f"no time was left for recipes on {base.name}")
+        elif search.could_win(base):
+            search.situation = replace(search.situation, proposals=proposals)
+            count = len(search.trials)
+            search.improved(base, left / (len(tried) - place))
+            if goal.row.cost == "rank" and any(trial.passes for trial in search.trials[count:]):
+                break
 
 
 def _concluded(search: Search) -> Outcome:

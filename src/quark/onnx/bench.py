@@ -95,6 +95,10 @@ class Site:
         for index in range(self.samples):
             yield _read(self.file(index, "in")), _read(self.file(index, "out"))
 
+    def feed(self, index: int) -> Feed:
+        """One sample."""
+        return _read(self.file(index, "in"))
+
     def file(self, index: int, side: str) -> Path:
         """Where one side of a sample is."""
         return self.folder / f"{self.data}.{index}.{side}.safetensors"
@@ -243,7 +247,7 @@ def _tuned(model: ir.Model, plans: Mapping[str, Plan], context: Context, folder:
         if context.job.npu:
             simulate(work, plan, context.job)
         tune(work, plan, replace(context, job=replace(context.job, algorithms=every)))
-        _take_over(made, work, plan.of_role("weight", "bias"))
+        take_over(made, work, plan.of_role("weight", "bias"))
         files_of[name] = f"tuned{number}.onnx"
         ir.save(made, folder / files_of[name], external_data=f"{files_of[name]}.data")
     return files_of
@@ -256,10 +260,12 @@ def _alone(config: AlgoConfig) -> AlgoConfig:
     return replace(config, layers=(), keep_worse=True)  # type: ignore[call-arg]
 
 
-def _take_over(model: ir.Model, other: ir.Model, tensors: Iterable[TensorPlan]) -> None:
-    """Give ``model`` the constants that ``other`` has under these names."""
+def take_over(model: ir.Model, other: ir.Model, tensors: Iterable[TensorPlan], ending: str = "") -> None:
+    """Give ``model`` the constants that ``other`` has under these names; there they have ``ending`` behind."""
     for tensor in tensors:
-        values = [one.graph.initializers.get(tensor.name) for one in (model, other)]
+        values = [
+            one.graph.initializers.get(name) for one, name in ((model, f"{tensor.name}{ending}"), (other, tensor.name))
+        ]
         array = constant_array(values[1])
         if values[0] is not None and array is not None:
             set_constant(values[0], array)
@@ -280,7 +286,7 @@ def _float_outputs(model: ir.Model) -> tuple[str, ...]:
 
 def lay_out(site: Site, samples: Any) -> tuple[Site, str]:
     """Write the samples and the float outputs; the site with their number, and a digest of the samples."""
-    model, digest, count = _opened(str(site.model)), b"", 0
+    model, digest, count = opened(str(site.model)), b"", 0
     runner = site.runner(model)
     for count, feed in enumerate(checked(samples, inputs_of(model)), start=1):
         digest = fingerprint.of_arrays(feed, digest)
@@ -399,10 +405,10 @@ def _sizes(site: Site, model: ir.Model) -> dict[str, int]:
 
 def single(site: Site, name: str, op_type: str, tensors: Tensors, candidate: str = "") -> ir.Model:
     """The float model with one layer quantized; its weights are those that the candidate's algorithms made."""
-    model, before = apart(_opened(str(site.model))), set()
+    model, before = apart(opened(str(site.model))), set()
     if candidate in site.tuned:
-        tuned = apart(_opened(str(site.folder / site.tuned[candidate])))
-        _take_over(model, tuned, [tensor for tensor in tensors if tensor.role != "activation"])
+        tuned = apart(opened(str(site.folder / site.tuned[candidate])))
+        take_over(model, tuned, [tensor for tensor in tensors if tensor.role != "activation"])
     plan = Plan({tensor.name: tensor for tensor in tensors}, {name: NodePlan(name, op_type, True, "alone")})
     if site.job.npu:
         before = {node.name for node in model.graph}
@@ -418,7 +424,7 @@ def stored_bytes(site: Site, name: str, tensors: Tensors, model: ir.Model) -> fl
 
     An initializer belongs to the tensor with the longest name that its own begins with.
     """
-    before = _opened(str(site.model)).graph
+    before = opened(str(site.model)).graph
     node = next(node for node in before if node.name == name)
     own = {value.name for value in node.inputs if value is not None and value.const_value is not None}
     kept = [value for key, value in model.graph.initializers.items() if key in own and key not in _names(tensors)]
@@ -441,11 +447,11 @@ def _is_float(value: ir.Value) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _opened(path: str) -> ir.Model:
+def opened(path: str) -> ir.Model:
     """A model of a folder, its weights mapped; it stays open in this process for the trials that follow."""
     return files.load(path)
 
 
 def close() -> None:
     """Let go of the model that trials have opened, so that its folder can be removed."""
-    _opened.cache_clear()
+    opened.cache_clear()

@@ -21,6 +21,8 @@ from quark.onnx.quantization.config.tuners import TUNERS, algorithm
 from quark.report.verdict import LEVELS, Judged
 
 GOOD = len(LEVELS) - 1
+SLOW = 4
+"""How many times as long as the others a slow recipe takes, about."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,11 @@ def _gain(choice: Choice) -> Choice:
     return replace(choice, algorithms=(*kept, "bias_correction:gain=true"))
 
 
+def _takes_channels(situation: Situation, choice: Choice) -> bool:
+    """NPU compilers take one power of two for a whole weight."""
+    return not (situation.npu and choice.preset.startswith("XINT8"))
+
+
 def _per_channel(preset: str) -> str:
     return f"{preset}_PER_CHANNEL"
 
@@ -174,7 +181,7 @@ RECIPES = (
     Recipe(
         "per channel",
         "one scale for a whole weight, whose channels differ",
-        lambda situation, choice: _per_channel(choice.preset) in PRESETS,
+        lambda situation, choice: _per_channel(choice.preset) in PRESETS and _takes_channels(situation, choice),
         lambda choice: replace(choice, preset=_per_channel(choice.preset)),
     ),
     Recipe(
@@ -325,23 +332,24 @@ class _Climb:
         self.best, self.situation, self.measure, self.end = first, situation, measure, end
         self.tried, self.slowest = 0, 0.0
 
-    def open(self) -> bool:
-        """Whether another attempt makes sense."""
+    def open(self, times: int = 1) -> bool:
+        """Whether another attempt makes sense, that takes ``times`` as long as the slowest."""
         done = self.best.judged is not None and self.best.judged.level >= GOOD
-        return not done and time.perf_counter() + self.slowest <= self.end
+        return not done and time.perf_counter() + times * self.slowest <= self.end
 
     def over(self, rows: Sequence[Recipe]) -> None:
         """Try rows, and keep what is better."""
         for recipe in rows:
-            if not self.open():
-                return
+            if not self.open(SLOW if recipe.slow else 1):
+                continue
             if not recipe.applies(self.situation, self.best.choice):
                 continue
             choice, start = recipe.change(self.best.choice), time.perf_counter()
             if choice == self.best.choice:  # it has been told so already
                 continue
             attempt = Attempt(choice, self.measure(choice), (*self.best.causes, recipe.cause))
-            self.slowest = max(self.slowest, time.perf_counter() - start)
+            taken = (time.perf_counter() - start) / (SLOW if recipe.slow else 1)
+            self.slowest = max(self.slowest, taken)
             self.tried += 1
             if attempt.rank > self.best.rank:
                 self.best = attempt

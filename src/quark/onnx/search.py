@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 
 from quark.errors import ConfigError, unknown
-from quark.onnx import bench
+from quark.onnx import bench, one_pass
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.bench import Bench, Site
 from quark.onnx.config_file import config_of
@@ -137,6 +137,7 @@ def search(
     rounds: int = 8,
     compare: bool = False,
     progress: Progress | None = None,
+    estimate: bool = False,
 ) -> Found:
     """The cheapest plan that meets a target, or the most precise one within a limit; quantized for real and measured.
 
@@ -160,6 +161,7 @@ def search(
         rounds: plans that are measured, at most, beside those of one candidate.
         compare: also measure every candidate for all layers.
         progress: called with the number of finished trials and of all.
+        estimate: layers by a few passes (``quark.onnx.one_pass``) in the place of one trial per layer and candidate.
 
     Raises:
         ConfigError: an unknown metric, budget or candidate, a limit below the cheapest plan, or a ledger of something
@@ -175,7 +177,12 @@ def search(
         try:
             name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
-            found = study(made, candidates, name, workers, kept, progress)
+            passes = estimate and metric is None
+            found = (
+                one_pass.study(made, candidates, name)
+                if passes
+                else study(made, candidates, name, workers, kept, progress)
+            )
             whole = Whole(model_input, values, split.fit, made.site, goal.metric, metric, kept, found, made.data)
             solved = _solved(whole, made, split, Question(goal, budget, limit, rounds, compare))
             kept.settle()

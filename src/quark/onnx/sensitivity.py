@@ -198,13 +198,14 @@ def _key(unit: Unit, name: str) -> str:
 
 
 def _trial(unit: Unit, name: str, measured: Mapping[str, float], metric: str, reference: float) -> Trial:
-    loss = abs(measured["value"] - reference) if "value" in measured else measured[_loss_name(metric)]
+    loss = abs(measured["value"] - reference) if "value" in measured else measured[loss_name(metric)]
     metrics = {key: value for key, value in measured.items() if key != "size"}
     costs = {**unit.costs[name], **({"size": measured["size"]} if "size" in measured else {})}
     return Trial(unit.name, unit.op_type, name, loss, metrics, costs)
 
 
-def _loss_name(metric: str) -> str:
+def loss_name(metric: str) -> str:
+    """The measure that is the loss of a metric."""
     return metric if metric in ("mse", "kl") else "noise"
 
 

@@ -99,6 +99,7 @@ def search(
     trust_remote_code: bool = False,
     machine: Machine = MI300X,
     program: str | None = None,
+    estimate: bool = False,
 ) -> Found:
     """The cheapest plan that meets a target, or the most precise one within a limit; quantized for real and measured.
 
@@ -120,6 +121,7 @@ def search(
         compare: also measure every candidate for all layers.
         progress: called with the number of finished trials and of all.
         device, trust_remote_code, machine: for a model that is loaded from a folder; of the latency.
+        estimate: layers by one backward pass in the place of one trial per layer and candidate.
         program: that will read the result: "vllm" wants layers that it fuses in one scheme.
 
     Raises:
@@ -136,7 +138,8 @@ def search(
         site = lay_out(loaded, apart.fit, made(folder / "trials"))
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
         book = open_ledger(ledger, loaded, site, values, f"{name} for {goal.metric} by {digest_of(metric)}")
-        trials = study(source, loaded, site, values, candidates, name, workers, book, progress, machine)
+        passes = estimate and metric is None
+        trials = study(source, loaded, site, values, candidates, name, workers, book, progress, machine, passes)
         found = without_pinned(trials, values)
         question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))
         return _solved(Whole(loaded, values, apart.fit, site, goal.metric, metric, book), found, apart, question)

@@ -27,6 +27,7 @@ from quark.files.private import private_folder
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger
 from quark.search.values import FLOAT, Study, Trial
+from quark.torch import one_pass
 from quark.torch.bench import Bench, Site, input_sizes, lay_out, open_bench, running
 from quark.torch.config.model import QConfig
 from quark.torch.config_file import check_candidate, config_of, split
@@ -203,8 +204,9 @@ def study(
     ledger: Ledger,
     progress: Progress | None = None,
     machine: Machine = MI300X,
+    estimate: bool = False,
 ) -> Study:
-    """All trials, finished ones from the ledger."""
+    """All trials, finished ones from the ledger; or estimates by one backward pass (``quark.torch.one_pass``)."""
     start = time.perf_counter()
     values = {name: values_of(model, base, name) for name in candidates if name != FLOAT}
     layers = {name: matched(model, chosen) for name, chosen in values.items()}
@@ -217,6 +219,11 @@ def study(
             known = ledger.done(f"{name} as {candidate}")
             if known is not None:
                 found[name, candidate] = known
+    if estimate:
+        configs = {name: config_of(chosen, model) for name, chosen in values.items()}
+        key = "kl" if metric == "kl" else "noise"
+        losses = one_pass.losses(model, site, configs, {name: list(one) for name, one in layers.items()}, metric)
+        found |= {place: {key: loss} for place, loss in losses.items()}
     wanted = sum(len(matches) for matches in layers.values())
     todo = {c: [name for name in matches if (name, c) not in found] for c, matches in layers.items()}
     parts = [part for c, names in todo.items() for part in divided(source, values[c], c, site, names, metric, workers)]

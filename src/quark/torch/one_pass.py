@@ -1,0 +1,171 @@
+"""What each layer loses, by one backward pass in the place of one trial per layer and candidate.
+
+    backward   once per sample: g = ∂(v · outputs) / ∂y at the output y of every layer. For a divergence v is what a
+               token drawn from the model's own distribution p leaves of p, so that E v vᵀ is the curvature of the
+               divergence; for a ratio of energies v is +1 or -1
+    local      once per candidate and sample: δ, what quantizing one layer alone changes at its output, all layers in
+               one pass, since each reads what the float model gives it
+    loss       KL: ½ Σ (g · δ)² per token, and the same without ½ over the energy of the outputs; the products of
+               different tokens are left out
+
+This is the curvature along the error that is really made: the first order (g · δ) squared, so no Hessian has to be
+formed. Not handled: errors so large that the outputs no longer follow them in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from quark.files.whole import part_of
+from quark.torch.algorithms.blocks import first
+from quark.torch.bench import Bench, Site, open_bench, running
+from quark.torch.calibration import run
+from quark.torch.config.model import QConfig
+
+SEEN = 4
+"""Samples that are looked at, at most."""
+Losses = dict[tuple[str, str], float]
+
+
+def losses(
+    model: nn.Module, site: Site, configs: Mapping[str, QConfig], layers: Mapping[str, Sequence[str]], metric: str
+) -> Losses:
+    """The estimated loss of every layer under every candidate.
+
+    Args:
+        model: the float model; it is left as it was.
+        site: samples and float outputs.
+        configs: of the candidates.
+        layers: names of the layers that a candidate quantizes.
+        metric: ``kl``; anything else is the noise over the signal.
+    """
+    names = list(dict.fromkeys(name for found in layers.values() for name in found))
+    samples = range(min(SEEN, len(site.samples)))
+    kl = metric == "kl"
+    scale = sum(followed(model, site, k, names, kl) for k in samples)
+    found: Losses = {}
+    for candidate, config in configs.items():
+        bench = open_bench(model, config, site)
+        try:
+            sums = dict.fromkeys(layers[candidate], 0.0)
+            for k in samples:
+                for name, value in products(bench, k, layers[candidate]):
+                    sums[name] += value
+        finally:
+            bench.undo.close()
+        found |= {(name, candidate): (0.5 if kl else 1.0) * value / max(scale, 1e-30) for name, value in sums.items()}
+    return found
+
+
+def followed(model: nn.Module, site: Site, k: int, names: Sequence[str], kl: bool) -> float:
+    """Write the gradients at the layers for sample ``k``; the positions of its outputs, or their energy."""
+    leaves: dict[str, torch.Tensor] = {}
+
+    def open_up(name: str) -> Callable[..., Any]:
+        def _hook(module: nn.Module, args: Any, output: Any) -> Any:
+            value = first(output)
+            leaf = torch.zeros_like(value, requires_grad=True)
+            leaves[f"{name}:{sum(key.rpartition(':')[0] == name for key in leaves)}"] = leaf
+            return value + leaf if isinstance(output, torch.Tensor) else (value + leaf, *output[1:])
+
+        return _hook
+
+    hooks = {name: open_up(name) for name in names}
+    with running(model), fixed(model), hooked(model, hooks), torch.enable_grad():
+        outputs = _logits(model, site.samples[k])
+        product = (_direction(outputs, kl, k) * outputs).sum()
+        found = torch.autograd.grad(product, list(leaves.values()), allow_unused=True)
+    pairs = zip(leaves.items(), found, strict=True)
+    kept = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
+    path = _gradients(site, k)
+    with part_of(path, SafetensorError) as part:
+        save_file({name: grad.float().cpu().contiguous() for name, grad in kept.items()}, part)
+    return float(outputs.numel() // outputs.shape[-1]) if kl else float((outputs.detach().double() ** 2).sum())
+
+
+def _logits(model: nn.Module, sample: Any) -> torch.Tensor:
+    """The outputs, with their gradients."""
+    found: list[Any] = []
+    hook = model.register_forward_hook(lambda module, args, output: found.append(output))
+    try:
+        run(model, sample)
+    finally:
+        hook.remove()
+    output: torch.Tensor = first(getattr(found[-1], "logits", found[-1]))
+    return output
+
+
+def _direction(outputs: torch.Tensor, kl: bool, seed: int) -> torch.Tensor:
+    """What the outputs are multiplied by: p - (a token drawn from p), or signs."""
+    generator = torch.Generator().manual_seed(seed)
+    values = outputs.detach().float().cpu()
+    if not kl:
+        signs = torch.randint(0, 2, values.shape, generator=generator).float() * 2 - 1
+        return signs.to(outputs.device, outputs.dtype)
+    p = values.reshape(-1, values.shape[-1]).softmax(-1)
+    drawn = torch.multinomial(p, 1, generator=generator)
+    return (p - torch.zeros_like(p).scatter_(1, drawn, 1.0)).reshape(values.shape).to(outputs.device, outputs.dtype)
+
+
+def products(bench: Bench, k: int, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+    """For every layer that sample ``k`` reaches: Σ over tokens (g · δ)²."""
+    found: list[tuple[str, float]] = []
+    calls: dict[str, int] = {}
+    with safe_open(_gradients(bench.site, k), framework="pt") as gradients:
+
+        def look(name: str) -> Callable[..., Any]:
+            layer = bench.layers[name]
+
+            def _hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+                number = calls[name] = calls.get(name, -1) + 1
+                bench.switch(name, layer, True)
+                try:
+                    changed = first(layer.forward(*args, **kwargs))
+                finally:
+                    bench.switch(name, layer, False)
+                delta = (changed - first(output)).float().cpu()
+                product = (gradients.get_tensor(f"{name}:{number}") * delta).sum(-1)
+                found.append((name, float((product.double() ** 2).sum())))
+
+            return _hook
+
+        with running(bench.model), hooked(bench.model, {name: look(name) for name in names}, True):
+            run(bench.model, bench.site.samples[k])
+    yield from found
+
+
+@contextmanager
+def hooked(model: nn.Module, hooks: Mapping[str, Callable[..., Any]], kwargs: bool = False) -> Iterator[None]:
+    """Forward hooks at modules by name."""
+    modules = dict(model.named_modules())
+    made = [modules[name].register_forward_hook(hook, with_kwargs=kwargs) for name, hook in hooks.items()]
+    try:
+        yield
+    finally:
+        for one in made:
+            one.remove()
+
+
+@contextmanager
+def fixed(model: nn.Module) -> Iterator[None]:
+    """No gradients of parameters."""
+    learned = [one for one in model.parameters() if one.requires_grad]
+    for one in learned:
+        one.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for one in learned:
+            one.requires_grad_(True)
+
+
+def _gradients(site: Site, k: int) -> Path:
+    return site.folder / f"gradients{k}.safetensors"

@@ -1,0 +1,80 @@
+"""Layers by a few passes: what they lose is what trials say, with fewer runs; sizes are exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quark.demo import data
+from quark.onnx import bench, one_pass
+from quark.onnx.bench import Bench, opened
+from quark.onnx.config_file import config_of
+from quark.onnx.graph.run import Runner
+from quark.onnx.graph.surgery import apart
+from quark.onnx.quantization.config.config import Config
+from quark.onnx.scratch import Scratch
+from quark.onnx.search import search
+from quark.onnx.sensitivity import study
+from quark.search.ledger import Ledger
+from quark.search.values import Study
+
+NAMES = ("uint8/int4", "uint8/int8@channel", "float")
+
+
+def samples(count: int) -> list[dict[str, np.ndarray]]:
+    return [{"image": image[None]} for image in data.split()[0][0][:count]]
+
+
+def both(preset: str, count: int) -> tuple[Study, Study, int]:
+    """By trials, by passes, and the inferences of the passes."""
+    job = Config(config_of({"preset": preset})).compile()
+    names = NAMES if preset != "XINT8" else ("XINT8", "float")
+    with Scratch(job.options) as scratch:
+        layers = bench.candidate_layers(names, job.target, job)
+        made: Bench = bench.open_bench(data.model_path(), job, layers, samples(count), scratch)
+        try:
+            found = study(made, names, "sqnr", 1, Ledger(None, {})), one_pass.study(made, names, "sqnr")
+            return *found, one_pass.runs(made, names)
+        finally:
+            bench.close()
+
+
+@pytest.mark.parametrize("preset", ["A8W8_CPU", "XINT8"])
+def test_with_one_sample_the_followed_candidate_loses_exactly_what_its_trial_says(preset: str) -> None:
+    trials, passes, _ = both(preset, 1)
+    assert [(one.layer, one.candidate) for one in trials.trials] == [(o.layer, o.candidate) for o in passes.trials]
+    name = "XINT8" if preset == "XINT8" else "uint8/int8@channel"
+    for layer in trials.layers:
+        one, other = trials.of(layer, name), passes.of(layer, name)
+        assert one is not None and other is not None
+        assert other.loss == pytest.approx(one.loss, rel=0.02, abs=1e-9)
+    for one, other in zip(trials.trials, passes.trials, strict=True):
+        assert one.costs == pytest.approx(other.costs) and (one.candidate != "float" or other.loss == 0)
+
+
+def test_ranks_are_those_of_trials_at_fewer_runs() -> None:
+    trials, passes, count = both("A8W8_CPU", 8)
+    for name in NAMES[:2]:
+        one, other = (np.array([t.loss for t in found.trials if t.candidate == name]) for found in (trials, passes))
+        ranks = np.corrcoef(one.argsort().argsort(), other.argsort().argsort())[0, 1]
+        assert ranks > 0.8, (name, ranks)
+    assert count * 5 < 8 * 2 * len(trials.layers)
+
+
+def test_noise_reaches_every_reader_of_a_tensor_and_the_outputs() -> None:
+    model = apart(opened(str(data.model_path())))
+    name = str(model.graph.outputs[0].name)
+    node = next(node for node in model.graph if node.op_type == "Conv")
+    inner = str(node.outputs[0].name)
+    plain = Runner(model, [name]).run(samples(1)[0]).values[name]
+    noisy = one_pass.open_to_noise(model, [inner, name])
+    runner, zero = Runner(noisy, [name]), np.zeros((), np.float32)
+    feed = {**samples(1)[0], f"{inner}__noise": zero, f"{name}__noise": zero}
+    assert np.allclose(runner.run(feed).values[name], plain, atol=1e-5)
+    assert np.allclose(runner.run({**feed, f"{name}__noise": np.array(3, np.float32)}).values[name], plain + 3, atol=1e-5)
+    assert not np.allclose(runner.run({**feed, f"{inner}__noise": np.array(3, np.float32)}).values[name], plain, atol=1e-2)
+
+
+def test_a_search_by_passes_meets_its_target() -> None:
+    found = search(data.model_path(), "A8W8_CPU", samples(8), NAMES[:2], "sqnr>=15", estimate=True)
+    assert found.met and found.value >= 15 and found.study.samples == 4

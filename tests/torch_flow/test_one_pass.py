@@ -1,0 +1,53 @@
+"""Layers by one backward pass: the losses that trials measure, in size and in order; the model is left as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from quark.search.ledger import Ledger
+from quark.torch.bench import lay_out
+from quark.torch.sensitivity import Source, study
+
+CANDIDATES = ("int4_wo_32", "int8_wo_per_channel")
+
+
+class Network(nn.Module):
+    """Residual layers whose weights differ in how much they matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
+        self.head = nn.Linear(32, 12)
+        for place, layer in enumerate(self.layers):
+            layer.weight.data *= 0.3 * 2.0 ** ((place * 5) % 8 - 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, 5, 12] of [batch, 5, 32]."""
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("metric", ["kl", "sqnr"])
+def test_losses_are_those_of_trials(tmp_path: Path, metric: str) -> None:
+    torch.manual_seed(0)
+    model = Network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    site = lay_out(model, [torch.randn(4, 5, 32) for _ in range(6)], tmp_path)
+    base = {"scheme": CANDIDATES[0], "exclude": []}
+    trials, passes = (
+        study(Source(model), model, site, base, CANDIDATES, metric, 1, Ledger(None, {}), estimate=estimate)
+        for estimate in (False, True)
+    )
+    for name in CANDIDATES:
+        one, other = (np.array([t.loss for t in found.trials if t.candidate == name]) for found in (trials, passes))
+        ranks = np.corrcoef(one.argsort().argsort(), other.argsort().argsort())[0, 1]
+        assert ranks > 0.85 and 0.6 < np.median(other / one) < 1.6, (ranks, other / one)
+    assert [one.costs for one in trials.trials] == [one.costs for one in passes.trials]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(one.grad is None and one.requires_grad for one in model.parameters())
