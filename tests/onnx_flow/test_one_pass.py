@@ -68,11 +68,11 @@ def test_noise_reaches_every_reader_of_a_tensor_and_the_outputs() -> None:
     inner = str(node.outputs[0].name)
     plain = Runner(model, [name]).run(samples(1)[0]).values[name]
     noisy = one_pass.open_to_noise(model, [inner, name])
-    runner, zero = Runner(noisy, [name]), np.zeros((), np.float32)
+    runner, zero, three = Runner(noisy, [name]), np.zeros((), np.float32), np.full((), 3, np.float32)
     feed = {**samples(1)[0], f"{inner}__noise": zero, f"{name}__noise": zero}
     assert np.allclose(runner.run(feed).values[name], plain, atol=1e-5)
-    assert np.allclose(runner.run({**feed, f"{name}__noise": np.array(3, np.float32)}).values[name], plain + 3, atol=1e-5)
-    assert not np.allclose(runner.run({**feed, f"{inner}__noise": np.array(3, np.float32)}).values[name], plain, atol=1e-2)
+    assert np.allclose(runner.run({**feed, f"{name}__noise": three}).values[name], plain + 3, atol=1e-5)
+    assert not np.allclose(runner.run({**feed, f"{inner}__noise": three}).values[name], plain, atol=1e-2)
 
 
 def test_a_search_by_passes_meets_its_target() -> None:

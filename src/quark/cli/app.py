@@ -13,6 +13,7 @@ from quark.cli.common import (
     ChartReport,
     Compare,
     Drop,
+    Estimate,
     Json,
     Labels,
     LedgerPath,
@@ -281,12 +282,11 @@ def search(
         Path | None, Reads(), typer.Option("--eval-data", help="Samples that whole plans are measured on, as --data.")
     ] = None,
     settings: Settings = None,
-    layout: Annotated[
-        str | None, typer.Option("--layout", metavar="cpu|any", help="As `--layout` of `quantize`.")
-    ] = None,
+    layout: Annotated[str | None, typer.Option("--layout", metavar="cpu|any", help="As of `quantize`.")] = None,
     exclude: Exclude = None,
     compare: Compare = True,
     rounds: Rounds = 8,
+    estimate: Estimate = False,
     workers: Workers = 1,
     backend: Backend = None,
     ledger: LedgerPath = None,
@@ -314,7 +314,7 @@ def search(
         workers,
         ledger,
     )
-    wanted = Wanted(output, goal, limit, budget or "", metric, eval_data, compare, rounds)
+    wanted = Wanted(output, goal, limit, budget or "", metric, eval_data, compare, rounds, estimate)
     searching.run_search(request, wanted, report, json)
 
 

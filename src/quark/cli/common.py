@@ -65,6 +65,9 @@ Limit = Annotated[
     float | None, typer.Option(help="In the place of a target: the most of the budget (bytes, bits or seconds).")
 ]
 Compare = Annotated[bool, typer.Option(help="Also measure every candidate for all layers.")]
+Estimate = Annotated[
+    bool, typer.Option("--estimate", help="Layers by a few passes in the place of one trial per layer and candidate.")
+]
 Rounds = Annotated[int, typer.Option(min=1, help="Whole plans that are quantized and measured, at most.")]
 
 #: The preset of ``--for``, and of no option at all: ``cpu``.

@@ -24,6 +24,7 @@ class Wanted:
     eval_data: Path | None
     compare: bool
     rounds: int
+    estimate: bool = False
 
 
 #: Layers of a chart; the others lose less.

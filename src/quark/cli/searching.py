@@ -101,6 +101,7 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
             wanted.rounds,
             wanted.compare,
             lambda done, total: update("layers", done, total),
+            wanted.estimate,
         )
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
     write_both(found, wanted, request.model, report, write)

@@ -11,6 +11,7 @@ from quark.cli.common import (
     Backend,
     ChartReport,
     Compare,
+    Estimate,
     Json,
     LedgerPath,
     Limit,
@@ -369,6 +370,7 @@ def search(
     exclude_only: ExcludeOnly = None,
     compare: Compare = True,
     rounds: Rounds = 8,
+    estimate: Estimate = False,
     program: Annotated[
         str | None,
         typer.Option("--for", help="What will read it: vllm wants layers that it fuses, and experts, in one scheme."),
@@ -398,7 +400,7 @@ def search(
     request = torch_search.Request(
         model, scheme, config, *names, given, workers, ledger, device, trust_remote_code, program
     )
-    wanted = Wanted(output, target, limit, budget, metric, eval_data, compare, rounds)
+    wanted = Wanted(output, target, limit, budget, metric, eval_data, compare, rounds, estimate)
     torch_search.run_search(request, wanted, report, json)
 
 

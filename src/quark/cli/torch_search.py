@@ -133,6 +133,7 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
             request.device,
             request.trust_remote_code,
             program=request.program,
+            estimate=wanted.estimate,
         )
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
     write_both(found, wanted, request.model, report, write)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,8 @@ def search(
     """
     values = {"preset": config} if isinstance(config, str) else dict(config)
     goal = checked_goal(target, limit, budget, metric)
+    if estimate and metric is not None:
+        raise ConfigError("--estimate follows errors to the outputs: a function of your own needs whole models, trials")
     job, split = Config(config_of(values)).compile(), _split(samples, evaluation, metric is not None)
     with Scratch(job.options) as scratch, Ledger.held(ledger):
         layers = bench.candidate_layers(candidates, job.target, job)
@@ -177,12 +180,8 @@ def search(
         try:
             name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
-            passes = estimate and metric is None
-            found = (
-                one_pass.study(made, candidates, name)
-                if passes
-                else study(made, candidates, name, workers, kept, progress)
-            )
+            trials = partial(study, made, candidates, name, workers, kept, progress)
+            found = one_pass.study(made, candidates, name) if estimate else trials()
             whole = Whole(model_input, values, split.fit, made.site, goal.metric, metric, kept, found, made.data)
             solved = _solved(whole, made, split, Question(goal, budget, limit, rounds, compare))
             kept.settle()

@@ -138,8 +138,7 @@ def search(
         site = lay_out(loaded, apart.fit, made(folder / "trials"))
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
         book = open_ledger(ledger, loaded, site, values, f"{name} for {goal.metric} by {digest_of(metric)}")
-        passes = estimate and metric is None
-        trials = study(source, loaded, site, values, candidates, name, workers, book, progress, machine, passes)
+        trials = study(source, loaded, site, values, candidates, name, workers, book, progress, machine, estimate)
         found = without_pinned(trials, values)
         question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))
         return _solved(Whole(loaded, values, apart.fit, site, goal.metric, metric, book), found, apart, question)

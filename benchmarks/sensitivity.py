@@ -1,0 +1,178 @@
+"""What layers lose alone: one trial per layer and candidate, against a few passes (ONNX) or one backward pass (torch).
+
+    python -m benchmarks.sensitivity [--models squeezenet ultraface ...] [--samples 8] [--plans]
+
+``runs`` counts inferences of the whole model: trials take layers × candidates × samples, a local pass counts as two, a
+backward pass as three. ``Spearman``: over the layers within each candidate, median over candidates (smallest in
+brackets). ``plans``: for the size of every candidate but the smallest, the plan by trials and the one by passes, both
+quantized and measured on other samples: the passes' SQNR less that of the trials', the worst of all sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import record
+from benchmarks.search import SHARED, helper
+from quark.search.ledger import Ledger
+from quark.search.values import Study
+
+ONNX: dict[str, tuple[str, str]] = {
+    "squeezenet": ("squeezenet11_flowers5", "calib_flowers5"),
+    "ultraface": ("ultraface_rfb320", "calib_ultraface"),
+    "fastestdet": ("fastestdet", "calib_fastestdet"),
+    "stories": ("stories260K", "calib_stories"),
+    "gtcrn": ("gtcrn_simple", "calib_gtcrn"),
+    "yolox": ("yolox_nano", "calib_yolox_nano"),
+}
+CANDIDATES = ("uint8/int3", "uint8/int4", "uint8/int8@channel", "uint16/int8@channel")
+TORCH = ("mxfp4_weight_only", "int4_wo_32", "int8_wo_per_channel", "bfp16")
+LENGTH = 128
+Row = dict[str, Any]
+
+
+def ranks(trials: Study, passes: Study) -> list[float]:
+    """Spearman correlation over layers, of every candidate."""
+    from scipy.stats import spearmanr
+
+    found = []
+    for name in trials.candidates:
+        one, other = ([t.loss for t in study.trials if t.candidate == name] for study in (trials, passes))
+        found.append(float(spearmanr(one, other).statistic))
+    return found
+
+
+def onnx(name: str, count: int, plans: bool) -> Row:
+    """An ONNX model."""
+    from quark.onnx import bench, one_pass
+    from quark.onnx.config_file import config_of
+    from quark.onnx.quantization.config.config import Config
+    from quark.onnx.scratch import Scratch
+    from quark.onnx.sensitivity import study
+
+    file, loader = ONNX[name]
+    path, step = SHARED / "models" / f"{file}.onnx", 8 if name == "gtcrn" else 1  # frames of a sound: not neighbours
+    samples = list(getattr(helper("load_examples"), loader)(3 * count * step))[::step]
+    job = Config(config_of({"preset": "A8W8_CPU"})).compile()
+    with Scratch(job.options) as scratch:
+        layers = bench.candidate_layers(CANDIDATES, "any", job)
+        made = bench.open_bench(path, job, layers, samples[:count], scratch, 1)
+        start = time.process_time()
+        trials = study(made, CANDIDATES, "sqnr", 1, Ledger(None, {}))
+        middle = time.process_time()
+        passes = one_pass.study(made, CANDIDATES, "sqnr")
+        end = time.process_time()
+        runs = one_pass.runs(made, CANDIDATES) + one_pass.SEEN * len(CANDIDATES)
+        bench.close()
+    row = as_row(trials, passes, count * len(trials.trials), runs, (middle - start, end - middle))
+    return row | ({"plans": worse(path, samples, count)} if plans else {})
+
+
+def worse(path: Path, samples: Sequence[Any], count: int) -> float:
+    """The SQNR of the passes' plan less that of the trials', dB, the worst over sizes."""
+    from quark.onnx.search import search
+
+    ledger = Path(tempfile.mkdtemp()) / "l.json"
+    first, rest = samples[:count], samples[count:]
+    common: dict[str, Any] = {"evaluation": rest, "ledger": ledger}
+    uniform = search(path, "A8W8_CPU", first, CANDIDATES, limit=1e12, compare=True, **common).uniform
+    sizes = sorted(costs["size"] for _, costs in uniform.values())
+    gaps = []
+    for limit in [size * part for size in sizes[1:3] for part in (0.9, 1.0)]:
+        by_trials, by_passes = (
+            search(path, "A8W8_CPU", first, CANDIDATES, limit=limit, estimate=estimate, **common)
+            for estimate in (False, True)
+        )
+        gaps.append(float(by_passes.reported or by_passes.value) - float(by_trials.reported or by_trials.value))
+    return min(gaps)
+
+
+def torch_model(name: str) -> tuple[Any, list[Any], list[str]]:
+    """Model, windows of tokens, and layers that stay float."""
+    import torch
+
+    data = helper("load_examples")
+    if name == "torch stories":
+        model = data.torch_stories()
+        rows = np.atleast_2d(data.token_ids())[:8]
+        return model, [{"ids": torch.from_numpy(row[None, :LENGTH].astype(np.int64))} for row in rows], ["output"]
+    model, tokenizer = data.torch_shakespeare()
+    ids = torch.tensor(data.shakespeare_ids(tokenizer, "train"))
+    return model, [{"input_ids": ids[None, k : k + LENGTH]} for k in range(0, 8 * LENGTH, LENGTH)], ["lm_head"]
+
+
+def torch(name: str, count: int, plans: bool) -> Row:
+    """A torch model; the divergence of the logits."""
+    from quark.torch import one_pass
+    from quark.torch.bench import lay_out
+    from quark.torch.sensitivity import Source, study
+
+    model, samples, exclude = torch_model(name)
+    with tempfile.TemporaryDirectory() as folder:
+        site = lay_out(model, samples[:count], Path(folder))
+        base = {"scheme": TORCH[0], "exclude": exclude}
+        start = time.process_time()
+        trials = study(Source(model), model, site, base, TORCH, "kl", 1, Ledger(None, {}))
+        middle = time.process_time()
+        passes = study(Source(model), model, site, base, TORCH, "kl", 1, Ledger(None, {}), estimate=True)
+        end = time.process_time()
+    seen = min(one_pass.SEEN, count)
+    runs = 3 * seen + 2 * seen * len(TORCH)
+    return as_row(trials, passes, count * len(trials.trials), runs, (middle - start, end - middle))
+
+
+def as_row(trials: Study, passes: Study, of_trials: int, of_passes: int, seconds: tuple[float, float]) -> Row:
+    """The figures of a model."""
+    found = ranks(trials, passes)
+    return {
+        "layers": len(trials.layers),
+        "runs": (of_trials, of_passes),
+        "spearman": found,
+        "median": float(np.median(found)),
+        "CPU s": seconds,
+    }
+
+
+MODELS: dict[str, Callable[[str, int, bool], Row]] = {
+    **dict.fromkeys(ONNX, onnx),
+    **dict.fromkeys(("torch stories", "torch llama"), torch),
+}
+
+
+def line(*cells: object) -> None:
+    """One line of a Markdown table."""
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--plans", action="store_true", help="also compare plans (ONNX models)")
+    parser.add_argument("--json", type=Path, help=record.HELP)
+    options, figures = parser.parse_args(), {}
+    line("model", "layers", "runs: trials", "passes", "times fewer", "Spearman", "CPU s: trials", "passes", "plan, dB")
+    line(*["---"] * 9)
+    for name in options.models:
+        one = figures[name] = MODELS[name](name, options.samples, options.plans)
+        before, after = one["runs"]
+        ranked = f"{one['median']:.3f} ({min(one['spearman']):.3f})"
+        plans = f"{one['plans']:+.2f}" if "plans" in one else "–"
+        seconds = (f"{part:.1f}" for part in one["CPU s"])
+        line(name, one["layers"], before, after, f"{before / after:.0f}", ranked, *seconds, plans)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"figures": figures}, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(record.run(main, __file__))
