@@ -298,6 +298,7 @@ ALLOWED = {
     "quark.cli.torch_quantize": OWN,
     "quark.torch.auto": PRIVATE,
     "quark.torch.bench": PRIVATE,
+    "quark.torch.one_pass": PRIVATE,
     "quark.torch.search": PRIVATE,
     "quark.torch.export.card": DRAFT,
     "quark.torch.export.genai": DRAFT,

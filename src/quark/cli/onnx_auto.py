@@ -120,6 +120,7 @@ def _recipe(found: Outcome, request: Request) -> str:
         values["algorithms"] = [one.to_dict() for one in config.algorithms]
     if choice.layers:
         values["layers"] = dict(choice.layers)
+    values["calibrate"] = "half"
     values["found"] = {"by": MARK, "model": request.model.name, "for": request.purpose}
     command = f"# quark onnx quantize {request.model.name} -o q.onnx --data …"
     return f"{command} --config {request.output.stem}.recipe.yaml\n" + yaml.safe_dump(values, sort_keys=False)

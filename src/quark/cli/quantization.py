@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
+from quark.cli.samples import Samples
 from quark.cli.settings import parse_settings
 from quark.cli.source_options import Source, source_words
 from quark.cli.sources import feeds, preprocessing
@@ -20,7 +21,7 @@ from quark.errors import ConfigError, unknown
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import Comparison, Moved, compare, moved_most
-from quark.onnx.config_file import load_config
+from quark.onnx.config_file import load_config, read_values, share_of
 from quark.onnx.data import Feed
 from quark.onnx.data_files import is_picture
 from quark.onnx.describe import file_bytes
@@ -37,6 +38,7 @@ from quark.report import Report, Table, decibels, file_size, milliseconds
 from quark.report.progress import bars
 from quark.report.summary import pass_table, summary_tables
 from quark.report.verdict import SAME, Verdict, runtime_line
+from quark.search.parts import parts_of
 
 CHECKED = 16
 """Samples that the check after the quantization runs on."""
@@ -203,7 +205,13 @@ def _feeds(request: Request, settings: Mapping[str, Any]) -> Any:
     if source.random:
         say("note: calibrating on generated data; the result is for trying things out only")
     shapes, ranges = (settings.get(f"RandomDataReaderInput{what}") for what in ("Shape", "DataRange"))
-    return feeds(request.model, replace(source, shapes=shapes, ranges=ranges), first=True)
+    found = feeds(request.model, replace(source, shapes=shapes, ranges=ranges), first=True)
+    if request.config is None or share_of(read_values(request.config)) == "all":
+        return found
+    half, _, _ = parts_of(len(found))
+    if isinstance(found, Samples):
+        return replace(found, readers=[found.readers[place] for place in half])
+    return [found[place] for place in half]
 
 
 def _check(request: Request, samples: Any, layers: bool, libraries: Libraries) -> Check:

@@ -8,6 +8,7 @@ algorithms: [{name: adaround, num_iterations: 500}]    # in the place of the pre
 layers:                        # single layers; later lines win at tensors that two layers share
   conv1: A16W8                 # a preset, two data types (uint8/int4@32), or float
   fc: uint8/int4+adaround      # and what tunes this layer's weights
+calibrate: half                # of the samples every second one (all where they are fewer than 4), as auto does; or all
 found: {…}                     # what a search measured; nothing reads it
 """
 
@@ -24,8 +25,9 @@ from quark.onnx.quantization.config.config import QuantizationConfig, get_defaul
 from quark.onnx.quantization.config.tuners import split, with_tuners
 from quark.search.plan_file import read_config
 
-KEYS = ("preset", "target", "options", "exclude", "algorithms", "layers", "found")
+KEYS = ("preset", "target", "options", "exclude", "algorithms", "layers", "calibrate", "found")
 TARGETS = ("any", "cpu")
+SHARES = ("all", "half")
 
 
 def load_config(path: Path) -> QuantizationConfig:
@@ -51,6 +53,7 @@ def config_of(values: Mapping[str, Any]) -> QuantizationConfig:
     if not isinstance(values.get("preset"), str):
         raise ConfigError("the key preset is required: the name of a preset (`quark presets` lists them)")
     config = get_default_config(values["preset"])
+    share_of(values)
     if values.get("target") is not None:
         if values["target"] not in TARGETS:
             raise ConfigError(unknown("target", values["target"], TARGETS))
@@ -63,6 +66,18 @@ def config_of(values: Mapping[str, Any]) -> QuantizationConfig:
     config.layers = {str(name): _layer(str(name), value) for name, value in layers.items()}
     config.algorithms = with_tuners(config.algorithms, {str(name): value for name, value in layers.items()})
     return config
+
+
+def share_of(values: Mapping[str, Any]) -> str:
+    """Which of the samples calibrate: a word of ``SHARES``.
+
+    Raises:
+        ConfigError: another word.
+    """
+    share = values.get("calibrate") or "all"
+    if share not in SHARES:
+        raise ConfigError(unknown("calibrate", str(share), SHARES))
+    return str(share)
 
 
 def _layer(name: str, value: Any) -> Any:

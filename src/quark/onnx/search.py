@@ -157,22 +157,17 @@ def search(
         metric: ``file.py:function``, called with the path of a model, gives the metric of the target.
         evaluation: samples that plans are measured on, half to choose and half to report; all of ``samples`` then
             calibrate.
-        workers: trials at a time.
-        ledger: a JSON file that finished trials and measurements are kept in.
-        rounds: plans that are measured, at most, beside those of one candidate.
-        compare: also measure every candidate for all layers.
+        workers, ledger: trials at a time; a JSON file that finished trials and measurements are kept in.
+        rounds, compare: plans that are measured, at most; also measure every candidate for all layers.
         progress: called with the number of finished trials and of all.
         estimate: layers by a few passes (``quark.onnx.one_pass``) in the place of one trial per layer and candidate.
 
     Raises:
-        ConfigError: an unknown metric, budget or candidate, a limit below the cheapest plan, or a ledger of something
-            else.
+        ConfigError: an unknown name, a limit below the cheapest plan, or a ledger of something else.
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
     values = {"preset": config} if isinstance(config, str) else dict(config)
-    goal = checked_goal(target, limit, budget, metric)
-    if estimate and metric is not None:
-        raise ConfigError("--estimate follows errors to the outputs: a function of your own needs whole models, trials")
+    goal = checked_goal(target, limit, budget, metric, estimate)
     job, split = Config(config_of(values)).compile(), _split(samples, evaluation, metric is not None)
     with Scratch(job.options) as scratch, Ledger.held(ledger):
         layers = bench.candidate_layers(candidates, job.target, job)
@@ -180,8 +175,8 @@ def search(
         try:
             name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
-            trials = partial(study, made, candidates, name, workers, kept, progress)
-            found = one_pass.study(made, candidates, name) if estimate else trials()
+            tried = partial(study, workers=workers, ledger=kept, progress=progress)
+            found = (one_pass.study if estimate else tried)(made, candidates, name)
             whole = Whole(model_input, values, split.fit, made.site, goal.metric, metric, kept, found, made.data)
             solved = _solved(whole, made, split, Question(goal, budget, limit, rounds, compare))
             kept.settle()
@@ -233,12 +228,16 @@ def _split(samples: Any, evaluation: Any, function: bool) -> Split:
     return Split(Every(given, 0, 2), Every(given, 1, 4), Every(given, 3, 4), how_far(count, len(parts_of(count)[2])))
 
 
-def checked_goal(target: str | None, limit: float | None, budget: str, function: str | None) -> Target:
+def checked_goal(
+    target: str | None, limit: float | None, budget: str, function: str | None, estimate: bool = False
+) -> Target:
     """The target; for a limit one that everything meets.
 
     Raises:
         ConfigError: neither or both, or an unknown metric or budget.
     """
+    if estimate and function is not None:
+        raise ConfigError("--estimate follows errors to the outputs: a function of your own needs whole models, trials")
     if budget not in BUDGETS:
         raise ConfigError(unknown("budget", budget, BUDGETS))
     if (target is None) == (limit is None):

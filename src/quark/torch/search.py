@@ -115,14 +115,12 @@ def search(
         config: a scheme, or keys and values of a configuration file: what holds for the whole model.
         metric: ``file.py:function``, called with the model, gives the metric of the target.
         evaluation: samples that plans are measured on, half to choose, half to report; all of ``samples`` then fit.
-        workers: processes; more than one need the model as a folder.
-        ledger: a JSON file that finished trials and measurements are kept in.
-        rounds: plans that are measured, at most, beside those of one candidate.
-        compare: also measure every candidate for all layers.
+        workers, ledger: processes, more than one need a folder; a JSON file that finished measurements are kept in.
+        rounds, compare: plans that are measured, at most; also measure every candidate for all layers.
         progress: called with the number of finished trials and of all.
         device, trust_remote_code, machine: for a model that is loaded from a folder; of the latency.
-        estimate: layers by one backward pass in the place of one trial per layer and candidate.
         program: that will read the result: "vllm" wants layers that it fuses in one scheme.
+        estimate: layers by one backward pass in the place of trials.
 
     Raises:
         ConfigError: an unknown name, a scheme that the program does not read, a limit below the cheapest plan, a ledger
