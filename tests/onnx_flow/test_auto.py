@@ -110,6 +110,8 @@ def test_the_command_writes_model_recipe_and_page_and_the_recipe_makes_the_model
     assert "accuracy" in printed.out.splitlines()[-3] and "on samples that decided nothing" in printed.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.onnx", "best.recipe.yaml", "r.html"]
     assert onnxruntime.InferenceSession(out).get_inputs()
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Why the others lost" in page and "a cheaper one is within the tolerance" in page and "AdaRound" in page
     recipe = str(tmp_path / "best.recipe.yaml")
     again = ["onnx", "quantize", words[1], "-o", str(tmp_path / "q.onnx"), "--data", words[5], "--config", recipe]
     assert main([*again, "--no-check"]) == 0
@@ -147,6 +149,18 @@ def test_a_ledger_goes_on_to_the_same_bytes_without_a_trial_made_again(
     assert all(name.startswith("again") for name in again[: len(found[0][2])] if len(found[0][2]) == len(found[1][2]))
     with pytest.raises(ConfigError, match="another data"):
         auto(folder / "model.onnx", split(samples()[:8]), Goal("size", drop=0.0, ledger=ledger), tmp_path / "a")
+
+
+def test_comparisons_on_few_samples_are_kept_and_are_the_same_in_processes(folder: Path, tmp_path: Path) -> None:
+    images, choices = data.split()[0][0][:36], [Choice("XINT8"), Choice("A8W8"), Choice("XINT8", {"SimulateDPU": 3})]
+    parts, ranks = split([{"image": image[None]} for image in images]), []
+    for workers in (1, 2):
+        ledger = tmp_path / f"{workers}.json"
+        for _ in range(2):  # again from the ledger
+            goal = Goal("npu", ledger=ledger, workers=workers)
+            ranks.append(Search(folder / "model.onnx", parts, goal, tmp_path, print).probe(choices))
+    assert ranks[0] == ranks[1] == ranks[2] == ranks[3]
+    assert ranks[0][0] is not None and ranks[0][2] is None  # the last one cannot be made
 
 
 def test_labels_choose_and_what_is_reported_is_top_1_on_samples_that_decided_nothing(

@@ -129,7 +129,7 @@ def _recipe(found: Outcome, request: Request) -> str:
 def trial_table(found: Outcome) -> Table:
     """Every trial with its figures."""
     rows = tuple(_row(trial, trial.name == found.winner.name) for trial in found.trials)
-    columns = ("configuration", "accuracy on the choosing samples", "metric", "size", "within")
+    columns = ("configuration", "accuracy on the choosing samples", "metric", "size", "within", "mends")
     return Table("Trials", columns, rows, "* the winner" if any(row[0].startswith("* ") for row in rows) else "")
 
 
@@ -137,7 +137,30 @@ def _row(trial: Trial, won: bool) -> tuple[str, ...]:
     said = trial.error or (trial.judged.reason if trial.judged is not None else "–")
     value = "–" if trial.value is None else f"{trial.value:.4g}"
     size = file_size(trial.bytes) if trial.bytes else "–"
-    return f"* {trial.name}" if won else trial.name, said, value, size, "yes" if trial.passes else "no"
+    return (
+        f"* {trial.name}" if won else trial.name,
+        said,
+        value,
+        size,
+        "yes" if trial.passes else "no",
+        "; ".join(trial.causes),
+    )
+
+
+def untried_table(found: Outcome) -> Table:
+    """What was not tried, and why."""
+    return Table("Not tried", ("preset or recipe", "why"), tuple(found.untried))
+
+
+def why_table(request: Request, found: Outcome) -> Table:
+    """Why the winner won over every other trial that could have."""
+    cost = {"cpu": "seconds", "npu": "rank", "size": "bytes"}[request.purpose]
+    said = {"seconds": "slower", "rank": "a costlier type for an NPU, or less accurate", "bytes": "larger"}[cost]
+    rows = []
+    for trial in (one for one in found.trials if one.name != found.winner.name):
+        why = (trial.error and "it could not be made") or ("outside the tolerance" if not trial.passes else said)
+        rows.append((trial.name, why))
+    return Table("Why the others lost", ("configuration", "why"), tuple(rows), _why(found))
 
 
 def _verdict(request: Request, found: Outcome) -> Verdict:
@@ -175,7 +198,13 @@ def _facts(found: Outcome, verdict: Verdict) -> dict[str, Any]:
         {"name": one.name, "within": one.passes, "bytes": one.bytes, "metric": one.value, "error": one.error}
         for one in found.trials
     ]
-    return {"winner": found.winner.name, "solved": found.solved, "trials": trials, "verdict": verdict.facts()}
+    return {
+        "winner": found.winner.name,
+        "solved": found.solved,
+        "trials": trials,
+        "untried": dict(found.untried),
+        "verdict": verdict.facts(),
+    }
 
 
 def _page(request: Request, found: Outcome, verdict: Verdict) -> Report:
@@ -183,7 +212,8 @@ def _page(request: Request, found: Outcome, verdict: Verdict) -> Report:
     if not math.isnan(found.winner.seconds):
         facts.append(("latency", milliseconds(found.winner.seconds)))
     title = f"auto: {request.model.name} for {request.purpose}"
-    return Report(title, tuple(facts), (verdict.table(), trial_table(found)), scatters=tuple(_plots(request, found)))
+    tables = (verdict.table(), trial_table(found), why_table(request, found), untried_table(found))
+    return Report(title, tuple(facts), tables, scatters=tuple(_plots(request, found)))
 
 
 def _plots(request: Request, found: Outcome) -> Iterator[Scatter]:

@@ -33,7 +33,7 @@ from quark.onnx.latency import median_seconds
 from quark.onnx.one_pass import estimate
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantizer import ModelQuantizer
-from quark.onnx.recipes import GOOD, Attempt, Choice, Situation, improve, islands, wider
+from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improve, islands, wider
 from quark.onnx.result import Result
 from quark.onnx.trials import (
     PURPOSES,
@@ -177,7 +177,8 @@ class Search:
     def probe(self, choices: Sequence[Choice]) -> list[tuple[float, ...] | None]:
         """How choices do on few samples: the rank of their agreement; None for those that fail or came too late."""
         few = [list(islice(part, PROBED)) for part in (self.samples.fit, self.samples.choose)]
-        known = {one.name: self.book.done(f"probe {one.name}") for one in choices}
+        kept = {one.name: self.book.done(f"probe {one.name}") for one in choices}
+        known = {name: None if one is None else one["rank"] for name, one in kept.items()}
         left = [one for one in choices if known[one.name] is None]
         libraries = self.goal.libraries
         found: Iterable[list[float]] = (probed(self.model, one, few[0], few[1], libraries) for one in left)
@@ -186,7 +187,7 @@ class Search:
             found = parallel.results(calls, self.goal.workers, "processes")
         for choice, rank in zip(left, found, strict=False):
             known[choice.name] = rank
-            self.book.finish(f"probe {choice.name}", rank)
+            self.book.finish(f"probe {choice.name}", {"rank": rank})
             if time.perf_counter() > self.probes_end:
                 break
         return [tuple(known[one.name] or ()) or None for one in choices]
@@ -313,7 +314,7 @@ def _concluded(search: Search) -> Outcome:
     goal, tried = search.goal, [trial for trial in search.trials if not trial.error]
     if not tried:
         raise DataError(f"nothing could be tried; the first: {search.trials[0].name}: {search.trials[0].error}")
-    good = [trial for trial in tried if trial.passes]
+    good, untried = [trial for trial in tried if trial.passes], _untried(search)
     winner = _nearest(good or tried)
     outcome = Outcome(
         winner,
@@ -322,6 +323,7 @@ def _concluded(search: Search) -> Outcome:
         None,
         None if search.float_score is None else search.float_score.value,
         notes=[*search.notes, *how_far(search.samples.total, len(list(search.samples.report)))],
+        untried=untried,
     )
     if good and goal.row.cost != "rank":
         stays, *timed = search.timed([search.with_file(one) for one in good])
@@ -334,6 +336,22 @@ def _concluded(search: Search) -> Outcome:
             outcome.winner, outcome.solved = stays, False
             return outcome
     return _reported(search, outcome)
+
+
+def _untried(search: Search) -> list[tuple[str, str]]:
+    """Presets and recipes that no trial has, and why not."""
+    presets = [trial.choice.preset for trial in search.trials if trial.choice is not None]
+    passed, over = any(trial.passes for trial in search.trials), time.perf_counter() > search.end
+    late = "no time was left" if over else "what was found before was good enough"
+    found = []
+    for preset in search.goal.row.bases:
+        if preset not in presets:
+            found.append((preset, "a cheaper one is within the tolerance" if passed else late))
+    causes = {cause for trial in search.trials for cause in trial.causes}
+    for recipe in (one for one in RECIPES if one.cause not in causes):
+        fits = any(recipe.applies(search.situation, Choice(preset)) for preset in presets)
+        found.append((recipe.name, late if fits else "its condition does not hold for this model and these presets"))
+    return found
 
 
 def _nearest(trials: Sequence[Trial]) -> Trial:

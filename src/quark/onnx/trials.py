@@ -142,6 +142,7 @@ class Outcome:
         seconds: an inference of the trials that were timed, by name.
         reported_values: (winner, float model) of the metric on the samples that decided nothing.
         notes: what a reader must know, a sentence each.
+        untried: (preset or recipe, why it was not tried).
     """
 
     winner: Trial
@@ -153,6 +154,7 @@ class Outcome:
     seconds: dict[str, float] = field(default_factory=dict)
     reported_values: tuple[Score, Score] | None = None
     notes: list[str] = field(default_factory=list)
+    untried: list[tuple[str, str]] = field(default_factory=list)
 
 
 def ledger_of(model: Path, samples: Split, goal: Goal) -> Ledger:
