@@ -25,7 +25,7 @@ NOTHING: dict[str, Any] = {
 #: A value of every option that is a list, or holds lists.
 LISTS: dict[str, Any] = {
     **{name: ["Conv", "Gemm"] for name in Options.model_fields if "OpTypes" in name and "Axis" not in name},
-    **{name: ["n"] for name in ("NodesToQuantize", "NodesToExcludeOutputQuantization")},
+    **{name: ["n"] for name in ("NodesToQuantize", "NodesToExcludeOutputQuantization", "TunedFloat")},
     **{name: ["Conv"] for name in ("CopySharedInit", "CopyBiasInit")},
     "RemoveQDQBetweenOps": [["Conv", "Relu"], ["Add", "Mul"]],
     "ExecutionProviders": ["CPUExecutionProvider"],

@@ -14,6 +14,7 @@ from quark.cli.common import (
     Compare,
     Drop,
     Estimate,
+    FailUnder,
     Json,
     Labels,
     LedgerPath,
@@ -24,6 +25,7 @@ from quark.cli.common import (
     Purpose,
     Rounds,
     Threads,
+    TuneSpeed,
     chosen_preset,
     preset_names,
 )
@@ -97,12 +99,6 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option(metavar="NODE", help="Keep a node in float: its name or a `^regular expression`; may be repeated."),
 ]
-FailUnder = Annotated[
-    str | None,
-    typer.Option(
-        "--fail-under", metavar="METRIC=X", help="Exit code 3 below it: sqnr, psnr (dB), cosine or kept (0 to 1)."
-    ),
-]
 
 
 @onnx_app.command(
@@ -129,6 +125,7 @@ def quantize(
     settings: Settings = None,
     target: Target = None,
     exclude: Exclude = None,
+    tune_speed: TuneSpeed = False,
     report: ReportPath = None,
     plan: PlanPath = None,
     algorithm: Annotated[
@@ -156,7 +153,8 @@ def quantize(
     from quark.cli import quantization
     from quark.cli.verdicts import parse_bound
 
-    chosen = tuple(settings or ()), target, tuple(exclude or ()), config
+    timed = ("TuneSpeed=true",) if tune_speed else ()
+    chosen = (*(settings or ()), *timed), target, tuple(exclude or ()), config
     others = tuple(algorithm or ()), eval_data
     name = chosen_preset(preset, config, hardware)
     request = quantization.Request(model, output, name, source, *chosen, *others)

@@ -127,3 +127,17 @@ Labels = Annotated[
     Reads(),
     typer.Option(help="ONNX: classes (.txt, .csv, .npy), COCO-style boxes (.json), a folder of masks, clean sounds."),
 ]
+FailUnder = Annotated[
+    str | None,
+    typer.Option(
+        "--fail-under", metavar="METRIC=X", help="Exit code 3 below it: sqnr, psnr (dB), cosine or kept (0 to 1)."
+    ),
+]
+TuneSpeed = Annotated[
+    bool,
+    typer.Option(
+        "--tune-speed",
+        help="Time the model here, in several divisions into float and integers, and keep the fastest. Holds for this "
+        "processor.",
+    ),
+]

@@ -13,7 +13,7 @@ from typing import Any
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Options": ("--output", "--preset", "--scheme", "--data", "--for", "--exclude", "--help"),
     "What is quantized": (
-        *("--config", "--algorithm", "--set", "--layout", "--layer", "--exclude-only", "--kv-cache"),
+        *("--config", "--algorithm", "--set", "--layout", "--tune-speed", "--layer", "--exclude-only", "--kv-cache"),
         *("--requantize", "--register"),
     ),
     "What is searched": (

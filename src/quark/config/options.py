@@ -145,6 +145,15 @@ class Options(BaseModel):
         "Leave in float what the CPU runs faster so by measured kernel times, conversions counted; what saves less "
         "than 50 microseconds stays as configured. Default: for the CPU target.",
     )
+    TuneSpeed: bool = _option(
+        False,
+        2,
+        "Time the model on this machine, divided into float and integers in several ways, and take the fastest. What "
+        "is found holds for this processor; it is in the plan, and in TunedFloat.",
+    )
+    TunedFloat: Names | None = _option(
+        None, 2, "Nodes of the prepared model that TuneSpeed left in float: the same again without timing."
+    )
     FloatDecoding: bool = _option(
         False, 2, "Keep in float what decodes the outputs behind the last layer with weights (boxes, scores)."
     )

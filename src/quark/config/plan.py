@@ -78,12 +78,14 @@ class Plan:
     """Every decision about a model. ``tensors`` and ``nodes`` are keyed by name, in graph order.
 
     ``proposals``: sentences about what the configuration could do better. ``floats``: tensors that stay float, and why.
+    ``tuned``: what ``TuneSpeed`` measured, on which processor.
     """
 
     tensors: dict[str, TensorPlan] = field(default_factory=dict)
     nodes: dict[str, NodePlan] = field(default_factory=dict)
     proposals: list[str] = field(default_factory=list)
     floats: dict[str, str] = field(default_factory=dict)
+    tuned: dict[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[TensorPlan]:
         return iter(self.tensors.values())
@@ -140,6 +142,7 @@ class Plan:
                 "nodes": [asdict(n) for n in self.nodes.values()],
                 "proposals": self.proposals,
                 "floats": self.floats,
+                **({"tuned": self.tuned} if self.tuned else {}),
             },
             indent=1,
         )
@@ -151,7 +154,8 @@ class Plan:
         tensors = [_tensor_from_dict(entry) for entry in data["tensors"]]
         nodes = [NodePlan(**entry) for entry in data["nodes"]]
         proposals, floats = list(data.get("proposals", [])), dict(data.get("floats", {}))
-        return cls({t.name: t for t in tensors}, {n.name: n for n in nodes}, proposals, floats)
+        tuned = dict(data.get("tuned", {}))
+        return cls({t.name: t for t in tensors}, {n.name: n for n in nodes}, proposals, floats, tuned)
 
 
 def _listed(value: Any) -> Any:

@@ -43,11 +43,13 @@ from quark.onnx.pipeline import Prepared, finish, prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.qdq.slower import REASON as FASTER
+from quark.onnx.qdq.slower import TUNED
 from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.result import Result
 from quark.onnx.resume import open_resume
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record, wants_bodies
+from quark.onnx.tuned_speed import into_plan, tune_speed
 from quark.report.process import resident
 from quark.report.progress import bars
 from quark.report.summary import cost_table, pass_table, print_summary
@@ -106,11 +108,12 @@ def _quantize(
             prepared.reports.extend(transform(model, context))
             context, decided = search_calibration(model, context)
             mixed = mix(model, context)
-            job, context = mixed.job, replace(context, job=mixed.job)
+            context, tuned = tune_speed(model, replace(context, job=mixed.job))
         with _timed(seconds, "place"):
-            bodies = _bodies(model, context, known)
+            job, bodies = context.job, _bodies(model, context, known)
             prepared.reports.extend(decided)
             plan = mode.place(model, job, known)
+            prepared.reports.extend(into_plan(tuned, plan))
             _refuse_nothing(plan, bodies)
             if job.options.DebugMode:
                 tell_decisions(plan)
@@ -183,7 +186,7 @@ def _bodies(model: ir.Model, context: Context, known: list[NodeInfo]) -> Made:
 
 
 def _refuse_nothing(plan: Plan, bodies: Made) -> None:
-    if any(node.reason == FASTER for node in plan.nodes.values()) and not plan.tensors:
+    if any(node.reason in (FASTER, TUNED) for node in plan.nodes.values()) and not plan.tensors:
         _log.warning("the model stays float: every layer is faster so on CPUs (FloatWhereFaster=False quantizes)")
     elif not plan.tensors and not bodies.bodies:
         kinds = sorted({node.op_type for node in plan.nodes.values()})

@@ -20,7 +20,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from quark.config.options import Options
 from quark.onnx.bench import Site
+from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import open_session
@@ -54,11 +56,21 @@ def with_latency(study: Study, site: Site, quantize: Quantize) -> Study:
 
 def layer_seconds(path: Path, site: Site, names: Mapping[str, str]) -> dict[str, float]:
     """Median seconds of the kernels of every layer, of the model at ``path``."""
-    options = session_options(site.job.options.UserCustomOpLibPath, site.threads)
-    options.enable_profiling = True
-    options.profile_file_prefix = str(path.parent / "profile")
-    session = open_session(files.load(path), options, site.job.options.ExecutionProviders)
     feed, _ = next(site.pairs())
+    found: dict[str, float] = defaultdict(float)
+    for kernel, seconds in kernel_seconds(path, feed, site.job.options, site.threads).items():
+        layer = layer_of(kernel, names)
+        if layer is not None:
+            found[layer] += seconds
+    return dict(found)
+
+
+def kernel_seconds(path: Path, feed: Feed, options: Options, threads: int | None) -> dict[str, float]:
+    """Median seconds of every kernel of the model at ``path``, by its name."""
+    session_values = session_options(options.UserCustomOpLibPath, threads)
+    session_values.enable_profiling = True
+    session_values.profile_file_prefix = str(path.parent / "profile")
+    session = open_session(files.load(path), session_values, options.ExecutionProviders)
     for _ in range(WARM + RUNS):
         session.run(None, feed)
     events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
@@ -66,12 +78,7 @@ def layer_seconds(path: Path, site: Site, names: Mapping[str, str]) -> dict[str,
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith(KERNEL):
             times[event["name"].removesuffix(KERNEL)].append(event["dur"] * 1e-6)
-    found: dict[str, float] = defaultdict(float)
-    for kernel, seconds in times.items():
-        layer = layer_of(kernel, names)
-        if layer is not None:
-            found[layer] += statistics.median(seconds[WARM:] or seconds)
-    return dict(found)
+    return {kernel: statistics.median(seconds[WARM:] or seconds) for kernel, seconds in times.items()}
 
 
 def layer_of(kernel: str, names: Mapping[str, str]) -> str | None:

@@ -16,6 +16,7 @@ from quark.config.job import Job
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import Decision, NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx.graph.surgery import is_constant
 from quark.onnx.qdq import (
@@ -125,12 +126,27 @@ def _leave_islands(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], place
 def _leave_slower(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement) -> None:
     """Take out the nodes that the CPU runs faster in float, but for those that the user asked for."""
     job = placement.job
+    if job.options.TunedFloat is not None:
+        _leave_tuned(job.options.TunedFloat, chosen, placement)
+        return
     wanted = job.target == "cpu" if job.options.FloatWhereFaster is None else job.options.FloatWhereFaster
     if not wanted or not _in_eight_bits(job) or job.options.WeightsOnly:
         return
     nodes = [node for node, entry in chosen.items() if entry is not None]
     for node in slower.faster_in_float(placement.model, nodes, {one for one in nodes if _asked_for(one, placement)}):
         _leave(node, slower.REASON, chosen, placement)
+
+
+def _leave_tuned(
+    names: Sequence[str], chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement
+) -> None:
+    """Take out the nodes that an earlier run with ``TuneSpeed`` left in float."""
+    nodes = {node.name or "": node for node in placement.model.graph}
+    for name in names:
+        if name not in nodes:
+            raise ConfigError(unknown("node in TunedFloat", name, nodes))
+        if chosen.get(nodes[name]) is not None and not _asked_for(nodes[name], placement):
+            _leave(nodes[name], slower.TUNED, chosen, placement)
 
 
 def _asked_for(node: ir.Node, placement: Placement) -> bool:

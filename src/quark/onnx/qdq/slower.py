@@ -26,6 +26,7 @@ from quark.onnx.qdq.op_rules import FUSED_PRODUCERS
 from quark.search.min_cut import FOREVER, labels
 
 OPTION = "FloatWhereFaster"
+TUNED = "TuneSpeed: among what is faster in float on the machine that it was measured on"
 REASON = f"{OPTION}: the CPU's kernels are faster in float here, conversions counted"
 #: Microseconds that leaving nodes in float has to save: in all, and each connected group of them.
 LEAST, LEAST_OF_GROUP = 50.0, 2.0
@@ -62,15 +63,21 @@ class _Unit:
     integer_time: float = 0.0
 
 
-def faster_in_float(model: ir.Model, chosen: Iterable[ir.Node], fixed: set[ir.Node]) -> set[ir.Node]:
+def faster_in_float(
+    model: ir.Model, chosen: Iterable[ir.Node], fixed: set[ir.Node], seconds: Sequence[Mapping[str, float]] = ()
+) -> set[ir.Node]:
     """Those of the nodes to be quantized that are left in float.
 
     Args:
         chosen: the nodes to be quantized.
         fixed: those of them that are quantized in any case.
+        seconds: of nodes, by name, in float and in integers, as measured; empty: the table's.
     """
     members = set(chosen)
     units = _units(list(model.graph), members)
+    for unit in units if seconds else ():
+        names = [node.name or "" for node in unit.nodes]
+        unit.float_time, unit.integer_time = (sum(form.get(name, 0.0) for name in names) * 1e6 for form in seconds)
     of_node = {node: k for k, unit in enumerate(units) for node in unit.nodes}
     tensors = _tensors(model, of_node)
     integer = _cut(units, tensors, fixed)
