@@ -25,6 +25,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
             "--limit",
             "--budget",
             "--compare",
+            "--estimate",
             "--rounds",
             "--drop",
             "--minutes",

@@ -112,8 +112,10 @@ def tell_idle(job: Job) -> None:
         _log.warning("%s", idle)
 
 
-def tell_decisions(plan: Plan) -> None:
+def tell_decisions(plan: Plan, options: Options) -> None:
     """``DebugMode``: every decision, to the log, or to standard error where no log is set up."""
+    if not options.DebugMode:
+        return
     lines = [plan.explain(name) for name in dict.fromkeys([*plan.nodes, *plan.tensors])]
     if _log.hasHandlers():
         for line in lines:

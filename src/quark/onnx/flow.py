@@ -111,12 +111,10 @@ def _quantize(
             context, tuned = tune_speed(model, replace(context, job=mixed.job))
         with _timed(seconds, "place"):
             job, bodies = context.job, _bodies(model, context, known)
-            prepared.reports.extend(decided)
             plan = mode.place(model, job, known)
-            prepared.reports.extend(into_plan(tuned, plan))
+            prepared.reports.extend([*decided, *into_plan(tuned, plan)])
             _refuse_nothing(plan, bodies)
-            if job.options.DebugMode:
-                tell_decisions(plan)
+            tell_decisions(plan, job.options)
         with _timed(seconds, "calibrate"):
             counted = Counted(partial(update, "calibrate"))
             ranges = calibrated(model, plan, job, reader, scratch, resume, counted)
