@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,8 +20,10 @@ import onnx_ir as ir
 import pytest
 from tests.onnx_flow.models import model, normal, session
 
+from quark.cli import main
 from quark.errors import ConfigError
 from quark.onnx import AdaRoundConfig, Config, ModelQuantizer
+from quark.onnx.compare import compare
 from quark.onnx.config_file import config_of, load_config
 from quark.onnx.graph.model import load
 from quark.onnx.graph.surgery import apart, let_go
@@ -346,3 +349,46 @@ def test_what_is_reported_is_measured_on_samples_that_neither_calibrate_nor_choo
         assert value == pytest.approx(-10 * np.log10(noise), abs=1e-6)
     few = search(path, "A8W8_CPU", feeds(2), kinds, "sqnr>=16", evaluation=data[:3])
     assert few.study.samples == 2 and few.reported is not None and "hint" in few.notes[0]
+
+
+def searched(path: Path, tmp_path: Path, *words: str) -> list[str]:
+    np.savez(tmp_path / "samples.npz", x=np.concatenate([feed["x"] for feed in feeds(4)]))
+    data = str(tmp_path / "samples.npz")
+    plan = str(tmp_path / "plan.yaml")
+    return ["onnx", "search", str(path), "-o", plan, "-p", "A8W8_CPU", "--data", data, "--no-compare", *words]
+
+
+def test_a_search_ends_with_the_verdict_about_its_model_and_the_command_that_makes_it(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = searched(path, tmp_path, "--target", "sqnr>=12", "-c", "uint8/int4", "-c", "float", "--budget", "size")
+    assert main(words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:10].strip() and line[9:10] == " "]
+    subjects = ["result", "chosen by", "reported", "note", "accuracy", "speed", "size", "coverage", "next"]
+    told = [line for line in lines if line[:10].strip() in subjects][-10:]
+    assert [line[:10].strip() for line in told][:9] == subjects
+    assert "samples that decided nothing" in told[4] and "smaller" in told[6]
+    asked = shlex.split(told[8][10:])
+    assert asked[:3] == ["quark", "onnx", "quantize"] and main(asked[1:]) == 0
+    made = Path(asked[asked.index("-o") + 1])
+    accuracy = compare(path, made, feeds(4)[3:], layers=False).outputs["y"].sqnr
+    assert accuracy == pytest.approx(float(told[4].split(" dB")[0].split()[-1]), abs=1.5)  # half the samples calibrate
+    again = shlex.split(told[9].partition("not tried: ")[2])
+    assert again[again.index("--target") + 1] == "sqnr>=22" and again[again.index("-c") + 1] == "uint8/int4"
+
+
+def test_a_search_fails_for_what_its_model_lacks_and_says_when_nothing_is_to_be_won(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = searched(path, tmp_path, "--target", "sqnr>=5", "-c", "uint8/int4", "-c", "float", "--json")
+    assert main([*words, "--budget", "size", "--fail-under", "sqnr=90"]) == 3
+    told = capsys.readouterr()
+    verdict = json.loads(told.out)["verdict"]
+    assert {"result", "accuracy", "speed", "size", "coverage", "next"} <= set(verdict)
+    assert "--fail-under sqnr=90" in told.err and Path(tmp_path / "plan.yaml").is_file()
+    words = searched(
+        path, tmp_path, "--target", "sqnr>=200", "-c", "uint8/int4", "-c", "float", "--json", "--overwrite"
+    )
+    assert main([*words, "--budget", "size"]) == 0
+    verdict = json.loads(capsys.readouterr().out)["verdict"]
+    assert "nothing to win" in verdict["speed"]["reason"] and "stay with the float model" in verdict["next"][0]

@@ -14,6 +14,7 @@ from quark.cli.common import (
     Compare,
     Drop,
     Estimate,
+    FailSlower,
     FailUnder,
     Json,
     Labels,
@@ -136,7 +137,7 @@ def quantize(
         Path | None, Reads(), typer.Option("--eval-data", help="Samples that the result is judged on, as --data.")
     ] = None,
     fail_under: FailUnder = None,
-    fail_slower: Annotated[bool, typer.Option("--fail-slower", help="Exit code 3 where float is faster here.")] = False,
+    fail_slower: FailSlower = False,
     check: Annotated[bool, typer.Option(help="Afterwards run both models: SQNR, cosine, latency.")] = True,
     threads: Threads = None,
     backend: Backend = None,
@@ -151,14 +152,13 @@ def quantize(
     in size and time. The last lines are a verdict, and the command that helps where it is bad.
     """
     from quark.cli import quantization
-    from quark.cli.verdicts import parse_bound
 
     timed = ("TuneSpeed=true",) if tune_speed else ()
     chosen = (*(settings or ()), *timed), target, tuple(exclude or ()), config
     others = tuple(algorithm or ()), eval_data
     name = chosen_preset(preset, config, hardware)
     request = quantization.Request(model, output, name, source, *chosen, *others)
-    demands = quantization.Demands(parse_bound(fail_under) if fail_under else None, fail_slower)
+    demands = quantization.demanded(fail_under, fail_slower)
     quantization.run(request, report, plan, check, json, demands, overwrite)
 
 
@@ -285,6 +285,8 @@ def search(
     compare: Compare = True,
     rounds: Rounds = 8,
     estimate: Estimate = False,
+    fail_under: FailUnder = None,
+    fail_slower: FailSlower = False,
     workers: Workers = 1,
     backend: Backend = None,
     ledger: LedgerPath = None,
@@ -297,9 +299,9 @@ def search(
     """Find a mixed-precision plan: a data type for every layer, so that a metric meets its target at least cost.
 
     Every layer is tried alone, integer programming chooses, the whole plan is quantized and measured, until it holds.
-    Exit code 3: the target is out of reach, and the nearest plan is written.
+    Exit code 3: the target is out of reach, and the nearest plan is written. The last lines are a verdict.
     """
-    from quark.cli import searching
+    from quark.cli import quantization, searching
     from quark.cli.search_tables import Wanted
 
     request = searching.Request(
@@ -313,7 +315,7 @@ def search(
         ledger,
     )
     wanted = Wanted(output, goal, limit, budget or "", metric, eval_data, compare, rounds, estimate)
-    searching.run_search(request, wanted, report, json)
+    searching.run_search(request, wanted, report, json, quantization.demanded(fail_under, fail_slower))
 
 
 @onnx_app.command(cls=Guarded, epilog="**Example**: `quark onnx explain quantized.onnx conv1_output`")

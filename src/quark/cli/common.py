@@ -45,6 +45,13 @@ Backend = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
+FailUnder = Annotated[
+    str | None,
+    typer.Option(
+        "--fail-under", metavar="METRIC=X", help="Exit code 3 below it: sqnr, psnr (dB), cosine or kept (0 to 1)."
+    ),
+]
+FailSlower = Annotated[bool, typer.Option("--fail-slower", help="Exit code 3 where float is faster here.")]
 LedgerPath = Annotated[
     Path | None,
     Writes("state"),
@@ -126,12 +133,6 @@ Labels = Annotated[
     Path | None,
     Reads(),
     typer.Option(help="ONNX: classes (.txt, .csv, .npy), COCO-style boxes (.json), a folder of masks, clean sounds."),
-]
-FailUnder = Annotated[
-    str | None,
-    typer.Option(
-        "--fail-under", metavar="METRIC=X", help="Exit code 3 below it: sqnr, psnr (dB), cosine or kept (0 to 1)."
-    ),
 ]
 TuneSpeed = Annotated[
     bool,

@@ -16,7 +16,7 @@ from quark.cli.samples import Samples
 from quark.cli.settings import parse_settings
 from quark.cli.source_options import Source, source_words
 from quark.cli.sources import feeds, preprocessing
-from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, verdict_of
+from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, verdict_of
 from quark.errors import ConfigError, unknown
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.onnx import Config, ModelQuantizer, get_default_config
@@ -81,6 +81,11 @@ class Demands:
         ratio = check.seconds["float"] / check.seconds["quantized"]
         slow = self.not_slower and ratio < 1 - SAME
         return [*filter(None, below), *([f"--fail-slower: {ratio:.2f} times as fast as float here"] if slow else [])]
+
+
+def demanded(fail_under: str | None, fail_slower: bool) -> Demands:
+    """``--fail-under`` and ``--fail-slower`` as typed."""
+    return Demands(parse_bound(fail_under) if fail_under else None, fail_slower)
 
 
 @dataclass(frozen=True)
@@ -218,8 +223,12 @@ def _check(request: Request, samples: Any, layers: bool, libraries: Libraries) -
     """Run both models on the first samples, of ``--eval-data`` where it is given."""
     if request.judged_on is not None:
         samples = feeds(request.model, replace(request.source, data=request.judged_on, samples=None))
+    return check_of(request.model, request.output, samples, layers, libraries)
+
+
+def check_of(first: Path, second: Path, samples: Iterable[Feed], layers: bool, libraries: Libraries) -> Check:
+    """Run a float model and its quantized form on the first of ``samples``, and time both on one of them."""
     chosen: list[Feed] = list(islice(samples, CHECKED))
-    first, second = request.model, request.output
     with bars() as update:
         found = compare(first, second, chosen, layers, lambda done: update("compare", done, len(chosen)), libraries)
     seconds = median_seconds({"float": first, "quantized": second}, chosen[0], libraries=libraries)

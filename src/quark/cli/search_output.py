@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from quark.cli.output import print_json, say, show, write_lines, write_page
-from quark.cli.search_tables import Wanted, chart, found_facts, found_table, layer_table, plan_verdict
+from quark.cli.search_tables import Wanted, chart, found_facts, found_table, layer_table
 from quark.cli.verdicts import FAILED
 from quark.files.outputs import Output, drafts
 from quark.report import Report
+from quark.report.verdict import Verdict
 from quark.search.values import Found, Study
 
 
@@ -29,13 +30,20 @@ def tell_study(found: Study, model: Path, unit: str, facts: Mapping[str, Any], r
     show(table)
 
 
-def tell_plan(found: Found, wanted: Wanted, model: Path, following: str, report: Path | None, json: bool) -> None:
-    """Show a plan that is written; ``following``: the command that uses it.
+def tell_plan(
+    found: Found,
+    wanted: Wanted,
+    model: Path,
+    verdict: Verdict,
+    report: Path | None,
+    json: bool,
+    failures: Sequence[str] = (),
+) -> None:
+    """Show a plan that is written; ``failures``: what the model that it makes lacks, a sentence each.
 
     Raises:
-        typer.Exit: with the code 3, where the plan misses the target.
+        typer.Exit: with the code 3, where the plan misses the target, or for failures.
     """
-    verdict = plan_verdict(found, wanted, following)
     if report:
         say(f"Report: {report}")
     if json:
@@ -44,12 +52,19 @@ def tell_plan(found: Found, wanted: Wanted, model: Path, following: str, report:
         show(found_table(found, wanted.target))
         say(f"Wrote {wanted.output}.")
         write_lines(verdict.words())
-    if not found.met:
+    if failures:
+        say("\n".join(failures))
+    if failures or not found.met:
         raise typer.Exit(FAILED)
 
 
 def write_both(
-    found: Found, wanted: Wanted, model: Path, report: Path | None, write_plan: Callable[[Path], None]
+    found: Found,
+    wanted: Wanted,
+    model: Path,
+    verdict: Verdict,
+    report: Path | None,
+    write_plan: Callable[[Path], None],
 ) -> None:
     """The plan, by ``write_plan``, and the page that ``--report`` asks for: both of them or neither."""
     outputs = {"plan": Output(wanted.output, "--output")}
@@ -58,6 +73,6 @@ def write_both(
         write_plan(paths["plan"])
         if report is not None:
             facts = ((found.metric, f"{found.value:.4g}"), ("plans measured", str(found.measured)))
-            tables = found_table(found, wanted.target), layer_table(found.study)
+            tables = verdict.table(), found_table(found, wanted.target), layer_table(found.study)
             page = Report(f"{model.name}, mixed precision", facts, tables, charts=(chart(found.study),))
             write_page(page, paths["report"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quark.report import Chart, Table, decibels, file_size, milliseconds
 from quark.report.verdict import Line, Verdict
-from quark.search.values import Found, Study, Trial
+from quark.search.values import FLOAT, Found, Study, Trial
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,18 @@ def cost_words(name: str, value: float) -> str:
     return f"{value:,.0f}"
 
 
-def plan_verdict(found: Found, wanted: Wanted, following: str) -> Verdict:
-    """Whether the plan is what was wanted, how far its figures can be trusted, and the next command."""
+def plan_verdict(
+    found: Found, wanted: Wanted, following: str, judged: Sequence[Line] = (), again: Sequence[str] = ()
+) -> Verdict:
+    """Whether the plan is what was wanted, how far its figures can be trusted, and the next command.
+
+    Args:
+        found: the plan.
+        wanted: what was asked for.
+        following: the command that uses the plan.
+        judged: lines about the model that it makes, the same as ``quantize`` prints.
+        again: what to ask for instead, where that model is not good though the plan is what was wanted.
+    """
     asked = wanted.target or f"{wanted.budget} <= {wanted.limit:g}"
     missing = "" if found.met else f", {_missing(found, wanted)}"
     lines = [
@@ -121,8 +132,11 @@ def plan_verdict(found: Found, wanted: Wanted, following: str) -> Verdict:
             Line("reported", found.metric, f"{found.reported:.6g} on samples that decided nothing (gap {gap})")
         )
     lines += [Line("note", "samples", note) for note in found.notes]
+    lines += judged
     remedy = f"more precise candidates (-c float is the last resort), or a looser target; this plan: {following}"
-    return Verdict(tuple(lines), (following if found.met else remedy,))
+    if set(found.layers.values()) == {FLOAT}:
+        return Verdict(tuple(lines), ("stay with the float model, or ask for less: nothing may be quantized",))
+    return Verdict(tuple(lines), (following, *again) if found.met else (remedy,))
 
 
 def _missing(found: Found, wanted: Wanted) -> str:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from quark.cli.quantization import Check, Demands, check_of
 from quark.cli.search_output import tell_plan, tell_study, write_both
-from quark.cli.search_tables import Wanted
+from quark.cli.search_tables import Wanted, plan_verdict
 from quark.cli.settings import parse_settings
-from quark.cli.source_options import Source
+from quark.cli.source_options import Source, source_words
 from quark.cli.sources import feeds
+from quark.cli.verdicts import Subject, judge_all
+from quark.files.private import private_folder
+from quark.onnx import Config, ModelQuantizer
 from quark.onnx.config_file import config_of, read_values
-from quark.onnx.search import save_plan, search
+from quark.onnx.data import samples_of
+from quark.onnx.recipes import Choice
+from quark.onnx.search import METRICS, Split, save_plan, search, split_of
 from quark.onnx.sensitivity import sensitivity
 from quark.report.progress import bars
+from quark.report.verdict import Line
 from quark.search.plan_file import check_kind
+from quark.search.target import parse_target
+from quark.search.values import FLOAT, Found
 
 #: Candidates of a search where none are given: the preset, more bits for activations, none.
 USUAL = ("A16W8", "float")
+#: dB by which a target is raised where what meets it is not good.
+STEP = 10.0
 
 
 @dataclass(frozen=True)
@@ -71,8 +83,12 @@ def run_sensitivity(request: Request, metric: str, report: Path | None, json: bo
     tell_study(found, request.model, "samples", {"config": values}, report, json)
 
 
-def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool) -> None:
-    """Find a plan, write it, and tell on standard output."""
+def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool, demands: Demands) -> None:
+    """Find a plan, write it, and tell on standard output; the verdict about the model that it makes comes last.
+
+    Raises:
+        typer.Exit: with the code 3, where the plan misses the target, or its model a demand.
+    """
     values = values_of(request)
     usual = "latency" if wanted.target is not None and config_of(values).target == "cpu" else "size"
     wanted = replace(wanted, budget=wanted.budget or usual)
@@ -103,7 +119,59 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
             lambda done, total: update("layers", done, total),
             wanted.estimate,
         )
+    lines, check = _judged(request, values, found, split_of(samples, held_out, wanted.metric is not None))
+    verdict = plan_verdict(found, wanted, _following(request, wanted), lines, _again(request, wanted, lines))
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
-    write_both(found, wanted, request.model, report, write)
-    following = f"quark onnx quantize {request.model} -o OUT --config {wanted.output} --data ..."
-    tell_plan(found, wanted, request.model, following, report, json)
+    write_both(found, wanted, request.model, verdict, report, write)
+    tell_plan(found, wanted, request.model, verdict, report, json, demands.failures(check))
+
+
+def _following(request: Request, wanted: Wanted) -> str:
+    """The command that makes a model by the plan."""
+    output = wanted.output.with_name(f"{request.model.stem}_mixed.onnx")
+    judged_on = [] if wanted.eval_data is None else ["--eval-data", str(wanted.eval_data)]
+    words = ["quark", "onnx", "quantize", str(request.model), "-o", str(output), "--config", str(wanted.output)]
+    return shlex.join([*words, *source_words(request.source), *judged_on])
+
+
+def _again(request: Request, wanted: Wanted, lines: Sequence[Line]) -> list[str]:
+    """The search that asks for what a model by the plan lacks; it has not been run."""
+    bad = {line.subject: line.word for line in lines if line.bad}
+    goal = parse_target(wanted.target, METRICS, wanted.metric is not None) if wanted.target else None
+    decibels = goal is not None and wanted.metric is None and goal.metric in ("sqnr", "psnr")
+    raised, slow = decibels and "accuracy" in bad, bad.get("speed") == "slower" and wanted.budget != "latency"
+    if goal is None or not (raised or slow):
+        return []
+    target = f"{goal.metric}>={goal.value + STEP:g}" if raised else str(wanted.target)
+    words = ["quark", "onnx", "search", str(request.model), "-o", str(wanted.output), "--target", target]
+    words += ["--config", str(request.config)] if request.config else ["--preset", request.preset]
+    words += [word for name in request.candidates for word in ("-c", name)]
+    words += ["--budget", "latency" if slow else wanted.budget, *source_words(request.source)]
+    return [f"not good enough? not tried: {shlex.join(words)}"]
+
+
+def _judged(request: Request, values: Mapping[str, Any], found: Found, split: Split) -> tuple[list[Line], Check | None]:
+    """The lines of ``quantize`` about the model that a plan makes, on samples that decided as little as possible."""
+    pinned = values.get("layers") or {}
+    if set(found.layers.values()) == {FLOAT} and not pinned:
+        return [Line("speed", "same", "every layer stays in float: there is nothing to win", bad=True)], None
+    on, what = next(
+        (part, words)
+        for part, words in (
+            (split.report, "samples that decided nothing"),
+            (split.choose, "samples that chose the plan"),
+            (split.fit, "samples that calibrated and chose the plan"),
+        )
+        if part is not None
+    )
+    config = Config(config_of({**values, "layers": {**found.layers, **pinned}}))
+    config.global_quant_config.extra_options["PrintSummary"] = False
+    libraries = config.global_quant_config.extra_options.get("UserCustomOpLibPath")
+    with private_folder() as folder:
+        made = folder / "mixed.onnx"
+        result = ModelQuantizer(config).run(request.model, made, split.fit)
+        check = check_of(request.model, made, samples_of(on), False, libraries)
+        where = "on generated data, which says little" if request.source.random else f"on {len(check.samples)} {what}"
+        choice = None if request.config else Choice(request.preset)
+        subject = Subject(request.model, made, choice, (), (), where, check.samples[0])
+        return judge_all(subject, result.plan, check.comparison, check.seconds), check

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.cli.search_output import tell_plan, tell_study, write_both
-from quark.cli.search_tables import Wanted
+from quark.cli.search_tables import Wanted, plan_verdict
 from quark.cli.torch_quantize import Source
 from quark.errors import ConfigError
 from quark.report.progress import bars
@@ -136,10 +136,11 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
             estimate=wanted.estimate,
         )
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
-    write_both(found, wanted, request.model, report, write)
     read_by = ""
     if request.program is not None:
         chosen = [name.split("+")[0] for name in found.layers.values() if name != FLOAT]
         read_by = f" --for {request.program} --format {format_for([*chosen, values['scheme']], request.program)}"
     following = f"quark torch quantize {request.model} -o OUT_DIR --config {wanted.output}{read_by} ..."
-    tell_plan(found, wanted, request.model, following, report, json)
+    verdict = plan_verdict(found, wanted, following)
+    write_both(found, wanted, request.model, verdict, report, write)
+    tell_plan(found, wanted, request.model, verdict, report, json)

@@ -168,7 +168,7 @@ def search(
     """
     values = {"preset": config} if isinstance(config, str) else dict(config)
     goal = checked_goal(target, limit, budget, metric, estimate)
-    job, split = Config(config_of(values)).compile(), _split(samples, evaluation, metric is not None)
+    job, split = Config(config_of(values)).compile(), split_of(samples, evaluation, metric is not None)
     with Scratch(job.options) as scratch, Ledger.held(ledger):
         layers = bench.candidate_layers(candidates, job.target, job)
         made = bench.open_bench(model_input, job, layers, split.fit, scratch, workers)
@@ -210,8 +210,9 @@ class Split:
     notes: tuple[str, ...] = ()
 
 
-def _split(samples: Any, evaluation: Any, function: bool) -> Split:
-    """The samples in parts: nothing is set apart where they are few, or where the user's function has its own."""
+def split_of(samples: Any, evaluation: Any, function: bool) -> Split:
+    """The samples of ``search`` in parts: nothing is set apart where they are few, or where the user's function, which
+    ``function`` says that there is, has its own."""
     if function:
         return Split(samples, notes=("the function that chose the plan also reports on it, on data of its own",))
     if samples is None and evaluation is None:  # generated ones
