@@ -27,6 +27,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
             "--compare",
             "--estimate",
             "--rounds",
+            "--estimate",
             "--drop",
             "--minutes",
         ),
