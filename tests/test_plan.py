@@ -56,6 +56,7 @@ def test_what_is_planned_is_what_is_made(folder: Path, tmp_path: Path, capsys: C
     assert down["spec"].startswith("int8") and down["reason"] == "layer_quant_config['*.down_proj']"
     left = next(layer for name, layer in planned["layers"].items() if name.endswith("o_proj"))
     assert left == {"type": "Linear", "quantized": False, "reason": "exclude: '*.o_proj'"}
+    assert planned["peak_bytes"] > 4e8 and planned["temporary_bytes"] == 0 < planned["seconds"] < 60
     assert not planned["needs_samples"] and set(planned["readers"]) >= {"vLLM", "transformers"}
 
 

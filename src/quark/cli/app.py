@@ -21,10 +21,12 @@ from quark.cli.common import (
     LedgerPath,
     Limit,
     OwnMetric,
+    PlanFrom,
     PlanOutput,
     PlanPath,
     Purpose,
     Rounds,
+    Target,
     Threads,
     TuneSpeed,
     chosen_preset,
@@ -84,15 +86,6 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="OPTION=VALUE", help="Set one option (`quark options` lists them); may be repeated."),
 ]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        "--layout",
-        "--target",
-        metavar="cpu|any",
-        help="`cpu`: lay the model out for ONNX Runtime's CPU kernels. `any`: exactly as configured.",
-    ),
-]
 Hardware = Annotated[
     str | None, typer.Option("--for", metavar="cpu|npu|gpu", help="What it is to run on: chooses the preset.")
 ]
@@ -129,6 +122,7 @@ def quantize(
     tune_speed: TuneSpeed = False,
     report: ReportPath = None,
     plan: PlanPath = None,
+    plan_from: PlanFrom = None,
     algorithm: Annotated[
         list[str] | None,
         typer.Option("--algorithm", "-a", help="An algorithm, such as ce or adaround; may be repeated."),
@@ -155,7 +149,7 @@ def quantize(
 
     timed = ("TuneSpeed=true",) if tune_speed else ()
     chosen = (*(settings or ()), *timed), target, tuple(exclude or ()), config
-    others = tuple(algorithm or ()), eval_data
+    others = tuple(algorithm or ()), eval_data, plan_from
     name = chosen_preset(preset, config, hardware)
     request = quantization.Request(model, output, name, source, *chosen, *others)
     demands = quantization.demanded(fail_under, fail_slower)
@@ -180,6 +174,7 @@ def plan(
     exclude: Exclude = None,
     tensors: Annotated[bool, typer.Option(help="Also list every quantized tensor.")] = False,
     plan: PlanPath = None,
+    plan_from: PlanFrom = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -192,7 +187,8 @@ def plan(
     from quark.cli.quantization import Request
 
     chosen = tuple(settings or ()), target, tuple(exclude or ()), config
-    planning.run(Request(model, model, chosen_preset(preset, config, hardware), Source(), *chosen), tensors, plan, json)
+    request = Request(model, model, chosen_preset(preset, config, hardware), Source(), *chosen, plan_from=plan_from)
+    planning.run(request, tensors, plan, json)
 
 
 @onnx_app.command(

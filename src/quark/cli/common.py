@@ -65,6 +65,20 @@ PlanPath = Annotated[
     Writes(),
     typer.Option("--plan", help="Write every decision (tensor, format, scale, why) as JSON, for `quark plan diff`."),
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--layout",
+        "--target",
+        metavar="cpu|any",
+        help="`cpu`: lay the model out for ONNX Runtime's CPU kernels. `any`: exactly as configured.",
+    ),
+]
+PlanFrom = Annotated[
+    Path | None,
+    Reads(),
+    typer.Option("--plan-from", help="Carry out the decisions in a file that `plan --plan` wrote, edited or not."),
+]
 PlanOutput = Annotated[
     Path, Writes(), typer.Option("--output", "-o", help="The plan, a .yaml or .json file to edit and use.")
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from quark.report.summary import cost_table, decision_table, pass_table, rule_ta
 
 def run(request: Request, tensors: bool, plan: Path | None, json: bool) -> None:
     """Decide about every tensor and predict the cost; only ``plan`` is written, no data are read."""
-    found = forecast(configure(request, parse_settings(request.settings)).compile(), request.model)
+    job = configure(request, parse_settings(request.settings)).compile()
+    found = forecast(replace(job, plan=request.plan()), request.model)
     if plan is not None:
         write_text(found.plan.to_json(), plan)
     if json:

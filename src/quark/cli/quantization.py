@@ -17,6 +17,8 @@ from quark.cli.settings import parse_settings
 from quark.cli.source_options import Source, source_words
 from quark.cli.sources import feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, verdict_of
+from quark.config.plan import Plan
+from quark.config.plan_diff import read_plan
 from quark.errors import ConfigError, unknown
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.onnx import Config, ModelQuantizer, get_default_config
@@ -59,6 +61,11 @@ class Request:
     config: Path | None = None
     algorithms: tuple[str, ...] = ()
     judged_on: Path | None = None
+    plan_from: Path | None = None
+
+    def plan(self) -> Plan | None:
+        """The decisions that are to be carried out, where a file has them."""
+        return None if self.plan_from is None else read_plan(self.plan_from)
 
     @property
     def named(self) -> str:
@@ -114,7 +121,7 @@ def run(
     """
     settings = parse_settings(request.settings)
     config = configure(request, settings)
-    pictures = _preprocessing(request.source)
+    given, pictures = request.plan(), _preprocessing(request.source)
     beside = {} if pictures is None else {"preprocess": Output(request.output.with_name(FILE), f"the file {FILE}")}
     check_outputs(beside.values(), overwrite=overwrite)
     samples = _feeds(request, settings)
@@ -125,7 +132,7 @@ def run(
     outputs |= beside
     with drafts(outputs) as paths:
         written = replace(request, output=paths["output"])
-        result = ModelQuantizer(config).run(request.model, written.output, samples)
+        result = ModelQuantizer(config).run(request.model, written.output, samples, plan=given)
         seconds = time.perf_counter() - start
         wanted = samples is not None and (check or report)
         done = _check(written, samples, report is not None, settings.get("UserCustomOpLibPath")) if wanted else None

@@ -15,6 +15,7 @@ from quark.cli.common import (
     Json,
     LedgerPath,
     Limit,
+    PlanFrom,
     PlanOutput,
     PlanPath,
     Rounds,
@@ -138,6 +139,7 @@ def quantize(
     exclude_only: ExcludeOnly = None,
     format: Format = None,
     program: For = None,
+    plan_from: PlanFrom = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="What stays float, in this type: bfloat16, float16 or float32; else the source's."),
@@ -175,6 +177,7 @@ def quantize(
         dtype,
         max_shard_size,
         verify,
+        plan_from,
     )
     torch_quantize.run(request, check, json)
 
@@ -268,6 +271,7 @@ def quantize_files(
     exclude_only: ExcludeOnly = None,
     format: Format = None,
     program: For = None,
+    plan_from: PlanFrom = None,
     workers: Annotated[int, typer.Option(min=1, help="Files that are made at once.")] = 1,
     backend: Backend = None,
     device: Device = "cpu",
@@ -284,7 +288,9 @@ def quantize_files(
 
     names = tuple(algorithm or ()), tuple(layer or ()), left_float(exclude, exclude_only)
     source = Source(data, samples, seq_len)
-    request = Request(model, output, scheme, kv_cache, *names, source, device, False, None, format, program)
+    request = Request(
+        model, output, scheme, kv_cache, *names, source, device, False, None, format, program, plan_from=plan_from
+    )
     torch_quantize.run_files(request, batch_size, workers, json)
 
 

@@ -81,7 +81,10 @@ def facts(request: Request, found: Forecast, readers: Iterable[tuple[str, list[s
     plan = found.plan
     return {
         "model": request.model,
-        "bytes": {"float": found.float_bytes, "predicted": found.bytes, "largest_tensor": found.largest},
+        "bytes": {"float": found.float_bytes, "predicted": found.needs.written, "largest_tensor": found.largest},
+        "peak_bytes": found.needs.memory,
+        "temporary_bytes": found.needs.temporary,
+        "seconds": found.seconds,
         "needs_samples": found.samples,
         "readers": dict(readers),
         "tensors": {t.name: {"role": t.role, "spec": t.spec.describe(), "reason": t.reason} for t in plan},
@@ -106,11 +109,14 @@ def float_table(plan: Plan) -> Table:
 
 
 def cost_table(found: Forecast) -> Table:
-    """Sizes of the files and of what is in memory."""
+    """Sizes of the files, and what ``quantize-files`` takes."""
+    needs = found.needs
     rows = (
         ("tensors now", file_size(found.float_bytes)),
-        ("tensors then (format quark)", file_size(found.bytes)),
-        ("against now", f"{found.float_bytes / max(found.bytes, 1):.1f}×"),
-        ("largest tensor in float32: what quantize-files holds a few of", file_size(found.largest)),
+        ("tensors then (format quark)", file_size(needs.written)),
+        ("against now", f"{found.float_bytes / max(needs.written, 1):.1f}×"),
+        ("memory of quantize-files", file_size(needs.memory)),
+        ("disk beside the result meanwhile", file_size(needs.temporary)),
+        ("time of quantize-files here", f"{found.seconds:.0f} s" if found.seconds >= 10 else f"{found.seconds:.1f} s"),
     )
-    return Table("Predicted", ("what", "size"), rows)
+    return Table("Predicted", ("what", "how much"), rows)

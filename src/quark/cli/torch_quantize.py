@@ -51,6 +51,7 @@ class Request:
     dtype: str | None = None
     max_shard_size: str = "5GB"
     verify: bool = True
+    plan_from: Path | None = None
 
     @property
     def named(self) -> str:
@@ -234,7 +235,7 @@ def quantized(
     from quark.torch.files.carried import facts_of as facts_of_carried
     from quark.torch.quantized_layer import quantized_layers
 
-    config = config_for(config_of(values, model), format, request.program, model.dtype)
+    config = planned(request, config_for(config_of(values, model), format, request.program, model.dtype))
     check_experts(model, config, format, request.program, request.model)
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
@@ -290,7 +291,7 @@ def by_files(request: Request, format: str, batch_size: int, workers: int) -> di
         str(request.scheme), request.algorithms, request.kv_cache, layer_config=layers, exclude_layers=only
     )
     config = replace(config, exclude=[*config.exclude, *request.exclude.get("also_exclude", ())])
-    config = config_for(config, format, request.program, float_type(checkpoint))
+    config = planned(request, config_for(config, format, request.program, float_type(checkpoint)))
     check_experts(skeleton, config, format, request.program, request.model)
     goal = request.output if format == "quark" else hidden(request.output, "quark")
     if goal != request.output and is_finished(goal):  # of a process that was killed before it was converted
@@ -301,6 +302,17 @@ def by_files(request: Request, format: str, batch_size: int, workers: int) -> di
     if goal != request.output:
         convert_and_delete(goal, request.output, format, request.program)
     return {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples), **facts_of_carried(carried)}
+
+
+def planned(request: Request, config: Any) -> Any:
+    """The configuration, changed so that it decides as the file of ``--plan-from`` says."""
+    if request.plan_from is None:
+        return config
+    from quark.config.plan_diff import read_plan
+    from quark.torch.export.checkpoint import read_checkpoint
+    from quark.torch.from_plan import config_from
+
+    return config_from(read_plan(request.plan_from), read_checkpoint(request.model), config)
 
 
 def unmade(

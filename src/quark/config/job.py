@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from quark.config.options import Options
+from quark.config.plan import Plan
 from quark.config.rules import Rules
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, unknown
@@ -25,6 +26,7 @@ class Job:
     Attributes:
         algorithms: configurations of the algorithms (``algo_config``), in the order in which they run.
         power_of_two: activations and weights have power-of-two scales.
+        plan: the decisions in the place of those of rules and options; None: these decide.
         npu: the NPU flow (the same, unless ``EnableNPUCnn`` says no): biases and limits follow the device.
     """
 
@@ -33,6 +35,7 @@ class Job:
     target: Target = "any"
     external_data: bool = False
     algorithms: tuple[Any, ...] = ()
+    plan: Plan | None = None
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:

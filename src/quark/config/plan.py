@@ -189,6 +189,8 @@ def _tensor_from_dict(entry: dict[str, Any]) -> TensorPlan:
         "scale": None if entry["scale"] is None else np.asarray(entry["scale"], np.float32),
         "zero_point": None if entry["zero_point"] is None else np.asarray(entry["zero_point"], np.int32),
     }
-    for key in ("fixed_range", "bias_of", "range", "given"):
+    for key in ("fixed_range", "bias_of", "range"):
         changed[key] = None if entry[key] is None else tuple(entry[key])
+    if (given := entry["given"]) is not None:
+        changed["given"] = np.asarray(given[0], np.float32), np.asarray(given[1], np.int32)
     return TensorPlan(**{**entry, **changed})

@@ -34,6 +34,7 @@ from quark.onnx.discretion import check_secret, discreet, tell_decisions, tell_i
 from quark.onnx.evaluation import check_evaluation, evaluate, kept_for_evaluation, metric_tables
 from quark.onnx.explain import attach
 from quark.onnx.first_run import first_kept, first_run, told
+from quark.onnx.follow import follow
 from quark.onnx.forecast import written_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.job_files import check_files, named_files
@@ -113,6 +114,7 @@ def _quantize(
             job, bodies = context.job, _bodies(model, context, known)
             plan = mode.place(model, job, known)
             prepared.reports.extend([*decided, *into_plan(tuned, plan)])
+            plan = follow(model, plan, job)
             _refuse_nothing(plan, bodies)
             tell_decisions(plan, job.options)
         with _timed(seconds, "calibrate"):

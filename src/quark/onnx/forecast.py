@@ -25,6 +25,7 @@ from quark.errors import QuarkError
 from quark.onnx.algorithms.mixprecision import foreseen
 from quark.onnx.data import RandomDataReader
 from quark.onnx.file_size import predicted_bytes
+from quark.onnx.follow import follow
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Runner
@@ -72,7 +73,7 @@ def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
     prepared = prepare(source, job, write=False)
     check_names(prepared.model, prepared.job, known, tensors)
     model, job = prepared.model, foreseen(prepared.model, prepared.job, known)
-    plan = MODES[job.mode].place(model, job, known)
+    plan = follow(model, MODES[job.mode].place(model, job, known), job)
     requests = list(observed(plan, job.options))
     sizes = _sizes(model, requests)
     return Forecast(

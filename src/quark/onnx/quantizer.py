@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from quark.onnx.quantization.config import Config, QConfig
 if TYPE_CHECKING:
     import onnx
 
+    from quark.config.plan import Plan
     from quark.onnx.flow import Progress
     from quark.onnx.result import Result
 
@@ -64,13 +66,17 @@ class ModelQuantizer:
         model_output: str | Path | None = None,
         calibration_data_reader: Any = None,
         progress: Progress | None = None,
+        plan: Plan | None = None,
     ) -> Result:
         """``quantize_model`` with everything it learnt: plan, size, coverage, metrics, verdict, seconds of each stage.
+
+        ``plan`` is carried out in the place of the configuration's own decisions; its ranges and scales are found anew.
 
         The same value is ``result`` afterwards, also of ``quantize_model``; it is None before and after a failure.
         """
         from quark.onnx.flow import quantize
 
         self.result = None
-        self.result = quantize(self.config.compile(), model_input, model_output, calibration_data_reader, progress)
+        job = replace(self.config.compile(), plan=plan)
+        self.result = quantize(job, model_input, model_output, calibration_data_reader, progress)
         return self.result

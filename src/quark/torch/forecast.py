@@ -1,20 +1,32 @@
 """``quark torch plan``: every decision about a checkpoint, from the names and shapes in its files; no value is read.
 
 What is decided here is what ``quantize_checkpoint`` carries out: both call ``decide``. The plan is the value that the
-ONNX flow has, so tables, JSON, ``explain`` and ``quark plan diff`` are the same.
+ONNX flow has, so tables, JSON, ``explain`` and ``quark plan diff`` are the same. What the job takes is the formula of
+``quark.torch.files.needs``; its time is that of this machine, where a product and a piece of a weight are tried.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+
+import torch
 
 from quark.config.plan import Plan
 from quark.torch.config.model import QConfig, check_available
 from quark.torch.export.checkpoint import Checkpoint
-from quark.torch.files.decision import decide
-from quark.torch.files.quantize import jobs_of
+from quark.torch.export.layout import store
+from quark.torch.fake_quantize import calibrate_with
+from quark.torch.files.decision import Decision, decide, quantizer_of
+from quark.torch.files.needs import Needs, needs_of
 from quark.torch.matching import is_static
+
+SAMPLES, TOKENS = 128, 512  # what the commands take where nothing is said
+DISK = 5e8  # bytes per second
+PIECE = 1 << 20  # weights that are tried
+SIDE = 512  # of the matrices whose product is tried
 
 
 @dataclass(frozen=True)
@@ -23,19 +35,22 @@ class Forecast:
 
     Attributes:
         plan: the decisions; nodes are layers.
-        float_bytes, bytes: of all tensors now and then, in the layout of format quark.
+        needs: what file by file takes, with so many samples as the commands have by default where any are needed.
+        float_bytes: of all tensors now.
         largest: bytes of the largest tensor in float32, of which file to file has a few in memory.
-        samples: whether static activations need data.
+        samples: whether static activations or algorithms need data.
+        seconds: of the job on this machine, from a disk of 500 MB a second.
     """
 
     plan: Plan
+    needs: Needs
     float_bytes: int
-    bytes: int
     largest: int
     samples: bool
+    seconds: float
 
 
-def forecast(checkpoint: Checkpoint, config: QConfig, pack_method: str = "reorder") -> Forecast:
+def forecast(checkpoint: Checkpoint, config: QConfig) -> Forecast:
     """Decide about every tensor.
 
     Raises:
@@ -44,12 +59,34 @@ def forecast(checkpoint: Checkpoint, config: QConfig, pack_method: str = "reorde
     """
     check_available(config)
     decision = decide(checkpoint, config)
-    jobs = jobs_of(checkpoint, checkpoint.folder, decision, pack_method, "cpu")
+    samples = bool(config.algo_config) or any(map(is_static, decision.found.quantized))
+    needs = needs_of(checkpoint, decision, *((SAMPLES, TOKENS) if samples else (0, 0)))
     sizes = [stored.dtype.itemsize * prod(stored.shape) for stored in decision.tensors.values()]
-    return Forecast(
-        decision.found.plan,
-        sum(sizes),
-        sum(item.size for job in jobs for item in job.items()),
-        max((4 * prod(one.shape) for one in decision.tensors.values()), default=0),
-        any(map(is_static, decision.found.quantized)),
-    )
+    largest = max((4 * prod(one.shape) for one in decision.tensors.values()), default=0)
+    seconds = needs.seconds(*speeds(decision), DISK)
+    return Forecast(decision.found.plan, needs, sum(sizes), largest, samples, seconds)
+
+
+def speeds(decision: Decision) -> tuple[float, float]:
+    """Multiplications, and weights rounded and packed, in a second of this machine."""
+    side = torch.rand(SIDE, SIDE)
+    products = SIDE**3 / timed(lambda: side @ side)
+    if not decision.weights:
+        return products, 1.0  # only what is inside attention is quantized: nothing is rounded
+    name, stored = next(iter(decision.weights.items()))
+    rows = max(1, min(stored.shape[0], PIECE // max(1, prod(stored.shape[1:]))))
+    piece, quantizer = torch.rand(rows, *stored.shape[1:]), quantizer_of(decision.found.plan, name)
+
+    def rounded() -> None:
+        calibrate_with(quantizer, piece)
+        store(piece, quantizer)
+
+    return products, piece.numel() / timed(rounded)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of the second of two runs."""
+    work()
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.overrides import Override, parse_overrides
+from quark.config.plan import TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.blocks import Block
@@ -120,7 +121,8 @@ def opset_of(job: Job) -> int:
     needed = [STORED_FROM["INT16"]] if job.options.Int16Bias else []
     overrides = parse_overrides(job.options.TensorQuantOverrides)
     needed += [opset for wanted in overrides.values() for opset in _told(wanted)]
-    needed += [opset for layer in layers for opset in _opsets(layer, job.options)]
+    needed += [opset for layer in layers for opset in opsets_of(layer, job.options)]
+    needed += [opset for row in job.plan or () for opset in opsets_of_row(row, job.options)]
     return max([job.options.ConvertOpsetVersion or BASE_OPSET, *needed])
 
 
@@ -131,7 +133,18 @@ def _told(wanted: Override) -> Iterator[int]:
             yield STORED_FROM.get(get_format(format).onnx_type or "", BASE_OPSET)
 
 
-def _opsets(layer: LayerSpec, options: Options) -> Iterator[int]:
+def opsets_of_row(row: TensorPlan, options: Options) -> Iterator[int]:
+    """The opsets that carry a row of a plan; errors as in ``opsets_of``."""
+    slot = {"activation": "inputs", "weight": "weight", "bias": "bias"}[row.role]
+    return opsets_of(LayerSpec(**{slot: row.spec}), options)
+
+
+def opsets_of(layer: LayerSpec, options: Options) -> Iterator[int]:
+    """The opsets that carry the specs of a layer.
+
+    Raises:
+        ConfigError: a granularity that the format's carrier does not have.
+    """
     for slot, spec in vars(layer).items():
         activation = slot in ("inputs", "outputs")
         if spec is None or (options.WeightsOnly and activation):

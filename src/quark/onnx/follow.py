@@ -1,0 +1,130 @@
+"""A plan from a file in the place of the decisions of the configuration: ``--plan-from``.
+
+The configuration decides first, so that the graph has the nodes that its decisions ask for; then every tensor becomes
+what the file says. Ranges and scales are results and are found anew; a scale that is to be kept stands in ``given``.
+Biases follow their layers (``biases.refit``), and whatever the file says that the model cannot have is refused.
+
+Not handled: bodies of If and Loop, dynamic quantization and MatMulNBits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.job import Job
+from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.errors import ConfigError, QuarkError, unknown
+from quark.numerics.granularity import Channel, Group
+from quark.onnx.graph.surgery import is_constant
+from quark.onnx.qdq.biases import refit
+from quark.onnx.qdq.carriers import opsets_of_row
+from quark.onnx.qdq.floats import note_floats
+from quark.onnx.subgraphs import wants_bodies
+
+REASON = "the plan that was given"
+REAL = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
+RESULTS = {"range": None, "scale": None, "zero_point": None, "changes": ()}
+
+
+def follow(model: ir.Model, decided: Plan, job: Job) -> Plan:
+    """The plan that is carried out: ``job.plan``, or what was decided where there is none.
+
+    Raises:
+        ConfigError: the plan does not fit the model or the configuration; the tensor and the reason are named.
+    """
+    if job.plan is None:
+        return decided
+    if job.mode != "static" or wants_bodies(model, job.options):
+        what = "bodies of If and Loop" if job.mode == "static" else f"{job.mode} quantization"
+        raise ConfigError(f"--plan-from: a plan is carried out by static quantization of one graph, not by {what}")
+    values = {str(value.name): value for value in _values(model)}
+    for name in job.plan.nodes:
+        if name not in decided.nodes:
+            _refuse(name, unknown("node of the plan", name, decided.nodes))
+    for row in job.plan:
+        _check(row, values, job)
+    tensors = {row.name: _row(row, decided.tensors.get(row.name)) for row in job.plan}
+    kept = {name: tensors[name] for name in decided.tensors if name in tensors}
+    left = {name: REASON for name in decided.tensors if name not in tensors}
+    floats = {name: why for name, why in decided.floats.items() if name not in tensors} | left
+    plan = Plan({**kept, **tensors}, _nodes(model, decided, left), list(decided.proposals), floats)
+    for name, node in job.plan.nodes.items():
+        if node.quantized not in (decided.nodes[name].quantized, plan.nodes[name].quantized):
+            _refuse(name, "lines of nodes only explain, and its tensors say the opposite: change these")
+    _check_groups(plan)
+    before = {row.name for row in plan.of_role("bias")}
+    refit(model, plan)
+    for name in sorted(before - set(plan.tensors)):
+        _refuse(name, f"{plan.floats[name]}; leave it out")
+    note_floats(model, plan)
+    return plan
+
+
+def _values(model: ir.Model) -> list[ir.Value]:
+    graph = model.graph
+    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+
+
+def _nodes(model: ir.Model, decided: Plan, left: Collection[str]) -> dict[str, NodePlan]:
+    """The lines of nodes: a node that reads a tensor that was left out computes in float."""
+    found = dict(decided.nodes)
+    for node in model.graph:
+        line = found.get(node.name or "")
+        if line is not None and line.quantized and any(value and value.name in left for value in node.inputs):
+            found[line.name] = replace(line, quantized=False, reason=REASON)
+    return found
+
+
+def _row(row: TensorPlan, before: TensorPlan | None) -> TensorPlan:
+    """A row of the file without results, and with its own reason where it is another one than was decided."""
+    row = replace(row, **RESULTS)  # type: ignore[arg-type]
+    if before is not None and row.reason == before.reason and row.spec != before.spec:
+        return replace(row, reason=REASON)
+    return row
+
+
+def _check(row: TensorPlan, values: dict[str, ir.Value], job: Job) -> None:
+    """A tensor of the model, real, of the role and with an axis that it can have, in a form that has a carrier."""
+    value = values.get(row.name)
+    if value is None:
+        raise ConfigError(f"--plan-from: {unknown('tensor of the plan', row.name, values)}")
+    if value.dtype not in REAL:
+        _refuse(row.name, f"it holds {value.dtype}, and only float32 and float16 tensors are quantized")
+    if is_constant(value) == (row.role == "activation"):
+        _refuse(row.name, f"it is {'a constant' if is_constant(value) else 'computed'}, so its role is not {row.role}")
+    granularity, shape = row.spec.granularity, value.shape
+    axis = granularity.axis if isinstance(granularity, Channel | Group) and row.role != "bias" else None
+    if axis is not None and shape is not None and not -len(shape) <= axis < len(shape):
+        _refuse(row.name, f"it has {len(shape)} axes, and the granularity names axis {axis}")
+    for name in row.readers or ():
+        if not any(use.node.name == name for use in value.uses()):
+            _refuse(row.name, f"the node {name!r} does not read it")
+    try:
+        list(opsets_of_row(row, job.options))
+    except QuarkError as error:
+        _refuse(row.name, str(error))
+    if row.given is not None and not all(np.isfinite(side).all() for side in row.given):
+        _refuse(row.name, "the scale or zero point that is given is not finite")
+
+
+def _check_groups(plan: Plan) -> None:
+    """Tensors that share a range are quantized alike, and one of them has a range of its own."""
+    for group, members in plan.groups().items():
+        first = members[0]
+        for member in members:
+            if (member.spec.row, member.spec.symmetric) != (first.spec.row, first.spec.symmetric):
+                _refuse(
+                    member.name,
+                    f"it shares the range of {group!r} and would be {member.spec.describe()} beside "
+                    f"{first.spec.describe()} of {first.name!r}: change both, or give it a group of its own",
+                )
+        if not any(member.observed for member in members):
+            _refuse(first.name, f"nothing is left to find the range of the group {group!r} from")
+
+
+def _refuse(name: str, why: str) -> None:
+    raise ConfigError(f"--plan-from: {name!r} does not fit: {why}")
