@@ -19,7 +19,6 @@ TYPES = {name for name in FORMATS if name in ELEMENTS and ("int" in name or name
 ALLOWED = {
     **dict.fromkeys(("numerics/elements.py", "numerics/blocks.py", "numerics/scales.py"), "the rows"),
     "numerics/formats.py": "names that a registered format may not have",
-    "numerics/block_operators.py": "operators of AMD by the names of their attributes",
     **dict.fromkeys(("config/presets.py", "torch/config/schemes.py"), "presets"),
     **dict.fromkeys(("config/overrides.py", "onnx/quantization/config/data_type.py"), "names of the ONNX dialect"),
     "cli/torch_refusals.py": "names of schemes, before torch is loaded",

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.operators.amd_operators import bfp_block, bfp_quantize_dequantize, mx_quantize_dequantize
 
 from quark.errors import ConfigError, DataError
 from quark.numerics.affine import Grid, dequantize, fake_quantize, quantize
-from quark.numerics.block_operators import bfp_block, bfp_quantize_dequantize, mx_quantize_dequantize
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Group

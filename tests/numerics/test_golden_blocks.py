@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.operators.amd_operators import bfp_quantize_dequantize, mx_quantize_dequantize
 
 from quark.numerics.affine import Grid, fake_quantize
-from quark.numerics.block_operators import bfp_quantize_dequantize, mx_quantize_dequantize
 from quark.numerics.blocks import BLOCKS, Block
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Group

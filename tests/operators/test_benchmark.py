@@ -12,9 +12,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.operators.amd_operators import bfp_quantize_dequantize, mx_quantize_dequantize
 
 from quark.numerics.affine import fake_quantize
-from quark.numerics.block_operators import bfp_quantize_dequantize, mx_quantize_dequantize
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import ELEMENTS
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto
+from tests.operators.amd_operators import bfp_quantize_dequantize, mx_quantize_dequantize
 from tests.operators.running import assert_same, awkward, run_operator, special
 
 from quark.errors import ConfigError, ModelError
-from quark.numerics.block_operators import bfp_quantize_dequantize, mx_quantize_dequantize
 from quark.numerics.blocks import BLOCKS
 from quark.operators import Site, node
 from quark.operators.blockquant import formats

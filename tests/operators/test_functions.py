@@ -10,10 +10,10 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.operators.amd_operators import bfp_quantize_dequantize, mx_quantize_dequantize
 from tests.operators.running import assert_same, awkward, run
 
 from quark.errors import ConfigError, ModelError
-from quark.numerics.block_operators import bfp_quantize_dequantize, mx_quantize_dequantize
 from quark.numerics.elements import ELEMENTS
 from quark.operators import (
     DOMAIN,

@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import typer
 import yaml
 
-from quark.cli.auto_request import Request, parse_drop
-from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
+from quark.cli.auto_request import Request, parse_drop, tell
+from quark.cli.output import say, write_page, write_text
 from quark.cli.samples import Samples
 from quark.cli.sources import feeds, preprocessing
-from quark.cli.verdicts import FAILED
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
@@ -57,14 +55,7 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
         verdict = _verdict(request, found)
         if report is not None:
             write_page(_page(request, found, verdict), paths["report"])
-    if json:
-        print_json(_facts(found, verdict))
-    else:
-        show(trial_table(found))
-        say(f"Wrote {request.output} and {recipe.path}.")
-        write_lines(verdict.words())
-    if not found.solved:
-        raise typer.Exit(FAILED)
+    tell(_facts(found, verdict) if json else trial_table(found), verdict, (request.output, recipe.path), found.solved)
 
 
 def _named(request: Request) -> str | None:

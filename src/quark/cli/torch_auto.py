@@ -7,12 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 import yaml
 
-from quark.cli.auto_request import Request, parse_drop
-from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
-from quark.cli.verdicts import FAILED
+from quark.cli.auto_request import Request, parse_drop, tell
+from quark.cli.output import say, write_page, write_text
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
@@ -52,14 +50,7 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
                 write_page(_page(request, found, _verdict(request, found)), paths["report"])
         _write(request, found, samples, model, folder, recipe.path)
     verdict = _verdict(request, found)
-    if json:
-        print_json(_facts(found, verdict))
-    else:
-        show(trial_table(found))
-        say(f"Wrote {output} and {recipe.path}.")
-        write_lines(verdict.words())
-    if not found.solved:
-        raise typer.Exit(FAILED)
+    tell(_facts(found, verdict) if json else trial_table(found), verdict, (output, recipe.path), found.solved)
 
 
 def _goal(request: Request) -> Goal:
