@@ -24,6 +24,7 @@ from typer.main import get_command
 from quark.cli import main
 from quark.cli.app import app
 from quark.cli.paths import FOLDER, Guarded, Reads, Writes, inputs_of, marks_of
+from quark.config.plan import Plan
 from quark.errors import ModelError
 from quark.onnx import ModelQuantizer, QConfig, QLayerConfig
 from quark.onnx.quantization.config.spec import Int8Spec
@@ -94,6 +95,7 @@ def files(folder: Path) -> dict[str, Path]:
     (folder / "samples").mkdir()
     np.save(folder / "samples" / "0.npy", np.zeros(3))
     (folder / "plan.yaml").write_text("preset: A8W8\n")
+    (folder / "plan.json").write_text(Plan().to_json())
     (folder / "metric.py").write_text("def f(path): return 1.0\n")
     (folder / "llama").mkdir()
     (folder / "llama" / "config.json").write_text("{}")
@@ -115,6 +117,7 @@ def value_of(option: str, command: str, folder: Path, marked: Reads) -> str:
         "data": "samples",
         "eval_data": "data.npy",
         "config": "plan.yaml",
+        "plan_from": "plan.json",
         "register": "metric.py",
     }
     return str(folder / names[option])

@@ -138,7 +138,7 @@ def spelt(stage: Stage, item: Match, slot: str) -> Iterator[QTensorConfig]:
             )
         if getattr(row, "element", None) == dtype.row:
             for kind in SCALE_FORMATS:
-                for mode in MODES if kind == "e8m0" else (None,):
+                for mode in (None, *MODES):
                     block = {"dtype": dtype, **fields, "scale_format": kind, "scale_calculation_mode": mode}
                     yield from tried(block, {**block, "dtype": Dtype.mx, "mx_element_dtype": dtype})
 
