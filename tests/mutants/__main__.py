@@ -53,13 +53,16 @@ EXPORT = (
 #: The tests that are asked.
 TESTS = (
     *("tests/numerics", "tests/observers", "tests/operators", "tests/files", "tests/test_one_spec.py"),
-    *("tests/test_identity.py", "tests/search"),
+    *("tests/test_identity.py", "tests/test_own_calibration.py", "tests/test_own_format.py", "tests/test_gate.py"),
+    *("tests/search", "tests/config"),
     *(f"tests/onnx_flow/test_{name}.py" for name in ONNX),
     *(f"tests/torch_flow/export/test_{name}.py" for name in EXPORT),
     *(f"tests/torch_flow/test_{name}.py" for name in ("layouts", "observers", "registry_contract")),
 )
 KEPT = 120
 """At most so many tests are asked about a line, and at most for so many seconds."""
+LAST, LAST_SECONDS = 3000, 240.0
+"""The same of what has survived those: a row of a table runs when its file is imported, and few tests look at it."""
 KEPT_SECONDS = 60.0
 SECONDS = 20.0
 """A mutant's tests run at most so long, on top of four times what they take without it."""
@@ -102,8 +105,12 @@ class Known:
             for line, numbers in lines.items():
                 self.lines[source][int(line)] += [tests[number] for number in numbers]
 
-    def asked(self, place: Place) -> list[str]:
-        """The tests that run a line, or else its function, or else (it runs when the file is imported) the file."""
+    def asked(self, place: Place, count: int = KEPT, seconds: float = KEPT_SECONDS) -> list[str]:
+        """The tests that run a line, or else its function, or else (it runs when the file is imported) the file.
+
+        Args:
+            count, seconds: so many tests at most, which take so long.
+        """
         lines = self.lines[place.file]
         spans = [range(place.line, place.end_line + 1), *bodies_around(place), range(10**6)]
         found: set[str] = set()
@@ -111,9 +118,9 @@ class Known:
             found = {test for line, tests in lines.items() if line in span for test in tests}
             if found:
                 break
-        return self._few(found, Path(place.file).stem)
+        return self._few(found, Path(place.file).stem, count, seconds)
 
-    def _few(self, found: set[str], stem: str) -> list[str]:
+    def _few(self, found: set[str], stem: str, count: int, seconds: float) -> list[str]:
         """Those of test files that are named after the source first, then of every file in turns; the fastest first."""
         files: dict[str, list[str]] = defaultdict(list)
         for test in sorted(found, key=lambda one: (self.seconds[one], one)):
@@ -122,7 +129,7 @@ class Known:
         others = itertools.zip_longest(*(tests for file, tests in files.items() if stem not in file))
         turns = [*near, *(test for turn in others for test in turn if test)]
         sums = itertools.accumulate(self.seconds[test] for test in turns)
-        few = [test for test, total in zip(turns, sums, strict=True) if total <= KEPT_SECONDS][:KEPT] or turns[:1]
+        few = [test for test, total in zip(turns, sums, strict=True) if total <= seconds][:count] or turns[:1]
         return sorted(few, key=self.seconds.__getitem__)
 
 
@@ -169,7 +176,10 @@ def judged(places: list[Place], known: Known, warm_only: bool, jobs: int, log: P
         def killed(trial: Trial) -> bool:
             place, tests, seconds = trial
             again = bool(tests) and (noticed[place] == "None" or (noticed[place] == "False" and not warm_only))
-            return noticed[place] == "True" or (again and cold(place, tests, seconds + 30))
+            if noticed[place] == "True" or (again and cold(place, tests, seconds + 30)):
+                return True
+            others = [] if warm_only else [test for test in known.asked(place, LAST, LAST_SECONDS) if test not in tests]
+            return bool(others) and cold(place, others, LAST_SECONDS + 60)
 
         survived = []
         for number, ((place, tests, _), dead) in enumerate(zip(plan, pool.map(killed, plan), strict=True), 1):

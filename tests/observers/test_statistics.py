@@ -218,3 +218,16 @@ def test_large_arrays_are_counted_like_small_ones() -> None:
     every = np.sort(np.concatenate(pieces))
     for share in (0.001, 0.01, 0.5, 0.99, 0.999):
         assert whole.quantile(share) == pytest.approx(every[int(share * every.size)], rel=1e-3, abs=1e-3), share
+
+
+@pytest.mark.parametrize("values", [np.full(7, 2.5), np.linspace(-3, 5, 1000)], ids=["constant", "spread"])
+def test_pictures_have_equal_bins_over_the_range(values: np.ndarray) -> None:
+    """A constant gets a range of width one around it, as np.histogram gives it; other data their own."""
+    seen = Histogram()
+    seen.update(values.astype(np.float32))
+    counts, edges = seen.linear(8)
+    wanted = np.histogram(values.astype(np.float32), 8)
+    np.testing.assert_allclose(edges, wanted[1], rtol=1e-6)
+    assert counts.sum() == len(values) and np.abs(counts - wanted[0]).max() <= 2  # a point at an edge may change sides
+    empty_counts, empty_edges = Histogram().linear(4)
+    assert not empty_counts.any() and empty_edges.tolist() == [0, 0.25, 0.5, 0.75, 1]

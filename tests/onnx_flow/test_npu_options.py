@@ -11,6 +11,7 @@ from tests.onnx_flow import models
 
 from quark.onnx import ModelQuantizer, QConfig, QLayerConfig, QuantGranularity, XInt8Spec
 from quark.onnx.flow import Result
+from quark.onnx.npu.simulate import SIMULATIONS, asked
 
 W = models.normal(4, 4, 1, 1, seed=1)
 
@@ -285,3 +286,29 @@ def test_per_channel_weights_stay_within_the_limits_channel_by_channel() -> None
     assert position.shape == (4,)
     shift = position + at(result, "x") - at(result, "y")
     assert (shift >= 0).all() and (shift <= 16).all() and shift.max() == 16
+
+
+#: What the option table of the interface says happens without being asked for (``docs/options.md``).
+UNASKED = {
+    "ConvertLeakyReluToDPUVersion": True,
+    "ConvertSigmoidToHardSigmoid": True,
+    "ConvertHardSigmoidToDPUVersion": True,
+    "ConvertAvgPoolToDPUVersion": True,
+    "ConvertReduceMeanToDPUVersion": True,
+    "ConvertSoftmaxToDPUVersion": False,
+    "ConvertInstanceNormToDPUVersion": False,
+    "ConvertClipToDPUVersion": False,
+}
+
+
+@pytest.mark.parametrize("option", list(UNASKED))
+def test_what_the_device_computes_is_put_in_where_it_is_the_default(option: str) -> None:
+    layer = QLayerConfig(XInt8Spec(), weight=XInt8Spec())
+    [row] = [row for row in SIMULATIONS if row.option == option]
+    assert {row.option for row in SIMULATIONS} == UNASKED.keys()
+    assert asked(row, job) == UNASKED[option]
+    for wish in (True, False):
+        options = {option: wish}
+        assert (
+            asked(row, QConfig(QLayerConfig(XInt8Spec(), weight=XInt8Spec()), extra_options=options).compile()) == wish
+        )

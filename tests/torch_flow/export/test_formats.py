@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -159,3 +160,19 @@ def test_experts_that_transformers_misreads_are_refused_for_it(
     flags = ["--scheme", scheme, "--format", "compressed-tensors", "--for", "transformers"]
     assert main(["torch", "quantize-files", str(tmp_path), "-o", str(tmp_path / "q"), *flags]) == 1
     assert words in capsys.readouterr().err and not (tmp_path / "q").exists()
+
+
+#: (format, program) -> the type in which that reader holds the scales of a bfloat16 model; others keep float.
+CAST_TO = {
+    **dict.fromkeys(itertools.product(["compressed-tensors", "awq", "gptq"], [None, *PROGRAMS]), "bfloat16"),
+    **dict.fromkeys(itertools.product(["gguf"], [None, *PROGRAMS]), "float16"),
+    ("quark", "vllm"): "bfloat16",
+}
+
+
+@pytest.mark.parametrize("program", [None, *PROGRAMS])
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_scales_are_in_the_type_in_which_the_reader_computes(format: str, program: str | None) -> None:
+    config = LLMTemplate.get("llama").get_config("int4_wo_32")
+    weight = config_for(config, format, program, torch.bfloat16).global_quant_config.weight
+    assert weight.scale_type.name == CAST_TO.get((format, program), "float")
