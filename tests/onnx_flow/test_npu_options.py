@@ -306,9 +306,6 @@ def test_what_the_device_computes_is_put_in_where_it_is_the_default(option: str)
     layer = QLayerConfig(XInt8Spec(), weight=XInt8Spec())
     [row] = [row for row in SIMULATIONS if row.option == option]
     assert {row.option for row in SIMULATIONS} == UNASKED.keys()
-    assert asked(row, job) == UNASKED[option]
+    assert asked(row, QConfig(layer).compile()) == UNASKED[option]
     for wish in (True, False):
-        options = {option: wish}
-        assert (
-            asked(row, QConfig(QLayerConfig(XInt8Spec(), weight=XInt8Spec()), extra_options=options).compile()) == wish
-        )
+        assert asked(row, QConfig(layer, extra_options={option: wish}).compile()) == wish

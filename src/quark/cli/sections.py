@@ -25,7 +25,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
             "--limit",
             "--budget",
             "--compare",
-            "--estimate",
             "--rounds",
             "--estimate",
             "--drop",
