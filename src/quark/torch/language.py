@@ -48,7 +48,9 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
         return import_model_from_safetensors(None, folder, trust_remote_code=trust_remote_code, device=device)
     from transformers import AutoModelForCausalLM
 
-    from quark.torch.export.checkpoint import PICKLES
+    from quark.torch.export.checkpoint import PICKLES, weight_files
+    from quark.torch.export.model_files import read_object
+    from quark.torch.files.fitting import check_counts, told
 
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles and not any(folder.glob("*.safetensors")):
@@ -56,16 +58,20 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
             f"{str(folder / pickles[0])!r}: pickled weights are never loaded; load it with transformers where you "
             f"trust it, and write it with save_pretrained"
         )
+    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if any(folder.glob("*.safetensors")):
+        check_counts(folder, config, [name for names in weight_files(folder).values() for name in names])
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype="auto",
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are told below, by name
-            output_loading_info=True,
-        )
+        with told(folder, config, (OSError, ValueError)):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype="auto",
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are told below, by name
+                output_loading_info=True,
+            )
     except (OSError, ValueError) as error:
         raise ModelError(f"{str(folder)!r} cannot be loaded: {first_line(error)}") from error
     model: nn.Module = loaded[0]
@@ -87,8 +93,10 @@ def check_fit(folder: Path, model: nn.Module, told: Mapping[str, Any]) -> None:
     for name in sorted(told["missing_keys"]):
         raise ModelError(f"{str(folder)!r} lacks the tensor {name!r}, which {file!r} asks for")
     known = {NUMBER.sub("#", name) for name, _ in model.named_parameters()}
+    known |= {f"{name}.#" for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     for name in sorted(told["unexpected_keys"]):
-        if NUMBER.sub("#", name) in known:
+        within = {NUMBER.sub("#", name)} | {f"{name[: one.start()]}#" for one in NUMBER.finditer(name)}
+        if within & known:
             raise ModelError(f"{str(folder)!r} holds the tensor {name!r}, for which {file!r} has no layer")
 
 

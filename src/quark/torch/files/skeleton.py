@@ -24,6 +24,7 @@ from quark.errors import ModelError
 from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
 from quark.torch.export.original import Names, names_of
+from quark.torch.files.fitting import check_counts, check_layers, told
 from quark.torch.files.names import names_in_memory, renames_of
 
 EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
@@ -145,6 +146,7 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
             tensors |= shares(whole, shape, views)
             stacked[name] = whole, tuple(views)
     check_shapes(checkpoint, model, tensors)
+    check_layers(checkpoint.folder, model, tensors)
     add_layers(model, tensors)
     return Skeleton(model, tensors, stacked, outside)
 
@@ -256,10 +258,12 @@ def architecture_of(checkpoint: Checkpoint, buffers: bool, eager: bool) -> nn.Mo
     cls: Any = getattr(transformers, str(names[0]), None)
     if cls is None:
         return None
-    config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
-    with Unallocated() if buffers else torch.device("meta"):
-        kernel = {"attn_implementation": "eager"} if eager else {}
-        model: nn.Module = cls._from_config(config, dtype=torch.float32, **kernel)
+    check_counts(checkpoint.folder, checkpoint.config, checkpoint.names)
+    with told(checkpoint.folder, checkpoint.config):
+        config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+        with Unallocated() if buffers else torch.device("meta"):
+            kernel = {"attn_implementation": "eager"} if eager else {}
+            model: nn.Module = cls._from_config(config, dtype=torch.float32, **kernel)
     return emptied(model).eval()
 
 
