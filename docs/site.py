@@ -1,7 +1,8 @@
 """Gathers the pages of the site in ``build/pages``: ``python docs/site.py`` (``make site`` then runs mkdocs).
 
 The pages live where readers of the sources look for them: in ``docs``, and a few in the root. Here they come into one
-tree, links are rewritten to it, links to files of the sources become plain words, and hidden blocks are left out.
+tree with their pictures, links are rewritten to it, links to files of the sources become plain words, and hidden blocks
+are left out. mkdocs calls the functions ``on_…``: the site needs no network, and its search works from files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ TARGET = ROOT / "build" / "pages"
 #: Pages outside of ``docs``.
 OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/RESULTS.md")
 HIDDEN = re.compile(r"^<!-- setup\n.*?^-->\n", re.M | re.S)
+#: What the theme's plugin ``offline`` puts into every page.
+FOREIGN = re.compile(r'<script src="https://unpkg\.com/iframe-worker/shim"></script>')
 LINK = re.compile(r"\[(?P<words>[^]]*)\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
 
 
@@ -24,6 +27,12 @@ def pages() -> dict[Path, Path]:
     docs = ROOT / "docs"
     found = {page: page.relative_to(docs) for page in sorted(docs.rglob("*.md"))}
     return found | {ROOT / name: Path(name) for name in OUTSIDE}
+
+
+def pictures() -> dict[Path, Path]:
+    """Picture of the sources -> its place in the site."""
+    docs = ROOT / "docs"
+    return {picture: picture.relative_to(docs) for picture in sorted((docs / "pictures").glob("*.svg"))}
 
 
 def linked(page: Path, places: dict[Path, Path], text: str) -> str:
@@ -47,7 +56,21 @@ def gather() -> None:
     for page, place in places.items():
         text = HIDDEN.sub("", page.read_text(encoding="utf-8"))
         (TARGET / place).parent.mkdir(parents=True, exist_ok=True)
-        (TARGET / place).write_text(linked(page, places, text), encoding="utf-8")
+        (TARGET / place).write_text(linked(page, places | pictures(), text), encoding="utf-8")
+    for picture, place in pictures().items():
+        (TARGET / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, TARGET / place)
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """The page with the worker of ``worker.js`` in the place of the one that the theme loads from a network."""
+    ours = (ROOT / "docs" / "worker.js").read_text(encoding="utf-8")
+    return FOREIGN.sub(lambda _: f"<script>\n{ours}</script>", output)
+
+
+def on_post_template(output_content: str, **_: object) -> str:
+    """The same for the page of a missing page."""
+    return on_post_page(output_content)
 
 
 if __name__ == "__main__":

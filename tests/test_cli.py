@@ -252,6 +252,26 @@ def test_compare(folder: Path, capsys: Capture) -> None:
     assert "q.onnx against model.onnx" in (folder / "c.html").read_text(encoding="utf-8")
 
 
+def test_several_models_are_compared_and_the_page_has_the_same_figures(folder: Path, capsys: Capture) -> None:
+    models = [str(folder / name) for name in ("model.onnx", "q.onnx", "model.onnx")]
+    common = [*models, "--data", str(folder / "samples.npz"), "--report", str(folder / "both.html")]
+    assert main(["onnx", "compare", *common, "--json", "--fail-under", "sqnr=90"]) == 3
+    told = capsys.readouterr()
+    assert "q.onnx: --fail-under" in told.err and "model.onnx: --fail-under" not in told.err
+    first, second = json.loads(told.out)["models"].values()
+    page = (folder / "both.html").read_text(encoding="utf-8")
+    shown = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert shown["models"] == ["q.onnx", "model.onnx"] and shown["examples"][0]["kind"] == "classes"
+    rows = {row["t"]: row for row in shown["layers"]}
+    for layer in first["layers"]:
+        alone, own, accumulated, *_ = rows[layer["tensor"]]["m"][0]
+        for here, there in ((alone, layer["alone"]), (own, layer["own"]), (accumulated, layer["sqnr"])):
+            assert here == there if isinstance(there, str | None) else here == pytest.approx(there, abs=0.006)
+    assert all(float(layer["alone"] or "inf") > 120 for layer in second["layers"])  # a model against itself
+    head = next(row for row in shown["layers"] if row["o"] == "Gemm")
+    assert head["w"] in shown["tensors"] and "Gemm" in shown["words"][shown["reasons"][0][head["n"]]]
+
+
 def test_a_model_against_itself_is_equal(folder: Path, capsys: Capture) -> None:
     model = str(folder / "model.onnx")
     assert main(["onnx", "compare", model, model, "--data", str(folder / "samples.npz"), "--json"]) == 0

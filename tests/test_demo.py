@@ -52,4 +52,4 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     last = printed.splitlines()[-2:]
     assert float(re.search(r"top-1 ([\d.]+) %", last[0])[1]) > 97 and last[1].endswith("--for cpu")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Digits quantized with A8W8_CPU" in page and '"clipped":' in page
+    assert "Digits, quantized three ways" in page and '"clipped":' in page

@@ -85,4 +85,4 @@ def test_words_and_facts_say_the_same() -> None:
     verdict = Verdict((size_line(2000, 1000), speed_line(1.0, 2.0)), ("quark onnx search m.onnx",))
     assert verdict.bad and verdict.words()[-1].split(maxsplit=1) == ["next", "quark onnx search m.onnx"]
     assert verdict.facts()["speed"]["word"] == "slower" and verdict.facts()["next"] == ["quark onnx search m.onnx"]
-    assert len(verdict.table().rows) == 3
+    assert [line.figure for line in verdict.lines] == ["2.0×", "0.50×"]

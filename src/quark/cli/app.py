@@ -25,6 +25,7 @@ from quark.cli.common import (
     PlanOutput,
     PlanPath,
     Purpose,
+    ReportPath,
     Rounds,
     Target,
     Threads,
@@ -51,11 +52,6 @@ app.add_typer(onnx_app, name="onnx")
 app.add_typer(torch_app, name="torch")
 app.add_typer(plan_app, name="plan")
 
-ReportPath = Annotated[
-    Path | None,
-    Writes(folder=True),
-    typer.Option("--report", help="Also write an HTML page: SQNR per layer, histogram and clipping range per tensor."),
-]
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -341,12 +337,16 @@ def inspect(
     cls=Guarded,
     epilog="""**Example**
 
-`quark onnx compare model.onnx q.onnx --data samples.npz --report report.html`""",
+`quark onnx compare model.onnx q.onnx --data samples.npz --report report.html`
+
+`quark onnx compare model.onnx a8w8.onnx cpu.onnx --data samples.npz --report both.html`""",
 )
 @takes_samples()
 def compare(
     model: Annotated[Path, Reads(), typer.Argument(metavar="FLOAT_MODEL", help="The float model.")],
-    quantized: Annotated[Path, Reads(), typer.Argument(metavar="QUANTIZED_MODEL", help="The model made from it.")],
+    quantized: Annotated[
+        list[Path], Reads(), typer.Argument(metavar="QUANTIZED_MODEL...", help="The models made from it, one or more.")
+    ],
     report: ReportPath = None,
     fail_under: FailUnder = None,
     overwrite: Overwrite = False,
@@ -354,14 +354,14 @@ def compare(
     *,
     source: Source,
 ) -> None:
-    """Run a float model and its quantized form on the same samples and show how far apart they are.
+    """Run a float model and its quantized forms on the same samples and show how far apart they are.
 
     End to end (every output), and layer by layer (every tensor that both models have). The last lines are a verdict.
     """
     from quark.cli import comparison
     from quark.cli.verdicts import parse_bound
 
-    request = comparison.Request(model, quantized, source)
+    request = comparison.Request(model, tuple(quantized), source)
     comparison.run(request, report, json, parse_bound(fail_under) if fail_under else None)
 
 

@@ -57,6 +57,13 @@ LedgerPath = Annotated[
     Writes("state"),
     typer.Option("--ledger", help="A .json file that finished layers are kept in; run again, it goes on from there."),
 ]
+ReportPath = Annotated[
+    Path | None,
+    Writes(folder=True),
+    typer.Option(
+        "--report", help="Also write an HTML page: the layers that cause the loss, their values, weights and reasons."
+    ),
+]
 ChartReport = Annotated[
     Path | None, Writes(folder=True), typer.Option("--report", help="Also write an HTML page with the layers plotted.")
 ]

@@ -1,9 +1,11 @@
-"""``quark onnx compare``: a float model and its quantized form on the same samples."""
+"""``quark onnx compare``: a float model and its quantized forms on the same samples."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -11,8 +13,13 @@ from quark.cli.output import print_json, say, show, write_lines, write_page
 from quark.cli.source_options import Source, source_words
 from quark.cli.sources import feeds
 from quark.cli.verdicts import FAILED, Bound, Subject, judge_all, verdict_of
+from quark.onnx.causes import SAMPLES, Causes, causes, with_causes
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.evaluation import layer_table
+from quark.onnx.examples import examples
+from quark.onnx.latency import median_seconds
+from quark.onnx.page import model_view
+from quark.onnx.page import page as report_of
 from quark.report import Report, Table, decibels
 from quark.report.progress import bars
 from quark.report.verdict import Verdict
@@ -23,8 +30,18 @@ class Request:
     """What was typed."""
 
     model: Path
-    quantized: Path
+    quantized: tuple[Path, ...]
     source: Source
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One quantized model: how far it is, what its layers cause where a page is wanted, and the verdict."""
+
+    path: Path
+    comparison: Comparison
+    verdict: Verdict
+    causes: Causes | None = None
 
 
 def run(request: Request, report: Path | None, json: bool, bound: Bound | None = None) -> None:
@@ -33,32 +50,46 @@ def run(request: Request, report: Path | None, json: bool, bound: Bound | None =
     Raises:
         typer.Exit: with the code 3, a bound that is not met.
     """
-    samples = feeds(request.model, request.source, made=request.quantized)
-    with bars() as update:
-        found = compare(
-            request.model, request.quantized, samples, progress=lambda done: update("compare", done, len(samples))
-        )
+    samples = feeds(request.model, request.source, made=request.quantized[0])
+    found = [_compared(request, path, samples, report is not None) for path in request.quantized]
     if report:
-        write_page(page(request, found), report)
+        write_page(page(request, found, samples), report)
         say(f"Report: {report}")
-    verdict = _verdict(request, found)
+    several = len(found) > 1
     if json:
-        print_json({**facts(found), "verdict": verdict.facts()})
-    else:
-        show(output_table(found))
-        show(layer_table(found))
-        write_lines(verdict.words())
-    if bound is not None and (failure := bound.failure(found)):
-        say(failure)
+        told = [{**facts(one.comparison), "verdict": one.verdict.facts()} for one in found]
+        print_json(
+            {"models": {str(one.path): fact for one, fact in zip(found, told, strict=True)}} if several else told[0]
+        )
+    for one in () if json else found:
+        if several:
+            write_lines([f"\n{one.path}"])
+        show(output_table(one.comparison))
+        show(layer_table(one.comparison))
+        write_lines(one.verdict.words())
+    missed = [(one, failure) for one in found if bound is not None and (failure := bound.failure(one.comparison))]
+    for one, failure in missed:
+        say(f"{one.path}: {failure}" if several else failure)
+    if missed:
         raise typer.Exit(FAILED)
 
 
-def _verdict(request: Request, found: Comparison) -> Verdict:
-    """The lines about the quantized model; how fast it is, `quantize` tells."""
+def _compared(request: Request, path: Path, samples: Any, causing: bool) -> Compared:
+    with bars() as update:
+        found = compare(request.model, path, samples, progress=lambda done: update("compare", done, len(samples)))
+        if not causing:
+            return Compared(path, found, _verdict(request, path, found, {}))
+        measured = causes(request.model, path, samples, progress=lambda done: update("causes", done, SAMPLES))
+    seconds = median_seconds({"float": request.model, "quantized": path}, next(iter(samples)))
+    return Compared(path, with_causes(found, measured), _verdict(request, path, found, seconds), measured)
+
+
+def _verdict(request: Request, path: Path, found: Comparison, seconds: Mapping[str, float]) -> Verdict:
+    """The lines about one quantized model; how fast it is, `quantize` and the page tell."""
     source = request.source
     where = "on generated data, which says little" if source.random else f"on {found.samples} samples"
-    subject = Subject(request.model, request.quantized, None, source_words(source), (), where)
-    return verdict_of(judge_all(subject, None, found, {}), [])
+    subject = Subject(request.model, path, None, source_words(source), (), where)
+    return verdict_of(judge_all(subject, None, found, seconds), [])
 
 
 def output_table(found: Comparison) -> Table:
@@ -79,8 +110,16 @@ def facts(found: Comparison) -> dict[str, object]:
     return {"samples": found.samples, "outputs": outputs, "layers": layers}
 
 
-def page(request: Request, found: Comparison) -> Report:
-    """The HTML page of one comparison."""
-    headline = tuple((f"SQNR of {name}", decibels(distance.sqnr)) for name, distance in list(found.outputs.items())[:4])
-    title = f"{request.quantized.name} against {request.model.name}"
-    return Report(title, headline, (output_table(found), layer_table(found)), found.layers, found.tensors)
+def page(request: Request, found: Sequence[Compared], samples: Any) -> Report:
+    """The HTML page of one model or several."""
+    views = [model_view(one.path.name, request.model, one.path, one.comparison, one.verdict) for one in found]
+    measured = [one.causes for one in found if one.causes is not None]
+    tables = [table for one in found for table in _tables(one, len(found) > 1)]
+    title = f"{' and '.join(one.path.name for one in found)} against {request.model.name}"
+    seen = examples(request.model, request.quantized, samples)
+    return report_of(title, request.model, views, measured, seen, tables)
+
+
+def _tables(one: Compared, several: bool) -> list[Table]:
+    tables = [output_table(one.comparison), layer_table(one.comparison)]
+    return [replace(table, title=f"{one.path.name}: {table.title}") for table in tables] if several else tables

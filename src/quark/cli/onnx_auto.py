@@ -26,7 +26,7 @@ from quark.onnx.graph.model import output_of
 from quark.onnx.labelled import is_name, metric_of, metrics_on, said
 from quark.onnx.labels import Given
 from quark.onnx.labels import digest_of as labels_digest
-from quark.report import Point, Report, Scatter, Table, file_size, milliseconds
+from quark.report import ModelView, Point, Report, Scatter, Table, file_size
 from quark.report.verdict import Line, Verdict, accuracy_line, size_line, speed_line
 from quark.search.function import digest_of, load_function, score_of
 from quark.search.parts import parts_of
@@ -199,12 +199,10 @@ def _facts(found: Outcome, verdict: Verdict) -> dict[str, Any]:
 
 
 def _page(request: Request, found: Outcome, verdict: Verdict) -> Report:
-    facts = [("winner", found.winner.name), ("trials", str(len(found.trials)))]
-    if not math.isnan(found.winner.seconds):
-        facts.append(("latency", milliseconds(found.winner.seconds)))
     title = f"auto: {request.model.name} for {request.purpose}"
-    tables = (verdict.table(), trial_table(found), why_table(request, found), untried_table(found))
-    return Report(title, tuple(facts), tables, scatters=tuple(_plots(request, found)))
+    tables = (trial_table(found), why_table(request, found), untried_table(found))
+    view = ModelView(found.winner.name, verdict)
+    return Report(title, (view,), tables=tables, scatters=tuple(_plots(request, found)))
 
 
 def _plots(request: Request, found: Outcome) -> Iterator[Scatter]:

@@ -22,16 +22,20 @@ from quark.config.plan_diff import read_plan
 from quark.errors import ConfigError, unknown
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.onnx import Config, ModelQuantizer, get_default_config
+from quark.onnx.causes import Causes, causes, with_causes
 from quark.onnx.compare import Comparison, Moved, compare, moved_most
 from quark.onnx.config_file import load_config, read_values, share_of
 from quark.onnx.data import Feed
 from quark.onnx.data_files import is_picture
 from quark.onnx.describe import file_bytes
-from quark.onnx.flow import measured
+from quark.onnx.examples import examples
+from quark.onnx.flow import measured as measured_cost
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import output_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.latency import median_seconds
+from quark.onnx.page import model_view
+from quark.onnx.page import page as report_of
 from quark.onnx.preprocess_file import FILE, text_of
 from quark.onnx.preprocessing import Preprocessing
 from quark.onnx.recipes import Choice, with_algorithms
@@ -103,6 +107,8 @@ class Check:
     seconds: Mapping[str, float]
     samples: list[Feed]
     moved: Moved | None = None
+    causes: Causes | None = None
+    libraries: Libraries = None
 
 
 def run(
@@ -142,7 +148,7 @@ def run(
         if pictures is not None:
             write_text(text_of(pictures), paths["preprocess"])
         if report and done:
-            write_page(page(written, result, done, verdict), paths["report"])
+            write_page(page(written, request.output, result, done, verdict), paths["report"])
     if json:
         print_json(facts(request, result, seconds, done, verdict))
     else:
@@ -164,7 +170,7 @@ def _preprocessing(source: Source) -> Preprocessing | None:
 def _tell(request: Request, settings: Mapping[str, Any], result: Result, check: Check | None) -> None:
     if settings.get("PrintSummary", True):
         passes = pass_table((one.name, one.fired, one.refused) for one in result.passes)
-        cost = measured(result, file_bytes(request.model), request.output)
+        cost = measured_cost(result, file_bytes(request.model), request.output)
         for table in (*summary_tables(result.plan, result.weak), passes, cost):
             show(table)
     show(outcome(request, check))
@@ -238,8 +244,10 @@ def check_of(first: Path, second: Path, samples: Iterable[Feed], layers: bool, l
     chosen: list[Feed] = list(islice(samples, CHECKED))
     with bars() as update:
         found = compare(first, second, chosen, layers, lambda done: update("compare", done, len(chosen)), libraries)
+        measured = causes(first, second, chosen, libraries=libraries) if layers else None
+        found = found if measured is None else with_causes(found, measured)
     seconds = median_seconds({"float": first, "quantized": second}, chosen[0], libraries=libraries)
-    return Check(found, seconds, chosen, moved_most(first, second, chosen[0], libraries))
+    return Check(found, seconds, chosen, moved_most(first, second, chosen[0], libraries), measured, libraries)
 
 
 def outcome(request: Request, check: Check | None) -> Table:
@@ -284,16 +292,13 @@ def pass_facts(reports: Iterable[PassReport]) -> dict[str, Any]:
     return {one.name: {"fired": one.fired, "refused": list(one.refused)} for one in reports}
 
 
-def page(request: Request, result: Result, check: Check, verdict: Verdict) -> Report:
-    """The HTML page of one quantization."""
-    before, after = file_bytes(request.model), file_bytes(request.output)
-    worst = min(check.comparison.outputs.values(), key=lambda distance: distance.sqnr)
-    headline = (
-        ("SQNR of the output" if len(check.comparison.outputs) == 1 else "SQNR, worst output", decibels(worst.sqnr)),
-        ("size", f"{file_size(before)} → {file_size(after)}"),
-        ("latency", f"{milliseconds(check.seconds['float'])} → {milliseconds(check.seconds['quantized'])}"),
-        ("configuration", request.named),
-    )
-    tables = (verdict.table(), outcome(request, check), *summary_tables(result.plan, result.weak))
-    title = f"{request.model.name} → {request.output.name}"
-    return Report(title, headline, tables, check.comparison.layers, check.comparison.tensors)
+def page(request: Request, named: Path, result: Result, check: Check, verdict: Verdict) -> Report:
+    """The HTML page of one quantization, whose model is to be called ``named``."""
+    reasons = {
+        name: result.plan.explain(name) for name in (*result.plan.floats, *result.plan.nodes, *result.plan.tensors)
+    }
+    view = model_view(named.name, request.model, request.output, check.comparison, verdict, reasons)
+    seen = examples(request.model, [request.output], check.samples, check.libraries)
+    tables = (outcome(request, check), *summary_tables(result.plan, result.weak))
+    title = f"{request.model.name} → {named.name}, {request.named}"
+    return report_of(title, request.model, [view], [check.causes] if check.causes else [], seen, tables)

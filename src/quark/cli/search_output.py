@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from quark.cli.output import print_json, say, show, write_lines, write_page
-from quark.cli.search_tables import Wanted, chart, found_facts, found_table, layer_table
+from quark.cli.search_tables import Wanted, found_facts, found_table, layer_table, measure_of, views
 from quark.cli.verdicts import FAILED
 from quark.files.outputs import Output, drafts
 from quark.report import Report
@@ -21,8 +21,9 @@ def tell_study(found: Study, model: Path, unit: str, facts: Mapping[str, Any], r
     """Show the ranked layers; ``unit``: what the data consist of, ``facts``: more entries of the JSON."""
     table = layer_table(found)
     if report:
-        counts = (("layers", str(len(found.layers))), (unit, str(found.samples)))
-        write_page(Report(f"{model.name}, layer by layer", counts, (table,), charts=(chart(found),)), report)
+        note = f"{len(found.layers)} layers, each quantized alone, on {found.samples} {unit}."
+        title = f"{model.name}, layer by layer"
+        write_page(Report(title, views(found), tables=(table,), notes=(note,), measure=measure_of(found)), report)
         say(f"Report: {report}")
     if json:
         print_json({"model": model, **facts, **found.to_dict()})
@@ -72,7 +73,12 @@ def write_both(
     with drafts(outputs) as paths:
         write_plan(paths["plan"])
         if report is not None:
-            facts = ((found.metric, f"{found.value:.4g}"), ("plans measured", str(found.measured)))
-            tables = verdict.table(), found_table(found, wanted.target), layer_table(found.study)
-            page = Report(f"{model.name}, mixed precision", facts, tables, charts=(chart(found.study),))
-            write_page(page, paths["report"])
+            write_page(_page(found, wanted, model, verdict), paths["report"])
+
+
+def _page(found: Found, wanted: Wanted, model: Path, verdict: Verdict) -> Report:
+    study = found.study
+    note = f"Each of {len(study.layers)} layers quantized alone, on {study.samples} samples."
+    tables = found_table(found, wanted.target), layer_table(study)
+    seen = views(study, verdict)
+    return Report(f"{model.name}, mixed precision", seen, tables=tables, notes=(note,), measure=measure_of(study))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
-from quark.report import Chart, Table, decibels, file_size, milliseconds
+from quark.report import Layer, Measure, ModelView, Table, decibels, file_size, milliseconds
 from quark.report.verdict import Line, Verdict
 from quark.search.values import FLOAT, Found, Study, Trial
 
@@ -28,8 +28,6 @@ class Wanted:
     estimate: bool = False
 
 
-#: Layers of a chart; the others lose less.
-PLOTTED = 60
 #: Seconds below which a latency is told in microseconds.
 SHORT = 1e-4
 
@@ -69,23 +67,23 @@ def shown_value(trial: Trial, metric: str) -> float:
     return trial.metrics.get(metric, trial.metrics.get("value", trial.loss))
 
 
-def chart(study: Study) -> Chart:
-    """The layers that lose most, a series per candidate."""
-    names = worst_first(study)[:PLOTTED]
-    series = []
+def views(study: Study, verdict: Verdict | None = None) -> tuple[ModelView, ...]:
+    """What each candidate costs in each layer, for a page; ``verdict``: of the plan that was made of it."""
+    found: list[ModelView] = []
     for candidate in study.candidates:
-        trials = [study.of(name, candidate) for name in names]
-        values = (math.nan if trial is None else shown_value(trial, study.metric) for trial in trials)
-        series.append((candidate, tuple(values)))
-    kinds = {trial.layer: trial.kind for trial in study.trials}
-    shown = (
-        f"The {len(names)} layers that lose most of {len(study.layers)}"
-        if len(names) < len(study.layers)
-        else "All layers"
-    )
-    unit = "SQNR, dB (longer is better)" if study.metric == "sqnr" else loss_name(study.metric)
-    note = f"{shown}, each quantized alone, worst first."
-    return Chart("Sensitivity", unit, tuple(f"{kinds[name]}  {name}" for name in names), tuple(series), note)
+        trials = (trial for name in study.layers if (trial := study.of(name, candidate)) is not None)
+        layers = tuple(Layer(t.layer, t.kind, t.layer, nan, nan, alone=_alone(t, study.metric)) for t in trials)
+        found.append(ModelView(candidate, verdict if verdict is not None and not found else Verdict(()), layers))
+    return tuple(found)
+
+
+def measure_of(study: Study) -> Measure:
+    """What the page shows of a layer: decibels, or what another metric loses."""
+    return Measure() if study.metric == "sqnr" else Measure(f"loss of {loss_name(study.metric)}", "", more=False)
+
+
+def _alone(trial: Trial, metric: str) -> float:
+    return shown_value(trial, metric) if metric == "sqnr" else trial.loss
 
 
 def found_table(found: Found, target: str | None) -> Table:
@@ -124,7 +122,12 @@ def plan_verdict(
     missing = "" if found.met else f", {_missing(found, wanted)}"
     lines = [
         Line("result", "reached" if found.met else "missed", f"{asked}{missing}", bad=not found.met),
-        Line("chosen by", found.metric, f"{found.value:.6g} on the samples that chose the plan"),
+        Line(
+            "chosen by",
+            found.metric,
+            f"{found.value:.6g} on the samples that chose the plan",
+            figure=f"{found.value:.4g}",
+        ),
     ]
     if found.reported is not None:
         gap = f"{found.reported - found.value:+.3g}"

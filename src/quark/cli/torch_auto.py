@@ -14,7 +14,7 @@ from quark.cli.output import say, write_page, write_text
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
-from quark.report import Point, Report, Scatter, Table, file_size
+from quark.report import ModelView, Point, Report, Scatter, Table, file_size
 from quark.report.verdict import Line, Verdict, size_line
 from quark.search.function import digest_of, load_function, number_of
 
@@ -156,10 +156,9 @@ def _facts(found: Outcome, verdict: Verdict) -> Mapping[str, Any]:
 
 
 def _page(request: Request, found: Outcome, verdict: Verdict) -> Report:
-    facts = (("winner", found.winner.name), ("trials", str(len(found.trials))))
     tried = [one for one in found.trials if not one.error]
     points = tuple(Point(one.name, one.bytes / 1e6, one.value, one is found.winner) for one in tried)
     points = (*points, Point("float", found.float_bytes / 1e6, found.float_value))
     plot = Scatter("Size and accuracy", "MB", found.target.metric, points, found.target.least)
     title = f"auto: {request.model.name} for {request.purpose}"
-    return Report(title, facts, (verdict.table(), trial_table(found)), scatters=(plot,))
+    return Report(title, (ModelView(found.winner.name, verdict),), tables=(trial_table(found),), scatters=(plot,))

@@ -7,7 +7,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,17 @@ from quark.errors import QuarkError
 from quark.files.outputs import Output, check_outputs
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.auto import Goal, auto, split
+from quark.onnx.causes import causes, with_causes
 from quark.onnx.compare import Comparison, compare
+from quark.onnx.coverage import coverage
 from quark.onnx.describe import file_bytes
+from quark.onnx.examples import examples
 from quark.onnx.latency import median_seconds
+from quark.onnx.page import model_view
+from quark.onnx.page import page as report_of
 from quark.report import Report, Table, decibels, file_size, milliseconds, print_table
 from quark.report.html import write_html
+from quark.report.verdict import Verdict, accuracy_line, coverage_line, size_line, speed_line, worst
 
 PRESETS = {
     "A8W8": "int8 × int8, float scales",
@@ -33,7 +39,6 @@ PRESETS = {
 CALIBRATION = 128
 BATCH = 50
 TRIED, SECONDS = 32, 5.0  # samples and time for quark auto
-SHOWN = "A8W8_CPU"  # the one that the page shows layer by layer, on the first batch
 
 
 @dataclass(frozen=True)
@@ -108,12 +113,25 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def page(overview: Table, found: Comparison) -> Report:
-    """The HTML page: the overview, and one model layer by layer and tensor by tensor."""
-    first, last = overview.rows[0], next(row for row in overview.rows if row[0] == SHOWN)
-    facts = tuple((name, f"{a} → {b}") for name, a, b in zip(overview.columns[1:4], first[1:4], last[1:4], strict=True))
-    title = f"Digits quantized with {SHOWN}: {PRESETS[SHOWN]}"
-    return Report(title, (*facts, ("SQNR of the logits", last[5])), (overview,), found.layers, found.tensors)
+def page(overview: Table, paths: Mapping[str, Path], seconds: Mapping[str, float]) -> Report:
+    """The HTML page: the quantized models side by side, layer by layer."""
+    _, (inputs, _) = data.split()
+    feeds, views, measured = batches(inputs)[:1], [], []
+    for preset, path in paths.items():
+        found, single = compare(data.model_path(), path, feeds), causes(data.model_path(), path, feeds)
+        measured.append(single)
+        verdict = verdict_of(found, path, seconds["float"], seconds[preset])
+        views.append(model_view(preset, data.model_path(), path, with_causes(found, single), verdict))
+    seen = examples(data.model_path(), list(paths.values()), [{data.INPUT: image[None]} for image in inputs[:2]])
+    return report_of("Digits, quantized three ways", data.model_path(), views, measured, seen, (overview,))
+
+
+def verdict_of(found: Comparison, path: Path, before: float, after: float) -> Verdict:
+    """The lines of one model; seconds per inference of the float and of the quantized one."""
+    accuracy = accuracy_line(worst(found.outputs, found.answers), f"on {BATCH} held-out images")
+    shares = coverage(path)
+    size = size_line(file_bytes(data.model_path()), file_bytes(path))
+    return Verdict((accuracy, speed_line(before, after), size, coverage_line(shares.integer, shares.stored)))
 
 
 def run(folder: Path) -> None:
@@ -127,10 +145,9 @@ def run(folder: Path) -> None:
     seconds = median_seconds(models, {data.INPUT: inputs[:1]}, rounds=50)
     overview = table(outcomes, seconds, top1(data.model_path(), inputs, labels))
     print_table(overview)
-    found = compare(data.model_path(), models[SHOWN], batches(inputs)[:1])
-    report = write_html(page(overview, found), pages)
+    report = write_html(page(overview, {one.preset: one.path for one in outcomes}, seconds), pages)
     best = chosen()
-    print(f"\nModels and {report} are in {folder}. Open the report in a browser: SQNR per layer, clipping per tensor.")
+    print(f"\nModels and {report} are in {folder}. Open the report in a browser: what causes the loss, layer by layer.")
     print(f"{best}\nYour own model: quark auto model.onnx -o best.onnx --data samples/ --for cpu")
 
 

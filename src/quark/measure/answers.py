@@ -333,6 +333,16 @@ def columns(like: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return ours[:, :1] * ours[:, 1:] if conditional else ours
 
 
+def probabilities(x: np.ndarray) -> np.ndarray:
+    """Of the classes in the first row of an output of the kind ``classes``: as they are, or of logits."""
+    axis = _class_axis(x)
+    rows = np.moveaxis(x, -1 if axis is None else axis, -1).reshape(-1, x.shape[-1 if axis is None else axis])
+    if axis is not None:
+        return np.asarray(rows[0], np.float64)
+    exponents = np.exp(rows[0].astype(np.float64) - np.nanmax(rows[0]))
+    return np.asarray(exponents / exponents.sum())
+
+
 def _labels(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float(np.sum(x == y)), float(x.size)
 

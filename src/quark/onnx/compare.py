@@ -7,7 +7,8 @@ Over all samples, with float values ``x`` and quantized values ``y`` of one tens
 
 End to end, both models run as they ship. Layer by layer, both run with their intermediate tensors as outputs; tensors
 are matched by name, and where the quantized model has a Q/DQ pair on a tensor, the value behind the pair is compared.
-One sample is in memory at a time. Not handled: tensors inside subgraphs, those that a pass renamed or rescaled.
+One sample is in memory at a time. A tensor that the quantized model holds times a scale per channel (equalization) is
+compared once the scale is undone. Not handled: tensors inside subgraphs, those that a pass renamed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from quark.errors import DataError
 from quark.measure.answers import Answers
 from quark.measure.answers import update as update_answers
 from quark.measure.distance import Distance
+from quark.measure.scaling import Scaling
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
 from quark.observers.histogram import Histogram
@@ -39,6 +41,7 @@ from quark.report.values import Layer, TensorView, Weakness
 
 Model = str | Path | onnx.ModelProto
 BINS = 128
+ODD = 25.0  # dB, below which a layer may have been rescaled
 QUANTIZERS = ("QuantizeLinear", "QuantizeDequantize")  # endings: other domains count, DequantizeLinear does not
 
 
@@ -127,13 +130,13 @@ def compare(
         DataError: no samples, samples that do not fit, or models whose inputs or outputs differ.
     """
     first, second = load(float_model), load(quantized_model)
-    names = _common_outputs(first, second)
-    pairs = tuple(_pairs(first, second)) if layers else ()
-    moved = _moved(first, second)
+    names = outputs_of(first, second)
+    pairs = tuple(pairs_of(first, second)) if layers else ()
+    moved = relaid(first, second)
     end_to_end = _both(first, second, names, names, libraries, moved)
     inner = _both(first, second, [p.name for p in pairs], [p.twin for p in pairs], libraries, moved)
     outputs, answers = {name: Distance() for name in names}, {name: Answers() for name in names}
-    distances = [Distance() for _ in pairs]
+    distances, scalings = [Distance() for _ in pairs], [Scaling() for _ in pairs]
     ranges = [_code_range(pair) for pair in pairs]
     done = 0
     for done, feed in enumerate(checked(samples, inputs_of(first)), start=1):
@@ -143,12 +146,12 @@ def compare(
         for name, (x, y) in found.items():
             if x.shape == y.shape:
                 outputs[name].update(x, y)
-        for distance, codes, (x, y) in zip(distances, ranges, inner(feed), strict=True):
-            _observe(distance, codes, x, y)
+        for distance, scaling, codes, (x, y) in zip(distances, scalings, ranges, inner(feed), strict=True):
+            _observe(distance, scaling, codes, x, y)
         if progress:
             progress(done)
     weak = of_model(second) if layers else ()
-    return Comparison(outputs, _layers(pairs, distances), _views(pairs, ranges), done, weak, answers)
+    return Comparison(outputs, _layers(pairs, distances, scalings), _views(pairs, ranges), done, weak, answers)
 
 
 MOVED = 0.5
@@ -171,7 +174,7 @@ class Moved:
 def moved_most(float_model: Model, quantized_model: Model, feed: Feed, libraries: Libraries = None) -> Moved | None:
     """The output that the optimizations move most on a sample, if by more than ``MOVED``; arguments as ``compare``."""
     first, second = load(float_model), load(quantized_model)
-    names, layout = _common_outputs(first, second), _moved(first, second)
+    names, layout = outputs_of(first, second), relaid(first, second)
     found: dict[str, list[float]] = {name: [] for name in names}
     ours = Runner(first, names, libraries=libraries)
     for optimize in (True, False):
@@ -186,17 +189,26 @@ def moved_most(float_model: Model, quantized_model: Model, feed: Feed, libraries
     return most if most is not None and abs(most.optimized - most.written) > MOVED else None
 
 
-def _observe(distance: Distance, codes: CodeRange | None, x: np.ndarray, y: np.ndarray) -> None:
+def _observe(distance: Distance, scaling: Scaling, codes: CodeRange | None, x: np.ndarray, y: np.ndarray) -> None:
     if x.dtype.kind != "f" or x.shape != y.shape:
         return
     distance.update(x, y)
+    if distance.sqnr < ODD:
+        scaling.update(x, y)
     if codes is not None:
         codes.update(x.astype(np.float32))
 
 
-def _layers(pairs: Iterable[Pair], distances: Iterable[Distance]) -> tuple[Layer, ...]:
-    measured = ((pair, distance) for pair, distance in zip(pairs, distances, strict=True) if distance.count)
-    return tuple(Layer(p.node, p.op_type, p.name, d.sqnr, d.cosine) for p, d in measured if p.op_type != "input")
+def _layers(pairs: Iterable[Pair], distances: Iterable[Distance], scalings: Iterable[Scaling]) -> tuple[Layer, ...]:
+    measured = (
+        (p, d, s) for p, d, s in zip(pairs, distances, scalings, strict=True) if d.count and p.op_type != "input"
+    )
+    return tuple(_layer(pair, distance, scaling.sqnr) for pair, distance, scaling in measured)
+
+
+def _layer(pair: Pair, distance: Distance, unscaled: float | None) -> Layer:
+    sqnr = distance.sqnr if unscaled is None else unscaled
+    return Layer(pair.node, pair.op_type, pair.name, sqnr, distance.cosine, rescaled=unscaled is not None)
 
 
 def _views(pairs: Iterable[Pair], ranges: Iterable[CodeRange | None]) -> tuple[TensorView, ...]:
@@ -204,7 +216,7 @@ def _views(pairs: Iterable[Pair], ranges: Iterable[CodeRange | None]) -> tuple[T
     return tuple(codes.view(pair.name) for pair, codes in found if codes is not None and codes.count)
 
 
-def _moved(first: ir.Model, second: ir.Model) -> frozenset[str]:
+def relaid(first: ir.Model, second: ir.Model) -> frozenset[str]:
     """Inputs and outputs that have their channels last in the second model only (ConvertNCHWToNHWC)."""
     inputs = channels_last_inputs(second) - channels_last_inputs(first)
     return frozenset(inputs | (channels_last_outputs(second) - channels_last_outputs(first)))
@@ -243,7 +255,7 @@ def _by_name(model: ir.Model) -> dict[str, ir.Value]:
     return {value.name: value for value in values if value.name}
 
 
-def _common_outputs(first: ir.Model, second: ir.Model) -> list[str]:
+def outputs_of(first: ir.Model, second: ir.Model) -> list[str]:
     """The outputs of both models, or an error that says how they differ."""
     for what, ours, theirs in (
         ("inputs", first.graph.inputs, second.graph.inputs),
@@ -256,7 +268,7 @@ def _common_outputs(first: ir.Model, second: ir.Model) -> list[str]:
     return a
 
 
-def _pairs(first: ir.Model, second: ir.Model) -> Iterator[Pair]:
+def pairs_of(first: ir.Model, second: ir.Model) -> Iterator[Pair]:
     """Every tensor that both models have, graph inputs first, then in the order of the float graph."""
     twins = _by_name(second)
     for name in _by_name(first):

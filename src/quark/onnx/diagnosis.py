@@ -67,7 +67,7 @@ def _ranked(weights: Iterable[Weight]) -> tuple[Weakness, ...]:
 
 
 def _planned(model: ir.Model, plan: Plan) -> Iterator[Weight]:
-    for node, rule, value in _weight_slots(model):
+    for node, rule, value in weight_slots(model):
         tensor = plan.tensors.get(value.name or "")
         array = constant_array(value)
         if (
@@ -90,7 +90,7 @@ def _has_channels(tensor: TensorPlan) -> bool:
 
 
 def _stored(model: ir.Model) -> Iterator[Weight]:
-    for node, rule, value in _weight_slots(model):
+    for node, rule, value in weight_slots(model):
         reader = value.producer()
         if reader is None or reader.op_type != "DequantizeLinear" or len(reader.inputs) < 2:
             continue
@@ -109,7 +109,7 @@ def _stored(model: ir.Model) -> Iterator[Weight]:
             yield replace(weight, values=values, exact=False)
 
 
-def _weight_slots(model: ir.Model) -> Iterator[tuple[ir.Node, OpRule, ir.Value]]:
+def weight_slots(model: ir.Model) -> Iterator[tuple[ir.Node, OpRule, ir.Value]]:
     """Every node that sums products, and what it reads as its weight."""
     for node in model.graph:
         rule = OP_RULES.get(node.op_type)

@@ -87,6 +87,14 @@ def explain(path: str | Path, name: str) -> str:
     return "\n".join([f"tensor {name!r}: float, because no rule quantizes it; its nodes:", *told])
 
 
+def decisions(model: ir.Model) -> dict[str, str]:
+    """The decision about every tensor and node, in a line each, by name; none where the model carries none."""
+    if KEY not in model.metadata_props:
+        return {}
+    told = _decisions(model, model.graph.name or "the quantized model")
+    return {**told.floats, **told.nodes, **told.tensors}
+
+
 def _is_news(plan: Plan, name: str) -> bool:
     """Whether the node of the same name, if there is one, does not say it already."""
     return name not in plan.nodes or plan.nodes[name].quantized

@@ -18,7 +18,7 @@ from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.settings import request_of
 from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
-from quark.report import Report, TensorView
+from quark.report import ModelView, Report, TensorView
 
 #: Bars of a figure of ``SaveTensorHistFig``, and the folder it is written to.
 BARS = 128
@@ -99,4 +99,4 @@ def _save_figures(plan: Plan, statistics: Statistics, ranges: dict[str, Any]) ->
             views.append(TensorView(name, plan.tensors[name].spec.format, low, high, counts, edges, clipped))
     from quark.report.html import write_html
 
-    write_html(Report("Histograms of the activations", tensors=tuple(views)), FIGURES)
+    write_html(Report("Histograms of the activations", (ModelView("float model", tensors=tuple(views)),)), FIGURES)

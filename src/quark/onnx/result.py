@@ -17,9 +17,10 @@ from quark.onnx.compare import Comparison
 from quark.onnx.coverage import Coverage, coverage
 from quark.onnx.forecast import written_bytes
 from quark.onnx.graph.report import PassReport
+from quark.report.page import ModelView, Report
 from quark.report.summary import pass_table, summary_tables
 from quark.report.tables import plain
-from quark.report.values import Report, Weakness
+from quark.report.values import Weakness
 from quark.report.verdict import Line, Verdict, accuracy_line, coverage_line, size_line, worst
 
 
@@ -101,8 +102,9 @@ class Result:
         measured = self.metrics
         layers, tensors = (measured.layers, measured.tensors) if measured is not None else ((), ())
         name = self.written.name if isinstance(self.written, Path) else "quantized model"
-        tables = tuple(table for table in (*summary_tables(self.plan, self.weak), passes) if table.rows)
-        return Report(name, (), (self.verdict.table(), *tables), layers, tensors)
+        reasons = {one: self.plan.explain(one) for one in (*self.plan.nodes, *self.plan.tensors)}
+        view = ModelView(name, self.verdict, layers, tensors, reasons=reasons)
+        return Report(name, (view,), tables=(*summary_tables(self.plan, self.weak), passes))
 
     def save_report(self, path: str | Path) -> Path:
         """Write the page as one HTML file that needs nothing else.

@@ -10,14 +10,16 @@ import random
 
 _state = random.getstate()  # rich draws a number when it is first imported, and the caller's seed stays the caller's
 
+from quark.report.page import Measure, ModelView, Report  # noqa: E402
 from quark.report.tables import decibels, file_size, milliseconds, print_table, to_rich  # noqa: E402
-from quark.report.values import Chart, Layer, Point, Report, Scatter, Table, TensorView  # noqa: E402
+from quark.report.values import Layer, Point, Scatter, Table, TensorView  # noqa: E402
 
 random.setstate(_state)
 
 __all__ = [
-    "Chart",
     "Layer",
+    "Measure",
+    "ModelView",
     "Point",
     "Report",
     "Scatter",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,6 +35,9 @@ class Layer:
         tensor: the output that was compared.
         sqnr: signal to quantization noise, dB; infinite when equal.
         cosine: cosine similarity.
+        own: dB of the error that this layer makes itself, at its output; None: not measured.
+        alone: dB of that error alone, at the output of the model that it harms most; None: not measured.
+        rescaled: the quantized model holds the tensor times a scale per channel, which was undone first.
     """
 
     name: str
@@ -42,6 +45,9 @@ class Layer:
     tensor: str
     sqnr: float
     cosine: float
+    own: float | None = None
+    alone: float | None = None
+    rescaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,21 @@ class Weakness:
 
 
 @dataclass(frozen=True)
+class Channels:
+    """The values of a weight, channel by channel, and the limits of their codes.
+
+    Attributes:
+        lowest, highest: of the values ``[n]``.
+        low, high: smallest and largest value that the codes can express ``[n]``; None where it is not stored as codes.
+    """
+
+    lowest: np.ndarray
+    highest: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
 class TensorView:
     """The values that one tensor took and the range that its codes can hold.
 
@@ -69,9 +90,11 @@ class TensorView:
         name: tensor name.
         format: data type of the codes.
         low, high: smallest and largest value that the codes can express.
-        counts: values per bin ``[n]``.
+        counts: values per bin ``[n]``; bins are of one width.
         edges: borders of the bins ``[n + 1]``.
         clipped: share of the values that lie outside ``low..high``.
+        channels: of a weight.
+        note: what a reader must know about the values.
     """
 
     name: str
@@ -81,25 +104,59 @@ class TensorView:
     counts: np.ndarray
     edges: np.ndarray
     clipped: float
+    channels: Channels | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
-class Chart:
-    """Bars, one row a name, one colour a series.
+class Links:
+    """The neighbours of a layer, by the tensors that layers make: what it reads, and what reads it."""
+
+    reads: tuple[str, ...] = ()
+    feeds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Box:
+    """One detection: corners as shares (0..1) of the picture, score and class."""
+
+    corners: tuple[float, ...]
+    score: float
+    kind: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one model says in one output about one sample; one of the three is filled.
 
     Attributes:
-        title: what is shown.
-        axis: what the length of a bar is, with its unit.
-        names: of the rows, top to bottom.
-        series: (label, a value per row); ``nan`` leaves a row without a bar.
-        note: a line above.
+        classes: (class, probability), the likeliest first.
+        boxes: the confident detections.
+        picture: ``[height, width]`` or ``[height, width, 3]``, uint8.
     """
 
-    title: str
-    axis: str
-    names: tuple[str, ...]
-    series: tuple[tuple[str, tuple[float, ...]], ...]
-    note: str = ""
+    classes: tuple[tuple[int, float], ...] = ()
+    boxes: tuple[Box, ...] = ()
+    picture: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Example:
+    """One output for one sample, before and after.
+
+    Attributes:
+        output: its name.
+        kind: "classes", "boxes" or "picture".
+        sample: number of the sample, from 0.
+        answers: of the float model, then of each quantized one.
+        picture: the input, where it is one; as in ``Answer``.
+    """
+
+    output: str
+    kind: str
+    sample: int
+    answers: tuple[Answer, ...]
+    picture: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -140,16 +197,3 @@ class Scatter:
             if not front or sign * one.y > sign * front[-1].y:
                 front.append(one)
         return tuple(front)
-
-
-@dataclass(frozen=True)
-class Report:
-    """Everything on one page. ``facts`` are the headline figures: (label, value)."""
-
-    title: str
-    facts: tuple[tuple[str, str], ...] = ()
-    tables: tuple[Table, ...] = ()
-    layers: tuple[Layer, ...] = ()
-    tensors: tuple[TensorView, ...] = field(default=())
-    charts: tuple[Chart, ...] = ()
-    scatters: tuple[Scatter, ...] = ()

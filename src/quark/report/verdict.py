@@ -21,7 +21,6 @@ from typing import Any
 from quark.measure.answers import Answers
 from quark.measure.distance import Distance
 from quark.report.tables import decibels, file_size, milliseconds
-from quark.report.values import Table
 
 LEVELS = ("lost", "doubtful", "good")
 SQNR = (10.0, 20.0)  # dB from which an output is doubtful, and good
@@ -32,12 +31,19 @@ SAME = 0.05  # speeds that differ by less are the same
 
 @dataclass(frozen=True)
 class Line:
-    """One line: ``subject  word: reason``; ``bad``: whether something should be done about it."""
+    """One line: ``subject  word: reason``.
+
+    Attributes:
+        subject, word, reason: what it is about, how it is, and what says so.
+        bad: whether something should be done about it.
+        figure: the number of the reason that a page shows large.
+    """
 
     subject: str
     word: str
     reason: str
     bad: bool = False
+    figure: str = ""
 
     def __str__(self) -> str:
         return f"{self.subject:<10}{self.word}: {self.reason}"
@@ -77,11 +83,6 @@ class Verdict:
     def words(self) -> list[str]:
         """The lines as they are printed, the advice last."""
         return [*map(str, self.lines), *(f"{'next':<10}{one}" for one in self.advice)]
-
-    def table(self) -> Table:
-        """The lines for a page."""
-        rows = tuple((line.subject, line.word, line.reason) for line in self.lines)
-        return Table("Verdict", ("", "", ""), (*rows, *(("next", "", one) for one in self.advice)))
 
     def facts(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -131,7 +132,9 @@ def accuracy_line(found: Judged | None, where: str) -> Line:
     """How much of what the float model says is left; ``where``: the samples that say so."""
     if found is None:
         return Line("accuracy", "unknown", "no output that can be compared", bad=True)
-    return Line("accuracy", LEVELS[found.level], f"{found.reason} ({where})", bad=found.level < len(LEVELS) - 1)
+    figure = decibels(found.sqnr) if found.value == found.sqnr else f"{100 * found.value:.1f} %"
+    bad = found.level < len(LEVELS) - 1
+    return Line("accuracy", LEVELS[found.level], f"{found.reason} ({where})", bad, figure)
 
 
 def runtime_line(name: str, optimized: float, written: float) -> Line:
@@ -146,14 +149,15 @@ def speed_line(before: float, after: float, elsewhere: str = "") -> Line:
     word = "same" if abs(math.log(ratio)) <= math.log1p(SAME) else "faster" if ratio > 1 else "slower"
     made = f"; the preset is made for {elsewhere}, whose speed is not measured here" if elsewhere else ""
     reason = f"{ratio:.2f} times as fast as float here ({milliseconds(before)} → {milliseconds(after)}){made}"
-    return Line("speed", word, reason, bad=word == "slower" and not elsewhere)
+    return Line("speed", word, reason, word == "slower" and not elsewhere, f"{ratio:.2f}×")
 
 
 def size_line(before: int, after: int) -> Line:
     """Bytes of both files."""
     word = "smaller" if after < before else "larger"
     ratio = max(before, after) / max(min(before, after), 1)
-    return Line("size", word, f"{ratio:.1f} times, {file_size(before)} → {file_size(after)}", bad=after >= before)
+    reason = f"{ratio:.1f} times, {file_size(before)} → {file_size(after)}"
+    return Line("size", word, reason, after >= before, f"{before / max(after, 1):.1f}×")
 
 
 def coverage_line(products: float | None, weights: float, left: Sequence[str] = ()) -> Line:
@@ -162,4 +166,5 @@ def coverage_line(products: float | None, weights: float, left: Sequence[str] = 
     said.append(f"{100 * weights:.0f} % of the weights")
     low = min(weights, 1.0 if products is None else products) < HALF
     because = f"; in float: {'; '.join(left)}" if low and left else ""
-    return Line("coverage", "low" if low else "quantized", " and ".join(said) + because, bad=low)
+    figure = f"{100 * (weights if products is None else products):.0f} %"
+    return Line("coverage", "low" if low else "quantized", " and ".join(said) + because, low, figure)

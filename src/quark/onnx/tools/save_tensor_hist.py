@@ -16,7 +16,7 @@ from quark.onnx.data_files import PathDataReader
 from quark.onnx.graph.model import load
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.tools.command import Argument, Tool, run_as_program
-from quark.report import Report, TensorView
+from quark.report import ModelView, Report, TensorView
 from quark.report.html import write_html
 
 BARS = 128
@@ -31,7 +31,9 @@ def run(given: argparse.Namespace) -> str:
     data = RandomDataReader(model) if given.data_path is None else PathDataReader(given.input, given.data_path)
     statistics = observe(model, requests, data)
     views = [view for name, one in statistics.items() if (view := view_of(name, one)) is not None]
-    write_html(Report("Histograms of the activations", tensors=tuple(views)), Path(given.output))
+    write_html(
+        Report("Histograms of the activations", (ModelView("float model", tensors=tuple(views)),)), Path(given.output)
+    )
     return f"{len(views)} histograms; written: {given.output}"
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from quark.onnx.graph.model import load
 from quark.onnx.tools.command import Argument, Tool, boolean, run_as_program
-from quark.report import Report, TensorView
+from quark.report import ModelView, Report, TensorView
 from quark.report.html import write_html
 
 BARS = 128
@@ -21,7 +21,9 @@ def run(given: argparse.Namespace) -> str:
     views = [
         view for value in load(given.input).graph.initializers.values() for view in views_of(value, given.perchannel)
     ]
-    write_html(Report("Histograms of the weights", tensors=tuple(views)), Path(given.output))
+    write_html(
+        Report("Histograms of the weights", (ModelView("float model", tensors=tuple(views)),)), Path(given.output)
+    )
     return f"{len(views)} histograms; written: {given.output}"
 
 

@@ -1,0 +1,54 @@
+"""Whether one tensor is another one times a scale per channel, as equalization and smoothing leave it.
+
+With running sums over samples, for channels along the second and along the last axis, the scale of channel c that makes
+y_c the most like x_c is Σ x_c y_c / Σ y_c², and leaves the error Σ x_c² − (Σ x_c y_c)² / Σ y_c².
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quark.numerics import metrics
+
+FITTED = 0.1  # a scale that leaves less than this part of the error is what was done to the tensor
+EVIDENCE = 4  # values per channel, below which a scale fits anything
+AXES = (1, -1)
+
+
+@dataclass
+class Scaling:
+    """The sums: ``[3, channels]`` of xx, xy and yy by axis, and of all values the error as it stands."""
+
+    sums: dict[int, np.ndarray] = field(default_factory=dict)
+    noise: float = 0.0
+    count: int = 0
+
+    def update(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Add one sample's values of both, of one shape."""
+        x, y = x.astype(np.float64), y.astype(np.float64)
+        self.noise += float(np.square(x - y).sum())
+        self.count += x.size
+        for axis in AXES if x.ndim > 1 else ():
+            over = tuple(k for k in range(x.ndim) if k != axis % x.ndim)
+            found = np.stack([(a * b).sum(over) for a, b in ((x, x), (x, y), (y, y))])
+            before = self.sums.get(axis)
+            if before is not None and before.shape == found.shape:
+                found += before
+            self.sums[axis] = found
+
+    @property
+    def found(self) -> bool:
+        """Whether a scale per channel explains nearly all of the difference."""
+        return self.sqnr is not None
+
+    @property
+    def sqnr(self) -> float | None:
+        """SQNR in dB once the scale is undone; None where no scale explains the difference."""
+        found = []
+        for xx, xy, yy in self.sums.values():
+            left = float((xx - np.divide(xy * xy, yy, out=np.zeros_like(xy), where=yy > 0)).sum())
+            if self.count >= EVIDENCE * len(xx) and left < FITTED * self.noise:
+                found.append(metrics.decibel(float(xx.sum()), max(left, 0.0)))
+        return max(found, default=None)
