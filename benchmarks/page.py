@@ -1,4 +1,4 @@
-"""``RESULTS.md``, printed from the records in ``benchmarks/results``.
+"""``RESULTS.md`` and its plots, printed from the records in ``benchmarks/results``.
 
     python -m benchmarks.page              write the page from the records that are there
     python -m benchmarks.page --measure    measure the headline figures first (ten minutes on an idle machine)
@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measure
+from benchmarks import measure, plots
 
 RECORDS = Path(__file__).with_name("results")
 PAGE = Path(__file__).with_name("RESULTS.md")
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,14 @@ class Section:
         says: what is measured, in a sentence.
         command: words after ``python -m benchmarks.`` that measure it.
         columns: headers of the printed table that are shown, in this order.
+        plotted: those of them that are drawn as bars, beside a line at 1 (what everything is compared with).
     """
 
     title: str
     says: str
     command: str
     columns: tuple[str, ...]
+    plotted: tuple[str, ...] = ()
 
 
 SECTIONS = {
@@ -59,6 +63,7 @@ SECTIONS = {
         "Times as fast as float, one thread, fastest of inferences that take turns; ONNX Runtime's quantizer too.",
         "latency --rounds 30",
         ("model", "float ms", "ours ×", "onnxruntime ×", "ours / onnxruntime"),
+        ("ours ×", "onnxruntime ×"),
     ),
     "graph_cost": Section(
         "Cost of a large graph",
@@ -77,6 +82,7 @@ SECTIONS = {
         "A fake-quantized Llama of 5 M parameters over its float forward, one thread.",
         "torch_forward --schemes 'int8 static' 'fp8 dynamic' mxfp4 nvfp4 --repeats 5",
         ("scheme", "first forward s", "float ms", "quantized ms", "ratio"),
+        ("ratio",),
     ),
 }
 
@@ -108,7 +114,28 @@ def section(stem: str) -> str:
         return ""
     machine, load = record["machine"], record["load"]["before"]
     where = f"{machine['date']}, load average {load}" if load is not None else machine["date"]
-    return f"\n## {row.title}\n\n{row.says} `{record['command']}` ({where})\n\n{shown(record, row.columns)}\n"
+    drawn = f"![{row.title}](../docs/pictures/{stem}.svg)\n\n" if row.plotted else ""
+    return f"\n## {row.title}\n\n{row.says} `{record['command']}` ({where})\n\n{drawn}{shown(record, row.columns)}\n"
+
+
+def pictures() -> dict[Path, str]:
+    """The plots of the page, by the file that each is in."""
+    found = {}
+    for stem, row in SECTIONS.items():
+        record = record_of(stem)
+        if row.plotted and record is not None:
+            table = record["tables"][0]
+            names = [cells[0] for cells in table["rows"]]
+            series = [
+                (one, [_number(cells[table["headers"].index(one)]) for cells in table["rows"]]) for one in row.plotted
+            ]
+            found[PICTURES / f"{stem}.svg"] = plots.bars(row.title, names, series, 1.0)
+    return found
+
+
+def _number(cell: str) -> float:
+    """A cell of a table; an empty one is no number."""
+    return float(cell) if cell else math.nan
 
 
 def page() -> str:
@@ -138,6 +165,8 @@ def main() -> int:
         print(f"$ {command}", flush=True)
         subprocess.run(command, shell=True, cwd=measure.ROOT, check=False)
     PAGE.write_text(page(), encoding="utf-8")
+    for path, picture in pictures().items():
+        path.write_text(picture, encoding="utf-8")
     print(f"written: {PAGE}")
     return 0
 

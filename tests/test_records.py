@@ -62,6 +62,7 @@ def test_without_a_file_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_results_are_printed_from_the_records() -> None:
     """Nothing in RESULTS.md is typed by hand; `python -m benchmarks.page` writes it."""
     assert page.PAGE.read_text(encoding="utf-8") == page.page()
+    assert page.pictures() == {path: path.read_text(encoding="utf-8") for path in page.pictures()}
 
 
 @pytest.mark.parametrize("path", sorted(page.RECORDS.glob("*.json")), ids=lambda path: path.stem)
