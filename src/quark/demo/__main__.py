@@ -38,6 +38,7 @@ PRESETS = {
 }
 CALIBRATION = 128
 BATCH = 50
+FEW = 10  # images that single layers are measured on
 TRIED, SECONDS = 32, 5.0  # samples and time for quark auto
 
 
@@ -116,9 +117,9 @@ def percent(share: float) -> str:
 def page(overview: Table, paths: Mapping[str, Path], seconds: Mapping[str, float]) -> Report:
     """The HTML page: the quantized models side by side, layer by layer."""
     _, (inputs, _) = data.split()
-    feeds, views, measured = batches(inputs)[:1], [], []
+    feeds, few, views, measured = batches(inputs)[:1], [{data.INPUT: inputs[:FEW]}], [], []
     for preset, path in paths.items():
-        found, single = compare(data.model_path(), path, feeds), causes(data.model_path(), path, feeds)
+        found, single = compare(data.model_path(), path, feeds), causes(data.model_path(), path, few)
         measured.append(single)
         verdict = verdict_of(found, path, seconds["float"], seconds[preset])
         views.append(model_view(preset, data.model_path(), path, with_causes(found, single), verdict))
