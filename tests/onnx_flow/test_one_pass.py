@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from quark.demo import data
+from quark.errors import ConfigError
 from quark.onnx import bench, one_pass
 from quark.onnx.bench import Bench, opened
 from quark.onnx.config_file import config_of
+from quark.onnx.coverage import coverage
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.surgery import apart
 from quark.onnx.quantization.config.config import Config
@@ -78,3 +82,18 @@ def test_noise_reaches_every_reader_of_a_tensor_and_the_outputs() -> None:
 def test_a_search_by_passes_meets_its_target() -> None:
     found = search(data.model_path(), "A8W8_CPU", samples(8), NAMES[:2], "sqnr>=15", estimate=True)
     assert found.met and found.value >= 15 and found.study.samples == 4
+
+
+def test_a_table_of_energies_is_a_budget(tmp_path: Path) -> None:
+    path, names = tmp_path / "npu.yaml", ("uint8/int8@channel", "uint16/int8@channel", "float")
+    path.write_text("uint8/int8: 1\nuint16/int8: 3\nfloat/float: 20\n")
+    found = search(data.model_path(), "A8W8", samples(8), names, "sqnr>=10", str(path), estimate=True)
+    macs = coverage(data.model_path()).macs
+    assert found.costs["energy"] == pytest.approx(macs) and set(found.layers.values()) == {names[0]}  # all the cheapest
+    dear = search(data.model_path(), "A8W8", samples(8), names, limit=3 * macs, budget=str(path), estimate=True)
+    assert macs < dear.costs["energy"] <= 3 * macs and dear.value > found.value
+    wrong = {"uint8/int8: 1\n": "no line 'uint16/int8'", "uint8/int8: -1\n": "0 or more", "3\n": "lines"}
+    for text, message in wrong.items():
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            search(data.model_path(), "A8W8", samples(4), names, "sqnr>=10", str(path), estimate=True)

@@ -256,7 +256,7 @@ def search(
     ] = None,
     limit: Limit = None,
     budget: Annotated[
-        str | None, typer.Option(help="What is to be small: size, bits, or latency (the default for a CPU target).")
+        str | None, typer.Option(help="What is to be small: size, bits, latency (for CPUs), or a .yaml of energies.")
     ] = None,
     metric: Annotated[
         str | None,

@@ -88,7 +88,7 @@ def _alone(trial: Trial, metric: str) -> float:
 
 def found_table(found: Found, target: str | None) -> Table:
     """The plan beside uniform data types."""
-    budgets = [name for name in ("size", "bits", "latency") if name in found.costs]
+    budgets = [name for name in ("size", "bits", "latency", "energy") if name in found.costs]
     rows = [("the plan", f"{found.value:.6g}", *(cost_words(name, found.costs[name]) for name in budgets))]
     for name, (value, costs) in found.uniform.items():
         rows.append((f"all {name}", f"{value:.6g}", *(cost_words(key, costs[key]) for key in budgets)))

@@ -24,6 +24,7 @@ from quark.onnx.bench import Bench, Site
 from quark.onnx.config_file import config_of
 from quark.onnx.data import Feed, samples_of
 from quark.onnx.data_layout import in_layout
+from quark.onnx.energy import check_table, is_table, read_table, with_energy
 from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
 from quark.onnx.latency import median_seconds
@@ -152,7 +153,7 @@ def search(
             nothing, says how good it is; of fewer than 4 samples none is set apart.
         candidates: what a layer may become.
         target: such as ``sqnr>=30``; a metric in ``METRICS``, or any name where ``metric`` is given.
-        budget: ``size``, ``bits`` or ``latency``: what is to be small.
+        budget: ``size``, ``bits``, ``latency``, or the file of a table of energies: what is to be small.
         limit: the most of ``budget``, in the place of a target: bytes, bits or seconds.
         metric: ``file.py:function``, called with the path of a model, gives the metric of the target.
         evaluation: samples that plans are measured on, half to choose and half to report; all of ``samples`` then
@@ -167,7 +168,7 @@ def search(
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
     values = {"preset": config} if isinstance(config, str) else dict(config)
-    goal = checked_goal(target, limit, budget, metric, estimate)
+    goal = checked_goal(target, limit, budget, metric, estimate, candidates)
     job, split = Config(config_of(values)).compile(), split_of(samples, evaluation, metric is not None)
     with Scratch(job.options) as scratch, Ledger.held(ledger):
         layers = bench.candidate_layers(candidates, job.target, job)
@@ -190,6 +191,9 @@ def _solved(whole: Whole, made: Bench, split: Split, question: Question) -> Foun
     if split.choose is not None:
         site, data = _other(made, split.choose, "choose")
         whole = replace(whole, site=site, data=data)
+    if is_table(question.budget):
+        energies = with_energy(whole.study, made.site, read_table(question.budget))
+        whole, question = replace(whole, study=energies), replace(question, budget="energy")
     timed = question.budget == "latency"
     study = with_latency(whole.study, made.site, whole.quantized) if timed else whole.study
     whole, report = replace(whole, study=study), None
@@ -230,7 +234,12 @@ def split_of(samples: Any, evaluation: Any, function: bool) -> Split:
 
 
 def checked_goal(
-    target: str | None, limit: float | None, budget: str, function: str | None, estimate: bool = False
+    target: str | None,
+    limit: float | None,
+    budget: str,
+    function: str | None,
+    estimate: bool = False,
+    candidates: Sequence[str] = (),
 ) -> Target:
     """The target; for a limit one that everything meets.
 
@@ -239,7 +248,9 @@ def checked_goal(
     """
     if estimate and function is not None:
         raise ConfigError("--estimate follows errors to the outputs: a function of your own needs whole models, trials")
-    if budget not in BUDGETS:
+    if is_table(budget):
+        check_table(read_table(budget), candidates)
+    elif budget not in BUDGETS:
         raise ConfigError(unknown("budget", budget, BUDGETS))
     if (target is None) == (limit is None):
         raise ConfigError("give either a target such as 'sqnr>=30' or a limit of the budget")
