@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import wave
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -12,8 +13,9 @@ import pytest
 from tests.onnx_flow import models
 
 from quark.cli import main
+from quark.config.plan_diff import read_plan
 from quark.errors import DataError
-from quark.onnx import DatasetReader, PathDataReader, Preprocessing
+from quark.onnx import DatasetReader, ModelQuantizer, PathDataReader, Preprocessing, QConfig
 from quark.onnx.graph.model import load
 from quark.onnx.preprocess_file import FILE, read_beside
 from quark.onnx.preprocessing import doubts
@@ -199,6 +201,15 @@ def test_the_nominal_range_of_the_metadata_counts() -> None:
     assert "0..255 itself" in doubts(load(model), {"image": ONES}, Preprocessing())[0]
 
 
+#: The pictures of the shared models, as their manifest says it in words.
+PICTURED = {
+    "squeezenet11_flowers5": [Preprocessing(mean=(104, 117, 123), scale=1, bgr=True, resize="crop")],
+    "yolox_nano": [Preprocessing(scale=1, bgr=True, resize="letterbox")],
+    "ultraface_rfb320": [Preprocessing(mean=(127,), std=(128,), scale=1), Preprocessing(mean=(0.498,), std=(0.502,))],
+    "fastestdet": [Preprocessing(bgr=True)],
+}
+
+
 def test_no_real_model_is_doubted_under_its_own_preprocessing(examples: ModuleType) -> None:
     feeds = {
         "squeezenet11_flowers5": examples.calib_flowers5,
@@ -208,10 +219,17 @@ def test_no_real_model_is_doubted_under_its_own_preprocessing(examples: ModuleTy
         "gtcrn_simple": examples.calib_gtcrn,
         "silero_vad_16k_op15": examples.calib_silero,
         "stories260K": examples.calib_stories,
+        "dtln_1": partial(examples.calib_dtln, 0),
+        "dtln_2": partial(examples.calib_dtln, 1),
     }
+    assert set(feeds) == {path.stem for path in examples.MODELS.glob("*.onnx")}
     for name, calibration in feeds.items():
         model = load(examples.MODELS / f"{name}.onnx")
-        assert doubts(model, next(iter(calibration(1))), None) == [], name
+        sample = next(iter(calibration(n=1)))
+        assert doubts(model, sample, None) == [], name
+        for settings in PICTURED.get(name, ()):
+            array = settings.values(np.full((4, 4, 3), 255, np.uint8)).transpose(2, 0, 1)[None]
+            assert doubts(model, dict.fromkeys(sample, array), settings) == [], (name, settings)
 
 
 def test_how_pictures_were_read_lies_beside_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,11 +242,18 @@ def test_how_pictures_were_read_lies_beside_the_model(tmp_path: Path, capsys: py
         picture(tmp_path / "data" / f"{number}.png", (40 * number, 200, 90), (4, 4))
     made = str(tmp_path / "q.onnx")
     words = ["onnx", "quantize", str(tmp_path / "m.onnx"), "-o", made, "--data", str(tmp_path / "data"), "--no-check"]
-    assert main([*words, "--mean", "10,20,30", "--scale", "1", "--bgr"]) == 0
+    told = str(tmp_path / "plan.json")
+    assert main([*words, "--mean", "10,20,30", "--scale", "1", "--bgr", "--plan", told]) == 0
+    kept = read_plan(Path(told)).preprocessing
+    assert kept is not None and Preprocessing.from_dict(kept) == Preprocessing((10.0, 20.0, 30.0), scale=1.0, bgr=True)
     beside = tmp_path / FILE
     assert read_beside(Path(made)) == Preprocessing(mean=(10.0, 20.0, 30.0), scale=1.0, bgr=True)
     expected = np.array([90 - 10, 200 - 20, 0 - 30], np.float32)
     np.testing.assert_array_equal(first(PathDataReader(made, tmp_path / "data"))[0, :, 0, 0], expected)
+    config = QConfig.get_default_config("A8W8")
+    config.global_quant_config.extra_options["PrintSummary"] = False
+    run = ModelQuantizer(config).run(network, None, PathDataReader(made, tmp_path / "data"))
+    assert run.plan.preprocessing == kept
     given = PathDataReader(made, tmp_path / "data", preprocessing=Preprocessing())
     np.testing.assert_allclose(first(given)[0, :, 0, 0], np.array([0, 200, 90], np.float32) / 255)
     capsys.readouterr()

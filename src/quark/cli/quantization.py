@@ -140,6 +140,7 @@ def run(
         written = replace(request, output=paths["output"])
         result = ModelQuantizer(config).run(request.model, written.output, samples, plan=given)
         seconds = time.perf_counter() - start
+        result.plan.preprocessing = None if pictures is None else pictures.to_dict()
         wanted = samples is not None and (check or report)
         done = _check(written, samples, report is not None, settings.get("UserCustomOpLibPath")) if wanted else None
         verdict = _verdict(written, request.output, settings, result, done, samples)

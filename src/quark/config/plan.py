@@ -78,7 +78,8 @@ class Plan:
     """Every decision about a model. ``tensors`` and ``nodes`` are keyed by name, in graph order.
 
     ``proposals``: sentences about what the configuration could do better. ``floats``: tensors that stay float, and why.
-    ``tuned``: what ``TuneSpeed`` measured, on which processor.
+    ``tuned``: what ``TuneSpeed`` measured, on which processor. ``preprocessing``: how pictures became samples,
+    as ``preprocess.yaml`` has it; None: the samples were no pictures.
     """
 
     tensors: dict[str, TensorPlan] = field(default_factory=dict)
@@ -86,6 +87,7 @@ class Plan:
     proposals: list[str] = field(default_factory=list)
     floats: dict[str, str] = field(default_factory=dict)
     tuned: dict[str, Any] = field(default_factory=dict)
+    preprocessing: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[TensorPlan]:
         return iter(self.tensors.values())
@@ -143,6 +145,7 @@ class Plan:
                 "proposals": self.proposals,
                 "floats": self.floats,
                 **({"tuned": self.tuned} if self.tuned else {}),
+                **({} if self.preprocessing is None else {"preprocessing": self.preprocessing}),
             },
             indent=1,
         )
@@ -155,7 +158,8 @@ class Plan:
         nodes = [NodePlan(**entry) for entry in data["nodes"]]
         proposals, floats = list(data.get("proposals", [])), dict(data.get("floats", {}))
         tuned = dict(data.get("tuned", {}))
-        return cls({t.name: t for t in tensors}, {n.name: n for n in nodes}, proposals, floats, tuned)
+        read = None if data.get("preprocessing") is None else dict(data["preprocessing"])
+        return cls({t.name: t for t in tensors}, {n.name: n for n in nodes}, proposals, floats, tuned, read)
 
 
 def _listed(value: Any) -> Any:

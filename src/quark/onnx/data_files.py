@@ -52,6 +52,9 @@ class PathDataReader(CalibrationDataReader):
         preprocessing: everything about images and files; in the place of ``mean`` and ``std``. Without any of them,
             what ``preprocess.yaml`` beside the model's file says.
 
+    Attributes:
+        preprocessing: how pictures are read; None where the samples are none.
+
     Raises:
         DataError: nothing there that fits the model's inputs; the message names what was found and what is needed.
     """
@@ -73,6 +76,7 @@ class PathDataReader(CalibrationDataReader):
         if settings == Preprocessing() and preprocessing is None and isinstance(model_input, (str, Path)):
             settings = read_beside(Path(model_input)) or settings
         self._reads = find_samples(Path(data_path), inputs, settings)
+        self.preprocessing = settings if settings.function is not None or is_picture(Path(data_path)) else None
         self._next = 0
 
     def __len__(self) -> int:

@@ -41,6 +41,7 @@ from quark.onnx.job_files import check_files, named_files
 from quark.onnx.npu.adapt import adapt_and_tell
 from quark.onnx.npu.substitution import remembering
 from quark.onnx.pipeline import Prepared, finish, prepare
+from quark.onnx.preprocessing import Preprocessing
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
 from quark.onnx.qdq.slower import REASON as FASTER
@@ -76,7 +77,10 @@ def quantize(
     check_files(job, model_input, model_output, reader)
     kept = job.options.SaveAndRestore and Path(job.options.SaveAndRestore)
     with discreet(job.options), _rare_collections(), working_on(kept or None, "SaveAndRestore"):
-        return _quantize(job, model_input, model_output, reader, progress)
+        result = _quantize(job, model_input, model_output, reader, progress)
+        read = getattr(reader, "preprocessing", None)
+        result.plan.preprocessing = read.to_dict() if isinstance(read, Preprocessing) else None
+        return result
 
 
 def _quantize(
