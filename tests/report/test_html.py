@@ -111,6 +111,17 @@ def test_verdict_and_four_figures_stand_on_top() -> None:
     assert head.count("not measured") == 2 * 2  # speed and coverage, which this verdict lacks, of two models
 
 
+def test_a_verdict_of_no_model_has_no_name_and_four_figures_at_most() -> None:
+    verdict = Verdict((Line("chosen by", "sqnr", "x", figure="27"), size_line(400, 100)), ("go on",))
+    models = (ModelView("A8W8"), ModelView("XINT8"))
+    page = render(Report("plan", models, verdict=verdict))
+    head = page[: page.index('id="causes"')]
+    assert head.count("class='tile'") == len(SUBJECTS) and "<h2>" not in head
+    assert "<li><b>chosen by</b> sqnr: x</li>" in head and head.count("<code>go on</code>") == 1
+    alone = render(Report("plan", models, verdict=Verdict(verdict.lines[:1])))
+    assert alone.count("class='tile'") == 1 and "<b>27</b>" in alone and "<li><b>chosen by" not in alone
+
+
 def test_page_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     page = write_html(example(), tmp_path / "new" / "report.html").read_text(encoding="utf-8")
     own = re.sub(r'<script type="application/json".*?</script>', "", page, flags=re.S)

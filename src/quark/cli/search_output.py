@@ -80,5 +80,5 @@ def _page(found: Found, wanted: Wanted, model: Path, verdict: Verdict) -> Report
     study = found.study
     note = f"Each of {len(study.layers)} layers quantized alone, on {study.samples} samples."
     tables = found_table(found, wanted.target), layer_table(study)
-    seen = views(study, verdict)
-    return Report(f"{model.name}, mixed precision", seen, tables=tables, notes=(note,), measure=measure_of(study))
+    title = f"{model.name}, mixed precision"
+    return Report(title, views(study), tables=tables, notes=(note,), measure=measure_of(study), verdict=verdict)

@@ -67,13 +67,13 @@ def shown_value(trial: Trial, metric: str) -> float:
     return trial.metrics.get(metric, trial.metrics.get("value", trial.loss))
 
 
-def views(study: Study, verdict: Verdict | None = None) -> tuple[ModelView, ...]:
-    """What each candidate costs in each layer, for a page; ``verdict``: of the plan that was made of it."""
+def views(study: Study) -> tuple[ModelView, ...]:
+    """What each candidate costs in each layer, for a page."""
     found: list[ModelView] = []
     for candidate in study.candidates:
         trials = (trial for name in study.layers if (trial := study.of(name, candidate)) is not None)
         layers = tuple(Layer(t.layer, t.kind, t.layer, nan, nan, alone=_alone(t, study.metric)) for t in trials)
-        found.append(ModelView(candidate, verdict if verdict is not None and not found else Verdict(()), layers))
+        found.append(ModelView(candidate, layers=layers))
     return tuple(found)
 
 

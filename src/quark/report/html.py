@@ -22,7 +22,7 @@ from quark.report.page import ModelView, Report
 from quark.report.pictures import address
 from quark.report.tables import is_numeric, plain
 from quark.report.values import Answer, Channels, Example, Layer, Point, Scatter, Table, TensorView
-from quark.report.verdict import Line
+from quark.report.verdict import Line, Verdict
 
 #: What a page about a model shows large; a subject that nothing was measured of says so.
 SUBJECTS = ("accuracy", "speed", "size", "coverage")
@@ -45,11 +45,12 @@ def write_html(report: Report, path: str | Path) -> Path:
 
 def render(report: Report) -> str:
     """The page as text."""
+    named = [(model.name if len(report.models) > 1 else "", model) for model in report.models]
     parts = {
         "MARK": MARK,
         "TITLE": _words(report.title),
         "STYLE": _asset("report.css"),
-        "VERDICTS": "".join(_verdict(model, len(report.models) > 1) for model in report.models),
+        "VERDICTS": _verdict("", report.verdict) + "".join(_verdict(name, one.verdict) for name, one in named),
         "TABLES": "".join(_table(table) for table in report.tables if table.rows),
         "DATA": _embed(data_of(report)),
         "SCRIPT": "\n".join(_asset(name) for name in ("plots.js", "report.js")),
@@ -104,18 +105,18 @@ def _embed(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _verdict(model: ModelView, named: bool) -> str:
-    """Four figures with their words, what else there is to say, and the next command."""
-    lines = {line.subject: line for line in model.verdict.lines}
-    about_model = any(subject in lines for subject in SUBJECTS)
-    shown = [line for line in lines.values() if line.figure and line.subject not in SUBJECTS]
-    tiles = "".join(_tile(line) for line in shown)
-    if about_model:
-        tiles += "".join(_tile(lines.get(subject) or Line(subject, "not measured", "")) for subject in SUBJECTS)
-    rest = [line for line in model.verdict.lines if not line.figure and line.subject not in SUBJECTS]
+def _verdict(name: str, verdict: Verdict) -> str:
+    """Four figures with their words, what else there is to say, and the next command; other figures where none of them
+    was measured."""
+    lines = {line.subject: line for line in verdict.lines}
+    shown = [line for line in verdict.lines if line.figure and line.subject not in SUBJECTS]
+    if any(subject in lines for subject in SUBJECTS):
+        shown = [lines.get(subject) or Line(subject, "not measured", "") for subject in SUBJECTS]
+    tiles = "".join(map(_tile, shown))
+    rest = [line for line in verdict.lines if line not in shown]
     said = "".join(f"<li><b>{_words(one.subject)}</b> {_words(one.word)}: {_words(one.reason)}</li>" for one in rest)
-    said += "".join(f"<li><b>next</b> <code>{_words(one)}</code></li>" for one in model.verdict.advice)
-    head = f"<h2>{_words(model.name)}</h2>" if named else ""
+    said += "".join(f"<li><b>next</b> <code>{_words(one)}</code></li>" for one in verdict.advice)
+    head = f"<h2>{_words(name)}</h2>" if name else ""
     tiles = f"<div class='tiles'>{tiles}</div>" if tiles else ""
     said = f"<ul class='said'>{said}</ul>" if said else ""
     return f"<div class='verdict'>{head}{tiles}{said}</div>" if tiles or said else ""

@@ -52,6 +52,7 @@ class Report:
         scatters: models by cost and gain.
         notes: how the figures of the layers were measured.
         measure: what the layers lose alone is measured in.
+        verdict: about what the page as a whole tells of, where that is none of the models.
     """
 
     title: str
@@ -62,3 +63,4 @@ class Report:
     scatters: tuple[Scatter, ...] = ()
     notes: tuple[str, ...] = ()
     measure: Measure = Measure()
+    verdict: Verdict = field(default_factory=lambda: Verdict(()))
