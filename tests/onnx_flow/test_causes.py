@@ -106,6 +106,12 @@ def test_a_scale_per_channel_is_told_from_noise(axis: int) -> None:
     few.update(x[0, :, :1, 0], x[0, :, :1, 0] * scale.ravel()[:, None])
     assert scaled.sqnr == pytest.approx(decibel(x, x + noise), abs=0.2)
     assert noisy.sqnr is None and few.sqnr is None
+    shifted, still = Scaling(), 3 + 0.001 * x
+    shifted.update(still, still + 0.2 * np.sign(scale - 1.5))  # channels that hardly vary, each off by a constant
+    assert shifted.sqnr is None
+    drowned = Scaling()
+    drowned.update(x, 10 * x + 10 * generator.standard_normal(x.shape))
+    assert drowned.sqnr is None  # a scale takes most of the error away, and what is left is no copy of the values
 
 
 def test_rescaled_layers_are_compared_once_the_scale_is_undone() -> None:
