@@ -125,8 +125,12 @@ def _algorithm(name: str) -> Callable[[Choice], Choice]:
     return change
 
 
+def _mode(choice: Choice) -> str:
+    return Config(global_quant_config=choice.config()).compile().mode
+
+
 def _static(choice: Choice) -> bool:
-    return Config(global_quant_config=choice.config()).compile().mode == "static"
+    return _mode(choice) == "static"
 
 
 def _weights_tuned(situation: Situation, choice: Choice) -> bool:
@@ -225,6 +229,12 @@ RECIPES = (
         "channels whose mean and whose strength moved",
         lambda situation, choice: bool(situation.operators & _CONVOLUTIONS),
         _gain,
+    ),
+    Recipe(
+        "AWQ",
+        "weights of few bits that meet large activations",
+        lambda situation, choice: bool(situation.operators & _PRODUCTS) and _mode(choice) == "nbits",
+        _algorithm("awq"),
     ),
     Recipe(
         "GPTQ",
