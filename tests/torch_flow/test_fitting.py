@@ -101,11 +101,22 @@ def test_a_switch_that_does_not_fit_is_refused_or_harmless(name: str, tmp_path: 
         assert refused(tmp_path, lambda: read_skeleton(read_checkpoint(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [("gpt2", "tie_word_embeddings", False), ("gpt2", "n_head", -1), ("mixtral", "num_experts_per_tok", 0),
+     ("mixtral", "num_experts_per_tok", 5), ("mixtral", "num_local_experts", 0),
+     ("mixtral", "num_local_experts", 1 << 40)],
+)  # fmt: skip
+def test_numbers_that_cannot_be_are_refused_by_both_readers(kind: str, name: str, value: int, tmp_path: Path) -> None:
+    put(tmp_path, folder_of(kind, tmp_path), (name,), value)
+    assert refused(tmp_path, lambda: load_model(tmp_path))
+    assert refused(tmp_path, lambda: read_skeleton(read_checkpoint(tmp_path)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_number_is_refused_or_does_what_it_says(kind: str, tmp_path: Path) -> None:
-    """No traceback of another library, whatever a number becomes; a refusal by one reader that the other lets through
-    may only be of a field that no tensor shows."""
+    """No traceback of another library, whatever a number becomes; what the files' reader refuses the other does too."""
     config = folder_of(kind, tmp_path)
     for path, old in numbers(config):
         for value in values_for(old):

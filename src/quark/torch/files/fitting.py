@@ -15,6 +15,10 @@ from quark.errors import ModelError, QuarkError
 
 LAYERS = re.compile(r"(^|_)(n_layers?|num_layers|num_hidden_layers|encoder_layers|decoder_layers)$")  # count modules
 COUNTED = re.compile(r"size|num_|n_|dim|head|layer|depth|rank|width|group|experts|length|position")
+HEADS = re.compile(r"(^|_)heads?$|experts")
+EXPERTS = re.compile(r"(num|n)_(local_|routed_)?experts$")
+ROUTED = re.compile(r"(num|n)_experts_per_tok(en)?$")
+COUNTS = re.compile(r"(_size|_dim|heads?|layers?|experts|n_embd)$")
 NUMBER = re.compile(r"\d+")
 HUGE = 1 << 31
 
@@ -53,13 +57,19 @@ def is_wrong(name: str, value: int) -> bool:
 
 
 def check_counts(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]) -> None:
-    """There are not more layers than tensors, so that making them has an end.
+    """There are not more layers than tensors, so that making them has an end, and no numbers that cannot be.
 
     Raises:
         ModelError: there are.
     """
     count = len(list(tensors))
+    experts = max((value for name, value in numbers(config) if EXPERTS.search(name)), default=0)
     for name, value in numbers(config):
+        own = name.rpartition(".")[2]
+        negative = HEADS.search(own) and value < 0
+        routed = experts and ROUTED.search(own) and not 0 < value <= experts
+        if negative or routed or (COUNTS.search(own) and value >= HUGE):
+            raise ModelError(f"{str(folder / 'config.json')!r}: {name} is {value}, which no model has")
         if LAYERS.search(name.rpartition(".")[2]) and not 0 <= value <= count:
             raise ModelError(
                 f"{str(folder / 'config.json')!r}: {name} is {value}, and the files hold {count} tensors in all"
@@ -67,7 +77,8 @@ def check_counts(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]
 
 
 def check_layers(folder: Path, model: nn.Module, names: Iterable[str]) -> None:
-    """Lists of layers are as long as the files say, and layers have the parts that the model has in others.
+    """Lists of layers are as long as the files say, layers have the parts that the model has in others, and a head
+    that shares no weight is there.
 
     Args:
         folder: of the checkpoint.
@@ -86,10 +97,20 @@ def check_layers(folder: Path, model: nn.Module, names: Iterable[str]) -> None:
             beyond = length is not None and int(found[0]) >= length and name[found.start() - 1] == "."
             if beyond and not any(re.search(pattern, name) for pattern in ignored):
                 raise ModelError(f"{str(folder)!r} holds the tensor {name!r}, for which {file!r} has no layer")
-    patterns = {NUMBER.sub("#", name) for name in stored}
+    patterns, head = {NUMBER.sub("#", name) for name in stored}, untied_head(model, stored)
     for name, _ in model.named_parameters():
         path, _, own = name.rpartition(".")
         of_others = NUMBER.search(name) and NUMBER.sub("#", name) in patterns
         part = own == "bias" and f"{path}.weight" in stored
-        if name not in stored and (of_others or part):
+        if name not in stored and (of_others or part or name == head):
             raise ModelError(f"{str(folder)!r} lacks the tensor {name!r}, which {file!r} asks for")
+
+
+def untied_head(model: nn.Module, stored: set[str]) -> str | None:
+    """The name of the weight of a head that has its own, where the embedding is stored; None: there is none."""
+    if getattr(getattr(model, "config", None), "tie_word_embeddings", True) is not False:
+        return None
+    asked: Any = model
+    head, embedding = asked.get_output_embeddings(), asked.get_input_embeddings()
+    names = {id(module): f"{name}.weight" for name, module in model.named_modules()}
+    return names.get(id(head)) if names.get(id(embedding)) in stored else None

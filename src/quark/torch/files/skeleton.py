@@ -134,8 +134,9 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     if base and base in model._modules and not any(name.startswith(f"{base}.") for name in stored):
         model = model.get_submodule(base)  # saved without its head
     together = set(model.state_dict())
-    apart = stacks(model)
-    outside = names_of(model)
+    with told(checkpoint.folder, checkpoint.config):
+        apart = stacks(model)
+        outside = names_of(model)
     layers = {name: inside for inside, name in outside.layers.items()}
     names = names_in_memory(stored, together | set(model.state_dict()), renames, layers)
     tensors = {names[name]: value for name, value in stored.items()}
