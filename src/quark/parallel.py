@@ -57,11 +57,11 @@ def results(
         yield from parallel(portion)
 
 
-def shares_memory() -> bool:
-    """Whether the workers of joblib are threads of this process."""
+def shares_memory(prefer: Literal["threads", "processes"] = "threads") -> bool:
+    """Whether the workers of joblib are threads of this process; ``prefer``: where joblib is set to nothing."""
     import joblib
 
-    backend, _ = joblib.parallel.get_active_backend(prefer="threads")
+    backend, _ = joblib.parallel.get_active_backend(prefer=prefer)
     return bool(getattr(backend, "supports_sharedmem", False))
 
 
@@ -70,6 +70,18 @@ def is_serial() -> bool:
     import joblib
 
     return joblib.parallel.get_active_backend(prefer="threads")[1] in (None, 1)
+
+
+def _connect_to_dask() -> None:
+    """The scheduler that the environment names, or a cluster made here.
+
+    Raises:
+        ConfigError: workers with several threads, which would change one model at the same time.
+    """
+    address, distributed = os.environ.get("DASK_SCHEDULER_ADDRESS"), import_module("distributed")
+    client = distributed.Client(address) if address else distributed.Client(threads_per_worker=1)
+    if max(client.nthreads().values(), default=1) > 1:
+        raise ConfigError(f"--backend dask: workers of {address!r} have several threads: start them with --nthreads 1")
 
 
 def choose_backend(name: str) -> None:
@@ -86,7 +98,7 @@ def choose_backend(name: str) -> None:
         if name == "ray":
             import_module("ray.util.joblib").register_ray()
         if name == "dask":
-            import_module("distributed").Client(os.environ.get("DASK_SCHEDULER_ADDRESS"))
+            _connect_to_dask()
     except ImportError as error:
         package = {"ray": "ray", "dask": "distributed"}[name]
         raise ConfigError(f"--backend {name} needs the package {package!r}, which is not installed here") from error

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -207,6 +208,14 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
 def test_processes_change_nothing(folder: Path) -> None:
     alone, shared = (sensitivity(folder / "model", samples(), ["int4_wo_32"], workers=n) for n in (1, 2))
     assert [trial.loss for trial in alone.trials] == [trial.loss for trial in shared.trials]
+
+
+def test_threads_do_not_meet_in_one_model(folder: Path) -> None:
+    """With ``--backend threading``: one after the other."""
+    alone = sensitivity(folder / "model", samples(), ["int4_wo_32"])
+    with joblib.parallel_config("threading"):
+        shared = sensitivity(folder / "model", samples(), ["int4_wo_32"], workers=4)
+    assert [(trial.layer, trial.loss) for trial in shared.trials] == [(one.layer, one.loss) for one in alone.trials]
 
 
 @pytest.mark.parametrize(

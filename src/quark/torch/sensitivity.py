@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -324,7 +325,7 @@ def divided(
 
 def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[tuple[Part, str, dict[str, float]]]:
     """(part, layer, measures), as they are finished."""
-    if workers == 1:
+    if workers == 1 or parallel.shares_memory("processes"):  # threads would change one model at the same time
         for part in parts:
             bench = open_bench(model, config_of(json.loads(part.values), model), part.site)
             try:
@@ -338,10 +339,15 @@ def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[t
         yield from ((parts[number], name, measured) for name, measured in found.items())
 
 
+#: One part at a time changes the model of a process, whatever threads a worker process has.
+_MODEL = Lock()
+
+
 def work(part: Part, number: int) -> tuple[int, dict[str, dict[str, float]]]:
-    """One part, in a process of its own."""
-    bench = kept_bench(part.source, part.values, part.site.folder, _Samples(part.site.samples))
-    return number, {name: one_trial(bench, name, part.metric) for name in part.names}
+    """One part, on the model of the worker process."""
+    with _MODEL:
+        bench = kept_bench(part.source, part.values, part.site.folder, _Samples(part.site.samples))
+        return number, {name: one_trial(bench, name, part.metric) for name in part.names}
 
 
 class _Samples:

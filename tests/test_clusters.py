@@ -1,0 +1,75 @@
+"""Ray and Dask themselves, on workers of this machine: every flow with workers gives what a serial run gives.
+
+    pip install ray dask distributed && pytest -m slow tests/test_clusters.py
+
+Skipped where they are not installed; ``test_parallel.py`` has stand-ins for what is special about them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import transformers
+from tests.onnx_flow import models
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "vocab_size": 64}
+TOKENS = "\n".join(json.dumps({"input_ids": [(7 * row + k) % 64 for k in range(16)]}) for row in range(4))
+SCHEME = ("--scheme", "int4_wo_32")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clusters")
+    onnx.save(models.cnn(), folder / "cnn.onnx")
+    config = transformers.LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=4)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "llama", max_shard_size="60KB")
+    (folder / "tokens.jsonl").write_text(TOKENS)
+    (folder / "scratch").mkdir()
+    return folder
+
+
+def quark(folder: Path, *words: str) -> str:
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "quark.cli", *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def told(text: str) -> Any:
+    """What ``--json`` said, without times."""
+    found = json.loads(text)
+    return {key: value for key, value in found.items() if "seconds" not in key}
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+def test_every_flow_on_a_cluster_gives_what_a_serial_run_gives(work: Path, backend: str) -> None:
+    pytest.importorskip({"dask": "distributed", "ray": "ray"}[backend])
+    several = ("--workers", "2", "--backend", backend)
+
+    random = ("onnx", "quantize", "cnn.onnx", "--random", "--samples", "6", "-p", "A8W8", "--no-check", "--overwrite")
+    quark(work, *random, "-o", "serial.onnx")
+    shared = ("--set", "CalibWorkerNum=2", "--set", f"TmpDir={work / 'scratch'}", "--backend", backend)
+    quark(work, *random, "-o", "cluster.onnx", *shared)
+    assert (work / "cluster.onnx").read_bytes() == (work / "serial.onnx").read_bytes()
+
+    ranked = ("onnx", "sensitivity", "cnn.onnx", "--random", "--samples", "4", "-p", "A8W8", "--json")
+    assert told(quark(work, *ranked, *several)) == told(quark(work, *ranked))
+
+    files = ("torch", "quantize-files", "llama", *SCHEME)
+    quark(work, *files, "-o", f"serial-{backend}")
+    quark(work, *files, "-o", f"cluster-{backend}", *several)
+    for path in sorted((work / f"serial-{backend}").glob("*.safetensors")):
+        assert (work / f"cluster-{backend}" / path.name).read_bytes() == path.read_bytes()
+
+    layers = ("torch", "sensitivity", "llama", *SCHEME, "--data", "tokens.jsonl", "--samples", "2", "--seq-len", "16")
+    assert told(quark(work, *layers, "--json", *several)) == told(quark(work, *layers, "--json"))
