@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from quark import parallel
 from quark.cli import main
 from quark.errors import ConfigError
 from quark.torch.bench import lay_out, measure, open_bench
@@ -216,6 +217,12 @@ def test_threads_do_not_meet_in_one_model(folder: Path) -> None:
     with joblib.parallel_config("threading"):
         shared = sensitivity(folder / "model", samples(), ["int4_wo_32"], workers=4)
     assert [(trial.layer, trial.loss) for trial in shared.trials] == [(one.layer, one.loss) for one in alone.trials]
+
+
+def test_dask_is_refused_where_its_losses_are_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "on_dask", lambda: True)
+    with pytest.raises(ConfigError, match="use loky or ray"):
+        sensitivity(folder / "model", samples(), ["int4_wo_32"], workers=2)
 
 
 @pytest.mark.parametrize(
