@@ -180,6 +180,53 @@ def onnx_search() -> Job:
     return job
 
 
+def onnx_auto() -> Job:
+    """The command, with its ledger: presets, recipes, a winner and the recipe file."""
+    import tempfile
+
+    import onnx
+    from tests.onnx_flow import models
+
+    from quark.cli import main as command
+
+    graph = "g (float[1, 96] x) => (float[1, 96] y) { h = MatMul(x, w) t = Relu(h) y = MatMul(t, v) }"
+    proto = models.model(graph, {"w": models.normal(96, 96), "v": models.normal(96, 96, seed=1)})
+    given = Path(tempfile.mkdtemp(dir=FOLDER))
+    onnx.save(proto, given / "model.onnx")
+    np.save(given / "data.npy", np.concatenate([models.feeds(proto, k)["x"] for k in range(8)]))
+    words = ["auto", str(given / "model.onnx"), "--data", str(given / "data.npy"), "--for", "size", "--minutes", "60"]
+    return commanded(command, words, "q.onnx")
+
+
+def torch_auto() -> Job:
+    """The same for the folder of a torch model."""
+    import tempfile
+
+    import torch
+
+    from quark.cli import main as command
+
+    given = llama(Path(tempfile.mkdtemp(dir=FOLDER)))
+    (given / "tokenizer.json").unlink()
+    np.save(given.parent / "ids.npy", np.arange(128, dtype=np.int64).reshape(16, 8) % 8 + 1)
+    words = ["auto", str(given), "--data", str(given.parent / "ids.npy"), "--for", "vllm", "--drop", "0.3"]
+    torch.set_num_threads(1)
+    return commanded(command, [*words, "--minutes", "60"], "q")
+
+
+def commanded(command: Callable[[list[str]], int], words: list[str], output: str) -> Job:
+    """A command line with an output and a ledger; 3: it tells that nothing is good enough, and writes the nearest."""
+
+    def job(folder: Path) -> None:
+        (folder / "out").mkdir(exist_ok=True)
+        ledger = ["--ledger", str(folder / "ledger.json"), "-o", str(folder / "out" / output)]
+        if (folder / "out" / output).is_dir():  # a folder is not replaced: the command asks to delete it
+            shutil.rmtree(folder / "out" / output)
+        assert command([*words, *ledger]) in (0, 3)
+
+    return job
+
+
 def llama(folder: Path) -> Path:
     """A language model in several files, made once."""
     import torch
@@ -256,6 +303,8 @@ JOBS: dict[str, Callable[[], Job]] = {
     "external data": external_data,
     "gptq": gptq,
     "search": onnx_search,
+    "auto": onnx_auto,
+    "auto, torch": torch_auto,
     "export": export,
     "files": lambda: torch_files("int4_wo_32"),
     "files, quantized before": quantized_before,

@@ -18,7 +18,7 @@ from quark.files import outputs as gate
 from quark.files.folder import new_folder
 from quark.files.lock import ALIVE, working_on
 from quark.files.ours import MARK, is_ours
-from quark.files.outputs import Output, check_outputs, draft_of, drafts, write_output
+from quark.files.outputs import PREVIOUS, Output, check_outputs, draft_of, drafts, write_output
 from quark.files.whole import replace_file
 
 posix = pytest.mark.skipif(os.name == "nt", reason="links, modes and devices of POSIX")
@@ -377,7 +377,8 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_what_a_living_one_nee
     (left,) = tmp_path.iterdir()  # the second run has removed what the first one left
     kept = tmp_path / ".quark-draft-kept"
     kept.mkdir()
-    (kept / "previous").write_text("the only copy")
+    (kept / PREVIOUS).mkdir()
+    (kept / PREVIOUS / "d.txt").write_text("the only copy")
     (kept / ALIVE).touch()  # of a process that is gone, too
     with draft_of(Output(tmp_path / "b.txt")) as path:
         assert not left.exists()
@@ -385,4 +386,6 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_what_a_living_one_nee
         with draft_of(Output(tmp_path / "c.txt")) as other:
             other.write_text("c")
     assert sorted(one.name for one in tmp_path.iterdir()) == [".quark-draft-kept", "b.txt", "c.txt"]
-    assert (tmp_path / "b.txt").read_text() == "b" and (kept / "previous").exists()
+    assert (tmp_path / "b.txt").read_text() == "b" and (kept / PREVIOUS / "d.txt").exists()
+    write_output(Output(tmp_path / "d.txt"), "d")  # the file is there anew: nobody needs the copy
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["b.txt", "c.txt", "d.txt"]

@@ -125,7 +125,9 @@ def test_every_damage_of_a_state_is_one_sentence_or_harmless(tmp_path: Path) -> 
 
 def test_every_damage_of_a_ledger_is_one_sentence_or_harmless(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
-    Ledger(path, {"model": "a", "data": "b"}).finish("conv as A8W8", {"sqnr": float("inf"), "kl": 0.1})
+    book = Ledger(path, {"model": "a", "data": "b"})
+    book.finish("conv as A8W8", {"sqnr": float("inf"), "kl": 0.1})
+    book.settle()
     state, refused, count = json.loads(path.read_text()), 0, 0
     for what, damaged in mutations(state):
         path.write_text(json.dumps(damaged))

@@ -114,8 +114,16 @@ def test_nan_meets_nothing() -> None:
 
 def test_a_ledger_remembers_numbers_exactly(tmp_path: Path) -> None:
     path = tmp_path / "l.json"
-    Ledger(path, {"model": "a"}).finish("conv", {"sqnr": math.inf, "kl": 0.1 + 0.2, "list": [-math.inf]})
-    assert Ledger(path, {"model": "a"}).done("conv") == {"sqnr": math.inf, "kl": 0.1 + 0.2, "list": [-math.inf]}
+    book = Ledger(path, {"model": "a"})
+    book.finish("conv", {"sqnr": math.inf, "kl": 0.1 + 0.2, "list": [-math.inf]})
+    book.finish("probe", [1.5, math.inf])
+    path.write_text(path.read_text()[:20])  # a disk that lost the last write: the one before counts
+    assert Ledger(path, {"model": "a"}).done("probe", list[float]) is None
+    book.finish("probe", [1.5, math.inf])
+    book.settle()
+    assert Ledger(path, {"model": "a"}).done("probe", list[float]) == [1.5, math.inf]
+    kept = Ledger(path, {"model": "a"}).done("conv", dict[str, float | list[float]])
+    assert kept == {"sqnr": math.inf, "kl": 0.1 + 0.2, "list": [-math.inf]}
     json.loads(path.read_text(), parse_constant=pytest.fail)
     assert [file.name for file in tmp_path.iterdir()] == ["l.json"]
 

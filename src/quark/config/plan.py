@@ -153,7 +153,11 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The plan that ``to_json`` wrote."""
-        data = json.loads(text)
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
+        """The plan whose JSON this is."""
         tensors = [_tensor_from_dict(entry) for entry in data["tensors"]]
         nodes = [NodePlan(**entry) for entry in data["nodes"]]
         proposals, floats = list(data.get("proposals", [])), dict(data.get("floats", {}))

@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from quark.config.plan import Plan
+from pydantic import Field
+
+from quark.config.plan import Plan, Role
 from quark.errors import ConfigError
-from quark.reading import read_text
+from quark.files.untrusted import Schema, checked
+from quark.reading import DAMAGED_TEXT, parse_json, read_text, reason_of
 
 LARGEST = 1 << 28  # bytes of a plan file: some 500,000 tensors
+
+
+class _Spec(Schema):
+    format: str
+    symmetric: bool
+    narrow: bool
+    granularity: dict[str, str | int | None]
+    scale_rule: str
+    rounding: str
+    method: str
+    settings: list[tuple[str, Any]] = Field(strict=False)
+    dynamic: bool
+    reduced: bool
+    real_zero: bool
+
+
+class _Tensor(Schema):
+    name: str
+    role: Role
+    spec: _Spec
+    reason: str
+    group: str
+    observed: bool
+    readers: list[str] | None
+    fixed_range: list[Any] | None
+    given: list[Any] | None
+    bias_of: list[str] | None
+    range: list[Any] | None
+    scale: Any
+    zero_point: Any
+    changes: list[str]
+    observer: str
+
+
+class _Node(Schema):
+    name: str
+    op_type: str
+    quantized: bool
+    reason: str
+
+
+class _Plan(Schema):
+    """What a plan file may hold."""
+
+    by: str = ""
+    tensors: list[_Tensor]
+    nodes: list[_Node]
+    proposals: list[str] = Field(default_factory=list)
+    floats: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -34,13 +86,18 @@ def read_plan(path: Path) -> Plan:
     Raises:
         ConfigError: the file is no plan, or one that was changed into none.
     """
+
+    def refuse(why: str) -> ConfigError:
+        return ConfigError(
+            f"{str(path)!r} is not a plan ({why}): `quark onnx quantize --plan` and `quark torch plan --plan` write one"
+        )
+
+    text = read_text(path, ConfigError, "the plan", LARGEST)
     try:
-        return Plan.from_json(read_text(path, ConfigError, "the plan", LARGEST))
-    except (KeyError, TypeError, ValueError, AttributeError, json.JSONDecodeError) as error:
-        raise ConfigError(
-            f"{path} is not a plan ({type(error).__name__}: {error}): `quark onnx quantize --plan` and "
-            "`quark torch plan --plan` write one"
-        ) from error
+        told = checked(parse_json(text, "it", ConfigError), _Plan, refuse)
+        return Plan.from_dict(told.model_dump(exclude_unset=True))
+    except (ConfigError, KeyError, TypeError, *DAMAGED_TEXT, ArithmeticError) as error:
+        raise error if "is not a plan" in str(error) else refuse(reason_of(error)) from error
 
 
 def differences(before: Plan, after: Plan) -> Iterator[Difference]:

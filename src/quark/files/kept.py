@@ -1,7 +1,8 @@
 """The JSON file that a job goes on with, and the one before it, until the job is over.
 
 Every write is brought to the disk and renamed, so a kill finds a whole file. A disk that loses what it had confirmed
-leaves the last write damaged: then the one before counts, and what came after it is done again.
+leaves the last write damaged: then the one before counts (before the first: a job that has done nothing yet), and what
+came after it is done again.
 """
 
 from __future__ import annotations
@@ -28,14 +29,13 @@ class KeptFile(Generic[Kept]):
         schema: what they may hold.
         name: what users call the file.
         refuse: makes the error of a reason in words.
+        empty: of a job that has done nothing yet.
     """
 
-    def __init__(
-        self, path: Path, previous: Path, schema: type[Kept], name: str, refuse: Callable[[str], QuarkError]
-    ) -> None:
-        self._path, self._previous, self._schema = path, previous, schema
+    def __init__(self, path: Path, previous: Path, name: str, refuse: Callable[[str], QuarkError], empty: Kept) -> None:
+        self._path, self._previous, self._schema = path, previous, type(empty)
         self._name, self._refuse = name, refuse
-        self._text = ""
+        self._text = empty.model_dump_json(indent=1)
 
     def read(self, whole: Callable[[Kept], bool] = lambda state: True) -> Kept | None:
         """What was written last, or the time before; ``None`` where nothing was.
@@ -70,10 +70,9 @@ class KeptFile(Generic[Kept]):
     def write(self, state: Kept) -> None:
         """Put ``state`` in the place of the last one, which becomes the one before."""
         text = state.model_dump_json(indent=1)
-        if self._text:
-            if os.path.islink(self._previous):  # not of ours: what it points to is left alone
-                self._previous.unlink()
-            replace_file(self._previous, self._text, self._name)
+        if os.path.islink(self._previous):  # not of ours: what it points to is left alone
+            self._previous.unlink()
+        replace_file(self._previous, self._text, self._name)
         replace_file(self._path, text, self._name)
         self._text = text
 

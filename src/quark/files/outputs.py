@@ -20,7 +20,7 @@ import os
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,8 @@ Input = tuple[str, Path]
 """What it is, in words for a message, and where: a file, or a folder with all that is in it."""
 DATA = ".data"
 DRAFTS = ".quark-draft-"
+PREVIOUS = ".previous"
+"""Within a folder of drafts: the model that was taken away before its data changed."""
 
 
 @dataclass(frozen=True)
@@ -249,10 +251,14 @@ def _folder_beside(output: Output, place: Path, stack: ExitStack) -> Path:
     return made
 
 
-def _sweep(parent: Path) -> None:
-    """Remove the drafts that killed processes left; not those that hold the only copy of a file that was replaced."""
+def _sweep(parent: Path, replaced: Set[str] = frozenset()) -> None:
+    """Remove the drafts that killed processes left; not those that hold the only copy of a file that was replaced.
+
+    Such a copy goes when ``replaced``, the file that it was, is there anew.
+    """
     for folder in parent.glob(f"{DRAFTS}*"):
-        if folder.is_dir() and not folder.is_symlink() and is_abandoned(folder) and not (folder / "previous").exists():
+        kept = {one.name for one in (folder / PREVIOUS).glob("*")}
+        if folder.is_dir() and not folder.is_symlink() and is_abandoned(folder) and kept <= replaced:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -275,6 +281,8 @@ def _publish(made: Sequence[Draft]) -> None:
                 names = ", ".join(str(output) for output, _, _ in made)
                 raise OutputError(f"{names} cannot be written: {error.strerror or error}") from error
             raise
+        for folder in {place.parent for _, place, _ in made}:
+            _sweep(folder, {place.name for _, place, _ in made if place.parent == folder and place.exists()})
 
 
 def _move(output: Output, place: Path, draft: Path, undo: list[tuple[Path, Path | None]]) -> None:
@@ -286,7 +294,8 @@ def _move(output: Output, place: Path, draft: Path, undo: list[tuple[Path, Path 
     for goal, source in moves:
         settle(source, goal)
     if len(moves) > 1 and place.exists():
-        backup = draft.with_name("previous")
+        backup = draft.with_name(PREVIOUS) / place.name
+        backup.parent.mkdir()
         os.replace(place, backup)
         undo.append((place, backup))
     for goal, source in moves:

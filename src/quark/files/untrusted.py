@@ -29,13 +29,19 @@ WORDS = 1 << 26
 """Bytes of the decisions in a model's metadata, when they are unpacked: 64 MiB, some 200,000 tensors."""
 
 Kept = TypeVar("Kept", bound="Schema")
-Value = TypeVar("Value", bound="Schema")
+Value = TypeVar("Value", bound=BaseModel)
 
 
 class Schema(BaseModel):
     """What a file may hold: these fields, of these types, and nothing else."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Foreign(BaseModel):
+    """A part of a file of other people: these fields, of these types; fields that are not read are left alone."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
 def _plain(name: str) -> str:
@@ -77,9 +83,14 @@ def checked(value: Any, schema: type[Value], refuse: Callable[[str], QuarkError]
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = "".join(f"[{str(part)[:60]!r}]" for part in first["loc"])
-        raise refuse(f"{where or 'it'}: {first['msg'][:200]}") from error
+        raise refuse(first_reason(error)) from error
+
+
+def first_reason(error: ValidationError) -> str:
+    """The first field that does not fit, and why."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = "".join(f"[{str(part)[:60]!r}]" for part in first["loc"])
+    return f"{where or 'it'}: {first['msg'][:200]}"
 
 
 def own_file(folder: Path, name: str, refuse: Callable[[str], QuarkError]) -> Path:

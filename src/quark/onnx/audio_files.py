@@ -13,6 +13,8 @@ from quark.errors import DataError
 from quark.reading import reason_of, regular_file
 
 SOUNDS = (".wav",)
+WIDEST = 4
+"""Bytes of a frame of one channel that are read at most."""
 LONGEST = 2**28
 """Frames of one file that are read at most."""
 
@@ -32,8 +34,10 @@ def read_sound(path: Path) -> np.ndarray:
             raw = opened.readframes(frames)
     except wave.Error as error:
         return _by_soundfile(path, error)
-    except (EOFError, OSError, ValueError, OverflowError) as error:
+    except (EOFError, OSError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: chunks beyond the end
         raise DataError(f"{str(path)!r} is not a readable WAV file: {reason_of(error)}") from error
+    if width > WIDEST:
+        raise DataError(f"{str(path)!r} has {8 * width} bits a frame; at most {8 * WIDEST} are read")
     whole = len(raw) // (width * channels) * width * channels
     if not whole:
         raise DataError(f"{str(path)!r} holds no frame")

@@ -38,6 +38,7 @@ from quark.onnx.result import Result
 from quark.onnx.trials import (
     PURPOSES,
     Goal,
+    KeptScore,
     Outcome,
     Purpose,
     Split,
@@ -85,10 +86,10 @@ class Search:
     def attempt(self, choice: Choice, causes: tuple[str, ...] = ()) -> Trial:
         """Quantize with the fitting samples and judge on the choosing ones."""
         name = choice.name
-        path, known = self.folder / f"{len(self.trials)}.onnx", self.book.done(f"trial {name}")
+        path, known = self.folder / f"{len(self.trials)}.onnx", remembered(self.book, name, choice, causes)
         if known is not None:
-            self.propose(known["proposals"])
-            return self.finished(remembered(name, choice, causes, known))
+            self.propose(known[1])
+            return self.finished(known[0])
         try:
             found = self._quantized(choice, path)
         except QuarkError as error:
@@ -102,12 +103,12 @@ class Search:
         return self.finished(trial)
 
     def _of_float(self, metric: Callable[[str], Any]) -> Score:
-        known = self.book.done("float model")
+        known = self.book.done("float model", KeptScore)
         if known is None:
             found = score_of(metric(str(self.model)), "the metric")
-            known = {"value": found.value, "without": list(found.without)}
-            self.book.finish("float model", known)
-        return Score(known["value"], tuple(known["without"]))
+            known = KeptScore(value=found.value, without=list(found.without))
+            self.book.finish("float model", known.model_dump())
+        return Score(known.value, tuple(known.without))
 
     def measured(self, path: Path) -> tuple[float | None, float]:
         """The metric of a model's file, and how far its difference to that of the float model is chance."""
@@ -177,7 +178,7 @@ class Search:
     def probe(self, choices: Sequence[Choice]) -> list[tuple[float, ...] | None]:
         """How choices do on few samples: the rank of their agreement; None for those that fail or came too late."""
         few = [list(islice(part, PROBED)) for part in (self.samples.fit, self.samples.choose)]
-        kept = {one.name: self.book.done(f"probe {one.name}") for one in choices}
+        kept = {one.name: self.book.done(f"probe {one.name}", dict[str, list[float]], ("rank",)) for one in choices}
         known = {name: None if one is None else one["rank"] for name, one in kept.items()}
         left = [one for one in choices if known[one.name] is None]
         libraries = self.goal.libraries

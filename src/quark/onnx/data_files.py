@@ -17,6 +17,7 @@ is made. Not handled: several images per sample: prepare .npz files for those.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, zip_longest
@@ -149,9 +150,9 @@ def _inside(folder: Path) -> list[Path]:
 def _listed(path: Path) -> list[Path]:
     lines = [line.strip() for line in read_text(path, DataError, "the list").splitlines()]
     found = [path.parent / line for line in lines if line and not line.startswith("#")]
-    missing = next((file for file in found if not file.is_file()), None)
+    missing = next((file for file in found if not os.path.isfile(file)), None)  # also where no name can be so long
     if missing is not None or not found:
-        what = f"names {str(missing)!r}, which does not exist" if missing else "names no file"
+        what = f"names {str(missing)[:300]!r}, which does not exist" if missing else "names no file"
         raise DataError(f"the list {str(path)!r} {what}")
     return found
 

@@ -7,19 +7,21 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from quark.errors import DataError, nearest
 from quark.files.identity import digest_of_file
-from quark.files.untrusted import Schema, checked
+from quark.files.untrusted import Foreign, checked
 from quark.measure.labelled import IGNORED
 from quark.numerics.array_files import load_array
 from quark.onnx.image_files import read_mask
 from quark.onnx.preprocessing import Preprocessing
 from quark.reading import read_json, read_text
+
+MOST_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,8 @@ def classes_of(given: Given) -> list[int]:
 
 
 def _class(text: str, given: Given) -> int:
-    if not text.isdecimal():
-        raise DataError(f"{given.said}: {text!r} is no class; write one number from 0 on for each sample")
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
+        raise DataError(f"{given.said}: {text[:40]!r} is no class; write one number from 0 on for each sample")
     return int(text)
 
 
@@ -150,7 +152,11 @@ def _by_folder(given: Given) -> list[int]:
 
 def _by_table(path: Path, given: Given) -> list[int]:
     """One column of classes in the order of the samples, or the file and its class; a first row of words is a head."""
-    rows = [row for row in csv.reader(read_text(path, DataError, "--labels").splitlines()) if any(map(str.strip, row))]
+    lines = read_text(path, DataError, "--labels").splitlines()
+    try:
+        rows = [row for row in csv.reader(lines) if any(map(str.strip, row))]
+    except csv.Error as error:
+        raise DataError(f"{given.said} is no table: {error}") from error
     if rows and not rows[0][-1].strip().isdecimal():
         rows = rows[1:]
     widths = {len(row) for row in rows}
@@ -173,31 +179,25 @@ class Boxes:
     rows: tuple[tuple[float, ...], ...] = ()
 
 
-class _Foreign(Schema):
-    """A part of a file of other people: fields that are not read here are left alone."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
-
-
-class _Image(_Foreign):
+class _Image(Foreign):
     id: int
     file_name: str = ""
-    width: int
-    height: int
+    width: int = Field(gt=0, lt=2**31)
+    height: int = Field(gt=0, lt=2**31)
 
 
-class _Annotation(_Foreign):
+class _Annotation(Foreign):
     image_id: int
     category_id: int
-    bbox: list[float | int]
+    bbox: list[Annotated[float, Field(allow_inf_nan=False)]]
     iscrowd: int = 0
 
 
-class _Category(_Foreign):
+class _Category(Foreign):
     id: int
 
 
-class _Coco(_Foreign):
+class _Coco(Foreign):
     images: list[_Image]
     annotations: list[_Annotation]
     categories: list[_Category] = Field(default_factory=list)

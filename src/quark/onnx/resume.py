@@ -40,6 +40,8 @@ from quark.reading import DAMAGED_TEXT
 VERSION = 1
 Arrays = dict[str, np.ndarray]
 PREVIOUS = "previous.json"
+FIRST = ("0.bin", PREVIOUS, ".0.bin.part", f".{PREVIOUS}.part")
+"""What the folder of tensors may hold before the JSON file is there for the first time."""
 INPUTS = "inputs"
 ENTRY = r"^\d{1,12}\.bin$"
 
@@ -93,7 +95,7 @@ class Resume:
         self._state = State(version=VERSION, model=model, configuration=dict(configuration or {}), next=0, entries={})
         self._stale: list[str] = []
         if self._path is not None:
-            self._kept = KeptFile(self._path, self._folder / PREVIOUS, State, "SaveAndRestore", self._strange)
+            self._kept = KeptFile(self._path, self._folder / PREVIOUS, "SaveAndRestore", self._strange, self._state)
             self._open(self._path)
 
     def __bool__(self) -> bool:
@@ -170,7 +172,7 @@ class Resume:
     def _check_folder(self) -> None:
         """Raise where the folder is somebody's: without the JSON file, only the first entry can be of ours."""
         there = sorted(os.listdir(self._folder)) if self._folder.is_dir() else []
-        strange = [name for name in there if name not in ("0.bin", ".0.bin.part")]
+        strange = [name for name in there if name not in FIRST]
         if strange:
             raise ConfigError(
                 f"SaveAndRestore: the folder {str(self._folder)!r} holds {strange[0]!r}, which is not of this job; "

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from quark.errors import ConfigError, unknown
+from quark.files.untrusted import Schema
 from quark.measure.score import Score
 from quark.onnx import fingerprint
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.recipes import Choice
-from quark.report.verdict import Judged
+from quark.report.verdict import LEVELS, Judged
 from quark.search.ledger import Ledger
 from quark.search.parts import parts
 
@@ -177,8 +180,43 @@ def entry_of(trial: Trial, proposals: Sequence[str]) -> dict[str, Any]:
     return kept | ({} if trial.judged is None else asdict(trial.judged))
 
 
-def remembered(name: str, choice: Choice, causes: tuple[str, ...], kept: Mapping[str, Any]) -> Trial:
-    """The same, read."""
-    judged = Judged(**{one.name: kept[one.name] for one in fields(Judged)}) if "level" in kept else None
-    told = {"error": kept["error"], "passes": bool(kept["passes"]), "chance": kept.get("chance", math.nan)}
-    return Trial(name, choice, judged, kept.get("metric"), kept["bytes"], causes=causes, **told)
+class _Failed(Schema):
+    """A trial without a verdict in a ledger, as ``entry_of`` makes it."""
+
+    error: str
+    bytes: int = Field(ge=0)
+    passes: Literal[0, 1]
+    proposals: list[str]
+    metric: float | None = None
+    chance: float = math.nan
+
+
+class _Tried(_Failed):
+    """One with a verdict."""
+
+    name: str
+    level: int = Field(ge=0, lt=len(LEVELS))
+    reason: str
+    value: float
+    sqnr: float
+
+
+class KeptScore(Schema):
+    """The metric of the float model in a ledger: as ``Score``."""
+
+    value: float
+    without: list[float]
+
+
+def remembered(book: Ledger, name: str, choice: Choice, causes: tuple[str, ...]) -> tuple[Trial, list[str]] | None:
+    """A trial that a ledger has, and what the engine proposed then; ``None`` where it is still to be made.
+
+    Raises:
+        ConfigError: the ledger has something else under its name.
+    """
+    kept = book.done(f"trial {name}", _Tried | _Failed)
+    if kept is None:
+        return None
+    judged = Judged(**{one.name: getattr(kept, one.name) for one in fields(Judged)}) if hasattr(kept, "level") else None
+    told = {"error": kept.error, "passes": bool(kept.passes), "chance": kept.chance}
+    return Trial(name, choice, judged, kept.metric, kept.bytes, causes=causes, **told), kept.proposals

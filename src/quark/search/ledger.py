@@ -18,11 +18,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from quark.errors import ConfigError
 from quark.files.identity import difference
 from quark.files.kept import KeptFile
 from quark.files.lock import working_on
-from quark.files.untrusted import Schema
+from quark.files.untrusted import Schema, first_reason
 
 VERSION = 1
 #: A number of a trial; one that JSON lacks, in words.
@@ -35,7 +37,7 @@ class State(Schema):
 
     version: int
     belongs: dict[str, str]
-    done: dict[str, Kept | dict[str, Kept | list[Kept]]]
+    done: dict[str, Kept | list[Kept] | dict[str, Kept | list[Kept]]]
 
 
 def plan_key(layers: Sequence[str], plan: Sequence[str], metric: str, data: str) -> str:
@@ -60,12 +62,31 @@ class Ledger:
         self._done: dict[str, Any] = {}
         if self._path is not None:
             previous = self._path.with_name(f".{self._path.name}.previous")
-            self._kept = KeptFile(self._path, previous, State, "the ledger", self._strange)
+            empty = State(version=VERSION, belongs=self._belongs, done={})
+            self._kept = KeptFile(self._path, previous, "the ledger", self._strange, empty)
             self._open(self._path)
 
-    def done(self, key: str) -> Any:
-        """What ``finish`` was given; ``None`` where that is still to be done."""
-        return self._done.get(key)
+    def done(self, key: str, kind: Any, one_of: Sequence[str] = ()) -> Any:
+        """What ``finish`` was given; ``None`` where that is still to be done.
+
+        Args:
+            key: of the entry.
+            kind: what it is: a type that pydantic knows.
+            one_of: keys of a mapping, one of which it has.
+
+        Raises:
+            ConfigError: the file has something else there.
+        """
+        known = self._done.get(key)
+        if known is None:
+            return None
+        try:
+            found = TypeAdapter(kind).validate_python(known, strict=True)
+        except ValidationError as error:
+            raise self._useless(f"its entry {key!r:.80} is none: {first_reason(error)}") from error
+        if one_of and not any(name in found for name in one_of):
+            raise self._useless(f"its entry {key!r:.80} has no {one_of[0]!r}")
+        return found
 
     def finish(self, key: str, value: Any) -> None:
         """Remember an entry; on disk when this returns. Numbers that JSON lacks become words and come back."""
@@ -90,7 +111,7 @@ class Ledger:
 
     def number(self, key: str, measure: Callable[[], float]) -> float:
         """What is known under ``key``; measured, and remembered, where nothing is."""
-        known = self.done(key)
+        known = self.done(key, float)
         if known is None:
             known = measure()
             self.finish(key, known)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,19 @@ from torch import nn
 
 from quark.errors import DataError, ModelError
 from quark.numerics.array_files import ArrayArchive, load_array
-from quark.reading import parse_json, read_json, read_text, regular_file
+from quark.reading import parse_json, read_json, read_text, reason_of, regular_file
 from quark.report.progress import bars
 from quark.search.function import load_function
 
 Ids = torch.Tensor
 NUMBER = re.compile(r"\d+")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
+)
+DAMAGED_TOKENIZER = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RecursionError),
+)
+"""What transformers raises where a field has another type or is missing; tokenizers raises ``Exception`` itself."""
 KINDS = (".txt", ".md", ".jsonl", ".npz", ".npy")
 
 
@@ -110,10 +118,23 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
 
     if not folder.is_dir():
         raise ModelError(f"{str(folder)!r} is not a folder; models are loaded from local folders")
-    try:
+    for name in TOKENIZER_FILES:  # transformers and tokenizers read them without limits
+        if (folder / name).exists() and not isinstance(read_json(folder / name, ModelError, "the file"), dict):
+            raise ModelError(f"{str(folder / name)!r} holds no JSON object")
+    with _said(f"{str(folder)!r} has no tokenizer that can be loaded"):
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{str(folder)!r} has no tokenizer that can be loaded: {first_line(error)}") from error
+
+
+@contextmanager
+def _said(what: str) -> Iterator[None]:
+    """What a damaged tokenizer raises, as one sentence; tokenizers also raises what is no ``Exception`` at all."""
+    try:
+        yield
+    except BaseException as error:
+        damaged = type(error) is Exception or isinstance(error, DAMAGED_TOKENIZER)
+        if not damaged and type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(f"{what}: {reason_of(error)}") from error
 
 
 def first_line(error: Exception) -> str:
@@ -184,7 +205,9 @@ def as_ids(value: Any, tokenizer: Callable[[], Any]) -> Ids:
 
 def tokens_of(text: str, tokenizer: Callable[[], Any]) -> Ids:
     """The ids of a text; a warning about its length would be about one window, which it is not."""
-    ids = tokenizer()(text, add_special_tokens=False, verbose=False)["input_ids"]
+    made = tokenizer()
+    with _said("the tokenizer cannot read the data"):
+        ids = made(text, add_special_tokens=False, verbose=False)["input_ids"]
     return torch.tensor(ids, dtype=torch.int64)
 
 

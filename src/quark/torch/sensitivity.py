@@ -217,7 +217,7 @@ def study(
     found: dict[tuple[str, str], dict[str, float]] = {}
     for candidate, matches in layers.items():
         for name in matches:
-            known = ledger.done(f"{name} as {candidate}")
+            known = ledger.done(f"{name} as {candidate}", dict[str, float], ("value", loss_of(metric)))
             if known is not None:
                 found[name, candidate] = known
     if estimate:
@@ -269,10 +269,14 @@ def trial_of(
     item = next(matches[name] for matches in layers.values() if name in matches)
     here = None if candidate == FLOAT else layers[candidate][name]
     measured = reference if here is None else found[name, candidate]
-    key = metric if metric in ("mse", "kl") else "noise"
-    loss = abs(measured["value"] - reference["value"]) if "value" in measured else measured[key]
+    loss = abs(measured["value"] - reference["value"]) if "value" in measured else measured[loss_of(metric)]
     costs = costs_of(item, here, sizes.get(name, 0), machine)
     return Trial(name, type(item.layer.module).__name__.removeprefix("Quant"), candidate, loss, dict(measured), costs)
+
+
+def loss_of(metric: str) -> str:
+    """The measure that is the loss of a layer."""
+    return metric if metric in ("mse", "kl") else "noise"
 
 
 def costs_of(item: Match, here: Match | None, inputs: int, machine: Machine) -> dict[str, float]:

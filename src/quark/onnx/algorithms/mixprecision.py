@@ -329,7 +329,7 @@ class _Decider:
         return self.measure(self.quantized(choice), site)
 
     def _known(self, choice: Choice, ledger: Ledger) -> float | None:
-        found = ledger.done(_key(choice))
+        found = ledger.done(_key(choice), float)
         kept = self.context.resume.done(SOURCE, _key(choice)) if found is None else None
         return float(kept["metric"]) if kept is not None else found
 

@@ -8,10 +8,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from quark.errors import ModelError
+from quark.files.untrusted import Foreign, checked
+from quark.reading import reason_of
 from quark.torch.export.model_files import read_object
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -23,6 +28,7 @@ PRE_TOKENIZERS = {  # of families whose tokenizer splits words by a rule that th
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 RULES = {f"{WORDS}\\p{{N}}{{1,3}}{REST}": "llama-bpe", f"{WORDS}\\p{{N}}{REST}": "qwen2"}  # that a file says
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -37,7 +43,7 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
     if (folder / "tokenizer.model").is_file():
         kind, tokens, scores, types = sentencepiece_tokens(folder)
     elif (folder / "tokenizer.json").is_file():
-        kind, tokens, scores, types = json_tokens(folder / "tokenizer.json")
+        kind, tokens, scores, types = json_tokens(folder / "tokenizer.json", size)
     else:
         raise ModelError(f"{str(folder)!r} has neither tokenizer.model nor tokenizer.json")
     if len(tokens) > size:
@@ -52,7 +58,20 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
     if kind == "llama":
         writer.add_token_scores(scores)
     writer.add_token_types(types)
-    gguf.SpecialVocab(folder, load_merges=kind == "gpt2", n_vocab=size).add_to_gguf(writer, quiet=True)
+    for name in BESIDE:  # which gguf reads without limits
+        if (folder / name).exists():
+            read_object(folder / name)
+    with _said(folder):
+        gguf.SpecialVocab(folder, load_merges=kind == "gpt2", n_vocab=size).add_to_gguf(writer, quiet=True)
+
+
+@contextmanager
+def _said(folder: Path) -> Iterator[None]:
+    """What gguf and sentencepiece raise where a file is damaged, as one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ModelError(f"the tokenizer in {str(folder)!r} cannot be read: {reason_of(error)}") from error
 
 
 def pre_tokenizer(path: Path, family: str) -> str:
@@ -85,13 +104,32 @@ def sentencepiece_tokens(folder: Path) -> tuple[str, list[str], list[float], lis
     """Tokens, scores and types of ``tokenizer.model``."""
     import gguf
 
-    vocabulary = gguf.SentencePieceVocab(folder)
-    entries = list(vocabulary.all_tokens())
-    tokens = [text.decode("utf-8") for text, _, _ in entries]
+    with _said(folder):
+        entries = list(gguf.SentencePieceVocab(folder).all_tokens())
+        tokens = [text.decode("utf-8") for text, _, _ in entries]
     return "llama", tokens, [score for _, score, _ in entries], [int(kind) for _, _, kind in entries]
 
 
-def json_tokens(path: Path) -> tuple[str, list[str], list[float], list[int]]:
+class _Model(Foreign):
+    vocab: dict[str, Annotated[int, Field(ge=0)]]
+    merges: list[str | list[str]] | None = None
+    byte_fallback: bool | None = None
+
+
+class _Added(Foreign):
+    id: int = Field(ge=0)
+    content: str
+    special: bool = False
+
+
+class _File(Foreign):
+    """What is read of ``tokenizer.json``."""
+
+    model: _Model
+    added_tokens: list[_Added] | None = None
+
+
+def json_tokens(path: Path, size: int) -> tuple[str, list[str], list[float], list[int]]:
     """Tokens and types of ``tokenizer.json`` with a BPE model.
 
     Raises:
@@ -99,21 +137,25 @@ def json_tokens(path: Path) -> tuple[str, list[str], list[float], list[int]]:
     """
     data = read_object(path)
     model = data.get("model") or {}
-    if model.get("type") != "BPE":
-        raise ModelError(f"{str(path)!r} has a tokenizer of the type {model.get('type')!r}; only BPE can be written")
+    kind = model.get("type") if isinstance(model, dict) else None
+    if kind != "BPE":
+        raise ModelError(f"{str(path)!r} has a tokenizer of the type {kind!r:.80}; only BPE can be written")
+    told = checked(data, _File, lambda why: ModelError(f"{str(path)!r}: {why}"))
     byte_level = "ByteLevel" in json.dumps([data.get("pre_tokenizer"), data.get("decoder")])
-    if not byte_level and not model.get("byte_fallback"):
+    if not byte_level and not told.model.byte_fallback:
         raise ModelError(
             f"{str(path)!r} has a BPE tokenizer that is not byte-level; give a folder with tokenizer.model"
         )
-    found = {number: (text, NORMAL) for text, number in model["vocab"].items()}
-    for entry in data.get("added_tokens") or []:
-        found[entry["id"]] = (entry["content"], CONTROL if entry.get("special") else USER_DEFINED)
-    tokens = [found.get(number, (f"[PAD{number}]", UNUSED)) for number in range(max(found) + 1)]
+    found = {number: (text, NORMAL) for text, number in told.model.vocab.items()}
+    for entry in told.added_tokens or ():
+        found[entry.id] = (entry.content, CONTROL if entry.special else USER_DEFINED)
+    if max(found, default=0) >= size:
+        raise ModelError(f"{str(path)!r} has the token {max(found)}, and the embedding of the model {size} rows")
+    tokens = [found.get(number, (f"[PAD{number}]", UNUSED)) for number in range(max(found, default=-1) + 1)]
     texts, kinds = [text for text, _ in tokens], [kind for _, kind in tokens]
     if byte_level:
         return "gpt2", texts, [0.0] * len(tokens), kinds
-    return "llama", texts, merge_scores(texts, model.get("merges") or []), [as_piece(*token) for token in tokens]
+    return "llama", texts, merge_scores(texts, told.model.merges or []), [as_piece(*token) for token in tokens]
 
 
 def merge_scores(texts: list[str], merges: list[Any]) -> list[float]:
