@@ -13,7 +13,6 @@ import yaml
 from tests.fuzz.causes import Cause, Finding
 from tests.fuzz.config_causes import VALUES, YAMLS
 
-from quark.config.plan_diff import read_plan
 from quark.onnx.config_file import read_values
 from quark.onnx.preprocess_file import FILE, read_beside
 
@@ -59,7 +58,6 @@ def read(folder: Path) -> None:
         return
     for path in sorted(folder.glob("plan.*")):
         read_values(path)
-        read_plan(path)
 
 
 def put(name: str, content: bytes, folder: Path) -> None:

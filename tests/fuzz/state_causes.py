@@ -31,7 +31,7 @@ from quark.onnx.trials import KeptScore, remembered
 from quark.search.ledger import Ledger
 
 with contextlib.suppress(ImportError):  # before a process is forked for every cause
-    import quark.torch.files.quantize  # noqa: F401
+    import quark.torch.files.target  # noqa: F401
 
 Job = dict[str, str]
 BELONGS: Job = {"model": "0" * 16, "data": "1" * 16, "purpose": "npu"}
@@ -82,7 +82,7 @@ def ledger(path: Path) -> None:
 
 
 def mark(path: Path) -> None:
-    from quark.torch.files.quantize import begin
+    from quark.torch.files.target import begin
 
     begin(path, BELONGS)
 
@@ -122,7 +122,7 @@ def booked(folder: Path) -> None:
 
 
 def marked(folder: Path) -> None:
-    from quark.torch.files.quantize import PROGRESS, VERSION
+    from quark.torch.files.target import PROGRESS, VERSION
 
     (folder / "job").mkdir()
     (folder / "job" / "model.safetensors").write_bytes(b"weights of which the first part is done")

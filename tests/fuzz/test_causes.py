@@ -20,6 +20,7 @@ from tests.fuzz.readers import READERS, causes
 
 #: Causes of each reader that the default suite judges.
 SHARE = 60
+WHOLE = ("as it should be", "as they should be")
 ALL = [one for reader in READERS for one in causes(reader)]
 
 
@@ -32,13 +33,13 @@ def part(reader: str) -> list[Cause]:
 QUICK = [one for reader in READERS for one in part(reader)]
 
 
-def check(one: Cause, folder: Path) -> None:
+def check(one: Cause, folder: Path) -> str:
     reader = READERS[one.reader]
     for library in reader.needs:
         pytest.importorskip(library)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        judge(str(one), one.make, reader.read, folder)
+        return judge(str(one), one.make, reader.read, folder)
 
 
 @pytest.mark.parametrize("one", QUICK, ids=str)
@@ -61,6 +62,11 @@ def test_mutated_bytes(reader: str, which: int, seed: int) -> None:
     made = replace(one, damage=f"{one.damage}, mutation {seed}", make=partial(mutate_files, one.make, seed))
     with tempfile.TemporaryDirectory() as name:
         check(made, Path(name))
+
+
+@pytest.mark.parametrize("one", [one for one in ALL if one.damage in WHOLE], ids=str)
+def test_what_is_not_damaged_is_read(one: Cause, tmp_path: Path) -> None:
+    assert check(one, tmp_path) == "answered"
 
 
 def test_causes_are_many_and_differ() -> None:

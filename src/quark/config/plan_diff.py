@@ -94,10 +94,14 @@ def read_plan(path: Path) -> Plan:
 
     text = read_text(path, ConfigError, "the plan", LARGEST)
     try:
-        told = checked(parse_json(text, "it", ConfigError), _Plan, refuse)
-        return Plan.from_dict(told.model_dump(exclude_unset=True))
+        data = parse_json(text, "it", ConfigError)
+    except ConfigError as error:
+        raise refuse(str(error)) from error
+    told = checked(data, _Plan, refuse).model_dump(exclude_unset=True)
+    try:
+        return Plan.from_dict(told)
     except (ConfigError, KeyError, TypeError, *DAMAGED_TEXT, ArithmeticError) as error:
-        raise error if "is not a plan" in str(error) else refuse(reason_of(error)) from error
+        raise refuse(reason_of(error)) from error
 
 
 def differences(before: Plan, after: Plan) -> Iterator[Difference]:

@@ -180,7 +180,7 @@ def study(
     reference = _reference(made.site, metric, ledger)
     found: dict[tuple[str, str], dict[str, float]] = {}
     for unit, name in tasks:
-        known = ledger.done(_key(unit, name), dict[str, float], ("value", _loss_name(metric)))
+        known = ledger.done(_key(unit, name), dict[str, float], ("value", loss_name(metric)))
         if known is not None:
             found[unit.name, name] = known
     left = [(unit, name) for unit, name in tasks if (unit.name, name) not in found]

@@ -217,7 +217,7 @@ def study(
     found: dict[tuple[str, str], dict[str, float]] = {}
     for candidate, matches in layers.items():
         for name in matches:
-            known = ledger.done(f"{name} as {candidate}", dict[str, float], ("value", loss_of(metric)))
+            known = ledger.done(f"{name} as {candidate}", dict[str, float], ("value", loss_name(metric)))
             if known is not None:
                 found[name, candidate] = known
     if estimate:
@@ -269,12 +269,12 @@ def trial_of(
     item = next(matches[name] for matches in layers.values() if name in matches)
     here = None if candidate == FLOAT else layers[candidate][name]
     measured = reference if here is None else found[name, candidate]
-    loss = abs(measured["value"] - reference["value"]) if "value" in measured else measured[loss_of(metric)]
+    loss = abs(measured["value"] - reference["value"]) if "value" in measured else measured[loss_name(metric)]
     costs = costs_of(item, here, sizes.get(name, 0), machine)
     return Trial(name, type(item.layer.module).__name__.removeprefix("Quant"), candidate, loss, dict(measured), costs)
 
 
-def loss_of(metric: str) -> str:
+def loss_name(metric: str) -> str:
     """The measure that is the loss of a layer."""
     return metric if metric in ("mse", "kl") else "noise"
 
