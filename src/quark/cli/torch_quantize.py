@@ -193,10 +193,11 @@ def checked_format(request: Request, values: dict[str, Any]) -> str:
         ConfigError: it has no such layers, or the program that is to read it does not read them there.
     """
     from quark.torch.config_file import schemes_of
-    from quark.torch.export.formats import check_formats, chosen_format
+    from quark.torch.export.formats import check_caches, check_formats, chosen_format
 
     format = chosen_format(request.format, request.program)
     check_formats(schemes_of(values), format, request.program)
+    check_caches(request.kv_cache or values.get("kv_cache"), format, request.program)
     return format
 
 

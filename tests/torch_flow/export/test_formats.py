@@ -11,10 +11,22 @@ import torch
 from tests.torch_flow.export.networks import llama
 
 from quark.cli import main
+from quark.cli.torch_refusals import CACHES
 from quark.errors import ConfigError, QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.config.schemes import ROWS
-from quark.torch.export.formats import ANY, EXPORT, FORMATS, PROGRAMS, check_formats, row_of, table, works
+from quark.torch.export.formats import (
+    ANY,
+    CACHE,
+    EXPORT,
+    FORMATS,
+    PROGRAMS,
+    check_caches,
+    check_formats,
+    row_of,
+    table,
+    works,
+)
 from quark.torch.export.write_as import check_experts, config_for, export_as
 
 pytest.importorskip("transformers")
@@ -35,7 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_table_knows_every_name_once() -> None:
     keys = [(row.scheme, row.format, row.program) for row in table()]
     assert len(set(keys)) == len(keys)
-    assert {row.scheme for row in table()} == {*ROWS, ANY}
+    assert {row.scheme for row in table() if not row.scheme.startswith(CACHE)} == {*ROWS, ANY}
+    assert {row.scheme.removeprefix(CACHE) for row in table() if row.scheme.startswith(CACHE)} <= set(CACHES)
     assert {row.format for row in table()} == set(FORMATS)
     assert {row.program for row in table()} == {EXPORT, *PROGRAMS}
     assert all(row.shown_by.strip() for row in table())
@@ -53,7 +66,7 @@ def test_the_export_does_what_the_table_says(scheme: str, format: str, tmp_path:
     row = row_of(scheme, format, EXPORT)
     assert row is not None
     if row.works:
-        export_as(model, tmp_path / "m", format, tmp_path)
+        export_as(model, tmp_path / "m", format, tmp_path, program="vllm")  # uint4 in compressed-tensors is for it
         assert (tmp_path / "m" / "config.json").exists()
     else:
         with pytest.raises(QuarkError):
@@ -73,6 +86,10 @@ def test_sentences_name_what_has_it() -> None:
         check_formats(["int4_wo_32"], "quark", "llama.cpp")
     with pytest.raises(ConfigError, match=r"no format that quark writes has it for llama\.cpp"):
         check_formats(["mx6"], "gguf", "llama.cpp")
+    with pytest.raises(ConfigError, match=r"vLLM has no int8 cache in the quark format \(.*--kv-cache fp8 is read"):
+        check_caches("int8", "quark", "vllm")
+    check_caches("fp8", "compressed-tensors", "vllm")
+    check_caches("int8", "quark", "transformers")
     check_formats(["int4_wo_32"], "compressed-tensors", "vllm")
     check_formats(["a scheme of my own"], "gptq", "vllm")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,9 @@ def test_formats_of_other_programs_are_decoded_by_their_own_rules(
         monkeypatch.setattr(own, "write_shards", write_broken)
     monkeypatch.setattr(verify, "WHOLE", 1 << 12)
     model = quantized(scheme)
-    write: dict[str, Any] = {"compressed-tensors": compressed_tensors.export_compressed_tensors}
+    write: dict[str, Any] = {
+        "compressed-tensors": partial(compressed_tensors.export_compressed_tensors, program="vllm")
+    }
     export = write.get(format, lambda model, folder: export_safetensors(model, folder, custom_mode=format))
     if broken is None:
         export(model, tmp_path / "m")

@@ -20,6 +20,7 @@ from quark.torch.config.schemes import ROWS
 
 EXPORT = "export"  # in the place of a program: whether we can write it at all
 ANY = "*"
+CACHE = "kv_cache_"  # before the scheme of keys and values, in the place of a scheme
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,22 @@ def check_formats(schemes: Iterable[str], format: str, program: str | None) -> N
             row = row_of(scheme, format, reader) if scheme in ROWS else None
             if row is not None and not row.works:
                 raise ConfigError(sentence(row, scheme, program))
+
+
+def check_caches(scheme: str | None, format: str, program: str | None) -> None:
+    """The program reads keys and values of a scheme in the format; the rows of caches are those of ``CACHE``.
+
+    Raises:
+        ConfigError: it does not; the message names the scheme of caches that it reads.
+    """
+    row = row_of(f"{CACHE}{scheme}", format, program) if scheme and program else None
+    if row is not None and not row.works:
+        known = [one for one in table() if (one.format, one.program, one.works) == (format, program, True)]
+        names = [one.scheme.removeprefix(CACHE) for one in known if one.scheme.startswith(CACHE)]
+        raise ConfigError(
+            f"{PROGRAMS[row.program].title} has no {scheme} cache in the {FORMATS[format].title} format "
+            f"({row.shown_by}); --kv-cache {' or '.join(names)} is read"
+        )
 
 
 def sentence(row: Row, scheme: str, program: str | None) -> str:

@@ -8,6 +8,8 @@ its experts, and the method that gives new modules their first values.
     conversions   of one tensor into several get several sources, which no conversion may have, and packed weights leave
                   the sources of others empty: both only where the layer that they make has no scales of its own
     first values  are written into ``weight``, which packed layers do not have
+    zero points   of packed weights are packed too, and are asked for as they are
+    blocks        (MX formats, NVFP4) come back as bfloat16, whatever the model computes in
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import torch
 from torch import nn
 
 from quark.torch.experts import UnfusedExperts, numbered_stacks
-from quark.torch.export.model_files import is_untied
+from quark.torch.export.model_files import float_dtype, is_untied
 from quark.torch.export.original import WEIGHT, Names, base_of, conversions_of
 from quark.torch.quantized_layer import detach
 
@@ -48,12 +50,31 @@ def why_not(
     """
     packed = [name for name, format in formats.items() if "pack" in format.value]
     reasons = (
+        zero_points(schemes, packed),
+        blocks(model, schemes),
         experts(model, schemes, names),
         ties(model, schemes),
         conversions(described, names, schemes, packed),
         values(model, packed),
     )
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def zero_points(schemes: Mapping[str, Any], packed: Iterable[str]) -> str | None:
+    """Packed weights with zero points."""
+    name = next((name for name in packed if not schemes[name].weights.symmetric), None)
+    return name and f"it has no place for the packed zero points of {name!r} (sizes of stored tensors do not match)"
+
+
+def blocks(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
+    """Weights in blocks, of a model that does not compute in the type that they are decoded to."""
+    dtype, name = float_dtype(model), next((name for name in schemes if schemes[name].weights.scale_dtype), None)
+    if name is None or dtype is torch.bfloat16:
+        return None
+    own = str(dtype).removeprefix("torch.")
+    return (
+        f"it decodes the blocks of {name!r} to bfloat16, and this model computes in {own} (dtype=torch.bfloat16 fits)"
+    )
 
 
 def experts(model: nn.Module, schemes: Mapping[str, Any], names: Names) -> str | None:

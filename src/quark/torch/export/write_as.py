@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import nn
 from quark.errors import ConfigError, unknown
 from quark.files.folder import new_folder
 from quark.torch.config.model import QConfig
-from quark.torch.experts import UnfusedExperts, is_fused
+from quark.torch.config.tensor import QTensorConfig
+from quark.torch.config.type import QSchemeType
+from quark.torch.experts import UnfusedExperts, fact, is_fused
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.formats import FORMATS
@@ -97,7 +100,8 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
     """Refuse, before any work, experts that the program would read wrongly in the format.
 
     transformers stacks the experts of a compressed-tensors file in float while it loads it: inputs are then not
-    quantized, and experts that the checkpoint has stacked find no place and are made up at random.
+    quantized, and experts that the checkpoint has stacked find no place and are made up at random. vLLM has one scale,
+    one bias and one tensor for gate and up of experts whose rows take turns (gpt_oss), where files have two.
 
     Args:
         model: float, or a skeleton.
@@ -108,6 +112,8 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
     Raises:
         ConfigError: such experts; the message names what reads them.
     """
+    if program == "vllm":
+        check_experts_for_vllm(model, config, format)
     if format != "compressed-tensors" or program == "vllm":
         return
     found = (name for name, one in model.named_modules() if is_fused(one) or isinstance(one, UnfusedExperts))
@@ -120,6 +126,34 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
         raise ConfigError(
             f"transformers {what} when it reads {path!r} in compressed-tensors; use --format quark, or --for vllm"
         )
+
+
+def check_experts_for_vllm(model: nn.Module, config: QConfig, format: str) -> None:
+    """Refuse experts that vLLM 0.33 does not load, by the error that shows it."""
+    for path, one in model.named_modules():
+        known = is_fused(one) or isinstance(one, UnfusedExperts)
+        if not known or any(fnmatchcase(f"{path}.0.up_proj", pattern) for pattern in config.exclude):
+            continue
+        if fact(one, "has_gate") and not fact(one, "is_concatenated"):
+            raise ConfigError(
+                f"vLLM has one tensor for gate and up of {path!r}, whose rows take turns, and files have two "
+                f"(KeyError: 'layers.0.mlp.experts.routed_experts.gate_proj.input_scale', "
+                f"GptOssModel._load_weights_quark); --for transformers has them"
+            )
+        if format == "compressed-tensors" and has_int8_tensors(config):
+            raise ConfigError(
+                f"vLLM does not load {path!r} in compressed-tensors with one int8 scale per tensor (RuntimeError: "
+                f"Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --format quark has them"
+            )
+
+
+def has_int8_tensors(config: QConfig) -> bool:
+    """Whether weights and inputs are int8 with one scale each."""
+    both = config.global_quant_config.weight, config.global_quant_config.input_tensors
+    return all(
+        isinstance(one, QTensorConfig) and one.qscheme is QSchemeType.per_tensor and one.dtype.name == "int8"
+        for one in both
+    )
 
 
 def config_for(config: QConfig, format: str, program: str | None, dtype: torch.dtype) -> QConfig:

@@ -1,0 +1,185 @@
+"""What vLLM's own classes make of checkpoints, on a CPU: ``python vllm_judge.py FOLDER...``, one line of JSON each.
+
+Runs in an environment of its own, that ``vllm_table.py`` makes; nothing of quark is imported. A folder is read in a
+process of its own:
+
+    config        its ``config.json``
+    parameters    the classes and schemes of every layer
+    weights       the files, by the model's own ``load_weights``
+    processed     ``process_weights_after_loading`` of every layer
+    run           the linear layers, by vLLM's emulation and by what ``vllm_plain.py`` has: outputs against those of
+                  FOLDER.expected.pt: {name in the file: (input [n, in], output [n, out], output [n, out] of activations
+                  that are not quantized)}
+
+For types that a CPU has no kernel for, vLLM's emulation kernels are offered; where there is none either, the classes
+and the loading are judged and the layer is counted as not run, with the class that was asked for.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import os
+import re
+import sys
+import traceback
+from typing import Any
+
+os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="CRITICAL", MASTER_ADDR="127.0.0.1")
+logging.disable(logging.WARNING)
+
+import torch  # noqa: E402
+import vllm_plain  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+
+DEFAULTS = re.compile(r"\.attn\.([kqv]|prob)_(scale|zero_point)$")  # vLLM's own, without a quantized cache
+
+
+class Judged:
+    """One folder."""
+
+    def __init__(self, folder: str, port: int) -> None:
+        self.folder, self.port, self.stage = folder.rstrip("/"), port, "config"
+        self.found: dict[str, Any] = {"folder": "/".join(self.folder.split("/")[-2:]), "ok": False}
+
+    def verdict(self) -> dict[str, Any]:
+        """All stages, up to the first that raises."""
+        try:
+            for self.stage in ("config", "parameters", "weights", "processed", "run"):
+                getattr(self, self.stage)()
+            return self.found
+        except Exception as error:  # whatever vLLM raises is what is asked for
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:600]
+            at = f"{os.path.basename(last.filename)}:{last.lineno}"
+            return {**self.found, "stage": self.stage, "error": text, "at": at}
+
+    def config(self) -> None:
+        """vLLM's configuration."""
+        from vllm.config import CacheConfig, DeviceConfig, LoadConfig, ModelConfig, VllmConfig
+
+        made = ModelConfig(model=self.folder, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=64)
+        self.settings = VllmConfig(
+            model_config=made,
+            device_config=DeviceConfig(device="cpu"),
+            load_config=LoadConfig(),
+            cache_config=CacheConfig(cache_dtype="auto"),
+        )
+
+    def parameters(self) -> None:
+        """The model with its parameters."""
+        from vllm.config import set_current_vllm_config
+        from vllm.distributed import init_distributed_environment, initialize_model_parallel
+        from vllm.model_executor.model_loader.utils import initialize_model
+
+        with set_current_vllm_config(self.settings):
+            os.environ["MASTER_PORT"] = str(self.port)
+            init_distributed_environment(1, 0, f"tcp://127.0.0.1:{self.port}", 0, "gloo")
+            initialize_model_parallel(1, 1)
+            torch.set_default_dtype(torch.bfloat16)
+            self.model = initialize_model(vllm_config=self.settings, model_config=self.settings.model_config)
+        modules = [one for _, one in self.model.named_modules()]
+        schemes = {type(one.scheme).__name__ for one in modules if getattr(one, "scheme", None) is not None}
+        experts = {type(one.quant_method).__name__ for one in modules if "RoutedExperts" in type(one).__name__}
+        self.found |= {"schemes": sorted(schemes), "experts": sorted(experts)}
+
+    def weights(self) -> None:
+        """The files in the parameters."""
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(self.settings):
+            loaded = set(self.model.load_weights(tensors(self.folder)) or ())
+        names = {name for name, _ in self.model.named_parameters()}
+        missing = sorted(name for name in names - loaded if not DEFAULTS.search(name))
+        cache = sum(1 for name in loaded if DEFAULTS.search(name))
+        self.found |= {"loaded": len(loaded), "cache_scales": cache}
+        if missing:
+            raise ValueError(f"never loaded: {', '.join(missing[:4])}")
+
+    def processed(self) -> None:
+        """Every layer made ready to run; what needs a kernel that a CPU has not is counted."""
+        from vllm.config import set_current_vllm_config
+
+        self.unready: dict[str, str] = {}
+        with set_current_vllm_config(self.settings):
+            for name, layer in self.model.named_modules():
+                method = getattr(layer, "quant_method", None)
+                if method is None or not hasattr(method, "process_weights_after_loading"):
+                    continue
+                try:
+                    method.process_weights_after_loading(layer)
+                except Exception as error:  # as above
+                    self.unready[name] = f"{type(method).__name__}: {type(error).__name__}: {str(error)[:120]}"
+
+    def run(self) -> None:
+        """Linear layers against what was evaluated."""
+        path = f"{self.folder}.expected.pt"
+        expected = torch.load(path) if os.path.exists(path) else {}
+        apart: dict[str, tuple[float, float]] = {}
+        unrun = dict(self.unready)
+        for name, layer in self.model.named_modules():
+            wanted = self.expected_of(name, expected)
+            if wanted is None or name in unrun:
+                continue
+            try:
+                found = layer(wanted[0].to(torch.bfloat16))
+            except Exception as error:  # a kernel that is not there says so in many ways
+                unrun[name] = f"{type(error).__name__}: {str(error)[:120]}"
+                continue
+            found = (found[0] if isinstance(found, tuple) else found).float()
+            apart[name] = (difference(found, wanted[1]), difference(found, wanted[2]))
+        worst = max(apart.items(), key=lambda item: item[1][0], default=("", (0.0, 0.0)))
+        plain = max((error for _, error in apart.values()), default=0.0)
+        self.found |= {"ok": True, "run": len(apart), "worst": round(worst[1][0], 5), "where": worst[0]}
+        self.found["weights"] = round(plain, 5)
+        if unrun:
+            self.found["unrun"] = {"count": len(unrun), "first": "; ".join(next(iter(unrun.items())))}
+
+    def inside(self, name: str) -> str:
+        """The name in vLLM of a layer in a file, whose own part stays: vLLM's tables would join it with others."""
+        mapper = getattr(self.model, "hf_to_vllm_mapper", None)
+        head, _, last = name.rpartition(".")
+        found = mapper.apply_list([f"{head}.layer"]) if mapper and head else []
+        return f"{found[0].removesuffix('.layer')}.{last}" if found else name
+
+    def expected_of(self, name: str, expected: dict[str, Any]) -> tuple[torch.Tensor, ...] | None:
+        """Input and outputs of a layer; of one that vLLM fused, those of its parts."""
+        head, _, last = name.rpartition(".")
+        parts = getattr(self.model, "packed_modules_mapping", {}).get(last, [last])
+        known = {self.inside(key): key for key in expected}
+        found = [expected.get(known.get(f"{head}.{part}", "")) for part in parts]
+        if any(one is None for one in found):
+            return None
+        return found[0][0], *(torch.cat([one[place] for one in found], -1) for place in (1, 2))  # type: ignore[index]
+
+
+def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """||a - b|| / ||b||."""
+    return float((found - wanted.float()).norm() / wanted.float().norm())
+
+
+def tensors(folder: str):  # type: ignore[no-untyped-def]
+    """(name, value) of everything in the files."""
+    for file in sorted(glob.glob(f"{folder}/*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            for key in opened.keys():  # noqa: SIM118  not a mapping
+                yield key, opened.get_tensor(key)
+
+
+def main() -> None:
+    """A process for each folder, made after the imports."""
+    vllm_plain.offer()
+    import vllm.config  # noqa: F401  once, before the processes part
+
+    for number, folder in enumerate(sys.argv[1:]):
+        sys.stdout.flush()
+        if (child := os.fork()) == 0:
+            print(json.dumps(Judged(folder, 29600 + (os.getpid() + number) % 2000).verdict()), flush=True)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            print(json.dumps({"folder": folder, "ok": False, "stage": "process", "error": "it ended"}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What vLLM reads of what is written for it: models exported with ``program="vllm"``, judged, and the page written.
+
+    python tests/consumers/vllm_table.py FOLDER --python PYTHON [--types llama,mixtral] [--schemes fp8] [--caches fp8]
+
+PYTHON is that of an environment with vLLM 0.33 (installed without its dependencies) beside the torch of this project;
+``AMD_QUARK`` is the folder of ``pip install --no-deps --target FOLDER amd-quark``, whose arithmetic vLLM's emulation of
+MXFP4 and MXFP6 calls. Small random models in bfloat16; written to ``docs/results/vllm.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "results" / "vllm.md"
+TYPES = "llama,qwen3,gemma3_text,mixtral,qwen3_moe,phimoe,deepseek_v3,gpt_oss"
+SCHEMES = "fp8,ptpc_fp8,int4_wo_32,uint4_wo_32,int8,ptpc_int8,mxfp4,mxfp6_e2m3,mxfp8,nvfp4"
+LIMITS = (1e-3, 0.03)  # relative error of a layer's output: weights alone; activations in vLLM's bfloat16 arithmetic
+LONG = 240  # of a reason
+HEAD = """# What vLLM makes of our files
+
+Written by `tests/consumers/vllm_table.py`. Small random models in bfloat16, exported for vLLM, then read by the classes
+of vLLM 0.33 on a CPU (configuration, parameters, weights, `process_weights_after_loading`); the outputs of its linear
+layers, those that it fuses as one, are compared with the layers that were evaluated (relative error; compiled operators
+that a CPU lacks are computed in plain torch, from the codes and scales that vLLM has loaded). *weights*: vLLM's
+emulation leaves activations in float, and the weights are right. *no backend*: vLLM has the class, and no kernel for
+experts on a CPU. Experts are loaded, not run. *refused* is our own sentence, before anything is written.
+"""
+
+
+def main() -> None:
+    """Write the models, let vLLM read them, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--python", required=True)
+    for name, default in (("types", TYPES), ("schemes", SCHEMES), ("caches", "fp8")):
+        parser.add_argument(f"--{name}", default=default)
+    given = parser.parse_args()
+    sys.path.insert(0, str(HERE))
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+    refused = dict(exported(given))
+    folders = sorted(path for path in given.folder.glob("*/*") if path.is_dir())
+    command = [given.python, str(HERE / "vllm_judge.py"), *map(str, folders)]
+    lines = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
+    judged = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+    PAGE.write_text(page({line["folder"]: line for line in judged} | refused), encoding="utf-8")
+
+
+def exported(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Write every model; what our export refuses is given, by its name."""
+    import tiny
+    import torch
+
+    types = dict(tiny.model_types())
+    for name in given.types.split(","):
+        model = tiny.tiny_model(name, types[name]).to(torch.bfloat16)
+        if any(key.endswith("e_score_correction_bias") for key in model.state_dict()):
+            model.config.topk_method = "noaux_tc"  # as in the original's config.json; vLLM asks for it
+        pairs = [(scheme, "") for scheme in given.schemes.split(",")]
+        pairs += [("fp8", cache) for cache in given.caches.split(",") if cache]
+        for scheme, cache in pairs:
+            for form in ("quark", "compressed-tensors"):
+                key = f"{name}/{scheme}{f' + {cache} cache' if cache else ''}:{form}"
+                if (why := written(model, scheme, cache, form, given.folder / key)) is not None:
+                    yield key, {"refused": why}
+
+
+def written(model: Any, scheme: str, cache: str, form: str, goal: Path) -> str | None:
+    """Write one model and what its layers compute; the sentence of a refusal."""
+    import tiny
+    import torch
+
+    from quark.errors import QuarkError
+    from quark.torch import LLMTemplate, ModelQuantizer
+    from quark.torch.export.formats import check_caches, check_formats
+    from quark.torch.export.write_as import check_experts, config_for, export_as
+
+    if goal.exists():
+        return None
+    try:
+        check_formats([scheme], form, "vllm")
+        check_caches(cache or None, form, "vllm")
+        config = LLMTemplate.for_model(model).get_config(scheme, kv_cache_scheme=cache or None)
+        check_experts(model, config, form, "vllm", goal.parent)
+        config = config_for(config, form, "vllm", model.dtype)
+        quantized = ModelQuantizer(config).quantize_model(copy.deepcopy(model), [tiny.inputs_of(model)])
+        export_as(quantized, goal, form, goal.parent, program="vllm")
+    except QuarkError as error:
+        return str(error)
+    torch.save(expected(quantized), f"{goal}.expected.pt")
+    return None
+
+
+def expected(model: Any) -> dict[str, tuple[Any, ...]]:
+    """By names in files: input of a layer, its output, and its output without quantized activations."""
+    import torch
+
+    from quark.torch.export.original import names_of
+    from quark.torch.quantized_layer import quantized_layers
+
+    names, made = names_of(model), {}
+    for name, layer in quantized_layers(model):
+        weight = layer.twin()._parameters["weight"].detach()  # type: ignore[union-attr]
+        generator = torch.Generator().manual_seed(weight.shape[-1])  # layers that vLLM fuses have one input
+        x = torch.randn(8, weight.shape[-1], generator=generator).to(torch.bfloat16)
+        with torch.no_grad():
+            quantizer, layer.output_quantizer = layer.output_quantizer, None  # that of a cache acts behind RoPE
+            plain = torch.nn.functional.linear(x, weight.to(x.dtype), layer.bias)
+            made[names.layer(name)] = (x, layer(x), plain)
+            layer.output_quantizer = quantizer
+    return made
+
+
+def word(line: dict[str, Any]) -> str:
+    """A cell."""
+    if "refused" in line:
+        return "refused"
+    if not line["ok"]:
+        return "no backend" if "backend supports" in line["error"] else "**no**"
+    if line["worst"] <= LIMITS[1]:
+        return f"{line['worst']:.1g}"
+    return "weights" if line["weights"] <= LIMITS[0] else f"**{line['worst']:.1g}**"
+
+
+def page(found: dict[str, dict[str, Any]]) -> str:
+    """The page of documents."""
+    names = sorted({key.split("/")[0] for key in found})
+    columns = sorted({key.split("/")[1].replace(":", " in ") for key in found})
+    lines = [HEAD, f"| in | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for column in columns:
+        cells = [found.get(f"{name}/{column.replace(' in ', ':')}") for name in names]
+        lines.append(f"| {column} | {' | '.join('–' if cell is None else word(cell) for cell in cells)} |")
+    reasons: dict[str, list[str]] = {}
+    for key, line in sorted(found.items()):
+        if not line.get("ok"):
+            text = line.get("refused") or f"{line['error']} ({line['at']})"
+            reasons.setdefault(text[:LONG], []).append(f"`{key}`")
+    lines += ["", "## What is not read", ""]
+    lines += [f"- {text}: {', '.join(keys)}" for text, keys in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
