@@ -44,7 +44,7 @@ def write(model: Any, folder: Path, format: str) -> None:
     if format == "gptq_v2":
         export_safetensors(model, folder, custom_mode=format)
     else:
-        export_as(model, folder, format, folder)
+        export_as(model, folder, format, folder, program="vllm")
 
 
 def values(model: Any) -> dict[str, torch.Tensor]:

@@ -36,7 +36,7 @@ CASES = [(format, scheme) for format, schemes in FORMATS.items() for scheme in s
 def source(scheme: str, format: str, folder: Path) -> Any:
     """A quantized model, also written to a folder."""
     model = quantized(llama(**SIZES), LLMTemplate.get("llama").get_config(scheme))
-    export_as(model, folder, format, folder)
+    export_as(model, folder, format, folder, program="vllm")  # what transformers cannot load, too
     return model
 
 

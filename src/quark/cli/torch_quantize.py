@@ -196,7 +196,8 @@ def checked_format(request: Request, values: dict[str, Any]) -> str:
     from quark.torch.export.formats import check_caches, check_formats, chosen_format
 
     format = chosen_format(request.format, request.program)
-    check_formats(schemes_of(values), format, request.program)
+    silent = "transformers" if format == "compressed-tensors" else None  # who says nothing may mean it
+    check_formats(schemes_of(values), format, request.program or silent)
     check_caches(request.kv_cache or values.get("kv_cache"), format, request.program)
     return format
 

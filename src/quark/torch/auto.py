@@ -310,7 +310,7 @@ def write(model: nn.Module, found: Outcome, samples: Sequence[Any], output: Path
     kept = getattr(model, "dtype", next(model.parameters()).dtype)
     config = config_for(config_of(found.winner.values, model), found.format, program, kept)
     ModelQuantizer(config).quantize_model(model, list(samples))
-    export_as(model, output, found.format, source)
+    export_as(model, output, found.format, source, program=program)
 
 
 def nearest(trials: Sequence[Trial], target: Target) -> Trial:
