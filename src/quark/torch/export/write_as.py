@@ -14,9 +14,9 @@ from torch import nn
 
 from quark.errors import ConfigError, unknown
 from quark.files.folder import new_folder
+from quark.numerics.elements import Int
+from quark.numerics.granularity import Tensor
 from quark.torch.config.model import QConfig
-from quark.torch.config.tensor import QTensorConfig
-from quark.torch.config.type import QSchemeType
 from quark.torch.experts import UnfusedExperts, fact, is_fused
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.compressed_tensors import export_compressed_tensors
@@ -140,19 +140,19 @@ def check_experts_for_vllm(model: nn.Module, config: QConfig, format: str) -> No
                 f"(KeyError: 'layers.0.mlp.experts.routed_experts.gate_proj.input_scale', "
                 f"GptOssModel._load_weights_quark); --for transformers has them"
             )
-        if format == "compressed-tensors" and has_int8_tensors(config):
+        if format == "compressed-tensors" and has_integer_tensors(config):
             raise ConfigError(
-                f"vLLM does not load {path!r} in compressed-tensors with one int8 scale per tensor (RuntimeError: "
+                f"vLLM does not load {path!r} in compressed-tensors with one scale for integers of a tensor (RuntimeError: "
                 f"Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --format quark has them"
             )
 
 
-def has_int8_tensors(config: QConfig) -> bool:
-    """Whether weights and inputs are int8 with one scale each."""
-    both = config.global_quant_config.weight, config.global_quant_config.input_tensors
+def has_integer_tensors(config: QConfig) -> bool:
+    """Whether weights and inputs are integers with one scale each."""
+    stages = [config.global_quant_config.stages(slot) for slot in ("weight", "input_tensors")]
     return all(
-        isinstance(one, QTensorConfig) and one.qscheme is QSchemeType.per_tensor and one.dtype.name == "int8"
-        for one in both
+        len(found) == 1 and isinstance(found[0].format, Int) and isinstance(found[0].spec.granularity, Tensor)
+        for found in stages
     )
 
 
