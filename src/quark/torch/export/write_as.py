@@ -142,8 +142,8 @@ def check_experts_for_vllm(model: nn.Module, config: QConfig, format: str) -> No
             )
         if format == "compressed-tensors" and has_integer_tensors(config):
             raise ConfigError(
-                f"vLLM does not load {path!r} in compressed-tensors with one scale for integers of a tensor (RuntimeError: "
-                f"Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --format quark has them"
+                f"vLLM does not load {path!r} in compressed-tensors with integers of one scale per tensor "
+                f"(RuntimeError: Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --format quark has them"
             )
 
 
