@@ -25,7 +25,7 @@ def judged(sqnr: float, level: int = 0) -> Judged:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_every_recipe_changes_a_configuration_that_works(recipe) -> None:  # type: ignore[no-untyped-def]
-    start = next(Choice(preset) for preset in ("A8W8", "XINT8") if recipe.applies(EVERYTHING, Choice(preset)))
+    start = next(Choice(preset) for preset in ("A8W8", "XINT8", "MATMUL_NBITS") if recipe.applies(EVERYTHING, Choice(preset)))
     assert recipe.cause
     changed = recipe.change(start)
     assert changed != start
