@@ -51,7 +51,7 @@ def render(report: Report) -> str:
         "TITLE": _words(report.title),
         "STYLE": _asset("report.css"),
         "VERDICTS": _verdict("", report.verdict) + "".join(_verdict(name, one.verdict) for name, one in named),
-        "TABLES": "".join(_table(table) for table in report.tables if table.rows),
+        "TABLES": "".join(_table(table) for table in report.tables if table.rows or table.note),
         "DATA": _embed(data_of(report)),
         "SCRIPT": "\n".join(_asset(name) for name in ("plots.js", "report.js")),
     }
@@ -137,7 +137,7 @@ def _table(table: Table) -> str:
     side = ["number" if is_numeric(table, index) else "words" for index in range(len(table.columns))]
     rows = "".join(_row(row, side, "td") for row in table.rows)
     note = f"<p class='note'>{_words(table.note)}</p>" if table.note else ""
-    filled = f"<table>{_row(table.columns, side, 'th')}{rows}</table>"
+    filled = f"<table>{_row(table.columns, side, 'th')}{rows}</table>" if table.rows else ""
     title = f"<summary>{_words(table.title)} <span class='note'>{len(table.rows)}</span></summary>"
     return f"<details>{title}<div class='scroll'>{filled}</div>{note}</details>"
 
