@@ -25,7 +25,8 @@ def judged(sqnr: float, level: int = 0) -> Judged:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_every_recipe_changes_a_configuration_that_works(recipe) -> None:  # type: ignore[no-untyped-def]
-    start = next(Choice(preset) for preset in ("A8W8", "XINT8", "MATMUL_NBITS") if recipe.applies(EVERYTHING, Choice(preset)))
+    presets = (Choice(preset) for preset in ("A8W8", "XINT8", "MATMUL_NBITS"))
+    start = next(choice for choice in presets if recipe.applies(EVERYTHING, choice))
     assert recipe.cause
     changed = recipe.change(start)
     assert changed != start
