@@ -46,6 +46,7 @@ READERS = {
     "recipe": Reader("config_causes", "RECIPES"),
     "preprocess": Reader("settings_causes", "PREPROCESS"),
     "plan": Reader("settings_causes", "PLANS"),
+    "energy": Reader("settings_causes", "ENERGIES"),
     "resume": Reader("state_causes", "RESUMES"),
     "ledger": Reader("state_causes", "LEDGERS"),
     "mark": Reader("state_causes", "MARKS", ("torch",)),

@@ -14,6 +14,7 @@ from tests.fuzz.causes import Cause, Finding
 from tests.fuzz.config_causes import VALUES, YAMLS
 
 from quark.onnx.config_file import read_values
+from quark.onnx.energy import read_table
 from quark.onnx.preprocess_file import FILE, read_beside
 
 PICTURES = {
@@ -37,11 +38,16 @@ ODD = (
     [float("inf")] * 3,
     [1e400, -1, 0],
     [1] * 1000,
+    10**400,
+    [10**400] * 3,
     [2**70, 1],
     [[1, 2, 3]],
 )
 
+ENERGY: dict[str, Any] = {"int8/int8": 0.2, "float32/float32": 3.7, "uint16/int8": 1}
+
 PREPROCESS: list[Cause] = []
+ENERGIES: list[Cause] = []
 PLANS: list[Cause] = []
 
 
@@ -56,6 +62,9 @@ def read(folder: Path) -> None:
         if found is not None and any(value == 0 for value in found.to_dict().get("std") or []):
             raise Finding("a deviation of 0 was taken")
         return
+    for path in sorted(folder.glob("energy.*")):
+        if not all(0 <= value < float("inf") for value in read_table(str(path)).values()):
+            raise Finding("an energy that is none")
     for path in sorted(folder.glob("plan.*")):
         read_values(path)
 
@@ -83,6 +92,7 @@ def damaged(values: dict[str, Any]) -> Iterator[tuple[str, str, bytes]]:
 for reader, causes, name, values in (
     ("preprocess", PREPROCESS, FILE, PICTURES),
     ("plan", PLANS, "plan.yaml", PLAN),
+    ("energy", ENERGIES, "energy.yaml", ENERGY),
 ):
     for kind, damage, content in damaged(values):
         causes.append(Cause(reader, kind, damage, partial(put, name, content)))

@@ -10,7 +10,7 @@ traffic, which the budgets ``bits`` and ``size`` count, and what a compiler fuse
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def read_table(budget: str) -> Table:
         raise ConfigError(f"--budget {budget!r} must hold lines such as 'int8/int8: 0.2'")
     for types, number in found.items():
         told = isinstance(number, (int, float)) and not isinstance(number, bool)
-        if not isinstance(types, str) or "/" not in types or not told or not 0 <= number < math.inf:
+        if not isinstance(types, str) or "/" not in types or not told or not 0 <= number <= sys.float_info.max:
             raise ConfigError(f"--budget {budget!r}: {types!r} is {number!r}; write 'int8/int8: 0.2', 0 or more")
     return {str(types): float(number) for types, number in found.items()}
 

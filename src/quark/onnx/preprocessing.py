@@ -11,7 +11,7 @@ Not handled: crops by another ratio, colour spaces beside RGB and BGR: a functio
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -54,15 +54,17 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         for name, numbers in (("mean", self.mean), ("std", self.std)):
-            bad = [number for number in numbers if not math.isfinite(number) or (name == "std" and number <= 0)]
+            bad = [
+                number for number in numbers if not abs(number) <= sys.float_info.max or (name == "std" and number <= 0)
+            ]
             if bad or not numbers:
-                given = bad[0] if bad else "nothing"
+                given = str(bad[0])[:40] if bad else "nothing"
                 above = " above zero" if name == "std" else ""
                 raise DataError(f"{name} is {given}: every number must be finite{above}")
         if self.resize not in RESIZES:
             raise DataError(unknown("resize", self.resize, RESIZES))
         if self.scale not in SCALES:
-            raise DataError(f"scale is {self.scale:g}: 255 makes pixels 0..1, 1 leaves them 0..255")
+            raise DataError(f"scale is {str(self.scale)[:40]}: 255 makes pixels 0..1, 1 leaves them 0..255")
         sides = (1, 1) if self.size is None else self.size
         if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
             raise DataError(f"size is {self.size}: it is (height, width), two positive integers")
