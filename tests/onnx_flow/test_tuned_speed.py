@@ -11,7 +11,7 @@ import onnx
 import pytest
 from tests.onnx_flow import models
 
-from quark.config.plan import Plan
+from quark.config.plan_diff import read_plan
 from quark.errors import ConfigError
 from quark.onnx import Config, ModelQuantizer, get_default_config, tuned_speed
 from quark.onnx.result import Result
@@ -82,10 +82,11 @@ def test_the_fastest_division_is_taken_and_made_again_without_timing(
     assert again.proto.SerializeToString() == first.proto.SerializeToString()
 
 
-def test_the_plan_says_what_was_measured_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_says_what_was_measured_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fastest(monkeypatch, tuned_speed.INTEGERS)
     result = made(TuneSpeed=True)
-    told = Plan.from_json(result.plan.to_json()).tuned
+    (tmp_path / "plan.json").write_text(result.plan.to_json(), encoding="utf-8")
+    told = read_plan(tmp_path / "plan.json").tuned
     assert told == result.plan.tuned and told["processor"] == tuned_speed.processor() and told["threads"] >= 1
     assert set(told["milliseconds"]) == {tuned_speed.INTEGERS, tuned_speed.TABLE, tuned_speed.KERNELS}
     [line] = [one.refused[0] for one in result.passes if one.name == "tune_speed"]

@@ -64,6 +64,8 @@ class _Plan(Schema):
     nodes: list[_Node]
     proposals: list[str] = Field(default_factory=list)
     floats: dict[str, str] = Field(default_factory=dict)
+    tuned: dict[str, Any] = Field(default_factory=dict)
+    preprocessing: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

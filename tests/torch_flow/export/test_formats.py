@@ -157,9 +157,9 @@ def test_experts_that_transformers_misreads_are_refused_for_it(
     """transformers stacks experts in float while it loads compressed-tensors; vLLM keeps them as they are."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 64}
-    sizes |= {"num_hidden_layers": 1}
+    sizes |= {"num_hidden_layers": 1, "num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
     model_type = getattr(transformers, kind)
-    model = model_type(model_type.config_class(**sizes, num_local_experts=2, num_key_value_heads=2))
+    model = model_type(model_type.config_class(**sizes))
     model.save_pretrained(tmp_path)
     config = LLMTemplate.for_model(model).get_config(scheme)
     vllm = [] if kind == "GptOssForCausalLM" else [("compressed-tensors", "vllm")]  # refused by a reason of its own

@@ -15,7 +15,7 @@ from quark.errors import ModelError
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export import state
 from quark.torch.export.api import export_safetensors
-from quark.torch.quantization.config.config import Int4PerGroupSpec, QConfig, QLayerConfig
+from quark.torch.quantization.config.config import Int4PerGroupSpec, Int8PerChannelSpec, QConfig, QLayerConfig
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"vocab_size": 128, "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -49,6 +49,24 @@ def transposed(stored: Stored) -> Stored:
     """Square codes are transposed."""
     codes = stored[""]
     return {**stored, "": codes.T.contiguous() if codes.shape[0] == codes.shape[1] else codes}
+
+
+@pytest.mark.parametrize("shape", [(64, 48), (512, 320)], ids=["whole", "in windows"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(Int8PerChannelSpec(ch_axis=axis, is_dynamic=False) for axis in (0, 1, -1, -2)),
+        *(Int4PerGroupSpec(ch_axis=axis, group_size=size) for axis, size in ((-1, 16), (0, 32), (1, 16), (-2, 64))),
+    ],
+    ids=lambda spec: f"{type(spec).__name__} {spec.ch_axis}",
+)
+def test_whatever_shares_a_scale_reads_back(spec: Any, shape: tuple[int, int], tmp_path: Path) -> None:
+    """Scales of columns are not those of rows, in matrices that are compared as a whole and in part."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(*shape[::-1], bias=False) for _ in range(2)))
+    weight = spec.to_quantization_spec()
+    export_safetensors(ModelQuantizer(QConfig(QLayerConfig(weight=weight))).quantize_model(model), tmp_path / "m")
+    assert (tmp_path / "m" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4", "int8_wo_per_channel", "nvfp4", "int4_fp8", "mx6"])

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from quark.errors import ModelError
-from quark.numerics.granularity import Block2D
+from quark.numerics.granularity import Block2D, Channel, Granularity, Group
 from quark.torch.export.checkpoint import opened, tensor_of, weight_files
 from quark.torch.export.decoded import Foreign, Windows
 from quark.torch.export.layout import Stored, layout_of_quantizer
@@ -128,7 +128,7 @@ class Coded:
         stages = list(parts(own))
         self.windows = windows_of(self.quantizer, self.shape)
         self.key: Any = None
-        whole = not self.windows.count % unit_of(self.quantizer)  # no block has less rows than the others
+        whole = not self.windows.count % unit_of(self.quantizer, len(self.shape))  # no block lacks rows
         if not isinstance(held, StoredTensor) and all(map(goes_along_rows, stages)) and len(self.shape) == 2 and whole:
             known = tuple((part.stage, part.granularity) for part in stages)
             self.key = known, self.shape[1:], self.value.dtype, self.frozen, type(self)
@@ -217,12 +217,21 @@ def grouped(tasks: Iterable[Coded]) -> Iterator[Together]:
 
 
 def goes_along_rows(part: FakeQuantize) -> bool:
-    """Whether every scale of a stage belongs to some rows."""
-    if type(part) is not FakeQuantize:
+    """Whether every scale of a stage of a matrix belongs to some rows."""
+    if type(part) is not FakeQuantize or not rows_of_a_scale(part.granularity, 2):
         return False
-    if part.scale is None:
-        return part.stage.is_block and not part.stage.needs_range
-    return part.scale.dim() > 0 and part.scale.shape[0] > 1
+    return part.stage.is_block and not part.stage.needs_range if part.scale is None else part.scale.dim() > 0
+
+
+def rows_of_a_scale(granularity: Granularity, dims: int) -> int:
+    """Rows of a tensor of so many axes that share a scale of their own; 0: scales have nothing to do with rows."""
+    if isinstance(granularity, Block2D):
+        return granularity.rows
+    if isinstance(granularity, Channel):
+        return int(granularity.axis % dims == 0)
+    if isinstance(granularity, Group):
+        return 1 if granularity.axis % dims else granularity.size
+    return 0
 
 
 def computed(tasks: list[Coded]) -> torch.Tensor:
@@ -233,7 +242,7 @@ def computed(tasks: list[Coded]) -> torch.Tensor:
     rows = joined([task.windows.cut(task.value) for task in tasks])
     if first.frozen:
         return rows
-    return quantizer_of_rows([(task.quantizer, task.windows) for task in tasks])(rows)
+    return quantizer_of_rows([(task.quantizer, task.windows) for task in tasks], len(first.shape))(rows)
 
 
 def restored(tasks: list[Decoded], rows: int) -> torch.Tensor:
@@ -254,13 +263,12 @@ def joined(values: list[torch.Tensor], axis: int = 0) -> torch.Tensor:
 
 def windows_of(quantizer: Any, shape: tuple[int, ...], part: int = PART) -> Windows:
     """The rows of a quantized tensor that are decoded; a window is one of so many parts of them."""
-    return windows(shape, max(ROWS, unit_of(quantizer)), part)
+    return windows(shape, math.lcm(ROWS, unit_of(quantizer, len(shape))), part)
 
 
-def unit_of(quantizer: Any) -> int:
-    """Rows that share their scales."""
-    blocks = [one.granularity.rows for one in parts(quantizer) if isinstance(one.granularity, Block2D)]
-    return max([1, *blocks])
+def unit_of(quantizer: Any, dims: int) -> int:
+    """Rows that share their scales, of a tensor of so many axes."""
+    return math.lcm(*(max(1, rows_of_a_scale(one.granularity, max(dims, 1))) for one in parts(quantizer)))
 
 
 def windows(shape: tuple[int, ...], unit: int, part: int = PART) -> Windows:
@@ -281,8 +289,8 @@ def narrowed(stored: torch.Tensor, shape: tuple[int, ...], windows: Windows) -> 
     return stored
 
 
-def quantizer_of_rows(rows: list[tuple[Any, Windows]]) -> Any:
-    """A quantizer whose parameters are those of some rows of each of several quantizers."""
+def quantizer_of_rows(rows: list[tuple[Any, Windows]], dims: int) -> Any:
+    """A quantizer whose parameters are those of some rows of each of several quantizers, of tensors of so many axes."""
     first, chosen = rows[0]
     if len(rows) == 1 and chosen.count == chosen.rows:
         return first
@@ -292,7 +300,7 @@ def quantizer_of_rows(rows: list[tuple[Any, Windows]]) -> Any:
     for part, *others in zip(parts(own), *(parts(quantizer) for quantizer, _ in rows), strict=True):
         for kind in ("scale", "zero_point"):
             value = getattr(part, kind)
-            if value is not None and value.dim() and value.shape[0] > 1:
+            if value is not None and value.dim() and rows_of_a_scale(part.granularity, dims):
                 found = (windows.cut(getattr(one, kind)) for (_, windows), one in zip(rows, others, strict=True))
                 setattr(part, kind, joined(list(found)))
     return own

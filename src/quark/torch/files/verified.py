@@ -63,7 +63,7 @@ def expected(value: torch.Tensor, quantizer: Quantizer | None, pack_method: str)
         own = windows(shape, 1, PART)
         return Expected(own, own.cut(value).clone() if shape else value)
     own = windows_of(quantizer, shape, PART)
-    values = quantizer_of_rows([(quantizer, own)])(own.cut(value))
+    values = quantizer_of_rows([(quantizer, own)], len(shape))(own.cut(value))
     return Expected(own, values, layout_of_quantizer(quantizer, (own.count, *shape[1:]), pack_method))
 
 
