@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from quark.cli import main
 from quark.demo import data
 from quark.errors import ConfigError
-from quark.onnx.auto import PURPOSES, Goal, Search, Trial, auto, split
+from quark.onnx.auto import PURPOSES, Goal, Search, Trial, _dearness, auto, split
 from quark.onnx.compare import compare
 from quark.onnx.recipes import Choice
 from quark.report.verdict import Judged, worst
@@ -78,6 +79,27 @@ def test_one_standard_error_is_tolerated_where_the_verdict_agrees(
     search = Search(folder / "model.onnx", split(samples()), Goal("npu", None, lambda path: 1.0), tmp_path, print)
     trial = Trial("t", Choice("XINT8"), Judged("y", level, "", 1.0, 20.0), value, chance=chance)
     assert search.within(trial, {}) is passes
+
+
+def test_labels_too_few_to_see_the_tolerance_do_not_tell_trials_apart(folder: Path, tmp_path: Path) -> None:
+    search = Search(folder / "model.onnx", split(samples()), Goal("npu", None, lambda path: 1.0), tmp_path, print)
+    lucky = Trial("lucky", Choice("XINT8"), Judged("y", 1, "", 0.82, 7.0), 0.99, chance=0.05)
+    alike = Trial("alike", Choice("BF16"), Judged("y", 1, "", 0.94, 19.0), 0.92, chance=0.05)
+    assert search.nearest([lucky, alike]) is alike
+    assert search.nearest([replace(lucky, chance=0.005), replace(alike, chance=0.005)]).name == "lucky"
+
+
+def test_cheaper_types_win_for_an_npu_however_accurate_the_dearer_ones(folder: Path, tmp_path: Path) -> None:
+    search = Search(folder / "model.onnx", split(samples()), Goal("npu", seconds=0.0), tmp_path, print)
+
+    def trial(preset: str, sqnr: float, layers: int = 0) -> Trial:
+        choice = Choice(preset, layers={f"l{k}": "float" for k in range(layers)})
+        return Trial(choice.name, choice, Judged("y", 2, "", sqnr, sqnr), passes=True)
+
+    ranked = [trial("A8W8_PER_CHANNEL", 24.0), trial("A8W8", 21.0), trial("A8W8", 22.0, 1), trial("A16W8", 47.0)]
+    ranked.append(trial("BF16", 50.0))
+    for k in range(len(ranked)):
+        assert min(ranked[k:][::-1], key=_dearness(search)) is ranked[k]
 
 
 def test_float_is_the_answer_where_nothing_is_faster_but_never_for_an_npu(

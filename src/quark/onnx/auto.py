@@ -56,6 +56,8 @@ from quark.search.values import FLOAT
 
 ISLANDS = 0.4
 """The part of the time of a preset that is kept for islands, the last resort."""
+HALF, BESIDE = 0.5, 0.125
+"""The part of the layers that may be islands; and where each of them leaves an NPU for the CPU."""
 TRIED = 8
 """Samples that single layers are tried on."""
 DROP = 0.01
@@ -147,10 +149,8 @@ class Search:
         """Whether a trial keeps what it has to keep."""
         drop = self.goal.drop
         if self.float_score is not None and trial.value is not None:
-            limit = abs(self.float_score.value) * (DROP if drop is None else drop)
-            close = trial.value >= self.float_score.value - _larger(limit, trial.chance)
-            told = not trial.chance > limit  # else so few labels that they cannot see the tolerance
-            return close and (told or (trial.judged is not None and trial.judged.level >= GOOD))
+            close = trial.value >= self.float_score.value - _larger(self.limit, trial.chance)
+            return close and (self.told(trial) or (trial.judged is not None and trial.judged.level >= GOOD))
         if trial.judged is None:
             return False
         read = answers.get(trial.judged.name)
@@ -158,18 +158,43 @@ class Search:
             return trial.judged.level >= GOOD
         return read.share >= 1 - _larger(drop, read.error)
 
+    @property
+    def limit(self) -> float:
+        """How much of the metric may be lost."""
+        value = math.nan if self.float_score is None else self.float_score.value
+        return abs(value) * (DROP if self.goal.drop is None else self.goal.drop)
+
+    def told(self, trial: Trial) -> bool:
+        """Whether there is a metric, on so many labels that they can see the tolerance."""
+        return trial.value is not None and not trial.chance > self.limit
+
+    def as_wanted(self, trial: Trial) -> Judged | None:
+        """How a trial was judged: good exactly where it is within the tolerance, by the user's metric if there is one
+        and its labels can see the tolerance; where they cannot, the agreement with the float model tells trials apart.
+        """
+        judged = trial.judged
+        if judged is None:
+            return None
+        level = GOOD if trial.passes else min(judged.level, GOOD - 1)
+        value = trial.value if trial.value is not None and self.told(trial) else judged.value
+        return replace(judged, level=level, value=value)
+
+    def nearest(self, trials: Sequence[Trial]) -> Trial:
+        """The most accurate of the trials."""
+        return max(trials, key=lambda one: Attempt(one.choice or Choice(""), self.as_wanted(one)).rank)
+
     def improved(self, base: Trial, seconds: float) -> None:
         """Recipes on a base that is outside the tolerance."""
 
         def measure(choice: Choice) -> Judged | None:
-            return _as_wanted(self.attempt(choice))
+            return self.as_wanted(self.attempt(choice))
 
         if base.choice is None:
             return
         end = time.perf_counter() + seconds
         self.probes_end = time.perf_counter() + PROBES * seconds
         few = self.samples.total > 4 * PROBED
-        first, probe = Attempt(base.choice, _as_wanted(base)), self.probe if few else None
+        first, probe = Attempt(base.choice, self.as_wanted(base)), self.probe if few else None
         best, _ = improve(first, self.situation, measure, seconds * (1 - ISLANDS), probe)
         good = best.judged is not None and best.judged.level >= GOOD
         if not good and time.perf_counter() < end and Config(best.choice.config()).compile().mode == "static":
@@ -194,9 +219,12 @@ class Search:
         return [tuple(known[one.name] or ()) or None for one in choices]
 
     def islands(self, best: Attempt, end: float) -> None:
-        """The layers that lose most, in float or in the wider preset of an NPU, until the rest is good enough."""
-        wide = wider(best.choice.preset) if self.situation.npu else FLOAT
-        if wide is None:
+        """The layers that lose most, in float or in the wider preset of an NPU, until the rest is good enough.
+
+        What an NPU has no wider type for runs on the CPU beside it: a few layers, where nothing else is good enough.
+        """
+        npu, wide = self.situation.npu, wider(best.choice.preset) if self.situation.npu else FLOAT
+        if wide is None and any(trial.passes for trial in self.trials):
             return
         few = list(islice(self.samples.fit, TRIED))
         values = {"preset": best.choice.preset, "options": dict(best.choice.options)}
@@ -205,8 +233,9 @@ class Search:
         except QuarkError as error:
             self.tell(f"islands: {error}")
             return
-        cause = f"a few layers lose most; they are {wide}"
-        for choice in islands(best, [one.layer for one in study.ranked()], wide):
+        cause, ranked = f"a few layers lose most; they are {wide or FLOAT}", [one.layer for one in study.ranked()]
+        most = BESIDE if npu and wide is None else HALF
+        for choice in islands(best, ranked, wide or FLOAT, most):
             if time.perf_counter() > end or self.attempt(choice, (*best.causes, cause)).passes:
                 break
 
@@ -252,15 +281,6 @@ def quantized(model: Path, choice: Choice, path: Path, samples: Iterable[Feed]) 
 def _larger(limit: float, chance: float) -> float:
     """The tolerance, or the standard error where that is larger; NaN is no error."""
     return max(limit, 0.0 if math.isnan(chance) else chance)
-
-
-def _as_wanted(trial: Trial) -> Judged | None:
-    """How a trial was judged: good exactly where it is within the tolerance, by the user's metric if there is one."""
-    judged = trial.judged
-    if judged is None:
-        return None
-    level = GOOD if trial.passes else min(judged.level, GOOD - 1)
-    return replace(judged, level=level, value=judged.value if trial.value is None else trial.value)
 
 
 def auto(
@@ -316,7 +336,7 @@ def _concluded(search: Search) -> Outcome:
     if not tried:
         raise DataError(f"nothing could be tried; the first: {search.trials[0].name}: {search.trials[0].error}")
     good, untried = [trial for trial in tried if trial.passes], _untried(search)
-    winner = _nearest(good or tried)
+    winner = min(good, key=_dearness(search)) if good else search.nearest(tried)
     outcome = Outcome(
         winner,
         bool(good),
@@ -355,9 +375,16 @@ def _untried(search: Search) -> list[tuple[str, str]]:
     return found
 
 
-def _nearest(trials: Sequence[Trial]) -> Trial:
-    """The most accurate of the trials."""
-    return max(trials, key=lambda one: Attempt(one.choice or Choice(""), _as_wanted(one)).rank)
+def _dearness(search: Search) -> Callable[[Trial], tuple[float, ...]]:
+    """What orders trials within the tolerance where the types count: the cheaper types, fewer layers of dearer ones,
+    the more accurate first."""
+
+    def key(trial: Trial) -> tuple[float, ...]:
+        choice = trial.choice or Choice("")
+        rank = Attempt(choice, search.as_wanted(trial)).rank
+        return (search.goal.row.place(choice.preset), len(choice.layers), *(-part for part in rank))
+
+    return key
 
 
 def _reported(search: Search, outcome: Outcome) -> Outcome:

@@ -9,6 +9,7 @@ To add a recipe, add a row to ``RECIPES``: cheap and likely ones first.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -275,16 +276,17 @@ def _widened(preset: str) -> str:
     return f"{_WIDER[preset.removesuffix(suffix)]}{suffix}"
 
 
-def islands(best: Attempt, ranked: Sequence[str], wide: str) -> Iterator[Choice]:
-    """The choice with the layers that lose most, alone, in another precision: one layer, then twice as many, to half.
+def islands(best: Attempt, ranked: Sequence[str], wide: str, most: float = 0.5) -> Iterator[Choice]:
+    """The choice with the layers that lose most, alone, in another precision: one layer, then twice as many, and so on.
 
     Args:
         best: what is not good enough.
         ranked: names of the layers, the one that loses most first.
         wide: what they get: "float", or a preset of more bits.
+        most: the part of the layers that may get it, rounded up.
     """
     count = 1
-    while count <= (len(ranked) + 1) // 2:
+    while count <= math.ceil(most * len(ranked)):
         yield replace(best.choice, layers=dict.fromkeys(ranked[:count], wide))
         count *= 2
 

@@ -30,17 +30,20 @@ class Purpose:
     Attributes:
         bases: presets, the cheapest first.
         cost: what is to be small: "seconds", "bytes", or "rank", the place of the base in ``bases``.
-        may_stay_float: the float model is an answer where nothing is won.
     """
 
     bases: tuple[str, ...]
     cost: str
-    may_stay_float: bool = True
+
+    def place(self, preset: str) -> int:
+        """Where the types of a preset stand among those of ``bases``, the cheapest first."""
+        types = preset.removesuffix("_PER_CHANNEL")
+        return self.bases.index(types) if types in self.bases else len(self.bases)
 
 
 PURPOSES: dict[str, Purpose] = {
     "cpu": Purpose(("A8W8_CPU", "UINT8_DYNAMIC_QUANT"), "seconds"),
-    "npu": Purpose(("XINT8", "A8W8", "A16W8", "BF16"), "rank", may_stay_float=False),
+    "npu": Purpose(("XINT8", "A8W8", "A16W8", "BF16"), "rank"),
     "size": Purpose(("A8W8_CPU", "UINT8_DYNAMIC_QUANT", "MATMUL_NBITS"), "bytes"),
 }
 
