@@ -33,12 +33,12 @@ from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantization.config.tuners import split
 from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.scratch import Scratch
-from quark.onnx.sensitivity import Outputs, Progress, open_ledger, study
+from quark.onnx.sensitivity import Outputs, Progress, losses, open_ledger, study
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger, plan_key
 from quark.search.parts import APART, Every, how_far, parts_of
 from quark.search.plan_file import figures_of, measured_words, write_plan
-from quark.search.solve import Judges, Question, solve
+from quark.search.solve import Alone, Judges, Question, solve
 from quark.search.target import Target, parse_target
 from quark.search.values import BUDGETS, FLOAT, Found, Study, total
 
@@ -161,7 +161,7 @@ def search(
         workers, ledger: trials at a time; a JSON file that finished trials and measurements are kept in.
         rounds, compare: plans that are measured, at most; also measure every candidate for all layers.
         progress: called with the number of finished trials and of all.
-        estimate: layers by a few passes (``quark.onnx.one_pass``) in the place of one trial per layer and candidate.
+        estimate: layers by a few passes (``quark.onnx.one_pass``), and trials where the plan rests on them.
 
     Raises:
         ConfigError: an unknown name, a limit below the cheapest plan, or a ledger of something else.
@@ -176,18 +176,17 @@ def search(
         try:
             name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
-            tried = partial(study, workers=workers, ledger=kept, progress=progress)
-            found = (one_pass.study if estimate else tried)(made, candidates, name)
+            by = one_pass.study if estimate else partial(study, workers=workers, ledger=kept, progress=progress)
+            found = by(made, candidates, name)
             whole = Whole(model_input, values, split.fit, made.site, goal.metric, metric, kept, found, made.data)
-            solved = _solved(whole, made, split, Question(goal, budget, limit, rounds, compare))
-            kept.settle()
-            return solved
+            alone = partial(losses, made, metric=name, workers=workers, ledger=kept) if estimate else None
+            return _solved(whole, made, split, Question(goal, budget, limit, rounds, compare), alone)
         finally:
             bench.close()
 
 
-def _solved(whole: Whole, made: Bench, split: Split, question: Question) -> Found:
-    """The plan, judged on samples that decided nothing."""
+def _solved(whole: Whole, made: Bench, split: Split, question: Question, alone: Alone | None) -> Found:
+    """The plan, judged on samples that decided nothing; ``alone``: measures what is only estimated."""
     if split.choose is not None:
         site, data = _other(made, split.choose, "choose")
         whole = replace(whole, site=site, data=data)
@@ -200,7 +199,8 @@ def _solved(whole: Whole, made: Bench, split: Split, question: Question) -> Foun
     if split.report is not None:
         site, data = _other(made, split.report, "report")
         report = replace(whole, site=site, data=data)
-    found = solve(study, question, Judges(whole, report, whole.costs if timed else None, split.notes))
+    found = solve(study, question, Judges(whole, report, whole.costs if timed else None, split.notes, alone))
+    whole.ledger.settle()
     return replace(found, layers=in_order(found.layers))
 
 

@@ -37,6 +37,7 @@ from quark.search.values import FLOAT, Study, Trial
 #: Measures that need no function; each is also a loss, in which ``sqnr`` and ``cosine`` are the noise.
 MEASURES = ("sqnr", "mse", "cosine", "kl")
 Progress = Callable[[int, int], None]
+Task = tuple[Unit, str]
 Settings = Config | QuantizationConfig | Mapping[str, Any] | str
 
 
@@ -177,20 +178,34 @@ def study(
     """All trials, finished ones from the ledger."""
     start = time.perf_counter()
     tasks = [(unit, name) for unit in made.units for name in names if name in unit.tensors]
-    reference = _reference(made.site, metric, ledger)
+    trials = tuple(_trials(made.site, tasks, metric, workers, ledger, progress))
+    return Study(trials, metric, made.site.samples, time.perf_counter() - start)
+
+
+def losses(made: Bench, pairs: Sequence[tuple[str, str]], metric: str, workers: int, ledger: Ledger) -> list[float]:
+    """The measured losses of layers under candidates, in their order; finished ones from the ledger."""
+    units = {unit.name: unit for unit in made.units}
+    tasks = [(units[layer], name) for layer, name in pairs]
+    return [one.loss for one in _trials(made.site, tasks, metric, workers, ledger)]
+
+
+def _trials(
+    site: Site, tasks: Sequence[Task], metric: str, workers: int, ledger: Ledger, progress: Progress | None = None
+) -> Iterator[Trial]:
+    """The trials of tasks, in their order."""
+    reference = _reference(site, metric, ledger)
     found: dict[tuple[str, str], dict[str, float]] = {}
     for unit, name in tasks:
         known = ledger.done(_key(unit, name), dict[str, float], ("value", loss_name(metric)))
         if known is not None:
             found[unit.name, name] = known
     left = [(unit, name) for unit, name in tasks if (unit.name, name) not in found]
-    for unit, name, measured in _results(made.site, left, metric, workers):
+    for unit, name, measured in _results(site, left, metric, workers):
         found[unit.name, name] = measured
         ledger.finish(_key(unit, name), measured)
         if progress is not None:
             progress(len(found), len(tasks))
-    trials = tuple(_trial(unit, name, found[unit.name, name], metric, reference) for unit, name in tasks)
-    return Study(trials, metric, made.site.samples, time.perf_counter() - start)
+    yield from (_trial(unit, name, found[unit.name, name], metric, reference) for unit, name in tasks)
 
 
 def _key(unit: Unit, name: str) -> str:
@@ -218,7 +233,7 @@ def _reference(site: Site, metric: str, ledger: Ledger) -> float:
 
 
 def _results(
-    site: Site, tasks: Sequence[tuple[Unit, str]], metric: str, workers: int
+    site: Site, tasks: Sequence[Task], metric: str, workers: int
 ) -> Iterator[tuple[Unit, str, dict[str, float]]]:
     """(layer, candidate, measures), as they are finished; what stays float loses nothing."""
     for unit, name in (task for task in tasks if task[1] == FLOAT):

@@ -67,12 +67,8 @@ def cheapest(
     Returns:
         The plan, and the metric of every plan that was measured.
     """
-    loss = study.table("loss")
-    least = float(loss.min(axis=1).sum())
-    first = _plan(study, budget, math.inf)
-    bracket = Bracket(least, _loss(study, first))
-    guess = LOSS_OF[target.metric](target.value) if target.metric in DIRECT else math.sqrt(least * bracket.bad)
-    limit = _inside(guess, bracket)
+    first, bracket = _opened(study, budget)
+    limit = _first(bracket, target)
     for _ in range(rounds):
         plan = _plan(study, budget, limit)
         value = _measured(plan, bracket, measure)
@@ -90,6 +86,33 @@ def cheapest(
             break
         limit = proposed
     return _compared(study, budget, target, bracket, measure, costs), bracket.tried
+
+
+def first_guess(study: Study, budget: str, limit: float | None, target: Target) -> Plan:
+    """The plan that is measured first.
+
+    Args:
+        study, budget, target: as ``cheapest``.
+        limit: the most of ``budget``, in the place of the target.
+
+    Raises:
+        ConfigError: even the cheapest plan costs more.
+    """
+    if limit is not None:
+        return within(study, budget, limit)
+    return _plan(study, budget, _first(_opened(study, budget)[1], target))
+
+
+def _opened(study: Study, budget: str) -> tuple[Plan, Bracket]:
+    """The cheapest plan of all, and what is known of E before anything is measured."""
+    first = _plan(study, budget, math.inf)
+    return first, Bracket(float(study.table("loss").min(axis=1).sum()), _loss(study, first))
+
+
+def _first(bracket: Bracket, target: Target) -> float:
+    """The first E."""
+    direct = target.metric in DIRECT
+    return _inside(LOSS_OF[target.metric](target.value) if direct else math.sqrt(bracket.good * bracket.bad), bracket)
 
 
 def _compared(

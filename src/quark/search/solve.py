@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from quark.search.loop import Costs, cheapest, most_precise
+from quark.search.loop import Costs, cheapest, first_guess, most_precise
+from quark.search.refine import FEWER, Pair, refined
 from quark.search.target import Target
 from quark.search.ties import spread, tied
 from quark.search.values import Found, Study, total
 
 Measure = Callable[[Mapping[str, str]], float]
+Alone = Callable[[Sequence[Pair]], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,14 @@ class Judges:
         report: the metric on samples that decide nothing; None: there are none.
         costs: of a plan that was measured, where they do not add up over layers.
         notes: what a reader must know about the samples, a sentence each.
+        alone: measures the losses of single layers, where those of the study are estimates.
     """
 
     choose: Measure
     report: Measure | None = None
     costs: Callable[[Mapping[str, str]], Mapping[str, float]] | None = None
     notes: tuple[str, ...] = ()
+    alone: Alone | None = None
 
 
 def solve(study: Study, question: Question, judges: Judges) -> Found:
@@ -58,6 +62,9 @@ def solve(study: Study, question: Question, judges: Judges) -> Found:
     Raises:
         ConfigError: no plan is within the limit, or no candidate fits a group.
     """
+    if judges.alone is not None:
+        most = -(-len(study.trials) // FEWER)
+        study = refined(study, partial(_guessed, question=question), judges.alone, most)
     rows, behind = tied(study, question.together)
     full = partial(spread, behind)
 
@@ -84,3 +91,9 @@ def solve(study: Study, question: Question, judges: Judges) -> Found:
     return Found(
         layers, target.metric, tried[plan], spent(plan), len(tried), study, uniform, met, reported, judges.notes
     )
+
+
+def _guessed(study: Study, question: Question) -> dict[str, str]:
+    """The plan of a study, before anything is measured."""
+    rows, behind = tied(study, question.together)
+    return spread(behind, first_guess(rows, question.budget, question.limit, question.target))

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from quark.torch.digest import digest_of_samples
 from quark.torch.export.formats import format_for
 from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer
-from quark.torch.sensitivity import Progress, first_scheme, open_ledger, source_of, study
+from quark.torch.sensitivity import Progress, Source, alone_losses, first_scheme, open_ledger, source_of, study
 
 METRICS = ("kl", "perplexity", "sqnr", "cosine", "mse")
 
@@ -120,11 +121,10 @@ def search(
         progress: called with the number of finished trials and of all.
         device, trust_remote_code, machine: for a model that is loaded from a folder; of the latency.
         program: that will read the result: "vllm" wants layers that it fuses in one scheme.
-        estimate: layers by one backward pass in the place of trials.
+        estimate: layers by one backward pass, and trials where the plan rests on them.
 
     Raises:
-        ConfigError: an unknown name, a scheme that the program does not read, a limit below the cheapest plan, a ledger
-            of something else.
+        ConfigError: an unknown name, a scheme that the program does not read, too low a limit, a ledger of another job.
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
     values, goal = whole_values(config, candidates), checked_goal(target, limit, budget, metric)
@@ -139,17 +139,21 @@ def search(
         trials = study(source, loaded, site, values, candidates, name, workers, book, progress, machine, estimate)
         found = without_pinned(trials, values)
         question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))
-        return _solved(Whole(loaded, values, apart.fit, site, goal.metric, metric, book), found, apart, question)
+        whole = Whole(loaded, values, apart.fit, site, goal.metric, metric, book)
+        return _solved(whole, found, apart, question, source if estimate else None)
 
 
-def _solved(whole: Whole, found: Study, apart: Split, question: Question) -> Found:
-    """The plan, judged on samples that decided nothing."""
-    folder, report = whole.site.folder.parent, None
+def _solved(whole: Whole, found: Study, apart: Split, question: Question, source: Source | None) -> Found:
+    """The plan, judged on samples that decided nothing; ``source``: of the model, where losses are only estimated."""
+    folder, report, alone = whole.site.folder.parent, None, None
+    if source is not None:
+        made_of = source, whole.model, whole.site, whole.values
+        alone = partial(alone_losses, *made_of, metric=found.metric, ledger=whole.ledger)
     if apart.choose is not apart.fit:
         whole = replace(whole, site=lay_out(whole.model, apart.choose, made(folder / "choose")))
     if apart.report:
         report = replace(whole, site=lay_out(whole.model, apart.report, made(folder / "report")))
-    solved = solve(found, question, Judges(whole, report, notes=apart.notes))
+    solved = solve(found, question, Judges(whole, report, notes=apart.notes, alone=alone))
     whole.ledger.settle()
     return solved
 

@@ -243,6 +243,33 @@ def study(
     return Study(tuple(made), shown, len(site.samples), time.perf_counter() - start)
 
 
+def alone_losses(
+    source: Source,
+    model: nn.Module,
+    site: Site,
+    base: Mapping[str, Any],
+    pairs: Sequence[tuple[str, str]],
+    metric: str,
+    ledger: Ledger,
+) -> list[float]:
+    """The measured losses of layers under candidates, in their order; finished ones from the ledger."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    kind = ("value", loss_name(metric))
+    left: dict[str, list[str]] = {}
+    for name, candidate in pairs:
+        known = ledger.done(f"{name} as {candidate}", dict[str, float], kind)
+        if known is None:
+            left.setdefault(candidate, []).append(name)
+        else:
+            found[name, candidate] = known
+    for candidate, names in left.items():
+        parts = divided(source, values_of(model, base, candidate), candidate, site, names, metric, 1)
+        for _, name, measured in results(list(parts), model, 1):
+            found[name, candidate] = measured
+            ledger.finish(f"{name} as {candidate}", measured)
+    return [found[pair][loss_name(metric)] for pair in pairs]
+
+
 def matched(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Match]:
     """The layers that a configuration quantizes, by name."""
     return {found.layer.name: found for found in match(model, config_of(values, model)).quantized}

@@ -1,0 +1,88 @@
+"""Estimated losses, and trials for the layers that a plan rests on.
+
+    estimate → plan → the layers that lose most under it are tried for real → corrected losses → plan → …
+
+An integer program picks what looks cheap, so it picks what was underestimated: the losses that it rests on are the ones
+to measure. What was overestimated it never picks; so plans that say what to try are made of losses that are
+``HOPE`` times as large where no trial knows them. Estimates are corrected by what trials showed of their candidate and
+of their layer (geometric means of measured over estimated, drawn to 1 while they are few). It ends when nearly all of
+the loss of such a plan is measured, or the trials are used up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from quark.search.values import Study, Trial
+
+Pair = tuple[str, str]
+ENOUGH = 0.98
+"""The part of a plan's loss that is to be measured."""
+HOPE = 0.5
+"""How much less than estimated a loss may turn out to be, and its layer still be found."""
+AT_ONCE = 4
+"""Trials between two plans."""
+FEWER = 10
+"""How many times fewer trials than one per layer and candidate."""
+
+
+def refined(
+    study: Study,
+    plan_of: Callable[[Study], Mapping[str, str]],
+    measure: Callable[[Sequence[Pair]], Sequence[float]],
+    most: int,
+) -> Study:
+    """The study, with measured losses where plans rest on them.
+
+    Args:
+        study: estimated losses.
+        plan_of: the plan of a study, a candidate by layer.
+        measure: the losses of layers under candidates, each alone.
+        most: trials, at most.
+    """
+    known: dict[Pair, float] = {}
+    while True:
+        hoped = corrected(study, known, HOPE)
+        left = _heavy(hoped, plan_of(hoped), known)[: min(AT_ONCE, most - len(known))]
+        if not left:
+            return corrected(study, known)
+        known |= dict(zip(left, measure(left), strict=True))
+
+
+def _heavy(study: Study, plan: Mapping[str, str], known: Mapping[Pair, float]) -> list[Pair]:
+    """The layers of a plan that are not tried yet, of those that make most of its loss, the largest first."""
+    losses = {(one.layer, one.candidate): one.loss for one in study.trials if plan[one.layer] == one.candidate}
+    found, seen, bound = [], 0.0, ENOUGH * sum(losses.values())
+    for pair in sorted(losses, key=lambda pair: -losses[pair]):
+        if seen >= bound:
+            break
+        seen += losses[pair]
+        found.append(pair)
+    return [pair for pair in found if pair not in known]
+
+
+def corrected(study: Study, known: Mapping[Pair, float], hope: float = 1.0) -> Study:
+    """Measured losses where they are known, the others scaled as those of their candidate and layer were wrong."""
+    wrong = {
+        pair: math.log(known[pair] / one.loss)
+        for one in study.trials
+        if known.get(pair := (one.layer, one.candidate), 0.0) > 0 and one.loss > 0
+    }
+    of_candidate = _drawn((candidate, value) for (_, candidate), value in wrong.items())
+    of_layer = _drawn((layer, value - of_candidate[candidate]) for (layer, candidate), value in wrong.items())
+
+    def loss(one: Trial) -> float:
+        shift = of_candidate.get(one.candidate, 0.0) + of_layer.get(one.layer, 0.0)
+        return known.get((one.layer, one.candidate), hope * math.exp(shift) * one.loss)
+
+    return replace(study, trials=tuple(replace(one, loss=loss(one)) for one in study.trials))
+
+
+def _drawn(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The mean of the values of each name, as if there were one more of 0."""
+    found: dict[str, list[float]] = {}
+    for name, value in values:
+        found.setdefault(name, []).append(value)
+    return {name: sum(one) / (len(one) + 1) for name, one in found.items()}
