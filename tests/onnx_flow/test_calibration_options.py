@@ -15,7 +15,7 @@ from quark.config.plan import Plan
 from quark.errors import ConfigError
 from quark.observers import Memory
 from quark.observers.tails import Tails
-from quark.onnx import ModelQuantizer, QConfig, QLayerConfig
+from quark.onnx import ModelQuantizer, QConfig, QLayerConfig, data
 from quark.onnx.quantization.config.spec import CalibMethod, FP8E4M3Spec, Int8Spec, UInt8Spec
 from quark.onnx.scratch import PART, Scratch, Spilled, aes
 
@@ -54,14 +54,16 @@ def test_percentiles_of_a_known_number_of_samples_need_only_the_tails(monkeypatc
     config = QConfig(QLayerConfig(input_tensors=inputs, weight=Int8Spec()), extra_options=options)
     made: list[int] = []
     monkeypatch.setattr(Tails, "__init__", _noted(made, Tails.__init__))
-    plans, counts = [], []
-    for reader in (samples(), Unknown()):
+    plans, counts = [], [0]
+    for reader, room in ((samples(), 0), (Unknown(), data.AHEAD), (Unknown(), 0)):
+        monkeypatch.setattr(data, "AHEAD", room)
         plans.append(ModelQuantizer(config).run(models.cnn(), None, reader).plan)
-        counts.append(len(made))
-    assert counts[0] == counts[1] > 3
+        counts.append(len(made) - sum(counts))
+    assert counts[1] == counts[2] > 3 == counts[3] + 3  # few samples are read ahead and counted, many are not
     for name, tensor in plans[0].tensors.items():
         if tensor.range is not None:
-            assert np.allclose(tensor.range, plans[1].tensors[name].range, rtol=1e-3)
+            assert tensor.range == plans[1].tensors[name].range
+            assert np.allclose(tensor.range, plans[2].tensors[name].range, rtol=1e-3)
 
 
 def _noted(made: list[int], function: Any) -> Any:

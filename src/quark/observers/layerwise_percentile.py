@@ -42,5 +42,5 @@ def search(
     if not candidates:
         raise ConfigError("PercentileCandidates is empty; give at least one percentile")
     ranges = [percentile.search(statistic, grid, p, symmetric) for p in candidates]
-    errors = range_errors(statistic, grid, ranges, POWERS[metric])
+    errors = list(range_errors(statistic, grid, ranges, POWERS[metric]))
     return ranges[errors.index(min(errors))]

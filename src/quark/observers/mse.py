@@ -16,7 +16,7 @@ too).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -238,15 +238,15 @@ def _range_of(scale: np.ndarray, zero_point: np.ndarray, grid: Grid) -> Span:
 
 def range_errors(
     statistic: Histogram, grid: Grid, ranges: Iterable[tuple[float, float]], power: int = 2
-) -> list[float]:
-    """Σ |x - Q(x)|^power of everything the histogram counted, under the quantizer of each range (lo, hi).
+) -> Iterator[float]:
+    """Σ |x - Q(x)|^power of everything the histogram counted, under the quantizer of each range (lo, hi), in turn.
 
     Of very large or very small values, times a factor that is the same for all ranges (``unit_of``).
     """
     values, weights = statistic.points()
     whole = Kept(statistic, grid, power) if isinstance(statistic, Values) else None
     rows = whole or Rows(values[None], grid, weights, power=power, unit=unit_of(_extremes(statistic)))
-    return [float(rows.error((np.array([lo]), np.array([hi])))[0]) for lo, hi in ranges]
+    return (float(rows.error((np.array([lo]), np.array([hi])))[0]) for lo, hi in ranges)
 
 
 def representable(scale: np.ndarray, zero_point: np.ndarray, grid: Grid) -> Span:

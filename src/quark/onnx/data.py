@@ -2,8 +2,8 @@
 
 A reader is anything that gives samples one at a time: an object with ``get_next()`` (ONNX Runtime's interface: a
 dictionary per sample, None at the end), or an iterable of dictionaries; for a model with one input bare arrays do.
-Samples are read when they are needed and never kept. A reader with ``rewind()`` or ``reset_iter()`` can be read
-again.
+Samples are read when they are needed and not kept; up to 32 MiB of them are read ahead where a method needs less once
+it knows how many there will be. A reader with ``rewind()`` or ``reset_iter()`` can be read again.
 
 Readers of our own: ``CachedDataReader`` (keeps samples in memory), ``RandomDataReader`` (here) and ``PathDataReader``
 (files, in ``quark.onnx.data_files``).
@@ -28,6 +28,8 @@ from quark.onnx.graph.model import load
 Feed = dict[str, np.ndarray]
 SEED = 42
 REWINDS = ("rewind", "reset_iter")
+#: Bytes of samples that are read ahead to learn how many there are.
+AHEAD = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,37 @@ def samples_of(reader: Any, limit: int | None = None) -> Samples:
             "{input name: array}. For a folder or an .npz file use quark.onnx.PathDataReader"
         )
     return Samples(reader, limit)
+
+
+def told_ahead(samples: Samples) -> Samples:
+    """The same samples, to be read once, that tell how many they are if copies of all fit into ``AHEAD`` bytes.
+
+    What a reader raises meanwhile is raised when it is the turn of that sample.
+    """
+    if samples.total is not None:
+        return samples
+    kept: list[Any] = []
+    rest, room = iter(samples), AHEAD
+    try:
+        for sample in rest:
+            kept.append(deepcopy(sample))  # a reader may fill the same arrays again
+            room -= _bytes_of(sample, room)
+            if room <= 0:
+                return Samples(itertools.chain(kept, rest))
+    except Exception as error:  # noqa: BLE001 (the caller meets it where it would have, whatever it is)
+        return Samples(itertools.chain(kept, _raising(error)))
+    return Samples(kept)
+
+
+def _bytes_of(sample: Any, unknown: int) -> int:
+    """Bytes of the arrays of a sample; ``unknown`` for one that does not tell."""
+    arrays = sample.values() if isinstance(sample, Mapping) else (sample,)
+    return sum(int(getattr(array, "nbytes", unknown)) for array in arrays)
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield
 
 
 def readable_again(reader: Any) -> bool:

@@ -44,6 +44,8 @@ def calibrated(
         )
     samples = samples_of(model, options, reader)
     if not options.SaveTensorHistFig:
+        if not resume and any("samples" in request.search.settings for request in requests.values()):
+            samples = data.told_ahead(samples)
         total = samples.total  # asked once: a reader may have to count
         requests = {name: request.foreseeing(total) for name, request in requests.items()}
     statistics = _statistics(model, requests, samples, options, scratch, resume, progress)

@@ -1,8 +1,8 @@
 """Read, write and hand out ONNX models: the only place where raw protobuf is parsed or written.
 
-Reading copies every weight once, out of the protobuf, so that a pass that replaces a weight frees the old one (a
-protobuf frees nothing before all of it goes). External data stays memory-mapped. Writing goes to a temporary folder
-beside the destination, is checked with ``onnx.checker`` there, and is moved into place last.
+Reading copies every weight once, out of the file or the protobuf, so that a pass that replaces a weight frees the old
+one (a protobuf frees nothing before all of it goes). External data stays memory-mapped. Writing goes to a temporary
+folder beside the destination, is checked with ``onnx.checker`` there, and is moved into place last.
 
 Not handled: sparse initializers (an error says so).
 """
@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from quark.errors import ModelError, ModelNotFoundError, OutputError
 from quark.files.ours import MARK, NAME
 from quark.files.outputs import Input, Output, draft_of
+from quark.onnx.graph import wire
 from quark.onnx.graph.admission import REPAIRS, check_proto, refusal
 from quark.onnx.graph.surgery import all_nodes, in_memory, name_nodes, opset, shape_of, tensor_alias, tensor_bytes
 from quark.onnx.graph.weightless import swapped
@@ -81,7 +82,10 @@ def load(model: ModelInput) -> ir.Model:
         raise ModelError(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
     path = Path(model)
     ahead = _taken(path)
-    return _from_proto(_read(path), f"{str(path)!r}", path.parent, in_memory) if ahead is None else ahead
+    if ahead is not None:
+        return ahead
+    proto, weights = _read(path)
+    return _from_proto(proto, f"{str(path)!r}", path.parent, in_memory, weights)
 
 
 def load_ahead(path: Path) -> ir.Model:
@@ -128,8 +132,8 @@ def _tidied(model: ir.Model, source: str) -> ir.Model:
     return model
 
 
-def _read(path: Path) -> onnx.ModelProto:
-    """The protobuf of a file, without its external data."""
+def _read(path: Path) -> tuple[onnx.ModelProto, wire.Weights | None]:
+    """The protobuf of a file without its external data, and the weights that it was read without."""
     if not os.path.exists(path):
         raise ModelNotFoundError(f"the model file {str(path)!r} does not exist (current folder: {str(Path.cwd())!r})")
     if path.is_dir():
@@ -137,15 +141,17 @@ def _read(path: Path) -> onnx.ModelProto:
     if regular_file(path, ModelError, "the model file") == 0:
         raise ModelError(f"the model file {str(path)!r} is empty")
     try:
-        return onnx.load(path, format="protobuf", load_external_data=False)
+        return wire.read(path)
     except OSError as error:
         raise ModelError(f"the model file {str(path)!r} cannot be read: {error.strerror}") from error
     except (DecodeError, ValueError, MemoryError) as error:
         raise ModelError(f"{str(path)!r} is not an ONNX model or is damaged: {reason_of(error)}") from error
 
 
-def _from_proto(proto: onnx.ModelProto, source: str, folder: Path, copy: Copy) -> ir.Model:
-    """``copy`` gives each tensor an object of ours; external data is located and checked."""
+def _from_proto(
+    proto: onnx.ModelProto, source: str, folder: Path, copy: Copy, weights: wire.Weights | None = None
+) -> ir.Model:
+    """``copy`` gives each tensor an object of ours; ``weights`` are read; external data is located and checked."""
     check_proto(proto, source)
     try:
         model = ir.from_proto(proto)
@@ -154,6 +160,8 @@ def _from_proto(proto: onnx.ModelProto, source: str, folder: Path, copy: Copy) -
 
     def own(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
         if isinstance(tensor, ir.ExternalTensor):
+            if weights is not None and tensor.location == weights.token:
+                return weights.read(tensor, name)
             return _located(tensor, name, source, folder)
         try:
             return copy(tensor, name)
@@ -305,11 +313,12 @@ def data_files(path: Path) -> list[Path]:
 def _locations(path: Path) -> tuple[str, ...]:
     """Where a model says that its external data are, each place once."""
     try:
-        proto = onnx.load(path, format="protobuf", load_external_data=False)
+        proto, weights = wire.read(path)
     except (OSError, DecodeError, ValueError):
         return ()
     entries = ({entry.key: entry.value for entry in tensor.external_data} for tensor in _external(proto.graph))
-    return tuple(dict.fromkeys(found.get("location", "") for found in entries))
+    own = {weights.token} if weights is not None else set()
+    return tuple(place for place in dict.fromkeys(found.get("location", "") for found in entries) if place not in own)
 
 
 def _external(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -1,0 +1,173 @@
+"""A model file read without its weights: their bytes are passed over, and each is read once, into an array of its own.
+
+Protobuf's parser reads a file whole and copies every weight, which is most of the time of whoever only wants to know
+the nodes, or the files that a model names. Here the fields of the model and of its graph are walked, and of an
+initializer with raw data that fit its shape and type the data become a place in the file: external data, whose file is
+a name that no stranger can guess. Everything else goes to the parser as it is.
+
+What is unusual (a field given twice, data that do not fit, a broken file) stays as it is, for the parser to judge.
+Not handled: weights in attributes of nodes and in subgraphs; files above 2 GiB, which the parser refuses.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from quark.errors import ModelError
+from quark.onnx.graph.surgery import shape_of
+
+#: Numbers of fields in onnx.proto: of ModelProto, of GraphProto, of TensorProto.
+GRAPH, INITIALIZER, RAW = 7, 5, 9
+#: Fields of a TensorProto whose data may be passed over: dims, data_type, name, raw_data, doc_string.
+PLAIN = frozenset((1, 2, 8, RAW, 12))
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+#: Bytes of data that are worth it, and of files.
+LARGE, LARGE_FILE, LIMIT = 1 << 12, 1 << 20, (1 << 31) - 1
+
+Field = tuple[int, int, int, int]
+
+
+class Weights:
+    """The weights that a model's protobuf was read without.
+
+    Args:
+        path: the model file.
+        state: what ``os.fstat`` said of it.
+
+    Attributes:
+        token: what stands for the file in the protobuf.
+    """
+
+    def __init__(self, path: Path, state: os.stat_result) -> None:
+        self.token, self._path, self._state = uuid.uuid4().hex, path, _identity(state)
+
+    def read(self, tensor: ir.ExternalTensor, name: str) -> ir.Tensor:
+        """One of them, in memory.
+
+        Raises:
+            ModelError: the file is another one by now, or has changed.
+        """
+        shape = shape_of(tensor)
+        array = np.empty(shape.numpy(), tensor.dtype.numpy())
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(tensor.offset or 0)
+            found = file.readinto(array.reshape(-1).view(np.uint8).data)
+            if found != array.nbytes or _identity(os.fstat(file.fileno())) != self._state:
+                raise ModelError(f"the model file {str(self._path)!r} was changed while it was read: start again")
+        return ir.Tensor(array, dtype=tensor.dtype, shape=shape, name=name)
+
+
+def read(path: Path) -> tuple[onnx.ModelProto, Weights | None]:
+    """The protobuf of a model file, without its external data, and the weights that were passed over, if any were.
+
+    Raises:
+        OSError: the file cannot be read.
+        google.protobuf.message.DecodeError, ValueError: it is damaged.
+    """
+    if LARGE_FILE <= path.stat().st_size <= LIMIT:
+        with suppress(_Broken), path.open("rb") as file:
+            weights = Weights(path, os.fstat(file.fileno()))
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole, memoryview(whole) as view:
+                return onnx.ModelProto.FromString(_model(view, weights.token)), weights
+    return onnx.load(path, format="protobuf", load_external_data=False), None
+
+
+def _identity(state: os.stat_result) -> tuple[int, ...]:
+    """What tells a file from any other, and from itself with another content."""
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+
+
+class _Broken(ValueError):
+    """The fields of a file cannot be walked."""
+
+
+def _model(view: memoryview, token: str) -> bytes:
+    """The bytes of a model whose large weights are places in the file."""
+    made = bytearray()
+    for field in _fields(view, 0, len(view)):
+        if field[0] != GRAPH or view[field[1]] & 7 != BYTES:
+            made += view[field[1] : field[3]]
+            continue
+        graph = bytearray()
+        for one in _fields(view, field[2], field[3]):
+            placed = _placed(view, one, token) if one[0] == INITIALIZER and one[3] - one[2] >= LARGE else None
+            graph += view[one[1] : one[3]] if placed is None else _field(INITIALIZER, placed)
+        made += _field(GRAPH, graph)
+    return bytes(made)
+
+
+def _placed(view: memoryview, field: Field, token: str) -> bytes | None:
+    """The bytes of a tensor whose data are a place in the file; ``None`` where they have to stay."""
+    fields = list(_fields(view, field[2], field[3]))
+    raw = [one for one in fields if one[0] == RAW]
+    if len(raw) != 1 or any(one[0] not in PLAIN for one in fields) or raw[0][3] - raw[0][2] < LARGE:
+        return None
+    tensor = onnx.TensorProto.FromString(b"".join(view[one[1] : one[3]] for one in fields if one is not raw[0]))
+    length = raw[0][3] - raw[0][2]
+    if length != _bytes_of(tensor):
+        return None
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", token), ("offset", raw[0][2]), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+    return bytes(tensor.SerializeToString())
+
+
+def _bytes_of(tensor: onnx.TensorProto) -> int:
+    """Bytes of the data of a tensor of whole bytes; -1 for any other."""
+    try:
+        dtype = ir.DataType(tensor.data_type)
+        whole = dtype.bitwidth % 8 == 0 and all(size >= 0 for size in tensor.dims)
+    except (ValueError, TypeError):  # no type, or one without a width
+        return -1
+    return math.prod(tensor.dims) * dtype.bitwidth // 8 if whole else -1
+
+
+def _fields(view: memoryview, start: int, end: int) -> Iterator[Field]:
+    """Number, begin, begin of the content and end of every field."""
+    place = start
+    while place < end:
+        key, content = _varint(view, place, end)
+        kind = key & 7
+        if kind == BYTES:
+            length, content = _varint(view, content, end)
+            stop = content + length
+        elif kind == VARINT:
+            stop = _varint(view, content, end)[1]
+        elif kind in (FIXED64, FIXED32):
+            stop = content + (8 if kind == FIXED64 else 4)
+        else:
+            raise _Broken
+        if stop > end or not key >> 3:
+            raise _Broken
+        yield key >> 3, place, content, stop
+        place = stop
+
+
+def _varint(view: memoryview, place: int, end: int) -> tuple[int, int]:
+    """A number and where it ends."""
+    value = 0
+    for at in range(place, min(place + 10, end)):
+        byte = view[at]
+        value |= (byte & 127) << 7 * (at - place)
+        if byte < 128:
+            return value, at + 1
+    raise _Broken
+
+
+def _field(number: int, content: bytes | bytearray) -> bytes:
+    """A field with content of its own, as bytes."""
+    head, rest = bytearray((number << 3 | BYTES,)), len(content)
+    while rest > 127:
+        head.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes(head) + bytes((rest,)) + bytes(content)

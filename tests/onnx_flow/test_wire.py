@@ -1,0 +1,95 @@
+"""Whatever is in a file, reading it without its weights gives what the parser gives, or the same refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper, numpy_helper
+from tests.onnx_flow import models
+
+from quark.errors import ModelError
+from quark.onnx.graph import wire
+from quark.onnx.graph.model import data_files, load, to_proto
+
+BROKEN = (DecodeError, ValueError, ModelError)
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LARGE_FILE", 0)
+    monkeypatch.setattr(wire, "LARGE", 16)
+
+
+def outcome(source: Path | onnx.ModelProto) -> bytes | str:
+    """The model as it is loaded, or why it is not."""
+    try:
+        return bytes(to_proto(load(source)).SerializeToString(deterministic=True))
+    except ModelError as error:
+        return str(error).replace(f"{str(source)!r}", "the given ModelProto")
+
+
+def test_weights_are_passed_over_and_come_back(tmp_path: Path) -> None:
+    proto = models.cnn()
+    onnx.save(proto, tmp_path / "m.onnx")
+    light, weights = wire.read(tmp_path / "m.onnx")
+    assert weights is not None and light.ByteSize() < proto.ByteSize() / 2
+    assert outcome(tmp_path / "m.onnx") == outcome(proto)
+    assert data_files(tmp_path / "m.onnx") == []  # the file itself is no external data of its own
+
+
+@pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.INT4, TensorProto.BOOL, TensorProto.DOUBLE])
+def test_every_type_is_read_as_the_parser_reads_it(tmp_path: Path, kind: int) -> None:
+    proto = models.cnn()
+    proto.graph.initializer.append(helper.make_tensor("other", kind, [64], np.arange(64) % 2))
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert outcome(tmp_path / "m.onnx") == outcome(proto)
+
+
+def test_data_that_do_not_fit_are_refused_as_ever(tmp_path: Path) -> None:
+    proto = models.cnn()
+    tensor = numpy_helper.from_array(np.zeros(64, np.float32), "other")
+    tensor.raw_data = tensor.raw_data[:-4]
+    proto.graph.initializer.append(tensor)
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    assert "63" in outcome(tmp_path / "m.onnx") or "252" in outcome(tmp_path / "m.onnx")
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(models.cnn(), path)
+    light, weights = wire.read(path)
+    path.write_bytes(path.read_bytes() + b"\0")
+    stated = next(one for one in light.graph.initializer if one.data_location == TensorProto.EXTERNAL)
+    with pytest.raises(ModelError, match="changed while it was read"):
+        weights.read(ir.serde.deserialize_tensor(stated), "w")
+
+
+def test_damaged_files_end_as_the_parser_says(tmp_path: Path) -> None:
+    whole = models.cnn().SerializeToString()
+    draw = np.random.default_rng(0)
+    path, met = tmp_path / "m.onnx", set()
+    for turn in range(150):
+        data = bytearray(whole if turn % 3 else whole[: draw.integers(1, len(whole))])
+        for place in draw.integers(0, len(data), draw.integers(0, 4)):
+            data[place] = draw.integers(0, 256)
+        path.write_bytes(data)
+        try:
+            proto = onnx.load_model_from_string(bytes(data))
+        except (DecodeError, ValueError):
+            met.add("broken")
+            with pytest.raises(ModelError):
+                load(path)
+            continue
+        expected = outcome(proto)
+        met.add(type(expected).__name__)
+        if isinstance(expected, bytes):
+            assert outcome(path) == expected
+        else:
+            with pytest.raises(ModelError):
+                load(path)
+    assert met == {"broken", "bytes", "str"}
