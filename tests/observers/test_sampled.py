@@ -11,6 +11,7 @@ from quark.errors import DataError
 from quark.numerics.affine import Grid
 from quark.numerics.formats import get_format
 from quark.observers import SEARCHES, Histogram, Memory, Values
+from quark.observers.outlined import Outlined, outlined
 from quark.observers.sampled import ENOUGH, Sampled, sampled, step_of
 
 LARGE = 7 * ENOUGH + 13
@@ -124,3 +125,46 @@ def test_a_value_that_is_passed_over_is_still_refused_if_it_is_not_finite() -> N
 def test_asking_for_bins_or_for_all_values_counts_every_value() -> None:
     assert type(sampled(512)) is Histogram
     assert isinstance(sampled(keep=Memory), Values)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("metric", ["mae", "mse"])
+def test_the_percentile_that_is_chosen_is_that_of_all_values(name: str, symmetric: bool, metric: str) -> None:
+    parts = samples(name)
+    settings = {"candidates": (99.99, 99.999, 99.99999), "metric": metric, "symmetric": symmetric}
+    grid = Grid(get_format("int8"), True, False, "float32")
+    row = SEARCHES["layerwise_percentile"]
+    known, everything = row.observe({**settings, "samples": len(parts)}), Histogram()
+    assert isinstance(known, Outlined)
+    for part in parts:
+        known.update(part)
+        everything.update(part)
+    found, best = row.find(known, grid, settings), row.find(everything, grid, settings)
+    assert found == pytest.approx(best, rel=0, abs=max(map(abs, best)) / 2048)
+    ordered = np.sort(np.abs(np.concatenate(parts)))
+    assert known.magnitude_quantile(0.9999) == ordered[int(np.ceil(0.9999 * ordered.size)) - 1]  # to the last bit
+
+
+def test_ends_and_counts_are_merged_and_stored_together() -> None:
+    parts = samples("heavy tails", 4)
+
+    def of(chosen: list[np.ndarray]) -> Histogram:
+        statistic = outlined(candidates=(99.99,), samples=4)
+        for part in chosen:
+            statistic.update(part)
+        return statistic
+
+    whole, merged = of(parts), of(parts[:2])
+    merged.merge(of(parts[2:]))
+    stored = Outlined.from_state(of(parts[:3]).state())
+    stored.update(parts[3])
+    for other in (merged, stored):
+        for key, value in whole.state().items():
+            np.testing.assert_array_equal(other.state()[key], value, err_msg=key)
+        assert other.quantile(0.9999) == whole.quantile(0.9999)
+
+
+def test_every_value_is_counted_where_too_many_are_asked_for_or_nobody_knows_how_many_there_are() -> None:
+    for settings in ({"samples": None}, {"samples": 3, "candidates": (90.0,)}, {"samples": 3, "keep": Memory}):
+        assert not isinstance(outlined(**{"candidates": (99.99,), **settings}), Outlined)

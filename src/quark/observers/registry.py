@@ -26,6 +26,7 @@ from quark.observers import (
 )
 from quark.observers.histogram import Histogram
 from quark.observers.mse_modes import Votes
+from quark.observers.outlined import outlined
 from quark.observers.sampled import sampled
 from quark.observers.statistics import MinMax, MovingMinMax, Statistic
 from quark.observers.tails import quantiles
@@ -56,7 +57,7 @@ class Search:
     @property
     def looks_twice(self) -> bool:
         """Whether it can use the values themselves after the histogram."""
-        return self.statistic in (counted, sampled, quantiles)
+        return self.statistic in (counted, outlined, sampled, quantiles)
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -101,7 +102,7 @@ ROWS = (
     Search("non_overflow", MinMax, non_overflow.search),
     Search("moving_non_overflow", MovingMinMax, non_overflow.search),
     Search("percentile", quantiles, percentile.search),
-    Search("layerwise_percentile", counted, layerwise_percentile.search),
+    Search("layerwise_percentile", outlined, layerwise_percentile.search),
     Search("mse", sampled, mse.search),
     Search("mse_most_common", Votes, mse_modes.most_common),
     Search("mse_percentile", Histogram, mse_modes.within_percentile),
