@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from quark.errors import ConfigError, DataError, ModelError, ModelNotFoundError, OutputError, QuarkError
 
@@ -102,8 +102,15 @@ def words(error: QuarkError, verbose: bool) -> Sequence[str]:
         return [f"see {page_of(error)}; {DETAILS}"]
     module, function, line = place(error)
     lines = [f"see {page_of(error)}", f"kind: {type(error).__name__}", f"raised by: {module}.{function}, line {line}"]
-    cause = error.__cause__ or error.__context__
-    while cause is not None:
-        lines.append(f"caused by: {type(cause).__name__}: {' '.join(str(cause).split())}")
-        cause = cause.__cause__ or cause.__context__
+    lines += [f"caused by: {type(one).__name__}: {' '.join(str(one).split())}" for one in _causes(error)]
     return [*lines, "`quark doctor` prints the versions that a report of a defect needs"]
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """What led to ``error``, the nearest first; each once: an error that is raised again can be its own context."""
+    seen = {id(error)}
+    cause = error.__cause__ or error.__context__
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__

@@ -15,7 +15,7 @@ from typing import Any
 
 from quark.config.plan import Plan
 from quark.config.presets import get_preset
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, QuarkError, unknown
 from quark.numerics.formats import Int, get_format
 from quark.onnx import Config, ModelQuantizer
 from quark.onnx.compare import Comparison, compare
@@ -153,7 +153,10 @@ def advise(
 
     def measure(choice: Choice) -> Judged | None:
         config = with_algorithms(choice.config(), extras, ())
-        proto = ModelQuantizer(Config(global_quant_config=config)).run(subject.model, None, reader).proto
+        try:
+            proto = ModelQuantizer(Config(global_quant_config=config)).run(subject.model, None, reader).proto
+        except QuarkError:  # an algorithm that this model has nothing for; the model that was asked for is written
+            return None
         if proto is None:
             return None
         again = compare(subject.model, proto, chosen, layers=False, libraries=libraries)

@@ -11,7 +11,7 @@ count once. Not counted: Einsum, attention operators, and everything that is no 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -120,11 +120,12 @@ class Sizes:
     """
 
     def __init__(self, model: ir.Model, feed: Mapping[str, np.ndarray] | None) -> None:
+        as_written = model.clone()  # ONNX Runtime (1.31) breaks off on some graphs with an If once sizes are fixed
         for value in model.graph.inputs:
             if feed is not None and value.name is not None and value.name in feed:
                 value.shape = ir.Shape(np.shape(feed[value.name]))
         prove_shapes(model)
-        self._seen = {} if feed is None else _observed(model, feed)
+        self._seen = {} if feed is None else _observed(as_written, _unproved(model), feed)
 
     def of(self, value: ir.Value | None) -> tuple[int, ...]:
         """The shape; sizes that nothing tells are 1."""
@@ -135,15 +136,16 @@ class Sizes:
         return seen or tuple(size if isinstance(size, int) else 1 for size in value.shape or ())
 
 
-def _observed(model: ir.Model, feed: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
-    """The shapes that inference does not find and a layer has, off one run."""
-    read = {}
-    for node in model.graph:
-        kind = LAYERS.get(node.op_type)
-        for value in (*node.inputs[:4], *node.outputs[:1]) if kind is not None else ():
-            if value is not None and value.producer() is not None and static_shape(value) is None:
-                read[str(value.name)] = value
-    found = Runner(model, read).run(feed).values if read else {}
+def _unproved(model: ir.Model) -> list[str]:
+    """The tensors of layers whose shape inference does not find."""
+    layers = [node for node in model.graph if node.op_type in LAYERS]
+    values = [value for node in layers for value in (*node.inputs[:4], *node.outputs[:1]) if value is not None]
+    return [str(one.name) for one in values if one.name and one.producer() is not None and static_shape(one) is None]
+
+
+def _observed(model: ir.Model, names: Sequence[str], feed: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    """The shapes of these tensors, off one run."""
+    found = Runner(model, names).run(feed).values if names else {}
     return {name: np.shape(array) for name, array in found.items()}
 
 

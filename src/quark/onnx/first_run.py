@@ -30,8 +30,7 @@ from quark.onnx.graph.admission import refusal, refusal_of_proto
 from quark.onnx.graph.libraries import library_files
 from quark.onnx.graph.pieces import WHOLE, Pieces, open_in_pieces
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.run import QUIET
-from quark.onnx.graph.session import COPIED, RUNTIME_ERRORS, Light
+from quark.onnx.graph.session import COPIED, RUNTIME_ERRORS, Light, quiet_options
 from quark.reading import reason_of
 
 Feed = Mapping[str, np.ndarray]
@@ -145,8 +144,7 @@ def _opened(model: Path | Source, options: Options, large: bool) -> Session:
     """A session as a user has it: all optimizations on; of a very large graph, a session for every piece."""
 
     def chosen() -> onnxruntime.SessionOptions:
-        found = onnxruntime.SessionOptions()
-        found.log_severity_level = QUIET
+        found = quiet_options()
         for library in library_files(options.UserCustomOpLibPath):
             found.register_custom_ops_library(library)
         return found

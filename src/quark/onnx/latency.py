@@ -18,7 +18,7 @@ import onnxruntime
 
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.model import load
-from quark.onnx.graph.session import open_session
+from quark.onnx.graph.session import open_session, quiet_options
 
 BLOCK, SKIPPED = 10, 4
 """Inferences in a row, and how many of them are not counted."""
@@ -53,7 +53,7 @@ def median_seconds(
 
 def _session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> onnxruntime.InferenceSession:
     """A session as a user opens it: with ONNX Runtime's own memory and thread settings."""
-    options = onnxruntime.SessionOptions()
+    options = quiet_options()
     for library in library_files(libraries):
         options.register_custom_ops_library(library)
     return open_session(load(model), options)

@@ -31,7 +31,7 @@ from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import is_constant, label
+from quark.onnx.graph.surgery import bodies, is_constant, label, read_nothing
 from quark.onnx.passes import constants
 from quark.onnx.pipeline import BODY, run_steps
 from quark.onnx.qdq.modes import MODES
@@ -116,7 +116,7 @@ def install(model: ir.Model, made: Made) -> None:
             value.replace_all_uses_with(values[str(value.name)], replace_graph_outputs=True)
             graph.inputs.remove(value)
         _keep_apart(graph, values)
-        _let_go(nodes[body.node].attributes[body.attribute].as_graph())
+        read_nothing(nodes[body.node].attributes[body.attribute].as_graph())
         nodes[body.node].attributes[body.attribute] = ir.AttrGraph(body.attribute, graph)
         model.functions.update(body.model.functions)
         for domain, version in graph.opset_imports.items():
@@ -132,13 +132,6 @@ def record(plan: Plan, made: Made) -> None:
         for node in body.plan.nodes.values():
             plan.nodes[prefix + node.name] = replace(node, name=prefix + node.name)
         plan.floats.update({prefix + name: reason for name, reason in body.plan.floats.items()})
-
-
-def _let_go(graph: ir.Graph) -> None:
-    """A body that nobody has any more reads nothing any more."""
-    for node in ir.traversal.RecursiveGraphIterator(graph):
-        for position in range(len(node.inputs)):
-            node.replace_input_with(position, None)
 
 
 def _keep_apart(graph: ir.Graph, outer: Mapping[str, ir.Value]) -> None:
@@ -196,11 +189,9 @@ def _captures(graph: ir.Graph) -> list[ir.Value]:
     for node in ir.traversal.RecursiveGraphIterator(graph):
         own.update(node.outputs)
         read.extend(node.inputs)
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                inner = attribute.as_graph()
-                own.update((*inner.inputs, *inner.initializers.values()))
-                read.extend(inner.outputs)
+        for inner in bodies(node):
+            own.update((*inner.inputs, *inner.initializers.values()))
+            read.extend(inner.outputs)
     return list(dict.fromkeys(value for value in read if value is not None and value not in own))
 
 

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from quark.errors import DataError, ModelError
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
+from quark.onnx.graph.surgery import bodies
 
 Feed = Mapping[str, np.ndarray]
 #: Puts an array elsewhere (a file, say) and returns what is to be kept in its place.
@@ -138,10 +139,7 @@ class Walk:
 def inputs_of(node: ir.Node) -> list[ir.Value]:
     """What a node reads, tensors that its subgraphs take from outside included."""
     read = [value for value in node.inputs if value is not None]
-    for attribute in node.attributes.values():
-        graphs = [attribute.value] if attribute.type == ir.AttributeType.GRAPH else []
-        graphs += list(attribute.value) if attribute.type == ir.AttributeType.GRAPHS else []
-        for graph in graphs:
-            for inner in ir.traversal.RecursiveGraphIterator(graph):
-                read += [value for value in inner.inputs if value is not None and value.graph is node.graph]
+    for body in bodies(node):
+        for inner in ir.traversal.RecursiveGraphIterator(body):
+            read += [value for value in inner.inputs if value is not None and value.graph is node.graph]
     return read

@@ -25,14 +25,13 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from quark.errors import ConfigError, DataError, ModelError, nearest, unknown
 from quark.onnx.graph.admission import registered
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.pieces import Pieces, open_in_pieces
-from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, Light
-from quark.onnx.graph.surgery import Names, all_nodes, label, opset
+from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, Light, quiet_options
+from quark.onnx.graph.surgery import Names, all_nodes, label, opset, remove_unused
 from quark.report.process import lent, shared
 
 Feed = Mapping[str, np.ndarray]
@@ -42,7 +41,6 @@ RUNTIME_DOMAINS = frozenset(
     ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
 )
 IS_NAN_OPSET = 9
-QUIET = 4
 _AS_GIVEN = ("optimization.disable_specified_optimizers", "WeightBiasQuantization")
 
 
@@ -130,7 +128,7 @@ class Runner:
         options: Callable[[], onnxruntime.SessionOptions],
     ) -> onnxruntime.InferenceSession | Pieces:
         model.graph.outputs[:] = outputs
-        RemoveUnusedNodesPass()(model)
+        remove_unused(model)
         _check_providers(providers)
         try:
             return open_in_pieces(Light.of(model), options, providers)
@@ -186,8 +184,7 @@ def session_options(
     Raises:
         ModelError: a library cannot be loaded.
     """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = QUIET
+    options = quiet_options()
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False

@@ -66,7 +66,7 @@ def open_session(
     Raises:
         ModelError: ONNX Runtime does not accept the model; the message carries its reason.
     """
-    return open_light(Light.of(model), options or _quiet(), providers)
+    return open_light(Light.of(model), options or quiet_options(), providers)
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,12 @@ def open_light(
     return session
 
 
-def _quiet() -> onnxruntime.SessionOptions:
-    """Options that log nothing: ONNX Runtime's warnings are about speed, and its errors come to us as exceptions."""
+def quiet_options() -> onnxruntime.SessionOptions:
+    """Options that log nothing, as every session of ours has them.
+
+    ONNX Runtime's warnings are about speed, or about declared shapes of the user's float model at every inference,
+    which bury the verdict; its errors come to us as exceptions.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     return options

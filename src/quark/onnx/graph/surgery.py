@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 
 def opset(model: ir.Model) -> int:
@@ -65,6 +66,17 @@ def float_attribute(node: ir.Node, name: str, default: float) -> float:
     """A float attribute."""
     value = attribute(node, name, default)
     return float(value) if isinstance(value, (int, float)) else default
+
+
+def bodies(node: ir.Node) -> list[ir.Graph]:
+    """The graphs that an If, a Loop, a Scan or the like holds; empty for other nodes."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found += attribute.as_graphs()
+    return found
 
 
 def label(node: ir.Node) -> str:
@@ -302,6 +314,25 @@ def drop_if_unused(value: ir.Value | None) -> bool:
         return False
     del value.graph.initializers[str(value.name)]
     return True
+
+
+def remove_unused(model: ir.Model) -> int:
+    """Remove nodes and initializers that no graph output depends on; returns how many of the main graph."""
+    before = len(model.graph) + len(model.graph.initializers)
+    outputs = frozenset(model.graph.outputs)
+    for node in reversed(model.graph):
+        if bodies(node) and not any(value in outputs or value.uses() for value in node.outputs):
+            for body in bodies(node):
+                read_nothing(body)
+            model.graph.remove(node, safe=True)
+    RemoveUnusedNodesPass()(model)
+    return before - len(model.graph) - len(model.graph.initializers)
+
+
+def read_nothing(body: ir.Graph) -> None:
+    """Take the inputs from all nodes of a body that goes: what they read counts as used otherwise."""
+    for node in ir.traversal.RecursiveGraphIterator(body):
+        node.resize_inputs(0)
 
 
 def remove_unused_functions(model: ir.Model) -> None:

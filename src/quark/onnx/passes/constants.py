@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
@@ -25,6 +24,7 @@ from quark.onnx.graph.surgery import (
     input_at,
     int_attribute,
     label,
+    remove_unused,
     tensor_alias,
 )
 from quark.onnx.passes import fold_constants
@@ -128,10 +128,3 @@ PASSES_THROUGH: dict[str, Callable[[ir.Node], bool]] = {
     "Cast": _keeps_type,
     "Slice": _takes_all,
 }
-
-
-def remove_unused(model: ir.Model) -> int:
-    """Remove nodes and initializers that no graph output depends on; returns how many."""
-    before = len(model.graph) + len(model.graph.initializers)
-    RemoveUnusedNodesPass()(model)
-    return before - len(model.graph) - len(model.graph.initializers)

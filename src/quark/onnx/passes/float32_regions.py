@@ -18,7 +18,7 @@ from quark.config.rules import Rule, Rules, Subgraph
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, add_initializer, constant_array, drop_if_unused, label, name_nodes
+from quark.onnx.graph.surgery import Names, add_initializer, bodies, constant_array, drop_if_unused, label, name_nodes
 from quark.onnx.qdq.selection import known_nodes
 
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
@@ -56,7 +56,7 @@ def _nodes_of(model: ir.Model, parts: Sequence[Part]) -> dict[ir.Node, None]:
     decided = Rules(LayerSpec(), (Rule(tuple(selectors), None, "subgraphs_to_include"),)).bind(known_nodes(model))
     found = {node: None for node in model.graph if decided[node.name or ""].layer is None}
     for node in found:
-        if any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()):
+        if bodies(node):
             raise ConfigError(f"subgraphs_to_include: {label(node)} has a body, which stays float16: leave it out")
     return found
 

@@ -20,12 +20,13 @@ import onnxruntime
 
 from quark.onnx.graph.model import suitable_ir_version
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.session import RUNTIME_ERRORS
+from quark.onnx.graph.session import RUNTIME_ERRORS, quiet_options
 from quark.onnx.graph.shapes import infer_shapes, static_shape
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
     attribute,
+    bodies,
     constant_array,
     int_attribute,
     is_constant,
@@ -154,7 +155,7 @@ def _is_fixed(node: ir.Node, fixed: set[ir.Value]) -> bool:
     """All inputs are constants, or come from nodes in ``fixed``, and the operator always gives the same result."""
     if node.domain != "" or node.op_type in LEFT_ALONE or not node.inputs:
         return False
-    if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
+    if bodies(node):
         return False
     return all(value is None or value in fixed or is_constant(value) for value in node.inputs)
 
@@ -230,8 +231,8 @@ def _run(model: ir.Model, nodes: Sequence[ir.Node], results: Sequence[ir.Value])
     graph.output.extend(_typed(str(value.name), value.dtype.numpy()) for value in results if value.dtype is not None)
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in model.graph.opset_imports.items()]
     proto = onnx.helper.make_model(graph, opset_imports=imports, ir_version=suitable_ir_version(model))
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options = quiet_options()
+    options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return session.run([value.name for value in results], feeds)

@@ -17,8 +17,8 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ModelError
+from quark.onnx.graph.surgery import remove_unused
 from quark.onnx.graph.weightless import through_proto
-from quark.onnx.passes.constants import remove_unused
 from quark.onnx.qdq import second_type
 from quark.onnx.qdq.carriers import activation_kind, constant_kind
 from quark.onnx.qdq.carry import ACTIVATION_NODES, AMD, OWN, Carried, single

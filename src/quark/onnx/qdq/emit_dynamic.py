@@ -11,8 +11,16 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ModelError
-from quark.onnx.graph.surgery import Names, add_initializer, constant_array, input_at, int_attribute, let_go, take_over
-from quark.onnx.passes.constants import remove_unused
+from quark.onnx.graph.surgery import (
+    Names,
+    add_initializer,
+    constant_array,
+    input_at,
+    int_attribute,
+    let_go,
+    remove_unused,
+    take_over,
+)
 from quark.onnx.qdq.carriers import onnx_type
 from quark.onnx.qdq.dynamic import gemm_factors, kept_attributes
 from quark.onnx.qdq.store import codes_of

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import input_at, is_constant
+from quark.onnx.graph.surgery import bodies, input_at, is_constant
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 
@@ -94,7 +94,6 @@ ARITHMETIC = MOVES_VALUES | frozenset(
         "Where",
     ]
 )
-_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
@@ -137,11 +136,8 @@ def _from_sizes(model: ir.Model) -> set[ir.Node]:
     """Nodes that read nothing but constants and sizes, directly or through each other."""
     found: set[ir.Node] = set()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if any(
-            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-            for attribute in node.attributes.values()
-        ):
-            continue  # its bodies read other values too
+        if bodies(node):
+            continue  # they read other values too
         given = [value for value in node.inputs if value is not None and not is_constant(value)]
         if node.op_type in ("Shape", "Size") or all(value.producer() in found for value in given):
             found.add(node)

@@ -34,9 +34,9 @@ from quark.onnx.graph.surgery import (
     int_attribute,
     is_constant,
     let_go,
+    remove_unused,
     take_over,
 )
-from quark.onnx.passes.constants import remove_unused
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.index_paths import computes_shapes
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, Blocks, on_grid

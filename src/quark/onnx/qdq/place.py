@@ -18,7 +18,7 @@ from quark.config.rules import Decision, NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
-from quark.onnx.graph.surgery import is_constant
+from quark.onnx.graph.surgery import bodies, is_constant
 from quark.onnx.qdq import (
     align,
     biases,
@@ -182,7 +182,7 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
     options = placement.job.options
     if placement.decisions[node.name or ""].layer is None:
         return placement.decisions[node.name or ""].reason
-    if node.domain not in ("", "ai.onnx") or any(a.type in _GRAPHS for a in node.attributes.values()):
+    if node.domain not in ("", "ai.onnx") or bodies(node):
         return f"no rule for the operator {node.domain or 'ai.onnx'}::{node.op_type}"
     if slots.STAYS_FLOAT in node.meta:
         return str(node.meta[slots.STAYS_FLOAT])
@@ -204,9 +204,6 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
     if not slots.data_inputs(node, rule) and slots.weight_input(node, rule) is None:
         return "it reads no float tensor"
     return None
-
-
-_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def _in_op_set(op_type: str, job: Job) -> bool:

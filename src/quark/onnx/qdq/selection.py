@@ -11,6 +11,7 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.rules import Decision, NodeInfo
 from quark.errors import ConfigError, nearest, unknown
+from quark.onnx.graph.surgery import bodies
 from quark.onnx.qdq.op_type_names import check_types, tell_absent
 
 #: Options that list node names, and options that list operator types.
@@ -50,10 +51,8 @@ def known_tensors(model: ir.Model) -> frozenset[str]:
     found = {str(value.name) for value in (*model.graph.inputs, *model.graph.initializers.values())}
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         found.update(str(value.name) for value in node.outputs)
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                body = attribute.as_graph()
-                found.update(str(value.name) for value in (*body.inputs, *body.initializers.values()))
+        for body in bodies(node):
+            found.update(str(value.name) for value in (*body.inputs, *body.initializers.values()))
     return frozenset(found)
 
 
