@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -310,6 +311,21 @@ def test_a_lost_model_says_what_helps_and_the_command_works(
     assert last and samples in last[0] and ("tried: " in last[0] or "no better" in last[0])
     words = shlex.split(last[0].removeprefix("next").split("   (tried")[0])
     assert words[:3] == ["quark", "onnx", "quantize"] and main(words[1:]) == 0
+
+
+def test_a_recipe_that_finds_nothing_to_do_is_no_error_of_the_command(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an algorithm says of this model while the advice is tried comes after the model was written."""
+
+    def nothing(*_: object) -> None:
+        raise ConfigError("GPTQConfig: the model has no MatMul")
+
+    monkeypatch.setattr("quark.cli.verdicts.ModelQuantizer", lambda _: SimpleNamespace(run=nothing))
+    bad = ["--preset", "S8S8_AAWS", "--set", "Percentile=60"]
+    assert quantize(folder, "--data", str(folder / "samples.npz"), *bad) == 0
+    printed = capsys.readouterr()
+    assert "no better" in printed.out and "error" not in printed.err
 
 
 def test_bounds_that_cannot_be_meant(folder: Path, capsys: Capture) -> None:

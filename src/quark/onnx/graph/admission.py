@@ -151,7 +151,7 @@ def _check_values(graph: onnx.GraphProto, source: str) -> None:
                 raise ModelError(f"{source}: the {kind} {value.name!r} has the element type {kind_of.elem_type}: none")
             for dim in value.type.tensor_type.shape.dim:
                 _check_names((dim.dim_param,), f"an axis of {value.name!r:.80}", source)
-                if dim.HasField("dim_value") and dim.dim_value < 0:
+                if dim.HasField("dim_value") and dim.dim_value < -1:  # exporters write -1 for a free one
                     raise ModelError(f"{source}: the {kind} {value.name!r} has an axis of {dim.dim_value} elements")
 
 

@@ -126,10 +126,27 @@ def _tidied(model: ir.Model, source: str) -> ir.Model:
     for imports in (model.graph.opset_imports, *(function.opset_imports for function in model.functions.values())):
         if "ai.onnx" in imports:
             imports[""] = imports.pop("ai.onnx")
-    if before != list(model.graph):
-        model.meta[REPAIRS] = ("nodes stood before those that make what they read: they are sorted",)
+    repairs = (
+        ["nodes stood before those that make what they read: they are sorted"] if before != list(model.graph) else []
+    )
+    freed = _free_axes(model)
+    if freed:
+        repairs.append(f"{freed[0]!r} has an axis of -1 elements: a free one, as ONNX Runtime reads it")
+    if repairs:
+        model.meta[REPAIRS] = tuple(repairs)
     name_nodes(model)
     return model
+
+
+def _free_axes(model: ir.Model) -> list[str]:
+    """Make axes of -1 elements free; the names of the tensors that had some."""
+    ends = [value for graph in model.graphs() for value in (*graph.inputs, *graph.outputs)]
+    found = []
+    for value in (*ends, *(value for node in all_nodes(model) for value in node.outputs)):
+        if value.shape is not None and -1 in value.shape:
+            value.shape = ir.Shape(None if size == -1 else size for size in value.shape)
+            found.append(str(value.name))
+    return found
 
 
 def _read(path: Path) -> tuple[onnx.ModelProto, wire.Weights | None]:
