@@ -296,6 +296,7 @@ ALLOWED = {
     "quark.onnx.sensitivity": PRIVATE,
     "quark.onnx.workers": PRIVATE,
     "quark.onnx.graph.model": DRAFT,
+    "quark.search.knapsack": "os.devnull, where the solver's own lines go",
     "quark.onnx.resume": OWN,
     "quark.demo.__main__": "makes the folder of its results",
     "quark.cli.torch_quantize": OWN,

@@ -129,7 +129,7 @@ def test_the_command_writes_model_recipe_and_page_and_the_recipe_makes_the_model
     words = ["auto", str(folder / "model.onnx"), "-o", str(out), "--data", str(folder / "samples.npz"), "--for", "npu"]
     assert main([*words, "--minutes", "0.05", "--report", str(tmp_path / "r.html")]) == 0
     printed = capsys.readouterr()
-    assert "accuracy" in printed.out.splitlines()[-3] and "on samples that decided nothing" in printed.out
+    assert "accuracy" in "".join(printed.out.splitlines()[-5:]) and "on samples that decided nothing" in printed.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.onnx", "best.recipe.yaml", "r.html"]
     assert onnxruntime.InferenceSession(out).get_inputs()
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
@@ -200,3 +200,45 @@ def test_labels_choose_and_what_is_reported_is_top_1_on_samples_that_decided_not
     assert main([*words, "--overwrite"]) == 1 and "has 2 labels for 16 samples" in capsys.readouterr().err
     (tmp_path / "classes.txt").write_text("cat\n" * 16)
     assert main([*words, "--overwrite"]) == 1 and "'cat' is no class" in capsys.readouterr().err
+
+
+TASK = """
+def zero(path):
+    return float(path.endswith("model.onnx"))
+def near(path):
+    return 1.0 if path.endswith("model.onnx") else 0.95
+def nan(path):
+    return float("nan")
+def fails(path):
+    return {}["nothing"]
+"""
+ENDS = {
+    "solved": ((), 0, ("result    solved: XINT8", "next      quark onnx compare ")),
+    "late": (("--metric", "zero"), 3, ("100 % lost, 1 % may be", "result    not solved", "--minutes 10 --overwrite")),
+    "near": (("--metric", "near", "--minutes", "0.3"), 3, ("5 % lost", "result    not solved", "--drop 5% ")),
+    "nan": (("--metric", "nan"), 1, ("the metric of the float model is nan", "docs/")),
+    "fails": (("--metric", "fails"), 1, ("raised KeyError in line 9 of task.py: 'nothing'", "docs/")),
+    "target": (("--for", "vllm"), 1, ("cpu, npu, size, for an ONNX model; programs such as vllm", "docs/auto.md")),
+    "data": (("--data", "none.npz"), 1, ("'none.npz' does not exist", "docs/cli.md#samples")),
+    "drop": (("--drop", "3"), 1, ("from 0 to 1", "docs/auto.md")),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_last_five_lines_tell_the_verdict_and_what_to_type(
+    end: str, folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, code, told = ENDS[end]
+    monkeypatch.setattr("quark.onnx.auto.RECIPES", ())
+    monkeypatch.setattr("quark.onnx.recipes.RECIPES", ())
+    monkeypatch.setattr("quark.onnx.auto.Search.islands", lambda *args: None)
+    (tmp_path / "task.py").write_text(TASK)
+    given = {"--data": str(folder / "samples.npz"), "--for": "npu", "--minutes": "0"}
+    given |= dict(zip(words[::2], words[1::2], strict=True))
+    if "--metric" in given:
+        given["--metric"] = f"{tmp_path / 'task.py'}:{given['--metric']}"
+    line = ["auto", str(folder / "model.onnx"), "-o", str(tmp_path / "best.onnx")]
+    assert main([*line, *(word for pair in given.items() for word in pair)]) == code
+    said = capsys.readouterr()
+    last = "\n".join((said.out if code in (0, 3) else said.err).splitlines()[-5:])
+    assert [one for one in told if one not in last] == [], last

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import os
 import sys
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quark.errors import ConfigError
-from quark.search import choose
+from quark.search import choose, knapsack
 
 COSTS = st.integers(0, 40).map(float)
 
@@ -73,3 +75,10 @@ def test_without_scipy_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(ConfigError, match="pip install scipy"):
         choose(np.ones((1, 1)), np.ones((1, 1)), 9.0)
+
+
+def test_what_the_solver_prints_on_its_own_does_not_reach_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
+    with knapsack._silent():
+        ctypes.CDLL("ucrtbase" if os.name == "nt" else None).puts(b"a line of the solver")
+    os.write(1, b"{}")
+    assert capfd.readouterr().out == "{}"

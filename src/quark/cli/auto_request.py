@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from quark.cli.output import print_json, say, show, write_lines
-from quark.cli.source_options import Source
+from quark.cli.source_options import Source, source_words
 from quark.cli.verdicts import FAILED
 from quark.errors import ConfigError
 from quark.report import Table
 from quark.report.verdict import Verdict
+
+ACCEPTABLE = 0.2
+"""A larger part of a metric is no tolerance that anybody means."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,32 @@ class Request:
     seq_len: int = 512
     labels: Path | None = None
     workers: int = 1
+
+
+def looser(request: Request, lost: float) -> str:
+    """The command with a tolerance that a loss of this part meets; its ledger is another one's."""
+    return command(replace(request, drop=percent(lost), ledger=None))
+
+
+def longer(request: Request) -> str:
+    """The command with more time."""
+    return command(replace(request, minutes=max(10.0, 2 * request.minutes)))
+
+
+def command(asked: Request) -> str:
+    """What is typed for a request whose output exists."""
+    words = ["quark", "auto", str(asked.model), "-o", str(asked.output), *source_words(asked.source)]
+    told: dict[str, Any] = {"for": asked.purpose, "metric": asked.metric, "labels": asked.labels, "drop": asked.drop}
+    told |= {"minutes": f"{asked.minutes:g}", "ledger": asked.ledger}
+    told |= {"seq-len": asked.seq_len} if asked.model.is_dir() else {}
+    words += [word for name, value in told.items() if value is not None for word in (f"--{name}", str(value))]
+    return shlex.join([*words, "--overwrite"])
+
+
+def percent(part: float) -> str:
+    """A part as ``--drop`` reads it, rounded up to two digits."""
+    digits = 1 - math.floor(math.log10(100 * part))
+    return f"{math.ceil(100 * part * 10**digits - 1e-9) / 10**digits:g}%"
 
 
 def parse_drop(text: str | None) -> float | None:

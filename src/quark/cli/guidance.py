@@ -14,6 +14,12 @@ from quark.errors import ConfigError, DataError, ModelError, ModelNotFoundError,
 
 #: Module that refused, or a module above it -> page; the first row that fits counts.
 BY_PLACE: tuple[tuple[str, str], ...] = (
+    ("quark.cli.auto", "docs/auto.md"),
+    ("quark.cli.onnx_auto", "docs/auto.md"),
+    ("quark.cli.torch_auto", "docs/auto.md"),
+    ("quark.onnx.trials", "docs/auto.md"),
+    ("quark.onnx.label", "docs/auto.md#metrics-with-labels"),
+    ("quark.torch.auto", "docs/auto.md"),
     ("quark.cli.settings", "docs/options.md"),
     ("quark.files", "docs/reliability.md"),
     ("quark.onnx.data", "docs/cli.md#samples"),

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from quark.cli.auto_request import Request, parse_drop, tell
+from quark.cli.auto_request import ACCEPTABLE, Request, command, longer, looser, parse_drop, tell
 from quark.cli.output import say, write_page, write_text
 from quark.cli.samples import Samples
+from quark.cli.source_options import source_words
 from quark.cli.sources import feeds, preprocessing
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.files.private import private_folder
 from quark.measure.score import error
-from quark.onnx.auto import Goal, Outcome, Split, Trial, auto, split, write_model
+from quark.onnx.auto import DROP, LATE, Goal, Outcome, Split, Trial, auto, split, write_model
 from quark.onnx.data_files import file_of
 from quark.onnx.describe import file_bytes
 from quark.onnx.graph.model import output_of
@@ -27,7 +30,7 @@ from quark.onnx.labelled import is_name, metric_of, metrics_on, said
 from quark.onnx.labels import Given
 from quark.onnx.labels import digest_of as labels_digest
 from quark.report import ModelView, Point, Report, Scatter, Table, file_size
-from quark.report.verdict import Line, Verdict, accuracy_line, size_line, speed_line
+from quark.report.verdict import LEVELS, Line, Verdict, accuracy_line, size_line, speed_line
 from quark.search.function import digest_of, load_function, score_of
 from quark.search.parts import parts_of
 
@@ -155,11 +158,11 @@ def why_table(request: Request, found: Outcome) -> Table:
 
 
 def _verdict(request: Request, found: Outcome) -> Verdict:
+    """What is known of the winner, the result last: with the next command it is what the last lines show."""
     winner, lines = found.winner, []
+    notes = [Line("note", "of this run", note) for note in found.notes]
     if winner.choice is None:
-        lines.append(Line("result", "float", "; ".join(found.notes) or "no trial wins anything", bad=True))
-        return Verdict(tuple(lines), ("use the float model, or loosen the tolerance: --drop",))
-    lines.append(Line("result", "solved" if found.solved else "not solved", _why(found), bad=not found.solved))
+        return Verdict((*notes, Line("result", "float", _float_stays(found), bad=True)), _next(request, found))
     lines.append(accuracy_line(found.reported, "on samples that decided nothing"))
     if found.reported_values is not None:
         after, before = found.reported_values
@@ -173,9 +176,59 @@ def _verdict(request: Request, found: Outcome) -> Verdict:
         lines.append(Line("gap", "honest", f"{gap:+.1f} dB against the samples that chose it"))
     if not math.isnan(winner.seconds):
         lines.append(speed_line(found.float_seconds, winner.seconds))
-    lines.append(size_line(file_bytes(request.model), winner.bytes))
-    advice = () if found.solved else ("nearest miss: loosen --drop, or quark onnx search for single layers",)
-    return Verdict((*lines, *(Line("note", "few samples", note) for note in found.notes)), advice)
+    lines += [size_line(file_bytes(request.model), winner.bytes), *notes]
+    if not found.solved:
+        lines.append(Line("missing", "nearest", _missing(request, found), bad=True))
+    lines.append(Line("result", "solved" if found.solved else "not solved", _why(found), bad=not found.solved))
+    return Verdict(tuple(lines), _next(request, found))
+
+
+def _float_stays(found: Outcome) -> str:
+    return found.notes[-1] if found.notes else "no trial wins anything"
+
+
+def _missing(request: Request, found: Outcome) -> str:
+    """What the nearest miss costs, against what was allowed."""
+    lost, winner = _lost(found), found.winner
+    drop = parse_drop(request.drop)
+    if lost is None or found.float_value is None or winner.value is None:
+        reason = "nothing to compare" if winner.judged is None else winner.judged.reason
+        return f"{reason}; {'a good verdict' if drop is None else f'a loss of {100 * drop:g} % at most'} was asked for"
+    name, chance = _named(request), winner.chance
+    show: Callable[[float], str] = "{:.4g}".format if name is None else partial(said, name)
+    give = "" if math.isnan(chance) else f", ± {show(math.copysign(chance, winner.value))} by chance"
+    words = f"{show(winner.value)} of {show(found.float_value)}{give} on the choosing samples"
+    asked = f"{100 * (DROP if drop is None else drop):g} %"
+    level = LEVELS[0 if winner.judged is None else winner.judged.level]
+    if lost <= (DROP if drop is None else drop):
+        return f"{words}; so few labels cannot show {asked}, and the verdict is {level}"
+    return f"{words}: {100 * lost:.3g} % lost, {asked} may be"
+
+
+def _lost(found: Outcome) -> float | None:
+    """The part of the metric, or of the float model's answers, that the nearest miss loses; None where it has none."""
+    winner = found.winner
+    if winner.value is not None and found.float_value:
+        return (found.float_value - winner.value) / abs(found.float_value)
+    if winner.value is None and winner.judged is not None and winner.judged.value != winner.judged.sqnr:
+        return 1 - winner.judged.value
+    return None
+
+
+def _next(request: Request, found: Outcome) -> tuple[str, ...]:
+    """The commands that make sense now, the likeliest first."""
+    model, samples = str(request.model), source_words(request.source)
+    if found.solved:
+        return (shlex.join(["quark", "onnx", "compare", model, str(request.output), *samples]),)
+    if found.winner.choice is None:
+        return (command(replace(request, purpose="size")),) if request.purpose != "size" else ("use the float model",)
+    if any(why == LATE for _, why in found.untried):
+        return (longer(request),)
+    lost = _lost(found)
+    if lost is not None and (parse_drop(request.drop) or DROP) < lost < ACCEPTABLE:
+        return (looser(request, lost),)
+    words = ["quark", "onnx", "search", model, *samples, "--target", "sqnr>=20", "-o", "plan.yaml"]
+    return (f"find the layers that need more bits: {shlex.join(words)}",)
 
 
 def _why(found: Outcome) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from quark.cli.auto_request import Request, parse_drop, tell
+from quark.cli.auto_request import ACCEPTABLE, Request, longer, looser, parse_drop, tell
 from quark.cli.output import say, write_page, write_text
 from quark.errors import ConfigError
 from quark.files.ours import MARK
@@ -17,6 +19,7 @@ from quark.files.outputs import Output, check_outputs, drafts
 from quark.report import ModelView, Point, Report, Scatter, Table, file_size
 from quark.report.verdict import Line, Verdict, size_line
 from quark.search.function import digest_of, load_function, number_of
+from quark.search.values import FLOAT
 
 if TYPE_CHECKING:
     from quark.torch.auto import Goal, Outcome, Trial
@@ -134,16 +137,31 @@ def _verdict(request: Request, found: Outcome) -> Verdict:
     tried = f"{len(found.trials)} trials"
     why = f"{winner.name} for {request.purpose} ({found.format}), the smallest of {tried} within {target}"
     miss = f"nothing reaches {target}; {winner.name} comes nearest of {tried}"
-    lines = [Line("result", word, why if found.solved else miss, bad=not found.solved)]
-    lines.append(Line("chosen by", target.metric, f"{winner.value:.6g} (float {found.float_value:.6g})"))
+    lines = [Line("chosen by", target.metric, f"{winner.value:.6g} (float {found.float_value:.6g})")]
     if found.reported is not None:
         after, before = found.reported
         said = f"{after:.6g} on samples that decided nothing (float {before:.6g})"
         lines.append(Line("reported", target.metric, said))
     lines.append(size_line(found.float_bytes, winner.bytes))
-    lines += [Line("note", "samples", note) for note in found.notes]
-    advice = f"quark torch evaluate {request.output} --data …" if found.solved else "loosen --drop, or give --minutes"
-    return Verdict(tuple(lines), (advice,))
+    lines += [Line("note", "of this run", note) for note in found.notes]
+    lines.append(Line("result", word, why if found.solved else miss, bad=not found.solved))
+    return Verdict(tuple(lines), (_next(request, found),))
+
+
+def _next(request: Request, found: Outcome) -> str:
+    """The command that makes sense now."""
+    data, target = ["--data", str(request.source.data)], found.target
+    if found.solved:
+        return shlex.join(["quark", "torch", "evaluate", str(request.output), *data, "--seq-len", str(request.seq_len)])
+    if found.untried:
+        return longer(request)
+    lost = abs(found.winner.value - found.float_value) / abs(found.float_value) if found.float_value else math.nan
+    if target.metric in ("perplexity", "metric") and 0 < lost < ACCEPTABLE:
+        return looser(request, lost)
+    asked = f"{target.metric}{'>=' if target.least else '<='}{target.value:.6g}"
+    words = ["quark", "torch", "search", str(request.model), *data, "--target", asked, "-o", "plan.yaml"]
+    words += ["--for", found_program(request), "-c", found.winner.values["scheme"], "-c", FLOAT]
+    return f"find the layers that need more bits: {shlex.join(words)}"
 
 
 def _facts(found: Outcome, verdict: Verdict) -> Mapping[str, Any]:

@@ -49,7 +49,7 @@ from quark.onnx.trials import (
     split,
 )
 from quark.report.verdict import Judged, worst
-from quark.search.function import score_of
+from quark.search.function import checked_reference, score_of
 from quark.search.ledger import Ledger
 from quark.search.parts import how_far
 from quark.search.values import FLOAT
@@ -64,7 +64,22 @@ DROP = 0.01
 """The part of a metric that may be lost where nothing is said; or one standard error of the difference, if larger."""
 PROBED = 8
 """Samples, of each part, that recipes are compared on before the better ones get all."""
-__all__ = ["PURPOSES", "Goal", "Outcome", "Purpose", "Search", "Split", "Trial", "auto", "split", "write_model"]
+LATE = "no time was left"
+"""Why something was not tried."""
+__all__ = [
+    "DROP",
+    "LATE",
+    "PURPOSES",
+    "Goal",
+    "Outcome",
+    "Purpose",
+    "Search",
+    "Split",
+    "Trial",
+    "auto",
+    "split",
+    "write_model",
+]
 BRIEFLY = 0.5
 """Seconds for a first look at how fast a trial is."""
 PROBES = 0.25
@@ -108,6 +123,7 @@ class Search:
         known = self.book.done("float model", KeptScore)
         if known is None:
             found = score_of(metric(str(self.model)), "the metric")
+            checked_reference(found.value)
             known = KeptScore(value=found.value, without=list(found.without))
             self.book.finish("float model", known.model_dump())
         return Score(known.value, tuple(known.without))
@@ -363,7 +379,7 @@ def _untried(search: Search) -> list[tuple[str, str]]:
     """Presets and recipes that no trial has, and why not."""
     presets = [trial.choice.preset for trial in search.trials if trial.choice is not None]
     passed, over = any(trial.passes for trial in search.trials), time.perf_counter() > search.end
-    late = "no time was left" if over else "what was found before was good enough"
+    late = LATE if over else "what was found before was good enough"
     found = []
     for preset in search.goal.row.bases:
         if preset not in presets:

@@ -95,7 +95,8 @@ class Goal:
 
     def __post_init__(self) -> None:
         if self.purpose not in PURPOSES:
-            raise ConfigError(unknown("--for", self.purpose, PURPOSES))
+            said = unknown("--for", self.purpose, PURPOSES)
+            raise ConfigError(f"{said}, for an ONNX model; programs such as vllm read folders of torch models")
         if self.drop is not None and not 0 <= self.drop < 1:
             raise ConfigError(f"--drop is {self.drop:g}: it is the part that may be lost, from 0 to 1, such as 0.01")
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
+import traceback
 from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, QuarkError, unknown
 from quark.measure.score import Score, mean
 
 
@@ -25,8 +29,11 @@ class _Traceless(SourceFileLoader):
 def load_function(text: str, option: str = "--metric") -> Callable[..., Any]:
     """The function that ``file.py:function`` names.
 
+    What it raises, and what its file does, ends in a ``ConfigError`` with the line of that file; the error is its
+    ``__cause__``.
+
     Raises:
-        ConfigError: no such file or function.
+        ConfigError: no such file or function, or the file cannot be run.
     """
     file, _, name = text.rpartition(":")
     path = Path(file)
@@ -39,11 +46,33 @@ def load_function(text: str, option: str = "--metric") -> Callable[..., Any]:
     if spec is None:
         raise ConfigError(f"{option}: {str(path)!r} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    _guarded(loader.exec_module, path, f"{option}: {str(path)!r}")(module)
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"{option}: {str(path)!r} has no function {name!r}")
-    return function
+    return _guarded(function, path, f"{option} {text!r}")
+
+
+def _guarded(function: Callable[..., Any], path: Path, who: str) -> Callable[..., Any]:
+    """The function, whose errors become sentences; ours stay as they are."""
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except QuarkError:
+            raise
+        except Exception as error:
+            frames = [line for frame, line in traceback.walk_tb(error.__traceback__) if _is(frame, path)]
+            line = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else None
+            where = "" if line is None else f" in line {line} of {path.name}"
+            raise ConfigError(f"{who} raised {type(error).__name__}{where}: {error}") from error
+
+    return call
+
+
+def _is(frame: FrameType, path: Path) -> bool:
+    return Path(frame.f_code.co_filename) == path
 
 
 def digest_of(text: str | None) -> str:
@@ -87,3 +116,14 @@ def score_of(value: Any, metric: str) -> Score:
         return mean([float(one) for one in value]) if len(value) else Score(number_of(None, metric))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"--metric returned a list for {metric!r} whose entries are not all numbers") from error
+
+
+def checked_reference(value: float) -> float:
+    """The metric of the float model, which everything is compared with.
+
+    Raises:
+        ConfigError: it is no finite number.
+    """
+    if not math.isfinite(value):
+        raise ConfigError(f"the metric of the float model is {value:g}, so nothing can be compared with it")
+    return value

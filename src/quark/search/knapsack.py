@@ -11,6 +11,10 @@ H. Kellerer, U. Pferschy, D. Pisinger: Knapsack Problems, chapter 11 (2004).
 
 from __future__ import annotations
 
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -66,13 +70,14 @@ def _solve(objective: np.ndarray, allowed: np.ndarray, limits: list[tuple[np.nda
         row, unit = load[allowed], _unit(load[allowed], limit)
         constraints.append(LinearConstraint(row[None] / unit, -np.inf, limit / unit * (1 + SLACK)))
     cost = objective[allowed]
-    result = milp(
-        cost / _unit(cost, 0.0),
-        integrality=ones,
-        bounds=Bounds(0, 1),
-        constraints=constraints,
-        options={"mip_rel_gap": 0.0},
-    )
+    with _silent():
+        result = milp(
+            cost / _unit(cost, 0.0),
+            integrality=ones,
+            bounds=Bounds(0, 1),
+            constraints=constraints,
+            options={"mip_rel_gap": 0.0},
+        )
     if result.x is None:
         return None
     chosen = np.full(len(allowed), -1)
@@ -84,6 +89,28 @@ def _solve(objective: np.ndarray, allowed: np.ndarray, limits: list[tuple[np.nda
 def _unit(values: np.ndarray, limit: float) -> float:
     """A number that brings values and limit near 1, where the solver's absolute tolerances mean something."""
     return float(max(np.abs(values).max(initial=0.0), abs(limit))) or 1.0
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing reaches standard output: HiGHS prints lines of its own there, whatever it is told (scipy 1.17), and what
+    reads our JSON would meet them. They wait in C's buffer, so that is flushed before and after."""
+    flush = ctypes.CDLL("ucrtbase" if os.name == "nt" else None).fflush
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is no standard output
+        yield
+        return
+    flush(None)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+    try:
+        yield
+    finally:
+        flush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _scipy() -> tuple[Any, Any, Any, Any]:

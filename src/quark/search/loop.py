@@ -162,7 +162,13 @@ def uniform(study: Study) -> list[Plan]:
 
 
 def most_precise(
-    study: Study, budget: str, limit: float, target: Target, measure: Measure, costs: Costs | None = None
+    study: Study,
+    budget: str,
+    limit: float,
+    target: Target,
+    measure: Measure,
+    costs: Costs | None = None,
+    also: Sequence[Plan] = (),
 ) -> tuple[Plan, dict[Plan, float]]:
     """The plan with the best metric within a limit: of the one with the least sum of losses, and of the uniform ones.
 
@@ -170,12 +176,13 @@ def most_precise(
         study, budget, measure, costs: as ``cheapest``.
         limit: the most of ``budget``.
         target: says which metric is better.
+        also: more plans within the limit.
 
     Raises:
         ConfigError: even the cheapest plan costs more.
     """
     fit = [plan for plan in uniform(study) if _cost(study, budget, plan) <= limit * (1 + SLACK)]
-    tried = {plan: measure(plan) for plan in dict.fromkeys((within(study, budget, limit), *fit))}
+    tried = {plan: measure(plan) for plan in dict.fromkeys((within(study, budget, limit), *also, *fit))}
     spent, far = costs or partial(_costs, study), replace(target, value=math.inf if target.least else -math.inf)
     found = {plan: (value, spent(plan)) for plan, value in tried.items()}
     kept = {plan: one for plan, one in found.items() if one[1][budget] <= limit * (1 + SLACK)}

@@ -62,8 +62,10 @@ def solve(study: Study, question: Question, judges: Judges) -> Found:
     Raises:
         ConfigError: no plan is within the limit, or no candidate fits a group.
     """
+    also: list[tuple[str, ...]] = []
     if judges.alone is not None:
         most = -(-len(study.trials) // FEWER)
+        also = [_first(tied(study, question.together)[0], question)]
         study = refined(study, partial(_guessed, question=question), judges.alone, most)
     rows, behind = tied(study, question.together)
     full = partial(spread, behind)
@@ -76,7 +78,7 @@ def solve(study: Study, question: Question, judges: Judges) -> Found:
     if question.limit is None:
         plan, tried = cheapest(rows, budget, target, measure, question.rounds, costs)
     else:
-        plan, tried = most_precise(rows, budget, question.limit, target, measure, costs)
+        plan, tried = most_precise(rows, budget, question.limit, target, measure, costs, also)
     spent = costs or (lambda plan: {name: total(rows, name, plan) for name in rows.trials[0].costs})
     uniform = {}
     for name in rows.candidates:
@@ -94,6 +96,10 @@ def solve(study: Study, question: Question, judges: Judges) -> Found:
 
 
 def _guessed(study: Study, question: Question) -> dict[str, str]:
-    """The plan of a study, before anything is measured."""
+    """The plan of a study, before anything is measured: a candidate by layer."""
     rows, behind = tied(study, question.together)
-    return spread(behind, first_guess(rows, question.budget, question.limit, question.target))
+    return spread(behind, _first(rows, question))
+
+
+def _first(rows: Study, question: Question) -> tuple[str, ...]:
+    return first_guess(rows, question.budget, question.limit, question.target)

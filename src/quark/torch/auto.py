@@ -22,6 +22,7 @@ from torch import nn
 
 from quark.errors import ConfigError, DataError, QuarkError
 from quark.files.private import private_folder
+from quark.search.function import checked_reference
 from quark.search.ledger import Ledger
 from quark.search.parts import how_far, parts_of
 from quark.search.target import Target
@@ -328,7 +329,8 @@ def target_of(goal: Goal, before: Mapping[str, float], tokens: float) -> Target:
     """
     drop = DROP if goal.drop is None else goal.drop
     if "metric" in before:
-        return Target("metric", True, before["metric"] - abs(before["metric"]) * drop)
+        value = checked_reference(before["metric"])
+        return Target("metric", True, value - abs(value) * drop)
     if "perplexity" in before and before["perplexity"] < tokens:
         return Target("perplexity", False, before["perplexity"] * (1 + drop))
     return Target("sqnr", True, SQNR) if goal.drop is None else Target("cosine", True, 1 - drop)
