@@ -14,7 +14,9 @@ from tests.onnx_flow import models
 from quark.config.plan_diff import read_plan
 from quark.errors import ConfigError
 from quark.onnx import Config, ModelQuantizer, get_default_config, tuned_speed
+from quark.onnx.config_file import config_of, read_values
 from quark.onnx.result import Result
+from quark.onnx.search import save_plan, search
 
 
 def net() -> onnx.ModelProto:
@@ -36,6 +38,7 @@ def net() -> onnx.ModelProto:
     return made
 
 
+DIVISIONS = (tuned_speed.INTEGERS, tuned_speed.TABLE, tuned_speed.KERNELS, tuned_speed.FLOAT)
 FEEDS = [{"x": models.normal(1, 3, 16, 16, seed=seed)} for seed in range(4)]
 
 
@@ -61,7 +64,7 @@ def nodes_in_float(result: Result) -> list[str]:
     return [name for name, node in result.plan.nodes.items() if not node.quantized]
 
 
-@pytest.mark.parametrize("name", [tuned_speed.INTEGERS, tuned_speed.TABLE, tuned_speed.KERNELS])
+@pytest.mark.parametrize("name", DIVISIONS)
 def test_the_fastest_division_is_taken_and_made_again_without_timing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +80,9 @@ def test_the_fastest_division_is_taken_and_made_again_without_timing(
         assert "node_c" in tuned and "node_a" not in tuned
     if name == tuned_speed.INTEGERS:
         assert not tuned and nodes_in_float(first) == []
+    if name == tuned_speed.FLOAT:  # nothing is faster in integers: what comes back is the float model, and says so
+        assert len(tuned) >= len(net().graph.node)
+        assert not any(node.op_type == "QuantizeLinear" for node in first.proto.graph.node)  # type: ignore[union-attr]
     again = made(TunedFloat=tuned)
     assert len(calls) == 1 and again.proto is not None and first.proto is not None
     assert again.proto.SerializeToString() == first.proto.SerializeToString()
@@ -88,7 +94,7 @@ def test_the_plan_says_what_was_measured_where(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "plan.json").write_text(result.plan.to_json(), encoding="utf-8")
     told = read_plan(tmp_path / "plan.json").tuned
     assert told == result.plan.tuned and told["processor"] == tuned_speed.processor() and told["threads"] >= 1
-    assert set(told["milliseconds"]) == {tuned_speed.INTEGERS, tuned_speed.TABLE, tuned_speed.KERNELS}
+    assert set(told["milliseconds"]) == set(DIVISIONS)
     [line] = [one.refused[0] for one in result.passes if one.name == "tune_speed"]
     assert told["processor"] in line and "good for" in line
 
@@ -102,7 +108,7 @@ def test_a_resumed_job_does_not_time_again(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_kernels_are_timed_for_real() -> None:
-    """Nothing replaced: three divisions that ran, and a model that answers."""
+    """Nothing replaced: four divisions that ran, and a model that answers."""
     result = made(TuneSpeed=True)
     assert all(value > 0 for value in result.plan.tuned["milliseconds"].values())
     answer = models.session(result.proto).run(None, FEEDS[0])[0]  # type: ignore[arg-type]
@@ -115,3 +121,18 @@ def test_what_cannot_be_tuned_is_refused() -> None:
         made(TunedFloat=["Conv_99"])
     with pytest.raises(ConfigError, match="TuneSpeed times static integer kernels"):
         made(TuneSpeed=True, WeightsOnly=True)
+
+
+def test_a_search_times_every_plan_once_and_its_file_repeats_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = fastest(monkeypatch, tuned_speed.INTEGERS)
+    onnx.save(net(), tmp_path / "m.onnx")
+    values = {"preset": "A8W8_CPU", "options": {"TuneSpeed": True}}
+    found = search(tmp_path / "m.onnx", values, FEEDS, ["A8W8_CPU"], limit=1e9, budget="size")
+    assert found.settings == {"TuneSpeed": False, "TunedFloat": []}
+    assert len(calls) == 1  # measured on the samples that choose and on those that report
+    save_plan(tmp_path / "plan.yaml", values, found, None, "size")
+    config = config_of(read_values(tmp_path / "plan.yaml"))
+    ModelQuantizer(Config(config)).run(tmp_path / "m.onnx", tmp_path / "q.onnx", FEEDS)
+    assert len(calls) == 1

@@ -119,7 +119,8 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
             lambda done, total: update("layers", done, total),
             wanted.estimate,
         )
-    lines, check = _judged(request, values, found, split_of(samples, held_out, wanted.metric is not None))
+    lines, check, settings = _judged(request, values, found, split_of(samples, held_out, wanted.metric is not None))
+    found = replace(found, settings={**found.settings, **settings})
     verdict = plan_verdict(found, wanted, _following(request, wanted), lines, _again(request, wanted, lines))
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
     write_both(found, wanted, request.model, verdict, report, write)
@@ -150,11 +151,14 @@ def _again(request: Request, wanted: Wanted, lines: Sequence[Line]) -> list[str]
     return [f"not good enough? not tried: {shlex.join(words)}"]
 
 
-def _judged(request: Request, values: Mapping[str, Any], found: Found, split: Split) -> tuple[list[Line], Check | None]:
-    """The lines of ``quantize`` about the model that a plan makes, on samples that decided as little as possible."""
+def _judged(
+    request: Request, values: Mapping[str, Any], found: Found, split: Split
+) -> tuple[list[Line], Check | None, Mapping[str, Any]]:
+    """The lines of ``quantize`` about the model that a plan makes, on samples that decided as little as possible; the
+    options that making it decided."""
     pinned = values.get("layers") or {}
     if set(found.layers.values()) == {FLOAT} and not pinned:
-        return [Line("speed", "same", "every layer stays in float: there is nothing to win", bad=True)], None
+        return [Line("speed", "same", "every layer stays in float: there is nothing to win", bad=True)], None, {}
     on, what = next(
         (part, words)
         for part, words in (
@@ -165,7 +169,7 @@ def _judged(request: Request, values: Mapping[str, Any], found: Found, split: Sp
         if part is not None
     )
     config = Config(config_of({**values, "layers": {**found.layers, **pinned}}))
-    config.global_quant_config.extra_options["PrintSummary"] = False
+    config.global_quant_config.extra_options |= {"PrintSummary": False, **found.settings}
     libraries = config.global_quant_config.extra_options.get("UserCustomOpLibPath")
     with private_folder() as folder:
         made = folder / "mixed.onnx"
@@ -174,4 +178,5 @@ def _judged(request: Request, values: Mapping[str, Any], found: Found, split: Sp
         where = "on generated data, which says little" if request.source.random else f"on {len(check.samples)} {what}"
         choice = None if request.config else Choice(request.preset)
         subject = Subject(request.model, made, choice, (), (), where, check.samples[0])
-        return judge_all(subject, result.plan, check.comparison, check.seconds), check
+        lines = judge_all(subject, result.plan, check.comparison, check.seconds)
+        return lines, check, repeating(result.plan)

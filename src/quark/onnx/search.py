@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from quark.onnx.quantization.config.tuners import split
 from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.scratch import Scratch
 from quark.onnx.sensitivity import Outputs, Progress, losses, open_ledger, study
+from quark.onnx.tuned_speed import repeating
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger, plan_key
 from quark.search.parts import APART, Every, how_far, parts_of
@@ -60,6 +61,7 @@ class Whole:
         ledger: where finished measurements are kept.
         study: the layers, and what they cost.
         data: digest of the data that plans are measured on.
+        settings: what timing decided about a plan (``TuneSpeed``), which is timed once.
     """
 
     model: Model
@@ -71,6 +73,7 @@ class Whole:
     ledger: Ledger
     study: Study
     data: str
+    settings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __call__(self, plan: Mapping[str, str]) -> float:
         """The metric of the model quantized by a plan, a candidate by layer."""
@@ -107,12 +110,16 @@ class Whole:
         pinned = self.values.get("layers") or {}
         if set(plan.values()) == {FLOAT} and not pinned:
             return self.site.model
-        chosen = in_order(plan)
-        config = Config(config_of({**self.values, "layers": {**chosen, **pinned}}))
-        config.global_quant_config.extra_options["PrintSummary"] = False
+        config = Config(config_of({**self.values, "layers": {**in_order(plan), **pinned}}))
+        config.global_quant_config.extra_options |= {"PrintSummary": False, **self.decided(plan)}
         path = folder / "quantized.onnx"
-        ModelQuantizer(config).run(self.model, path, self.samples, lambda stage, done, of: None)
+        result = ModelQuantizer(config).run(self.model, path, self.samples, lambda stage, done, of: None)
+        self.settings[_key(plan)] = {**self.decided(plan), **repeating(result.plan)}
         return path
+
+    def decided(self, plan: Mapping[str, str]) -> Mapping[str, Any]:
+        """The options that timing an earlier model of the same plan decided."""
+        return self.settings.get(_key(plan), {})
 
     def of_file(self, path: Path) -> float:
         """The metric of a model's file."""
@@ -201,7 +208,12 @@ def _solved(whole: Whole, made: Bench, split: Split, question: Question, alone: 
         report = replace(whole, site=site, data=data)
     found = solve(study, question, Judges(whole, report, whole.costs if timed else None, split.notes, alone))
     whole.ledger.settle()
-    return replace(found, layers=in_order(found.layers))
+    return replace(found, layers=in_order(found.layers), settings=whole.decided(found.layers))
+
+
+def _key(plan: Mapping[str, str]) -> str:
+    """A plan's name, whatever the order of its layers."""
+    return repr(sorted(plan.items()))
 
 
 @dataclass(frozen=True)
@@ -305,7 +317,9 @@ def save_plan(path: Path, config: Mapping[str, Any] | str, found: Found, target:
         "Later lines win where layers share a tensor. Edit them, and run:",
         "quark onnx quantize MODEL -o OUT --config THIS_FILE --data SAMPLES",
     )
-    write_plan(path, {**values, "found": summary, "layers": layers}, notes_of(found), head)
+    options = {**(values.get("options") or {}), **found.settings}
+    written = {**values, **({"options": options} if options else {}), "found": summary, "layers": layers}
+    write_plan(path, written, notes_of(found), head)
 
 
 def notes_of(found: Found) -> dict[str, str]:

@@ -43,6 +43,7 @@ from quark.onnx.qdq.modes import MODES
 SAMPLES, SECONDS, SAME = 4, 4.0, 0.02
 STAGE = "tune_speed"
 INTEGERS, TABLE, KERNELS = "all in integers", "by the table", "by this machine's kernels"
+FLOAT = "all in float"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ def tune_speed(model: ir.Model, context: Context) -> tuple[Context, Tuned | None
     return replace(context, job=replace(job, options=options)), tuned
 
 
+def repeating(plan: Plan) -> dict[str, Any]:
+    """The options that make the same division again without timing; none where nothing was timed."""
+    return {"TuneSpeed": False, "TunedFloat": list(plan.tuned["TunedFloat"])} if plan.tuned else {}
+
+
 def into_plan(tuned: Tuned | None, plan: Plan) -> list[PassReport]:
     """Write what was found into the Plan; a row of the summary."""
     if tuned is None:
@@ -116,11 +122,12 @@ def _measured(model: ir.Model, context: Context) -> Tuned:
         forms = folder / "float.onnx", paths[INTEGERS]
         divisions[KERNELS] = _cut(model, context, [_node_seconds(path, model, feeds[0], context.job) for path in forms])
         paths[KERNELS] = written(KERNELS, divisions[KERNELS])
+        divisions[FLOAT] = [str(node.name) for node in model.graph]
+        paths[FLOAT] = written(FLOAT, divisions[FLOAT])
         unlike = {name: path for name, path in paths.items() if _first(divisions, name) == name}
         found = median_seconds(unlike, feeds[0], SECONDS, 50, context.job.options.UserCustomOpLibPath)
     seconds = {name: found[_first(divisions, name)] for name in divisions}
-    best = min(seconds, key=seconds.__getitem__)
-    chosen = TABLE if seconds[TABLE] <= seconds[best] * (1 + SAME) else best
+    chosen = _chosen(seconds)
     record = {
         "processor": processor(),
         "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -128,6 +135,16 @@ def _measured(model: ir.Model, context: Context) -> Tuned:
         "chosen": chosen,
     }
     return Tuned(tuple(divisions[chosen]), record)
+
+
+def _chosen(seconds: Mapping[str, float]) -> str:
+    """The fastest division; of about equal ones that of the table, and any of them before float, which is larger."""
+    limit = min(seconds.values()) * (1 + SAME)
+    integer = {name: value for name, value in seconds.items() if name != FLOAT}
+    best = min(integer, key=integer.__getitem__)
+    if integer[best] > limit:
+        return FLOAT
+    return TABLE if seconds[TABLE] <= limit else best
 
 
 def _first(divisions: Mapping[str, Sequence[str]], name: str) -> str:

@@ -105,6 +105,7 @@ class Found:
         met: whether the target was.
         reported: the metric on samples that neither fitted ranges nor chose the plan; None: there are none.
         notes: what a reader must know, a sentence each.
+        settings: options that measuring the plan decided, in the place of those that it was measured under.
     """
 
     layers: Mapping[str, str]
@@ -117,6 +118,7 @@ class Found:
     met: bool = True
     reported: float | None = None
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def counts(self) -> dict[str, int]:
         """How many layers got which candidate."""

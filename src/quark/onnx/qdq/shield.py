@@ -1,4 +1,4 @@
-"""Nodes that keep four faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
+"""Nodes that keep five faults of ONNX Runtime (1.31) away from a model. None of them changes a value.
 
 Of a Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear the runtime rounds float weights to int8,
 one scale per tensor, and says nothing: a layer that was excluded because its weights do not stand that, or whose
@@ -7,6 +7,8 @@ removes nor looks through, before the layer stops it.
 
 Its integer Softmax overflows where it sums one or two entries, and answers 0 for 1: an attention over the first token
 of a text, or a model that normalizes over an axis of length 1, is lost. The copy before it leaves the Softmax in float.
+
+Its integer AveragePool has no dilations (opset 19): the file does not load. The same copy leaves it in float.
 
 The runtime carries a DequantizeLinear forward over operators that only move values.
 
@@ -46,7 +48,7 @@ def shield(model: ir.Model) -> None:
         _close_pairs(model, names)
     _put_copies(model, names)
     _keep_weights(model, names)
-    _spare_softmax(model, names)
+    _spare_float(model, names)
 
 
 def _close_pairs(model: ir.Model, names: Names) -> None:
@@ -113,13 +115,20 @@ def _keep_weights(model: ir.Model, names: Names) -> None:
                 _copy(model.graph, node, uses, names)
 
 
-def _spare_softmax(model: ir.Model, names: Names) -> None:
-    """A copy before a Softmax that ONNX Runtime would compute in integers, and may sum too few entries."""
+def _spare_float(model: ir.Model, names: Names) -> None:
+    """A copy before a Softmax or AveragePool for which ONNX Runtime has no integer kernel that answers right."""
     for node in list(model.graph):
         if _carries(node):
-            uses = [use for use in node.outputs[0].uses() if _overflows(use.node, opset(model))]
+            uses = [use for use in node.outputs[0].uses() if _overflows(use.node, opset(model)) or _is_dilated(use.node)]
             if uses:
                 _copy(model.graph, node, uses, names)
+
+
+def _is_dilated(node: ir.Node) -> bool:
+    """Whether an AveragePool between Q and DQ leaves out entries."""
+    if node.op_type != "AveragePool" or node.domain or "dilations" not in node.attributes:
+        return False
+    return any(step != 1 for step in node.attributes["dilations"].as_ints()) and _is_quantized(node)
 
 
 def _overflows(node: ir.Node, version: int) -> bool:
