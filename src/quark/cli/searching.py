@@ -23,6 +23,7 @@ from quark.onnx.data import samples_of
 from quark.onnx.recipes import Choice
 from quark.onnx.search import METRICS, Split, save_plan, search, split_of
 from quark.onnx.sensitivity import sensitivity
+from quark.onnx.tuned_speed import repeating
 from quark.report.progress import bars
 from quark.report.verdict import Line
 from quark.search.plan_file import check_kind

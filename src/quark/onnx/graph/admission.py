@@ -28,6 +28,8 @@ MAY_BE_INFINITE = frozenset({"Clip", "Constant", "Pad", "Resize"})
 """Operators with an attribute for which infinity is a sensible number (masks, no bound, padding of a MaxPool)."""
 DEPRECATED_AT_ONCE = frozenset({"GroupNormalization"})
 """Operators that an opset brought in a form that it called deprecated: the checker refuses it, runtimes run it."""
+FAULTY_DEFAULTS = frozenset({"MeanVarianceNormalization"})
+"""Operators whose body, without attributes, the checker writes wrongly and then refuses: it loses a default."""
 REPAIRS = "quark.repairs"
 """Key of a model's ``meta``: what was put right while it was read, as sentences."""
 _STORED: dict[int, str] = {
@@ -271,7 +273,8 @@ def refusal_of_proto(proto: onnx.ModelProto, custom: bool) -> str | None:
         known = (domain, node.op_type) in registered() or (domain, node.op_type) in defined
         if foreign and not known and not custom:
             return f"the operator {node.op_type!r} of the node {node.name!r} is known to neither ONNX nor ONNX Runtime"
-        if not domain and (foreign or node.op_type in DEPRECATED_AT_ONCE):
+        refused = node.op_type in DEPRECATED_AT_ONCE or (node.op_type in FAULTY_DEFAULTS and not node.attribute)
+        if not domain and (foreign or refused):
             node.domain = _UNCHECKED
     proto.opset_import.append(onnx.helper.make_opsetid(_UNCHECKED, 1))
     try:

@@ -119,7 +119,8 @@ def _spare_float(model: ir.Model, names: Names) -> None:
     """A copy before a Softmax or AveragePool for which ONNX Runtime has no integer kernel that answers right."""
     for node in list(model.graph):
         if _carries(node):
-            uses = [use for use in node.outputs[0].uses() if _overflows(use.node, opset(model)) or _is_dilated(use.node)]
+            readers = node.outputs[0].uses()
+            uses = [use for use in readers if _overflows(use.node, opset(model)) or _is_dilated(use.node)]
             if uses:
                 _copy(model.graph, node, uses, names)
 
