@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quark.algorithms.cle import bias_divisor, magnitudes, pair_scales, triple_scales
+from quark.algorithms.cle import _median_above, bias_divisor, magnitudes, pair_scales, triple_scales
 
 
 def test_a_pair_meets_at_the_geometric_mean() -> None:
@@ -35,3 +35,11 @@ def test_a_bias_counts_as_one_more_weight() -> None:
 )
 def test_larger_biases_count_less(weight: float, bias: float, divisor: float) -> None:
     assert bias_divisor(np.full((1, 4), weight), np.array([[bias]])) == divisor
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 6])
+def test_medians_are_compared_as_if_they_were_sorted(size: int) -> None:
+    rng = np.random.default_rng(size)
+    for _ in range(200):
+        values, bound = rng.integers(0, 4, size).astype(np.float64), rng.integers(0, 8) / 2
+        assert _median_above(values, bound) == (np.median(values) > bound)

@@ -27,11 +27,12 @@ def magnitudes(channels: np.ndarray, bias: np.ndarray | None = None) -> np.ndarr
         channels: [C, n], the weights of each channel.
         bias: [C]; counts as one more weight, divided by ``bias_divisor``.
     """
-    values = np.abs(channels.astype(np.float64))
+    largest = np.maximum(channels.max(1), -channels.min(1)).astype(np.float64)
     if bias is not None:
         column = np.abs(bias.astype(np.float64)).reshape(-1, 1)
-        values = np.concatenate([values, column / bias_divisor(values, column)], 1)
-    return values.max(1)
+        divisor = bias_divisor(np.abs(channels).astype(np.float64), column)
+        largest = np.maximum(largest, column[:, 0] / divisor)
+    return largest
 
 
 def bias_divisor(weights: np.ndarray, bias: np.ndarray) -> float:
@@ -41,15 +42,22 @@ def bias_divisor(weights: np.ndarray, bias: np.ndarray) -> float:
         weights: [C, n], magnitudes.
         bias: [C, 1], magnitudes.
     """
-    factor = (bias / np.where(weights == 0, np.nan, weights))[weights != 0]
+    alive = weights != 0
+    factor = (bias / weights).reshape(-1) if alive.all() else (bias / np.where(alive, weights, np.nan))[alive]
     if not factor.size:
         return 2
-    median, mean, largest = np.median(factor), factor.mean(), bias.max()
+    mean, largest = factor.mean(), bias.max()
     if largest < 10 and largest / weights.max() < 20:
-        return 5 if median > 100 or mean > 1000 else 2
-    if median > 30 or mean > 500:
+        return 5 if mean > 1000 or _median_above(factor, 100) else 2
+    if mean > 500 or _median_above(factor, 30):
         return 20
-    return 10 if median > 15 or mean > 100 else 5
+    return 10 if mean > 100 or _median_above(factor, 15) else 5
+
+
+def _median_above(values: np.ndarray, bound: float) -> bool:
+    """Whether the median of [n] exceeds a bound: by counting, sorted only where the bound lies between both middles."""
+    above = 2 * np.count_nonzero(values > bound)
+    return above > values.size if above != values.size else bool(np.median(values) > bound)
 
 
 def pair_scales(head: np.ndarray, tail: np.ndarray, threshold: float = 0.0, part: float = 1.0) -> np.ndarray:

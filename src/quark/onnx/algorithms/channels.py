@@ -104,7 +104,8 @@ def _scale(node: ir.Node, position: int, axis: int, s: np.ndarray) -> None:
     array = np.asarray(constant_array(input_at(node, position)))
     shape = [1] * array.ndim
     shape[axis] = -1
-    write_operand(node, position, (array * s.reshape(shape)).astype(array.dtype))
+    scaled = np.multiply(array, s.reshape(shape), out=np.empty(array.shape, array.dtype), casting="same_kind")
+    write_operand(node, position, scaled)
 
 
 def write_operand(node: ir.Node, position: int, array: np.ndarray) -> None:

@@ -45,16 +45,30 @@ def run(
         _clip6_to_relu(model)
     found = find_chains(model)
     chains = [chain for chain in found if takes_part is None or all(takes_part(layer.node) for layer in chain)]
-    steps = 0
+    if config.cle_steps < 0 and chains:
+        _until_it_stops(chains, config, part)
+    for _ in range(config.cle_steps):
+        for chain in chains:
+            equalize(chain, config, part)
+    return PassReport("cle", len(chains))
+
+
+def _until_it_stops(chains: list[tuple[Layer, ...]], config: CLEConfig, part: float) -> None:
+    """Equalize all chains until their weights hardly change, or change no less than before."""
     stagnant, last = 0, np.inf
-    while chains and steps != config.cle_steps:
-        change = sum(equalize(chain, config, part) for chain in chains)
-        steps += 1
+    while stagnant < STAGNANT_STEPS and last > config.cle_total_layer_diff_threshold:
+        change = sum(_changed(chain, config, part) for chain in chains)
         stagnant = stagnant + 1 if abs(last - change) < _STAGNANT else 0
         last = change
-        if config.cle_steps < 0 and (change <= config.cle_total_layer_diff_threshold or stagnant >= STAGNANT_STEPS):
-            break
-    return PassReport("cle", len(chains))
+
+
+def _changed(chain: tuple[Layer, ...], config: CLEConfig, part: float) -> float:
+    """Equalize a chain; the sum of mean changes of its weights."""
+    before = [layer.weight for layer in chain]
+    equalize(chain, config, part)
+    return sum(
+        float(np.abs(layer.weight.astype(np.float64) - old).mean()) for layer, old in zip(chain, before, strict=True)
+    )
 
 
 def find_chains(model: ir.Model) -> Iterator[tuple[Layer, ...]]:
@@ -125,9 +139,8 @@ def _is_spatial(node: ir.Node) -> bool:
     return bool(((array.reshape(-1) % len(shape)) >= 2).all()) and array.size > 0
 
 
-def equalize(chain: tuple[Layer, ...], config: CLEConfig, part: float = 1.0) -> float:
-    """Scale one chain; the sum of mean changes of its weights."""
-    before = [layer.weight for layer in chain]
+def equalize(chain: tuple[Layer, ...], config: CLEConfig, part: float = 1.0) -> None:
+    """Scale one chain."""
     if len(chain) == 2:
         head, tail = chain
         threshold = config.cle_weight_threshold if config.cle_scale_use_threshold else 0.0
@@ -142,9 +155,6 @@ def equalize(chain: tuple[Layer, ...], config: CLEConfig, part: float = 1.0) -> 
         middle.scale_made(second)  # of weight and bias; what it reads grew by the first scale
         middle.scale_weight(1 / first)
         tail.scale_read(1 / second)
-    return sum(
-        float(np.abs(layer.weight.astype(np.float64) - old).mean()) for layer, old in zip(chain, before, strict=True)
-    )
 
 
 def _made(layer: Layer, config: CLEConfig) -> np.ndarray:
