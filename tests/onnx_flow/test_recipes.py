@@ -74,6 +74,18 @@ def test_it_stops_when_the_model_is_good_and_when_the_time_is_over() -> None:
     assert improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, slow, -1)[1] == 0
 
 
+def test_a_recipe_that_took_long_before_is_not_begun_where_it_would_end_too_late() -> None:
+    tried, pace = list[str](), {"AdaRound": 999.0}
+
+    def measure(choice: Choice) -> Judged:
+        tried.append(" ".join(choice.flags()))
+        return judged(0.0)
+
+    improve(Attempt(Choice("A8W8"), judged(1.0)), EVERYTHING, measure, 60, None, pace)
+    assert not any("adaround" in name for name in tried) and any("adaquant" in name for name in tried)
+    assert pace["AdaQuant"] < 60 and pace["AdaRound"] == 999.0
+
+
 def test_few_samples_set_the_order_and_slow_recipes_come_behind_the_better_half() -> None:
     tried: list[str] = []
 

@@ -95,6 +95,7 @@ class Search:
         self.model, self.samples, self.goal, self.folder, self.tell = model, samples, goal, folder, tell
         self.trials: list[Trial] = []
         self.notes: list[str] = []
+        self.pace: dict[str, float] = {}
         self.end = self.probes_end = time.perf_counter() + goal.seconds
         self.book = ledger_of(model, samples, goal)
         self.float_score = None if goal.metric is None else self._of_float(goal.metric)
@@ -211,7 +212,7 @@ class Search:
         self.probes_end = time.perf_counter() + PROBES * seconds
         few = self.samples.total > 4 * PROBED
         first, probe = Attempt(base.choice, self.as_wanted(base)), self.probe if few else None
-        best, _ = improve(first, self.situation, measure, seconds * (1 - ISLANDS), probe)
+        best, _ = improve(first, self.situation, measure, seconds * (1 - ISLANDS), probe, self.pace)
         good = best.judged is not None and best.judged.level >= GOOD
         if not good and time.perf_counter() < end and Config(best.choice.config()).compile().mode == "static":
             self.islands(best, end)

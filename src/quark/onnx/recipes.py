@@ -312,6 +312,7 @@ def improve(
     measure: Callable[[Choice], Judged | None],
     seconds: float,
     probe: Probe | None = None,
+    pace: dict[str, float] | None = None,
 ) -> tuple[Attempt, int]:
     """The best attempt found within about ``seconds``, and how many were made besides the first.
 
@@ -324,8 +325,9 @@ def improve(
         measure: quantizes a choice and judges it.
         seconds: no attempt begins that would, at the pace of the slowest before, end later.
         probe: ranks choices on few samples, larger is better, None: not tried; without it they come in their order.
+        pace: seconds that recipes took, by name, on another configuration of the model; those of this one are added.
     """
-    climb = _Climb(first, situation, measure, time.perf_counter() + seconds)
+    climb = _Climb(first, situation, measure, time.perf_counter() + seconds, {} if pace is None else pace)
     climb.over([recipe for recipe in RECIPES if recipe.first])
     rows = [recipe for recipe in RECIPES if not recipe.first]
     if probe is not None and climb.open():
@@ -340,19 +342,28 @@ Probe = Callable[[Sequence[Choice]], Sequence[tuple[float, ...] | None]]
 class _Climb:
     """Recipes one after the other on the best so far."""
 
-    def __init__(self, first: Attempt, situation: Situation, measure: Callable[..., Judged | None], end: float) -> None:
-        self.best, self.situation, self.measure, self.end = first, situation, measure, end
+    def __init__(
+        self,
+        first: Attempt,
+        situation: Situation,
+        measure: Callable[..., Judged | None],
+        end: float,
+        pace: dict[str, float],
+    ) -> None:
+        self.best, self.situation, self.measure, self.end, self.pace = first, situation, measure, end, pace
         self.tried, self.slowest = 0, 0.0
 
-    def open(self, times: int = 1) -> bool:
-        """Whether another attempt makes sense, that takes ``times`` as long as the slowest."""
+    def open(self, recipe: Recipe | None = None) -> bool:
+        """Whether another attempt makes sense: it would end in time, at its own pace or that of the slowest."""
         done = self.best.judged is not None and self.best.judged.level >= GOOD
-        return not done and time.perf_counter() + times * self.slowest <= self.end
+        usual = self.slowest * (SLOW if recipe is not None and recipe.slow else 1)
+        own = usual if recipe is None else self.pace.get(recipe.name, usual)
+        return not done and time.perf_counter() + own <= self.end
 
     def over(self, rows: Sequence[Recipe]) -> None:
         """Try rows, and keep what is better."""
         for recipe in rows:
-            if not self.open(SLOW if recipe.slow else 1):
+            if not self.open(recipe):
                 continue
             if not recipe.applies(self.situation, self.best.choice):
                 continue
@@ -360,8 +371,8 @@ class _Climb:
             if choice == self.best.choice:  # it has been told so already
                 continue
             attempt = Attempt(choice, self.measure(choice), (*self.best.causes, recipe.cause))
-            taken = (time.perf_counter() - start) / (SLOW if recipe.slow else 1)
-            self.slowest = max(self.slowest, taken)
+            self.pace[recipe.name] = time.perf_counter() - start
+            self.slowest = max(self.slowest, self.pace[recipe.name] / (SLOW if recipe.slow else 1))
             self.tried += 1
             if attempt.rank > self.best.rank:
                 self.best = attempt
