@@ -20,8 +20,8 @@ from quark.search.values import Study, Trial
 Pair = tuple[str, str]
 ENOUGH = 0.98
 """The part of a plan's loss that is to be measured."""
-HOPE = 0.5
-"""How much less than estimated a loss may turn out to be, and its layer still be found."""
+HOPE, LEAST = 0.5, 1 / 32
+"""How much less than estimated a loss may turn out to be, and its layer still be found: at first, and at last."""
 AT_ONCE = 4
 """Trials between two plans."""
 FEWER = 10
@@ -43,12 +43,15 @@ def refined(
         most: trials, at most.
     """
     known: dict[Pair, float] = {}
-    while True:
-        hoped = corrected(study, known, HOPE)
+    hope = HOPE
+    while len(known) < most and hope >= LEAST:
+        hoped = corrected(study, known, hope)
         left = _heavy(hoped, plan_of(hoped), known)[: min(AT_ONCE, most - len(known))]
-        if not left:
-            return corrected(study, known)
-        known |= dict(zip(left, measure(left), strict=True))
+        if left:
+            known |= dict(zip(left, measure(left), strict=True))
+        else:
+            hope /= 2
+    return corrected(study, known)
 
 
 def _heavy(study: Study, plan: Mapping[str, str], known: Mapping[Pair, float]) -> list[Pair]:
