@@ -90,14 +90,14 @@ def sqnr(wanted: np.ndarray, found: np.ndarray) -> float:
 
 
 def judged(model: onnx.ModelProto, feeds: Sequence[Feed], preset: str) -> Outcome:
-    """Quantize ``model`` with the first of ``feeds`` and run it on all of them."""
+    """Quantize ``model`` with ``feeds``, which may differ in size, and run it on all of them."""
     try:
         original = opened(model)
         wanted = [answers(original, feed) for feed in feeds]
     except Exception as error:
         return Outcome("float", str(error)[:200])
     try:
-        made = ModelQuantizer(configuration(preset)).quantize_model(model, None, list(feeds[:1]))
+        made = ModelQuantizer(configuration(preset)).quantize_model(model, None, list(feeds))
     except QuarkError as error:
         return Outcome("refused", str(error))
     except Exception as error:

@@ -1,0 +1,62 @@
+"""Odd graphs under every kind of configuration: a file that loads and answers right at every size, or a sentence."""
+
+from __future__ import annotations
+
+import pytest
+from tests.onnx_flow.judged import configuration, judged
+from tests.onnx_flow.odd_graphs import ODD
+from tests.onnx_flow.test_free_sizes import false_statements
+
+from quark.onnx import ModelQuantizer
+
+INTEGERS = ("int8", "wide")
+PRESETS = (
+    "wide",
+    "A8W8",
+    "A8W8_CPU",
+    "XINT8",
+    "A16W8",
+    "BF16",
+    "BFP16",
+    "MX9",
+    "FP8E4M3",
+    "UINT8_DYNAMIC_QUANT",
+    "MATMUL_NBITS",
+)
+#: Whose refusal is right: the body of a Scan is computed row by row, and stays float.
+SCAN = ("a_scan", "nothing in the model can be quantized")
+#: A block of no rows has no maximum; ONNX Runtime's MaxPool, which the functions of MX blocks use, refuses it.
+NO_ROWS = ("empty_batch", "MX9")
+
+
+def check(name: str, preset: str) -> None:
+    model, feeds = ODD[name]()
+    outcome = judged(model, feeds, preset)
+    if outcome.word == "refused":  # nothing here suits the preset: no MatMul with a weight, no layer worth it
+        assert "nothing in the model can be quantized" in outcome.why, outcome
+        assert preset not in INTEGERS or name == SCAN[0]
+    else:
+        assert outcome.word == "ok", outcome
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_integers_everywhere(name: str) -> None:
+    check(name, "int8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", ODD)
+def test_every_preset(name: str, preset: str, request: pytest.FixtureRequest) -> None:
+    if (name, preset) == NO_ROWS:
+        request.applymarker(pytest.mark.xfail(strict=True, reason="MaxPool of no rows"))
+    check(name, preset)
+
+
+@pytest.mark.parametrize("name", ["shared_convolution", "optional_inputs", "opset 13", "opset 21"])
+def test_what_is_stated_is_true_at_every_size(name: str) -> None:
+    model, feeds = ODD[name]()
+    for preset in ("A8W8", "XINT8"):
+        made = ModelQuantizer(configuration(preset)).quantize_model(model, None, feeds[:1])
+        assert made is not None
+        assert [false_statements(made, feed) for feed in feeds] == [[]] * len(feeds)
