@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,24 +18,18 @@ from quark.cli.source_options import Source, source_words
 from quark.cli.sources import feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, verdict_of
 from quark.config.plan import Plan
-from quark.config.plan_diff import read_plan
 from quark.errors import ConfigError, unknown
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.onnx import Config, ModelQuantizer, get_default_config
-from quark.onnx.causes import Causes, causes, with_causes
 from quark.onnx.compare import Comparison, Moved, compare, moved_most
 from quark.onnx.config_file import load_config, read_values, share_of
 from quark.onnx.data import Feed
 from quark.onnx.data_files import is_picture
 from quark.onnx.describe import file_bytes
-from quark.onnx.examples import examples
 from quark.onnx.flow import measured as measured_cost
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import output_of
 from quark.onnx.graph.report import PassReport
-from quark.onnx.latency import median_seconds
-from quark.onnx.page import model_view
-from quark.onnx.page import page as report_of
 from quark.onnx.preprocess_file import FILE, text_of
 from quark.onnx.preprocessing import Preprocessing
 from quark.onnx.recipes import Choice, with_algorithms
@@ -45,6 +39,9 @@ from quark.report.progress import bars
 from quark.report.summary import pass_table, summary_tables
 from quark.report.verdict import SAME, Verdict, runtime_line
 from quark.search.parts import parts_of
+
+if TYPE_CHECKING:
+    from quark.onnx.causes import Causes
 
 CHECKED = 16
 """Samples that the check after the quantization runs on."""
@@ -69,7 +66,11 @@ class Request:
 
     def plan(self) -> Plan | None:
         """The decisions that are to be carried out, where a file has them."""
-        return None if self.plan_from is None else read_plan(self.plan_from)
+        if self.plan_from is None:
+            return None
+        from quark.config.plan_diff import read_plan
+
+        return read_plan(self.plan_from)
 
     @property
     def named(self) -> str:
@@ -242,6 +243,9 @@ def _check(request: Request, samples: Any, layers: bool, libraries: Libraries) -
 
 def check_of(first: Path, second: Path, samples: Iterable[Feed], layers: bool, libraries: Libraries) -> Check:
     """Run a float model and its quantized form on the first of ``samples``, and time both on one of them."""
+    from quark.onnx.causes import causes, with_causes
+    from quark.onnx.latency import median_seconds
+
     chosen: list[Feed] = list(islice(samples, CHECKED))
     with bars() as update:
         found = compare(first, second, chosen, layers, lambda done: update("compare", done, len(chosen)), libraries)
@@ -295,6 +299,10 @@ def pass_facts(reports: Iterable[PassReport]) -> dict[str, Any]:
 
 def page(request: Request, named: Path, result: Result, check: Check, verdict: Verdict) -> Report:
     """The HTML page of one quantization, whose model is to be called ``named``."""
+    from quark.onnx.examples import examples
+    from quark.onnx.page import model_view
+    from quark.onnx.page import page as report_of
+
     reasons = {
         name: result.plan.explain(name) for name in (*result.plan.floats, *result.plan.nodes, *result.plan.tensors)
     }

@@ -1,6 +1,7 @@
 """Which algorithm runs in which stage of the flow: one row per algorithm.
 
 ``transform`` changes the float model before anything is placed; ``tune`` changes weights when all scales are known.
+An algorithm is imported when it runs: most jobs have none.
 """
 
 from __future__ import annotations
@@ -15,11 +16,8 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan
 from quark.errors import ConfigError
-from quark.onnx.algorithms import awq, bias_correction, cle, equalization, finetune, gptq, nbits, quarot, smoothquant
 from quark.onnx.algorithms.context import Context
-from quark.onnx.algorithms.guard import guarded
 from quark.onnx.algorithms.samples import rereadable
-from quark.onnx.algorithms.tuned import guarded_tune
 from quark.onnx.graph.report import PassReport
 from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
@@ -31,6 +29,9 @@ from quark.onnx.quantization.config.algorithm import (
     CalibrationSearchConfig,
     ChannelEqualizationConfig,
     CLEConfig,
+    GPTAQConfig,
+    GPTQConfig,
+    QronosConfig,
     QuarotConfig,
     SmoothQuantConfig,
 )
@@ -40,19 +41,59 @@ Tune = Callable[[ir.Model, Plan, Any, Context], PassReport]
 
 
 def _cle(model: ir.Model, config: CLEConfig, context: Context, part: float = 1.0) -> PassReport:
+    from quark.onnx.algorithms import cle
+
     return cle.run(model, config, context.job.options.ReplaceClip6Relu, part=part)
 
 
 def _equalize(model: ir.Model, config: ChannelEqualizationConfig, context: Context, part: float = 1.0) -> PassReport:
+    from quark.onnx.algorithms import equalization
+
     return equalization.run(model, replace(config, widest=config.widest**part), context)
+
+
+def _smoothquant(model: ir.Model, config: SmoothQuantConfig, context: Context) -> PassReport:
+    from quark.onnx.algorithms import smoothquant
+
+    return smoothquant.run(model, config, context)
+
+
+def _awq(model: ir.Model, config: AWQConfig, context: Context) -> PassReport:
+    from quark.onnx.algorithms import awq
+
+    return awq.run(model, config, context)
+
+
+def _quarot(model: ir.Model, config: QuarotConfig, context: Context) -> PassReport:
+    from quark.onnx.algorithms import quarot
+
+    return quarot.run(model, config, context)
+
+
+def _finetune(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassReport:
+    from quark.onnx.algorithms import finetune
+
+    return finetune.run(model, plan, config, context)
+
+
+def _correct_biases(model: ir.Model, plan: Plan, config: BiasCorrectionConfig, context: Context) -> PassReport:
+    from quark.onnx.algorithms import bias_correction
+
+    return bias_correction.run(model, plan, config, context)
+
+
+def _round_columns(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassReport:
+    from quark.onnx.algorithms import gptq
+
+    return gptq.run(model, plan, config, context)
 
 
 TRANSFORMS: dict[type[AlgoConfig], Transform] = {
     CLEConfig: _cle,
     ChannelEqualizationConfig: _equalize,
-    SmoothQuantConfig: smoothquant.run,
-    AWQConfig: awq.run,
-    QuarotConfig: quarot.run,
+    SmoothQuantConfig: _smoothquant,
+    AWQConfig: _awq,
+    QuarotConfig: _quarot,
 }
 #: Transformations that can go a part of their way, and the parts that are tried.
 PARTS: dict[type[AlgoConfig], tuple[float, ...]] = {
@@ -60,10 +101,10 @@ PARTS: dict[type[AlgoConfig], tuple[float, ...]] = {
     ChannelEqualizationConfig: (1.0, 0.5, 0.25),
 }
 TUNES: dict[type[AlgoConfig], Tune] = {
-    AdaRoundConfig: finetune.run,
-    AdaQuantConfig: finetune.run,
-    BiasCorrectionConfig: bias_correction.run,
-    **dict.fromkeys(gptq.ROUNDERS, gptq.run),
+    AdaRoundConfig: _finetune,
+    AdaQuantConfig: _finetune,
+    BiasCorrectionConfig: _correct_biases,
+    **dict.fromkeys((GPTQConfig, GPTAQConfig, QronosConfig), _round_columns),
 }
 _LOOK = (
     *(SmoothQuantConfig, AWQConfig, QuarotConfig, ChannelEqualizationConfig),
@@ -87,6 +128,10 @@ def transform(model: ir.Model, context: Context) -> list[PassReport]:
     ``keep_worse`` says otherwise.
     """
     chosen = [(TRANSFORMS[type(config)], config) for config in context.job.algorithms if type(config) in TRANSFORMS]
+    if not chosen:
+        return []
+    from quark.onnx.algorithms.guard import guarded
+
     return [
         run(model, config, context) if config.keep_worse else guarded(_parts(run, config), model, config, context)
         for run, config in chosen
@@ -106,6 +151,8 @@ def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
         ConfigError: the activations have no scales before the model runs.
     """
     if context.job.mode == "nbits":
+        from quark.onnx.algorithms import nbits
+
         return nbits.run(model, plan, _tuning(context), context)
     chosen = [(TUNES[type(config)], config) for config in _tuning(context)]
     if chosen and context.job.mode != "static":
@@ -113,6 +160,10 @@ def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
         raise ConfigError(f"algo_config: {names} needs scales that are known beforehand, not dynamic quantization")
     if len(chosen) > 1:  # what the first one changes is no target for the second
         context = replace(context, reference=model.clone())
+    if not chosen:
+        return []
+    from quark.onnx.algorithms.tuned import guarded_tune
+
     return [
         run(model, plan, config, context) if _unjudged(config) else guarded_tune(run, model, plan, config, context)
         for run, config in chosen
