@@ -92,3 +92,21 @@ def test_the_command_writes_folder_recipe_and_page_and_goes_on_after_a_kill(tmp_
     assert first == second
     recipe = ["--config", str(tmp_path / "out.recipe.yaml"), "--data", str(tmp_path / "ids.npy"), "--seq-len", "24"]
     assert main(["torch", "quantize", str(tmp_path / "llama"), "-o", str(tmp_path / "q"), "--no-check", *recipe]) == 0
+
+
+def test_an_encoder_is_loaded_as_what_it_is_and_judged_by_its_features(tmp_path: Path, capsys: Capture) -> None:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    BertModel(BertConfig(vocab_size=99, **sizes)).save_pretrained(tmp_path / "bert")
+    assert type(load_model(tmp_path / "bert")).__name__ == "BertModel"
+    np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(0, 99, (8, 16)))
+    data = ["--data", str(tmp_path / "ids.npy"), "--seq-len", "16"]
+    words = ["auto", str(tmp_path / "bert"), "-o", str(tmp_path / "out"), *data, "--for", "transformers"]
+    assert main([*words, "--minutes", "0.02"]) == 0
+    printed = capsys.readouterr().out.splitlines()[-5:]
+    assert "sqnr" in "".join(printed) and "solved" in printed[-2] and "--metric task.py:score" in printed[-1]
+    assert type(load_model(tmp_path / "out")).__name__ == "BertModel"
+    assert main(["torch", "evaluate", str(tmp_path / "out"), *data]) == 1
+    assert "BertModel predicts no tokens" in capsys.readouterr().err

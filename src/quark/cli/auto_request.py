@@ -50,13 +50,15 @@ def longer(request: Request) -> str:
 
 
 def command(asked: Request) -> str:
-    """What is typed for a request whose output exists."""
-    words = ["quark", "auto", str(asked.model), "-o", str(asked.output), *source_words(asked.source)]
+    """What is typed for a request whose output exists: a file is replaced, a folder gets another name."""
+    folder = asked.model.is_dir()
+    output = asked.output.with_name(f"{asked.output.name}-2") if folder else asked.output
+    words = ["quark", "auto", str(asked.model), "-o", str(output), *source_words(asked.source)]
     told: dict[str, Any] = {"for": asked.purpose, "metric": asked.metric, "labels": asked.labels, "drop": asked.drop}
     told |= {"minutes": f"{asked.minutes:g}", "ledger": asked.ledger}
-    told |= {"seq-len": asked.seq_len} if asked.model.is_dir() else {}
+    told |= {"seq-len": asked.seq_len} if folder else {}
     words += [word for name, value in told.items() if value is not None for word in (f"--{name}", str(value))]
-    return shlex.join([*words, "--overwrite"])
+    return shlex.join(words if folder else [*words, "--overwrite"])
 
 
 def percent(part: float) -> str:

@@ -112,7 +112,7 @@ def output_of(model: nn.Module, sample: Any) -> torch.Tensor:
     finally:
         hook.remove()
     output = getattr(found[-1], "logits", found[-1])
-    output = first(output)
+    output = first(tuple(output.values()) if isinstance(output, Mapping) else output)
     if not isinstance(output, torch.Tensor) or not output.is_floating_point():
         raise DataError(f"{type(model).__name__} gives {type(output).__name__}; a tensor of numbers can be compared")
     return output.detach()

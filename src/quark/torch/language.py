@@ -43,7 +43,9 @@ def is_quantized(folder: Path) -> bool:
 
 
 def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = False) -> nn.Module:
-    """The language model in a folder, in ``eval()``: a float one in its own type, or a quantized one.
+    """The model in a folder, in ``eval()``: a float one in its own type, or a quantized one.
+
+    It is a language model, unless ``config.json`` names an encoder, or a classifier, that transformers has.
 
     Raises:
         ModelError: no model, pickled weights, or a model that transformers cannot load.
@@ -54,8 +56,6 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
         from quark.torch.export.reload import import_model_from_safetensors
 
         return import_model_from_safetensors(None, folder, trust_remote_code=trust_remote_code, device=device)
-    from transformers import AutoModelForCausalLM
-
     from quark.torch.export.checkpoint import PICKLES, weight_files
     from quark.torch.export.model_files import read_object
     from quark.torch.files.fitting import check_counts, told
@@ -71,7 +71,7 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
         check_counts(folder, config, [name for names in weight_files(folder).values() for name in names])
     try:
         with told(folder, config, (OSError, ValueError)):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = _kind(config).from_pretrained(
                 folder,
                 dtype="auto",
                 trust_remote_code=trust_remote_code,
@@ -85,6 +85,24 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
     model: nn.Module = loaded[0]
     check_fit(folder, model, loaded[1])
     return model.to(device).eval()
+
+
+def _kind(config: Mapping[str, Any]) -> Any:
+    """The class of transformers that loads a model: what ``architectures`` names, where that predicts no next token."""
+    import transformers
+    from transformers.models.auto import modeling_auto as names
+
+    listed = config.get("architectures")
+    named = listed[0] if isinstance(listed, list) and listed else ""
+    others = (
+        names.MODEL_MAPPING_NAMES,
+        names.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        names.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        names.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        names.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    )
+    known = any(named in ([one] if isinstance(one, str) else one) for table in others for one in table.values())
+    return getattr(transformers, named) if known else transformers.AutoModelForCausalLM
 
 
 def check_fit(folder: Path, model: nn.Module, told: Mapping[str, Any]) -> None:
@@ -259,7 +277,7 @@ def perplexity(model: nn.Module, rows: list[Ids], length: int) -> float:
     """How surprised ``model`` is by texts, in windows of ``length`` tokens; lower is better, 1 is certainty.
 
     Raises:
-        DataError: no token with another before it, or tokens that the model cannot take.
+        DataError: no token with another before it, tokens that the model cannot take, or one that predicts none.
     """
     device = next(model.parameters()).device
     parts = [part for part in windows(rows, length) if len(part) > 1]
@@ -270,7 +288,11 @@ def perplexity(model: nn.Module, rows: list[Ids], length: int) -> float:
     with bars() as update:
         for done, part in enumerate(parts, 1):
             ids = part.to(device)
-            logits = model(input_ids=ids[None, :-1]).logits[0].double()
+            logits = getattr(model(input_ids=ids[None, :-1]), "logits", None)
+            if logits is None or logits.dim() != 3:
+                said = "predicts no tokens, so it has no perplexity: measure it with --metric FILE.py:FUNCTION"
+                raise DataError(f"{type(model).__name__} {said}")
+            logits = logits[0].double()
             total += float(nn.functional.cross_entropy(logits, ids[1:], reduction="sum"))
             count += len(ids) - 1
             update("perplexity", done, len(parts))
