@@ -21,6 +21,7 @@ from quark.onnx.qdq import (
     biases,
     block_axes,
     channel_axes,
+    divisors,
     dual_pairs,
     float_biases,
     fuse,
@@ -816,11 +817,17 @@ def test_bounds_of_a_clip(body: str, bounds: tuple[float, float] | None) -> None
         ("[a] h = Abs(x) [d] y = Log(h)", {"a"}),
         ("[a] h = Abs(x) [d] y = Div(h, z)", set()),
         ("[a] h = Abs(x) [d] y = Mul(h, z)", set()),
+        ("[a] h = Mul(x, two) [b] j = Concat <axis=0> (h, x) [d] y = Log(j)", {"a", "b"}),
+        ("[a] h = Sigmoid(x) [d] y = Log(h)", {"a"}),
+        ("[a] h = Sigmoid(x) [d] y = Div(x, h)", set()),
+        ("[f] f = MatMul(x, w) [a] p = Mul(f, f) [m] e = MatMul(p, w) [d] y = Log(e)", set("fam")),
+        ("[f] f = MatMul(x, w) [r] r = Relu(f) [m] e = MatMul(r, w) [b] c = Clip(e, two) [d] y = Log(c)", {"b"}),
+        ("[f] f = MatMul(x, w) [r] r = Clip(f, , two) [m] e = MatMul(r, w) [d] y = Log(e)", set()),
     ],
 )
 def test_what_becomes_a_divisor(body: str, found: set[str]) -> None:
-    model = graph("float[2] x, float[2] z", "float y", body)
-    assert {one.name for one in slots.makes_divisors(model)} == found
+    model = graph("float[2] x, float[2] z", "float y", body, two=np.float32(2), w=np.eye(2, dtype=np.float32))
+    assert {one.name for one in divisors.makes_divisors(model)} == found
 
 
 # ---- small weights ---------------------------------------------------------------------------------------------------

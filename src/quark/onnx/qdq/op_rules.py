@@ -127,5 +127,14 @@ UNSIGNED_TWIN = {"int4": "uint4", "int8": "uint8", "uint8": "uint8", "int16": "u
 DIVISORS = {"Div": 1, "Reciprocal": 0, "Log": 0}
 #: Operators between a tensor and a divisor made from it: the statistics of a normalization.
 MAKES_DIVISORS = frozenset(
-    ["Abs", "Add", "Clip", "Max", "Mul", "Pow", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Sqrt"]
+    [
+        *("Abs", "Add", "Clip", "Concat", "Max", "Mul", "Pow", "Sqrt"),
+        *("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare"),
+    ]
+)
+#: Operators of transforms of a signal: nothing in them is an activation function.
+LINEAR_OR_POWER = (
+    MAKES_DIVISORS
+    | MOVES_VALUES
+    | frozenset(["Constant", "Conv", "DFT", "Gemm", "MatMul", "Neg", "Pad", "STFT", "Shape", "Sub", "Sum"])
 )

@@ -41,6 +41,7 @@ from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.channel_axes import FUSED_INTEGERS, weight_axes
 from quark.onnx.qdq.decoding import REASON as DECODES
 from quark.onnx.qdq.decoding import decoding_nodes, proposals
+from quark.onnx.qdq.divisors import makes_divisors
 from quark.onnx.qdq.floats import note_floats
 from quark.onnx.qdq.index_paths import computes_shapes
 from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
@@ -75,7 +76,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
         ConfigError: a name or pattern of the configuration matches nothing.
     """
     nodes, decisions = list(model.graph), selection.bound(model, job, before)
-    placement = Placement(model, job, decisions, shaping=computes_shapes(model), dividing=slots.makes_divisors(model))
+    placement = Placement(model, job, decisions, shaping=computes_shapes(model), dividing=makes_divisors(model))
     placement.masking, placement.masked = masks.carriers(model)
     placement.decoding = decoding_nodes(model) if job.options.FloatDecoding else set()
     chosen = {node: _consider(node, placement) for node in nodes}
@@ -195,7 +196,7 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
     if node in placement.decoding:
         return DECODES
     if node in placement.dividing:
-        return "something is divided by its result: a small value rounded to 0 would make that infinite"
+        return "something is divided by its result, or a logarithm taken: small values must not be rounded to 0"
     rule = OP_RULES.get(node.op_type, GENERIC)
     if node.op_type == "MatMul" and _const_b_only(placement.job) and slots.weight_input(node, rule) is None:
         return "MatMulConstBOnly: its second input is not constant"

@@ -1,4 +1,4 @@
-"""Questions placement asks of a graph: what is a float tensor, a constant, a divisor."""
+"""Questions placement asks of a graph: what is a float tensor, a constant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.surgery import constant_array, input_at, is_constant
-from quark.onnx.qdq.op_rules import DIVISORS, MAKES_DIVISORS, MOVES_VALUES, OpRule
+from quark.onnx.qdq.op_rules import OpRule
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
@@ -82,23 +82,3 @@ def pads_with_zero(node: ir.Node) -> bool:
         return True
     array = constant_array(value)
     return array is not None and not np.any(array)
-
-
-def makes_divisors(model: ir.Model) -> set[ir.Node]:
-    """Nodes whose results end in a division, a reciprocal or a logarithm: a small one rounded to 0 becomes infinite.
-
-    These are the statistics of normalizations (square, mean, epsilon, root), found by walking back from the divisors
-    through operators that have no other purpose there; the walk ends at every other operator.
-    """
-    found: set[ir.Node] = set()
-    pending = [node.inputs[DIVISORS[node.op_type]] for node in model.graph.all_nodes() if node.op_type in DIVISORS]
-    while pending:
-        value = pending.pop()
-        node = None if value is None else value.producer()
-        if node is None or node in found or node.op_type not in MAKES_DIVISORS | MOVES_VALUES:
-            continue
-        if node.op_type == "Mul" and node.inputs[0] is not node.inputs[1]:
-            continue  # a product of two tensors is a result of its own, a square is not
-        found.add(node)
-        pending += list(node.inputs)
-    return found

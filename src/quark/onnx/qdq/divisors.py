@@ -1,0 +1,92 @@
+"""What small values must survive: statistics that something is divided by, and what a logarithm is taken of.
+
+A scale in steps of the largest value rounds small ones to 0, where a division or a logarithm makes infinity of them, or
+an error as large as the signal. Such tensors stay float, and so does the *front end* of a model that reads sound: the
+transforms (Fourier, mel) between its inputs and a logarithm are linear layers, whose small results count as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from quark.onnx.graph.surgery import is_constant
+from quark.onnx.qdq.decoding import LAYERS
+from quark.onnx.qdq.op_rules import DIVISORS, LINEAR_OR_POWER, MAKES_DIVISORS, MOVES_VALUES
+
+
+def makes_divisors(model: ir.Model) -> set[ir.Node]:
+    """Nodes whose results end in a division, a reciprocal or a logarithm: a small one rounded to 0 becomes infinite.
+
+    These are the statistics of normalizations (square, mean, epsilon, root), found by walking back from the divisors
+    through operators that have no other purpose there; the walk ends at every other operator. Before a logarithm that
+    operator belongs to them; a layer only as part of a front end, if nothing but linear operators and powers leads
+    there from the inputs of the model.
+    """
+    readers = [node for node in model.graph.all_nodes() if node.op_type in DIVISORS]
+    found, _ = _walked(readers)
+    _, ends = _walked(node for node in readers if node.op_type == "Log")
+    known: dict[ir.Node, bool] = {}
+    for node in ends:
+        if node.op_type not in LAYERS:
+            found.add(node)  # a Softmax, say: its result stays float, what it reads need not
+        elif _is_front(node, known):
+            found |= {node, *_before(node)}
+    return found
+
+
+def _walked(divisors: Iterable[ir.Node]) -> tuple[set[ir.Node], set[ir.Node]]:
+    """The nodes that make what these read, and those at which the walk back ends."""
+    found, ends = set[ir.Node](), set[ir.Node]()
+    pending = [node.inputs[DIVISORS[node.op_type]] for node in divisors]
+    while pending:
+        value = pending.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in found:
+            continue
+        if node.op_type not in MAKES_DIVISORS | MOVES_VALUES or _is_product(node):
+            ends.add(node)
+            continue
+        found.add(node)
+        pending += list(node.inputs)
+    return found, ends
+
+
+def _is_product(node: ir.Node) -> bool:
+    """Whether it multiplies two tensors: a result of its own, which a square or a factor is not."""
+    if node.op_type != "Mul" or node.inputs[0] is node.inputs[1]:
+        return False
+    return not any(is_constant(value) for value in node.inputs)
+
+
+def _is_front(node: ir.Node, known: dict[ir.Node, bool]) -> bool:
+    """Whether nothing but linear operators and powers leads from the inputs of the model to a node."""
+    pending, seen = [node], set[ir.Node]()
+    while pending:
+        one = pending.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if known.get(one) is False or one.op_type not in LINEAR_OR_POWER or _is_clipped(one):
+            known[node] = False
+            return False
+        pending += [maker for value in one.inputs if value is not None and (maker := value.producer()) is not None]
+    return True
+
+
+def _is_clipped(node: ir.Node) -> bool:
+    """Whether it is a Clip from above: an activation function, and no floor under a logarithm."""
+    return node.op_type == "Clip" and (len(node.inputs) > 2 and node.inputs[2] is not None)
+
+
+def _before(node: ir.Node) -> set[ir.Node]:
+    """What a node is computed from."""
+    found, pending = set[ir.Node](), [node]
+    while pending:
+        for value in pending.pop().inputs:
+            maker = None if value is None else value.producer()
+            if maker is not None and maker not in found:
+                found.add(maker)
+                pending.append(maker)
+    return found
