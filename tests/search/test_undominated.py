@@ -47,6 +47,28 @@ def costs(study: Study, plan: Sequence[str]) -> tuple[float, ...]:
     return tuple(sum(one[name] for one in spent) for name in COSTS)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_borders_between_types_count_against_a_limit(seed: int) -> None:
+    """A whole plan costs more than its layers: it is within the limit, or hardly any is, and that is said."""
+    study, truth = table(seed)
+
+    def spent(plan: Mapping[str, str]) -> dict[str, float]:
+        chosen = [plan[layer] for layer in study.layers]
+        borders = sum(one != other for one, other in itertools.pairwise(chosen))
+        return {name: value + borders for name, value in zip(COSTS, costs(study, chosen), strict=True)}
+
+    sums = study.table("latency")
+    limit = float(sums.min(axis=1).sum()) + 2.0
+    judges = Judges(lambda plan: truth[tuple(plan[layer] for layer in study.layers)], costs=spent)
+    found = solve(study, Question(Target("kl", False, math.inf), "latency", limit), judges)
+    assert found.costs == spent(found.layers) and found.met == (found.costs["latency"] <= limit)
+    if not found.met:
+        alone = [
+            plan for plan in map(tuple, truth) if spent(dict(zip(study.layers, plan, strict=True)))["latency"] <= limit
+        ]
+        assert len(alone) <= len(truth) // 8, "there were plans within the limit, and none was found"
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_that_was_measured_dominates_the_plan(seed: int) -> None:
     study, truth = table(seed)

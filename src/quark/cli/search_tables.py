@@ -144,6 +144,9 @@ def plan_verdict(
 
 def _missing(found: Found, wanted: Wanted) -> str:
     """What the best plan lacks."""
+    if wanted.target is None:
+        name = next((key for key in (str(wanted.budget), "energy") if key in found.costs), "size")
+        return f"no plan that was measured is within it: the cheapest has {cost_words(name, found.costs[name])}"
     bound = float(str(wanted.target).replace("<=", ">=").partition(">=")[2])
     return f"out of reach of {', '.join(found.study.candidates)}: the nearest plan lacks {abs(bound - found.value):.3g}"
 

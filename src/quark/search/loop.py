@@ -16,7 +16,7 @@ HAWQ-V3 (Yao et al., ICML 2021) chooses bit widths by integer programming over s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -30,6 +30,8 @@ from quark.search.values import Study
 Plan = tuple[str, ...]
 Measure = Callable[[Sequence[str]], float]
 Costs = Callable[[Sequence[str]], Mapping[str, float]]
+#: Plans that are measured until one is within a limit as a whole.
+NARROWED = 5
 #: From the value of a metric to a loss that grows with Σ loss, where there is such a relation.
 LOSS_OF: dict[str, Callable[[float], float]] = {
     "sqnr": lambda value: 10 ** (-value / 10),
@@ -170,7 +172,9 @@ def most_precise(
     costs: Costs | None = None,
     also: Sequence[Plan] = (),
 ) -> tuple[Plan, dict[Plan, float]]:
-    """The plan with the best metric within a limit: of the one with the least sum of losses, and of the uniform ones.
+    """The plan with the best metric within a limit: of those with the least sum of losses, and of the uniform ones.
+
+    Where no plan that was measured is within the limit, the cheapest one.
 
     Args:
         study, budget, measure, costs: as ``cheapest``.
@@ -182,11 +186,31 @@ def most_precise(
         ConfigError: even the cheapest plan costs more.
     """
     fit = [plan for plan in uniform(study) if _cost(study, budget, plan) <= limit * (1 + SLACK)]
-    tried = {plan: measure(plan) for plan in dict.fromkeys((within(study, budget, limit), *also, *fit))}
     spent, far = costs or partial(_costs, study), replace(target, value=math.inf if target.least else -math.inf)
-    found = {plan: (value, spent(plan)) for plan, value in tried.items()}
+    found = {}
+    for plan in dict.fromkeys((*_narrowed(study, budget, limit, spent), *also, *fit)):
+        found[plan] = measure(plan), spent(plan)
     kept = {plan: one for plan, one in found.items() if one[1][budget] <= limit * (1 + SLACK)}
-    return best_of(kept or found, far, budget), tried
+    best = best_of(kept, far, budget) if kept else min(found, key=lambda plan: found[plan][1][budget])
+    return best, {plan: value for plan, (value, _) in found.items()}
+
+
+def _narrowed(study: Study, budget: str, limit: float, spent: Costs) -> Iterator[Plan]:
+    """Plans within a limit by their sums, of which the last one is within it as a whole, where ``NARROWED`` rounds find
+    one: what layers do not have alone (Q and DQ at the borders between types) is taken off the limit of the sums."""
+    bound = limit
+    for _ in range(NARROWED):
+        try:
+            plan = within(study, budget, bound)
+        except ConfigError:
+            if bound == limit:
+                raise
+            return
+        yield plan
+        whole = spent(plan)[budget]
+        if whole <= limit * (1 + SLACK):
+            return
+        bound = min(bound, _cost(study, budget, plan)) * limit / whole
 
 
 def _costs(study: Study, plan: Sequence[str]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from quark.search.knapsack import SLACK
 from quark.search.loop import Costs, cheapest, first_guess, most_precise
 from quark.search.refine import FEWER, Pair, refined
 from quark.search.target import Target
@@ -88,7 +89,8 @@ def solve(study: Study, question: Question, judges: Judges) -> Found:
             value = tried[same] if same in tried else measure(same)
             uniform[name] = value, spent(same)
     reported = None if judges.report is None else judges.report(full(plan))
-    met = target.met(tried[plan])
+    over = question.limit is not None and spent(plan)[budget] > question.limit * (1 + SLACK)
+    met = target.met(tried[plan]) and not over
     layers = {name: full(plan)[name] for name in study.layers}
     return Found(
         layers, target.metric, tried[plan], spent(plan), len(tried), study, uniform, met, reported, judges.notes
