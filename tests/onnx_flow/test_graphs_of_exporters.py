@@ -131,6 +131,17 @@ def test_coverage_opens_the_graph_as_it_is_written(monkeypatch: pytest.MonkeyPat
     assert seen and all(not isinstance(one.graph.inputs[0].shape[0], int) for one in seen)  # type: ignore[index]
 
 
+def test_weights_in_constant_nodes_count() -> None:
+    """Exporters put the weights of a body into Constant nodes; those of a branch left in float are float."""
+    proto = branching()
+    inside = next(one.g for one in proto.graph.node[3].attribute if one.name == "then_branch")
+    held = next(one for one in proto.graph.initializer if one.name == "large")
+    inside.node.insert(0, helper.make_node("Constant", [], ["large"], value=held))
+    proto.graph.initializer.remove(held)
+    found = coverage(proto)
+    assert (found.weights, found.stored) == (8 * 32 + 2 * 32 * 16, 0.0)
+
+
 def test_a_circle_of_errors_is_told_once() -> None:
     """An error that is raised again while it is handled is its own context."""
     outer, inner = ConfigError("outer"), KeyError("inner")

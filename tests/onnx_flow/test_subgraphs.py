@@ -73,6 +73,30 @@ def test_a_branch_that_no_sample_takes_stays_float() -> None:
     assert sqnr(models.run(proto, feed)[0], models.run(result, feed)[0]) > 25
 
 
+def test_bodies_inside_a_branch_that_no_sample_takes_stay_float() -> None:
+    graph = """
+    nested (float[2, 4] x, bool flag) => (float[2, 4] y) {
+        m = MatMul (x, w)
+        y = If (flag) <
+            then_branch = then () => (float[2, 4] t) { t = Neg (m) },
+            else_branch = other () => (float[2, 4] o) {
+                k = MatMul (m, w)
+                big = Constant <value = bool {1}> ()
+                o = If (big) <
+                    then_branch = inner () => (float[2, 4] u) { u = MatMul (k, w) },
+                    else_branch = never () => (float[2, 4] v) { v = MatMul (m, w) }
+                >
+            }
+        >
+    }"""
+    proto = models.model(graph, {"w": models.normal(4, 4)})
+    result = quantized(proto, branch_feeds([True, True]))
+    assert "QuantizeLinear" in {node.op_type for node in result.graph.node}
+    assert all("QuantizeLinear" not in kinds(body) for body in bodies(result))
+    feed = {**branch_feeds([True])[0], "flag": np.array(False)}
+    assert sqnr(models.run(proto, feed)[0], models.run(result, feed)[0]) > 20
+
+
 def loop(opset: int = 13) -> onnx.ModelProto:
     """Three iterations of state = tanh(state W + x) with an outer weight and an outer activation; scans the states."""
     graph = """

@@ -102,6 +102,8 @@ def coverage(
         if (kind := LAYERS.get(node.op_type)) is not None
     )
     tensors = [value.const_value for graph in opened.graphs() for value in graph.initializers.values()]
+    constants = [node.attributes.get("value") for node in nodes if node.op_type == "Constant"]  # how bodies hold theirs
+    tensors += [one.as_tensor() for one in constants if one is not None and not one.is_ref()]
     weights = [(tensor.size, tensor.dtype.bitwidth) for tensor in tensors if tensor is not None and _is_weight(tensor)]
     return Coverage(layers, sum(size for size, _ in weights), sum(size for size, bits in weights if bits <= 8))
 
