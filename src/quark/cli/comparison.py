@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from quark.cli.output import print_json, say, show, write_lines, write_page
 from quark.cli.source_options import Source, source_words
 from quark.cli.sources import feeds
-from quark.cli.verdicts import FAILED, Bound, Subject, judge_all, verdict_of
+from quark.cli.verdicts import FAILED, Bound, Subject, judge_all, remedies
 from quark.onnx.causes import SAMPLES, Causes, causes, with_causes
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.evaluation import layer_table
@@ -89,7 +90,11 @@ def _verdict(request: Request, path: Path, found: Comparison, seconds: Mapping[s
     source = request.source
     where = "on generated data, which says little" if source.random else f"on {found.samples} samples"
     subject = Subject(request.model, path, None, source_words(source), (), where)
-    return verdict_of(judge_all(subject, None, found, seconds), [])
+    lines = judge_all(subject, None, found, seconds)
+    lost = any(line.bad and line.subject == "accuracy" for line in lines)
+    words = ["quark", "auto", str(request.model), *subject.source, "-o", str(path.with_name(f"{path.stem}_best.onnx"))]
+    advice = [f"what an expert would try, not tried: {shlex.join(words)}"] if lost else []
+    return Verdict(tuple(lines), (*advice, *remedies(subject, lines)))
 
 
 def output_table(found: Comparison) -> Table:

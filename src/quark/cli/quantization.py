@@ -16,7 +16,7 @@ from quark.cli.samples import Samples
 from quark.cli.settings import parse_settings
 from quark.cli.source_options import Source, source_words
 from quark.cli.sources import feeds, preprocessing
-from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, verdict_of
+from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies
 from quark.config.plan import Plan
 from quark.errors import ConfigError, unknown
 from quark.files.outputs import Output, check_outputs, drafts
@@ -193,7 +193,7 @@ def _verdict(
         lines.insert(1, runtime_line(check.moved.name, check.moved.optimized, check.moved.written))
     libraries = settings.get("UserCustomOpLibPath")
     advice = advise(subject, result, found, (samples, feeds_), libraries) if found else []
-    return verdict_of(lines, advice)
+    return Verdict(tuple(lines), (*advice, *remedies(subject, lines)))
 
 
 def _where(request: Request, check: Check | None) -> str:

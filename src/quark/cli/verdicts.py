@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from quark.report.verdict import (
     LEVELS,
     Judged,
     Line,
-    Verdict,
     accuracy_line,
     coverage_line,
     size_line,
@@ -183,17 +182,50 @@ def command(subject: Subject, choice: Choice | None) -> str:
     return shlex.join(words)
 
 
-def verdict_of(lines: list[Line], advice: list[str]) -> Verdict:
-    """The lines with the advice for those that are bad."""
-    said = list(advice)
-    for line in lines:
-        said += [_REMEDY[line.subject]] if line.bad and line.subject in _REMEDY else []
-    return Verdict(tuple(lines), tuple(said))
+def remedies(subject: Subject, lines: Iterable[Line]) -> list[str]:
+    """What helps where a line other than accuracy is bad: a command, or why there is none."""
+    bad = {line.subject for line in lines if line.bad}
+    return [_REMEDIES[name](subject) for name in _REMEDIES if name in bad]
 
 
-#: What helps where a line other than accuracy is bad.
-_REMEDY = {
-    "speed": "use the float model here: there is nothing to win in time (--target cpu lays it out for this CPU)",
-    "size": "--preset MATMUL_NBITS stores the weights of MatMul and Gemm in 4 bits",
-    "coverage": "quark onnx explain tells why each layer stays in float",
-}
+def _faster(subject: Subject) -> str:
+    """Timing on this CPU, which ends in float where nothing is faster."""
+    choice = subject.choice
+    if choice is not None and "TuneSpeed" not in choice.options:
+        job = Config(global_quant_config=choice.config()).compile()
+        if job.mode == "static" and not job.options.WeightsOnly:
+            tuned = replace(choice, options={**choice.options, "TuneSpeed": True})
+            return f"{command(subject, tuned)}   (times the forms here; float stays where nothing is faster)"
+    return "use the float model here: there is nothing to win in time"
+
+
+def _smaller(subject: Subject) -> str:
+    """The weights alone, in 4 bits or in the preset's, where that is smaller than the float file: it is tried."""
+    only = () if subject.choice is None else (_weights_only(subject.choice),)
+    before, found = file_bytes(subject.model), {}
+    for choice in (Choice("MATMUL_NBITS"), *only):
+        config = with_algorithms(choice.config(), {"PrintSummary": False}, ())
+        try:
+            proto = ModelQuantizer(Config(global_quant_config=config)).run(subject.model, None, None).proto
+        except QuarkError:  # it has no such weights
+            continue
+        if proto is not None and proto.ByteSize() < before:
+            found[proto.ByteSize()] = choice
+    if not found:
+        return "use the float model where size matters: it has too few weights for codes and scales to save anything"
+    return f"{command(subject, found[min(found)])}   (tried: {before / min(found):.1f} times smaller)"
+
+
+def _weights_only(choice: Choice) -> Choice:
+    return replace(choice, options={**choice.options, "WeightsOnly": True})
+
+
+def _explained(subject: Subject) -> str:
+    """The reason of the layer that multiplies most among those in float."""
+    left = float_layers(coverage(subject.output, subject.feed))
+    words = ["quark", "onnx", "explain", str(subject.named or subject.output), *(one.name for one in left[:1])]
+    return f"why layers stay in float: {shlex.join(words)}"
+
+
+#: What helps where a line is bad, by its subject.
+_REMEDIES: Mapping[str, Callable[[Subject], str]] = {"speed": _faster, "size": _smaller, "coverage": _explained}

@@ -1,0 +1,102 @@
+"""The last lines are commands: each that is advised runs, and what was bad is better after it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from tests.onnx_flow import models
+
+from quark.cli import main, quantization
+from quark.onnx import tuned_speed
+from quark.onnx.graph.model import load
+
+Capture = pytest.CaptureFixture[str]
+
+
+def written(folder: Path, text: str, **weights: np.ndarray) -> list[str]:
+    """The words that quantize a model into ``folder``."""
+    onnx.save(models.model(text, weights), folder / "m.onnx")
+    np.savez(folder / "data.npz", x=models.normal(4, 64))
+    paths = [str(folder / name) for name in ("m.onnx", "q.onnx", "data.npz")]
+    return ["onnx", "quantize", paths[0], "-o", paths[1], "--data", paths[2]]
+
+
+def advised(words: list[str], word: str, capture: Capture) -> str:
+    """The last line of a command that holds ``word``, after it has ended well."""
+    assert main(words) == 0
+    return next(line for line in reversed(capture.readouterr().out.splitlines()) if word in line)
+
+
+def run_again(line: str) -> int:
+    """Carry out the command in a line."""
+    words = shlex.split(line[line.index("quark ") :].partition("   (")[0])
+    return main([*words[1:]])
+
+
+LAYERS = "g (float[N, 64] x) => (float[N, 64] y) { a = MatMul(x, w) b = Relu(a) c = MatMul(b, v) y = Relu(c) }"
+
+
+def weights() -> dict[str, np.ndarray]:
+    return {"w": models.normal(64, 64, scale=0.1), "v": models.normal(64, 64, scale=0.1, seed=2)}
+
+
+def test_slower_than_float_ends_in_what_is_not(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*written(tmp_path, LAYERS, **weights()), "-p", "A8W8_CPU"]
+    with monkeypatch.context() as patched:
+        patched.setattr(quantization, "median_seconds", lambda *args, **more: {"float": 1.0, "quantized": 2.0})
+        line = advised(words, "TuneSpeed", capsys)
+
+    def seconds(paths: dict[str, Path], *args: Any) -> dict[str, float]:
+        return {one: 1.0 if one == tuned_speed.FLOAT else 2.0 for one in paths}
+
+    monkeypatch.setattr(tuned_speed, "median_seconds", seconds)
+    assert run_again(line) == 0
+    assert not any(node.op_type == "QuantizeLinear" for node in load(tmp_path / "q.onnx").graph)
+
+
+def test_a_larger_file_ends_in_a_smaller_one_or_in_the_float_model(tmp_path: Path, capsys: Capture) -> None:
+    chain = " ".join(f"t{k + 1} = Elu(t{k})" for k in range(60))
+    text = f"g (float[N, 64] x) => (float[N, 64] y) {{ t0 = MatMul(x, w) {chain} y = Relu(t60) }}"
+    more = ["-p", "A8W8", "--set", "QuantizeAllOpTypes=true"]
+    line = advised([*written(tmp_path, text, w=weights()["w"]), *more], "times smaller)", capsys)
+    sizes = [(tmp_path / name).stat().st_size for name in ("m.onnx", "q.onnx")]
+    assert sizes[1] > sizes[0] and "PrintSummary" not in line
+    assert run_again(line) == 0
+    assert (tmp_path / "q.onnx").stat().st_size < sizes[0]
+    plain = text.replace("MatMul(x, w)", "Relu(x)")
+    line = advised([*written(tmp_path, plain), *more], "size matters", capsys)
+    assert "use the float model" in line
+
+
+def test_low_coverage_ends_in_the_reason_of_the_largest_layer(tmp_path: Path, capsys: Capture) -> None:
+    text = "g (float[N, 64] x) => (float[N, 8] y) { a = MatMul(x, w) b = Relu(a) y = MatMul(b, v) }"
+    words = written(tmp_path, text, w=models.normal(64, 256, scale=0.1), v=models.normal(256, 8, scale=0.1, seed=2))
+    model = onnx.load(tmp_path / "m.onnx")
+    for node in model.graph.node:
+        node.name = f"node_{node.output[0]}"
+    onnx.save(model, tmp_path / "m.onnx")
+    line = advised([*words, "-p", "A8W8", "--exclude", "node_a"], "quark onnx explain", capsys)
+    assert run_again(line) == 0
+    assert "exclude" in capsys.readouterr().out
+
+
+def test_a_comparison_that_is_bad_names_the_command_that_searches(tmp_path: Path, capsys: Capture) -> None:
+    words = written(tmp_path, LAYERS, **weights())
+    assert main([*words, "-p", "A8W8", "--no-check"]) == 0
+    broken = onnx.load(tmp_path / "q.onnx")
+    for tensor in broken.graph.initializer:
+        if tensor.name.startswith("w") and tensor.data_type == onnx.TensorProto.INT8:
+            tensor.raw_data = bytes(reversed(tensor.raw_data))
+    onnx.save(broken, tmp_path / "q.onnx")
+    capsys.readouterr()
+    said = ["onnx", "compare", words[2], words[4], "--data", words[6]]
+    line = advised(said, "quark auto", capsys)
+    assert run_again(f"{line} --for size --minutes 0.02") == 0
+    assert (tmp_path / "q_best.onnx").exists()
