@@ -84,7 +84,9 @@ Target = Annotated[
 PlanFrom = Annotated[
     Path | None,
     Reads(),
-    typer.Option("--plan-from", help="Carry out the decisions in a file that `plan --plan` wrote, edited or not."),
+    typer.Option(
+        "--plan-from", help="Carry out the decisions in a file that `plan --plan` wrote, or of a quantized ONNX model."
+    ),
 ]
 PlanOutput = Annotated[
     Path, Writes(), typer.Option("--output", "-o", help="The plan, a .yaml or .json file to edit and use.")

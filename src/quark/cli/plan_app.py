@@ -12,7 +12,7 @@ from quark.cli.paths import Guarded, Reads
 
 plan_app = typer.Typer(no_args_is_help=True, help="Compare plans: what a quantization decided about every tensor.")
 PlanFile = Annotated[
-    Path, Reads(), typer.Argument(metavar="PLAN", help="A file that `--plan` of `quark onnx` or `quark torch` wrote.")
+    Path, Reads(), typer.Argument(metavar="PLAN", help="A file that `--plan` wrote, or a quantized ONNX model.")
 ]
 
 
@@ -25,10 +25,11 @@ def plans() -> None:
 def diff(before: PlanFile, after: PlanFile, json: Json = False) -> None:
     """Say about which tensors, layers and nodes two plans decide differently."""
     from quark.cli.output import print_json, show
-    from quark.config.plan_diff import differences, read_plan
+    from quark.cli.plans import plan_in
+    from quark.config.plan_diff import differences
     from quark.report import Table
 
-    one, other = read_plan(before), read_plan(after)
+    one, other = plan_in(before), plan_in(after)
     found = list(differences(one, other))
     if json:
         print_json({"before": before, "after": after, "differences": [vars(row) for row in found]})

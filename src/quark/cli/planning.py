@@ -12,8 +12,9 @@ from quark.cli.quantization import Request, configure, pass_facts
 from quark.cli.settings import parse_settings
 from quark.config.plan import Plan
 from quark.onnx.describe import file_bytes
-from quark.onnx.explain import explain
+from quark.onnx.explain import carries_decisions, explain
 from quark.onnx.forecast import Forecast, forecast
+from quark.onnx.quantized_plan import explain_graph
 from quark.report import Table
 from quark.report.summary import cost_table, decision_table, pass_table, rule_table, summary_tables
 
@@ -66,7 +67,7 @@ def _tensors(plan: Plan) -> dict[str, Any]:
 
 def run_explain(model: Path, name: str, json: bool) -> None:
     """Say why one tensor or node of a quantized model is what it is."""
-    lines = explain(model, name)
+    lines = explain(model, name) if carries_decisions(model) else explain_graph(model, name)
     if json:
         print_json({"model": model, "name": name, "because": lines.splitlines()})
         return

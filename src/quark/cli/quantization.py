@@ -68,9 +68,9 @@ class Request:
         """The decisions that are to be carried out, where a file has them."""
         if self.plan_from is None:
             return None
-        from quark.config.plan_diff import read_plan
+        from quark.cli.plans import plan_in
 
-        return read_plan(self.plan_from)
+        return plan_in(self.plan_from)
 
     @property
     def named(self) -> str:

@@ -79,7 +79,8 @@ class Plan:
 
     ``proposals``: sentences about what the configuration could do better. ``floats``: tensors that stay float, and why.
     ``tuned``: what ``TuneSpeed`` measured, on which processor. ``preprocessing``: how pictures became samples,
-    as ``preprocess.yaml`` has it; None: the samples were no pictures.
+    as ``preprocess.yaml`` has it; None: the samples were no pictures. ``read_from``: the quantized model that the
+    plan was read off; empty: it was decided.
     """
 
     tensors: dict[str, TensorPlan] = field(default_factory=dict)
@@ -88,6 +89,7 @@ class Plan:
     floats: dict[str, str] = field(default_factory=dict)
     tuned: dict[str, Any] = field(default_factory=dict)
     preprocessing: dict[str, Any] | None = None
+    read_from: str = ""
 
     def __iter__(self) -> Iterator[TensorPlan]:
         return iter(self.tensors.values())
@@ -122,7 +124,8 @@ class Plan:
             tensor = self.tensors[name]
             shared = f"; shares the range of {tensor.group!r}" if tensor.group not in ("", name) else ""
             changes = "".join(f"; {change}" for change in tensor.changes)
-            return f"{tensor.role} {name!r}: {tensor.spec.describe()}, because {tensor.reason}{shared}{changes}"
+            spec = tensor.spec.describe(tensor.given is not None)
+            return f"{tensor.role} {name!r}: {spec}, because {tensor.reason}{shared}{changes}"
         if name in self.nodes:
             node = self.nodes[name]
             about = f"{node.op_type} {name!r}: {'quantized' if node.quantized else 'float'}, because {node.reason}"
@@ -146,6 +149,7 @@ class Plan:
                 "floats": self.floats,
                 **({"tuned": self.tuned} if self.tuned else {}),
                 **({} if self.preprocessing is None else {"preprocessing": self.preprocessing}),
+                **({"read_from": self.read_from} if self.read_from else {}),
             },
             indent=1,
         )
@@ -163,7 +167,8 @@ class Plan:
         proposals, floats = list(data.get("proposals", [])), dict(data.get("floats", {}))
         tuned = dict(data.get("tuned", {}))
         read = None if data.get("preprocessing") is None else dict(data["preprocessing"])
-        return cls({t.name: t for t in tensors}, {n.name: n for n in nodes}, proposals, floats, tuned, read)
+        seen = data.get("read_from", "")
+        return cls({t.name: t for t in tensors}, {n.name: n for n in nodes}, proposals, floats, tuned, read, seen)
 
 
 def _listed(value: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
-from quark.config.plan import Plan, Role
+from quark.config.plan import Plan, Role, TensorPlan
 from quark.errors import ConfigError
 from quark.files.untrusted import Schema, checked
 from quark.reading import DAMAGED_TEXT, parse_json, read_text, reason_of
@@ -66,6 +67,7 @@ class _Plan(Schema):
     floats: dict[str, str] = Field(default_factory=dict)
     tuned: dict[str, Any] = Field(default_factory=dict)
     preprocessing: dict[str, Any] | None = None
+    read_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,24 +109,33 @@ def read_plan(path: Path) -> Plan:
 
 
 def differences(before: Plan, after: Plan) -> Iterator[Difference]:
-    """Where two plans differ: in what is quantized, how, and by which rule; parameters count where both have them."""
+    """Where two plans differ: in what is quantized, how, and by which rule; parameters count where both have them.
+
+    A plan that was read off a quantized model knows no rules, methods and nodes: these do not count then.
+    """
+    off = bool(before.read_from or after.read_from)
     for name in {**before.tensors, **after.tensors}:
-        one, other = _said(before, name), _said(after, name)
+        one, other = _said(before, name, off), _said(after, name, off)
         if one != other:
             yield Difference(name, one, other)
         elif name in before.tensors and not _same_parameters(before, after, name):
             yield Difference(name, "one scale or zero point", "another one")
-    for name in {**before.nodes, **after.nodes}:
+    for name in {**before.nodes, **after.nodes} if not off else ():
         one, other = _said_of_node(before, name), _said_of_node(after, name)
         if one != other:
             yield Difference(name, one, other)
 
 
-def _said(plan: Plan, name: str) -> str:
+def _said(plan: Plan, name: str, off: bool) -> str:
     if name not in plan.tensors:
+        if off:
+            return "float"
         return f"float ({plan.floats[name]})" if name in plan.floats else "float"
     tensor = plan.tensors[name]
-    return f"{tensor.role} {tensor.spec.describe()} ({tensor.reason})"
+    if off:
+        seen = replace(tensor.spec, narrow=True, scale_rule="float32")
+        return f"{tensor.role} {seen.describe(given=True)}"
+    return f"{tensor.role} {tensor.spec.describe(tensor.given is not None)} ({tensor.reason})"
 
 
 def _said_of_node(plan: Plan, name: str) -> str:
@@ -134,6 +145,14 @@ def _said_of_node(plan: Plan, name: str) -> str:
 
 def _same_parameters(before: Plan, after: Plan, name: str) -> bool:
     one, other = before.tensors[name], after.tensors[name]
-    pairs = ((one.scale, other.scale), (one.zero_point, other.zero_point))
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    known = [
+        (a, b) for a, b in zip(_parameters(one), _parameters(other), strict=True) if a is not None and b is not None
+    ]
     return all(a.shape == b.shape and bool((a == b).all()) for a, b in known)
+
+
+def _parameters(tensor: TensorPlan) -> tuple[Any, Any]:
+    """Its scale and zero point: those that were found, or that are given."""
+    if tensor.scale is None and tensor.given is not None:
+        return np.asarray(tensor.given[0]), np.asarray(tensor.given[1])
+    return tensor.scale, tensor.zero_point

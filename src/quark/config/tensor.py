@@ -83,10 +83,11 @@ class TensorSpec:
         """Whether stored codes leave the lowest one unused; at run time activations use all of them."""
         return self.narrow and self.symmetric
 
-    def describe(self) -> str:
+    def describe(self, given: bool = False) -> str:
         """One short line for tables: ``int8 symmetric per channel (axis 0), power_of_two, mse``.
 
         A format says no more than it has: the blocks of ``mxfp4`` find their scales themselves, ``bfloat16`` has none.
+        ``given``: nothing finds the scale, it is told.
         """
         row = self.row
         rounding = "" if self.rounding == "half_even" else f", rounded {self.rounding}"
@@ -101,7 +102,8 @@ class TensorSpec:
         codes = " full range" if isinstance(row, Int) and self.symmetric and not self.narrow else ""
         zero = " with real zero points" if self.real_zero else ""
         scales = f"{self.granularity}, {self.scale_rule}"
-        return f"{self.format} {sides}{codes}{zero} {scales}, {self._found()}{rounding}"
+        found = "given" if given and not self.dynamic else self._found()
+        return f"{self.format} {sides}{codes}{zero} {scales}, {found}{rounding}"
 
     def _found(self) -> str:
         """How the range is found, in words."""

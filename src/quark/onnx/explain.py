@@ -73,7 +73,7 @@ def explain(path: str | Path, name: str) -> str:
     lines = _decisions(model, path)
     kinds = [lines.tensors, lines.nodes, lines.floats]
     known = [key for kind in kinds for key in kind]
-    for candidate in (name, *_bases(name)):
+    for candidate in (name, *bases(name)):
         found = [kind[candidate] for kind in kinds if candidate in kind]
         if found:
             return "\n".join(found)
@@ -85,6 +85,11 @@ def explain(path: str | Path, name: str) -> str:
     nodes = [here.producer(), *(use.node for use in here.uses())]
     told = [lines.nodes[node.name] for node in nodes if node is not None and node.name in lines.nodes]
     return "\n".join([f"tensor {name!r}: float, because no rule quantizes it; its nodes:", *told])
+
+
+def carries_decisions(path: str | Path) -> bool:
+    """Whether a model carries the decisions that it was made by."""
+    return KEY in load(path).metadata_props
 
 
 def decisions(model: ir.Model) -> dict[str, str]:
@@ -105,7 +110,7 @@ def _of_node(plan: Plan, name: str) -> str:
     return f"{node.op_type} {name!r}: {'quantized' if node.quantized else 'float'}, because {node.reason}"
 
 
-def _bases(name: str) -> list[str]:
+def bases(name: str) -> list[str]:
     """What the tensor may have been called before it was written."""
     return [name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)]
 

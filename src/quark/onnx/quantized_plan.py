@@ -1,0 +1,262 @@
+"""The Plan that a quantized model was made by, read off its graph: models of ours and of other tools.
+
+Every quantizer of a tensor becomes a row with the name that the tensor has in the float model, its type, granularity,
+scale and zero point (``given``). How a scale was found is not in a graph, so rows name no method; reasons are those
+that a model of ours carries.
+
+Not handled, and refused: quantizers in bodies of If and Loop, MatMulNBits, operators on codes (QLinearConv, …), one
+tensor quantized in two ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.plan import Plan, Role, TensorPlan
+from quark.config.tensor import TensorSpec
+from quark.errors import ConfigError, ModelError
+from quark.numerics.blocks import BLOCKS
+from quark.numerics.formats import FORMATS, Int, get_format
+from quark.numerics.granularity import Channel, Granularity, Group, Tensor
+from quark.onnx.explain import bases, decisions
+from quark.onnx.graph.model import load
+from quark.onnx.graph.quantized import (
+    DEQUANTIZE,
+    FUSED,
+    QUANTIZE,
+    STORED,
+    all_nodes_in_graphs,
+    code_type,
+    dequantizer,
+    parameters,
+)
+from quark.onnx.graph.surgery import attribute, constant_array, input_at, int_attribute, is_constant
+from quark.operators.block_operators import operator_of
+
+REASON = "the quantized model has it so"
+_FORMATS = {row.onnx_type: name for name, row in reversed(FORMATS.items()) if getattr(row, "onnx_type", None)}
+_HALVES = {int(ir.DataType.BFLOAT16): "bfloat16", int(ir.DataType.FLOAT16): "float16"}
+_REFUSED = ("MatMulNBits", "QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger")
+_CODES = ("_quantized", "_codes")  # what a constant's codes are called after its name, here and in ONNX Runtime
+
+
+def plan_of(path: str | Path) -> Plan:
+    """The plan of a quantized model.
+
+    Raises:
+        ModelError: nothing in it is quantized, or in a way that a plan cannot hold; the node is named.
+    """
+    model = load(path)
+    for node in all_nodes_in_graphs(model):
+        if node.op_type in _REFUSED:
+            raise ModelError(f"{str(path)!r}: a plan holds no {node.op_type}, which is the node {node.name!r}")
+        if node.graph is not model.graph and node.op_type in QUANTIZE | DEQUANTIZE | FUSED | STORED:
+            raise ModelError(f"{str(path)!r}: {node.name!r} quantizes in a body of If or Loop; a plan holds one graph")
+    plan, told = Plan(read_from=str(path)), decisions(model)
+    for row in _rows(model):
+        known = plan.tensors.get(row.name)
+        if known is not None and _how(known) != _how(row):
+            raise ModelError(f"{str(path)!r}: the tensor {row.name!r} is quantized in two ways; a plan holds one")
+        if known is not None and known.readers is not None and row.readers is not None:
+            row = replace(row, readers=known.readers | row.readers)
+        _, _, reason = told.get(row.name, "").partition(", because ")
+        plan.put(replace(row, reason=reason.partition("; ")[0] or REASON, group=row.name))
+    if not plan.tensors:
+        raise ModelError(f"{str(path)!r} is not quantized: no node in it quantizes or dequantizes a tensor")
+    return plan
+
+
+def explain_graph(path: str | Path, name: str) -> str:
+    """How a tensor of a quantized model is quantized, in one line, where the model says nothing about itself.
+
+    Raises:
+        ModelError: as ``plan_of``.
+        ConfigError: nothing of this name is quantized; the nearest name is shown.
+    """
+    plan = plan_of(path)
+    return plan.explain(next((one for one in (name, *bases(name)) if one in plan.tensors), name))
+
+
+def _how(row: TensorPlan) -> tuple[object, ...]:
+    return row.role, row.spec, *([] if row.given is None else (np.asarray(side).tolist() for side in row.given))
+
+
+def _rows(model: ir.Model) -> Iterator[TensorPlan]:
+    for node in model.graph:
+        source = input_at(node, 0)
+        if source is None:
+            continue
+        if node.op_type in QUANTIZE | FUSED or node.op_type == "DynamicQuantizeLinear":
+            role: Role = "weight" if is_constant(source) else "activation"
+            yield _row(node, source, role)
+        elif node.op_type in DEQUANTIZE | STORED and is_constant(source):
+            yield _row(node, source, "bias" if source.dtype == ir.DataType.INT32 else "weight")
+        elif node.op_type == "Cast":
+            yield from _cast(node, source)
+
+
+def _row(node: ir.Node, source: ir.Value, role: Role) -> TensorPlan:
+    """The decision that a quantizer, or a dequantizer of codes, carries out."""
+    name = _name(node, source)
+    if node.op_type == "DynamicQuantizeLinear":
+        spec = TensorSpec("uint8", symmetric=False, dynamic=True)
+        return TensorPlan(name, role, spec, REASON, readers=_readers(node, source))
+    if (block := _block_format(node)) is not None:
+        return TensorPlan(name, role, _in_blocks(node, block), REASON, readers=_readers(node, source))
+    format = str(attribute(node, "format") or _FORMATS.get(code_type(node), code_type(node).lower()))
+    found = parameters(node)
+    if format not in FORMATS or found is None:
+        what = f"codes of the type {format}" if found is not None else "a scale that is computed"
+        raise ModelError(f"a plan holds no {what}, which the node {node.name!r} has")
+    spec = _spec(format, *found, _granularity(node, found[0]))
+    if role == "weight" and node.op_type in DEQUANTIZE:
+        spec = replace(spec, narrow=_is_narrow(spec, constant_array(source)))
+    if role == "bias":
+        return TensorPlan(name, role, spec, REASON, readers=_readers(node, source), bias_of=_layer(node))
+    return TensorPlan(name, role, spec, REASON, readers=_readers(node, source), given=_given(*found))
+
+
+def _spec(format: str, scale: np.ndarray, zero_point: np.ndarray, granularity: Granularity) -> TensorSpec:
+    row = get_format(format)
+    middle = row.middle if isinstance(row, Int) else 0
+    exact = bool((np.frexp(scale)[0] == 0.5).all()) and not row.unit_scale
+    symmetric = not row.has_zero_point or bool((zero_point == middle).all())
+    return TensorSpec(format, symmetric, granularity=granularity, scale_rule="power_of_two" if exact else "float32")
+
+
+def _given(scale: np.ndarray, zero_point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return scale.astype(np.float32), zero_point.astype(np.int32)
+
+
+def _granularity(node: ir.Node, scale: np.ndarray) -> Granularity:
+    axis, size = int_attribute(node, "axis", 1), int_attribute(node, "block_size", 0)
+    if scale.size == 1 and not size:
+        return Tensor()
+    return Group(axis, size) if size else Channel(axis)
+
+
+def _is_narrow(spec: TensorSpec, codes: np.ndarray | None) -> bool:
+    """Whether no code of a constant is the lowest one: what ours leave out of symmetric integers."""
+    row = get_format(spec.format)
+    return codes is None or not isinstance(row, Int) or not bool((codes.astype(np.int64) == row.min).any())
+
+
+def _block_format(node: ir.Node) -> str | None:
+    """The block format whose operator has the attributes of a node; None where there are no blocks."""
+    format = attribute(node, "format")
+    if node.op_type == "BlockDequantize" or format in BLOCKS:
+        return str(format)
+    if node.op_type not in FUSED or node.op_type == "QuantizeDequantize":
+        return None
+    for name, row in BLOCKS.items():
+        try:
+            operator = operator_of(replace(row, size=int_attribute(node, "block_size", row.size)))
+        except ConfigError:
+            continue
+        if operator.name == node.op_type and all(attribute(node, key) == at for key, at in operator.attributes.items()):
+            return name
+    raise ModelError(f"no format has the blocks of the node {node.name!r} ({node.op_type}): a plan cannot hold it")
+
+
+def _in_blocks(node: ir.Node, format: str) -> TensorSpec:
+    row = BLOCKS[format]
+    return TensorSpec(
+        format, granularity=Group(int_attribute(node, "axis", 1), int_attribute(node, "block_size", row.size))
+    )
+
+
+def _cast(node: ir.Node, source: ir.Value) -> Iterator[TensorPlan]:
+    """A tensor rounded to a 16-bit float by a pair of Casts, or a constant's codes behind Cast, Sub and Mul."""
+    format = _HALVES.get(int_attribute(node, "to", 0))
+    readers = [use.node for use in node.outputs[0].uses()]
+    if is_constant(source):
+        kind = _FORMATS.get(source.dtype.name if source.dtype is not None else "")
+        if kind is None or not str(source.name).endswith(_CODES):
+            return
+        yield _folded(node, source, kind)
+    elif format is not None and readers and all(one.op_type == "Cast" for one in readers):
+        yield TensorPlan(
+            _base(str(source.name)), "activation", TensorSpec(format), REASON, readers=_readers(node, source)
+        )
+
+
+def _folded(node: ir.Node, source: ir.Value, format: str) -> TensorPlan:
+    """Codes behind Cast, Sub and Mul: the operands are the zero point and the scale, laid out along one axis."""
+    operands, last = {"Sub": np.zeros(()), "Mul": np.ones(())}, node
+    granularity: Granularity = Tensor()
+    while (
+        step := next((use.node for use in last.outputs[0].uses() if use.node.op_type in operands), None)
+    ) is not None:
+        beside = input_at(step, 1)
+        gather = None if beside is None else beside.producer()
+        if gather is not None and gather.op_type == "Gather":
+            beside, index = input_at(gather, 0), constant_array(input_at(gather, 1))
+            size = int((np.asarray(index) == 0).sum())
+            granularity = Group(int_attribute(gather, "axis", 0), size)
+        if (values := constant_array(beside)) is None:
+            break
+        if values.size > 1 and not isinstance(granularity, Group):
+            granularity, values = Channel(int(np.argmax(values.shape))), values.reshape(-1)
+        operands[step.op_type], last = values if values.size > 1 else values.reshape(()), step
+    scale, zero_point = np.broadcast_arrays(operands["Mul"], operands["Sub"])
+    spec = _spec(format, scale.astype(np.float64), zero_point.astype(np.int64), granularity)
+    spec = replace(spec, narrow=_is_narrow(spec, constant_array(source)))
+    name = _base(str(source.name))
+    return TensorPlan(name, "weight", spec, REASON, readers=_readers(last, source), given=_given(scale, zero_point))
+
+
+def _name(node: ir.Node, source: ir.Value) -> str:
+    """What the plan calls the tensor: of what is quantized already and anew, what its own nodes are called after."""
+    before = source.producer()
+    if before is not None and before.op_type in DEQUANTIZE | FUSED:
+        name = str(node.outputs[0].name)
+        kind = "QuantizeLinear" if node.op_type in QUANTIZE else node.op_type
+        return name.removesuffix(f"_{kind}_Output")
+    return _base(str(source.name))
+
+
+def _base(name: str) -> str:
+    """What the tensor is called in the float model."""
+    for suffix in (*_CODES, "_QuantizeLinear_Input"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _quantized(node: ir.Node) -> Iterator[ir.Node]:
+    """The nodes that read what comes out of a quantizer's last node."""
+    for use in node.outputs[0].uses():
+        if use.node.op_type in DEQUANTIZE or (use.node.op_type == "Cast" and node.op_type == "Cast"):
+            yield from _quantized(use.node)
+        else:
+            yield use.node
+
+
+def _readers(node: ir.Node, source: ir.Value) -> frozenset[str] | None:
+    """The nodes that read the quantized values, None where nothing reads the float ones."""
+    if all(use.node.op_type == node.op_type for use in source.uses()):
+        return None
+    return frozenset(str(reader.name) for reader in _quantized(node))
+
+
+def _layer(node: ir.Node) -> tuple[str, str] | None:
+    """The input and the weight of the node that adds a bias."""
+    for reader in _quantized(node):
+        sources = [_source(value) for value in reader.inputs[:2]]
+        if all(sources):
+            return str(sources[0]), str(sources[1])
+    return None
+
+
+def _source(value: ir.Value | None) -> str | None:
+    """The float tensor whose quantized values these are."""
+    last = dequantizer(value)
+    first = None if last is None else input_at(last, 0)
+    made = None if first is None else first.producer()
+    if made is not None and made.op_type in QUANTIZE:
+        first = input_at(made, 0)
+    return None if first is None else _base(str(first.name))
