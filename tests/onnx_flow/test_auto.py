@@ -87,6 +87,8 @@ def test_labels_too_few_to_see_the_tolerance_do_not_tell_trials_apart(folder: Pa
     alike = Trial("alike", Choice("BF16"), Judged("y", 1, "", 0.94, 19.0), 0.92, chance=0.05)
     assert search.nearest([lucky, alike]) is alike
     assert search.nearest([replace(lucky, chance=0.005), replace(alike, chance=0.005)]).name == "lucky"
+    search.trials = [lucky, alike]  # the first one says for all of them whether the metric or the agreement counts
+    assert search.nearest([replace(lucky, chance=0.005), alike]) is alike
 
 
 def test_cheaper_types_win_for_an_npu_however_accurate_the_dearer_ones(folder: Path, tmp_path: Path) -> None:

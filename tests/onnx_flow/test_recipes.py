@@ -111,6 +111,11 @@ def test_a_recipe_that_does_not_apply_is_not_tried() -> None:
     assert names == ["calibration search"]
 
 
+def test_rounding_is_tuned_where_there_are_integers() -> None:
+    (adaround,) = (recipe for recipe in RECIPES if recipe.name == "AdaRound")
+    assert [adaround.applies(EVERYTHING, Choice(name)) for name in ("A8W8", "BF16")] == [True, False]
+
+
 def test_an_unknown_algorithm_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'adaround'"):
         Choice("A8W8", algorithms=("adaround2",)).config()

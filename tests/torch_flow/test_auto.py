@@ -73,6 +73,8 @@ def test_goals_that_cannot_be_meant() -> None:
         Goal("vlm")
     with pytest.raises(ConfigError, match="0 to 1"):
         Goal("vllm", drop=2.0)
+    with pytest.raises(ConfigError, match="cpu, npu and size are for ONNX models"):
+        Goal("npu")
     with pytest.raises(ConfigError, match="give the folder"):
         quark.auto(nn.Linear(2, 2), [], "out")
 
@@ -88,6 +90,7 @@ def test_the_command_writes_folder_recipe_and_page_and_goes_on_after_a_kill(tmp_
     kept = json.loads((tmp_path / "l.json").read_text())["done"]
     assert kept and '"scatters":[{' in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert main([*words, "-o", str(tmp_path / "again")]) == 0
+    assert main([*words, "-o", str(tmp_path / "out")]) == 1 and "add a file name" not in capsys.readouterr().err
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again"))
     assert first == second
     recipe = ["--config", str(tmp_path / "out.recipe.yaml"), "--data", str(tmp_path / "ids.npy"), "--seq-len", "24"]

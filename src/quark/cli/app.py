@@ -33,7 +33,7 @@ from quark.cli.common import (
     chosen_preset,
     preset_names,
 )
-from quark.cli.paths import Guarded, Overwrite, Reads, Writes
+from quark.cli.paths import LIKE_MODEL, Guarded, Overwrite, Reads, Writes
 from quark.cli.plan_app import plan_app
 from quark.cli.source_options import Source, takes_samples
 from quark.cli.torch_app import torch_app
@@ -426,7 +426,7 @@ Exit codes: 0 solved, 1 error, 2 wrong usage, 3 nothing within the tolerance win
 @takes_samples()
 def auto(
     model: Annotated[Path, Reads(), typer.Argument(help="An .onnx file, or a torch folder. It is not changed.")],
-    output: Annotated[Path, Writes("model"), typer.Option("--output", "-o", help="Where to write the best model.")],
+    output: Annotated[Path, Writes(LIKE_MODEL), typer.Option("--output", "-o", help="Where to write the best model.")],
     purpose: Purpose = None,
     metric: OwnMetric = None,
     labels: Labels = None,

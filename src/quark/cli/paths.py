@@ -21,6 +21,7 @@ from typer.core import TyperCommand
 from quark.files.outputs import Input, Output, check_outputs
 
 FOLDER = "folder"
+LIKE_MODEL = "like the model"
 #: For the parameter ``overwrite`` of commands; ``Guarded`` looks at it, commands need not.
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace files that are there and are no results of this program.")
@@ -43,7 +44,8 @@ class Writes:
     """The option names a file, or a new folder, that the command writes.
 
     Attributes:
-        kind: as of ``quark.files.outputs.Output``; "folder" is checked where the folder is made.
+        kind: as of ``quark.files.outputs.Output``; "folder" is checked where the folder is made. ``LIKE_MODEL``:
+            a folder where the model is one, the file of a model otherwise.
         folder: the folder of the file is made where it is missing.
     """
 
@@ -84,8 +86,12 @@ def marks_of(command: Callable[..., Any]) -> dict[str, Reads | Writes]:
 def outputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) -> Iterator[Output]:
     """The files that are to be written."""
     for name, mark in marks.items():
-        if isinstance(mark, Writes) and mark.kind != FOLDER and given.get(name) is not None:
+        if not isinstance(mark, Writes) or mark.kind == FOLDER or given.get(name) is None:
+            continue
+        if mark.kind != LIKE_MODEL:
             yield Output(Path(given[name]), _option(name), mark.kind, mark.folder)
+        elif not Path(given["model"]).is_dir():
+            yield Output(Path(given[name]), _option(name), "model", mark.folder)
 
 
 def inputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) -> Iterator[Input]:

@@ -193,7 +193,8 @@ class Search:
         if judged is None:
             return None
         level = GOOD if trial.passes else min(judged.level, GOOD - 1)
-        value = trial.value if trial.value is not None and self.told(trial) else judged.value
+        first = next((one for one in self.trials if one.value is not None), trial)  # one scale for all of them
+        value = trial.value if trial.value is not None and self.told(first) else judged.value
         return replace(judged, level=level, value=value)
 
     def nearest(self, trials: Sequence[Trial]) -> Trial:

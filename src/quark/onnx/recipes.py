@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quark.config.presets import PRESETS
+from quark.config.presets import PRESETS, get_preset
+from quark.numerics.formats import Int, get_format
 from quark.onnx.config_file import config_of
 from quark.onnx.quantization.config.config import Config, QuantizationConfig
 from quark.onnx.quantization.config.tuners import TUNERS, algorithm
@@ -139,6 +140,11 @@ def _weights_tuned(situation: Situation, choice: Choice) -> bool:
     return bool(situation.operators & (_CONVOLUTIONS | _PRODUCTS)) and _static(choice)
 
 
+def _whole(choice: Choice) -> bool:
+    """Whether weights become integers."""
+    return isinstance(get_format(get_preset(choice.preset).weight.format), Int)
+
+
 def _tuner(text: str) -> Callable[[Choice], Choice]:
     """The algorithm that rounds the weights, in the place of another one that does."""
 
@@ -246,7 +252,7 @@ RECIPES = (
     Recipe(
         "AdaRound",
         "rounding weights to the nearest code is not the best rounding",
-        _weights_tuned,
+        lambda situation, choice: _weights_tuned(situation, choice) and _whole(choice),
         _tuner("adaround:num_iterations=100"),
         slow=True,
     ),

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from quark.errors import ConfigError, DataError, QuarkError
+from quark.errors import ConfigError, DataError, QuarkError, unknown
 from quark.files.private import private_folder
 from quark.search.function import checked_reference
 from quark.search.ledger import Ledger
@@ -31,7 +31,7 @@ from quark.torch.bench import Site, lay_out, measure, running
 from quark.torch.config.schemes import ROWS
 from quark.torch.config_file import config_of
 from quark.torch.digest import digest_of_model, digest_of_samples
-from quark.torch.export.formats import FORMATS, PROGRAMS, chosen_format, format_for, works
+from quark.torch.export.formats import FORMATS, PROGRAMS, format_for, works
 from quark.torch.export.write_as import config_for, export_as
 from quark.torch.machine import MI300X
 from quark.torch.quantizer import ModelQuantizer
@@ -86,7 +86,9 @@ class Goal:
     identity: str = "none"
 
     def __post_init__(self) -> None:
-        chosen_format(None, PURPOSES.get(self.purpose, self.purpose))
+        if self.purpose not in PURPOSES:
+            said = unknown("--for", self.purpose, PURPOSES)
+            raise ConfigError(f"{said}, for a folder of a torch model; cpu, npu and size are for ONNX models")
         if self.drop is not None and not 0 <= self.drop < 1:
             raise ConfigError(f"--drop is {self.drop:g}: it is the part that may be lost, from 0 to 1, such as 0.01")
 
