@@ -86,6 +86,27 @@ def test_a_subgraph_that_reads_an_8_bit_pool(tmp_path: Path) -> None:
     assert loads(made, tmp_path)
 
 
+BRANCHES = """g (float[n,16,8,8] x, bool c) => (float[p,q,r] y)
+    <int64 first = {0}, int64[1] axis = {0}, int64 one = {1}> {
+    [first] a = Conv(x, w)
+    sizes = Shape(a) number = Gather(sizes, first) single = Equal(number, one)
+    h = If (single) <then_branch = t () => (float[16,8,8] u) { u = Squeeze(a, axis) },
+                     else_branch = e () => (float[16,8,8] v) { v = ReduceMax<keepdims = 0>(a, axis) }>
+    y = If (c) <then_branch = f () => (float[16,8,8] k) { k = Relu(h) },
+                else_branch = o () => (float[16,8,8] l) { l = Neg(h) }> }"""
+
+
+def test_a_branch_that_fixed_sizes_decide(tmp_path: Path) -> None:
+    """The runtime moves the branch out, and what moves values in it is behind a DequantizeLinear then."""
+    proto = models.model(BRANCHES, {"w": WEIGHTS["w"]}, 18)
+    feeds = [{"x": models.normal(1, 16, 8, 8, seed=k), "c": np.array(k % 2 == 0)} for k in range(4)]
+    made = ModelQuantizer(QConfig(EIGHT, extra_options={"PrintSummary": False})).quantize_model(proto, None, feeds)
+    assert made is not None and "QuantizeLinear" in {node.op_type for node in made.graph.node}
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    assert loads(made, tmp_path)
+    assert not loads(without_copies(made), tmp_path), "the copy is not needed any more"
+
+
 def test_models_that_need_no_copy_get_none() -> None:
     assert not any(node.op_type == "Max" for node in quantized(POOLED).graph.node)
 

@@ -13,7 +13,8 @@ Its integer AveragePool has no dilations (opset 19): the file does not load. The
 The runtime carries a DequantizeLinear forward over operators that only move values.
 
 * Where it arrives at a subgraph that reads the result from outside (``If`` and ``Loop``; functions of block formats
-  have an ``If`` inside) it writes past the end of a node's inputs, and the process ends. The same copy stops it.
+  have an ``If`` inside) it writes past the end of a node's inputs, and the process ends. The same copy stops it. Such
+  operators inside a branch count too: with fixed sizes the runtime knows which branch is taken, and moves it out.
 * From opset 21 on the pair that it puts behind an int8 tensor loses its type on processors where int8 becomes uint8:
   the file does not load. The same pair is written here, so that there is nothing to carry.
 """
@@ -89,11 +90,14 @@ def _put_copies(model: ir.Model, names: Names) -> None:
     for node in list(model.graph):
         if not _carries(node):
             continue
-        value, moved = node.outputs[0], node.op_type in MOVERS
-        inside = [use for use in value.uses() if use.node.domain in DOMAINS or (moved and _is_below(use.node, model))]
-        if not inside:
-            continue
-        _copy(model.graph, node, inside, names)
+        moved = node.op_type in MOVERS
+        inside = [
+            use
+            for use in node.outputs[0].uses()
+            if use.node.domain in DOMAINS or ((moved or _is_mover(use.node)) and _is_below(use.node, model))
+        ]
+        if inside:
+            _copy(model.graph, node, inside, names)
 
 
 def _copy(graph: ir.Graph, node: ir.Node, uses: Sequence[Any], names: Names) -> None:
