@@ -17,6 +17,8 @@ PRESETS = ("A8W8_CPU", "XINT8", "U8S8_AAWS", "U8U8_AAWA", "A8W8", "S8S8_AAWS")
 #: OpenVINO 2026.4's low-precision transformations move a Q behind a Concat in front of it, and compute other numbers
 #: than the graph says where the codes are signed (4 to 17 dB). With them off it agrees on every case, exactly where the
 #: two differ first (SqueezeNet's first Concat: 395 dB instead of 7), so that the file is right and the pass is not.
+#: Scales that are equal or not, Relu or none, and a node between change nothing (two Conv, Concat, Conv by hand: 18 to
+#: 22 dB); the same codes shifted to uint8 with the zero point 128 are computed right (138 dB).
 SIGNED = {(name, preset) for name in NAMES for preset in ("A8W8", "S8S8_AAWS") if name != "yolox_nano"}
 _SIGNED = pytest.mark.xfail(reason="OpenVINO moves quantizers over Concat and miscomputes signed codes", strict=True)
 MODES = {"as written": {"LP_TRANSFORMS_MODE": "NO"}, "low precision": {}}
