@@ -71,7 +71,5 @@ def test_every_flow_on_a_cluster_gives_what_a_serial_run_gives(work: Path, backe
     for path in sorted((work / f"serial-{backend}").glob("*.safetensors")):
         assert (work / f"cluster-{backend}" / path.name).read_bytes() == path.read_bytes()
 
-    if backend == "dask":
-        return  # torch sensitivity refuses it
     layers = ("torch", "sensitivity", "llama", *SCHEME, "--data", "tokens.jsonl", "--samples", "2", "--seq-len", "16")
     assert told(quark(work, *layers, "--json", *several)) == told(quark(work, *layers, "--json"))

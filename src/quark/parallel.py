@@ -65,13 +65,6 @@ def shares_memory(prefer: Literal["threads", "processes"] = "threads") -> bool:
     return bool(getattr(backend, "supports_sharedmem", False))
 
 
-def on_dask() -> bool:
-    """Whether joblib is set to a Dask cluster."""
-    import joblib
-
-    return type(joblib.parallel.get_active_backend()[0]).__module__ == "joblib._dask"
-
-
 def is_serial() -> bool:
     """Whether nobody has set joblib to more than one worker."""
     import joblib

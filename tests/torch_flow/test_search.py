@@ -17,7 +17,6 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from quark import parallel
 from quark.cli import main
 from quark.errors import ConfigError
 from quark.torch.bench import lay_out, measure, open_bench
@@ -61,7 +60,8 @@ def test_skipping_blocks_changes_no_bit(tmp_path: Path) -> None:
     site = lay_out(model, samples(), tmp_path)
     bench = open_bench(model, config_of({"scheme": "int4_wo_32"}, model), site)
     assert len(bench.blocks) == 3
-    for name in (PLANTED, "model.layers.0.self_attn.q_proj", "model.layers.2.mlp.up_proj"):
+    there = (PLANTED, "model.layers.0.self_attn.q_proj", "model.layers.2.mlp.up_proj")
+    for name in (*there, "model.layers.1.self_attn.k_proj", PLANTED):  # on a cluster, an earlier block comes again
         skipped = bench.trial(name)
         bench.switch(name, bench.layers[name], True)
         assert measure(model, site) == skipped
@@ -217,12 +217,6 @@ def test_threads_do_not_meet_in_one_model(folder: Path) -> None:
     with joblib.parallel_config("threading"):
         shared = sensitivity(folder / "model", samples(), ["int4_wo_32"], workers=4)
     assert [(trial.layer, trial.loss) for trial in shared.trials] == [(one.layer, one.loss) for one in alone.trials]
-
-
-def test_dask_is_refused_where_its_losses_are_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "on_dask", lambda: True)
-    with pytest.raises(ConfigError, match="use loky or ray"):
-        sensitivity(folder / "model", samples(), ["int4_wo_32"], workers=2)
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,8 @@ class Bench:
     def trial(self, name: str) -> dict[str, float]:
         """The measures of the model with one layer quantized."""
         index = self.block_of(name)
+        if index < self.at:  # blocks that are skipped now would hand on what they are given
+            self.at, self.hidden = 0, []
         if index != self.at:
             self.hidden = [self.entering(index, k) for k in range(len(self.site.samples))] if index else []
             self.at = index

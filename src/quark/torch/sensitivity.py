@@ -364,10 +364,6 @@ def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[t
             finally:
                 bench.undo.close()
         return
-    if parallel.on_dask():
-        raise ConfigError(
-            "--backend dask: losses of layers are not those of a serial run there (a known fault): use loky or ray"
-        )
     calls = (parallel.delayed(work, part, number) for number, part in enumerate(parts))
     done = parallel.results(calls, workers, "processes", ordered=False)
     for number, found in done:
