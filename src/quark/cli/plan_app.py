@@ -12,7 +12,9 @@ from quark.cli.paths import Guarded, Reads
 
 plan_app = typer.Typer(no_args_is_help=True, help="Compare plans: what a quantization decided about every tensor.")
 PlanFile = Annotated[
-    Path, Reads(), typer.Argument(metavar="PLAN", help="A file that `--plan` wrote, or a quantized ONNX model.")
+    Path,
+    Reads(),
+    typer.Argument(metavar="PLAN", help="A file that `--plan` wrote, or a quantized ONNX model or checkpoint folder."),
 ]
 
 

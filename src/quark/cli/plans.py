@@ -1,4 +1,4 @@
-"""A plan wherever it is: in a file that ``--plan`` wrote, or in a quantized model."""
+"""A plan wherever it is: in a file that ``--plan`` wrote, or in a quantized model of either flow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quark.config.plan_diff import read_plan
 
 
 def plan_in(path: Path) -> Plan:
-    """The plan in a plan file, or that a quantized ONNX model was made by.
+    """The plan in a plan file, or that a quantized ONNX model or checkpoint folder was made by.
 
     Raises:
         QuarkError: the file holds neither, or the model is quantized in a way that no plan holds.
@@ -18,4 +18,8 @@ def plan_in(path: Path) -> Plan:
         from quark.onnx.quantized_plan import plan_of
 
         return plan_of(path)
+    if path.is_dir():
+        from quark.torch.files.quantized_plan import plan_of as plan_of_folder
+
+        return plan_of_folder(path)
     return read_plan(path)

@@ -310,11 +310,11 @@ def planned(request: Request, config: Any) -> Any:
     """The configuration, changed so that it decides as the file of ``--plan-from`` says."""
     if request.plan_from is None:
         return config
-    from quark.config.plan_diff import read_plan
+    from quark.cli.plans import plan_in
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.from_plan import config_from
 
-    return config_from(read_plan(request.plan_from), read_checkpoint(request.model), config)
+    return config_from(plan_in(request.plan_from), read_checkpoint(request.model), config)
 
 
 def unmade(

@@ -115,9 +115,33 @@ def quantized_model(folder: Path) -> nn.Module:
         ConfigError: a folder that is float, or whose codes cannot be carried over.
         ModelError: files that are missing, broken, or do not fit the model.
     """
-    method = method_of(folder)
-    if method in OWN:
+    if method_of(folder) in OWN:
         return import_model_from_safetensors(None, folder)
+    model, layers, inside, stacks, taken = layers_in(folder)
+    checkpoint = read_checkpoint(folder)
+    tensors = stored_tensors(checkpoint)
+    translated = Translated(checkpoint.folder, checkpoint.config, checkpoint.files, tensors, layers, taken, stacks)
+    map_model(model, Scheme(config_of(model, layers, inside), JsonExporterConfig(), "quark"))
+    load(model, translated)
+    model.config._name_or_path = str(folder)  # type: ignore[union-attr]
+    return mark_loaded(model).eval()
+
+
+def layers_in(
+    folder: Path,
+) -> tuple[
+    nn.Module,
+    dict[str, Layer],
+    dict[str, str],
+    dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]],
+    frozenset[str],
+]:
+    """The architecture of a folder, what ``layers_of_model`` finds in it, and the tensors that its layers are made of.
+
+    Raises:
+        ConfigError, ModelError: as ``quantized_model``.
+    """
+    method = method_of(folder)
     if method not in GRIDS:
         refuse(f"{str(folder)!r} is {method or 'float'}; codes are carried over from {', '.join(['quark', *GRIDS])}")
     checkpoint = read_checkpoint(folder)
@@ -130,12 +154,7 @@ def quantized_model(folder: Path) -> nn.Module:
     dtype = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), torch.float32)
     model = model.to(dtype)
     layers, inside, stacks = layers_of_model(model, checkpoint, found, GRIDS[method](tensors, described, checkpoint))
-    taken = frozenset(name for coded in found.values() for name in coded.parts.values())
-    translated = Translated(checkpoint.folder, checkpoint.config, checkpoint.files, tensors, layers, taken, stacks)
-    map_model(model, Scheme(config_of(model, layers, inside), JsonExporterConfig(), "quark"))
-    load(model, translated)
-    model.config._name_or_path = str(folder)  # type: ignore[union-attr]
-    return mark_loaded(model).eval()
+    return model, layers, inside, stacks, frozenset(name for coded in found.values() for name in coded.parts.values())
 
 
 def layers_of_model(
