@@ -46,7 +46,7 @@ def load_function(text: str, option: str = "--metric") -> Callable[..., Any]:
     if spec is None:
         raise ConfigError(f"{option}: {str(path)!r} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
-    _guarded(loader.exec_module, path, f"{option}: {str(path)!r}")(module)
+    _guarded(lambda: loader.exec_module(module), path, f"{option}: {str(path)!r}")()
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"{option}: {str(path)!r} has no function {name!r}")
