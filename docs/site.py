@@ -10,7 +10,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "build" / "pages"
@@ -26,7 +30,13 @@ def pages() -> dict[Path, Path]:
     """Page of the sources -> its place in the site."""
     docs = ROOT / "docs"
     found = {page: page.relative_to(docs) for page in sorted(docs.rglob("*.md"))}
-    return found | {ROOT / name: Path(name) for name in OUTSIDE}
+    books = {book: book.relative_to(docs).with_suffix(".md") for book in sorted((docs / "notebooks").glob("*.ipynb"))}
+    return found | books | {ROOT / name: Path(name) for name in OUTSIDE}
+
+
+def text_of(page: Path) -> str:
+    """A page as Markdown, without its hidden blocks."""
+    return notebooks.page(page) if page.suffix == ".ipynb" else HIDDEN.sub("", page.read_text(encoding="utf-8"))
 
 
 def pictures() -> dict[Path, Path]:
@@ -54,9 +64,8 @@ def gather() -> None:
     shutil.rmtree(TARGET, ignore_errors=True)
     places = pages()
     for page, place in places.items():
-        text = HIDDEN.sub("", page.read_text(encoding="utf-8"))
         (TARGET / place).parent.mkdir(parents=True, exist_ok=True)
-        (TARGET / place).write_text(linked(page, places | pictures(), text), encoding="utf-8")
+        (TARGET / place).write_text(linked(page, places | pictures(), text_of(page)), encoding="utf-8")
     for picture, place in pictures().items():
         (TARGET / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(picture, TARGET / place)

@@ -62,6 +62,7 @@ def tried(python: str, package: Path, pins: list[str]) -> str:
             [program, "-m", "pip", "install", "--quiet", f"{package}[onnx]", *pins],
             [program, "-c", CODE],
             [str(scripts / "quark"), "doctor"],
+            [program, "-m", "quark", "presets"],
             [program, "-m", "quark.demo"],
         ):
             done = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, check=False)
