@@ -6,6 +6,8 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -463,3 +465,8 @@ def test_models_that_are_no_pair(folder: Path, tmp_path: Path, capsys: Capture) 
 def test_report_that_cannot_be_written(folder: Path, capsys: Capture) -> None:
     assert quantize(folder, "--random", "--report", str(folder)) == 1
     assert "--report" in (said := sentence(capsys)) and "is a folder" in said
+
+
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "quark", "presets"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "A8W8_CPU" in done.stdout, done.stderr
