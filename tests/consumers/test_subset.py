@@ -216,6 +216,41 @@ def test_experts_that_vllm_does_not_load_are_refused(name: str, scheme: str, for
         check_experts(made, config, form, "vllm", Path())
 
 
+@pytest.mark.parametrize(("form", "why"), [("quark", "--exclude"), ("compressed-tensors", None)])
+def test_float_experts_of_gpt_oss_are_for_vllm_in_one_format(form: str, why: str | None) -> None:
+    from quark.errors import ConfigError
+    from quark.torch import LLMTemplate
+    from quark.torch.export.write_as import check_experts
+
+    made = tiny.tiny_model("gpt_oss", dict(tiny.model_types())["gpt_oss"])
+    config = LLMTemplate.for_model(made).get_config("fp8", exclude_layers=["*experts*", "*router*", "lm_head"])
+    with nullcontext() if why is None else pytest.raises(ConfigError, match=why):
+        check_experts(made, config, form, "vllm", Path())
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "why"),
+    [
+        ("gemma3_text", "quark", "--format compressed-tensors has them"),
+        ("phimoe", "quark", "PhimoeForCausalLM in the quark format"),
+        ("gemma3_text", "compressed-tensors", None),
+        ("llama", "quark", None),
+        ("deepseek_v3", "quark", "kv_cache_post_rope"),
+        ("deepseek_v3", "compressed-tensors", "kv_cache_post_rope"),
+    ],
+)
+def test_caches_that_vllm_does_not_load_are_refused(name: str, form: str, why: str | None) -> None:
+    from quark.errors import ConfigError
+    from quark.torch import LLMTemplate
+    from quark.torch.export.write_as import check_experts
+
+    made = tiny.tiny_model(name, dict(tiny.model_types())[name])
+    config = LLMTemplate.for_model(made).get_config("fp8", kv_cache_scheme="fp8")
+    check_experts(made, config, "quark", "transformers", Path())
+    with nullcontext() if why is None else pytest.raises(ConfigError, match=why):
+        check_experts(made, config, form, "vllm", Path())
+
+
 @pytest.mark.parametrize(
     ("name", "scheme"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from torch import nn
 
 from quark.errors import ConfigError, unknown
 from quark.files.folder import new_folder
-from quark.numerics.elements import Int
-from quark.numerics.granularity import Tensor
 from quark.torch.config.model import QConfig
-from quark.torch.experts import UnfusedExperts, fact, is_fused
+from quark.torch.experts import UnfusedExperts, is_fused
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.formats import FORMATS
@@ -29,6 +26,7 @@ from quark.torch.export.model_files import copy_beside
 from quark.torch.export.onnx_model import FILE, export_onnx
 from quark.torch.export.reader_scales import with_scales_in
 from quark.torch.export.shards import SHARD_SIZE
+from quark.torch.export.vllm_reads import check_for_vllm
 
 #: A tensor of stacked experts in a checkpoint: no module of its own, and so no ``.weight``.
 STACKED = re.compile(r"experts\.(gate_up_proj|up_proj|down_proj)(_blocks)?$")
@@ -97,11 +95,11 @@ CAST = {  # formats whose readers hold the scales of integers in another type: w
 
 
 def check_experts(model: nn.Module, config: QConfig, format: str, program: str | None, source: Path) -> None:
-    """Refuse, before any work, experts that the program would read wrongly in the format.
+    """Refuse, before any work, experts (for vLLM caches too) that the program would read wrongly in the format.
 
     transformers stacks the experts of a compressed-tensors file in float while it loads it: inputs are then not
-    quantized, and experts that the checkpoint has stacked find no place and are made up at random. vLLM has one scale,
-    one bias and one tensor for gate and up of experts whose rows take turns (gpt_oss), where files have two.
+    quantized, and experts that the checkpoint has stacked find no place and are made up at random. What vLLM
+    does not load is in ``vllm_reads.py``.
 
     Args:
         model: float, or a skeleton.
@@ -113,7 +111,7 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
         ConfigError: such experts; the message names what reads them.
     """
     if program == "vllm":
-        check_experts_for_vllm(model, config, format)
+        check_for_vllm(model, config, format)
     if format != "compressed-tensors" or program == "vllm":
         return
     found = (name for name, one in model.named_modules() if is_fused(one) or isinstance(one, UnfusedExperts))
@@ -126,34 +124,6 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
         raise ConfigError(
             f"transformers {what} when it reads {path!r} in compressed-tensors; use --format quark, or --for vllm"
         )
-
-
-def check_experts_for_vllm(model: nn.Module, config: QConfig, format: str) -> None:
-    """Refuse experts that vLLM 0.33 does not load, by the error that shows it."""
-    for path, one in model.named_modules():
-        known = is_fused(one) or isinstance(one, UnfusedExperts)
-        if not known or any(fnmatchcase(f"{path}.0.up_proj", pattern) for pattern in config.exclude):
-            continue
-        if fact(one, "has_gate") and not fact(one, "is_concatenated"):
-            raise ConfigError(
-                f"vLLM has one tensor for gate and up of {path!r}, whose rows take turns, and files have two "
-                f"(KeyError: 'layers.0.mlp.experts.routed_experts.gate_proj.input_scale', "
-                f"GptOssModel._load_weights_quark); --for transformers has them"
-            )
-        if format == "compressed-tensors" and has_integer_tensors(config):
-            raise ConfigError(
-                f"vLLM does not load {path!r} in compressed-tensors with integers of one scale per tensor "
-                f"(RuntimeError: Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --format quark has them"
-            )
-
-
-def has_integer_tensors(config: QConfig) -> bool:
-    """Whether weights and inputs are integers with one scale each."""
-    stages = [config.global_quant_config.stages(slot) for slot in ("weight", "input_tensors")]
-    return all(
-        len(found) == 1 and isinstance(found[0].format, Int) and isinstance(found[0].spec.granularity, Tensor)
-        for found in stages
-    )
 
 
 def config_for(config: QConfig, format: str, program: str | None, dtype: torch.dtype) -> QConfig:
