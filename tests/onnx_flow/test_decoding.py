@@ -12,7 +12,7 @@ from tests.onnx_flow import models
 from typer.testing import CliRunner
 
 from quark.cli.app import app
-from quark.onnx import CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig
+from quark.onnx import CalibMethod, Config, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, get_default_config
 from quark.onnx.flow import Result
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import prepare
@@ -83,6 +83,24 @@ def test_the_option_keeps_it_in_float_and_the_layers_quantized() -> None:
     plain = quantized()
     assert worst(result, slice(4, 5)) < worst(plain, slice(4, 5)) / 5  # scores do not share the boxes' scale
     assert worst(result, slice(0, 2)) < worst(plain, slice(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "decoded"),
+    [
+        ("A8W8_CPU", {}, False),
+        ("A8W8_CPU", {"FloatDecoding": False}, True),
+        ("A8W8", {}, True),
+        ("XINT8", {}, True),
+    ],
+)
+def test_it_is_the_default_where_integers_win_no_time(preset: str, options: dict[str, bool], decoded: bool) -> None:
+    config = get_default_config(preset)
+    config.extra_options |= {"PrintSummary": False, "FloatWhereFaster": False, **options}
+    quantizer = ModelQuantizer(Config(global_quant_config=config))
+    nodes = quantizer.run(DETECTOR, None, [models.feeds(DETECTOR)]).plan.nodes.values()
+    assert {node.quantized for node in nodes if node.op_type == "Add"} == {decoded}
+    assert all(node.quantized for node in nodes if node.op_type == "Conv")
 
 
 def test_it_is_proposed_until_it_is_done() -> None:

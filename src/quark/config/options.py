@@ -154,8 +154,11 @@ class Options(BaseModel):
     TunedFloat: Names | None = _option(
         None, 2, "Nodes of the prepared model that TuneSpeed left in float: the same again without timing."
     )
-    FloatDecoding: bool = _option(
-        False, 2, "Keep in float what decodes the outputs behind the last layer with weights (boxes, scores)."
+    FloatDecoding: bool | None = _option(
+        None,
+        2,
+        "Keep in float what decodes the outputs behind the last layer with weights (boxes, scores). Default: for the "
+        "CPU target in 8 bits, which wins no time there.",
     )
     EnableSubgraph: bool | None = _option(
         None,

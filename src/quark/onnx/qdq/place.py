@@ -17,6 +17,7 @@ from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import Decision, NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, unknown
+from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx.graph.surgery import bodies, is_constant
 from quark.onnx.qdq import (
@@ -78,7 +79,8 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     nodes, decisions = list(model.graph), selection.bound(model, job, before)
     placement = Placement(model, job, decisions, shaping=computes_shapes(model), dividing=makes_divisors(model))
     placement.masking, placement.masked = masks.carriers(model)
-    placement.decoding = decoding_nodes(model) if job.options.FloatDecoding else set()
+    spared = job.options.FloatDecoding
+    placement.decoding = decoding_nodes(model) if spared or (spared is None and _suits_cpu(job, None)) else set()
     chosen = {node: _consider(node, placement) for node in nodes}
     _leave_islands(chosen, placement)
     _leave_slower(chosen, placement)
@@ -130,8 +132,7 @@ def _leave_slower(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placem
     if job.options.TunedFloat is not None:
         _leave_tuned(job.options.TunedFloat, chosen, placement)
         return
-    wanted = job.target == "cpu" if job.options.FloatWhereFaster is None else job.options.FloatWhereFaster
-    if not wanted or not _in_eight_bits(job) or job.options.WeightsOnly:
+    if not _suits_cpu(job, job.options.FloatWhereFaster):
         return
     nodes = [node for node, entry in chosen.items() if entry is not None]
     for node in slower.faster_in_float(placement.model, nodes, {one for one in nodes if _asked_for(one, placement)}):
@@ -226,13 +227,15 @@ def _const_b_only(job: Job) -> bool:
     return job.options.EnableNPUTransformer if wanted is None else wanted
 
 
+def _suits_cpu(job: Job, wanted: bool | None) -> bool:
+    """Whether an option for kernels of 8 bits holds, which is on by default (None) for the CPU target."""
+    return (job.target == "cpu" if wanted is None else wanted) and _in_eight_bits(job) and not job.options.WeightsOnly
+
+
 def _in_eight_bits(job: Job) -> bool:
-    return {_format_of(job, "inputs"), _format_of(job, "weight")} <= {"int8", "uint8"}
-
-
-def _format_of(job: Job, slot: str) -> str:
-    spec: TensorSpec | None = getattr(job.rules.default, slot)
-    return spec.format if spec is not None else "int8"
+    specs = (job.rules.default.inputs, job.rules.default.weight)
+    rows = [get_format(spec.format) for spec in specs if spec is not None]
+    return all(isinstance(row, Int) and row.bits == 8 for row in rows)
 
 
 # ---- one node --------------------------------------------------------------------------------------------------------
