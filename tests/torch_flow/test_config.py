@@ -12,6 +12,7 @@ from torch import nn
 
 from quark.errors import ConfigError
 from quark.torch import quantization as package
+from quark.torch.config.tensor import ENUMS
 from quark.torch.quantization.config import config as names
 from quark.torch.quantization.config.config import (
     Config,
@@ -331,3 +332,13 @@ def test_dtype_helpers() -> None:
         Dtype.from_torch_dtype(torch.complex64)
     with pytest.raises(ConfigError, match="Did you mean 'int8'"):
         Dtype.from_str("int88")
+
+
+@pytest.mark.parametrize("field", sorted(ENUMS))
+def test_names_are_taken_as_strings_after_construction_too(field: str) -> None:
+    config = QTensorConfig(Dtype.int8, qscheme="per_tensor")
+    for one in ENUMS[field]:
+        setattr(config, field, one.name)
+        assert getattr(config, field) is one
+    with pytest.raises(ConfigError, match=f"{field}.*nonsense"):
+        setattr(config, field, "nonsense")

@@ -117,9 +117,11 @@ class QTensorConfig:
     calibration_method: str | None = None
     calibration_settings: Mapping[str, Any] | None = None
 
+    def __setattr__(self, field: str, value: Any) -> None:
+        """Fields of names take strings, when the configuration is made and later."""
+        object.__setattr__(self, field, member(ENUMS[field], field, value) if field in ENUMS else value)
+
     def __post_init__(self) -> None:
-        for field, enumeration in ENUMS.items():
-            setattr(self, field, member(enumeration, field, getattr(self, field)))
         if self.block_size is not None:
             self.block_size = tuple(self.block_size)  # type: ignore[assignment]
         check_values(self)
