@@ -11,8 +11,8 @@ import onnx
 import pytest
 from tests.onnx_flow import models
 
-from quark.cli import main, quantization
-from quark.onnx import tuned_speed
+from quark.cli import main
+from quark.onnx import latency, tuned_speed
 from quark.onnx.graph.model import load
 
 Capture = pytest.CaptureFixture[str]
@@ -50,7 +50,7 @@ def test_slower_than_float_ends_in_what_is_not(
 ) -> None:
     words = [*written(tmp_path, LAYERS, **weights()), "-p", "A8W8_CPU"]
     with monkeypatch.context() as patched:
-        patched.setattr(quantization, "median_seconds", lambda *args, **more: {"float": 1.0, "quantized": 2.0})
+        patched.setattr(latency, "median_seconds", lambda *args, **more: {"float": 1.0, "quantized": 2.0})
         line = advised(words, "TuneSpeed", capsys)
 
     def seconds(paths: dict[str, Path], *args: Any) -> dict[str, float]:
