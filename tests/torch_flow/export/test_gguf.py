@@ -18,6 +18,7 @@ from torch import nn
 from quark.errors import ConfigError, ModelError
 from quark.torch.export.api import export_gguf, export_safetensors, import_model_from_safetensors
 from quark.torch.export.ggml_blocks import K_QUANTS, k_block
+from quark.torch.export.gguf_vocabulary import pre_tokenizer
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
     Int4PerChannelSpec,
@@ -257,3 +258,42 @@ def test_floats_that_float16_has_not_are_kept_whole(
     assert loss.rescued == ["model.embed_tokens.weight"] and "model.embed_tokens.weight" in caplog.text
     assert np.array_equal(tensors["token_embd.weight"].data, model.get_input_embeddings().weight.detach().numpy())
     assert loss.relative < 1e-3
+
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BYTES = {"type": "ByteLevel", "use_regex": True}
+QUIET = {"type": "ByteLevel", "use_regex": False}
+DIGITS = {"type": "Digits", "individual_digits": True}
+# tokenizers that come with models of the types llama and mistral, and llama.cpp's names of how they split; None: none
+SPLITTERS = {
+    "Llama 3": ([LLAMA3], QUIET, "llama-bpe"),
+    "Nemo": ([TEKKEN], QUIET, "tekken"),
+    "SmolLM": ([DIGITS], BYTES, "smollm"),
+    "GPT-2": ([], BYTES, "gpt-2"),
+    "several rules": ([LLAMA3, r"\d{2}"], QUIET, None),
+    "an unknown rule": ([r"\s?\p{L}+"], QUIET, None),
+    "digits in runs": ([{**DIGITS, "individual_digits": False}], BYTES, None),
+    "no split at all": ([], QUIET, None),
+}
+
+
+@pytest.mark.parametrize("name", SPLITTERS)
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_words_are_split_as_the_file_says(family: str, name: str, tmp_path: Path) -> None:
+    parts, last, wanted = SPLITTERS[name]
+    rules = [{"type": "Split", "pattern": {"Regex": part}} if isinstance(part, str) else part for part in parts]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [*rules, last]}}))
+    if wanted is None:
+        with pytest.raises(ModelError, match=r"llama\.cpp has no name for"):
+            pre_tokenizer(path, family)
+    else:
+        assert pre_tokenizer(path, family) == wanted

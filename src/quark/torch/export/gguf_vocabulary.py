@@ -20,14 +20,24 @@ from quark.reading import reason_of
 from quark.torch.export.model_files import read_object
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-PRE_TOKENIZERS = {  # of families whose tokenizer splits words by a rule that the file does not say
-    "qwen2": "qwen2", "qwen2_moe": "qwen2", "qwen3": "qwen2", "qwen3_moe": "qwen2", "llama": "llama-bpe",
-    "mistral": "llama-bpe", "smollm3": "llama-bpe", "gpt_oss": "gpt-4o", "starcoder2": "starcoder",
-    "granite": "refact", "olmo2": "olmo", "olmoe": "olmo", "stablelm": "stablelm2",
+PRE_TOKENIZERS = {  # of families with one tokenizer; llama and mistral come with many, so their files must say the rule
+    "qwen2": "qwen2", "qwen2_moe": "qwen2", "qwen3": "qwen2", "qwen3_moe": "qwen2", "smollm3": "llama-bpe",
+    "gpt_oss": "gpt-4o", "starcoder2": "starcoder", "granite": "refact", "olmo2": "olmo", "olmoe": "olmo",
+    "stablelm": "stablelm2",
 }  # fmt: skip
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-RULES = {f"{WORDS}\\p{{N}}{{1,3}}{REST}": "llama-bpe", f"{WORDS}\\p{{N}}{REST}": "qwen2"}  # that a file says
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+START, SIGNS = r"[^\r\n\p{L}\p{N}]?", r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+RULES = {  # that a file says
+    f"{WORDS}\\p{{N}}{{1,3}}{REST}": "llama-bpe",
+    f"{WORDS}\\p{{N}}{REST}": "qwen2",
+    f"{START}{UPPER}*{LOWER}+|{START}{UPPER}+{LOWER}*|\\p{{N}}{SIGNS}": "tekken",
+    f"{START}{UPPER}*{LOWER}+{END}|{START}{UPPER}+{LOWER}*{END}|\\p{{N}}{{1,3}}{SIGNS}": "gpt-4o",
+}
+BYTES = ("ByteLevel", True)  # which splits as GPT-2 does
+STEPS = {(BYTES,): "gpt-2", (("Digits", True), BYTES): "smollm"}  # without a rule in the file
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -75,17 +85,30 @@ def _said(folder: Path) -> Iterator[None]:
 
 
 def pre_tokenizer(path: Path, family: str) -> str:
-    """llama.cpp's name of the rule that splits words: that of the file, or that of the family.
+    """llama.cpp's name of the way in which words are split: that of the file, or that of the family.
 
     Raises:
-        ModelError: a rule that has no name.
+        ModelError: a way that has no name.
     """
-    rules = list(patterns(read_object(path).get("pre_tokenizer")))
-    named = next((RULES[rule] for rule in rules if rule in RULES), None)
-    found = named or PRE_TOKENIZERS.get(family) or (None if rules else "gpt-2")
+    node = read_object(path).get("pre_tokenizer")
+    rules = list(patterns(node))
+    named = RULES.get(rules[0]) if len(rules) == 1 else None
+    found = named or PRE_TOKENIZERS.get(family) or (None if rules else STEPS.get(steps(node)))
     if found is None:
-        raise ModelError(f"{str(path)!r} splits words by {rules[0][:60]!r}, a rule that llama.cpp has no name for")
+        how = repr(rules[0])[:80] if rules else "the steps " + (", ".join(name for name, _ in steps(node)) or "of none")
+        raise ModelError(f"{str(path)!r} splits words by {how}, a rule that llama.cpp has no name for")
     return found
+
+
+def steps(node: Any) -> tuple[tuple[str, bool], ...]:
+    """The steps of a pre-tokenizer, one after the other: type, and whether it splits all that it can."""
+    if not isinstance(node, dict):
+        return ()
+    if isinstance(node.get("pretokenizers"), list):
+        return tuple(step for part in node["pretokenizers"] for step in steps(part))
+    kind = str(node.get("type"))
+    whole = node.get("individual_digits") is True if kind == "Digits" else node.get("use_regex", True) is True
+    return ((kind, whole),)
 
 
 def patterns(node: Any) -> Iterator[str]:
