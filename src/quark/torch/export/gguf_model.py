@@ -104,6 +104,26 @@ def export_gguf(
     return loss
 
 
+def check_before(config: Any, folder: Path) -> None:
+    """Refuse, before any work, a network or a tokenizer that a file cannot hold: all but tensors is written to nowhere.
+
+    Args:
+        config: of the model.
+        folder: with its tokenizer.
+
+    Raises:
+        ConfigError: a model type that has no row.
+        ModelError: a network that llama.cpp computes otherwise, or a tokenizer that it does not have.
+    """
+    import gguf
+
+    row = architecture_of(config.model_type)
+    check_network(config, row)
+    nowhere = gguf.GGUFWriter(None, row.name)  # a file is opened with its header only
+    add_numbers(nowhere, config, row)
+    add_vocabulary(nowhere, folder, config.vocab_size, config.model_type)
+
+
 def warn_of(model: nn.Module, config: Any, row: Architecture) -> None:
     """Name what llama.cpp does otherwise."""
     if any(slot == "input_tensors" for _, layer in quantized_layers(model) for slot, _ in layer.quantizers()):

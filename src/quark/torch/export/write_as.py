@@ -19,7 +19,7 @@ from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.formats import FORMATS
 from quark.torch.export.genai import write_config
-from quark.torch.export.gguf_model import export_gguf
+from quark.torch.export.gguf_model import check_before, export_gguf
 from quark.torch.export.gguf_tensors import Loss
 from quark.torch.export.huggingface import export_safetensors
 from quark.torch.export.model_files import copy_beside
@@ -99,7 +99,7 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
 
     transformers stacks the experts of a compressed-tensors file in float while it loads it: inputs are then not
     quantized, and experts that the checkpoint has stacked find no place and are made up at random. What vLLM
-    does not load is in ``vllm_reads.py``.
+    does not load is in ``vllm_reads.py``; what llama.cpp does not have, a tokenizer for one, in ``gguf_model.py``.
 
     Args:
         model: float, or a skeleton.
@@ -108,8 +108,11 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
         source: the folder that the model comes from.
 
     Raises:
-        ConfigError: such experts; the message names what reads them.
+        ConfigError: such experts; the message names what reads them. A model type that GGUF is not written for.
+        ModelError: a network or tokenizer that llama.cpp does not have.
     """
+    if format == "gguf":
+        check_before(model.config, Path(source))
     if program == "vllm":
         check_for_vllm(model, config, format)
     if format != "compressed-tensors" or program == "vllm":
