@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import is_constant
+from quark.onnx.graph.surgery import bodies, is_constant
 from quark.onnx.qdq.decoding import LAYERS
-from quark.onnx.qdq.op_rules import DIVISORS, LINEAR_OR_POWER, MAKES_DIVISORS, MOVES_VALUES
+from quark.onnx.qdq.op_rules import ACTIVATES, DIVISORS, MAKES_DIVISORS, MOVES_VALUES
 
 
 def makes_divisors(model: ir.Model) -> set[ir.Node]:
@@ -21,8 +21,8 @@ def makes_divisors(model: ir.Model) -> set[ir.Node]:
 
     These are the statistics of normalizations (square, mean, epsilon, root), found by walking back from the divisors
     through operators that have no other purpose there; the walk ends at every other operator. Before a logarithm that
-    operator belongs to them; a layer only as part of a front end, if nothing but linear operators and powers leads
-    there from the inputs of the model.
+    operator belongs to them; a layer only as part of a front end, if no activation function, normalization, recurrence
+    or pool is between the inputs of the model and it.
     """
     readers = [node for node in model.graph.all_nodes() if node.op_type in DIVISORS]
     found, _ = _walked(readers)
@@ -61,23 +61,26 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _is_front(node: ir.Node, known: dict[ir.Node, bool]) -> bool:
-    """Whether nothing but linear operators and powers leads from the inputs of the model to a node."""
+    """Whether a node is computed from the inputs of the model without what makes a network of layers."""
     pending, seen = [node], set[ir.Node]()
     while pending:
         one = pending.pop()
         if one in seen:
             continue
         seen.add(one)
-        if known.get(one) is False or one.op_type not in LINEAR_OR_POWER or _is_clipped(one):
+        if known.get(one) is False or _activates(one):
             known[node] = False
             return False
         pending += [maker for value in one.inputs if value is not None and (maker := value.producer()) is not None]
     return True
 
 
-def _is_clipped(node: ir.Node) -> bool:
-    """Whether it is a Clip from above: an activation function, and no floor under a logarithm."""
-    return node.op_type == "Clip" and (len(node.inputs) > 2 and node.inputs[2] is not None)
+def _activates(node: ir.Node) -> bool:
+    """Whether a node, or one of its bodies, makes a network; so does a Clip from above, which is no floor of a Log."""
+    if node.op_type == "Clip" and len(node.inputs) > 2 and node.inputs[2] is not None:
+        return True
+    inside = (one for body in bodies(node) for one in body.all_nodes())
+    return node.op_type in ACTIVATES or node.domain not in ("", "ai.onnx") or any(_activates(one) for one in inside)
 
 
 def _before(node: ir.Node) -> set[ir.Node]:

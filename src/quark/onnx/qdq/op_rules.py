@@ -132,9 +132,13 @@ MAKES_DIVISORS = frozenset(
         *("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare"),
     ]
 )
-#: Operators of transforms of a signal: nothing in them is an activation function.
-LINEAR_OR_POWER = (
-    MAKES_DIVISORS
-    | MOVES_VALUES
-    | frozenset(["Constant", "Conv", "DFT", "Gemm", "MatMul", "Neg", "Pad", "STFT", "Shape", "Sub", "Sum"])
+#: Operators that make a network of layers: a transform of a signal has none of them.
+ACTIVATES = frozenset(
+    [
+        *("Celu", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu"),
+        *("Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Swish", "Tanh", "ThresholdedRelu"),
+        *("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization"),
+        *("LpNormalization", "MeanVarianceNormalization", "RMSNormalization"),
+        *("Attention", "GRU", "GlobalMaxPool", "LSTM", "MaxPool", "RNN"),
+    ]
 )
