@@ -371,7 +371,8 @@ def _concluded(search: Search) -> Outcome:
         outcome.winner = min(timed, key=lambda one: one.seconds if by_time else one.bytes)
         slow = by_time and outcome.winner.seconds > stays.seconds * (1 - SAME)
         if slow or (not by_time and outcome.winner.bytes >= stays.bytes):
-            outcome.notes.append(f"no trial is {'faster' if by_time else 'smaller'} than the float model")
+            better = "faster" if by_time else "smaller"
+            outcome.notes.append(f"no trial within the tolerance is {better} than the float model")
             outcome.winner, outcome.solved = stays, False
             return outcome
     return _reported(search, outcome)
