@@ -54,6 +54,13 @@ READERS = {
     "external": Reader("config_causes", "EXTERNAL"),
     "tokenizer": Reader("tokenizer_causes", "TOKENIZERS", ("torch", "transformers", "gguf")),
     "tokens": Reader("torch_causes", "TOKENS", ("torch",)),
+    "ids": Reader("small_causes", "IDS", ("torch",)),
+    "algorithm": Reader("small_causes", "ALGORITHMS", ("torch",)),
+    "pairs": Reader("small_causes", "PAIRS"),
+    "subgraphs": Reader("small_causes", "SUBGRAPHS"),
+    "mask": Reader("small_causes", "MASKS", ("PIL",)),
+    "model text": Reader("small_causes", "MODEL_TEXTS"),
+    "results": Reader("small_causes", "RESULTS", ("PIL",)),
 }
 
 

@@ -45,11 +45,6 @@ APART = {
     "a package of Python's that is imported": ("migration.finder.exec_module",),
     "data of the demonstration": ("demo.data",),
     "fuzzed elsewhere than in an undamaged case": ("files.kept", "torch.export.gguf_vocabulary.sentencepiece_tokens"),
-    "not fuzzed yet": (
-        "onnx.algorithms.quarot.read_pairs", "onnx.image_files.read_mask", "torch.language.read_array",
-        "onnx.quantization.config.mixprecision.subgraphs", "onnx.tools.convert_onnxtxt_to_onnx.run",
-        "onnx.tools.evaluate.__init__.read", "torch.config.algorithms.load_quant_algo_config_from_file",
-    ),
     "quoted, whatever its bytes are": ("torch.export.card",),
     "reads on from files of `index` and `safetensors`, which are fuzzed": (
         "torch.language.load_model", "torch.language.is_quantized", "torch.export.reload", "torch.files",

@@ -198,6 +198,8 @@ def read_array(path: Path) -> list[Ids]:
         values = load_array(path)
     if values.dtype.kind not in "iu" or values.ndim not in (1, 2):
         raise DataError(f"{str(path)!r} holds {values.dtype} of shape {values.shape}; token ids are integers in rows")
+    if values.size and values.max() > np.iinfo(np.int64).max:
+        raise DataError(f"{str(path)!r} holds {values.max()}, which is no token id: none has more than 63 bits")
     return [torch.from_numpy(row.astype(np.int64)) for row in np.atleast_2d(values)]
 
 

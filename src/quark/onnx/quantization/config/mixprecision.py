@@ -146,7 +146,9 @@ class AutoMixprecisionConfig(AlgoConfig):
         where = f"AutoMixprecisionConfig: subgraph_json {str(self.subgraph_json)!r}"
         try:
             data = parse_json(read_text(str(self.subgraph_json), ConfigError, "subgraph_json"), where, ConfigError)
-            listed = [(str(o["name"]), tuple(o["start_nodes"]), tuple(o["end_nodes"])) for o in data["subgraphs"]]
+            listed = [(o["name"], tuple(o["start_nodes"]), tuple(o["end_nodes"])) for o in data["subgraphs"]]
+            if not all(_are_names(o["name"], o["start_nodes"], o["end_nodes"]) for o in data["subgraphs"]):
+                raise TypeError("name is text, start_nodes and end_nodes are lists of names")
         except (KeyError, TypeError) as error:
             raise ConfigError(
                 f'{where} must hold {{"subgraphs": [{{name, start_nodes, end_nodes}}]}}: {error}'
@@ -159,3 +161,10 @@ class AutoMixprecisionConfig(AlgoConfig):
         if data.get("quantized"):
             raise ConfigError(f"{where}: quantized is true; name the nodes of the float model, and set it to false")
         return [(name, Subgraph(start, end)) for name, start, end in listed]
+
+
+def _are_names(name: object, *lists: object) -> bool:
+    """A text, and lists of texts."""
+    return isinstance(name, str) and all(
+        isinstance(one, list) and all(isinstance(node, str) for node in one) for one in lists
+    )
