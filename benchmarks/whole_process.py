@@ -115,7 +115,7 @@ def commands(folder: Path, chosen: list[str], peers: bool, check: bool) -> dict[
     found = {BARE: [sys.executable, "-c", BARE_CODE, *files]}
     for name, preset in PRESETS.items():
         words = ["onnx", "quantize", files[0], "--data", files[1], "-o", files[2], "-p", preset, "--overwrite"]
-        found[name] = [sys.executable, "-m", "quark.cli", *words, *([] if check else ["--no-check"])]
+        found[name] = [sys.executable, "-m", "quark", *words, *([] if check else ["--no-check"])]
     found |= {name: [sys.executable, "-c", METHOD_CODE, *files, name] for name in METHODS}
     for name, method in PEERS.items() if peers else ():
         found[name] = [sys.executable, "-c", PEER_CODE, *files, method]

@@ -39,7 +39,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def quark(folder: Path, *words: str) -> str:
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "quark.cli", *words]
+    command = [sys.executable, "-m", "quark", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

@@ -122,12 +122,13 @@ class Sizes:
     """
 
     def __init__(self, model: ir.Model, feed: Mapping[str, np.ndarray] | None) -> None:
-        as_written = model.clone()  # ONNX Runtime (1.31) breaks off on some graphs with an If once sizes are fixed
+        # the session opens the model as it is written: ONNX Runtime (1.31) breaks off on some Ifs once sizes are fixed
+        as_written = None if feed is None else model.clone()
         for value in model.graph.inputs:
             if feed is not None and value.name is not None and value.name in feed:
                 value.shape = ir.Shape(np.shape(feed[value.name]))
         prove_shapes(model)
-        self._seen = {} if feed is None else _observed(as_written, _unproved(model), feed)
+        self._seen = {} if feed is None or as_written is None else _observed(as_written, _unproved(model), feed)
 
     def of(self, value: ir.Value | None) -> tuple[int, ...]:
         """The shape; sizes that nothing tells are 1."""

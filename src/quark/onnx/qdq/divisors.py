@@ -21,19 +21,14 @@ def makes_divisors(model: ir.Model) -> set[ir.Node]:
 
     These are the statistics of normalizations (square, mean, epsilon, root), found by walking back from the divisors
     through operators that have no other purpose there; the walk ends at every other operator. Before a logarithm that
-    operator belongs to them; a layer only as part of a front end, if no activation function, normalization, recurrence
-    or pool is between the inputs of the model and it.
+    operator belongs to them; a layer only as part of a front end: all that is before the logarithm, where no activation
+    function, normalization, recurrence or pool is between the inputs of the model and it.
     """
     readers = [node for node in model.graph.all_nodes() if node.op_type in DIVISORS]
     found, _ = _walked(readers)
     _, ends = _walked(node for node in readers if node.op_type == "Log")
-    known: dict[ir.Node, bool] = {}
-    for node in ends:
-        if node.op_type not in LAYERS:
-            found.add(node)  # a Softmax, say: its result stays float, what it reads need not
-        elif _is_front(node, known):
-            found |= {node, *_before(node)}
-    return found
+    found |= {node for node in ends if node.op_type not in LAYERS}  # a Softmax, say; what it reads need not stay float
+    return found | _with_makers(ends & _front(model))
 
 
 def _walked(divisors: Iterable[ir.Node]) -> tuple[set[ir.Node], set[ir.Node]]:
@@ -60,19 +55,14 @@ def _is_product(node: ir.Node) -> bool:
     return not any(is_constant(value) for value in node.inputs)
 
 
-def _is_front(node: ir.Node, known: dict[ir.Node, bool]) -> bool:
-    """Whether a node is computed from the inputs of the model without what makes a network of layers."""
-    pending, seen = [node], set[ir.Node]()
-    while pending:
-        one = pending.pop()
-        if one in seen:
-            continue
-        seen.add(one)
-        if known.get(one) is False or _activates(one):
-            known[node] = False
-            return False
-        pending += [maker for value in one.inputs if value is not None and (maker := value.producer()) is not None]
-    return True
+def _front(model: ir.Model) -> set[ir.Node]:
+    """The nodes that are computed from the inputs of the model without what makes a network of layers."""
+    found: set[ir.Node] = set()
+    for node in model.graph:
+        makers = (value.producer() for value in node.inputs if value is not None)
+        if not _activates(node) and all(maker is None or maker in found for maker in makers):
+            found.add(node)
+    return found
 
 
 def _activates(node: ir.Node) -> bool:
@@ -83,9 +73,10 @@ def _activates(node: ir.Node) -> bool:
     return node.op_type in ACTIVATES or node.domain not in ("", "ai.onnx") or any(_activates(one) for one in inside)
 
 
-def _before(node: ir.Node) -> set[ir.Node]:
-    """What a node is computed from."""
-    found, pending = set[ir.Node](), [node]
+def _with_makers(nodes: Iterable[ir.Node]) -> set[ir.Node]:
+    """The nodes and what they are computed from."""
+    pending = list(nodes)
+    found = set(pending)
     while pending:
         for value in pending.pop().inputs:
             maker = None if value is None else value.producer()
