@@ -21,6 +21,7 @@ import importlib
 import itertools
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -33,7 +34,7 @@ from typing import Any
 import pytest
 from tests.mutants.covering import ROOT, SOURCES, Covering, record_of
 from tests.mutants.places import Place, places_in
-from tests.mutants.trying import QUIET, Warm, cold, forked
+from tests.mutants.trying import QUIET, Trial, Warm, cold, forked
 
 #: What is broken.
 TARGETS = (
@@ -44,20 +45,31 @@ ONNX = (
     *("parameters", "place", "emit", "attack", "overrides", "dual_pairs", "dynamic", "nbits", "selection", "subgraphs"),
     *("formats", "names", "decoding", "blocks_and_moves", "describe", "option_effects", "calibration", "resume"),
     *("npu_rules", "npu_options", "npu_golden", "channel_axes", "index_paths", "recurrent", "shield", "search"),
-    *("stated_options", "calibration_options", "plan_and_explain", "plan_steps", "plan_rules"),
+    *("stated_options", "calibration_options", "plan_and_explain", "plan_steps", "plan_rules", "slower", "faster"),
+    *("tuned_speed", "every_operator", "flow", "one_pass", "repeatable", "runtime_options", "second_reader", "guard"),
+    *("odd_graphs", "graphs_of_exporters", "mixprecision", "free_sizes", "wire", "workers", "quantized_plan", "causes"),
+    *("npu_real", "runtime_operators"),
 )
 EXPORT = (
     *("layout", "shards", "reload", "bad_files", "bad_input", "card", "custom_modes", "compressed_tensors", "gguf"),
     *("gguf_architectures", "gptq", "formats", "failures", "onnx", "onnx_decoder", "verify", "algorithms", "parts"),
+    *("genai", "every_cell", "diffusers"),
+)
+TORCH = (
+    *("layouts", "observers", "registry_contract", "files", "kv_cache", "experts", "spec_truth", "carried"),
+    *("prequantized", "structure", "contract", "foreign", "quantizer", "template", "one_pass", "tuned_files"),
+    *("recurrent", "search", "svdquant"),
 )
 #: The tests that are asked.
 TESTS = (
     *("tests/numerics", "tests/observers", "tests/operators", "tests/files", "tests/test_one_spec.py"),
     *("tests/test_identity.py", "tests/test_own_calibration.py", "tests/test_own_format.py", "tests/test_gate.py"),
-    *("tests/search", "tests/config"),
+    *("tests/search", "tests/config", "tests/seeds", "tests/test_speed_constants.py", "tests/test_records.py"),
+    *("tests/test_limits.py", "tests/test_clusters.py", "tests/test_plan_from.py", "tests/fuzz/test_readers.py"),
+    "tests/fuzz/test_causes.py",
     *(f"tests/onnx_flow/test_{name}.py" for name in ONNX),
     *(f"tests/torch_flow/export/test_{name}.py" for name in EXPORT),
-    *(f"tests/torch_flow/test_{name}.py" for name in ("layouts", "observers", "registry_contract")),
+    *(f"tests/torch_flow/test_{name}.py" for name in TORCH),
 )
 KEPT = 120
 """At most so many tests are asked about a line, and at most for so many seconds."""
@@ -113,12 +125,16 @@ class Known:
         """
         lines = self.lines[place.file]
         spans = [range(place.line, place.end_line + 1), *bodies_around(place), range(10**6)]
-        found: set[str] = set()
-        for span in spans:
-            found = {test for line, tests in lines.items() if line in span for test in tests}
-            if found:
-                break
+        running = ({test for line, tests in lines.items() if line in span for test in tests} for span in spans)
+        found = next(filter(None, running), set())
+        if not bodies_around(place):  # a table: who imports it may have read it before a test began
+            tables = {tests for other in importers(place.file) for tests in self._all(other)}
+            found = found | {test for test in self.seconds if Path(place.file).stem in test.split("::")[0]} | tables
         return self._few(found, Path(place.file).stem, count, seconds)
+
+    @cache  # noqa: B019 - one object for the whole run
+    def _all(self, file: str) -> frozenset[str]:
+        return frozenset(test for tests in self.lines[file].values() for test in tests)
 
     def _few(self, found: set[str], stem: str, count: int, seconds: float) -> list[str]:
         """Those of test files that are named after the source first, then of every file in turns; the fastest first."""
@@ -140,31 +156,47 @@ def _functions(file: str) -> list[range]:
     return sorted((range(node.lineno, (node.end_lineno or 0) + 1) for node in found), key=len)
 
 
+@cache
+def importers(file: str) -> list[str]:
+    """The files of the package that import one of its files."""
+    name = file.removesuffix(".py").replace("/", ".")
+    parent, _, stem = name.rpartition(".")
+    words = re.compile(rf"^\s*(from {re.escape(name)} import|from {re.escape(parent)} import .*\b{stem}\b)", re.M)
+    paths = sorted((SOURCES / "quark").rglob("*.py"))
+    return [str(one.relative_to(SOURCES)) for one in paths if words.search(one.read_text(encoding="utf-8"))]
+
+
 def bodies_around(place: Place) -> list[range]:
     """The lines of the functions around a place, the innermost first."""
     return [one for one in _functions(place.file) if place.line in one]
 
 
-def record(folder: Path) -> None:
-    """Run the test files that have no record, traced, in a process of its own."""
+def record(folder: Path, jobs: int) -> None:
+    """Run the test files that have no record, traced, in processes of their own."""
     stale = [file for file in test_files() if record_of(folder, file) is None]
     if not stale:
         return
     print(f"recording which lines {len(stale)} test files run", flush=True)
     prefixes = tuple(str(SOURCES / target) for target in TARGETS)
     arguments = [word for word in QUIET if word != "-x"]
-    forked(lambda: pytest.main([*arguments, *stale], plugins=[Covering(prefixes, folder)]) != 0, 3600.0, loud=True)
+
+    def traced(files: list[str]) -> bool:
+        return pytest.main([*arguments, *files], plugins=[Covering(prefixes, folder)]) != 0
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda start: forked(lambda: traced(stale[start::jobs]), 7200.0, loud=True), range(jobs)))
 
 
-Trial = tuple[Place, list[str], float]
+def turns_of(place: Place, known: Known) -> list[tuple[list[str], float]]:
+    """The tests of a mutant, in turns, with the seconds after which they hang."""
+    first = known.asked(place)
+    others = [test for test in known.asked(place, LAST, LAST_SECONDS) if test not in first]
+    return [(tests, SECONDS + 4 * sum(known.seconds[test] for test in tests)) for tests in (first, others) if tests]
 
 
 def judged(places: list[Place], known: Known, warm_only: bool, jobs: int, log: Path) -> list[Place]:
     """The survivors; every mutant is told as it is tried."""
-    plan = []
-    for place in places:
-        tests = known.asked(place)
-        plan.append((place, tests, SECONDS + 4 * sum(known.seconds[test] for test in tests)))
+    plan: list[Trial] = [(place, turns_of(place, known)) for place in places]
     log.write_text("", encoding="utf-8")
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda start: warmly(plan[start::jobs], places, log), range(jobs)))
@@ -174,16 +206,16 @@ def judged(places: list[Place], known: Known, warm_only: bool, jobs: int, log: P
             raise SystemExit("the tests could not be collected: run them, and mend what fails")
 
         def killed(trial: Trial) -> bool:
-            place, tests, seconds = trial
-            again = bool(tests) and (noticed[place] == "None" or (noticed[place] == "False" and not warm_only))
-            if noticed[place] == "True" or (again and cold(place, tests, seconds + 30)):
+            place, turns = trial
+            if noticed[place] == "True":
                 return True
-            others = [] if warm_only else [test for test in known.asked(place, LAST, LAST_SECONDS) if test not in tests]
-            return bool(others) and cold(place, others, LAST_SECONDS + 60)
+            again = turns if noticed[place] == "None" else [] if warm_only else turns[:1]
+            return any(cold(place, tests, seconds + 30) for tests, seconds in again)
 
         survived = []
-        for number, ((place, tests, _), dead) in enumerate(zip(plan, pool.map(killed, plan), strict=True), 1):
-            print(f"{number}/{len(plan)} {'killed' if dead else 'SURVIVED'} {place}  ({len(tests)} tests)", flush=True)
+        for number, ((place, turns), dead) in enumerate(zip(plan, pool.map(killed, plan), strict=True), 1):
+            asked = sum(len(tests) for tests, _ in turns)
+            print(f"{number}/{len(plan)} {'killed' if dead else 'SURVIVED'} {place}  ({asked} tests)", flush=True)
             survived += [] if dead else [place]
     return survived
 
@@ -195,14 +227,15 @@ def warmly(plan: list[Trial], places: list[Place], log: Path) -> None:
         log: where a line is written for each: its number, whether it was noticed, and what it is.
     """
 
-    def heard(place: Place, noticed: bool | None) -> None:
+    def heard(place: Place, noticed: bool | None, witness: str) -> None:
         with log.open("a", encoding="utf-8") as file:
-            file.write(f"{places.index(place)} {noticed} {place}\n")
+            file.write(f"{places.index(place)} {noticed} {place}  by {witness}\n")
 
     def work() -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        files = sorted({test.split("::")[0] for _, tests, _ in plan for test in tests})
-        return pytest.main([*QUIET, "-p", "tests.mutants.unshrunk", *files], plugins=[Warm(plan, heard)]) != 0
+        files = sorted({test.split("::")[0] for _, turns in plan for tests, _ in turns for test in tests})
+        failures = Path(tempfile.gettempdir()) / "failures"
+        return pytest.main([*QUIET, "-p", "tests.mutants.unshrunk", *files], plugins=[Warm(plan, heard, failures)]) != 0
 
     forked(work, 24 * 3600.0, loud=True)
 
@@ -258,7 +291,7 @@ def main() -> int:
         importlib.import_module(name)
     targets = [target for target in TARGETS if given.only in target]
     start = time.monotonic()
-    record(given.folder)
+    record(given.folder, given.jobs)
     places = drawn(given.seed, given.count, targets)
     survived = judged(places, Known(given.folder), given.warm, given.jobs, given.folder / f"tried-{given.seed}.txt")
     report(given.seed, places, survived, targets, time.monotonic() - start)

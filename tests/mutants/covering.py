@@ -55,6 +55,7 @@ class Covering:
     seconds: dict[str, float] = field(default_factory=dict)
     fixtures: dict[tuple[str, str], Lines] = field(default_factory=lambda: defaultdict(set))
     now: Lines = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         return self._in_code if frame.f_code.co_filename.startswith(self.prefixes) else None
@@ -92,10 +93,15 @@ class Covering:
         self.lines[item.nodeid] |= self.now
         self.seconds[item.nodeid] += time.perf_counter() - start
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test that fails as it is cannot notice a change: it is left out of the record."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write what was seen, file by file."""
         for test_file in sorted({test.split("::")[0] for test in self.lines}):
-            tests = [test for test in self.lines if test.split("::")[0] == test_file]
+            tests = [test for test in self.lines if test.split("::")[0] == test_file and test not in self.failed]
             where: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
             for number, test in enumerate(tests):
                 for file, line in sorted({(code.co_filename, line) for code, line in self.lines[test]}):

@@ -2,15 +2,19 @@
 
 A change is one of a table: a comparison that includes or excludes its bound, another arithmetic sign, ``max`` for
 ``min``, ``any`` for ``all``, ``or`` for ``and``, a condition turned round, a number one larger, ``True`` for ``False``.
-Messages of errors, documentation and annotations are left alone: no test can be asked to know them by heart. So is
-``strict=True`` of ``zip``, which says what holds anyway, and how far JSON is indented.
+Messages of errors, documentation and annotations are left alone: no test can be asked to know them by heart; so are
+values that only errors and logs read. So is ``strict=True`` of ``zip``, which says what holds anyway, how far JSON is
+indented, and ``copy=False``, which saves a copy. ``speed.tsv`` names constants of which no value changes a result: how
+much is worked on at a time. They and what is computed from them are left alone; ``tests/test_speed_constants.py`` sets
+each to other values and sees the same results.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -90,7 +94,8 @@ def places_in(path: Path, file: str) -> list[Place]:
     for line in text.encode().split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
     found = []
-    for node, changed in _changes(ast.parse(text)):
+    quick = {name for where, name in constants() if where == file}
+    for node, changed in _changes(ast.parse(text), quick):
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         was, becomes = text.encode()[start:end].decode(), ast.unparse(changed)
@@ -116,9 +121,10 @@ def changed_text(path: Path, place: Place) -> str:
     return (content[: place.start] + place.becomes.encode() + content[place.end :]).decode()
 
 
-def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
+def _changes(tree: ast.Module, quick: Set[str]) -> Iterator[tuple[ast.expr, ast.expr]]:
     """(expression, what it becomes)."""
-    for node in _code(tree):
+    told = _only_told(tree) | _of_constants(tree, quick)
+    for node in _code(tree, told):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             operator = COMPARED[type(node.ops[0])]()
             yield node, ast.Compare(node.left, [operator], node.comparators)
@@ -136,20 +142,68 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield node, ast.Call(_renamed(node.func, CALLED[name]), node.args, node.keywords)
 
 
-def _code(node: ast.AST) -> Iterator[ast.expr]:
+def _code(node: ast.AST, told: set[ast.AST]) -> Iterator[ast.expr]:
     """The expressions that run: no annotations, decorators, errors, formatted texts or patterns."""
-    if isinstance(node, ast.Raise | ast.JoinedStr | ast.pattern):
+    if isinstance(node, ast.Raise | ast.JoinedStr | ast.pattern) or node in told:
         return
-    if isinstance(node, ast.keyword) and node.arg in ("strict", "indent"):
+    if isinstance(node, ast.keyword) and node.arg in ("strict", "indent", "copy", "ignore_cleanup_errors"):
         return
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.expr):
+            if isinstance(child, ast.expr) and child not in told:
                 yield child
             if isinstance(child, ast.AST):
-                yield from _code(child)
+                yield from _code(child, told)
+
+
+def _only_told(tree: ast.Module) -> set[ast.AST]:
+    """What is computed for errors and logs alone: values of names that nothing else of the function reads."""
+    told: set[ast.AST] = set()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            quoting = [node for node in ast.walk(function) if isinstance(node, ast.Raise) or _is_log(node)]
+            quoted = {name for node in quoting for name in ast.walk(node) if isinstance(name, ast.Name)}
+            read = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+            others = {node.id for node in read if isinstance(node.ctx, ast.Load) and node not in quoted}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                    name = node.targets[0].id
+                    if name not in others and any(one.id == name for one in quoted):
+                        told.add(node.value)
+    return told
+
+
+def _of_constants(tree: ast.Module, names: Set[str]) -> set[ast.AST]:
+    """The values of constants, comparisons with them, and how often they go into a number (``max(1, SIZE // n)``)."""
+    found: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        given = isinstance(node, ast.Assign) and any(_is_one_of(one, names) for one in node.targets)
+        compared = isinstance(node, ast.Compare) and any(
+            _is_one_of(one, names) for one in (node.left, *node.comparators)
+        )
+        divided = isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv) and _is_one_of(node.left, names)
+        if given or compared or divided:
+            found |= {one for one in ast.walk(node) if isinstance(one, ast.expr)}
+    limited = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) in ("max", "min"))
+    return found | {one for node in limited if found & set(node.args) for one in ast.walk(node)}
+
+
+def _is_one_of(node: ast.AST, names: Set[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
+
+
+@cache
+def constants() -> dict[tuple[str, str], str]:
+    """(file, name of a constant) -> why no value of it changes a result."""
+    path = Path(__file__).with_name("speed.tsv")
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
+    return {(file, name): reason for file, name, reason in rows}
+
+
+def _is_log(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("_log.", "warnings."))
 
 
 def _is_text(node: ast.BinOp) -> bool:

@@ -33,6 +33,9 @@ BYTES = 8 << 30
 FAILED = (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 QUIET = ["-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain"]
 
+#: A change, and the tests that are asked, in turns: the second is for what survives the first. Each with its seconds.
+Trial = tuple[Place, list[tuple[list[str], float]]]
+
 
 def forked(work: Callable[[], bool], seconds: float, *, loud: bool = False) -> bool:
     """What ``work`` says in a child with a folder of its own, silent unless ``loud``; True where it hangs or breaks."""
@@ -87,27 +90,67 @@ def cold(place: Place, tests: list[str], seconds: float) -> bool:
 class Warm:
     """The plugin: asks ``plan`` for mutants with their tests and tells ``heard`` how each went.
 
-    That is ``None`` for a change that is in no function.
+    That is ``None`` for a change that is in no function. The tests come in turns, each with its seconds: the second is
+    for what survives the first.
     """
 
-    plan: list[tuple[Place, list[str], float]]
-    heard: Callable[[Place, bool | None], None]
+    plan: list[Trial]
+    heard: Callable[[Place, bool | None, str], None]
+    failures: Path
     functions: dict[CodeType, list[FunctionType]] = field(default_factory=lambda: defaultdict(list))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Instead of the tests: the mutants."""
+        """Instead of the tests: the mutants, then their witnesses on the unchanged code.
+
+        A test that fails without a change is no witness: what it had killed is tried without it.
+        """
         for one in gc.get_objects():
             if type(one) is FunctionType and one.__code__.co_filename.startswith(str(SOURCES)):
                 self.functions[one.__code__].append(one)
         items = {item.nodeid: item for item in session.items}
         gc.collect()
         gc.freeze()
-        for place, tests, seconds in self.plan:
-            swapped = list(self._swaps(place))
-            asked = [items[test] for test in tests if test in items]
-            self.heard(place, forked(lambda s=swapped, a=asked: _fails(session, s, a), seconds) if swapped else None)
+        witnesses = {place: self._noticed(session, items, place, turns) for place, turns in self.plan}
+        self._failing(session, [], [items[test] for test in {*witnesses.values()} if test in items], 0)
+        liars = set(self.failures.read_text(encoding="utf-8").split("\n"))
+        for place, turns in self.plan:
+            if witnesses[place] in liars - {""}:
+                honest = [([test for test in tests if test not in liars], seconds) for tests, seconds in turns]
+                self._noticed(session, items, place, honest)
         return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """In the child: which test noticed."""
+        if report.failed:
+            with self.failures.open("a", encoding="utf-8") as file:
+                file.write(f"{report.nodeid}\n")
+
+    def _noticed(
+        self, session: pytest.Session, items: dict[str, pytest.Item], place: Place, turns: list[tuple[list[str], float]]
+    ) -> str:
+        """The test that notices a change; empty where it lives, or is in no function."""
+        swapped = list(self._swaps(place))
+        noticed, witness = False, ""
+        for tests, seconds in turns if swapped else []:
+            noticed = self._failing(session, swapped, [items[test] for test in tests if test in items], 1, seconds)
+            witness = self.failures.read_text(encoding="utf-8").strip() or ("a hang" if noticed else "")
+            if noticed:
+                break
+        self.heard(place, noticed if swapped else None, witness)
+        return witness
+
+    def _failing(
+        self,
+        session: pytest.Session,
+        swapped: list[tuple[FunctionType, CodeType]],
+        asked: list[pytest.Item],
+        most: int,
+        seconds: float = 3600.0,
+    ) -> bool:
+        """Whether one of some tests fails in a child that has changed functions; ``failures`` then names it."""
+        self.failures.write_text("", encoding="utf-8")
+        return bool(asked) and forked(lambda: _fails(session, swapped, asked, most), seconds)
 
     def _swaps(self, place: Place) -> Iterator[tuple[FunctionType, CodeType]]:
         """(function, its changed code); nothing where the change is outside functions."""
@@ -127,13 +170,15 @@ def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
             yield from _pairs(before, after)
 
 
-def _fails(session: pytest.Session, swapped: list[tuple[FunctionType, CodeType]], asked: list[pytest.Item]) -> bool:
+def _fails(
+    session: pytest.Session, swapped: list[tuple[FunctionType, CodeType]], asked: list[pytest.Item], most: int
+) -> bool:
     for function, code in swapped:
         function.__code__ = code
     session.items[:] = asked
     given = getattr(session.config, "_tmp_path_factory")  # noqa: B009 - not public
     given._given_basetemp = Path(tempfile.gettempdir()) / "pytest"
-    session.config.option.maxfail = 1
+    session.config.option.maxfail = most
     with contextlib.suppress(pytest_main.Failed, pytest_main.Interrupted):
         pytest_main.pytest_runtestloop(session)
     return bool(session.testsfailed)

@@ -1,0 +1,391 @@
+"""What the CPU's kernels cost, by hand: rows of the table, kernels of several nodes, conversions, and the best choice.
+
+Expected times are computed here from the columns of the table; the best choice is found by trying all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from importlib.resources import files
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from tests.onnx_flow import models
+
+from quark.onnx.graph.model import load
+from quark.onnx.qdq import slower
+
+ROWS = {
+    tuple(line.split("\t")[:2]): [float(part) for part in line.split("\t")[2:]]
+    for line in files("quark.onnx.qdq").joinpath("kernel_times.tsv").read_text("utf-8").splitlines()
+    if line[0] != "#" and not line.startswith("kind")
+}
+IMAGE = "float[1, 8, 6, 6]"
+FORMS = ("float", "integer")
+
+
+def time(kind: str, form: str, elements: float, products: float = 0.0) -> float:
+    call, element, product = ROWS[kind, form]
+    return call + element * elements / 1000 + product * products / 1000000
+
+
+def loaded(graph: str, shapes: dict[str, Sequence[int]] | None = None, scalars: Sequence[str] = ()) -> ir.Model:
+    weights = {name: models.normal(*shape) for name, shape in (shapes or {}).items()}
+    weights |= {name: models.normal() for name in scalars}
+    model = load(onnx.shape_inference.infer_shapes(models.model(graph, weights, 18)))
+    for number, node in enumerate(model.graph):
+        node.name = f"n{number}"
+    return model
+
+
+#: Graph, weights, the row, elements that are moved, products.
+SINGLE = {
+    "conv": (f"({IMAGE} x) => (float[1, 5, 4, 4] y) {{ y = Conv (x, w) }}", (5, 8, 3, 3), "Conv", 288, 80 * 72),
+    "1x1": (f"({IMAGE} x) => (float[1, 5, 6, 6] y) {{ y = Conv (x, w) }}", (5, 8, 1, 1), "Conv 1x1", 288, 180 * 8),
+    "3x1": (f"({IMAGE} x) => (float[1, 9, 4, 6] y) {{ y = Conv (x, w) }}", (9, 8, 3, 1), "Conv", 288, 216 * 24),
+    "depthwise": (
+        f"({IMAGE} x) => (float[1, 8, 4, 4] y) {{ y = Conv<group = 8> (x, w) }}",
+        (8, 1, 3, 3),
+        "Conv depthwise",
+        288,
+        128 * 9,
+    ),
+    "grouped": (
+        f"({IMAGE} x) => (float[1, 8, 4, 4] y) {{ y = Conv<group = 2> (x, w) }}",
+        (8, 4, 3, 3),
+        "Conv grouped",
+        288,
+        128 * 36,
+    ),
+    "image": (
+        "(float[1, 4, 6, 6] x) => (float[1, 5, 4, 4] y) { y = Conv (x, w) }",
+        (5, 4, 3, 3),
+        "Conv image",
+        80 * 36 / 20,
+        80 * 36,
+    ),
+    "five channels": (
+        "(float[1, 5, 6, 6] x) => (float[1, 5, 4, 4] y) { y = Conv (x, w) }",
+        (5, 5, 3, 3),
+        "Conv",
+        180,
+        80 * 45,
+    ),
+    "rows": ("(float[3, 8] x) => (float[3, 5] y) { y = MatMul (x, w) }", (8, 5), "MatMul weight", 24, 120),
+    "one row": ("(float[1, 8] x) => (float[1, 5] y) { y = MatMul (x, w) }", (8, 5), "MatMul row", 8, 40),
+    "two rows": ("(float[2, 3] x) => (float[2, 9] y) { y = Gemm (x, w) }", (3, 9), "MatMul weight", 18, 54),
+    "activations": (
+        "(float[2, 8] x, float[8, 5] z) => (float[2, 5] y) { y = MatMul (x, z) }",
+        None,
+        "MatMul",
+        40,
+        80,
+    ),
+    "free": ("(float[N, 8, M, K] x) => (float[N, 8, M, K] y) { y = Relu (x) }", None, "Relu", 8 * 64 * 64, 0),
+    "like another": (f"({IMAGE} x) => (float[1, 8, 6, 6] y) {{ y = Clip (x) }}", None, "Relu", 288, 0),
+    "own row": (f"({IMAGE} x) => (float[1, 8, 6, 6] y) {{ y = Tanh (x) }}", None, "Tanh", 288, 0),
+    "no row": (f"({IMAGE} x) => (float[1, 8, 6, 6] y) {{ y = Erf (x) }}", None, "Sqrt", 288, 0),
+    "makes more": (
+        "(float[1, 2, 3, 3] x, int64[4] s) => (float[2, 2, 3, 3] y) { y = Expand (x, s) }",
+        None,
+        "Concat",
+        36,
+        0,
+    ),
+    "concat": (
+        "(float[1, 2, 3] x, float[1, 2, 4] z) => (float[1, 2, 7] y) { y = Concat<axis = 2> (x, z) }",
+        None,
+        "Concat",
+        14,
+        0,
+    ),
+    "two operands": ("(float[4, 6] x, float[6] z) => (float[4, 6] y) { y = Add (x, z) }", None, "Add", 24, 0),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_node_takes_what_its_row_says(name: str) -> None:
+    text, weight, kind, elements, products = SINGLE[name]
+    node = loaded(f"g {text}", {"w": weight} if weight else {}).graph[0]
+    expected = [time(kind, form, elements, products) for form in ("float", "integer")]
+    assert slower._node_times(node) == pytest.approx(expected)
+    assert expected[0] != pytest.approx(expected[1])
+
+
+def test_a_transposed_convolution_has_no_integer_kernel() -> None:
+    text = "g (float[1, 6, 4, 4] x) => (float[1, 5, 6, 6] y) { y = ConvTranspose (x, w) }"
+    node = loaded(text, {"w": (6, 5, 3, 3)}).graph[0]
+    whole = time("Conv", "float", 180, 96 * 45)  # products per input element: output channels times kernel
+    apart = time("Sqrt", "integer", 180) - time("Sqrt", "float", 180)
+    assert slower._node_times(node) == pytest.approx((whole, whole + apart))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(int64[3] x) => (float[3] y) { y = Cast<to = 1> (x) }",
+        "(float[3] x) => (float y) { y = Relu (x) }",
+        "() => (float[8, 5] y) { y = Relu (w) }",
+    ],
+)
+def test_what_reads_no_activation_of_known_rank_takes_no_time(text: str) -> None:
+    model = loaded(f"g {text}", {"w": (8, 5)} if "(w)" in text else {})
+    if "float y" in text:
+        model.graph[0].outputs[0].shape = None
+    assert slower._node_times(model.graph[0]) == (0.0, 0.0)
+
+
+def test_what_has_no_known_shape_counts_as_one() -> None:
+    model = loaded("g (float[1, 6, 4, 4] x, float w) => (float[1, 5, 4, 4] y) { y = Conv (x, w) }")
+    node = model.graph[0]
+    node.inputs[1].shape = None
+    assert slower._kind(node) == ("Conv image", 80.0)
+    node.outputs[0].shape = None
+    assert slower._kind(node) == ("Conv image", 0.0)
+    rows = loaded("g (float[4, 8] x) => (float[4, 5] y) { y = MatMul (x, w) }", {"w": (8, 5)}).graph[0]
+    rows.inputs[0].shape = None
+    assert slower._kind(rows) == ("MatMul weight", 20.0)
+    rows.outputs[0].shape = None
+    assert slower._kind(rows) == ("MatMul row", 0.0)
+
+
+# ---- kernels of several nodes ----------------------------------------------------------------------------------------
+
+X, Y = f"({IMAGE} x", "=> (float[1, 8, 6, 6] y)"
+CONV = time("Conv 1x1", "float", 288, 288 * 8), time("Conv 1x1", "integer", 288, 288 * 8)
+ADD, RELU, SIGMOID, TANH = (
+    tuple(time(kind, form, 288) for form in FORMS) for kind in ("Add", "Relu", "Sigmoid", "Tanh")
+)
+#: Body, and per kernel: the operators, float time, integer time.
+KERNELS = {
+    "conv and relu": ("a = Conv (x, w) y = Relu (a)", [("Conv Relu", CONV[0], CONV[1])]),
+    "conv and clip": ("a = Conv (x, w) y = Clip (a)", [("Conv Clip", CONV[0], CONV[1])]),
+    "conv and tanh": ("a = Conv (x, w) y = Tanh (a)", [("Conv Tanh", CONV[0], CONV[1] + TANH[1])]),
+    "add and relu": ("a = Add (x, x) y = Relu (a)", [("Add Relu", ADD[0] + RELU[0], ADD[1])]),
+    "add and tanh": ("a = Add (x, x) y = Tanh (a)", [("Add", *ADD), ("Tanh", *TANH)]),
+    "sigmoid and relu": ("a = Sigmoid (x) y = Relu (a)", [("Sigmoid", *SIGMOID), ("Relu", *RELU)]),
+    "conv read twice": (
+        "a = Conv (x, w) b = Relu (a) y = Add (a, b)",
+        [("Conv", *CONV), ("Relu", *RELU), ("Add", *ADD)],
+    ),
+    "silu": ("a = Sigmoid (x) y = Mul (x, a)", [("Sigmoid Mul", *(time("SiLU", form, 288) for form in FORMS))]),
+    "silu turned": ("a = Sigmoid (x) y = Mul (a, x)", [("Sigmoid Mul", *(time("SiLU", form, 288) for form in FORMS))]),
+    "gate of another": (
+        "b = Relu (x) a = Sigmoid (b) y = Mul (x, a)",
+        [("Relu", *RELU), ("Sigmoid", *SIGMOID), ("Mul", *(time("Mul", form, 288) for form in FORMS))],
+    ),
+    "gate read twice": (
+        "a = Sigmoid (x) b = Mul (x, a) y = Add (a, b)",
+        [("Sigmoid", *SIGMOID), ("Mul", *(time("Mul", form, 288) for form in FORMS)), ("Add", *ADD)],
+    ),
+    "sum of a gate": ("a = Sigmoid (x) y = Add (x, a)", [("Sigmoid", *SIGMOID), ("Add", *ADD)]),
+    "gate of a conv": (
+        "c = Conv (x, w) a = Sigmoid (c) y = Mul (c, a)",
+        [("Conv", *CONV), ("Sigmoid Mul", *(time("SiLU", form, 288) for form in FORMS))],
+    ),
+}
+
+
+def told(units: Sequence[slower._Unit]) -> list[tuple[str, float, float]]:
+    return [(" ".join(node.op_type for node in one.nodes), one.float_time, one.integer_time) for one in units]
+
+
+def same(found: list[tuple[str, float, float]], expected: list[tuple[str, float, float]]) -> None:
+    assert [one[0] for one in found] == [one[0] for one in expected]
+    for (_, *times), (_, *others) in zip(found, expected, strict=True):
+        assert times == pytest.approx(others)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_nodes_of_one_kernel_are_one_unit(name: str) -> None:
+    body, expected = KERNELS[name]
+    model = loaded(f"g {X}) {Y} {{ {body} }}", {"w": (8, 8, 1, 1)} if "w)" in body else {})
+    nodes = list(model.graph)
+    same(told(slower._units(nodes, set(nodes))), expected)
+
+
+def test_a_node_that_is_not_quantized_joins_no_kernel() -> None:
+    model = loaded(f"g {X}) {Y} {{ a = Conv (x, w) y = Relu (a) }}", {"w": (8, 8, 1, 1)})
+    nodes = list(model.graph)
+    same(told(slower._units(nodes, {nodes[1]})), [("Relu", *RELU)])
+    same(told(slower._units(nodes, {nodes[0]})), [("Conv", *CONV)])
+
+
+NORMS = {
+    "rms, div": "p = Pow(x, two) m = ReduceMean<keepdims = 1>(p) e = Add(m, two) r = Sqrt(e) y = Div(x, r)",
+    "rms, mul": "p = Mul(x, x) m = ReduceMean(p) e = Add(m, two) r = Sqrt(e) d = Div(two, r) y = Mul(x, d)",
+    "rms, reciprocal": "p = Pow(x, two) m = ReduceMean(p) e = Add(m, two) r = Sqrt(e) d = Reciprocal(r) y = Mul(x, d)",
+    "gain": "p = Pow(x, two) m = ReduceMean(p) e = Add(m, two) r = Sqrt(e) n = Div(x, r) y = Mul(n, two)",
+    "gain and bias": "p = Pow(x, two) m = ReduceMean(p) e = Add(m, two) r = Sqrt(e) n = Div(x, r) "
+    "s = Mul(n, two) y = Add(s, two)",
+    "centred": "a = ReduceMean(x) c = Sub(x, a) p = Pow(c, two) m = ReduceMean(p) e = Add(m, two) "
+    "r = Sqrt(e) n = Div(c, r) s = Mul(n, two) y = Add(s, two)",
+}
+#: What is no normalization, by one node.
+NO_NORMS = {
+    "of something else": "z = Relu(x) p = Pow(z, two) m = ReduceMean(p) e = Add(m, two) r = Sqrt(e) y = Div(x, r)",
+    "no mean": "p = Pow(x, two) m = ReduceSum(p) e = Add(m, two) r = Sqrt(e) y = Div(x, r)",
+    "read twice": "p = Pow(x, two) m = ReduceMean(p) e = Add(m, two) r = Sqrt(e) d = Div(x, r) y = Add(d, r)",
+    "no square": "p = Exp(x) m = ReduceMean(p) e = Add(m, two) r = Sqrt(e) y = Div(x, r)",
+}
+
+
+def chained(body: str) -> tuple[list[ir.Node], list[ir.Node]]:
+    nodes = list(loaded(f"g (float[2, 4, 8] x) => (float[2, 4, 8] y) {{ {body} }}", scalars=["two"]).graph)
+    for node in nodes:
+        node.outputs[0].shape = ir.Shape([2, 4, 8])
+        node.outputs[0].dtype = ir.DataType.FLOAT
+    # shapes of the statistics do not matter here
+    return nodes, [node for node in nodes if slower._norm(node)]
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_normalization_is_one_kernel_in_float(name: str) -> None:
+    nodes, found = chained(NORMS[name])
+    assert len(found) == 1
+    assert set(slower._norm(found[0])) == set(nodes)
+    integer = sum(slower._node_times(node)[1] for node in nodes)
+    units = slower._units(nodes, set(nodes))
+    assert len(units) == 1 and set(units[0].nodes) == set(nodes)
+    assert units[0].float_time == pytest.approx(time("LayerNormalization", "float", 64))
+    assert units[0].integer_time == pytest.approx(integer)
+    some = set(nodes[::2])
+    part = slower._units(nodes, some)
+    assert len(part) == 1 and set(part[0].nodes) == some
+    apart = sum(slower._node_times(node)[node in some] for node in nodes)
+    assert part[0].integer_time == pytest.approx(apart)
+    assert part[0].float_time == pytest.approx(time("LayerNormalization", "float", 64))
+
+
+@pytest.mark.parametrize("name", NO_NORMS)
+def test_what_only_resembles_one_is_none(name: str) -> None:
+    assert chained(NO_NORMS[name])[1] == []
+
+
+@pytest.mark.parametrize("behind", ["s = Sub(n, two)", "s = Mul(n, n)", "s = Mul(n, x)"])
+def test_a_gain_is_a_constant_factor(behind: str) -> None:
+    body = f"p = Pow(x, two) m = ReduceMean(p) e = Add(m, two) r = Sqrt(e) n = Div(x, r) {behind} y = Relu(s)"
+    nodes, found = chained(body)
+    assert set(slower._norm(found[0])) == set(nodes[:5])
+
+
+# ---- conversions -----------------------------------------------------------------------------------------------------
+
+
+def test_tensors_between_kernels_cost_their_conversions() -> None:
+    text = """g (float[1, 8, 6, 6] x) => (float[1, 8, 6, 6] y, float[8, 36] f) {
+        a = Tanh (x) b = Tanh (a) c = Erf (a) y = Add (b, c) f = Flatten<axis = 2> (y) s = Shape (b) }"""
+    model = loaded(text)
+    nodes = {node.outputs[0].name: node for node in model.graph if node.op_type != "Shape"}
+    of_node = {nodes["a"]: 0, nodes["b"]: 1, nodes["y"]: 2, nodes["f"]: 3}
+    for node in nodes.values():
+        node.outputs[0].dtype = ir.DataType.FLOAT
+        node.outputs[0].shape = ir.Shape([8, 36] if node is nodes["f"] else [1, 8, 6, 6])
+    found = [(one.maker, one.readers, one.quantize, one.dequantize) for one in slower._tensors(model, of_node)]
+    image = time("QuantizeLinear image", "integer", 288), time("DequantizeLinear image", "integer", 288)
+    plain = time("QuantizeLinear", "integer", 288), time("DequantizeLinear", "integer", 288)
+    assert found == [
+        (None, frozenset([0]), *image),
+        (0, frozenset([1, None]), *image),
+        (1, frozenset([2]), *image),
+        (None, frozenset([2]), *image),
+        (2, frozenset([3, None]), *image),
+        (3, frozenset([None]), *plain),
+    ]
+
+
+def dear(times: list[tuple[float, float]]) -> list[slower._Unit]:
+    return [slower._Unit([], one, other) for one, other in times]
+
+
+def by_hand(times: list[tuple[float, float]], tensors: Sequence[slower._Tensor], integer: Sequence[bool]) -> float:
+    total = sum(time[here] for time, here in zip(times, integer, strict=True))
+    forms = {None: False, **dict(enumerate(integer))}
+    for one in tensors:
+        read = [forms[reader] for reader in one.readers]
+        if forms[one.maker] and not all(read):
+            total += one.dequantize
+        if not forms[one.maker] and any(read):
+            total += one.quantize
+    return total
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_choice_is_the_best_of_all(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    size = 5
+    times = [tuple(map(float, random.integers(0, 12, 2))) for _ in range(size)]
+    ends = [None, *range(size)]
+    tensors = []
+    for maker in ends:
+        readers = {ends[k] for k in random.integers(0, size + 1, 2)} - {maker}
+        if readers:
+            tensors.append(slower._Tensor(maker, frozenset(readers), *map(float, random.integers(0, 6, 2))))
+    units = dear(times)
+    found = slower._cut(units, tensors, set())
+    every = {one: by_hand(times, tensors, one) for one in itertools.product((False, True), repeat=size)}
+    assert every[tuple(found)] == pytest.approx(min(every.values()))
+    for choice, price in every.items():
+        assert slower._total(units, tensors, choice) == pytest.approx(price)
+
+
+def test_what_is_fixed_computes_in_integers() -> None:
+    model = loaded(f"g {X}) {Y} {{ y = Tanh (x) }}")
+    unit = slower._Unit([model.graph[0]], 1.0, 100.0)
+    assert slower._cut([unit], [], set()) == [False]
+    assert slower._cut([unit], [], {model.graph[0]}) == [True]
+
+
+def test_groups_are_what_tensors_join() -> None:
+    tensors = [
+        slower._Tensor(0, frozenset([1, None]), 0, 0),
+        slower._Tensor(None, frozenset([2, 3]), 0, 0),
+        slower._Tensor(5, frozenset([4]), 0, 0),
+        slower._Tensor(4, frozenset([6, 1]), 0, 0),
+    ]
+    found = slower._groups([0, 1, 2, 3, 5, 6, 7], tensors)
+    assert sorted(map(sorted, found)) == [[0, 1, 6], [2, 3], [5], [7]]
+
+
+MEASURED = """g (float[1, 8, 6, 6] x) => (float[1, 8, 6, 6] y) { a = Tanh (x) b = Sqrt (a) y = Erf (b) }"""
+
+
+@pytest.mark.parametrize(
+    ("float_us", "left"),
+    [
+        ((500, 500, 500), {"n0", "n1", "n2"}),
+        ((500, 1e5, 500), {"n0", "n2"}),
+        ((970, 970, 970), {"n0", "n1", "n2"}),
+        ((990, 990, 990), set()),
+        ((1e5, 1e5, 1e5), set()),
+    ],
+)
+def test_measured_times_take_the_place_of_the_table(float_us: tuple[float, ...], left: set[str]) -> None:
+    model = loaded(MEASURED)
+    seconds = [{f"n{k}": one * 1e-6 for k, one in enumerate(float_us)}, {f"n{k}": 1e-3 for k in range(3)}]
+    assert {node.name for node in slower.faster_in_float(model, list(model.graph), set(), seconds)} == left
+
+
+def test_a_group_that_saves_less_than_two_microseconds_is_quantized_with_the_rest() -> None:
+    """Two layers that have nothing to do with each other; the first saves 100 microseconds, the second 1 or 3."""
+    text = "g (float[4] x, float[4] z) => (float[4] y, float[4] u) { y = Tanh (x) u = Tanh (z) }"
+    for saved, left in ((1, {"n0"}), (3, {"n0", "n1"})):
+        model = loaded(text)
+        seconds = [{"n0": 1e-3, "n1": 1e-3}, {"n0": 1.1e-3, "n1": 1e-3 + saved * 1e-6}]
+        of_node = {node: k for k, node in enumerate(model.graph)}
+        alone = (one for one in slower._tensors(model, of_node) if one.maker == 1 or one.readers == {1})
+        spared = sum(one.quantize + one.dequantize for one in alone)
+        seconds[1]["n1"] -= spared * 1e-6
+        assert {node.name for node in slower.faster_in_float(model, list(model.graph), set(), seconds)} == left
+
+
+def test_the_whole_has_to_save_fifty_microseconds() -> None:
+    model = loaded(MEASURED)
+    for saved, some in ((40.0, False), (60.0, True)):
+        integer = {f"n{k}": (1000 + saved / 3) * 1e-6 for k in range(3)}
+        found = slower.faster_in_float(model, list(model.graph), set(), [dict.fromkeys(integer, 1e-3), integer])
+        conversions = sum(one.quantize + one.dequantize for one in slower._tensors(model, {}))
+        assert bool(found) == some and conversions == 0
