@@ -152,10 +152,18 @@ def _code(node: ast.AST, told: set[ast.AST]) -> Iterator[ast.expr]:
         if name in ("annotation", "returns", "decorator_list", "type_params"):
             continue
         for child in value if isinstance(value, list) else [value]:
+            if _is_rest(node, child):
+                continue
             if isinstance(child, ast.expr) and child not in told:
                 yield child
             if isinstance(child, ast.AST):
                 yield from _code(child, told)
+
+
+def _is_rest(node: ast.AST, child: object) -> bool:
+    """Whether it is the -1 of a ``reshape``, for which any negative number stands."""
+    called = isinstance(node, ast.Call) and _name(node.func) == "reshape"
+    return called and isinstance(child, ast.UnaryOp) and isinstance(child.op, ast.USub)
 
 
 def _only_told(tree: ast.Module) -> set[ast.AST]:
