@@ -75,7 +75,9 @@ def child(job: Job, folder: Path, moment: int = -1, cut: str = "") -> tuple[int,
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    """All files but the mark of an empty folder of drafts, which the next run that writes there takes away."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".alive")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 def trials(job: Job, folder: Path, seed: int, count: int) -> dict[str, Any]:
@@ -220,8 +222,8 @@ def commanded(command: Callable[[list[str]], int], words: list[str], output: str
     def job(folder: Path) -> None:
         (folder / "out").mkdir(exist_ok=True)
         ledger = ["--ledger", str(folder / "ledger.json"), "-o", str(folder / "out" / output)]
-        if (folder / "out" / output).is_dir():  # a folder is not replaced: the command asks to delete it
-            shutil.rmtree(folder / "out" / output)
+        if (folder / "out" / output).is_dir():  # it is there at the end of all, and is not replaced
+            return
         assert command([*words, *ledger]) in (0, 3)
 
     return job
@@ -255,6 +257,30 @@ def torch_files(scheme: str, algorithm: str | None = None) -> Job:
     samples = [IDS[:1, :8]] if algorithm or scheme == "fp8" else None
     torch.set_num_threads(1)
     return lambda folder: quantize_checkpoint(source, folder / "out", config, samples=samples)
+
+
+def torch_command(*words: str) -> Job:
+    """A command that writes a folder: tensors, what lies beside them, and the card."""
+    import tempfile
+
+    import torch
+
+    from quark.cli import main as command
+
+    source = llama(Path(tempfile.mkdtemp(dir=FOLDER)))
+    (source / "tokenizer.json").unlink()
+    (source / "LICENSE").write_text("a licence")
+    torch.set_num_threads(1)
+    name, *options = words
+
+    def job(folder: Path) -> None:
+        goal = folder / "out" / "q"
+        if (goal / "config.json").exists() and not (goal / "quark_progress.json").exists():
+            return
+        (folder / "out").mkdir(exist_ok=True)
+        assert command(["torch", name, str(source), "-o", str(goal), "-s", "int4_wo_32", *options]) == 0
+
+    return job
 
 
 def quantized_before() -> Job:
@@ -311,6 +337,9 @@ JOBS: dict[str, Callable[[], Job]] = {
     "files, static": lambda: torch_files("fp8"),
     "files, gptq": lambda: torch_files("int4_wo_32", "gptq"),
     "files, awq": lambda: torch_files("int4_wo_32", "awq"),
+    "quantize-files": lambda: torch_command("quantize-files"),
+    "quantize-files, converted": lambda: torch_command("quantize-files", "--format", "compressed-tensors"),
+    "quantize": lambda: torch_command("quantize"),
 }
 
 

@@ -34,25 +34,26 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
     Raises:
         typer.Exit: with the code 3, where nothing is within the tolerance.
     """
-    from quark.files.folder import check_target
+    from quark.files.folder import check_target, new_folder
     from quark.torch.files.prequantized import as_float
 
     if request.labels is not None:
         raise ConfigError("--labels is for ONNX models; for a torch model write a function: --metric FILE.py:FUNCTION")
     goal, output = _goal(request), request.output
     check_target(output.expanduser().resolve())
-    recipe = Output(output.with_name(f"{output.name}.recipe.yaml"), "the recipe")
+    recipe = Output(output.with_name(_recipe_name(output)), "the recipe")
     check_outputs([recipe], [("the float model", request.model)], overwrite)
     from quark.cli.torch_quantize import hidden
 
     with as_float(request.model, hidden(output, "float")) as folder:
         found, samples, model = _found(request, goal, folder)
         outputs = {"recipe": recipe} | ({} if report is None else {"report": Output(report, "--report", folder=True)})
-        with drafts(outputs) as paths:
-            write_text(_recipe(found, request), paths["recipe"])
-            if report is not None:
-                write_page(_page(request, found, _verdict(request, found)), paths["report"])
-        _write(request, found, samples, model, folder, recipe.path)
+        with new_folder(output) as work:  # last, so that it is there where all is
+            _write(request, found, samples, model, folder, work)
+            with drafts(outputs) as paths:
+                write_text(_recipe(found, request), paths["recipe"])
+                if report is not None:
+                    write_page(_page(request, found, _verdict(request, found)), paths["report"])
     verdict = _verdict(request, found)
     tell(_facts(found, verdict) if json else trial_table(found), verdict, (output, recipe.path), found.solved)
 
@@ -87,20 +88,20 @@ def _found(request: Request, goal: Goal, folder: Path) -> tuple[Outcome, list[An
     return auto(model, samples, goal, say), samples, model
 
 
-def _write(request: Request, found: Outcome, samples: list[Any], model: Any, folder: Path, recipe: Path) -> None:
-    """The winner in the format that the program reads, with its card."""
+def _write(request: Request, found: Outcome, samples: list[Any], model: Any, folder: Path, work: Path) -> None:
+    """The winner in the format that the program reads, with its card, into ``work``, which will be the output."""
     from quark.cli import torch_quantize
     from quark.search.parts import parts
 
     source = torch_quantize.Source(request.source.data, request.source.samples or WINDOWS, request.seq_len)
     program = found_program(request)
     job = torch_quantize.Request(
-        folder, request.output, None, None, (), (), {}, source, "cpu", False, recipe, found.format, program
+        folder, work, None, None, (), (), {}, source, "cpu", False, Path(_recipe_name(work)), found.format, program
     )
     model = model.float() if found.format == "onnx" else model
     fit, _, _ = parts(samples)
     facts = torch_quantize.quantized(model, job, dict(found.winner.values), fit, found.format)
-    torch_quantize.describe(job, {**facts, **torch_quantize.facts_of(job, found.format)})
+    torch_quantize.describe(job, {**facts, **torch_quantize.facts_of(job, found.format, work)}, work)
 
 
 def found_program(request: Request) -> str:
@@ -110,13 +111,17 @@ def found_program(request: Request) -> str:
     return PURPOSES[request.purpose]
 
 
+def _recipe_name(output: Path) -> str:
+    return f"{output.name}.recipe.yaml"
+
+
 def _recipe(found: Outcome, request: Request) -> str:
     """The configuration file that makes the winner again."""
     values = {key: value for key, value in found.winner.values.items() if value}
     values["found"] = {"by": MARK, "model": request.model.name, "for": request.purpose}
     command = f"# quark torch quantize {request.model.name} -o OUT --for {found_program(request)}"
-    told = f"{command} --format {found.format} --config {request.output.name}.recipe.yaml --data …\n"
-    return told + yaml.safe_dump(values, sort_keys=False)
+    told = f"{command} --format {found.format} --config {_recipe_name(request.output)} --data …\n"
+    return f"# {MARK}\n{told}" + yaml.safe_dump(values, sort_keys=False)
 
 
 def trial_table(found: Outcome) -> Table:

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quark.cli.output import print_json, say, show
 from quark.cli.torch_refusals import check_names, check_output, check_samples, split_layers
+from quark.cli.torch_verdict import coverage_of, sizes, tell
 from quark.errors import ConfigError, unknown
-from quark.report import Table, file_size
+from quark.files.folder import new_folder
 
 DTYPES = ("bfloat16", "float16", "float32")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KkMmGg])[Bb]")
@@ -70,11 +70,11 @@ def run(request: Request, check: bool, json: bool) -> None:
     refuse_without_samples(request)
     if values.get("kv_cache"):
         cache_scheme(values["kv_cache"])
-    with as_float(request.model, hidden(request.output, "float")) as folder:
-        facts = in_memory(replace(request, model=folder), values, format, check)
-    facts |= facts_of(request, format)
-    describe(request, facts)
-    tell(facts, json)
+    with as_float(request.model, hidden(request.output, "float")) as folder, new_folder(request.output) as work:
+        facts = in_memory(replace(request, model=folder, output=work), values, format, check)
+        facts |= facts_of(request, format, work)
+        describe(request, facts, work)
+    tell(request, facts, json)
 
 
 def refuse(request: Request, resumed: bool = False) -> None:
@@ -117,8 +117,8 @@ def bytes_of(size: str) -> int:
     return int(float(found[1]) * 1000 ** (1 + "KMG".index(found[2].upper())))
 
 
-def describe(request: Request, facts: Mapping[str, Any]) -> None:
-    """The model card, and the licence files."""
+def describe(request: Request, facts: Mapping[str, Any], folder: Path) -> None:
+    """The model card, and the licence files, into ``folder``, which will be the output."""
     from quark.torch.config.schemes import ROWS, scheme
     from quark.torch.export.card import Card, write_card
 
@@ -137,7 +137,7 @@ def describe(request: Request, facts: Mapping[str, Any]) -> None:
         perplexity=(facts["perplexity_before"], facts["perplexity_after"]) if measured else None,
         bytes=(facts["bytes_before"], facts["bytes_after"]),
     )
-    write_card(request.output, request.model, card)
+    write_card(folder, request.model, card)
 
 
 def described(config: Any) -> str:
@@ -148,14 +148,18 @@ def described(config: Any) -> str:
     return " on ".join(stage.spec.describe() for stage in reversed(stages)) or "float"
 
 
-def facts_of(request: Request, format: str) -> dict[str, Any]:
-    """What is told of every job: names, sizes, and the method of a source that was quantized before."""
+def facts_of(request: Request, format: str, folder: Path) -> dict[str, Any]:
+    """What is told of every job: names, sizes, and the method of a source that was quantized before.
+
+    ``folder``: where the output is.
+    """
     from quark.torch.files.prequantized import method_of
 
     facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.named}
     method = method_of(request.model)
     decoded = {} if method is None else {"decoded_from": method}
-    return {**facts, "format": format, **decoded, **sizes(request.model, request.output)}
+    before, after = sizes((request.model, folder), TENSORS)
+    return {**facts, "format": format, **decoded, "bytes_before": before, "bytes_after": after}
 
 
 def in_memory(request: Request, values: dict[str, Any], format: str, check: bool) -> dict[str, Any]:
@@ -235,7 +239,7 @@ def quantized(
     from quark.torch.export.write_as import check_experts, config_for, export_as
     from quark.torch.files.carried import carry_over
     from quark.torch.files.carried import facts_of as facts_of_carried
-    from quark.torch.quantized_layer import quantized_layers
+    from quark.torch.quantized_layer import quantized_layers, stored_apart
 
     config = planned(request, config_for(config_of(values, model), format, request.program, model.dtype))
     check_experts(model, config, format, request.program, request.model)
@@ -243,12 +247,14 @@ def quantized(
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
     carried = carry_over(model, request.model, config.shared_scale_groups)
+    coverage = coverage_of(*stored_apart(model))
     size = bytes_of(request.max_shard_size)
     loss = export_as(model, request.output, format, request.model, size, request.verify, request.program)
     lost = {} if loss is None else {"file_loss": loss.relative, "kept_as_f32": loss.rescued}
     return {
         **lost,
         **facts_of_carried(carried),
+        **coverage,
         "seconds": time.perf_counter() - start,
         "quantized_layers": sum(1 for _ in quantized_layers(model)),
         "excluded": list(model.quant_config.exclude),
@@ -265,26 +271,58 @@ def run_files(request: Request, batch_size: int, workers: int, json: bool) -> No
     format, start = checked_format(request, chosen_values(request)), time.perf_counter()
     refuse_without_samples(request)
     with as_float(request.model, hidden(request.output, "float")) as folder:
-        facts = by_files(replace(request, model=folder), format, batch_size, workers)
-    facts |= {"seconds": time.perf_counter() - start, **facts_of(request, format)}
-    describe(request, facts)
-    tell(facts, json)
+        facts = by_files(request, folder, format, batch_size, workers)
+    tell(request, facts | {"seconds": time.perf_counter() - start}, json)
 
 
-def by_files(request: Request, format: str, batch_size: int, workers: int) -> dict[str, Any]:
-    """Quantize file by file, and convert where another format is wanted."""
-    from quark.torch import LLMTemplate, ModelQuantizer
+def by_files(request: Request, folder: Path, format: str, batch_size: int, workers: int) -> dict[str, Any]:
+    """Quantize the float checkpoint in ``folder`` file by file, and convert where another format is wanted."""
     from quark.torch.export.checkpoint import read_checkpoint
-    from quark.torch.export.write_as import check_experts, config_for
     from quark.torch.files.carried import facts_of as facts_of_carried
-    from quark.torch.files.skeleton import read_skeleton
+    from quark.torch.files.decision import decide
+    from quark.torch.files.foreign import convert
+    from quark.torch.files.quantize import quantize_checkpoint
     from quark.torch.files.target import is_finished
-    from quark.torch.language import batches, calibration_samples, check_ids, load_tokenizer, read_ids
+    from quark.torch.language import batches, calibration_samples, load_tokenizer, read_ids
 
-    source = request.source
-    rows = read_ids(source.data, partial(load_tokenizer, request.model)) if source.data else []
+    source, checkpoint = request.source, read_checkpoint(folder)
+    rows = read_ids(source.data, partial(load_tokenizer, folder)) if source.data else []
     samples = batches(calibration_samples(rows, source.seq_len, source.samples), batch_size)
-    checkpoint = read_checkpoint(request.model)
+    config = config_of_files(replace(request, model=folder), format, checkpoint, samples)
+    facts = {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
+    facts |= coverage_of(*decide(checkpoint, config).stored_apart())
+
+    def finish(work: Path) -> None:
+        facts.update(facts_of(request, format, work))
+        describe(request, facts, work)
+
+    goal = request.output if format == "quark" else hidden(request.output, "quark")
+    if goal != request.output and is_finished(goal):  # of a process that was killed before it was converted
+        shutil.rmtree(goal)
+    carried = quantize_checkpoint(
+        folder,
+        goal,
+        config,
+        device=request.device,
+        workers=workers,
+        samples=samples or None,
+        describe=finish if goal == request.output else None,
+    )
+    if goal != request.output:
+        with new_folder(request.output) as work:
+            convert(goal, work, format, request.program)
+            finish(work)
+            shutil.rmtree(goal)
+    return {**facts, **facts_of_carried(carried)}
+
+
+def config_of_files(request: Request, format: str, checkpoint: Any, samples: Sequence[Any]) -> Any:
+    """How the checkpoint is quantized; refused where the samples or the format do not fit it."""
+    from quark.torch import LLMTemplate
+    from quark.torch.export.write_as import check_experts, config_for
+    from quark.torch.files.skeleton import read_skeleton
+    from quark.torch.language import check_ids
+
     skeleton = read_skeleton(checkpoint).model
     check_ids(skeleton, [row for batch in samples for row in batch["input_ids"]])
     template = LLMTemplate.for_model(skeleton)
@@ -295,15 +333,7 @@ def by_files(request: Request, format: str, batch_size: int, workers: int) -> di
     config = replace(config, exclude=[*config.exclude, *request.exclude.get("also_exclude", ())])
     config = planned(request, config_for(config, format, request.program, float_type(checkpoint)))
     check_experts(skeleton, config, format, request.program, request.model)
-    goal = request.output if format == "quark" else hidden(request.output, "quark")
-    if goal != request.output and is_finished(goal):  # of a process that was killed before it was converted
-        shutil.rmtree(goal)
-    carried = ModelQuantizer(config).direct_quantize_checkpoint(
-        request.model, goal, device=request.device, workers=workers, dataloader=samples or None
-    )
-    if goal != request.output:
-        convert_and_delete(goal, request.output, format, request.program)
-    return {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples), **facts_of_carried(carried)}
+    return config
 
 
 def planned(request: Request, config: Any) -> Any:
@@ -360,9 +390,10 @@ def run_convert(request: Request, json: bool) -> None:
     check_target(request.output.expanduser().resolve())
     start = time.perf_counter()
     convert(request.model, request.output, format, request.program)
-    facts = facts_of(request, format) | {"scheme": f"{method} codes, unchanged", "seconds": time.perf_counter() - start}
+    told = {"scheme": f"{method} codes, unchanged", "unchanged": True, "seconds": time.perf_counter() - start}
+    facts = facts_of(request, format, request.output) | told
     facts.pop("decoded_from")
-    tell(facts, json)
+    tell(request, facts, json)
 
 
 def hidden(output: Path, what: str) -> Path:
@@ -373,14 +404,6 @@ def hidden(output: Path, what: str) -> Path:
     """
     goal = check_output(output, resumed=True)
     return goal.with_name(f".{goal.name}.{what}")
-
-
-def convert_and_delete(source: Path, output: Path, format: str, program: str | None) -> None:
-    """Write the model in ``source`` in another format; the folder is deleted when that is done."""
-    from quark.torch.files.foreign import convert
-
-    convert(source, output, format, program)
-    shutil.rmtree(source)
 
 
 def float_type(checkpoint: Any) -> Any:
@@ -408,45 +431,3 @@ def layer_schemes(texts: Sequence[str]) -> dict[str, str]:
     for name in found.values():
         scheme(name)
     return found
-
-
-def sizes(model: Path, output: Path) -> dict[str, int]:
-    """Bytes of the tensor files before and after."""
-    before, after = (
-        sum(path.stat().st_size for pattern in TENSORS for path in folder.glob(pattern)) for folder in (model, output)
-    )
-    return {"bytes_before": before, "bytes_after": after}
-
-
-def carried_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What became of the codes of a source that was quantized before."""
-    if "carried_over" not in facts:
-        return []
-    kept, anew = facts["carried_over"], facts["quantized_again"]
-    return [
-        ("codes", f"{kept} layers carried over unchanged, {anew} quantized again"),
-        ("loss to the source", f"{facts['loss_to_source']:.2g} of the norm of its quantized weights"),
-    ]
-
-
-def tell(facts: dict[str, Any], json: bool) -> None:
-    """The facts, as a table or as one object."""
-    if json:
-        print_json(facts)
-        return
-    rows = [("format", facts["format"])] if "format" in facts else []
-    rows += [("source", f"{facts['decoded_from']}, decoded")] if "decoded_from" in facts else []
-    rows += carried_rows(facts)
-    rows += [("size", f"{file_size(facts['bytes_before'])} → {file_size(facts['bytes_after'])}")]
-    if "quantized_layers" in facts:
-        rows.append(("quantized layers", str(facts["quantized_layers"])))
-        rows.append(("stay float", ", ".join(facts["excluded"][:6]) + (", …" if len(facts["excluded"]) > 6 else "")))
-    if "perplexity_before" in facts:
-        rows.append(("perplexity", f"{facts['perplexity_before']:.4f} → {facts['perplexity_after']:.4f}"))
-    if "file_loss" in facts:
-        rows.append(("loss of the file", f"{facts['file_loss']:.2g} of the norm of the evaluated weights"))
-    rows.append(("seconds", f"{facts['seconds']:.1f}"))
-    note = "The perplexity is that of the calibration data." if "perplexity_before" in facts else ""
-    show(Table(f"{facts['scheme']}: {facts['output']}", ("fact", "value"), tuple(rows), note))
-    if facts.get("unreached"):
-        say(f"No sample reached {', '.join(facts['unreached'])}; they stay float.")

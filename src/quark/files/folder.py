@@ -9,13 +9,12 @@ there is overwritten: a tokenizer or settings stay as they are, and a file of a 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from uuid import uuid4
 
 from quark.errors import ConfigError, OutputError, QuarkError
+from quark.files.drafts import draft_folder, naming
 from quark.files.lock import alone_in
 from quark.files.whole import sync, sync_folder
 
@@ -38,22 +37,22 @@ def new_folder(target: str | os.PathLike[str], beside: bool = False) -> Iterator
     """
     goal = Path(target).expanduser().resolve()
     check_target(goal, beside)
-    work = goal.parent / f".quark-{uuid4().hex[:12]}"
     try:
-        work.parent.mkdir(parents=True, exist_ok=True)
-        work.mkdir()
-        yield work
-        for path in work.iterdir():
-            sync(path)
-        with alone_in(goal.parent):
-            publish(work, goal)
-            sync_folder(goal.parent)
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        with draft_folder(goal.parent) as drafts:
+            work = drafts / goal.name
+            work.mkdir()
+            with naming({work: goal}):
+                yield work
+            for path in work.iterdir():
+                sync(path)
+            with alone_in(goal.parent):
+                publish(work, goal)
+                sync_folder(goal.parent)
     except OSError as error:
         if isinstance(error, QuarkError):
             raise
         raise OutputError(f"the folder {str(goal)!r} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def check_target(goal: Path, beside: bool = False) -> None:

@@ -17,25 +17,22 @@ taken away before its data, so that no old model ever reads new data.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from quark.errors import OutputError, QuarkError
-from quark.files.lock import alone_in, is_abandoned, marked_alive
+from quark.errors import OutputError
+from quark.files.drafts import PREVIOUS, draft_folder, naming, sweep
+from quark.files.lock import alone_in
 from quark.files.ours import is_ours
 from quark.files.whole import resolved, settle, sync_folder
 
 Input = tuple[str, Path]
 """What it is, in words for a message, and where: a file, or a folder with all that is in it."""
 DATA = ".data"
-DRAFTS = ".quark-draft-"
-PREVIOUS = ".previous"
-"""Within a folder of drafts: the model that was taken away before its data changed."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +117,9 @@ def drafts(
         for key, output in outputs.items():
             place = resolved(output.path, output.name)
             made[key] = output, place, _folder_beside(output, place, stack) / place.name
-        try:
+        names = {draft: output.path for output, _, draft in made.values()}
+        with naming(names | {draft.parent: output.path.parent for output, _, draft in made.values()}):
             yield {key: path for key, (_, _, path) in made.items()}
-        except QuarkError as error:
-            raise _of_targets(error, made.values()) from error
         _publish(list(made.values()))
 
 
@@ -145,14 +141,6 @@ def write_output(output: Output, text: str, inputs: Iterable[Input] = ()) -> Non
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise OutputError(f"{output} cannot be written: {error.strerror or error}") from error
-
-
-def _of_targets(error: QuarkError, made: Iterable[Draft]) -> QuarkError:
-    """The same error, which names targets in the place of drafts."""
-    text = str(error)
-    for output, _, draft in made:
-        text = text.replace(str(draft), str(output.path)).replace(str(draft.parent), str(output.path.parent))
-    return error if text == str(error) else type(error)(text)
 
 
 # ---- before ----------------------------------------------------------------------------------------------------------
@@ -241,25 +229,9 @@ def _folder_beside(output: Output, place: Path, stack: ExitStack) -> Path:
     try:
         if output.folder:
             place.parent.mkdir(parents=True, exist_ok=True)
-        with alone_in(place.parent):
-            _sweep(place.parent)
-            folder = tempfile.TemporaryDirectory(dir=place.parent, prefix=DRAFTS, ignore_cleanup_errors=True)
-            made = Path(stack.enter_context(folder))
-            stack.enter_context(marked_alive(made))
+        return stack.enter_context(draft_folder(place.parent))
     except OSError as error:
         raise OutputError(f"{output} cannot be written: {error.strerror}") from error
-    return made
-
-
-def _sweep(parent: Path, replaced: Set[str] = frozenset()) -> None:
-    """Remove the drafts that killed processes left; not those that hold the only copy of a file that was replaced.
-
-    Such a copy goes when ``replaced``, the file that it was, is there anew.
-    """
-    for folder in parent.glob(f"{DRAFTS}*"):
-        kept = {one.name for one in (folder / PREVIOUS).glob("*")}
-        if folder.is_dir() and not folder.is_symlink() and is_abandoned(folder) and kept <= replaced:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _publish(made: Sequence[Draft]) -> None:
@@ -282,7 +254,7 @@ def _publish(made: Sequence[Draft]) -> None:
                 raise OutputError(f"{names} cannot be written: {error.strerror or error}") from error
             raise
         for folder in {place.parent for _, place, _ in made}:
-            _sweep(folder, {place.name for _, place, _ in made if place.parent == folder and place.exists()})
+            sweep(folder, {place.name for _, place, _ in made if place.parent == folder and place.exists()})
 
 
 def _move(output: Output, place: Path, draft: Path, undo: list[tuple[Path, Path | None]]) -> None:

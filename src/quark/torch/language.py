@@ -54,7 +54,12 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
         raise ModelError(f"{str(folder)!r} is not a folder; models are loaded from local folders")
     if is_quantized(folder):
         from quark.torch.export.reload import import_model_from_safetensors
+        from quark.torch.files.foreign import OWN, quantized_model
+        from quark.torch.files.grids import GRIDS
+        from quark.torch.files.prequantized import method_of
 
+        if (method := method_of(folder)) in GRIDS and method not in OWN:
+            return quantized_model(folder).to(device)
         return import_model_from_safetensors(None, folder, trust_remote_code=trust_remote_code, device=device)
     from quark.torch.export.checkpoint import PICKLES, weight_files
     from quark.torch.export.model_files import read_object

@@ -233,6 +233,14 @@ def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantLayer]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantLayer))
 
 
+def stored_apart(model: nn.Module) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes, in their float types, of the parameters that quantizers of weights and biases write, and of the others."""
+    own = {f"{path}.{slot}" for path, layer in quantized_layers(model) for slot, _ in layer.quantizers() if slot in OWN}
+    sizes = {name: value.numel() * value.element_size() for name, value in model.named_parameters()}
+    others = {name: size for name, size in sizes.items() if name not in own}
+    return {name: size for name, size in sizes.items() if name in own}, others
+
+
 def static_parts(layer: QuantLayer) -> Iterator[tuple[str, Any]]:
     """(slot, stage) of the activations whose range is found by calibration."""
     for slot, quantizer in layer.quantizers():

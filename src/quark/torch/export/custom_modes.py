@@ -284,7 +284,7 @@ def from_custom(data: Mapping[str, Any]) -> QConfig:
     if data.get("quant_method") == "fp8":
         return from_fp8(data)
     if data.get("quant_method") != "awq":
-        raise ConfigError(f"quant_method {data.get('quant_method')!r} is no custom mode; those are {CUSTOM_MODES}")
+        raise ConfigError(f"quant_method {data.get('quant_method')!r} is not read here; fp8 and awq are")
     if data.get("bits") != 4 or data.get("version", "gemm") != "gemm":
         raise ConfigError("quant_method 'awq': only bits=4 and version='gemm' can be read")
     spec = Uint4PerGroupSpec(-1, int(data["group_size"]), symmetric=False).to_quantization_spec()

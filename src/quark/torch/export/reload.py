@@ -20,13 +20,13 @@ from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
-from quark.torch.export.custom_modes import CUSTOM_MODES, from_custom, key_mapping
+from quark.torch.export.custom_modes import from_custom, key_mapping
 from quark.torch.export.extras import has_extras, prepare, settle
 from quark.torch.export.places import load
 from quark.torch.export.skeleton import is_inside_attention, map_attention, mark_loaded, prepared
 from quark.torch.quantized_layer import quantized_layers
 
-METHODS = ("quark", *CUSTOM_MODES)
+METHODS = ("quark", "fp8", "awq")  # `quark torch evaluate` and `convert` read further ones (``quark.torch.files``)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from quark.config.plan import Plan
 from quark.errors import ModelError
@@ -31,6 +32,12 @@ class Decision:
     found: Matches
     weights: dict[str, Stored]
     tensors: dict[str, Stored]
+
+    def stored_apart(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes, as they are stored now, of the tensors that are quantized, and of the others."""
+        sizes = {name: one.dtype.itemsize * prod(one.shape) for name, one in (self.tensors | self.weights).items()}
+        others = {name: size for name, size in sizes.items() if name not in self.weights}
+        return {name: sizes[name] for name in self.weights}, others
 
 
 def decide(checkpoint: Checkpoint, config: QConfig) -> Decision:

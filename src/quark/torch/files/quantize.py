@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,7 @@ def quantize_checkpoint(
     device: str = "cpu",
     workers: int | None = 1,
     samples: Iterable[Any] | None = None,
+    describe: Callable[[Path], None] | None = None,
 ) -> Carried | None:
     """Quantize the checkpoint in ``source`` into the folder ``target``.
 
@@ -250,6 +251,7 @@ def quantize_checkpoint(
         device: where tensors are quantized.
         workers: files made at once, by processes of joblib; None: as joblib's ``parallel_config`` says.
         samples: for static activations and algorithms, as ``quantize_model`` takes them.
+        describe: writes what is to lie beside the tensors (a model card) into ``target``, before it is marked as done.
 
     Returns:
         Of a source that was quantized before: what became of its codes.
@@ -265,7 +267,7 @@ def quantize_checkpoint(
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     goal = Path(target).expanduser().resolve()
     with as_float(Path(source).expanduser().resolve(), goal.with_name(f".{goal.name}.float")) as folder:
-        return quantize_float(read_checkpoint(folder), goal, config, export, device, workers, samples)
+        return quantize_float(read_checkpoint(folder), goal, config, export, device, workers, samples, describe)
 
 
 def quantize_float(
@@ -276,6 +278,7 @@ def quantize_float(
     device: str,
     workers: int | None,
     samples: Iterable[Any] | None,
+    describe: Callable[[Path], None] | None = None,
 ) -> Carried | None:
     """The job, of a checkpoint that is float or was decoded."""
     decision = decide(checkpoint, config)
@@ -305,7 +308,7 @@ def quantize_float(
         jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton) for job in jobs]
         run([replace(job, grids=grids, found=[]) for job in jobs], workers)
         records = [read_record(goal / job.file) or Carried() for job in jobs]
-        finish(goal, checkpoint, {job.file: job.items() for job in jobs}, entry, untied=changes.untied)
+        finish(goal, checkpoint, {job.file: job.items() for job in jobs}, entry, changes.untied, describe)
     return sum(records, Carried()) if grids else None
 
 

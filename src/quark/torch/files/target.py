@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from quark.errors import ConfigError, OutputError
 from quark.files.identity import difference
 from quark.files.untrusted import Schema, read_state
 from quark.files.whole import replace_file
+from quark.torch.export.card import CARD
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint
 from quark.torch.export.shards import Item
 from quark.torch.files.carried import record_of
@@ -24,7 +25,7 @@ SCALES = ".quark_activations"  # beside it, where activations are static
 TUNED = ".quark_tuned"  # a folder beside it, where an algorithm tunes weights
 CHANGED = ".quark_changed"  # and one where algorithms change the float model
 INDEX = ".index.json"
-LEFT_OUT = ("config.json", "README.md")
+LEFT_OUT = ("config.json", CARD)
 
 
 class Progress(Schema):
@@ -85,9 +86,14 @@ def check_mark(goal: Path, belongs: Mapping[str, str]) -> None:
 
 
 def finish(
-    goal: Path, checkpoint: Checkpoint, items: Mapping[str, list[Item]], entry: Mapping[str, Any], untied: bool = False
+    goal: Path,
+    checkpoint: Checkpoint,
+    items: Mapping[str, list[Item]],
+    entry: Mapping[str, Any],
+    untied: bool = False,
+    describe: Callable[[Path], None] | None = None,
 ) -> None:
-    """The index of ``items`` (by file), the other files of the source, and last the configuration."""
+    """The index of ``items`` (by file), the other files of the source, the configuration, and what describes them."""
     copy_others(checkpoint, goal)
     if len(items) > 1 or any(checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")):
         write_index(goal, checkpoint, items)
@@ -98,6 +104,9 @@ def finish(
         record_of(goal / file).unlink(missing_ok=True)
     for folder in (TUNED, CHANGED):
         shutil.rmtree(goal / folder, ignore_errors=True)
+    if describe is not None:
+        (goal / CARD).unlink(missing_ok=True)  # of a process that was killed here
+        describe(goal)
     (goal / PROGRESS).unlink()
 
 
