@@ -36,7 +36,7 @@ def tell(request: Request, facts: dict[str, Any], json: bool) -> None:
     if json:
         print_json(facts | {"verdict": found.facts()})
         return
-    rows = [("format", facts["format"])]
+    rows = [("output", str(request.output)), ("scheme", facts["scheme"]), ("format", facts["format"])]
     rows += [("source", f"{facts['decoded_from']}, decoded")] if "decoded_from" in facts else []
     rows += carried_rows(facts)
     if "quantized_layers" in facts:
@@ -45,7 +45,7 @@ def tell(request: Request, facts: dict[str, Any], json: bool) -> None:
     if "file_loss" in facts:
         rows.append(("loss of the file", f"{facts['file_loss']:.2g} of the norm of the evaluated weights"))
     rows.append(("seconds", f"{facts['seconds']:.1f}"))
-    show(Table(f"{facts['scheme']}: {facts['output']}", ("fact", "value"), tuple(rows)))
+    show(Table("Written", ("fact", "value"), tuple(rows)))
     if facts.get("unreached"):
         say(f"No sample reached {', '.join(facts['unreached'])}; they stay float.")
     write_lines(found.words())
