@@ -158,7 +158,8 @@ def quantize(
     Schemes with static activations and algorithms need data; about 128 windows of text like the real one are enough.
     """
     from quark.cli import torch_quantize
-    from quark.cli.torch_quantize import Request, Source, left_float
+    from quark.cli.torch_quantize import left_float
+    from quark.cli.torch_request import Request, Source
 
     check_choice(scheme, config)
     names = tuple(algorithm or ()), tuple(layer or ()), left_float(exclude, exclude_only)
@@ -284,7 +285,8 @@ def quantize_files(
     on where it was when the command is repeated.
     """
     from quark.cli import torch_quantize
-    from quark.cli.torch_quantize import Request, Source, left_float
+    from quark.cli.torch_quantize import left_float
+    from quark.cli.torch_request import Request, Source
 
     names = tuple(algorithm or ()), tuple(layer or ()), left_float(exclude, exclude_only)
     source = Source(data, samples, seq_len)
@@ -330,7 +332,8 @@ def sensitivity(
     One calibration for each candidate, then every layer alone; decoder blocks before a layer are not computed again.
     """
     from quark.cli import torch_search
-    from quark.cli.torch_quantize import Source, left_float
+    from quark.cli.torch_quantize import left_float
+    from quark.cli.torch_request import Source
 
     names = tuple(candidate or ()), left_float(exclude, exclude_only)
     given = Source(data, samples, seq_len)
@@ -397,7 +400,8 @@ def search(
     """
     from quark.cli import torch_search
     from quark.cli.search_tables import Wanted
-    from quark.cli.torch_quantize import Source, left_float
+    from quark.cli.torch_quantize import left_float
+    from quark.cli.torch_request import Source
 
     if scheme is not None and config is not None:
         raise typer.BadParameter("give --scheme or --config, not both: the file names its scheme")
@@ -450,7 +454,7 @@ def convert(
 ) -> None:
     """Write a quantized model in another format, with the codes and scales that it has."""
     from quark.cli import torch_quantize
-    from quark.cli.torch_quantize import Request, Source
+    from quark.cli.torch_request import Request, Source
 
     given = Source(None, 1, 2)
     request = Request(model, output, requantize, None, (), (), {}, given, "cpu", False, None, format, program)

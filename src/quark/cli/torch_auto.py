@@ -90,12 +90,12 @@ def _found(request: Request, goal: Goal, folder: Path) -> tuple[Outcome, list[An
 
 def _write(request: Request, found: Outcome, samples: list[Any], model: Any, folder: Path, work: Path) -> None:
     """The winner in the format that the program reads, with its card, into ``work``, which will be the output."""
-    from quark.cli import torch_quantize
+    from quark.cli import torch_quantize, torch_request
     from quark.search.parts import parts
 
-    source = torch_quantize.Source(request.source.data, request.source.samples or WINDOWS, request.seq_len)
+    source = torch_request.Source(request.source.data, request.source.samples or WINDOWS, request.seq_len)
     program = found_program(request)
-    job = torch_quantize.Request(
+    job = torch_request.Request(
         folder, work, None, None, (), (), {}, source, "cpu", False, Path(_recipe_name(work)), found.format, program
     )
     model = model.float() if found.format == "onnx" else model

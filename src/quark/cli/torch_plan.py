@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.cli.output import print_json, say, show, write_text
-from quark.cli.torch_quantize import Request, checked_format, chosen_values, float_type
+from quark.cli.torch_quantize import checked_format, chosen_values, float_type
+from quark.cli.torch_request import Request
 from quark.report import Table, file_size
 from quark.report.summary import decision_table, rule_table
 

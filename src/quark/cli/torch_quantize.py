@@ -6,12 +6,13 @@ import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quark.cli.torch_refusals import check_names, check_output, check_samples, split_layers
+from quark.cli.torch_request import Request, Source
 from quark.cli.torch_verdict import coverage_of, sizes, tell
 from quark.errors import ConfigError, unknown
 from quark.files.folder import new_folder
@@ -20,43 +21,6 @@ DTYPES = ("bfloat16", "float16", "float32")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KkMmGg])[Bb]")
 SLOTS = {"weight": "weights", "input_tensors": "inputs"}
 TENSORS = ("*.safetensors", "*.gguf", "*.onnx", "*.onnx.data")  # files with tensors
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where samples come from."""
-
-    data: Path | None
-    samples: int
-    seq_len: int
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was typed."""
-
-    model: Path
-    output: Path
-    scheme: str | None
-    kv_cache: str | None
-    algorithms: tuple[str, ...]
-    layers: tuple[str, ...]
-    exclude: Mapping[str, list[str]]
-    source: Source
-    device: str
-    trust_remote_code: bool
-    config: Path | None = None
-    format: str | None = None
-    program: str | None = None
-    dtype: str | None = None
-    max_shard_size: str = "5GB"
-    verify: bool = True
-    plan_from: Path | None = None
-
-    @property
-    def named(self) -> str:
-        """The configuration in a word."""
-        return self.scheme or str(self.config)
 
 
 def run(request: Request, check: bool, json: bool) -> None:

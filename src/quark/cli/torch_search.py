@@ -10,7 +10,7 @@ from typing import Any
 
 from quark.cli.search_output import tell_plan, tell_study, write_both
 from quark.cli.search_tables import Wanted, plan_verdict
-from quark.cli.torch_quantize import Source
+from quark.cli.torch_request import Source
 from quark.errors import ConfigError
 from quark.report.progress import bars
 from quark.search.plan_file import check_kind

@@ -10,14 +10,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quark.cli.output import print_json, say, show, write_lines
+from quark.cli.torch_request import Request
 from quark.report import Table, file_size
 from quark.report.verdict import KEPT, LEVELS, Line, Verdict, coverage_line, size_line
-
-if TYPE_CHECKING:
-    from quark.cli.torch_quantize import Request
 
 FILE_LOSS = (0.10, 0.01)
 """Of the norm of the evaluated weights, from which a file is lost, and up to which it is good."""
