@@ -158,8 +158,7 @@ def quantize(
     Schemes with static activations and algorithms need data; about 128 windows of text like the real one are enough.
     """
     from quark.cli import torch_quantize
-    from quark.cli.torch_quantize import left_float
-    from quark.cli.torch_request import Request, Source
+    from quark.cli.torch_request import Request, Source, left_float
 
     check_choice(scheme, config)
     names = tuple(algorithm or ()), tuple(layer or ()), left_float(exclude, exclude_only)
@@ -285,8 +284,7 @@ def quantize_files(
     on where it was when the command is repeated.
     """
     from quark.cli import torch_quantize
-    from quark.cli.torch_quantize import left_float
-    from quark.cli.torch_request import Request, Source
+    from quark.cli.torch_request import Request, Source, left_float
 
     names = tuple(algorithm or ()), tuple(layer or ()), left_float(exclude, exclude_only)
     source = Source(data, samples, seq_len)
@@ -332,8 +330,7 @@ def sensitivity(
     One calibration for each candidate, then every layer alone; decoder blocks before a layer are not computed again.
     """
     from quark.cli import torch_search
-    from quark.cli.torch_quantize import left_float
-    from quark.cli.torch_request import Source
+    from quark.cli.torch_request import Source, left_float
 
     names = tuple(candidate or ()), left_float(exclude, exclude_only)
     given = Source(data, samples, seq_len)
@@ -400,8 +397,7 @@ def search(
     """
     from quark.cli import torch_search
     from quark.cli.search_tables import Wanted
-    from quark.cli.torch_quantize import left_float
-    from quark.cli.torch_request import Source
+    from quark.cli.torch_request import Source, left_float
 
     if scheme is not None and config is not None:
         raise typer.BadParameter("give --scheme or --config, not both: the file names its scheme")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.cli.torch_refusals import check_names, check_output, check_samples, split_layers
-from quark.cli.torch_request import Request, Source
+from quark.cli.torch_request import Request, Source, left_float
 from quark.cli.torch_verdict import coverage_of, sizes, tell
 from quark.errors import ConfigError, unknown
 from quark.files.folder import new_folder
@@ -328,12 +328,6 @@ def unmade(
     return Request(
         model, model, scheme, kv_cache, algorithms, layers, left, source, "cpu", False, config, format, program
     )
-
-
-def left_float(exclude: Sequence[str] | None, exclude_only: Sequence[str] | None) -> dict[str, list[str]]:
-    """What stays float, as keys of a configuration file: beside the usual layers, and in their place."""
-    given = {"also_exclude": list(exclude or ()), "exclude": list(exclude_only or ())}
-    return {key: globs for key, globs in given.items() if globs}
 
 
 def run_convert(request: Request, json: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,3 +42,9 @@ class Request:
     def named(self) -> str:
         """The configuration in a word."""
         return self.scheme or str(self.config)
+
+
+def left_float(exclude: Sequence[str] | None, exclude_only: Sequence[str] | None) -> dict[str, list[str]]:
+    """What stays float, as keys of a configuration file: beside the usual layers, and in their place."""
+    given = {"also_exclude": list(exclude or ()), "exclude": list(exclude_only or ())}
+    return {key: globs for key, globs in given.items() if globs}
