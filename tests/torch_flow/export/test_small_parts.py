@@ -1,0 +1,464 @@
+"""Small decisions of the exports, each asked directly: what readers misread, which scales are cast, what goes where.
+
+The models here are stand-ins with as little as a question needs; whole files are read by other programs elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.torch_flow.export.networks import llama
+from tests.torch_flow.export.test_reload import layer, quantized
+from torch import nn
+
+from quark.errors import ConfigError, ModelError
+from quark.torch.config.type import ScaleType
+from quark.torch.export import checkpoint, extras, ggml_blocks, left_out, model_files, places, reader_scales, skeleton
+from quark.torch.export import transformers_reads as reads
+from quark.torch.export.gguf_tensors import Loss, holds, near_float16, squares
+from quark.torch.export.write_as import config_for
+from quark.torch.quantization.config.config import (
+    FP8E4M3PerTensorSpec,
+    Int4PerChannelSpec,
+    Int4PerGroupSpec,
+    Int8PerTensorSpec,
+    QConfig,
+    QLayerConfig,
+    Uint4PerGroupSpec,
+)
+from quark.torch.quantization.config.config import QTensorConfig as Spec
+from quark.torch.quantization.config.type import Dtype, QSchemeType
+
+pytest.importorskip("transformers")
+GROUPS = {"qscheme": QSchemeType.per_group, "ch_axis": -1, "group_size": 32}
+
+
+# ---- scales in the type of the model ---------------------------------------------------------------------------------
+
+
+def weight_of(dtype: Dtype, scale_type: ScaleType | None = None, **more: Any) -> Any:
+    return Spec(dtype, **{**GROUPS, **more}, scale_type=scale_type)
+
+
+@pytest.mark.parametrize("scale_type", [None, ScaleType.float, ScaleType.float32, ScaleType.float16])
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32])
+def test_scales_that_were_float32_take_the_type_of_the_model(scale_type: ScaleType | None, kind: torch.dtype) -> None:
+    config = QConfig(QLayerConfig(weight=weight_of(Dtype.int4, scale_type)))
+    found = reader_scales.with_scales_in(config, kind).global_quant_config.weight.scale_type
+    taken = {torch.float16: ScaleType.float16, torch.bfloat16: ScaleType.bfloat16}.get(kind)
+    assert found == (taken if taken and scale_type is not ScaleType.float16 else scale_type)
+
+
+CASES = {
+    "int4 alone": (QLayerConfig(weight=weight_of(Dtype.int4)), True),
+    "uint4 alone": (QLayerConfig(weight=weight_of(Dtype.uint4)), True),
+    "int8 alone": (QLayerConfig(weight=weight_of(Dtype.int8)), True),
+    "int4 beside inputs": (
+        QLayerConfig(weight=weight_of(Dtype.int4), input_tensors=Spec(Dtype.int8, qscheme=QSchemeType.per_tensor)),
+        True,
+    ),
+    "int8 beside inputs": (
+        QLayerConfig(weight=weight_of(Dtype.int8), input_tensors=Spec(Dtype.int8, qscheme=QSchemeType.per_tensor)),
+        False,
+    ),
+    "one scale": (QLayerConfig(weight=Spec(Dtype.int4, qscheme=QSchemeType.per_tensor)), False),
+    "channels": (QLayerConfig(weight=Spec(Dtype.int4, qscheme=QSchemeType.per_channel, ch_axis=0)), True),
+    "fp8": (QLayerConfig(weight=Spec(Dtype.fp8_e4m3, qscheme=QSchemeType.per_channel, ch_axis=0)), False),
+    "none": (QLayerConfig(), False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_which_weights_are_read_with_scales_of_the_model(name: str) -> None:
+    given, cast = CASES[name]
+    config = QConfig(QLayerConfig(), layer_quant_config={"*.a": given}, layer_type_quant_config={nn.Linear: given})
+    found = reader_scales.with_scales_in(config, torch.float16)
+    for one in (found.layer_quant_config["*.a"], found.layer_type_quant_config[nn.Linear]):
+        assert (one != given) == cast
+        if cast:
+            assert one == replace(given, weight=replace(given.weight, scale_type=ScaleType.float16))
+
+
+def test_how_far_a_cast_moves_scales() -> None:
+    scale = torch.tensor([1.0, 1 + 2.0**-11, 0.0], dtype=torch.float32)
+    assert reader_scales.moved(scale, torch.float16) == pytest.approx(2.0**-11, rel=1e-3)
+    assert reader_scales.moved(scale[:1], torch.float16) == 0.0
+    assert reader_scales.moved(scale.to(torch.int32), torch.float16) == 0.0
+    assert reader_scales.moved(scale[:0], torch.float16) == 0.0
+    assert reader_scales.in_type_of_model(scale, torch.float16) is scale
+    assert reader_scales.in_type_of_model(scale[:1], torch.float16).dtype is torch.float16
+
+
+@pytest.mark.parametrize(
+    ("format", "program", "cast"),
+    [("quark", "vllm", True), ("quark", None, False), ("quark", "sglang", False), ("safetensors", "vllm", False)],
+)
+def test_whose_files_have_scales_of_the_model(format: str, program: str | None, cast: bool) -> None:
+    config = QConfig(QLayerConfig(weight=weight_of(Dtype.int4)))
+    found = config_for(config, format, program, torch.float16)
+    assert (found.global_quant_config.weight.scale_type is ScaleType.float16) == cast
+
+
+# ---- what transformers makes of a file -------------------------------------------------------------------------------
+
+
+def scheme(symmetric: bool = True, blocks: bool = False, inputs: bool = False) -> Any:
+    weights = SimpleNamespace(symmetric=symmetric, scale_dtype=torch.uint8 if blocks else None)
+    return SimpleNamespace(weights=weights, input_activations=object() if inputs else None)
+
+
+def test_packed_zero_points_are_told() -> None:
+    schemes = {"a": scheme(), "b": scheme(symmetric=False)}
+    assert reads.zero_points(schemes, ["a"]) is None
+    assert "'b'" in str(reads.zero_points(schemes, ["a", "b"]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_blocks_come_back_as_bfloat16(dtype: torch.dtype, in_blocks: bool) -> None:
+    told = reads.blocks(nn.Linear(2, 2).to(dtype), {"a": scheme(), "b": scheme(blocks=in_blocks)})
+    assert (told is None) == (dtype is torch.bfloat16 or not in_blocks)
+    assert told is None or ("'b'" in told and str(dtype).removeprefix("torch.") in told)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "named", "expected"),
+    [
+        ({"head.weight": "words.weight"}, ["head"], "head.weight"),
+        ({"head.weight": "words.weight"}, ["words"], "words.weight"),
+        ({"head.weight": "words.weight"}, ["other"], None),
+        ({"head.bias": "words.bias"}, ["head.bias"], None),
+        ({}, ["head"], None),
+        (None, ["head"], None),
+    ],
+)
+def test_ties_of_weights_that_are_codes(pairs: Any, named: list[str], expected: str | None) -> None:
+    model: Any = SimpleNamespace(all_tied_weights_keys=pairs)
+    model.get_input_embeddings = model.get_output_embeddings = nn.Identity
+    told = reads.ties(model, dict.fromkeys(named))
+    assert (told is None) if expected is None else (f"of which {expected!r} is quantized" in str(told))
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        (["a.weight_packed", "a.weight", "b.weight"], True),
+        (["a.weight_packed", "a.weight"], False),
+        (["a.weight", "b.weight"], False),
+        (["a.weight_packed", "*.weight", "b.weight"], False),
+        ([], False),
+    ],
+)
+def test_a_join_collects_several_weights(sources: list[str], expected: bool) -> None:
+    assert reads.is_join(iter(sources)) == expected
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            module.weight.zero_()
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: type = Inner) -> None:
+        super().__init__()
+        self.inner, self.plain = inner(), nn.Sequential(nn.Linear(2, 2))
+
+
+class Whole(Outer):
+    def _init_weights(self, module: nn.Module) -> None:
+        """Does nothing."""
+
+
+def test_who_gives_a_module_its_first_values() -> None:
+    model = Outer()
+    found = {name: owner for name, _, owner in reads.initialized(model)}
+    assert found == {"inner": model.inner, "inner.fc": model.inner}
+    whole = Whole()
+    found = {name: owner for name, _, owner in reads.initialized(whole)}
+    assert found.pop("inner") is found.pop("inner.fc") is whole.inner
+    assert set(found) == {"", "plain", "plain.0"} and all(owner is whole for owner in found.values())
+
+
+def test_first_values_of_packed_layers_are_told() -> None:
+    model = Outer()
+    model.inner.fc.quantizer = None
+    told = reads.values(model, [])
+    assert told is None and model.inner.fc.weight is not None
+    copied = reads.without_values(model)
+    assert all(value.is_meta for value in copied.parameters())
+    assert not any(value.is_meta for value in model.parameters())
+
+
+# ---- first files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ignored", [[r"mtp\."], [r"other"], None])
+def test_heads_beside_the_model_go_along(ignored: list[str] | None, tmp_path: Path) -> None:
+    names = ("mtp.layers.0.weight", "mtp.norm", "x.mtp.a", "y")
+    heads = {name: torch.full((2,), float(k)) for k, name in enumerate(names)}
+    save_file(heads, tmp_path / "model.safetensors")
+    model = llama()
+    model.config._name_or_path = str(tmp_path)
+    model._keys_to_ignore_on_load_unexpected = ignored
+    found = {name: value for item in left_out.left_out_items(model) for name, value in item.make().items()}
+    assert set(found) == ({"mtp.layers.0.weight", "mtp.norm"} if ignored == [r"mtp\."] else set())
+    assert all(torch.equal(value, heads[name]) for name, value in found.items())
+    assert left_out.is_ignored(model, "mtp.x") == (ignored == [r"mtp\."])
+
+
+def test_only_what_is_a_head_goes_along(tmp_path: Path) -> None:
+    names = ("mtp.layers.0.weight", "mtp.kept", "skipped")
+    save_file({name: torch.zeros(1) for name in names}, tmp_path / "a.safetensors")
+    model = llama()
+    model.config._name_or_path = str(tmp_path)
+    model._keys_to_ignore_on_load_unexpected = [r"mtp\.layers", "skipped"]
+    assert [name for item in left_out.left_out_items(model) for name in item.form] == ["mtp.layers.0.weight"]
+
+
+@pytest.mark.parametrize("names", [["b", "a", "c"], ["c", "b"]])
+def test_the_first_tensor_that_is_missing_is_named(names: list[str], tmp_path: Path) -> None:
+    save_file({"z": torch.zeros(1)}, tmp_path / "x.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys([*names, "z"], "x.safetensors")}))
+    with pytest.raises(ModelError, match=f"has no tensor '{min(names)}'"):
+        checkpoint.indexed_files(tmp_path, index)
+    index.write_text('{"weight_map": {"a": "x.safetensors"}}')
+    save_file({name: torch.zeros(1) for name in ["a", *names]}, tmp_path / "x.safetensors")
+    with pytest.raises(ModelError, match=f"has a tensor '{min(set(names) - {'a'})}'"):
+        checkpoint.indexed_files(tmp_path, index)
+
+
+def test_what_lies_beside_a_model_goes_along(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    kept = ["tokenizer.json", "vocab.txt", "tokenizer.model", "modeling.py", "chat_template.jinja"]
+    for name in [*kept, "config.json", "generation_config.json", "model.safetensors.index.json", "README.txt", "a.bin"]:
+        (source / name).write_text(name)
+    (source / "folder.json").mkdir()
+    (target / "vocab.txt").write_text("own")
+    model = llama()
+    model.config._name_or_path = str(source)
+    model_files.copy_beside(model, target)
+    assert sorted(path.name for path in target.iterdir()) == sorted(kept)
+    assert (target / "vocab.txt").read_text() == "own" and (target / "modeling.py").read_text() == "modeling.py"
+
+
+# ---- places ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_module_held_says_what_it_holds() -> None:
+    module = nn.Linear(2, 2)
+    for wanted in (True, False):
+        module.weight = nn.Parameter(torch.zeros(2, 2), requires_grad=wanted)
+        places.share(module, "weight", torch.ones(2, 2))
+        assert isinstance(module.weight, nn.Parameter) and module.weight.requires_grad == wanted
+        assert bool((module.weight == 1).all())
+    module._parameters["bias"] = None
+    places.share(module, "bias", torch.ones(2))
+    assert not module.bias.requires_grad
+    module.register_buffer("scale", torch.zeros(2))
+    assert type(places.share(module, "scale", torch.ones(2))) is torch.Tensor and bool((module.scale == 1).all())
+    kept = nn.Parameter(torch.full((2, 2), 3.0))
+    assert places.share(module, "weight", kept) is kept is module.weight
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "error"),
+    [
+        ("w", torch.zeros(2), torch.ones(2), None),
+        ("w", torch.zeros(2), torch.ones(2, dtype=torch.float16), None),
+        ("w", torch.zeros(2), torch.ones(3), "has the shape"),
+        ("w", torch.zeros(2), torch.ones(2, dtype=torch.int8), "is torch.int8"),
+        ("w", torch.zeros(2, dtype=torch.int32), torch.ones(2), "is torch.float32"),
+        ("w", torch.zeros(2, dtype=torch.uint8), torch.ones(2).to(torch.float8_e4m3fn), None),
+        ("w", torch.zeros(2), torch.tensor([1.0, torch.inf]), None),
+        ("scale", torch.zeros(2), torch.tensor([1.0, torch.inf]), "not finite"),
+        ("scale_1", torch.zeros(2), torch.tensor([1.0, torch.nan]), "not finite"),
+        ("scale", torch.zeros(2), torch.tensor([1.0, 2.0]), None),
+        ("w", torch.zeros(2, device="meta"), torch.ones(2), None),
+    ],
+)
+def test_a_place_takes_what_fits(name: str, old: torch.Tensor, new: torch.Tensor, error: str | None) -> None:
+    module = nn.Module()
+    module.register_buffer(name, old)
+    if error is not None:
+        with pytest.raises(ModelError, match=error):
+            places.put(module, name, new, "it")
+        return
+    found = places.put(module, name, new, "it")
+    assert found is getattr(module, name) and found.dtype == old.dtype and not found.is_meta
+    expected = new.view(torch.uint8) if old.dtype == torch.uint8 else new
+    assert torch.equal(found.float(), expected.float())
+
+
+# ---- a model that waits for its tensors ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bytes_only", [True, False])
+@pytest.mark.parametrize("spec", ["fp8", "int4", "int8"])
+def test_codes_of_fp8_may_be_held_as_bytes(bytes_only: bool, spec: str) -> None:
+    weight = {
+        "fp8": FP8E4M3PerTensorSpec(),
+        "int4": Int4PerChannelSpec(0),
+        "int8": Int8PerTensorSpec(),
+    }[spec]
+    made = skeleton.prepared(
+        llama(), QConfig(layer(weight), exclude=["lm_head"]), "order", "real_quantized", bytes_only
+    )
+    found = made.model.layers[0].mlp.up_proj.weight.dtype
+    kept = {"fp8": torch.uint8 if bytes_only else torch.float8_e4m3fn, "int4": torch.int32, "int8": torch.int8}
+    assert found == kept[spec]
+
+
+class Sized(nn.Module):
+    in_features = 7
+
+
+@pytest.mark.parametrize(("axis", "kind", "known"), [(-1, 2, True), (2, 2, True), (1, 2, False), (1, 1, True)])
+def test_how_many_scales_an_activation_has(axis: int, kind: int, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quark.numerics.granularity import Channel
+
+    part: Any = SimpleNamespace(granularity=Channel(axis))
+    item: Any = SimpleNamespace(layer=SimpleNamespace(name="fc", kind=SimpleNamespace(features=kind)))
+    monkeypatch.setattr(skeleton, "parts", lambda quantizer: [part])
+    unknown = pytest.raises(ModelError, match="number of static scales is not known")
+    with nullcontext() if known else unknown:
+        assert skeleton.features_of(Sized(), item, "input_tensors", part) == 7
+    with unknown:
+        skeleton.features_of(nn.Module(), item, "input_tensors", part)
+    part.granularity = None
+    assert skeleton.features_of(nn.Module(), item, "input_tensors", part) == 1
+
+
+# ---- extras ----------------------------------------------------------------------------------------------------------
+
+
+def test_rotations_go_into_files_and_come_back() -> None:
+    from quark.algorithms.hadamard import rotation
+
+    turned = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).double())[0]
+    for turn in (rotation(8, None), rotation(8, 4), extras.Dense(turned)):
+        item = extras.turn_item("fc", turn)
+        ((name, value),) = item.make().items()
+        assert name == "fc.input_rotation" and item.form[name] == (tuple(value.shape), value.dtype)
+        assert (value.dtype is torch.int8) == (not isinstance(turn, extras.Dense))
+        back = extras.rotation_of(value)
+        assert type(back) is type(turn)
+        torch.testing.assert_close(extras.matrix_of(back), extras.matrix_of(turn), rtol=0, atol=1e-7)
+    signs = torch.tensor([[1, 1], [1, -1]], dtype=torch.int8)[[1, 0]]  # a matrix of signs that no construction makes
+    torch.testing.assert_close(extras.matrix_of(extras.rotation_of(signs)), signs.double() / 2**0.5)
+
+
+def test_what_a_file_holds_beside_layers() -> None:
+    for names, expected in ((["a.weight"], False), (["a.input_rotation"], True), (["a.correction.l1.weight"], True)):
+        assert extras.has_extras(SimpleNamespace(names=names)) == expected  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="holds a part of 'b', which the model does not have"):
+        extras.layer_called(nn.Sequential(), "b", SimpleNamespace(folder="here"))  # type: ignore[arg-type]
+
+
+# ---- GGUF ------------------------------------------------------------------------------------------------------------
+
+gguf = pytest.importorskip("gguf")
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_simple_blocks_decode_to_what_went_in(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-127, 128, (3, 64)) if kind == "Q8_0" else rng.integers(0, 16, (3, 64))
+    scale = (2.0 ** rng.integers(-6, 3, (3, 2))).astype(np.float32)
+    minimum = scale * -3 if kind == "Q4_1" else None
+    data = ggml_blocks.simple_block(kind, codes, scale, minimum)
+    found = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+    steps = np.repeat(scale, 32, axis=1)
+    lowest = 0 if minimum is None else np.repeat(minimum, 32, axis=1)
+    expected = (codes - (8 if kind == "Q4_0" else 0)) * steps + lowest
+    np.testing.assert_array_equal(found, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", ggml_blocks.K_QUANTS)
+def test_blocks_of_one_super_block_keep_what_is_on_their_grid(kind: str) -> None:
+    """Values that a block can hold exactly: every sub-block has the largest scale, and all of its codes."""
+    bits = int(kind[1])
+    middle = 1 << bits - 1
+    codes = np.arange(256).reshape(16, 16) * 7 % (1 << bits)
+    if kind in ("Q3_K", "Q6_K"):
+        x = (codes - middle).astype(np.float32)
+        x[:, 0] = -middle  # the extreme of every sub-block
+    else:
+        x = codes.astype(np.float32) - 2
+        x[:, 0], x[:, 1] = -2, (1 << bits) - 3
+    x = np.stack([x.reshape(-1), x.reshape(-1) * 0.5])
+    data = ggml_blocks.k_block(kind, x)
+    found = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+    np.testing.assert_allclose(found, x, rtol=0, atol=2e-3 * np.abs(x).max())
+
+
+@pytest.mark.parametrize(
+    ("values", "tolerance", "expected"),
+    [
+        ([1.0, 0.0], 2.0**-10, True),
+        ([1e-7], 2.0**-10, False),
+        ([7e4], 2.0**-10, False),
+        ([1e-5], 2.0**-10, False),
+        ([1e-5], 2.0**-7, True),
+        ([1 + 2.0**-10], 0.0, True),
+        ([1 + 2.0**-11], 0.0, False),
+    ],
+)
+def test_which_scales_float16_has(values: list[float], tolerance: float, expected: bool) -> None:
+    assert holds(np.array(values), tolerance) == expected
+
+
+def test_which_matrices_float16_has() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 70000)).astype(np.float32)
+    assert near_float16(x) and not near_float16(x * 1e-8) and not near_float16(x * 1e5)
+    assert squares(x) == pytest.approx(float(np.square(x.astype(np.float64)).sum()), rel=1e-6)
+    assert squares(x[:0]) == 0.0
+
+
+def test_the_loss_of_a_file() -> None:
+    loss = Loss(error=9.0, total=100.0)
+    assert loss.relative == pytest.approx(0.3) and Loss().relative == 0.0
+
+
+SIGNED = {
+    "Q4_1": QLayerConfig(weight=Spec(Dtype.int4, symmetric=False, **GROUPS, scale_type=ScaleType.float16)),
+    "Q4_1 unsigned": layer(Uint4PerGroupSpec(-1, 32, scale_type="float16")),
+    "Q4_0": layer(Int4PerGroupSpec(-1, 32, scale_type="float16")),
+}
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_integers_with_a_sign_and_zero_points_keep_their_values(name: str) -> None:
+    from quark.torch.export.gguf_tensors import coded_entry, values_of
+
+    model = quantized(llama(), QConfig(SIGNED[name], exclude=["lm_head"]))
+    found: Any = model.model.layers[0].mlp.up_proj
+    entry = coded_entry("up.weight", "up", found, lambda x: x, lambda: values_of(found, "weight"))
+    assert entry is not None and entry.kind == name.split()[0]
+    decoded = gguf.quants.dequantize(entry.make(), gguf.GGMLQuantizationType[entry.kind])
+    wanted = found.weight_quantizer(found.weight.detach()).detach().numpy()
+    np.testing.assert_allclose(decoded, wanted, rtol=0, atol=1e-3 * np.abs(wanted).max())
+
+
+def test_a_scheme_that_no_type_holds_is_named() -> None:
+    from quark.torch.export.gguf_tensors import coded_entry
+
+    model = quantized(llama(), QConfig(layer(FP8E4M3PerTensorSpec()), exclude=["lm_head"]))
+    with pytest.raises(ConfigError, match="which no GGUF type holds"):
+        coded_entry("up.weight", "up", model.model.layers[0].mlp.up_proj, lambda x: x, lambda: np.zeros(1))
