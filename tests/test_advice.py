@@ -11,9 +11,10 @@ import onnx
 import pytest
 from tests.onnx_flow import models
 
-from quark.cli import main
+from quark.cli import main, verdicts
 from quark.onnx import latency, tuned_speed
 from quark.onnx.graph.model import load
+from quark.report import verdict
 
 Capture = pytest.CaptureFixture[str]
 
@@ -100,3 +101,15 @@ def test_a_comparison_that_is_bad_names_the_command_that_searches(tmp_path: Path
     line = advised(said, "quark auto", capsys)
     assert run_again(f"{line} --for size --minutes 0.02") == 0
     assert (tmp_path / "q_best.onnx").exists()
+
+
+@pytest.mark.parametrize(("preset", "purpose"), [("XINT8", "npu"), ("A8W8_CPU", "cpu"), ("MATMUL_NBITS", "size")])
+def test_what_no_quick_recipe_mends_ends_in_auto(
+    preset: str, purpose: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict, "SQNR", (200.0, 300.0))  # dB that nothing reaches
+    monkeypatch.setattr(verdicts, "SECONDS", 0.0)
+    line = advised([*written(tmp_path, LAYERS, **weights()), "-p", preset], "quark auto", capsys)
+    assert f"--for {purpose} -o {tmp_path / 'q.auto.onnx'}" in line
+    assert run_again(f"{line} --minutes 0.02") in (0, 3)
+    assert (tmp_path / "q.auto.onnx").is_file()

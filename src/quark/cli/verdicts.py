@@ -165,21 +165,28 @@ def advise(
     situation = Situation(frozenset(describe(subject.model).operators), result.plan.proposals, npu)
     best, tried = improve(Attempt(subject.choice, judged), situation, measure, SECONDS)
     if best.choice == subject.choice or best.judged is None:
-        return [f"{tried} other configuration{'s were' if tried != 1 else ' was'} no better; {command(subject, None)}"]
+        return [f"{tried} other configuration{'s were' if tried != 1 else ' was'} no better; {longer(subject, subject.choice)}"]
     said = [f"{command(subject, best.choice)}   (tried: {LEVELS[best.judged.level]}, {best.judged.reason})"]
     if best.judged.level < len(LEVELS) - 1:
-        said.append(command(subject, None))
+        said.append(longer(subject, subject.choice))
     return said
 
 
-def command(subject: Subject, choice: Choice | None) -> str:
-    """The command line of a choice; that of a search for mixed precision where there is none."""
+def command(subject: Subject, choice: Choice) -> str:
+    """The command line of a choice."""
     model, output = str(subject.model), str(subject.named or subject.output)
-    if choice is None:
-        words = ["quark", "onnx", "search", model, *subject.source, "--target", "sqnr>=20", "-o", "plan.yaml"]
-        return f"find the layers that need more bits: {shlex.join(words)}"
     words = ["quark", "onnx", "quantize", model, "-o", output, *choice.flags(), *subject.source, *subject.kept]
     return shlex.join(words)
+
+
+def longer(subject: Subject, choice: Choice) -> str:
+    """The command that has the time for all recipes, and for layers of more bits."""
+    hardware, output = get_preset(choice.preset).hardware, subject.named or subject.output
+    static = Config(global_quant_config=choice.config()).compile().mode == "static"
+    purpose = "npu" if "npu" in hardware else "cpu" if static else "size"
+    place = output.with_name(f"{output.stem}.auto{output.suffix}")
+    words = ["quark", "auto", str(subject.model), *subject.source, "--for", purpose, "-o", str(place)]
+    return f"try everything, with more bits where they help: {shlex.join(words)}"
 
 
 def remedies(subject: Subject, lines: Iterable[Line]) -> list[str]:
