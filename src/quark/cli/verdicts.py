@@ -165,7 +165,8 @@ def advise(
     situation = Situation(frozenset(describe(subject.model).operators), result.plan.proposals, npu)
     best, tried = improve(Attempt(subject.choice, judged), situation, measure, SECONDS)
     if best.choice == subject.choice or best.judged is None:
-        return [f"{tried} other configuration{'s were' if tried != 1 else ' was'} no better; {longer(subject, subject.choice)}"]
+        others = "other configurations were" if tried != 1 else "other configuration was"
+        return [f"{tried} {others} no better; {longer(subject, subject.choice)}"]
     said = [f"{command(subject, best.choice)}   (tried: {LEVELS[best.judged.level]}, {best.judged.reason})"]
     if best.judged.level < len(LEVELS) - 1:
         said.append(longer(subject, subject.choice))
