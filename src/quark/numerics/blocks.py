@@ -349,7 +349,8 @@ def largest_finite(x: Array) -> Array:
         sizes = abs(float32(shared(x[index])))
         top = sizes.max()
         if maybe(~(top < inf)):
-            top = namespace(sizes).where(sizes < inf, sizes, 0 * sizes).max()
+            xp = namespace(sizes)
+            top = xp.where(sizes < inf, sizes, xp.zeros_like(sizes)).max()
         tops.append(as_parameter(top, x))
     return max(tops) if len(tops) != 2 else tops[1]  # one chunk: nothing to compare, so a GPU need not be waited for
 

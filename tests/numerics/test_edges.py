@@ -1,0 +1,207 @@
+"""Values and arguments at the very edges: what is not finite, nothing at all, the last bit of a limit."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quark.errors import DataError
+from quark.numerics import metrics
+from quark.numerics.array_files import load_array
+from quark.numerics.blocks import BLOCKS, largest_finite
+from quark.numerics.elements import ELEMENTS, Float
+from quark.numerics.formats import FORMATS
+from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
+
+torch = pytest.importorskip("torch")
+BOTH: list[Callable[[Any], Any]] = [np.asarray, torch.from_numpy]
+SPOILT = [np.inf, -np.inf, np.nan]
+
+
+# ---- what is not finite ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", BOTH)
+@pytest.mark.parametrize("spoilt", SPOILT)
+@pytest.mark.parametrize("shape", [(4, 32), (300, 512)], ids=["one piece", "several pieces"])
+def test_what_is_not_finite_does_not_count_for_the_largest(
+    made: Callable[[Any], Any], spoilt: float, shape: tuple[int, int]
+) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    largest = float(np.abs(x[:, 1:]).max())
+    x[:, 0] = spoilt
+    assert float(largest_finite(made(x))) == largest
+    assert float(largest_finite(made(x[:, :1]))) == 0.0
+    assert float(largest_finite(made(x[:0]))) == 0.0
+
+
+@pytest.mark.parametrize("made", BOTH)
+@pytest.mark.parametrize("name", [name for name, row in BLOCKS.items() if row.nonfinite == "copy"])
+def test_a_block_format_rounds_the_others_as_if_it_were_not_there(name: str, made: Callable[[Any], Any]) -> None:
+    """In NVFP4 one infinity once made every value of the tensor NaN."""
+    row = FORMATS[name]
+    x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    x[1, 5] = 0.0
+    expected = np.asarray(row.round(made(x)))
+    for spoilt in SPOILT:
+        given = x.copy()
+        given[1, 5] = spoilt
+        found = np.asarray(row.round(made(given)))
+        np.testing.assert_array_equal(found[1, 5], spoilt)
+        found[1, 5] = expected[1, 5]
+        np.testing.assert_array_equal(found, expected)
+
+
+# ---- floats by their definition --------------------------------------------------------------------------------------
+
+
+def value_of(code: int, row: Float) -> float:
+    """What the fields of a code mean, in float64."""
+    sign = -1.0 if row.signed and code >> row.exponent_bits + row.mantissa_bits else 1.0
+    exponent = code >> row.mantissa_bits & (1 << row.exponent_bits) - 1
+    fraction = (code & (1 << row.mantissa_bits) - 1) / (1 << row.mantissa_bits)
+    bias = 2 ** (row.exponent_bits - 1) - 1
+    ones = exponent == (1 << row.exponent_bits) - 1
+    if row.has_infinity and ones:
+        return sign * np.inf if fraction == 0 else np.nan
+    if row.has_nan and not row.has_infinity and ones and fraction == 1 - 2.0**-row.mantissa_bits:
+        return np.nan
+    return sign * (fraction * 2.0 ** (1 - bias) if exponent == 0 else (1 + fraction) * 2.0 ** (exponent - bias))
+
+
+FLOATS = [row for row in ELEMENTS.values() if isinstance(row, Float)]
+
+
+@pytest.mark.parametrize("made", BOTH)
+@pytest.mark.parametrize("row", FLOATS, ids=lambda row: row.name)
+def test_every_code_means_what_its_fields_say(row: Float, made: Callable[[Any], Any]) -> None:
+    codes = np.arange(1 << row.bits, dtype=row.code_dtype)
+    wanted = np.array([value_of(int(code), row) for code in codes], np.float32)
+    given = codes.astype(np.int32) if row.bits > 8 and made is not np.asarray else codes
+    np.testing.assert_array_equal(np.asarray(row.decode(made(given))), wanted)
+    assert row.max == np.nanmax(np.where(np.isinf(wanted), np.nan, wanted))
+    number = np.isfinite(wanted)
+    np.testing.assert_array_equal(np.asarray(row.encode(made(wanted[number]))).astype(codes.dtype), codes[number])
+    np.testing.assert_array_equal(np.asarray(row.round(made(wanted[number]))), wanted[number])
+
+
+@pytest.mark.parametrize("made", BOTH)
+@pytest.mark.parametrize("row", FLOATS, ids=lambda row: row.name)
+def test_between_two_values_the_nearer_one_is_taken_and_ties_go_to_even_codes(
+    row: Float, made: Callable[[Any], Any]
+) -> None:
+    """At every midpoint of neighbours, and one float32 to either side of it."""
+    codes = np.arange(1 << row.exponent_bits + row.mantissa_bits)
+    values = np.array([value_of(int(code), row) for code in codes])
+    keep = np.isfinite(values)
+    codes, values = codes[keep], values[keep].astype(np.float32)
+    exact = (values[1:].astype(np.float64) + values[:-1]) / 2
+    middle = exact.astype(np.float32)
+    halfway = middle.astype(np.float64) == exact  # representable, so a tie
+    below, above = np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(np.inf))
+    even = np.where(codes[1:] % 2 == 0, values[1:], values[:-1])
+    np.testing.assert_array_equal(np.asarray(row.round(made(middle)))[halfway], even[halfway])
+    usable = (below >= values[:-1]) & (above <= values[1:])
+    np.testing.assert_array_equal(np.asarray(row.round(made(below)))[usable], values[:-1][usable])
+    np.testing.assert_array_equal(np.asarray(row.round(made(above)))[usable], values[1:][usable])
+
+
+@pytest.mark.parametrize("name", [name for name, row in ELEMENTS.items() if not isinstance(row, Float)])
+def test_codes_of_integers_and_powers(name: str) -> None:
+    row: Any = ELEMENTS[name]
+    if name == "e8m0":
+        codes = np.arange(255, dtype=np.uint8)
+        np.testing.assert_array_equal(row.decode(codes), (2.0 ** (codes.astype(float) - 127)).astype(np.float32))
+        np.testing.assert_array_equal(row.encode(row.decode(codes)), codes)
+        assert np.isnan(row.decode(np.array([255], np.uint8))).all()
+        return
+    bits = int(name.removeprefix("u").removeprefix("int"))
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if name[0] == "i" else (0, 2**bits - 1)
+    assert (row.bits, row.min, row.max, row.middle) == (bits, low, high, 0 if name[0] == "i" else 2 ** (bits - 1))
+    assert row.divisor(False, False) == row.divisor(False, True) == high - low
+    assert row.divisor(True, True) == 2 ** (bits - 1) - 1 and row.divisor(True, False) == (high - low) / 2
+    assert np.iinfo(row.code_dtype).min <= low and np.iinfo(row.code_dtype).max >= high
+    assert np.iinfo(row.code_dtype).bits == min(size for size in (8, 16, 32) if size >= bits)
+    exact = np.float32 if bits <= 23 else np.float64
+    assert row.work_dtype == np.dtype(exact).name
+    edge = np.array([low, low + 1, -1, 0, 1, high - 1, high], np.float64).astype(exact)
+    placed = np.clip(edge, low, high)
+    if bits <= 16:
+        np.testing.assert_array_equal(row.round(edge), placed)
+        np.testing.assert_array_equal(row.round(np.array([low - 1.0, high + 1.0, -np.inf, np.inf])), [low, high] * 2)
+
+
+# ---- nothing, and too much -------------------------------------------------------------------------------------------
+
+
+def test_histograms_need_a_sum() -> None:
+    for pair in (([0, 0], [1, 1]), ([1, 1], [0, 0]), ([-1, 3], [1, 1]), ([1, 1], [-1, 3])):
+        with pytest.raises(DataError, match="non-negative counts with a positive sum"):
+            metrics.kl(*pair)
+    assert metrics.kl([0, 1], [0, 5]) == 0
+
+
+def header(text: str, version: int = 1) -> bytes:
+    size = struct.pack("<H" if version == 1 else "<I", len(text))
+    return b"\x93NUMPY" + bytes([version, 0]) + size + text.encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("descr", "shape", "told"),
+    [
+        ("|u1", "9223372036854775807,", "its shape"),
+        ("<f2", f"{2**62 // 10},10", "promises"),
+        ("<f2", f"{2**31}, {2**31}", "its shape"),
+        ("<f2", f"{2**31}, {2**31 - 1}", "promises"),
+        ("<f8", f"{2**30}, {2**30}", "its shape"),
+        ("|u1", "1," * 33, "its shape"),
+        ("|u1", "1," * 32, "promises"),
+    ],
+)
+def test_shapes_beyond_all_memory(descr: str, shape: str, told: str, tmp_path: Path) -> None:
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}\n"
+    (tmp_path / "a.npy").write_bytes(header(text))
+    with pytest.raises(DataError, match=told):
+        load_array(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("size", [2**16 - 1, 2**16, 2**16 + 1])
+def test_headers_are_as_long_as_they_may_be(version: int, size: int, tmp_path: Path) -> None:
+    if version == 1 and size >= 2**16:
+        return
+    text = "{'descr': '|u1', 'fortran_order': False, 'shape': (3,), }"
+    (tmp_path / "a.npy").write_bytes(header(text + " " * (size - len(text)), version) + b"abc")
+    if size > 2**16:
+        with pytest.raises(DataError, match="does not say what type"):
+            load_array(tmp_path / "a.npy")
+    else:
+        assert load_array(tmp_path / "a.npy").tolist() == [97, 98, 99]
+
+
+@pytest.mark.parametrize(
+    ("granularity", "shape", "grid", "parameters"),
+    [
+        (Token(), (), (), ()),
+        (Token(), (5,), (1,), ()),
+        (Token(), (2, 5), (2, 1), (2,)),
+        (Tensor(), (2, 5), (1, 1), ()),
+        (Channel(1), (2, 5), (1, 5), (5,)),
+        (Channel(-2), (2, 5), (2, 1), (2,)),
+        (Group(-1, 2), (2, 5), (2, 3), (2, 3)),
+        (Group(0, 2), (2, 5), (1, 5), (1, 5)),
+        (Group(-1, 7), (2, 5), (2, 1), (2, 1)),
+        (Block2D(2, 3), (3, 4, 5), (3, 2, 2), (3, 2, 2)),
+    ],
+    ids=str,
+)
+def test_how_many_parameters_there_are(
+    granularity: Any, shape: tuple[int, ...], grid: tuple[int, ...], parameters: tuple[int, ...]
+) -> None:
+    assert tuple(granularity.grid(shape)) == grid
+    assert tuple(granularity.parameter_shape(shape)) == parameters
