@@ -240,11 +240,19 @@ def warmly(plan: list[Trial], places: list[Place], log: Path) -> None:
     forked(work, 24 * 3600.0, loud=True)
 
 
+@cache
 def equivalent() -> dict[tuple[str, str, str, str], str]:
-    """(file, text of the line, expression, what it becomes) -> why nothing can notice it."""
+    """(file, text of the line, expression, what it becomes) -> why nothing can notice it (``*``: what lives of it)."""
     path = Path(__file__).with_name("equivalent.tsv")
     rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
     return {(file, line, was, becomes): reason for file, line, was, becomes, reason in rows}
+
+
+def reason_of(place: Place) -> str | None:
+    """Why nothing can notice a mutant that has lived, if the list says so."""
+    file, line, was, becomes = named(place)
+    known = equivalent()
+    return known.get((file, line, was, becomes)) or known.get((file, line, "*", "*"))
 
 
 def named(place: Place) -> tuple[str, str, str, str]:
@@ -260,8 +268,7 @@ def report(seed: int, places: list[Place], survived: list[Place], targets: list[
         lost = sum(place in survived for place in here)
         if here:
             print(f"{target:28} {len(here) - lost:4} of {len(here):4} killed")
-    known = equivalent()
-    reasons = {place: known.get(named(place)) for place in survived}
+    reasons = {place: reason_of(place) for place in survived}
     same = sum(bool(reason) for reason in reasons.values())
     rate, wrong = 1 - len(survived) / max(1, len(places)), max(1, len(places) - same)
     for place, reason in reasons.items():
