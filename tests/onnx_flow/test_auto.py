@@ -244,3 +244,9 @@ def test_the_last_five_lines_tell_the_verdict_and_what_to_type(
     said = capsys.readouterr()
     last = "\n".join((said.out if code in (0, 3) else said.err).splitlines()[-5:])
     assert [one for one in told if one not in last] == [], last
+
+
+def test_tokens_per_window_are_for_folders(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["auto", str(next(folder.glob("*.onnx"))), "--random", "-o", str(tmp_path / "q.onnx"), "--seq-len", "8"]
+    assert main(words) == 1
+    assert "--seq-len is for the folders" in capsys.readouterr().err

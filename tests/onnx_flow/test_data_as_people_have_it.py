@@ -273,3 +273,40 @@ def test_how_pictures_were_read_lies_beside_the_model(tmp_path: Path, capsys: py
             read_beside(Path(made))
     assert main([*words]) != 0, "a file that is not ours stays"
     assert beside.read_text() == "size: [3]"
+
+
+@pytest.mark.parametrize("words", ["--size 8x8", "--resize crop", "--bgr", "--scale 1", "--mean 3", "--std 2"])
+@pytest.mark.parametrize("kind", ["npz", "npy", "folder", "list", "random"])
+def test_an_option_that_these_samples_do_not_heed_is_refused(
+    words: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Arrays would be calibrated as they are, and the user would believe that they were normalized."""
+    onnx.save(models.model("g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }", {}), tmp_path / "m.onnx")
+    data, values = tmp_path / f"d.{kind}", np.ones((2, 4), np.float32)
+    if kind == "npz":
+        np.savez(data, x=values)
+    elif kind == "npy":
+        np.save(data, values)
+    else:
+        data.mkdir()
+        np.save(data / "a.npy", values)
+        (tmp_path / "d.txt").write_text("d.list/a.npy\n")
+    given = ["--random"] if kind == "random" else ["--data", str(tmp_path / "d.txt" if kind == "list" else data)]
+    assert (
+        main(["onnx", "quantize", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "q.onnx"), *given, *words.split()])
+        == 1
+    )
+    assert f"{words.split()[0]} is for pictures" in capsys.readouterr().err
+    assert not (tmp_path / "q.onnx").exists()
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy", "random"])
+def test_a_function_for_files_needs_files(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(models.model("g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }", {}), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((2, 4), np.float32))
+    np.save(tmp_path / "d.npy", np.ones((2, 4), np.float32))
+    (tmp_path / "mine.py").write_text("def read(path):\n    raise SystemExit\n")
+    given = ["--random"] if kind == "random" else ["--data", str(tmp_path / f"d.{kind}")]
+    words = ["onnx", "quantize", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "q.onnx"), *given]
+    assert main([*words, "--preprocess", f"{tmp_path / 'mine.py'}:read"]) == 1
+    assert "--preprocess is called with the path of each sample" in capsys.readouterr().err

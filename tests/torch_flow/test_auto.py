@@ -113,3 +113,17 @@ def test_an_encoder_is_loaded_as_what_it_is_and_judged_by_its_features(tmp_path:
     assert type(load_model(tmp_path / "out")).__name__ == "BertModel"
     assert main(["torch", "evaluate", str(tmp_path / "out"), *data]) == 1
     assert "BertModel predicts no tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--size 8x8", "--bgr", "--mean 2", "--preprocess a.py:f", "--strict", "--random", "--workers 2", "--labels a.csv"],
+)
+def test_what_a_folder_does_not_heed_is_refused(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "t.txt").write_text("a text")
+    (tmp_path / "a.csv").write_text("0")
+    given = [word if not word.endswith(".csv") else str(tmp_path / word) for word in words.split()]
+    paths = ["--data", str(tmp_path / "t.txt"), "-o", str(tmp_path / "q")]
+    assert main(["auto", str(tmp_path / "model"), "--for", "vllm", *paths, *given]) == 1
+    assert f"{given[0]} is for ONNX models" in capsys.readouterr().err

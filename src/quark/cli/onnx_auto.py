@@ -41,6 +41,8 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
     Raises:
         typer.Exit: with the code 3, where nothing is within the tolerance or wins anything.
     """
+    if request.seq_len != Request.seq_len:
+        raise ConfigError("--seq-len is for the folders of torch models; an ONNX model takes samples as they are")
     goal, name = _goal(request), _named(request)
     recipe = Output(request.output.with_suffix(".recipe.yaml"), "the recipe")
     check_outputs([recipe], [("the float model", request.model)], overwrite)

@@ -10,11 +10,13 @@ from quark.cli.samples import Samples, find_samples
 from quark.cli.source_options import Source
 from quark.errors import ConfigError, DataError
 from quark.onnx.data import Feed, RandomDataReader, inputs_of
-from quark.onnx.data_files import is_picture
+from quark.onnx.data_files import ARRAYS, is_picture
 from quark.onnx.graph.model import load, load_ahead
 from quark.onnx.preprocess_file import FILE, read_beside
 from quark.onnx.preprocessing import Preprocessing, doubts
 from quark.search.function import load_function
+
+PICTURES = ("size", "resize", "bgr", "scale", "mean", "std")  # what is typed about pictures alone
 
 
 def feeds(model: Path, source: Source, first: bool = False, made: Path | None = None) -> Samples | list[Feed]:
@@ -31,6 +33,7 @@ def feeds(model: Path, source: Source, first: bool = False, made: Path | None = 
     """
     if (source.data is None) != source.random:
         raise DataError("give the samples with --data PATH, or --random to use generated ones for a trial run")
+    check_pictures(source)
     loaded = load_ahead(model) if first else load(model)
     if source.data is None:
         return [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
@@ -51,6 +54,25 @@ def beside(model: Path) -> Preprocessing | None:
         words = ", ".join(f"{name} {value}" for name, value in settings.to_dict().items())
         say(f"note: pictures are read as {str(model.with_name(FILE))!r} has it ({words})")
     return settings
+
+
+def check_pictures(source: Source) -> None:
+    """Options stand beside samples that heed them: what nobody heeds would calibrate on other values in silence.
+
+    Raises:
+        DataError: they stand beside arrays, sounds or generated samples.
+    """
+    usual, data = Source(), source.data
+    given = [f"--{name}" for name in PICTURES if getattr(source, name) != getattr(usual, name)]
+    if given and not (data is not None and (not data.exists() or is_picture(data))):
+        what = "--random" if data is None else f"--data {str(data)!r}"
+        raise DataError(
+            f"{given[0]} is for pictures, and {what} has none: leave it out. Arrays and sounds are taken as they are; "
+            f"--preprocess FILE.py:FUNCTION prepares them"
+        )
+    if source.preprocess and (data is None or data.suffix.lower() in ARRAYS):
+        what = "--random has no files" if data is None else f"{str(data)!r} is one file with all samples"
+        raise DataError(f"--preprocess is called with the path of each sample, and {what}: give a folder or a list")
 
 
 def preprocessing(source: Source) -> Preprocessing:

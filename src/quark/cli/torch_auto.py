@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import yaml
 
 from quark.cli.auto_request import ACCEPTABLE, Request, longer, looser, parse_drop, tell
 from quark.cli.output import say, write_page, write_text
+from quark.cli.source_options import source_words
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
@@ -39,6 +41,12 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
 
     if request.labels is not None:
         raise ConfigError("--labels is for ONNX models; for a torch model write a function: --metric FILE.py:FUNCTION")
+    other = source_words(replace(request.source, data=None, samples=None))
+    other += ["--workers"] if request.workers != 1 else []
+    if other:
+        raise ConfigError(
+            f"{other[0]} is for ONNX models; a folder takes --data (a text, token ids), --samples, --seq-len"
+        )
     goal, output = _goal(request), request.output
     check_target(output.expanduser().resolve())
     recipe = Output(output.with_name(_recipe_name(output)), "the recipe")
