@@ -48,12 +48,12 @@ ONNX = (
     *("stated_options", "calibration_options", "plan_and_explain", "plan_steps", "plan_rules", "slower", "faster"),
     *("tuned_speed", "every_operator", "flow", "one_pass", "repeatable", "runtime_options", "second_reader", "guard"),
     *("odd_graphs", "graphs_of_exporters", "mixprecision", "free_sizes", "wire", "workers", "quantized_plan", "causes"),
-    *("npu_real", "runtime_operators"),
+    *("npu_real", "runtime_operators", "small_decisions", "tables_by_schema", "resume_states"),
 )
 EXPORT = (
     *("layout", "shards", "reload", "bad_files", "bad_input", "card", "custom_modes", "compressed_tensors", "gguf"),
     *("gguf_architectures", "gptq", "formats", "failures", "onnx", "onnx_decoder", "verify", "algorithms", "parts"),
-    *("genai", "every_cell", "diffusers"),
+    *("genai", "every_cell", "diffusers", "small_parts", "mode_decisions"),
 )
 TORCH = (
     *("layouts", "observers", "registry_contract", "files", "kv_cache", "experts", "spec_truth", "carried"),

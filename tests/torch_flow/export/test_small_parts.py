@@ -462,3 +462,28 @@ def test_a_scheme_that_no_type_holds_is_named() -> None:
     model = quantized(llama(), QConfig(layer(FP8E4M3PerTensorSpec()), exclude=["lm_head"]))
     with pytest.raises(ConfigError, match="which no GGUF type holds"):
         coded_entry("up.weight", "up", model.model.layers[0].mlp.up_proj, lambda x: x, lambda: np.zeros(1))
+
+
+@pytest.mark.parametrize("size", [64, 32])
+def test_the_frequencies_of_llama3_are_those_of_transformers(size: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from quark.torch.export.gguf_architectures import rope_factors
+
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
+    rope["original_max_position_embeddings"] = 64  # some frequencies below both bounds, some between, some above
+    config = LlamaConfig(hidden_size=size * 4, num_attention_heads=4, rope_parameters=rope)
+    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].double().numpy()
+    plain = 1.0 / 10000.0 ** (np.arange(0, size, 2) / size)
+    found = rope_factors(config)
+    assert found is not None and found.dtype == np.float32
+    np.testing.assert_allclose(found, plain / scaled, rtol=1e-5)
+    assert len(set(np.round(found, 3))) > 3
+    assert rope_factors(LlamaConfig(hidden_size=64, num_attention_heads=4)) is None
