@@ -176,6 +176,10 @@ def _only_told(tree: ast.Module) -> set[ast.AST]:
             read = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
             others = {node.id for node in read if isinstance(node.ctx, ast.Load) and node not in quoted}
             for node in ast.walk(function):
+                if isinstance(node, ast.If) and all(
+                    isinstance(one, ast.Expr) and _is_log(one.value) for one in node.body
+                ):
+                    told |= set() if node.orelse else {node.test}
                 if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                     name = node.targets[0].id
                     if name not in others and any(one.id == name for one in quoted):
@@ -211,7 +215,7 @@ def constants() -> dict[tuple[str, str], str]:
 
 
 def _is_log(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("_log.", "warnings."))
+    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("_log.", "log.", "warnings."))
 
 
 def _is_text(node: ast.BinOp) -> bool:

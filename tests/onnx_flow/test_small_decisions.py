@@ -467,3 +467,92 @@ def test_which_operators_are_quantized_in_which_flow(name: str) -> None:
     assert not quantized(sixteen, eight, OpTypesToQuantize=["Conv"])
     assert quantized(eight, eight, QuantizeAllOpTypes=True)
     assert not quantized(sixteen, eight, EnableNPUTransformer=True)
+
+
+def test_layout_operators_that_lead_to_float_layers_stay_float_with_them() -> None:
+    """What only such layers read, back through what only moves it to them."""
+    from quark.config.plan import Plan
+    from quark.onnx.qdq.outputs import leave_inputs
+
+    text = """g (float[2, 8] x) => (float[8, 3] y, float[16] v) {
+        a = Relu (x) b = Transpose (a) c = Reshape (b, shape) y = MatMul (c, w) v = Flatten (x) }"""
+    proto = models.model(text, {"w": models.normal(2, 3), "shape": np.array([8, 2])}, 17)
+    proto.graph.node[1].name = ""
+    model = load(proto)
+    for number, node in enumerate(model.graph):
+        node.name = f"n{number}"
+
+    def left(names: set[str]) -> set[str]:
+        plan = Plan()
+        for name in "xabc":
+            plan.tensors[name] = TensorPlan(name, "activation", TensorSpec("int8"), "", name)
+        leave_inputs(model, plan, names)
+        return set("xabc") - set(plan.tensors)
+
+    assert left({"n3"}) == {"a", "b", "c"}
+    assert left(set()) == set() and left({"n1"}) == {"a"} and left({"n0"}) == set() and left({"n0", "n4"}) == {"x"}
+
+
+def test_which_nodes_read_inputs_of_the_graph() -> None:
+    from quark.onnx.qdq.selection import known_nodes
+
+    text = "g (float[2, 8] x) => (float[2, 3] y) { a = Relu (x) b = Sqrt (a) y = MatMul (b, w) }"
+    model = load(models.model(text, {"w": models.normal(8, 3)}, 17))
+    found = known_nodes(model)
+    assert [node.reads_graph_input for node in found] == [True, False, False]
+    assert [len(node.producers) for node in found] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("bias", "grows"), [(1.0, False), (1 + 1e-3, True), (0.5, False)])
+def test_scales_grow_only_where_a_bias_would_not_fit(bias: float, grows: bool) -> None:
+    from quark.config.plan import Plan
+
+    plan = Plan()
+    plan.tensors["d"] = TensorPlan("d", "activation", TensorSpec("int8"), "", "d", scale=np.float32(1.0))
+    fit = np.float32(1.0 * (1 + 2.0**-20) / (2.0**31 - 1))
+    plan.tensors["w"] = TensorPlan(
+        "w", "weight", TensorSpec("int8"), "", "w", scale=np.float32(fit * np.float32(1.0001))
+    )
+    tensor = TensorPlan("b", "bias", TensorSpec("int32"), "", "b", bias_of=("d", "w"))
+    before = float(np.asarray(plan.tensors["w"].scale))
+    parameters._make_room(plan, tensor, np.array([bias, -bias / 2], F32))
+    after = float(np.asarray(plan.tensors["w"].scale))
+    assert (after > before) == grows
+    assert bias / after <= 2**31 - 1
+    with pytest.raises(ModelError, match="holds NaN or infinity; such a bias"):
+        parameters._make_room(plan, tensor, np.array([np.inf, 1.0], F32))
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "expected"),
+    [
+        ("MatMul", ["x", "z"], ["x", "z"]),
+        ("MatMul", ["x", "w"], ["x"]),
+        ("MatMul", ["w", "x"], ["w", "x"]),
+        ("Conv", ["i", "k"], ["i"]),
+        ("Add", ["x", "w"], ["x", "w"]),
+        ("Add", ["x", "n"], ["x"]),
+        ("Where", ["c", "x", "z"], ["x", "z"]),
+        ("Relu", ["n"], []),
+        ("Clip", ["x", "w"], ["x"]),
+    ],
+)
+def test_the_activations_that_a_node_reads(op_type: str, inputs: list[str], expected: list[str]) -> None:
+    from quark.onnx.qdq.op_rules import OP_RULES
+
+    def value(name: str) -> ir.Value:
+        dtype = {"n": ir.DataType.INT64, "c": ir.DataType.BOOL}.get(name, ir.DataType.FLOAT)
+        made = ir.Value(name=name, shape=ir.Shape([4, 4]), type=ir.TensorType(dtype))
+        if name in "wk":
+            made.const_value = ir.tensor(models.normal(4, 4))
+        return made
+
+    values = [value(name) for name in inputs]
+    constants = [one for one in values if one.const_value is not None]
+    node = ir.node(op_type, values)
+    ir.Graph([one for one in values if one not in constants], node.outputs, nodes=[node], initializers=constants)
+    found = slots.data_inputs(node, OP_RULES[op_type])
+    assert [one.name for one in found] == expected
+    weight = slots.weight_input(node, OP_RULES[op_type])
+    weighted = op_type in ("MatMul", "Conv") and inputs[1] in "wk"
+    assert (None if weight is None else weight.name) == (inputs[1] if weighted else None)

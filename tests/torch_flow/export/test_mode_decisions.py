@@ -6,6 +6,7 @@ needed for them, so every entry stands at least once on either side of its condi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -451,3 +452,60 @@ def test_a_quotient_gives_its_product_back() -> None:
     factor = torch.rand(5000, generator=generator) + 0.1
     product = factor * (torch.rand(5000, generator=generator) + 0.1)
     assert torch.equal(layout.quotient(product, factor) * factor, product)
+
+
+def test_a_scale_over_the_blocks_and_their_own_belong_together() -> None:
+    for changes in ({"tensor_scale": False}, {"rule": "e5m3"}, {"size": 32}):
+        row = replace(BLOCKS["nvfp4"], **changes)
+        with pytest.raises(ConfigError, match="are no format"):
+            compressed.block_arguments("fc", row, True)
+        plain = not row.tensor_scale
+        assert modelopt.word(part(row).stage, False) == (
+            "nvfp4" if plain else f"nvfp4 of {row.size} under {row.rule} scales"
+        )
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_values_of_a_fused_projection_have_a_name_of_their_own(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quark.torch.export import state
+
+    projections = {"k": "kv", "v": "kv"} if fused else {"k": "k_proj", "v": "v_proj"}
+    kept = SimpleNamespace(stage=SimpleNamespace(calibrated=True, format=SimpleNamespace(has_zero_point=True)))
+    cache = SimpleNamespace(projections=projections, _modules={"k": kept, "v": kept})
+    monkeypatch.setattr(state, "cache_quantizers", lambda model: [("", cache)])
+    monkeypatch.setattr(state, "parts", lambda quantizer: [quantizer])
+    found = [(name, kind) for name, _, kind in state.attention_parameters(nn.Module())]
+    first, second = ("kv.output", "kv.output") if fused else ("k_proj.output", "v_proj.output")
+    last = "_2" if fused else ""
+    assert found == [
+        (f"{first}_scale", "scale"),
+        (f"{first}_zero_point", "zero_point"),
+        (f"{second}_scale{last}", "scale"),
+        (f"{second}_zero_point{last}", "zero_point"),
+    ]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("granularity", ["tensor", "channel", "other channel", "32", "64", "48", "long", "rows"])
+def test_weights_that_gguf_has_blocks_for(bits: int, granularity: str) -> None:
+    from quark.torch.export.gguf_tensors import fits
+
+    given: dict[str, Any] = {
+        "tensor": {"qscheme": TENSOR},
+        "channel": {"qscheme": CHANNEL, "ch_axis": 0},
+        "other channel": {"qscheme": CHANNEL, "ch_axis": 1},
+        "32": GROUPS,
+        "64": {**GROUPS, "group_size": 64},
+        "48": {**GROUPS, "group_size": 48},
+        "long": {**GROUPS, "group_size": 144},
+        "rows": {**GROUPS, "ch_axis": 0},
+    }[granularity]
+    whole = granularity in ("tensor", "channel", "32", "64", "long")
+    for name, wide in ((f"int{bits}", False), (f"uint{bits}", bits == 8)):
+        if name not in Dtype.__members__:
+            continue
+        for symmetric in (True, False):
+            stage = Spec(Dtype[name], symmetric=symmetric, **given).to_stage()
+            made: Any = layout.layout_of((stage,), (96, 144), "order")
+            expected = whole and (bits < 8 or (symmetric and not wide))
+            assert fits(made) == expected, (name, symmetric)

@@ -487,3 +487,69 @@ def test_the_frequencies_of_llama3_are_those_of_transformers(size: int) -> None:
     np.testing.assert_allclose(found, plain / scaled, rtol=1e-5)
     assert len(set(np.round(found, 3))) > 3
     assert rope_factors(LlamaConfig(hidden_size=64, num_attention_heads=4)) is None
+
+
+@pytest.mark.parametrize(
+    ("renamed", "hit", "written", "expected"),
+    [
+        (False, False, 3, False),
+        (True, False, 3, True),
+        (False, True, 3, True),
+        (False, True, 2, False),
+        (True, True, 2, False),
+        (True, False, 2, True),
+    ],
+)
+def test_experts_that_the_original_has_one_by_one(
+    renamed: bool, hit: bool, written: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stacks here: they come apart where more tensors are written, or where each expert has a name of its own."""
+    monkeypatch.setattr(reads, "numbered_stacks", lambda module: [{"up": torch.zeros(1), "down": torch.zeros(1)}])
+    monkeypatch.setattr(reads, "base_of", lambda name, table: name)
+    names: Any = SimpleNamespace(
+        hit=lambda name: object() if hit else None,
+        layer=lambda name: f"other.{name}" if renamed else name,
+        written=lambda form: range(written),
+        renamed={},
+    )
+    assert reads.is_listed("experts", nn.Module(), names) == expected  # type: ignore[arg-type]
+
+
+def test_what_is_unpacked_is_frozen_and_computes_the_same(tmp_path: Path) -> None:
+    from quark.torch.export.api import export_safetensors, import_model_from_safetensors
+
+    model = quantized(llama(), QConfig(layer(Int4PerGroupSpec(-1, 32)), exclude=["lm_head"]))
+    export_safetensors(model, tmp_path)
+    loaded = import_model_from_safetensors(llama(), tmp_path)
+    found: Any = loaded.model.layers[0].mlp.up_proj
+    assert found.compact and found.loaded
+    ids = torch.arange(8).reshape(1, 8)
+    with torch.no_grad():
+        expected = loaded(ids).logits
+        assert skeleton.unpack(loaded) is loaded
+        torch.testing.assert_close(loaded(ids).logits, expected)
+    assert found.frozen and not found.compact and found.weight.dtype == torch.float32
+    assert list(skeleton.compact_layers(loaded)) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["a.safetensors"], None),
+        ([], "no safetensors file"),
+        (["a.safetensors", "b.safetensors"], "2 safetensors files and no index"),
+        (["pytorch_model.bin"], r"no safetensors file; pytorch_model.bin may hold pickled weights"),
+        (["a.safetensors.index.json", "b.safetensors.index.json"], "has 2 indexes"),
+    ],
+)
+def test_which_files_hold_the_weights(names: list[str], told: str | None, tmp_path: Path) -> None:
+    for name in names:
+        if name.endswith(".safetensors"):
+            save_file({name[0]: torch.zeros(1)}, tmp_path / name)
+        else:
+            (tmp_path / name).write_text("{}")
+    if told is None:
+        assert checkpoint.weight_files(tmp_path) == {"a.safetensors": ("a",)}
+        return
+    with pytest.raises(ModelError, match=told):
+        checkpoint.weight_files(tmp_path)
