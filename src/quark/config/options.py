@@ -160,6 +160,12 @@ class Options(BaseModel):
         "Keep in float what decodes the outputs behind the last layer with weights (boxes, scores). Default: for the "
         "CPU target in 8 bits, which wins no time there.",
     )
+    QuantizeEmbeddings: bool = _option(
+        True,
+        2,
+        "Tables that Gather takes rows of (embeddings) become codes with a scale for every row, where that keeps their "
+        "values to 35 dB; with weights in integers only.",
+    )
     EnableSubgraph: bool | None = _option(
         None,
         2,

@@ -96,6 +96,8 @@ def _rows(model: ir.Model) -> Iterator[TensorPlan]:
             yield _row(node, source, role)
         elif node.op_type in DEQUANTIZE | STORED and is_constant(source):
             yield _row(node, source, "bias" if source.dtype == ir.DataType.INT32 else "weight")
+        elif node.op_type in DEQUANTIZE and (lookup := _lookup(source)) is not None:
+            yield _table(node, lookup)
         elif node.op_type == "Cast":
             yield from _cast(node, source)
 
@@ -208,6 +210,33 @@ def _folded(node: ir.Node, source: ir.Value, format: str) -> TensorPlan:
     spec = replace(spec, narrow=_is_narrow(spec, constant_array(source)))
     name = _base(str(source.name))
     return TensorPlan(name, "weight", spec, REASON, readers=_readers(last, source), given=_given(scale, zero_point))
+
+
+def _lookup(codes: ir.Value) -> ir.Node | None:
+    """The Gather that takes rows of a constant's codes."""
+    maker = codes.producer()
+    return maker if maker is not None and maker.op_type == "Gather" and is_constant(input_at(maker, 0)) else None
+
+
+def _table(node: ir.Node, lookup: ir.Node) -> TensorPlan:
+    """A table of codes: their scale, or the scales of their rows that are taken beside them."""
+    found, table = parameters(node), lookup.inputs[0]
+    if found is None or table is None:
+        raise ModelError(f"a plan holds no scale that is computed, which the node {node.name!r} has")
+    scale, zero_point = found
+    granularity: Granularity = Tensor()
+    for use in node.outputs[0].uses():
+        beside = [_lookup(value) for value in use.node.inputs if value is not None]
+        rows = next((constant_array(one.inputs[0]) for one in beside if one is not None), None)
+        if use.node.op_type == "Mul" and rows is not None:
+            scale = scale * rows.reshape(-1).astype(np.float64)
+            granularity, zero_point = Channel(0), np.broadcast_to(zero_point, scale.shape)
+    spec = _spec(_FORMATS[code_type(node)], scale, zero_point, granularity)
+    spec = replace(spec, narrow=_is_narrow(spec, constant_array(table)))
+    given = _given(scale, zero_point)
+    return TensorPlan(
+        _base(str(table.name)), "weight", spec, REASON, readers=frozenset([str(lookup.name)]), given=given
+    )
 
 
 def _name(node: ir.Node, source: ir.Value) -> str:

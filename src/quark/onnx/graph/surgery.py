@@ -231,6 +231,17 @@ def set_constant(value: ir.Value, array: np.ndarray) -> None:
     value.type = ir.TensorType(value.const_value.dtype)
 
 
+def own_copy(node: ir.Node, value: ir.Value, model: ir.Model) -> str:
+    """Give a node a copy of a constant that another one shares; its name."""
+    name = f"{value.name}_{node.name}"
+    copy = ir.Value(name=name, shape=value.shape, type=value.type, const_value=value.const_value)
+    model.graph.register_initializer(copy)
+    for position, operand in enumerate(node.inputs):
+        if operand is value:
+            node.replace_input_with(position, copy)
+    return name
+
+
 def sole_consumer(value: ir.Value) -> ir.Node | None:
     """The one node that reads ``value`` (once), None where others read it or it is a graph output."""
     uses = tuple(value.uses())

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import TensorSpec
+from quark.numerics.granularity import Tensor
 
 #: operator -> the option that aligns it.
 _SWITCH = {
@@ -82,3 +83,25 @@ class _Groups:
 
     def _spec(self, tensor: TensorPlan) -> TensorSpec:
         return self._specs.get(self._root(tensor.group), tensor.spec)
+
+
+def _split_groups(plan: Plan) -> None:
+    """Members of a group that a later entry of the configuration gave another spec form a group of their own."""
+    for members in plan.groups().values():
+        first: dict[TensorSpec, str] = {}
+        for member in members:
+            first.setdefault(replace(member.spec, granularity=Tensor()), member.name)
+        for member in members if len(first) > 1 else ():
+            root = first[replace(member.spec, granularity=Tensor())]
+            plan.put(replace(member, group=root, observed=member.observed or member.name == root))
+
+
+def settle(plan: Plan) -> None:
+    """What leaving tensors out has cut loose: groups without a range of their own."""
+    _split_groups(plan)
+    for name, members in plan.groups().items():
+        if not any(member.observed for member in members):
+            plan.put(replace(members[0], observed=True))
+        if name not in plan.tensors:
+            for member in members:
+                plan.put(replace(plan.tensors[member.name], group=members[0].name))

@@ -25,9 +25,8 @@ from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import attribute, float_attribute, input_at, int_attribute, is_constant
+from quark.onnx.graph.surgery import attribute, float_attribute, input_at, int_attribute, is_constant, own_copy
 from quark.onnx.qdq.index_paths import computes_shapes
-from quark.onnx.qdq.place import own_copy
 from quark.onnx.qdq.selection import bound
 
 Reason = str | None

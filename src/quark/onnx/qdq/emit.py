@@ -27,6 +27,7 @@ from quark.onnx.qdq.initializers import Parameters
 from quark.onnx.qdq.recurrent import is_alone
 from quark.onnx.qdq.shield import shield
 from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant
+from quark.onnx.qdq.tables import is_lookup, write_lookups
 from quark.operators import add_functions
 
 Builder = Callable[[Carried], list[ir.Node]]
@@ -35,7 +36,7 @@ Builder = Callable[[Carried], list[ir.Node]]
 def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     """Insert the nodes of a complete plan. ``model`` is used up; the result may be another object with its data."""
     values = {value.name: value for value in _all_values(model)}
-    parameters = Parameters(model)
+    parameters, lookups = Parameters(model), list[tuple[Carried, list[ir.Node]]]()
     for tensor in plan:
         if tensor.scale is None:
             raise ModelError(f"the plan has no scale for {tensor.name!r}")
@@ -43,7 +44,14 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
         if tensor.role == "activation":
             _activation(model.graph, carried)
         else:
-            _constant(model.graph, carried)
+            uses = _uses(carried)
+            rows = [use.node for use in uses if is_lookup(carried, use)]
+            others = [use for use in uses if not is_lookup(carried, use)]
+            lookups += [(carried, rows)] if rows else []
+            if others or not rows:
+                _constant(model.graph, carried, others)
+    for carried, nodes in lookups:  # they put other values in the place of those that the plan names
+        write_lookups(carried, nodes)
     second_type.drop(model, plan)
     remove_unused(model)
     shield(model)
@@ -97,8 +105,8 @@ def _insert(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> None:
         graph.insert_before(graph[0], nodes)
 
 
-def _constant(graph: ir.Graph, carried: Carried) -> None:
-    uses, options, spec = _uses(carried), carried.options, carried.tensor.spec
+def _constant(graph: ir.Graph, carried: Carried, uses: list[Any]) -> None:
+    options, spec = carried.options, carried.tensor.spec
     if options.EnableVaimlBF16 and spec.row.onnx_type == "BFLOAT16":
         read = rounded_constant(carried)
     else:

@@ -17,6 +17,9 @@ class Parameters:
         self.names = Names(model)
         self._graph = model.graph
         self._made: dict[str, tuple[ir.Value, ir.Value]] = {}
+        self._unit: ir.Value | None = None
+        #: Codes of constants that are in the graph, by the name of the constant.
+        self.codes: dict[str, ir.Value] = {}
 
     def add(self, tensor: np.ndarray | ir.TensorProtocol, name: str) -> ir.Value:
         """A new initializer of this name, or of the next free one where the model uses it already."""
@@ -49,3 +52,8 @@ class Parameters:
                 self.add(np.asarray(high), f"{name}_max"),
             )
         return self._made[name]
+
+    def unit(self) -> ir.Value:
+        """The scale 1, for codes that are multiplied by their own scales."""
+        self._unit = self._unit or self.add(np.asarray(np.float32(1)), "unit_scale")
+        return self._unit

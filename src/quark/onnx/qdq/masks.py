@@ -55,6 +55,6 @@ def _is_mask(value: ir.Value | None) -> bool:
 
 
 def _masks(numbers: np.ndarray) -> bool:
-    low, high = numbers.min(), numbers.max()
+    low, high = float(numbers.min()), float(numbers.max())  # bounds that half precision does not have
     extreme = low if low <= MASK_VALUE and high <= 0 else high if high >= FAR_ABOVE and low >= 0 else None
     return bool(np.isinf(numbers).any()) or (extreme is not None and bool(np.isin(numbers, (extreme, 0.0)).all()))

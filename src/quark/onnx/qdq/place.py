@@ -19,7 +19,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
-from quark.onnx.graph.surgery import bodies, is_constant
+from quark.onnx.graph.surgery import bodies, is_constant, own_copy
 from quark.onnx.qdq import (
     align,
     biases,
@@ -36,6 +36,7 @@ from quark.onnx.qdq import (
     selection,
     slots,
     slower,
+    tables,
 )
 from quark.onnx.qdq.block_axes import in_blocks, is_scalar
 from quark.onnx.qdq.carriers import block_size
@@ -93,6 +94,8 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
         if rule.output == "same":
             _pass_through(node, rule, layer, placement)
     recurrent.store_weights(model, placement.plan, job, decisions)
+    left = placement.shaping | placement.decoding | placement.masking
+    tables.store_tables(model, placement.plan, job, decisions, left)
     own_inputs.separate(model, placement.plan, placement.apart)
     _leave_outputs(placement)
     _feed_float(placement)
@@ -105,7 +108,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     passthrough.pass_through(model, placement.plan, job.options.CalibPassthroughOpTypes)
     overrides.override(model, placement.plan, job.options)
     block_axes.refine(model, placement.plan, job)
-    _settle(placement.plan)
+    align.settle(placement.plan)
     biases.refit(model, placement.plan)
     note_floats(model, placement.plan)
     return placement.plan
@@ -374,17 +377,6 @@ def _add_constant(node: ir.Node, value: ir.Value, spec: TensorSpec, reason: str,
         plan.put(replace(known, readers=(known.readers or frozenset()) | {node.name or ""}))
 
 
-def own_copy(node: ir.Node, value: ir.Value, model: ir.Model) -> str:
-    """Give a node a copy of a constant that another one shares; its name."""
-    name = f"{value.name}_{node.name}"
-    copy = ir.Value(name=name, shape=value.shape, type=value.type, const_value=value.const_value)
-    model.graph.register_initializer(copy)
-    for position, operand in enumerate(node.inputs):
-        if operand is value:
-            node.replace_input_with(position, copy)
-    return name
-
-
 def _add_bias(node: ir.Node, rule: OpRule, layer: LayerSpec, reason: str, placement: Placement) -> None:
     bias, options = slots.bias_input(node, rule), placement.job.options
     data = node.inputs[0]
@@ -476,25 +468,3 @@ def _feed_float(placement: Placement) -> None:
             plan.put(replace(tensor, readers=others if tensor.readers is None else tensor.readers & others))
         else:
             plan.leave(tensor.name, "only nodes that an algorithm added read it, and they compute in float")
-
-
-def _split_groups(plan: Plan) -> None:
-    """Members of a group that a later entry of the configuration gave another spec form a group of their own."""
-    for members in plan.groups().values():
-        first: dict[TensorSpec, str] = {}
-        for member in members:
-            first.setdefault(replace(member.spec, granularity=Tensor()), member.name)
-        for member in members if len(first) > 1 else ():
-            root = first[replace(member.spec, granularity=Tensor())]
-            plan.put(replace(member, group=root, observed=member.observed or member.name == root))
-
-
-def _settle(plan: Plan) -> None:
-    """What leaving tensors out has cut loose: groups without a range of their own."""
-    _split_groups(plan)
-    for name, members in plan.groups().items():
-        if not any(member.observed for member in members):
-            plan.put(replace(members[0], observed=True))
-        if name not in plan.tensors:
-            for member in members:
-                plan.put(replace(plan.tensors[member.name], group=members[0].name))

@@ -54,8 +54,15 @@ def rounded_constant(carried: Carried) -> ir.Value:
     return carried.parameters.add(np.asarray(values), f"{carried.name}_bf16")
 
 
+def typed(carried: Carried) -> ir.Value:
+    """The initializer ``<name>_quantized`` in the ONNX type of its format, made once."""
+    made = carried.parameters.codes
+    if carried.name not in made:
+        made[carried.name] = _typed(carried)
+    return made[carried.name]
+
+
 def _typed(carried: Carried) -> ir.Value:
-    """The initializer ``<name>_quantized`` in the ONNX type of its format."""
     source, tensor, dtype = source_of(carried), carried.tensor, onnx_type(carried.tensor.spec)
 
     def compute() -> ir.TensorProtocol:
@@ -70,7 +77,7 @@ def _typed(carried: Carried) -> ir.Value:
 
 
 def _standard(carried: Carried, domain: str = "", op_type: str = "DequantizeLinear") -> list[ir.Node]:
-    inputs = [_typed(carried), *carried.parameters.of(carried.tensor)]
+    inputs = [typed(carried), *carried.parameters.of(carried.tensor)]
     return [single(carried, op_type, inputs, axis_of(carried.tensor), domain)]
 
 
@@ -81,7 +88,7 @@ def _extended(carried: Carried) -> list[ir.Node]:
 def _cast(carried: Carried) -> list[ir.Node]:
     """Codes behind Cast, Sub and Mul, which ONNX Runtime computes when it loads the model and never fuses."""
     tensor = carried.tensor
-    nodes = [single(carried, "Cast", [_typed(carried)], {"to": int(ir.DataType.FLOAT)})]
+    nodes = [single(carried, "Cast", [typed(carried)], {"to": int(ir.DataType.FLOAT)})]
     steps = [("Mul", np.asarray(tensor.scale, np.float32), 1.0)]
     if tensor.spec.row.has_zero_point:
         steps.insert(0, ("Sub", np.asarray(tensor.zero_point, np.float32), 0.0))

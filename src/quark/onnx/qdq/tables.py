@@ -1,0 +1,183 @@
+"""Tables that Gather takes rows of, such as embeddings: stored as codes, looked up as codes, dequantized afterwards.
+
+    codes [rows, …]      -> Gather(indices) -> DequantizeLinear(1) -> Mul -> the rows in float
+    scales [rows, 1, …]  -> Gather(indices) -------------------------^
+
+Nothing is computed on a table, so a scale for every row costs no kernel, and only the rows that are asked for are ever
+dequantized. Half of a language model's bytes, and nearly all of a recommender's, are such tables.
+
+Left in float: what is small, or whose rows are so short that their scales weigh what the codes save (boxes, places);
+what 8 bits with a scale per row do not hold to ``FAITHFUL`` dB (rows with outliers, masks with -1e38).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.job import Job
+from quark.config.plan import Plan, TensorPlan
+from quark.config.rules import Decision
+from quark.config.tensor import TensorSpec
+from quark.errors import ModelError
+from quark.numerics.affine import fake_quantize
+from quark.numerics.formats import Int
+from quark.numerics.granularity import Channel, Tensor
+from quark.numerics.metrics import sqnr
+from quark.onnx.graph.shapes import static_shape
+from quark.onnx.graph.surgery import int_attribute, is_constant, let_go, own_copy, take_over
+from quark.onnx.qdq import slots
+from quark.onnx.qdq.carriers import constant_kind, onnx_type
+from quark.onnx.qdq.carry import Carried
+from quark.onnx.qdq.store import typed
+
+OPTION = "QuantizeEmbeddings"
+REASON = f"{OPTION}: its rows are looked up as codes"
+#: Elements of a table, and of a row, from which on codes save more than nodes and scales take.
+SMALLEST, SHORTEST = 1 << 12, 8
+#: What the codes keep of a table, in dB: beyond what 8-bit activations behind it do.
+FAITHFUL = 35.0
+#: Rows that the loss is measured on.
+_ROWS = 1 << 12
+_FORMATS = ("int8", "uint8", "int16", "uint16")
+
+
+def store_tables(
+    model: ir.Model, plan: Plan, job: Job, decisions: Mapping[str, Decision], left: Collection[ir.Node]
+) -> None:
+    """Add the tables of a model to its plan, in place.
+
+    Args:
+        left: nodes that stay float for what they compute.
+    """
+    if not job.options.QuantizeEmbeddings or job.options.AddQDQPairToWeight:
+        return
+    suited: dict[str, bool] = {}
+    for node in list(model.graph):
+        layer = decisions[node.name or ""].layer
+        if node.op_type != "Gather" or node in left or not _is_wanted(node, job) or not _looks_up_rows(node, 0):
+            continue
+        if layer is None or layer.weight is None or not isinstance(layer.weight.row, Int):
+            continue
+        table, spec = node.inputs[0], _for_rows(layer.weight)
+        name = "" if table is None else table.name or ""
+        if name not in suited:
+            suited[name] = _suits(table, plan, spec)
+        if suited[name]:
+            plan.nodes[node.name or ""] = replace(plan.nodes[node.name or ""], quantized=True, reason=REASON)
+            _add(node, spec, plan, model)
+
+
+def _is_wanted(node: ir.Node, job: Job) -> bool:
+    """Whether the options let a lookup be quantized."""
+    options = job.options
+    kinds = [*options.OpTypesToQuantize, *options.ExtraOpTypesToQuantize] if options.OpTypesToQuantize else ["Gather"]
+    named = not options.NodesToQuantize or node.name in options.NodesToQuantize
+    return named and "Gather" in kinds and slots.STAYS_FLOAT not in node.meta
+
+
+def _looks_up_rows(node: ir.Node, position: int) -> bool:
+    """Whether a node reads its input at ``position`` by whole rows."""
+    return node.op_type == "Gather" and position == 0 and node.domain == "" and int_attribute(node, "axis", 0) == 0
+
+
+def _suits(table: ir.Value | None, plan: Plan, spec: TensorSpec) -> bool:
+    """Whether codes of a table save bytes and keep its values: nothing else may need it in float."""
+    if table is None or not is_constant(table) or not slots.is_float(table):
+        return False
+    shape = static_shape(table) or ()
+    if len(shape) < 2 or prod(shape) < SMALLEST or prod(shape[1:]) < SHORTEST or table.is_graph_output():
+        return False
+    known = plan.tensors.get(table.name or "")
+    readers = (known.readers or frozenset()) if known is not None else frozenset()
+    here = all(use.node.graph is table.graph for use in table.uses())
+    if not here or not all(_looks_up_rows(use.node, use.idx) or use.node.name in readers for use in table.uses()):
+        return False
+    return _is_faithful(table, spec)
+
+
+def _is_faithful(table: ir.Value, spec: TensorSpec) -> bool:
+    source = table.const_value
+    values = np.zeros(0) if source is None else source.numpy()
+    rows = np.asarray(values[:: max(1, len(values) // _ROWS)], np.float32)
+    extremes = np.asarray([values.min(), values.max()], np.float64)
+    del values
+    let_go(source)
+    limit = np.abs(rows).reshape(len(rows), -1).max(-1)
+    if not (np.abs(extremes) < np.finfo(np.float32).max / 2).all():
+        return False  # infinite, not a number, or would be behind its codes
+    scale, zero_point = spec.grid.parameters(-limit, limit)
+    return sqnr(rows, fake_quantize(rows, scale, zero_point, spec.row, spec.granularity)) > FAITHFUL
+
+
+def _for_rows(spec: TensorSpec) -> TensorSpec:
+    """A float scale for every row and no zero point: no kernel has to know them. Never fewer than 8 bits."""
+    format = spec.format if spec.format in _FORMATS else "int8"
+    return TensorSpec(format, granularity=Channel(0), rounding=spec.rounding)
+
+
+def _add(node: ir.Node, spec: TensorSpec, plan: Plan, model: ir.Model) -> None:
+    value = node.inputs[0]
+    name = "" if value is None else value.name or ""
+    known = plan.tensors.get(name)
+    if known is not None and known.spec != spec and value is not None:
+        name, known = own_copy(node, value, model), None
+    readers = (known.readers if known and known.readers else frozenset()) | {node.name or ""}
+    plan.put(TensorPlan(name, "weight", spec, f"{REASON}: Gather {node.name!r}", name, readers=readers))
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def is_lookup(carried: Carried, use: Any) -> bool:
+    """Whether a reader of a constant can take rows of its codes."""
+    tensor = carried.tensor
+    by_rows = isinstance(tensor.spec.granularity, Tensor) or tensor.spec.granularity == Channel(0)
+    kept = (
+        by_rows
+        and constant_kind(tensor.spec, carried.options) == "standard"
+        and np.ptp(np.asarray(tensor.zero_point)) == 0
+    )
+    return kept and not carried.options.AddQDQPairToWeight and _looks_up_rows(use.node, use.idx)
+
+
+def write_lookups(carried: Carried, nodes: Iterable[ir.Node]) -> None:
+    """Let Gather nodes take rows of the codes of a table, and of its scales where it has several."""
+    tensor, parameters, rank = carried.tensor, carried.parameters, len(carried.value.shape or ())
+    scale, codes = np.asarray(tensor.scale, np.float32), typed(carried)
+    point = np.asarray(tensor.zero_point).reshape(-1)[0].astype(onnx_type(tensor.spec).numpy())
+    zero_point = parameters.add(np.asarray(point), f"{tensor.name}_zero_point")
+    rows = scale.reshape(-1, *[1] * (rank - 1)) if scale.size > 1 else scale.reshape(())
+    scales = parameters.add(rows, f"{tensor.name}_scale")
+    for node in nodes:
+        _write(carried, node, (codes, scales, zero_point))
+
+
+def _write(carried: Carried, node: ir.Node, stored: tuple[ir.Value, ir.Value, ir.Value]) -> None:
+    parameters, rows, graph = carried.parameters, node.outputs[0], node.graph
+    codes, scales, zero_point = stored
+    several = (scales.shape or ()) != ()
+
+    def add(op_type: str, inputs: Sequence[ir.Value | None], name: str, to: ir.DataType | None = None) -> ir.Value:
+        made = ir.Value(name=parameters.names.fresh(f"{name}_Output"))
+        attributes = {} if to is None else {"to": int(to)}
+        new = ir.node(op_type, inputs, attributes=attributes, outputs=[made], name=name)
+        if graph is None:
+            raise ModelError(f"the node {node.name!r} is in no graph")
+        graph.insert_before(node, new)
+        return made
+
+    taken = add("Gather", [codes, node.inputs[1]], str(node.name))
+    step = parameters.unit() if several else scales
+    result = add("DequantizeLinear", [taken, step, zero_point], f"{node.name}_DequantizeLinear")
+    if several:
+        factor = add("Gather", [scales, node.inputs[1]], f"{node.name}_scale")
+        result = add("Mul", [result, factor], f"{node.name}_Mul")
+    if rows.dtype is not None and rows.dtype != ir.DataType.FLOAT:
+        result = add("Cast", [result], f"{node.name}_Cast", rows.dtype)
+    take_over(result, rows)
