@@ -205,3 +205,22 @@ def test_how_many_parameters_there_are(
 ) -> None:
     assert tuple(granularity.grid(shape)) == grid
     assert tuple(granularity.parameter_shape(shape)) == parameters
+
+
+def test_zero_points_have_the_narrowest_type_that_holds_every_code() -> None:
+    wide = {name for name, row in ELEMENTS.items() if row.has_zero_point and row.zero_dtype == "int64"}
+    assert wide == {"uint32"}
+    assert all(row.zero_dtype == "int32" for name, row in ELEMENTS.items() if name not in wide)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "e4m3", "e5m3", "e8m0"])
+def test_a_scale_is_never_below_the_smallest_that_its_format_has(name: str) -> None:
+    from quark.numerics.scales import SCALE_RULES
+
+    element: Any = SCALE_RULES[name].storage
+    smallest = float(
+        element.decode(np.array([0 if name == "e8m0" else 1], np.uint16 if element.bits > 8 else np.uint8))[0]
+    )
+    given = np.array([1e-45, smallest, smallest * 1.25, 3e38], np.float32)
+    found = SCALE_RULES[name].snap(given)
+    assert (found[:3] == np.float32(smallest)).all() and found[3] == np.float32(min(element.max, found[3])) > 0

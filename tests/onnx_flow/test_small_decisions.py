@@ -556,3 +556,21 @@ def test_the_activations_that_a_node_reads(op_type: str, inputs: list[str], expe
     weight = slots.weight_input(node, OP_RULES[op_type])
     weighted = op_type in ("MatMul", "Conv") and inputs[1] in "wk"
     assert (None if weight is None else weight.name) == (inputs[1] if weighted else None)
+
+
+def test_only_the_copies_of_the_plan_are_taken_out_again() -> None:
+    """An Identity of the model's own stays, and so does a node of another type under a copy's name."""
+    from quark.config.plan import NodePlan, Plan
+    from quark.onnx.qdq import second_type
+
+    text = "g (float[2] x) => (float[2] y) { a = Relu (x) b = Identity (a) y = Sqrt (b) }"
+    model, plan = load(models.model(text, {}, 17)), Plan()
+    nodes = list(model.graph)
+    for number, node in enumerate(nodes):
+        node.name = f"n{number}"
+    second_type.insert(model, plan, nodes[0].outputs[0], "copy", [nodes[1]])
+    plan.nodes["n2"] = NodePlan("n2", "Sqrt", True, second_type.REASON)
+    assert [node.op_type for node in model.graph] == ["Relu", "Identity", "Identity", "Sqrt"]
+    second_type.drop(model, plan)
+    assert [node.name for node in model.graph] == ["n0", "n1", "n2"]
+    assert nodes[1].inputs[0] is nodes[0].outputs[0]
