@@ -169,3 +169,11 @@ def test_abandoned_drafts_go_and_others_stay(tmp_path: Path) -> None:
         assert holding.exists()
         drafts.sweep(tmp_path, {"m.onnx"})
         assert not holding.exists() and alive.exists() and target.exists()
+
+
+def test_how_much_is_read_of_files_that_may_come_from_strangers() -> None:
+    from quark.files import untrusted
+    from quark.numerics import array_files
+
+    assert (untrusted.STATE_BYTES, untrusted.CONFIG_BYTES, untrusted.WORDS) == (64 * 2**20, 16 * 2**20, 64 * 2**20)
+    assert array_files.WHOLE == 8 * 2**30 and array_files.MOST_AXES == 32

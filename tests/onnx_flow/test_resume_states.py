@@ -37,6 +37,62 @@ def test_files_are_numbered_and_replaced_ones_go(tmp_path: Path) -> None:
     assert (values(again.done("s", "k")), values(again.done("s", "other"))) == ([3], [10])
 
 
+def test_a_first_write_that_was_cut_before_its_file_is_taken_over(tmp_path: Path) -> None:
+    opened(tmp_path).finish("s", "k", {"w": np.array([1])})
+    assert files(tmp_path) == ["0.bin"]
+    (tmp_path / "r.json").unlink()  # as if it had never been written
+    again = opened(tmp_path)
+    assert again.done("s", "k") is None
+    again.finish("s", "k", {"w": np.array([2])})
+    assert files(tmp_path) == ["0.bin"] and values(opened(tmp_path).done("s", "k")) == [2]
+    resume = opened(tmp_path)
+    resume.finish("s", "l", {"w": np.array([3])})
+    assert files(tmp_path) == ["0.bin", "1.bin"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fits"),
+    [
+        ("version", 1, True),
+        ("version", 2, False),
+        ("next", 10**9, True),
+        ("next", 10**9 + 1, False),
+        ("next", -1, False),
+        ("next", 0, True),
+        ("extra", 1, False),
+    ],
+)
+def test_what_a_state_may_hold(tmp_path: Path, field: str, value: int, fits: bool) -> None:
+    import json
+
+    resume = opened(tmp_path)
+    resume.finish("s", "k", {"w": np.array([1])})
+    resume.settle()
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    if fits:
+        assert values(opened(tmp_path).done("s", "k")) == [1]
+    else:
+        with pytest.raises(ConfigError):
+            opened(tmp_path)
+
+
+@pytest.mark.parametrize(("field", "value"), [("size", -1), ("file", "../x.bin"), ("file", "x.bin"), ("shape", [-1])])
+def test_what_an_entry_may_hold(tmp_path: Path, field: str, value: object) -> None:
+    import json
+
+    resume = opened(tmp_path)
+    resume.finish("s", "k", {"w": np.array([1])})
+    resume.settle()
+    path = tmp_path / "r.json"
+    state = json.loads(path.read_text())
+    entry = state["entries"]["s"]["k"]
+    (entry["arrays"][0] if field == "shape" else entry)[field] = value
+    path.write_text(json.dumps(state))
+    with pytest.raises(ConfigError):
+        opened(tmp_path)
+
+
 @pytest.mark.parametrize("cut", ["half", "nothing", "gone"])
 def test_a_last_write_that_was_cut_is_taken_back(tmp_path: Path, cut: str) -> None:
     resume = opened(tmp_path)

@@ -553,3 +553,85 @@ def test_which_files_hold_the_weights(names: list[str], told: str | None, tmp_pa
         return
     with pytest.raises(ModelError, match=told):
         checkpoint.weight_files(tmp_path)
+
+
+def test_numbers_of_gguf_are_those_of_its_package() -> None:
+    from quark.torch.export import gguf_vocabulary as vocabulary
+    from quark.torch.export.gguf_model import FILE_TYPES
+
+    types = gguf.LlamaFileType
+    for kind, number in FILE_TYPES.items():
+        name = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}.get(kind, f"MOSTLY_{kind}")
+        names = [name, f"{name}_S", "MOSTLY_Q2_K"] if kind in ("Q3_K", "Q4_K", "Q5_K") else [name]
+        assert number in [int(getattr(types, one)) for one in names if hasattr(types, one)] or kind == "MXFP4"
+    assert FILE_TYPES["MXFP4"] == 38
+    for name in ("NORMAL", "UNKNOWN", "CONTROL", "USER_DEFINED", "UNUSED", "BYTE"):
+        assert getattr(vocabulary, name) == int(getattr(gguf.TokenType, name))
+
+
+def test_the_largest_value_over_the_scale_of_a_gguf_block() -> None:
+    """A code of as many bits, for signed ones the lowest, times the largest scale within a super-block."""
+    from quark.torch.export.gguf_tensors import LEVELS
+
+    codes = {"Q4_0": 8, "Q4_1": 15, "Q5_0": 16, "Q5_1": 31, "Q8_0": 127}
+    codes |= {"Q2_K": 3 * 15, "Q3_K": 4 * 32, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q6_K": 32 * 128}
+    assert codes == LEVELS
+    for kind, size in (("Q4_0", 32), ("Q8_0", 32), ("Q4_K", 256), ("Q6_K", 256)):
+        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] == size
+    assert (ggml_blocks.BLOCK, ggml_blocks.SUPER) == (32, 256)
+
+
+def test_how_formats_are_stored() -> None:
+    """Bits of a code, the word that they are packed in, and from which end (the peer's files, for 2 and 4 bits)."""
+    from quark.numerics.elements import ELEMENTS
+    from quark.torch.export.storage import SHIFTS, storage_of
+
+    found = {}
+    for name in (
+        "int2",
+        "uint2",
+        "int4",
+        "uint4",
+        "int3",
+        "int8",
+        "uint8",
+        "int16",
+        "fp8_e4m3",
+        "fp4_e2m1",
+        "fp6_e3m2",
+    ):
+        made = storage_of(ELEMENTS[name])
+        found[name] = (made.bits, made.first, made.reorders, made.transposes, made.dtype.itemsize)
+    assert found == {
+        "int2": (2, "high", False, True, 1),
+        "uint2": (2, "high", False, True, 1),
+        "int4": (4, "low", True, True, 4),
+        "uint4": (4, "low", True, True, 4),
+        "int3": (3, "low", False, False, 1),
+        "int8": (0, "low", False, True, 1),
+        "uint8": (0, "low", False, True, 1),
+        "int16": (0, "low", False, True, 2),
+        "fp8_e4m3": (0, "low", False, False, 1),
+        "fp4_e2m1": (4, "low", False, False, 1),
+        "fp6_e3m2": (6, "low", False, False, 1),
+    }
+    assert (SHIFTS.bits, SHIFTS.dtype) == (1, torch.uint8)
+
+
+def test_which_architectures_llama_cpp_has_otherwise() -> None:
+    """Facts of llama.cpp: permuted queries and keys, norms plus one, windows, patterns of layers."""
+    from quark.torch.export.gguf_architectures import ARCHITECTURES
+
+    def named(field: str) -> set[str]:
+        return {name for name, row in ARCHITECTURES.items() if getattr(row, field)}
+
+    assert named("interleaved") == {"llama", "mistral", "mixtral", "granite", "smollm3"}
+    assert named("shifted") == {"gemma", "gemma2", "gemma3_text"}
+    assert named("window") == {"gemma2", "gemma3_text", "phi3", "gpt_oss"}
+    assert {name: ARCHITECTURES[name].period for name in named("period")} == {
+        "gemma2": 2,
+        "gemma3_text": 6,
+        "gpt_oss": 2,
+    }
+    normed = {name: row.fixed["norm_topk_prob"] for name, row in ARCHITECTURES.items() if "norm_topk_prob" in row.fixed}
+    assert normed == {"qwen2_moe": False, "qwen3_moe": True, "olmoe": False}
