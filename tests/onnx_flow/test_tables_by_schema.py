@@ -14,11 +14,13 @@ from tests.onnx_flow import models
 
 from quark.config.options import Options
 from quark.config.tensor import LayerSpec, TensorSpec
+from quark.errors import ConfigError
+from quark.numerics.formats import FORMATS, Block
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, UInt8Spec
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import prepare
-from quark.onnx.qdq.carriers import STORED_FROM, opsets_of
+from quark.onnx.qdq.carriers import STORED_FROM, activation_kind, constant_kind, opsets_of
 from quark.onnx.qdq.dynamic import DYNAMIC_RULES
 from quark.onnx.qdq.index_paths import PLACE_INPUTS, SHAPE_INPUTS_FROM
 from quark.onnx.qdq.op_rules import DIVISORS, GENERIC, OP_RULES
@@ -206,3 +208,69 @@ def test_channels_are_those_of_the_operator() -> None:
         QConfig(layer, extra_options={"PrintSummary": False}).compile(),
     )
     assert place(prepared.model, prepared.job).tensors["w"].spec.granularity == Channel(1)
+
+
+# ---- kinds of nodes --------------------------------------------------------------------------------------------------
+
+PLAIN = {"int8", "uint8", "int16", "uint16"}
+WIDE = {"int32", "uint32", "float16", "bfloat16"}
+FOLDED = {"fp8_e4m3", "fp8_e5m2", "int2", "uint2"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("as_cast", ["BF16QDQToCast", "EnableVaimlBF16", None])
+@pytest.mark.parametrize("grouped", [True, False])
+def test_what_carries_a_format(name: str, as_cast: str | None, grouped: bool) -> None:
+    options = Options(**({} if as_cast is None else {as_cast: True}))
+    spec = TensorSpec(name, granularity=Group(1, 32) if grouped else Tensor())
+    cast = as_cast is not None and name in ("float16", "bfloat16")
+    if isinstance(FORMATS[name], Block):
+        assert activation_kind(spec, options) == constant_kind(spec, options) == "block"
+        return
+    activation = "cast" if cast else "standard" if name in PLAIN else "extended" if name in WIDE else "element"
+    assert activation_kind(spec, options) == activation
+    folded = name in FOLDED or (grouped and name in ("int8", "uint8"))
+    stored = name in PLAIN | {"int32", "int4", "uint4"}
+    expected = "cast" if folded or cast else "standard" if stored else "extended" if name in WIDE else "element"
+    assert constant_kind(spec, options) == expected
+
+
+@pytest.mark.parametrize(
+    ("slot", "format", "granularity", "told"),
+    [
+        ("inputs", "int8", Channel(0), "one scale per tensor"),
+        ("outputs", "int8", Group(1, 4), "one scale per tensor"),
+        ("inputs", "mxfp4", Group(1, 32), None),
+        ("inputs", "int8", Tensor(), None),
+        ("weight", "int8", Channel(0), None),
+        ("weight", "int4", Group(1, 4), None),
+        ("weight", "fp8_e4m3", Group(1, 4), None),
+        ("weight", "bfloat16", Group(1, 4), "ONNX has no groups"),
+        ("weight", "int3", Group(1, 4), "ONNX has no groups"),
+        ("weight", "int3", Channel(0), None),
+    ],
+)
+def test_granularities_that_onnx_has(slot: str, format: str, granularity: Any, told: str | None) -> None:
+    if format not in FORMATS:
+        return
+    slots = {"inputs": None, "weight": None, "outputs": None, "bias": None}
+    layer = LayerSpec(**{**slots, slot: TensorSpec(format, granularity=granularity)})
+    if told is None:
+        assert list(opsets_of(layer, Options()))
+        return
+    with pytest.raises(ConfigError, match=told):
+        list(opsets_of(layer, Options()))
+
+
+@pytest.mark.parametrize(("option", "slot"), [("ActivationScaled", "inputs"), ("WeightScaled", "weight")])
+@pytest.mark.parametrize("format", ["bfloat16", "float16", "int8"])
+def test_only_floats_of_16_bits_are_scaled_on_request(option: str, slot: str, format: str) -> None:
+    slots = {"inputs": None, "weight": None, "outputs": None, "bias": None}
+    layer = LayerSpec(**{**slots, slot: TensorSpec(format)})
+    if format == "int8":
+        with pytest.raises(ConfigError, match=rf"{option} scales bfloat16, float16 only; the data type of {slot}"):
+            list(opsets_of(layer, Options(**{option: True})))
+    else:
+        assert list(opsets_of(layer, Options(**{option: True})))
+    other = {"ActivationScaled": "WeightScaled", "WeightScaled": "ActivationScaled"}[option]
+    assert list(opsets_of(layer, Options(**{other: True})))

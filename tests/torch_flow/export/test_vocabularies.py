@@ -1,0 +1,141 @@
+"""Tokenizers as GGUF holds them, from small hand-made files: tokens, scores, types, and the name of a rule of words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quark.errors import ModelError
+from quark.torch.export import gguf_vocabulary as vocabulary
+
+gguf = pytest.importorskip("gguf")
+TYPES = gguf.TokenType
+BYTE_LEVEL = {"type": "ByteLevel", "use_regex": True}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "abb": 4}, "merges": ["a b", ["ab", "b"]]}
+    data = {"model": {**model, **changes.pop("model", {})}, "pre_tokenizer": BYTE_LEVEL, **changes}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    return folder / "tokenizer.json"
+
+
+def test_tokens_of_bytes_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    added = [{"id": 5, "content": "<s>", "special": True}, {"id": 6, "content": "word"}, {"id": 1, "content": "B"}]
+    kind, tokens, scores, types = vocabulary.json_tokens(written(tmp_path, added_tokens=added), 7)
+    assert (kind, tokens) == ("gpt2", ["a", "B", "ab", "[PAD3]", "abb", "<s>", "word"])
+    assert scores == [0.0] * 7
+    wanted = [TYPES.NORMAL, TYPES.USER_DEFINED, TYPES.NORMAL, TYPES.UNUSED, TYPES.NORMAL, TYPES.CONTROL]
+    assert types == [int(one) for one in (*wanted, TYPES.USER_DEFINED)]
+
+
+def test_tokens_of_pieces_have_scores_in_the_order_of_merges(tmp_path: Path) -> None:
+    vocab = {"a": 0, "b": 1, "ab": 2, "abb": 3, "<unk>": 4, "<0x0A>": 5, "<0xzz>": 6, "xy": 7}
+    path = written(tmp_path, model={"vocab": vocab, "byte_fallback": True}, pre_tokenizer=None)
+    kind, tokens, scores, types = vocabulary.json_tokens(path, 8)
+    assert (kind, tokens) == ("llama", list(vocab))
+    assert scores == [-2.0, -2.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0]
+    assert types[4:] == [int(one) for one in (TYPES.UNKNOWN, TYPES.BYTE, TYPES.NORMAL, TYPES.NORMAL)]
+    assert vocabulary.merge_scores(["ab", "a"], []) == [0.0, 0.0]
+    assert vocabulary.merge_scores(["ab"], ["x y", "a b", "ab "]) == [-1.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "told"),
+    [
+        ({}, 4, "has the token 4, and the embedding of the model 4 rows"),
+        ({}, 5, None),
+        ({"model": {"type": "Unigram"}}, 9, "tokenizer of the type 'Unigram'"),
+        ({"model": {"type": None}}, 9, "tokenizer of the type None"),
+        ({"pre_tokenizer": None}, 9, "not byte-level"),
+        ({"pre_tokenizer": None, "decoder": {"type": "ByteLevel"}}, 9, None),
+        ({"pre_tokenizer": None, "model": {"byte_fallback": True}}, 9, None),
+        ({"pre_tokenizer": None, "model": {"byte_fallback": False}}, 9, "not byte-level"),
+        ({"model": {"vocab": {"a": -1}}}, 9, "tokenizer.json"),
+        ({"added_tokens": [{"id": -1, "content": "x"}]}, 9, "tokenizer.json"),
+        ({"added_tokens": [{"id": 9, "content": "x"}]}, 9, "has the token 9"),
+    ],
+)
+def test_what_is_no_vocabulary(changes: dict[str, Any], size: int, told: str | None, tmp_path: Path) -> None:
+    path = written(tmp_path, **changes)
+    if told is None:
+        assert len(vocabulary.json_tokens(path, size)[1]) == 5
+        return
+    with pytest.raises(ModelError, match=told):
+        vocabulary.json_tokens(path, size)
+
+
+@pytest.mark.parametrize(
+    ("node", "family", "expected"),
+    [
+        (BYTE_LEVEL, "llama", "gpt-2"),
+        ({"type": "ByteLevel"}, "llama", "gpt-2"),
+        ({"type": "ByteLevel", "use_regex": False}, "llama", None),
+        ({"type": "ByteLevel", "use_regex": False}, "qwen2", "qwen2"),
+        (
+            {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL]},
+            "llama",
+            "smollm",
+        ),
+        (
+            {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": False}, BYTE_LEVEL]},
+            "llama",
+            None,
+        ),
+        ({"type": "Sequence", "pretokenizers": [{"type": "Digits"}, BYTE_LEVEL]}, "llama", None),
+        (None, "llama", None),
+        ({"type": "Split", "pattern": {"Regex": next(iter(vocabulary.RULES))}}, "llama", "llama-bpe"),
+        ({"type": "Split", "pattern": {"Regex": next(iter(vocabulary.RULES))}}, "qwen2", "llama-bpe"),
+        ({"type": "Split", "pattern": {"Regex": "other"}}, "llama", None),
+        ({"type": "Split", "pattern": {"Regex": "other"}}, "gpt_oss", "gpt-4o"),
+        ([{"pattern": {"Regex": list(vocabulary.RULES)[1]}}, {"pattern": {"Regex": "other"}}], "llama", None),
+    ],
+)
+def test_the_name_of_the_rule_that_splits_words(node: Any, family: str, expected: str | None, tmp_path: Path) -> None:
+    path = written(tmp_path, pre_tokenizer=node)
+    if expected is None:
+        with pytest.raises(ModelError, match="splits words by"):
+            vocabulary.pre_tokenizer(path, family)
+        return
+    assert vocabulary.pre_tokenizer(path, family) == expected
+
+
+class Writer:
+    """What ``gguf.GGUFWriter`` is asked for."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *values: self.told.__setitem__(name, values[0] if values else None)
+
+
+@pytest.mark.parametrize("size", [5, 8])
+def test_rows_of_the_embedding_that_no_token_has_are_padded(size: int, tmp_path: Path) -> None:
+    written(tmp_path)
+    writer = Writer()
+    vocabulary.add_vocabulary(writer, tmp_path, size, "llama")
+    tokens = ["a", "b", "ab", "[PAD3]", "abb", "[PAD5]", "[PAD6]", "[PAD7]"][:size]
+    assert writer.told["add_token_list"] == tokens and writer.told["add_tokenizer_model"] == "gpt2"
+    assert writer.told["add_tokenizer_pre"] == "gpt-2" and "add_token_scores" not in writer.told
+    unused = int(TYPES.UNUSED)
+    assert [kind == unused for kind in writer.told["add_token_types"]] == ["PAD" in token for token in tokens]
+
+
+def test_pieces_are_padded_with_the_lowest_scores(tmp_path: Path) -> None:
+    written(tmp_path, model={"byte_fallback": True}, pre_tokenizer=None)
+    writer = Writer()
+    vocabulary.add_vocabulary(writer, tmp_path, 6, "llama")
+    assert (writer.told["add_tokenizer_model"], writer.told["add_tokenizer_pre"]) == ("llama", "default")
+    assert writer.told["add_token_scores"] == [-2.0, -2.0, 0.0, 0.0, -1.0, -10000.0]
+
+
+def test_no_tokenizer_at_all_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has neither tokenizer.model nor tokenizer.json"):
+        vocabulary.add_vocabulary(Writer(), tmp_path, 5, "llama")
+    (tmp_path / "tokenizer.model").write_bytes(b"no model")
+    with pytest.raises(ModelError, match="cannot be read"):
+        vocabulary.add_vocabulary(Writer(), tmp_path, 5, "llama")
