@@ -1,0 +1,176 @@
+"""The nodes that an ONNX export writes for one tensor, run by ONNX Runtime: weights in every form, scales at run time.
+
+The nodes of a weight give the values that the model computes with in torch; those of an activation are compared with
+the formula, written down here in NumPy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from tests.onnx_flow import models
+
+from quark.errors import ConfigError
+from quark.numerics.granularity import Token
+from quark.operators import add_functions
+from quark.torch.export.onnx_marks import Marked
+from quark.torch.export.onnx_nodes import Nodes, activation, nodes_of
+from quark.torch.fake_quantize import make_quantizer
+from quark.torch.quantization.config.config import (
+    BFP16Spec,
+    FP4PerGroupSpec,
+    FP8E4M3PerTensorSpec,
+    MX6Spec,
+    OCP_MXFP4Spec,
+    OCP_MXFP8E4M3Spec,
+)
+from quark.torch.quantization.config.config import QTensorConfig as Spec
+from quark.torch.quantization.config.type import Dtype, QSchemeType
+
+X = (torch.randn(4, 64, generator=torch.Generator().manual_seed(3)) * torch.linspace(0.1, 3, 4)[:, None]).contiguous()
+TENSOR, CHANNEL, GROUP = QSchemeType.per_tensor, QSchemeType.per_channel, QSchemeType.per_group
+
+
+def run(nodes: Nodes, result: str, x: np.ndarray) -> np.ndarray:
+    graph = helper.make_graph(
+        nodes.nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info(result, TensorProto.FLOAT, X.shape)],
+        nodes.constants,
+    )
+    opsets = [
+        helper.make_opsetid("", 21),
+        helper.make_opsetid("com.amd.quark", 1),
+        helper.make_opsetid("org.openquark", 1),
+    ]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    add_functions(model)
+    onnx.checker.check_model(model)
+    return models.run(model, {"x": x})[0]
+
+
+def spec(dtype: str, scheme: QSchemeType = TENSOR, **more: Any) -> Any:
+    extra = {CHANNEL: {"ch_axis": 0}, GROUP: {"ch_axis": -1, "group_size": 16}}.get(scheme, {})
+    return Spec(Dtype[dtype], qscheme=scheme, **{**extra, **more})
+
+
+WEIGHTS: dict[str, Any] = {
+    f"{dtype} {scheme.name} {'sym' if symmetric else 'asym'}": spec(dtype, scheme, symmetric=symmetric)
+    for dtype in ("int2", "uint2", "int3", "int4", "uint4", "int8", "uint8", "int16")
+    for scheme in (TENSOR, CHANNEL, GROUP)
+    for symmetric in (True, False)
+    if dtype in Dtype.__members__
+}
+WEIGHTS |= {f"fp8 {scheme.name}": spec("fp8_e4m3", scheme) for scheme in (TENSOR, CHANNEL, GROUP)}
+WEIGHTS |= {
+    "other axis": spec("int8", CHANNEL, ch_axis=1),
+    "other groups": spec("int4", GROUP, ch_axis=0, group_size=2),
+    "long groups": spec("int4", GROUP, group_size=128),
+    "fp8 with a short block": spec("fp8_e4m3", GROUP, group_size=24),
+    "bfloat16": spec("bfloat16"),
+    "float16": spec("float16"),
+    "mxfp4": OCP_MXFP4Spec(-1, False).to_quantization_spec(),
+    "mxfp8": OCP_MXFP8E4M3Spec(-1, False).to_quantization_spec(),
+    "mx6": MX6Spec(-1, 16).to_quantization_spec(),
+    "bfp16": BFP16Spec(-1).to_quantization_spec(),
+    "fp4": FP4PerGroupSpec(-1, 16).to_quantization_spec(),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@torch.no_grad()
+def test_a_weight_is_read_as_the_model_computes_with_it(name: str) -> None:
+    quantizer: Any = make_quantizer((WEIGHTS[name].to_stage(),), "w", True)
+    quantizer.eval()
+    quantizer.start(X.device)
+    quantizer(X)
+    quantizer.finish()
+    wanted = quantizer(X).numpy()
+    nodes, result = nodes_of(Marked("w", quantizer, X), "")
+    np.testing.assert_allclose(run(nodes, result, np.zeros(1, np.float32)), wanted, rtol=1e-6, atol=0)
+    assert all(one.name.startswith("w.") for one in nodes.constants)
+
+
+def rounded(x: np.ndarray, low: int, high: int, symmetric: bool, divisor: float) -> np.ndarray:
+    """x over its scale, rounded and clipped, times its scale; one range for the last axis."""
+    top, bottom = np.maximum(x.max(-1, keepdims=True), 0), np.minimum(x.min(-1, keepdims=True), 0)
+    span = np.maximum(top, -bottom) if symmetric else top - bottom
+    scale = (span.astype(np.float64) / divisor).astype(np.float32)
+    scale = np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale)
+    middle = 0 if low < 0 else (high + 1) // 2
+    zero = np.float32(middle) if symmetric else np.clip(np.rint(low - bottom / scale), low, high).astype(np.float32)
+    return ((np.clip(np.rint(x / scale) + zero, low, high) - zero) * scale).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8", "uint8"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("shared", ["tensor", "token", "group"])
+def test_scales_at_run_time_are_those_of_the_formula(dtype: str, symmetric: bool, shared: str) -> None:
+    stage = spec(dtype, GROUP if shared == "group" else TENSOR, symmetric=symmetric, is_dynamic=True).to_stage()
+    if shared == "token":
+        stage = replace(stage, spec=replace(stage.spec, granularity=Token()))
+    made: Any = make_quantizer((stage,), "x")
+    nodes = Nodes("x")
+    result = activation(nodes, made, "x")
+    x = X.numpy().copy()
+    x[2] = 0
+    bits = int(dtype.removeprefix("u").removeprefix("int"))
+    low, high = (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    rows = {"tensor": x.reshape(1, -1), "token": x, "group": x.reshape(4, 4, 16)}[shared]
+    divisor = made.stage.grid.divisor
+    assert divisor in (high - low, (high - low) / 2, 2 ** (bits - 1) - 1)
+    wanted = rounded(rows, low, high, symmetric, divisor).reshape(x.shape)
+    np.testing.assert_allclose(run(nodes, result, x), wanted, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (spec("int8", GROUP, ch_axis=0, is_dynamic=True), "dynamic groups along the axis 0"),
+        (spec("int8", CHANNEL, ch_axis=0, is_dynamic=True), "dynamic scales"),
+        (spec("int8", GROUP), "static scales"),
+        (spec("int8"), "no sample has given it a scale"),
+        (spec("int3"), "no sample has given it a scale"),
+    ],
+)
+def test_activations_that_onnx_cannot_say(given: Any, told: str) -> None:
+    try:
+        made: Any = make_quantizer((given.to_stage(),), "x")
+    except ConfigError:
+        return
+    with pytest.raises(ConfigError, match=told):
+        activation(Nodes("x"), made, "x")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int4", "fp8_e4m3"])
+def test_static_activations_have_their_scale(dtype: str) -> None:
+    made: Any = make_quantizer((spec(dtype).to_stage(),), "x")
+    made.scale = torch.tensor(0.05)
+    if made.stage.format.has_zero_point:
+        made.zero_point = torch.tensor(3 if dtype == "uint8" else 0, dtype=torch.int32)
+    nodes = Nodes("x")
+    result = activation(nodes, made, "x")
+    made.eval()
+    with torch.no_grad():
+        wanted = made(X).numpy()
+    np.testing.assert_allclose(run(nodes, result, X.numpy()), wanted, rtol=1e-6)
+    standard = dtype in ("int8", "uint8", "int16")
+    kinds = [node.op_type for node in nodes.nodes]
+    assert kinds == (["QuantizeLinear", "DequantizeLinear"] if standard else ["QuantizeDequantize"])
+
+
+def test_fp8_of_tensors_at_run_time() -> None:
+    made: Any = make_quantizer((FP8E4M3PerTensorSpec(is_dynamic=True).to_quantization_spec().to_stage(),), "x")
+    nodes = Nodes("x")
+    result = activation(nodes, made, "x")
+    made.eval()
+    with torch.no_grad():
+        wanted = made(X).numpy()
+    np.testing.assert_allclose(run(nodes, result, X.numpy()), wanted, rtol=1e-6)
