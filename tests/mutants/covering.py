@@ -56,6 +56,7 @@ class Covering:
     fixtures: dict[tuple[str, str], Lines] = field(default_factory=lambda: defaultdict(set))
     now: Lines = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    file: str = ""
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         return self._in_code if frame.f_code.co_filename.startswith(self.prefixes) else None
@@ -98,18 +99,29 @@ class Covering:
         if report.failed:
             self.failed.add(report.nodeid)
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Write the record of the file before when another begins: what is interrupted keeps what it has."""
+        test_file = nodeid.split("::")[0]
+        if self.file not in ("", test_file):
+            self._write(self.file)
+        self.file = test_file
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write what was seen, file by file."""
-        for test_file in sorted({test.split("::")[0] for test in self.lines}):
-            tests = [test for test in self.lines if test.split("::")[0] == test_file and test not in self.failed]
-            where: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-            for number, test in enumerate(tests):
-                for file, line in sorted({(code.co_filename, line) for code, line in self.lines[test]}):
-                    where[str(Path(file).relative_to(SOURCES))][line].append(number)
-            record = {
-                "digest": digest(ROOT / test_file),
-                "sources": {file: digest(SOURCES / file) for file in where},
-                "tests": [(test, round(self.seconds[test], 3)) for test in tests],
-                "lines": where,
-            }
-            kept(self.folder, test_file).write_text(json.dumps(record), encoding="utf-8")
+        """Write that of the last file."""
+        if self.file:
+            self._write(self.file)
+
+    def _write(self, test_file: str) -> None:
+        tests = [test for test in self.lines if test.split("::")[0] == test_file and test not in self.failed]
+        where: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for number, test in enumerate(tests):
+            for file, line in sorted({(code.co_filename, line) for code, line in self.lines[test]}):
+                where[str(Path(file).relative_to(SOURCES))][line].append(number)
+        record = {
+            "digest": digest(ROOT / test_file),
+            "sources": {file: digest(SOURCES / file) for file in where},
+            "tests": [(test, round(self.seconds[test], 3)) for test in tests],
+            "lines": where,
+        }
+        kept(self.folder, test_file).write_text(json.dumps(record), encoding="utf-8")

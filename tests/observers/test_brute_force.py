@@ -150,3 +150,36 @@ def test_one_value_that_is_not_finite_is_refused_by_every_statistic(spoilt: floa
     for statistic in (Tails(0.01, 1), Histogram()):
         with pytest.raises(DataError, match=r"1 NaN and 0 infinite|0 NaN and 1 infinite"):
             statistic.update(x)
+
+
+@pytest.mark.parametrize(("percentile", "largest"), [(90.0, 900), (100.0, 1000), (50.0, 500), (99.95, 1000)])
+def test_what_lies_within_a_percentile(percentile: float, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quark.observers import mse_modes
+
+    statistic = Histogram()
+    x = np.arange(1, 1001, dtype=np.float32)
+    x[::2] *= -1
+    statistic.update(x)
+    given: list[np.ndarray] = []
+    monkeypatch.setattr(mse, "search_points", lambda values, *more: (given.append(np.abs(values)), (0.0, 1.0))[1])
+    assert mse_modes.within_percentile(statistic, Grid(FORMATS["int8"]), percentile) == (0.0, 1.0)
+    assert given[0].max() == largest and given[0].size == largest
+
+
+def test_the_best_of_the_percentile_ranges_is_taken_by_every_row() -> None:
+    from quark.observers.mse_modes import PERCENTILES, rows_by_percentile
+
+    random = np.random.default_rng(5)
+    x = random.standard_t(2, (4, 3000)).astype(np.float32)
+    grid = Grid(FORMATS["int8"], True, True)
+    lo, hi = rows_by_percentile(x, grid)
+    for row, low, high in zip(x, lo, hi, strict=True):
+        found = []
+        for percentile in PERCENTILES:
+            outside = (100 - percentile) / 2
+            ends = np.percentile(row, [outside, 100 - outside])
+            step = np.float32(max(-min(ends[0], 0), max(ends[1], 0)) / 127)
+            error = np.square(row - step * np.clip(np.rint(row / step), -127, 127), dtype=np.float64).sum()
+            found.append((error, *ends))
+        best = min(found)
+        assert (low, high) == pytest.approx(best[1:], rel=1e-6)
