@@ -46,7 +46,7 @@ ONNX = (
     *("formats", "names", "decoding", "blocks_and_moves", "describe", "option_effects", "calibration", "resume"),
     *("npu_rules", "npu_options", "npu_golden", "channel_axes", "index_paths", "recurrent", "shield", "search"),
     *("stated_options", "calibration_options", "plan_and_explain", "plan_steps", "plan_rules", "slower", "faster"),
-    *("tuned_speed", "every_operator", "flow", "one_pass", "repeatable", "runtime_options", "second_reader", "guard"),
+    *("tuned_speed", "every_operator", "flow", "one_pass", "repeatable", "runtime_options", "guard"),
     *("odd_graphs", "graphs_of_exporters", "mixprecision", "free_sizes", "wire", "workers", "quantized_plan", "causes"),
     *("npu_real", "runtime_operators", "small_decisions", "tables_by_schema", "resume_states"),
     *("graph_questions", "substitutions"),
@@ -66,13 +66,13 @@ TESTS = (
     *("tests/numerics", "tests/observers", "tests/operators", "tests/files", "tests/test_one_spec.py"),
     *("tests/test_identity.py", "tests/test_own_calibration.py", "tests/test_own_format.py", "tests/test_gate.py"),
     *("tests/search", "tests/config", "tests/seeds", "tests/test_speed_constants.py", "tests/test_records.py"),
-    *("tests/test_limits.py", "tests/test_clusters.py", "tests/test_plan_from.py", "tests/fuzz/test_readers.py"),
+    *("tests/test_limits.py", "tests/test_plan_from.py", "tests/fuzz/test_readers.py"),
     "tests/fuzz/test_causes.py",
     *(f"tests/onnx_flow/test_{name}.py" for name in ONNX),
     *(f"tests/torch_flow/export/test_{name}.py" for name in EXPORT),
     *(f"tests/torch_flow/test_{name}.py" for name in TORCH),
 )
-KEPT = 120
+KEPT = 200
 """At most so many tests are asked about a line, and at most for so many seconds."""
 LAST, LAST_SECONDS = 2000, 90.0
 """The same of what has survived those: a row of a table runs when its file is imported, and few tests look at it."""
@@ -131,20 +131,25 @@ class Known:
         if not bodies_around(place):  # a table: who imports it may have read it before a test began
             tables = {tests for other in importers(place.file) for tests in self._all(other)}
             found = found | {test for test in self.seconds if Path(place.file).stem in test.split("::")[0]} | tables
-        return self._few(found, Path(place.file).stem, count, seconds)
+        return self._few(found, place.file, count, seconds)
 
     @cache  # noqa: B019 - one object for the whole run
     def _all(self, file: str) -> frozenset[str]:
         return frozenset(test for tests in self.lines[file].values() for test in tests)
 
-    def _few(self, found: set[str], stem: str, count: int, seconds: float) -> list[str]:
-        """Those of test files that are named after the source first, then of every file in turns; the fastest first."""
+    def _few(self, found: set[str], source: str, count: int, seconds: float) -> list[str]:
+        """Those of test files that are named after the source or import it first, then of all files in turns."""
         files: dict[str, list[str]] = defaultdict(list)
         for test in sorted(found, key=lambda one: (self.seconds[one], one)):
             files[test.split("::")[0]].append(test)
-        near = [test for file, tests in files.items() if stem in file for test in tests]
-        others = itertools.zip_longest(*(tests for file, tests in files.items() if stem not in file))
-        turns = [*near, *(test for turn in others for test in turn if test)]
+        near = {file for file in files if Path(source).stem in file} | (files.keys() & importers(source, "tests"))
+        turns = [
+            test
+            for part in (near, files.keys() - near)
+            for turn in itertools.zip_longest(*(files[file] for file in sorted(part)))
+            for test in turn
+            if test
+        ]
         sums = itertools.accumulate(self.seconds[test] for test in turns)
         few = [test for test, total in zip(turns, sums, strict=True) if total <= seconds][:count] or turns[:1]
         return sorted(few, key=self.seconds.__getitem__)
@@ -158,13 +163,13 @@ def _functions(file: str) -> list[range]:
 
 
 @cache
-def importers(file: str) -> list[str]:
-    """The files of the package that import one of its files."""
+def importers(file: str, folder: str = "src/quark") -> set[str]:
+    """The files of a folder that import one of the package."""
     name = file.removesuffix(".py").replace("/", ".")
     parent, _, stem = name.rpartition(".")
     words = re.compile(rf"^\s*(from {re.escape(name)} import|from {re.escape(parent)} import .*\b{stem}\b)", re.M)
-    paths = sorted((SOURCES / "quark").rglob("*.py"))
-    return [str(one.relative_to(SOURCES)) for one in paths if words.search(one.read_text(encoding="utf-8"))]
+    found = (path for path in (ROOT / folder).rglob("*.py") if words.search(path.read_text(encoding="utf-8")))
+    return {str(path.relative_to(SOURCES if folder.startswith("src") else ROOT)) for path in found}
 
 
 def bodies_around(place: Place) -> list[range]:
