@@ -20,7 +20,7 @@ from quark.errors import ModelError, ModelNotFoundError
 from quark.files.outputs import check_outputs
 from quark.onnx.graph import model as graph_model
 from quark.onnx.graph.lift import lift
-from quark.onnx.graph.model import load, output_of, save, suitable_ir_version, to_proto
+from quark.onnx.graph.model import load, output_of, readable_ir_version, save, suitable_ir_version, to_proto
 from quark.onnx.graph.session import open_session
 from quark.onnx.graph.shapes import infer_shapes, static_shape
 from quark.onnx.graph.surgery import all_nodes, set_constant
@@ -546,3 +546,17 @@ def test_a_model_that_is_loaded_ahead_is_read_once(tmp_path: Path, monkeypatch: 
     assert load(path).producer_name == "somebody else"
     with pytest.raises(ModelNotFoundError):
         graph_model.load_ahead(tmp_path / "nowhere.onnx")
+
+
+def test_a_model_of_the_newest_ir_version_runs() -> None:
+    """onnx writes its newest version into a model of any opset, and ONNX Runtime reads that one a release later."""
+    proto = onnx.parser.parse_model(
+        f'<ir_version: {onnx.IR_VERSION}, opset_import: ["" : 13]> g (float[2] x) => (float[2] y) {{ y = Relu(x) }}'
+    )
+    before = proto.SerializeToString()
+    session = open_session(load(proto))
+    assert session.run(None, {"x": np.float32([-1, 2])})[0].tolist() == [0, 2]
+    assert proto.SerializeToString() == before
+    newest = onnx.defs.onnx_opset_version()
+    proto.opset_import[0].version = newest
+    assert readable_ir_version(proto) == onnx.helper.find_min_ir_version_for(proto.opset_import)

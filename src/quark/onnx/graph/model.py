@@ -288,6 +288,12 @@ def suitable_ir_version(model: ir.Model) -> int:
     return max(needed, min(model.ir_version, COMMON_IR))
 
 
+def readable_ir_version(proto: onnx.ModelProto) -> int:
+    """The IR version to hand to a runtime: the model's own, within what its opset needs and what runtimes load."""
+    standard = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    return min(proto.ir_version, max(COMMON_IR, _opset_ir_version(standard)))
+
+
 def _opset_ir_version(version: int) -> int:
     """The IR version that the onnx release with this opset had."""
     try:

@@ -25,7 +25,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from quark.errors import ModelError
-from quark.onnx.graph.model import load
+from quark.onnx.graph.model import load, readable_ir_version
 from quark.onnx.graph.weightless import data_folder, external_proto, file_proto
 
 #: Where a model that is handed over in memory has its external data.
@@ -110,11 +110,21 @@ def open_light(
     values = [_shared(tensor) for tensor in light.weights.values()]
     options.add_external_initializers(list(light.weights), values)
     try:
-        session = onnxruntime.InferenceSession(light.proto.SerializeToString(), options, providers=list(providers))
+        session = onnxruntime.InferenceSession(_serialized(light.proto), options, providers=list(providers))
     except RUNTIME_ERRORS as error:
         raise ModelError(f"ONNX Runtime does not accept the model: {error}") from error
     _keep_alive(session, values)
     return session
+
+
+def _serialized(proto: onnx.ModelProto) -> bytes:
+    """The protobuf with an IR version that its opset needs, where it states a later one than runtimes read.
+
+    The package onnx writes its newest version into every model that names none, whatever the opset; ONNX Runtime reads
+    that version a release later. Of a field that comes twice a protobuf has the last value.
+    """
+    version = readable_ir_version(proto)
+    return bytes(proto.SerializeToString()) + (b"" if version == proto.ir_version else bytes((0x08, version)))
 
 
 def quiet_options() -> onnxruntime.SessionOptions:

@@ -1,0 +1,156 @@
+"""ONNX Runtime's tests of its quantizer, with this package behind ``quantize_static``, ``quantize_dynamic``, ``quantize``.
+
+Everything else of ``onnxruntime.quantization`` (its types, its readers, its arithmetic for the expected values) stays
+theirs. What this package does not have raises ``NotHere``, so that a test fails for a reason that can be counted.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime.quantization as theirs
+
+from quark.config.options import Options
+from quark.onnx import CalibMethod, ModelQuantizer, QConfig, QLayerConfig, QTensorConfig, QuantGranularity
+from quark.onnx.quantization.config import data_type
+from quark.onnx.tools.command import main
+from quark.onnx.tools.convert_qdq_to_qop import TOOL
+
+INTEGERS = ("Int8", "Int16", "Int4")
+#: Options of ONNX Runtime that are fields of a spec here, or that nothing depends on.
+ELSEWHERE = (
+    "ActivationSymmetric",
+    "WeightSymmetric",
+    "UseQDQContribOps",
+    "CalibStridedMinMax",
+    "CalibMaxIntermediateOutputs",
+)
+
+
+class NotHere(NotImplementedError):
+    """An argument that this package does not have."""
+
+
+def named(value: Any) -> str:
+    """A type of theirs (or its number in ONNX) as ours is called."""
+    name = value.name if hasattr(value, "name") else onnx.TensorProto.DataType.Name(value)
+    for ours in data_type.data_types():
+        if name.lower() in (f"q{ours}".lower(), ours.lower()) or name.lower().replace("float8e4m3fn", "fp8e4m3").lstrip(
+            "q"
+        ) == ours.lower():
+            return ours
+    raise NotHere(f"type {name}")
+
+
+def tensor(kind: str, symmetric: bool, **more: Any) -> QTensorConfig:
+    """A spec of our side."""
+    return QTensorConfig(symmetric=symmetric, data_type=data_type.data_types()[kind], narrow=False, **more)
+
+
+def options_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Their options that are options here."""
+    kept = {name: value for name, value in given.items() if name not in ELSEWHERE and value is not None}
+    for name in kept:
+        if name not in Options.model_fields:
+            raise NotHere(f"option {name}")
+    return kept
+
+
+def run(source: Any, target: Any, reader: Any, config: QConfig, operators: bool) -> None:
+    """Quantize from file to file; ``operators``: integer operators in the place of the pairs around them."""
+    if not operators:
+        ModelQuantizer(config).quantize_model(source, target, reader)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = Path(folder) / "pairs.onnx"
+        ModelQuantizer(config).quantize_model(source, pairs, reader)
+        if main(TOOL, [str(pairs), str(target)]):
+            raise NotHere("the tool for integer operators refused the model")
+
+
+def quantize_static(
+    model_input: Any, model_output: Any, calibration_data_reader: Any, quant_format: Any = theirs.QuantFormat.QDQ,
+    op_types_to_quantize: Any = None, per_channel: bool = False, reduce_range: bool = False,
+    activation_type: Any = theirs.QuantType.QInt8, weight_type: Any = theirs.QuantType.QInt8,
+    nodes_to_quantize: Any = None, nodes_to_exclude: Any = None, use_external_data_format: bool = False,
+    calibrate_method: Any = theirs.CalibrationMethod.MinMax, calibration_providers: Any = None,
+    extra_options: dict[str, Any] | None = None, calibration_cache_path: Any = None,
+) -> None:  # fmt: skip
+    """Theirs, argument by argument as docs/migrate/onnxruntime.md says."""
+    if reduce_range:
+        raise NotHere("reduce_range for the whole model")
+    given, activation, weight = dict(extra_options or {}), named(activation_type), named(weight_type)
+    options = options_of(given)
+    if op_types_to_quantize:
+        options["OpTypesToQuantize"] = list(op_types_to_quantize)
+    if nodes_to_quantize:
+        options["NodesToQuantize"] = list(nodes_to_quantize)
+    config = QConfig(
+        QLayerConfig(
+            input_tensors=tensor(
+                activation,
+                bool(given.get("ActivationSymmetric", False)),
+                calibration_method=CalibMethod[calibrate_method.name],
+            ),
+            weight=tensor(
+                weight,
+                bool(given.get("WeightSymmetric", weight in INTEGERS)),
+                quant_granularity=QuantGranularity.Channel if per_channel else QuantGranularity.Tensor,
+            ),
+        ),
+        exclude=list(nodes_to_exclude or []),
+        use_external_data_format=use_external_data_format,
+        extra_options=options,
+    )
+    run(model_input, model_output, calibration_data_reader, config, quant_format == theirs.QuantFormat.QOperator)
+
+
+def quantize_dynamic(
+    model_input: Any, model_output: Any, op_types_to_quantize: Any = None, per_channel: bool = False,
+    reduce_range: bool = False, weight_type: Any = theirs.QuantType.QInt8, nodes_to_quantize: Any = None,
+    nodes_to_exclude: Any = None, use_external_data_format: bool = False, extra_options: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Theirs, with uint8 activations."""
+    if reduce_range:
+        raise NotHere("reduce_range for the whole model")
+    given, weight = dict(extra_options or {}), named(weight_type)
+    options = options_of(given)
+    if op_types_to_quantize:
+        options["OpTypesToQuantize"] = list(op_types_to_quantize)
+    if nodes_to_quantize:
+        options["NodesToQuantize"] = list(nodes_to_quantize)
+    granularity = QuantGranularity.Channel if per_channel else QuantGranularity.Tensor
+    config = QConfig(
+        QLayerConfig(
+            input_tensors=tensor("UInt8", False),
+            weight=tensor(weight, weight in INTEGERS, quant_granularity=granularity),
+        ),
+        exclude=list(nodes_to_exclude or []),
+        use_external_data_format=use_external_data_format,
+        extra_options=options,
+        use_dynamic_quant=True,
+    )
+    run(model_input, model_output, None, config, False)
+
+
+def quantize(model_input: Any, model_output: Any, quant_config: Any) -> None:
+    """Theirs: a configuration says which of the two."""
+    static = isinstance(quant_config, theirs.StaticQuantConfig)
+    names = (quantize_static if static else quantize_dynamic).__code__.co_varnames
+    given = {name: value for name, value in vars(quant_config).items() if name in names}
+    (quantize_static if static else quantize_dynamic)(model_input, model_output, **given)
+
+
+def pytest_configure(config: Any) -> None:
+    """Before their modules are imported."""
+    for name, function in (
+        ("quantize_static", quantize_static),
+        ("quantize_dynamic", quantize_dynamic),
+        ("quantize", quantize),
+    ):
+        setattr(sys.modules["onnxruntime.quantization.quantize"], name, function)
+        setattr(theirs, name, function)
