@@ -7,6 +7,7 @@
 # make fuzz   damage files for an hour (FUZZ_SECONDS=3600) and see that every reader answers in a sentence
 # make mutants SEED=1 COUNT=200   break the package in places drawn by a seed, and see that a test notices
 # make consumers   every architecture of transformers, exported and loaded by the programs that read it (an hour)
+# make scoreboard JUDGES=FOLDER   tests of other programs (checkouts in FOLDER) against this one: docs/results/scoreboard.md
 # make gpu    the tests that need a CUDA device, in an environment that has torch for it
 # make benchmarks-quick   measure the headline figures again and print benchmarks/RESULTS.md (ten minutes)
 # make site   the documentation as a site in build/site, search included; python -m http.server -d build/site
@@ -17,11 +18,12 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test slow gpu lint docs consumers clean fuzz mutants
-.PHONY: benchmarks-quick fast matrix site
+.PHONY: benchmarks-quick fast matrix scoreboard site
 
 FUZZ_SECONDS ?= 3600
 SEED ?= 0
 COUNT ?= 200
+JUDGES ?= ../judges
 
 demo: $(VENV)/.onnx
 	$(BIN)/python -m quark.demo
@@ -55,6 +57,9 @@ mutants: $(VENV)/.dev
 
 consumers: $(VENV)/.dev
 	$(BIN)/python tests/consumers/run.py
+
+scoreboard: $(VENV)/.dev
+	$(BIN)/python tests/judges/run.py $(JUDGES)
 
 benchmarks-quick: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.page --measure

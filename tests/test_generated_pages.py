@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +26,18 @@ def generator() -> ModuleType:
 def test_a_generated_page_is_fresh(name: str) -> None:
     written = (DOCS / name).read_text(encoding="utf-8")
     assert written == generator().PAGES[name](), f"docs/{name} is stale: run python docs/generate.py"
+
+
+def test_the_scoreboard_shows_what_was_counted() -> None:
+    spec = importlib.util.spec_from_file_location("judges_run", DOCS.parent / "tests" / "judges" / "run.py")
+    assert spec is not None and spec.loader is not None
+    run = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(run)
+    results = json.loads(run.RESULTS.read_text(encoding="utf-8"))
+    assert run.PAGE.read_text(encoding="utf-8") == run.page(results), "stale: run python tests/judges/run.py --page"
+    failed = run.sorted_out(run.JUDGES["microxcaling"], ["failed", "Torch not compiled with CUDA enabled"])
+    assert failed == ["skipped", "needs a CUDA device"]
+    assert run.reason(run.JUDGES["onnxruntime"], "2 != 0 : op_type QGemm count").startswith("integer op")
 
 
 def test_every_format_has_its_line() -> None:

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from tests.onnx_flow import models
 
+from quark.config.options import parse_options
 from quark.config.overrides import parse_overrides
 from quark.config.plan import Plan
 from quark.errors import ConfigError
@@ -23,7 +24,10 @@ from quark.onnx import (
     ModelQuantizer,
     QConfig,
     QLayerConfig,
+    QTensorConfig,
+    QuantGranularity,
     QuantType,
+    ScaleType,
     UInt8,
 )
 from quark.onnx.flow import Result
@@ -234,3 +238,29 @@ def test_an_overridden_bias_is_adjusted_unless_that_is_turned_off() -> None:
     wanted = {"b": [{"quant_type": "int32", "scale": 0.001, "zero_point": 0}]}
     assert bias(run(wanted).plan)[2] == pytest.approx(1)
     assert float(bias(run(wanted, AdjustBiasScale=False).plan)[1]) == pytest.approx(0.001)
+
+
+def test_the_older_option_of_types_is_read() -> None:
+    with pytest.warns(DeprecationWarning, match="TensorQuantOverrides"):
+        options = parse_options({"MixedPrecisionTensor": {QuantType.QUInt16: ["a", "b"], "Int16": ["c"]}})
+    found = {name: one.format for name, one in parse_overrides(options.TensorQuantOverrides).items()}
+    assert found == {"a": "uint16", "b": "uint16", "c": "int16"}
+    wrong = pytest.raises(ConfigError, match="MixedPrecisionTensor must be a dictionary from data type")
+    with wrong, pytest.warns(DeprecationWarning):
+        parse_options({"MixedPrecisionTensor": {"Int16": "c"}})
+
+
+def test_specs_come_back_from_their_dictionaries() -> None:
+    """What programs store and give to ``from_dict``: every enumeration with and without its class."""
+    spec = QTensorConfig(False, ScaleType.PowerOf2, CalibMethod.Entropy, QuantGranularity.Group, UInt8, 32)
+    assert QTensorConfig.from_dict(spec.to_dict()).to_spec() == spec.to_spec()
+    short = {"symmetric": False, "scale_type": "PowerOf2", "calibration_method": "entropy", "data_type": "UInt8"}
+    assert QTensorConfig.from_dict(short).scale_type is ScaleType.PowerOf2
+    layer = QLayerConfig.from_dict({"activation": short, "input_tensors": short, "weight": {}, "bias": None})
+    assert QLayerConfig.from_dict(layer.to_dict()).to_layer() == layer.to_layer()
+    wrong = (({"scale_typ": 1}, "scale_type"), ({"scale_type": "Pow2"}, "PowerOf2"), ({"data_type": "Int9"}, "Int8"))
+    for fields, words in wrong:
+        with pytest.raises(ConfigError, match=words):
+            QTensorConfig.from_dict(fields)
+    with pytest.raises(ConfigError, match="weight"):
+        QLayerConfig.from_dict({"weights": {}})

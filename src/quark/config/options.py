@@ -6,6 +6,7 @@ option whose default depends on the rest of the configuration has the default ``
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from quark.config.conflicts import check_together, idle_options
 from quark.config.nbits import parse_nbits
 from quark.config.option_values import Bins, FloatMode, MaybeNone, Names, SearchName, Switch, plain
-from quark.config.overrides import parse_overrides
+from quark.config.overrides import from_types, parse_overrides
 from quark.errors import ConfigError, unknown
 
 
@@ -416,6 +417,11 @@ def parse_options(given: Mapping[str, Any] | None) -> Options:
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"extra_options must be a dictionary {{option: value}}, not {given!r}")
     given = dict(given or {})
+    if "MixedPrecisionTensor" in given:
+        older = "MixedPrecisionTensor is an older option: write TensorQuantOverrides={tensor: [{'quant_type': type}]}"
+        warnings.warn(older, DeprecationWarning, stacklevel=3)
+        typed = from_types(given.pop("MixedPrecisionTensor"))
+        given["TensorQuantOverrides"] = typed | dict(given.get("TensorQuantOverrides") or {})
     for name in given:
         if name not in Options.model_fields:
             raise ConfigError(unknown("option", name, Options.model_fields) + " (field extra_options)")

@@ -71,6 +71,17 @@ def parse_overrides(given: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
     return {name: _override(f"TensorQuantOverrides[{name!r}]", entries) for name, entries in given.items()}
 
 
+def from_types(given: Any) -> dict[str, list[dict[str, Any]]]:
+    """``TensorQuantOverrides`` of the older option ``MixedPrecisionTensor``: data type -> names of tensors.
+
+    Raises:
+        ConfigError: not a dictionary of lists of names.
+    """
+    if not isinstance(given, Mapping) or not all(isinstance(names, (list, tuple)) for names in given.values()):
+        raise ConfigError(f"MixedPrecisionTensor must be a dictionary from data type to tensor names, not {given!r}")
+    return {name: [{"quant_type": kind}] for kind, names in given.items() for name in names}
+
+
 def _override(where: str, entries: Sequence[Mapping[str, Any]]) -> Override:
     if not isinstance(entries, Sequence) or not entries or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError(f"{where} must be a list of dictionaries, one or one per channel, not {entries!r}")

@@ -7,6 +7,7 @@ used; ``to_spec`` makes a fresh frozen ``TensorSpec``.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -68,6 +69,13 @@ SCALES = {
 }
 _GROUP_SIZE = 128
 _OWN_FIELDS = ("narrow", "scale_rule")
+_ENUMERATIONS: dict[str, type[enum.Enum]] = {
+    "scale_type": ScaleType,
+    "calibration_method": CalibMethod,
+    "quant_granularity": QuantGranularity,
+}
+_LAYER_FIELDS = ("input_tensors", "weight", "bias", "output_tensors", "activation")
+_FIELDS = ("symmetric", *_ENUMERATIONS, "data_type", "group_size", *_OWN_FIELDS)
 #: What a shared exponent is rounded by, as the end of a block format's name.
 _BLOCK_SUFFIXES = {ScaleType.E8M0Floor: "", ScaleType.E8M0Even: "_even", ScaleType.E8M0Ceil: "_ceil"}
 
@@ -83,6 +91,14 @@ def _member(field: str, value: Any, allowed: type[enum.Enum]) -> Any:
     if not isinstance(value, allowed):
         raise ConfigError(unknown(f"{allowed.__name__} in the field {field}", value, [str(m) for m in allowed]))
     return value
+
+
+def _named(field: str, text: str, values: Mapping[str, Any], owner: str = "") -> Any:
+    """The value of a name, which its class may stand before."""
+    name = text.removeprefix(f"{owner}.") if owner else text
+    if name not in values:
+        raise ConfigError(unknown(f"value of the field {field}", text, values))
+    return values[name]
 
 
 def _method_name(method: CalibMethod | str) -> str:
@@ -202,8 +218,32 @@ class QTensorConfig:
             "calibration_method": str(self.calibration_method),
             "quant_granularity": str(self.quant_granularity),
             "data_type": self.data_type.__name__,
+            **({} if self.group_size is None else {"group_size": self.group_size}),
             **{name: value for name, value in told.items() if value is not None},
         }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> QTensorConfig:
+        """A spec of what ``to_dict`` gives.
+
+        Args:
+            fields: field names to values; a member of an enumeration by name, with or without its class
+                (``"ScaleType.Float32"``, ``"Float32"``), a data type by name. Fields that are left out keep their
+                defaults.
+
+        Raises:
+            ConfigError: an unknown field, member or data type; the message names the nearest.
+        """
+        read = dict(fields)
+        for name in read:
+            if name not in _FIELDS:
+                raise ConfigError(unknown(f"field of {cls.__name__}", name, _FIELDS))
+        for name, members in _ENUMERATIONS.items():
+            if isinstance(read.get(name), str) and read[name] not in SEARCHES:
+                read[name] = _named(name, read[name], {member.name: member for member in members}, members.__name__)
+        if isinstance(read.get("data_type"), str):
+            read["data_type"] = _named("data_type", read["data_type"], types.data_types())
+        return cls(**read)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value}" for name, value in self.to_dict().items())
@@ -289,6 +329,25 @@ class QLayerConfig:
         for field, value in vars(self).items():
             if value is not None and not isinstance(value, QTensorConfig):
                 raise ConfigError(f"QLayerConfig: the field {field} must be a spec such as Int8Spec(), not {value!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Field names to the dictionaries of the specs; fields that are None are left out."""
+        return {name: config.to_dict() for name, config in vars(self).items() if config is not None}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> QLayerConfig:
+        """The specs of what ``to_dict`` gives: field names to dictionaries for ``QTensorConfig.from_dict``, or to None.
+
+        Raises:
+            ConfigError: an unknown field; ``activation`` says something else than ``input_tensors``.
+        """
+        for name in fields:
+            if name not in _LAYER_FIELDS:
+                raise ConfigError(unknown("field of QLayerConfig", name, _LAYER_FIELDS))
+        read = dict(fields)
+        if read.get("activation") == read.get("input_tensors"):
+            read.pop("activation", None)
+        return cls(**{name: one and QTensorConfig.from_dict(one) for name, one in read.items()})
 
     def to_layer(self) -> LayerSpec:
         """The frozen value of the one language that this configuration stands for."""

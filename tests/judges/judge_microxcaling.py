@@ -1,7 +1,7 @@
 """microxcaling's tests of its compiled kernels against its Python, with this package's arithmetic as the kernels.
 
-Its functions call ``mx_ext``, a compiled module, where they are told ``custom_cuda=True``; its tests compare both ways on
-every encoding of a type. Here that module is ours, so they compare their reference with ``quark.numerics``.
+Its functions call ``mx_ext``, a compiled module, where they are told ``custom_cuda=True``; its tests compare both ways
+on every encoding of a type. Here that module is ours, so they compare their reference with ``quark.numerics``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from judge_reached import counted
 
 from quark.numerics.blocks import BLOCKS, Block
 from quark.numerics.elements import ELEMENTS, Float
@@ -46,12 +47,12 @@ def block_of(bits: int, exponent: int, largest: float, size: int) -> Block:
     """Our block format of these elements."""
     if exponent == 0:
         element = ELEMENTS[f"int{bits}"]
-        return replace(BLOCKS["mxint8"], name="judged", element=element, unit=2.0 ** (2 - bits), size=size)
+        return replace(BLOCKS["mxint8"], name="judged", element=element, unit=2.0 ** (2 - bits), size=size, narrow=True)
     for row in BLOCKS.values():
-        element = row.element
-        if isinstance(element, Float) and (element.exponent_bits, element.mantissa_bits) == (exponent, bits - 2):
-            if element.max == largest and row.rule == "e8m0_floor" and not row.tensor_scale and not row.sub_block:
-                return replace(row, size=size)
+        element, plain = row.element, row.rule == "e8m0_floor" and not row.tensor_scale
+        fields = isinstance(element, Float) and (element.exponent_bits, element.mantissa_bits, element.max)
+        if plain and fields == (exponent, bits - 2, largest):
+            return replace(row, size=size)
     raise NotImplementedError(f"no block format of elements with {exponent} and {bits} bits")
 
 
@@ -70,6 +71,6 @@ def blocks(
 def pytest_configure(config: Any) -> None:
     """Before their modules are imported."""
     module = ModuleType("mx_ext")
-    module.quantize_elemwise_func_cpp = elements  # type: ignore[attr-defined]
-    module.quantize_mx_func_cpp = blocks  # type: ignore[attr-defined]
+    module.quantize_elemwise_func_cpp = counted(elements)  # type: ignore[attr-defined]
+    module.quantize_mx_func_cpp = counted(blocks)  # type: ignore[attr-defined]
     sys.modules["mx_ext"] = module

@@ -1,4 +1,4 @@
-"""ONNX Runtime's tests of its quantizer, with this package behind ``quantize_static``, ``quantize_dynamic``, ``quantize``.
+"""ONNX Runtime's tests of its quantizer, with this package behind the three functions that quantize.
 
 Everything else of ``onnxruntime.quantization`` (its types, its readers, its arithmetic for the expected values) stays
 theirs. What this package does not have raises ``NotHere``, so that a test fails for a reason that can be counted.
@@ -15,7 +15,15 @@ import onnx
 import onnxruntime.quantization as theirs
 
 from quark.config.options import Options
-from quark.onnx import CalibMethod, ModelQuantizer, QConfig, QLayerConfig, QTensorConfig, QuantGranularity
+from quark.onnx import (
+    CalibMethod,
+    ModelQuantizer,
+    QConfig,
+    QLayerConfig,
+    QTensorConfig,
+    QuantGranularity,
+    SmoothQuantConfig,
+)
 from quark.onnx.quantization.config import data_type
 from quark.onnx.tools.command import main
 from quark.onnx.tools.convert_qdq_to_qop import TOOL
@@ -28,6 +36,7 @@ ELSEWHERE = (
     "UseQDQContribOps",
     "CalibStridedMinMax",
     "CalibMaxIntermediateOutputs",
+    "SmoothQuant",
 )
 
 
@@ -39,9 +48,10 @@ def named(value: Any) -> str:
     """A type of theirs (or its number in ONNX) as ours is called."""
     name = value.name if hasattr(value, "name") else onnx.TensorProto.DataType.Name(value)
     for ours in data_type.data_types():
-        if name.lower() in (f"q{ours}".lower(), ours.lower()) or name.lower().replace("float8e4m3fn", "fp8e4m3").lstrip(
-            "q"
-        ) == ours.lower():
+        if (
+            name.lower() in (f"q{ours}".lower(), ours.lower())
+            or name.lower().replace("float8e4m3fn", "fp8e4m3").lstrip("q") == ours.lower()
+        ):
             return ours
     raise NotHere(f"type {name}")
 
@@ -53,7 +63,7 @@ def tensor(kind: str, symmetric: bool, **more: Any) -> QTensorConfig:
 
 def options_of(given: dict[str, Any]) -> dict[str, Any]:
     """Their options that are options here."""
-    kept = {name: value for name, value in given.items() if name not in ELSEWHERE and value is not None}
+    kept = {name: value for name, value in given.items() if not name.startswith(ELSEWHERE) and value is not None}
     for name in kept:
         if name not in Options.model_fields:
             raise NotHere(f"option {name}")
@@ -62,14 +72,22 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
 
 def run(source: Any, target: Any, reader: Any, config: QConfig, operators: bool) -> None:
     """Quantize from file to file; ``operators``: integer operators in the place of the pairs around them."""
-    if not operators:
-        ModelQuantizer(config).quantize_model(source, target, reader)
-        return
     with tempfile.TemporaryDirectory() as folder:
-        pairs = Path(folder) / "pairs.onnx"
+        pairs = Path(folder) / "pairs.onnx" if operators else target
         ModelQuantizer(config).quantize_model(source, pairs, reader)
-        if main(TOOL, [str(pairs), str(target)]):
+        if operators and main(TOOL, [str(pairs), str(target)]):
             raise NotHere("the tool for integer operators refused the model")
+    if not config.use_external_data_format:
+        onnx.save(readable(onnx.load(target)), target)
+
+
+def readable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Parameters in the typed fields of the file, which the tests read; ours are raw bytes, which say the same."""
+    for one in model.graph.initializer:
+        if one.name.endswith(("_scale", "_zero_point")):
+            values = onnx.numpy_helper.to_array(one)
+            one.CopyFrom(onnx.helper.make_tensor(one.name, one.data_type, one.dims, values.ravel().tolist()))
+    return model
 
 
 def quantize_static(
@@ -104,6 +122,7 @@ def quantize_static(
         ),
         exclude=list(nodes_to_exclude or []),
         use_external_data_format=use_external_data_format,
+        algo_config=[SmoothQuantConfig(alpha=given.get("SmoothQuantAlpha", 0.5))] if given.get("SmoothQuant") else None,
         extra_options=options,
     )
     run(model_input, model_output, calibration_data_reader, config, quant_format == theirs.QuantFormat.QOperator)
