@@ -157,6 +157,33 @@ def test_replace_clip6_relu_lets_it_through() -> None:
         assert {"Clip", "Relu"} & set(models.op_types(quantized)) == {kept}
 
 
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "t = Add (a, three) c = Clip (t, lo, hi) m = Mul (a, c) b = Div (m, hi)",  # HardSwish as exporters write it
+        "b = Clip (a, lo, hi) s = Sigmoid (b)",  # a second reader
+        "m = Sigmoid (a) b = Clip (m, lo, hi)",
+    ],
+)
+def test_a_clip_that_no_scale_can_move_through_stays(inside: str) -> None:
+    """As a Relu it would be another function, and equalization would win nothing."""
+    more = ", float[1, 4, 5, 5] s" if "s = " in inside else ""
+    graph = f"""
+    capped (float[1, 4, 5, 5] x) => (float[1, 4, 5, 5] y{more}) {{
+        a = Conv (x, w)
+        {inside}
+        y = Conv (b, v)
+    }}"""
+    numbers = {name: np.float32(value).reshape(()) for name, value in (("lo", 0), ("hi", 6), ("three", 3))}
+    numbers = {name: value for name, value in numbers.items() if name != "three" or name in inside}
+    proto = models.model(graph, {"w": 9 * spread(4, 4, 1, 1, seed=1), "v": spread(4, 4, 1, 1, seed=2), **numbers})
+    after = load(proto)
+    cle.run(after, CLEConfig(), replace_clip6=True)
+    assert "Clip" in [node.op_type for node in after.graph]
+    feeds = models.feeds(proto)
+    models.assert_close(models.run(to_proto(after), feeds), models.run(proto, feeds), 1e-5)
+
+
 def test_it_saves_per_tensor_weights() -> None:
     proto = net()
     samples = [models.feeds(proto, seed=k) for k in range(8)]

@@ -51,7 +51,9 @@ class Options(BaseModel):
         "types need.",
     )
     ConvertFP16ToFP32: bool = _option(False, 1, "Turn a float16 model into a float32 one before anything else.")
-    ReplaceClip6Relu: bool = _option(False, 1, "Turn Clip from 0 to 6 into Relu before CLE; only when CLE runs.")
+    ReplaceClip6Relu: bool = _option(
+        False, 1, "Turn Clip from 0 to 6 between two layers into Relu before CLE; only when CLE runs."
+    )
     ConvertReduceMeanToGlobalAvgPool: bool | None = _option(
         None, 1, "Turn a mean over the spatial axes into GlobalAveragePool (default: for NPU flows and the CPU target)."
     )

@@ -54,6 +54,7 @@ from quark.onnx.quantization.config.tuners import split, with_tuners
 from quark.onnx.ranges import samples_of
 from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
+from quark.onnx.subgraphs import wants_bodies
 from quark.report.process import lent
 from quark.search.values import FLOAT
 
@@ -200,7 +201,9 @@ def open_bench(
     site, data = lay_out(site, samples_of(model, job.options, reader))
     units = tuple(_units(model, plans, list(candidates), _sizes(site, model)))
     if not units:
-        raise ConfigError("nothing in the model can be quantized under these candidates")
+        where = "; what is in bodies of If and Loop is quantized, but not tried layer by layer: use quark auto"
+        inside = where if wants_bodies(source, job.options) else ""
+        raise ConfigError(f"nothing in the model can be quantized under these candidates{inside}")
     return Bench(site, units, digest, data, prepared.moved)
 
 

@@ -38,7 +38,8 @@ def run(
 
     Args:
         takes_part: layers that may be changed; all where it is None.
-        replace_clip6: first turn Clip(0, 6) into Relu (the option ``ReplaceClip6Relu``), which changes the function.
+        replace_clip6: first turn Clip(0, 6) between two layers into Relu (the option ``ReplaceClip6Relu``), which is
+            another function.
         part: how far every step goes, from 0 (nothing) to 1 (until both sides are equal).
     """
     if replace_clip6:
@@ -162,8 +163,9 @@ def _made(layer: Layer, config: CLEConfig) -> np.ndarray:
 
 
 def _clip6_to_relu(model: ir.Model) -> None:
+    """Every Clip(0, 6) between two layers becomes a Relu. Others stay: x · clip(x + 3, 0, 6) / 6 would grow like x²."""
     for node in list(model.graph):
-        if node.op_type == "Clip" and clip_bounds(node) == (0.0, 6.0):
+        if node.op_type == "Clip" and clip_bounds(node) == (0.0, 6.0) and _between_layers(node):
             relu = ir.Node("", "Relu", [node.inputs[0]], name=node.name)
             relu.outputs[0].name, relu.outputs[0].type, relu.outputs[0].shape = (
                 node.outputs[0].name,
@@ -173,3 +175,13 @@ def _clip6_to_relu(model: ir.Model) -> None:
             model.graph.insert_before(node, relu)
             node.outputs[0].replace_all_uses_with(relu.outputs[0], replace_graph_outputs=True)
             model.graph.remove(node, safe=True)
+
+
+def _between_layers(node: ir.Node) -> bool:
+    """Whether scales could move through a Clip, were it a Relu."""
+    before = node.inputs[0]
+    producer = None if before is None else before.producer()
+    while producer is not None and is_homogeneous(producer):
+        value = producer.inputs[0]
+        producer = None if value is None else value.producer()
+    return producer is not None and producer.op_type in LAYERS and _next_layer(node) is not None
