@@ -54,7 +54,7 @@ ONNX = (
 EXPORT = (
     *("layout", "shards", "reload", "bad_files", "bad_input", "card", "custom_modes", "compressed_tensors", "gguf"),
     *("gguf_architectures", "gptq", "formats", "failures", "onnx", "onnx_decoder", "verify", "algorithms", "parts"),
-    *("genai", "every_cell", "diffusers", "small_parts", "mode_decisions", "vocabularies", "nodes"),
+    *("genai", "every_cell", "diffusers", "small_parts", "mode_decisions", "vocabularies", "nodes", "described"),
 )
 TORCH = (
     *("layouts", "observers", "registry_contract", "files", "kv_cache", "experts", "spec_truth", "carried"),

@@ -180,10 +180,9 @@ def _only_told(tree: ast.Module) -> set[ast.AST]:
                     isinstance(one, ast.Expr) and _is_log(one.value) for one in node.body
                 ):
                     told |= set() if node.orelse else {node.test}
-                if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                    name = node.targets[0].id
-                    if name not in others and any(one.id == name for one in quoted):
-                        told.add(node.value)
+                names = _given(node)
+                if names and not names & others and names <= {one.id for one in quoted}:
+                    told.add(node.value)
     return told
 
 
@@ -212,6 +211,17 @@ def constants() -> dict[tuple[str, str], str]:
     path = Path(__file__).with_name("speed.tsv")
     rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
     return {(file, name): reason for file, name, reason in rows}
+
+
+def _given(node: ast.AST) -> set[str]:
+    """The names that an assignment gives values to; none of anything else."""
+    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+    return (
+        {one.id for one in parts if isinstance(one, ast.Name)}
+        if all(isinstance(one, ast.Name) for one in parts)
+        else set()
+    )
 
 
 def _is_log(node: ast.AST) -> bool:
