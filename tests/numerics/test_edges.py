@@ -224,3 +224,14 @@ def test_a_scale_is_never_below_the_smallest_that_its_format_has(name: str) -> N
     given = np.array([1e-45, smallest, smallest * 1.25, 3e38], np.float32)
     found = SCALE_RULES[name].snap(given)
     assert (found[:3] == np.float32(smallest)).all() and found[3] == np.float32(min(element.max, found[3])) > 0
+
+
+@pytest.mark.parametrize("made", BOTH)
+@pytest.mark.parametrize("name", ["mx4", "mx6", "mx9"])
+def test_subnormal_inputs_count_as_zero_and_the_smallest_normal_does_not(name: str, made: Callable[[Any], Any]) -> None:
+    """A block of numbers around 2**-126: the smallest normal number is kept, the float32 below it is 0."""
+    smallest = np.float32(2.0**-126)
+    x = np.zeros((1, 16), np.float32)
+    x[0, :4] = smallest, np.nextafter(smallest, np.float32(0)), -smallest, smallest * 2
+    found = np.asarray(FORMATS[name].round(made(x)))
+    assert found[0, 0] == smallest and found[0, 1] == 0 and found[0, 2] == -smallest and found[0, 3] == smallest * 2

@@ -183,3 +183,12 @@ def test_the_best_of_the_percentile_ranges_is_taken_by_every_row() -> None:
             found.append((error, *ends))
         best = min(found)
         assert (low, high) == pytest.approx(best[1:], rel=1e-6)
+
+
+def test_steps_are_the_odd_primes_below_a_hundred() -> None:
+    from quark.observers.sampled import ENOUGH, PRIMES, step_of
+
+    assert list(PRIMES) == [n for n in range(3, 100) if all(n % k for k in range(2, n))]
+    for size in (5 * ENOUGH, 6 * ENOUGH + 1, 48 * ENOUGH, 48 * ENOUGH + 48, 100 * ENOUGH + 7):
+        fitting = [prime for prime in PRIMES if prime * 2**16 <= size and size % prime]
+        assert step_of(size) == max(fitting, default=1) and math.gcd(step_of(size), size) == 1
