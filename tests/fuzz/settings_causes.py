@@ -14,8 +14,8 @@ from tests.fuzz.causes import Cause, Finding
 from tests.fuzz.config_causes import VALUES, YAMLS
 
 from quark.onnx.config_file import read_values
-from quark.onnx.energy import read_table
 from quark.onnx.preprocess_file import FILE, read_beside
+from quark.search.energy import read_table
 
 PICTURES = {
     "mean": [0.5, 0.4, 0.3],

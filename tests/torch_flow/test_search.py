@@ -19,9 +19,9 @@ from torch import nn
 
 from quark.cli import main
 from quark.errors import ConfigError
-from quark.torch.bench import lay_out, measure, open_bench
+from quark.torch.bench import lay_out, measure, open_bench, traffic_of
 from quark.torch.config_file import config_of, read_values
-from quark.torch.search import save_plan, search
+from quark.torch.search import checked_goal, save_plan, search, types_of
 from quark.torch.sensitivity import sensitivity
 
 transformers = pytest.importorskip("transformers")
@@ -252,3 +252,31 @@ def test_a_plan_is_saved_as_json_too(tmp_path: Path) -> None:
     found = search(llama(), samples(1), ["int8_wo_per_channel"], "kl<=9")
     save_plan(tmp_path / "plan.json", None, found, "kl<=9", "size")
     assert read_values(tmp_path / "plan.json")["layers"] == dict(found.layers)
+
+
+def test_multiplications_of_layers_are_those_of_their_definitions() -> None:
+    layers = {
+        "linear": (nn.Linear(6, 10), (2, 5, 6), 2 * 5 * 6 * 10),
+        "conv": (nn.Conv2d(4, 6, 3, groups=2, padding=1), (2, 4, 8, 8), 2 * 8 * 8 * 6 * 2 * 9),
+        "up": (nn.ConvTranspose2d(4, 6, 2, stride=2), (1, 4, 8, 8), 8 * 8 * 4 * 6 * 4),
+        "conv1d": (transformers.pytorch_utils.Conv1D(10, 6), (3, 6), 3 * 6 * 10),
+        "rows": (nn.Embedding(7, 5), None, 0),
+    }
+    for name, (layer, shape, wanted) in layers.items():
+        given = torch.tensor([[1, 2]]) if shape is None else torch.randn(shape)
+        found = traffic_of(nn.Sequential(layer), ["0", "1"], given)
+        assert found == {"0": (given.numel(), wanted)}, name
+
+
+def test_a_table_of_energies_is_a_budget(tmp_path: Path) -> None:
+    path, names, model = tmp_path / "npu.yaml", ("int4_wo_32", "int8_wo_per_channel", "float"), llama()
+    path.write_text("float/int4: 1\nfloat/int8: 3\nfloat/float: 20\n")
+    macs = sum(one.weight.numel() * 24 for name, one in model.named_modules() if name.endswith("_proj"))
+    cheap = search(model, samples(8), names, "kl<=1000", str(path), estimate=True)
+    assert cheap.costs["energy"] == macs and set(cheap.layers.values()) == {"int4_wo_32"}
+    found = search(model, samples(8), names, limit=3 * macs, budget=str(path), estimate=True)
+    assert macs < found.costs["energy"] <= 3 * macs and found.value < cheap.value
+    for name, types in (("nvfp4", "fp4/fp4"), ("int4_fp8", "fp8_e4m3/int4"), ("float", "float/float")):
+        assert types_of(name) == types
+    with pytest.raises(ConfigError, match="no line 'float/uint4', for the candidate 'uint4_wo_32'"):
+        checked_goal("kl<=1", None, str(path), None, ["uint4_wo_32"])

@@ -110,7 +110,7 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
     values = whole_values(
         values if "scheme" in values else {"scheme": candidates[0].split("+")[0], **values}, candidates
     )
-    checked_goal(wanted.target, wanted.limit, wanted.budget, wanted.metric)
+    checked_goal(wanted.target, wanted.limit, wanted.budget, wanted.metric, candidates)
     check_kind(wanted.output, "--output")
     samples = windows_of(request, data)
     held_out = None if wanted.eval_data is None else windows_of(request, wanted.eval_data, ahead=1)

@@ -24,7 +24,7 @@ from quark.onnx.bench import Bench, Site
 from quark.onnx.config_file import config_of
 from quark.onnx.data import Feed, samples_of
 from quark.onnx.data_layout import in_layout
-from quark.onnx.energy import check_table, is_table, read_table, with_energy
+from quark.onnx.energy import macs_of, types_of
 from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
 from quark.onnx.latency import median_seconds
@@ -35,6 +35,7 @@ from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.scratch import Scratch
 from quark.onnx.sensitivity import Outputs, Progress, losses, open_ledger, study
 from quark.onnx.tuned_speed import repeating
+from quark.search.energy import check_table, is_table, read_table, with_energy
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger, plan_key
 from quark.search.parts import APART, Every, how_far, parts_of
@@ -198,7 +199,7 @@ def _solved(whole: Whole, made: Bench, split: Split, question: Question, alone: 
         site, data = _other(made, split.choose, "choose")
         whole = replace(whole, site=site, data=data)
     if is_table(question.budget):
-        energies = with_energy(whole.study, made.site, read_table(question.budget))
+        energies = with_energy(whole.study, macs_of(made.site), read_table(question.budget), types_of)
         whole, question = replace(whole, study=energies), replace(question, budget="energy")
     timed = question.budget == "latency"
     study = with_latency(whole.study, made.site, whole.quantized) if timed else whole.study
@@ -261,7 +262,7 @@ def checked_goal(
     if estimate and function is not None:
         raise ConfigError("--estimate follows errors to the outputs: a function of your own needs whole models, trials")
     if is_table(budget):
-        check_table(read_table(budget), candidates)
+        check_table(read_table(budget), candidates, types_of)
     elif budget not in BUDGETS:
         raise ConfigError(unknown("budget", budget, BUDGETS))
     if (target is None) == (limit is None):

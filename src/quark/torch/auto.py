@@ -27,7 +27,7 @@ from quark.search.ledger import Ledger
 from quark.search.parts import how_far, parts_of
 from quark.search.target import Target
 from quark.search.values import FLOAT
-from quark.torch.bench import Site, lay_out, measure, running
+from quark.torch.bench import Site, Traffic, lay_out, measure, running
 from quark.torch.config.schemes import ROWS
 from quark.torch.config_file import config_of
 from quark.torch.digest import digest_of_model, digest_of_samples
@@ -181,7 +181,10 @@ class Search:
     def size(self, values: Mapping[str, Any]) -> int:
         """Bytes of all tensors under a configuration."""
         layers = matched(self.model, values).values()
-        saved = (costs_of(one, None, 0, MI300X)["size"] - costs_of(one, one, 0, MI300X)["size"] for one in layers)
+        saved = (
+            costs_of(one, None, Traffic(), MI300X)["size"] - costs_of(one, one, Traffic(), MI300X)["size"]
+            for one in layers
+        )
         return round(self.float_bytes - sum(saved))
 
     def attempt(self, name: str, values: Mapping[str, Any], cause: str = "") -> Trial:

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from quark.errors import DataError
 from quark.files.whole import part_of
@@ -31,6 +32,7 @@ from quark.torch.algorithms.blocks import find_blocks, first, record, without_ca
 from quark.torch.calibration import device_of, evaluating, run, to_device
 from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import parts
+from quark.torch.layers import kind_of
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.quantizer import ModelQuantizer
 
@@ -310,18 +312,26 @@ def find_chain(bench: Bench) -> None:
     bench.blocks, bench.pairs = dict(blocks.modules), kinds[0]
 
 
-def input_sizes(model: nn.Module, names: Sequence[str], sample: Any) -> dict[str, int]:
-    """Elements that layers read for one sample."""
-    found: dict[str, int] = {}
+class Traffic(NamedTuple):
+    """What a layer does for one sample: elements that it reads, multiplications of its weight."""
+
+    inputs: float = 0
+    macs: float = 0
+
+
+def traffic_of(model: nn.Module, names: Sequence[str], sample: Any) -> dict[str, Traffic]:
+    """What layers do for one sample; those that are no modules of their own, such as parts of an LSTM, are left out."""
     chosen = {name: module for name, module in model.named_modules() if name in set(names)}
+    found = dict.fromkeys(chosen, Traffic())
     hooks = []
     for name, module in chosen.items():
 
-        def count(module: nn.Module, args: tuple[Any, ...], key: str = name) -> None:
+        def count(module: nn.Module, args: tuple[Any, ...], output: Any, key: str = name) -> None:
             if args and isinstance(args[0], torch.Tensor):
-                found[key] = found.get(key, 0) + args[0].numel()
+                before = found[key]
+                found[key] = Traffic(before.inputs + args[0].numel(), before.macs + macs(module, args[0], output))
 
-        hooks.append(module.register_forward_pre_hook(count))
+        hooks.append(module.register_forward_hook(count))
     try:
         with running(model):
             run(model, to_device(sample, device_of(model)))
@@ -329,3 +339,13 @@ def input_sizes(model: nn.Module, names: Sequence[str], sample: Any) -> dict[str
         for hook in hooks:
             hook.remove()
     return found
+
+
+def macs(module: nn.Module, given: torch.Tensor, output: Any) -> float:
+    """Multiplications of one call: every value of the weight, once for each position that it is applied at."""
+    kind, weight = kind_of(module), module._parameters.get("weight")
+    if kind is None or kind.features is None or weight is None or not isinstance(output, torch.Tensor):
+        return 0
+    if isinstance(module, _ConvTransposeNd):  # [in, out / groups, ...]: applied at every position of the input
+        return weight.numel() * given.numel() / weight.shape[0]
+    return weight.numel() * output.numel() / weight.shape[1 if kind.transposed else 0]

@@ -19,6 +19,7 @@ from torch import nn
 
 from quark.errors import ConfigError, unknown
 from quark.files.private import private_folder
+from quark.search.energy import check_table, is_table, read_table, with_energy
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger, plan_key
 from quark.search.parts import APART, how_far, parts
@@ -27,7 +28,9 @@ from quark.search.solve import Judges, Question, solve
 from quark.search.target import Target, parse_target
 from quark.search.ties import fused
 from quark.search.values import BUDGETS, FLOAT, Found, Study
-from quark.torch.bench import Site, lay_out, measure, running
+from quark.torch.bench import Site, lay_out, measure, running, traffic_of
+from quark.torch.config.schemes import scheme
+from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config_file import WHOLE, check_values, config_of, split, template_of
 from quark.torch.digest import digest_of_samples
 from quark.torch.export.formats import format_for
@@ -111,7 +114,7 @@ def search(
         samples: half of them calibrate and try layers, a quarter chooses, a quarter reports; under 4 none is set apart.
         candidates: what a layer may become: schemes, ``scheme+gptq``, ``float``.
         target: such as ``perplexity<=32`` or ``kl<=0.01``; any name where ``metric`` is given.
-        budget: ``size``, ``bits`` or ``latency``: what is to be small; latency is the roofline of ``machine``.
+        budget: what is to be small: ``size``, ``bits``, ``latency`` (the roofline of ``machine``), a file of energies.
         limit: the most of ``budget``, in the place of a target: bytes, bits or seconds.
         config: a scheme, or keys and values of a configuration file: what holds for the whole model.
         metric: ``file.py:function``, called with the model, gives the metric of the target.
@@ -138,6 +141,8 @@ def search(
         book = open_ledger(ledger, loaded, site, values, f"{name} for {goal.metric} by {digest_of(metric)}")
         trials = study(source, loaded, site, values, candidates, name, workers, book, progress, machine, estimate)
         found = without_pinned(trials, values)
+        if is_table(budget):
+            found, budget = with_energies(found, loaded, site, budget), "energy"
         question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))
         whole = Whole(loaded, values, apart.fit, site, goal.metric, metric, book)
         return _solved(whole, found, apart, question, source if estimate else None)
@@ -208,13 +213,17 @@ def whole_values(config: Mapping[str, Any] | str | None, candidates: Sequence[st
     return values
 
 
-def checked_goal(target: str | None, limit: float | None, budget: str, function: str | None) -> Target:
+def checked_goal(
+    target: str | None, limit: float | None, budget: str, function: str | None, candidates: Sequence[str] = ()
+) -> Target:
     """The target; for a limit one that everything meets.
 
     Raises:
         ConfigError: neither or both, or an unknown metric or budget.
     """
-    if budget not in BUDGETS:
+    if is_table(budget):
+        check_table(read_table(budget), candidates, types_of)
+    elif budget not in BUDGETS:
         raise ConfigError(unknown("budget", budget, BUDGETS))
     if (target is None) == (limit is None):
         raise ConfigError("give either a target such as 'perplexity<=32' or a limit of the budget")
@@ -223,6 +232,35 @@ def checked_goal(target: str | None, limit: float | None, budget: str, function:
     if target is not None:
         return parse_target(target, METRICS, function is not None)
     return Target("kl" if function is None else function.rpartition(":")[2], False, math.inf)
+
+
+def with_energies(found: Study, model: nn.Module, site: Site, budget: str) -> Study:
+    """The study with the cost ``energy``, by the table in a file.
+
+    Raises:
+        ConfigError: a layer whose multiplications cannot be counted.
+    """
+    traffic = traffic_of(model, found.layers, site.samples[0])
+    if odd := [name for name in found.layers if name not in traffic]:
+        raise ConfigError(
+            f"--budget {budget!r}: the multiplications of {odd[0]!r} cannot be counted: it is a part of a layer"
+        )
+    macs = {name: one.macs for name, one in traffic.items()}
+    return with_energy(found, macs, read_table(budget), types_of)
+
+
+def types_of(name: str) -> str:
+    """``inputs/weights`` of a candidate, by what codes are stored as: ``float/int4`` of ``int4_wo_32``."""
+    chosen = None if name == FLOAT else scheme(split(name)[0])
+    return "/".join(stored_type(getattr(chosen, slot, None)) for slot in ("input_tensors", "weight"))
+
+
+def stored_type(found: QTensorConfig | list[QTensorConfig] | None) -> str:
+    """The narrowest of the types of a tensor: the wider ones are those of its scales, or what it is widened to."""
+    if not found:
+        return FLOAT
+    types = [one.dtype for one in (found if isinstance(found, list) else [found])]
+    return str(min(types, key=lambda one: one.to_bitwidth()).value)
 
 
 def made(folder: Path) -> Path:

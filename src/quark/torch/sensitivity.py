@@ -29,7 +29,7 @@ from quark.search.function import digest_of, load_function, number_of
 from quark.search.ledger import Ledger
 from quark.search.values import FLOAT, Study, Trial
 from quark.torch import one_pass
-from quark.torch.bench import Bench, Site, input_sizes, lay_out, open_bench, running
+from quark.torch.bench import Bench, Site, Traffic, lay_out, open_bench, running, traffic_of
 from quark.torch.config.model import QConfig
 from quark.torch.config_file import check_candidate, config_of, split
 from quark.torch.digest import digest_of_model, digest_of_samples
@@ -212,7 +212,7 @@ def study(
     values = {name: values_of(model, base, name) for name in candidates if name != FLOAT}
     layers = {name: matched(model, chosen) for name, chosen in values.items()}
     order = list(dict.fromkeys(name for found in layers.values() for name in found))
-    sizes = input_sizes(model, order, site.samples[0])
+    traffic = traffic_of(model, order, site.samples[0])
     reference = of_float(model, site, metric)
     found: dict[tuple[str, str], dict[str, float]] = {}
     for candidate, matches in layers.items():
@@ -234,7 +234,7 @@ def study(
         if progress is not None:
             progress(len(found), wanted)
     made = [
-        trial_of(name, c, layers, found, reference, metric, sizes, machine)
+        trial_of(name, c, layers, found, reference, metric, traffic, machine)
         for name in order
         for c in candidates
         if c == FLOAT or name in layers[c]
@@ -289,7 +289,7 @@ def trial_of(
     found: Mapping[tuple[str, str], dict[str, float]],
     reference: Mapping[str, float],
     metric: str,
-    sizes: Mapping[str, int],
+    traffic: Mapping[str, Traffic],
     machine: Machine,
 ) -> Trial:
     """One layer under one candidate, with its costs."""
@@ -297,7 +297,7 @@ def trial_of(
     here = None if candidate == FLOAT else layers[candidate][name]
     measured = reference if here is None else found[name, candidate]
     loss = abs(measured["value"] - reference["value"]) if "value" in measured else measured[loss_name(metric)]
-    costs = costs_of(item, here, sizes.get(name, 0), machine)
+    costs = costs_of(item, here, traffic.get(name, Traffic()), machine)
     return Trial(name, type(item.layer.module).__name__.removeprefix("Quant"), candidate, loss, dict(measured), costs)
 
 
@@ -306,7 +306,7 @@ def loss_name(metric: str) -> str:
     return metric if metric in ("mse", "kl") else "noise"
 
 
-def costs_of(item: Match, here: Match | None, inputs: int, machine: Machine) -> dict[str, float]:
+def costs_of(item: Match, here: Match | None, traffic: Traffic, machine: Machine) -> dict[str, float]:
     """Bytes of a layer's tensors in a file, bits that it reads, seconds by the roofline of ``machine``."""
     size = bits = 0.0
     widths: dict[str, float] = {}
@@ -321,10 +321,8 @@ def costs_of(item: Match, here: Match | None, inputs: int, machine: Machine) -> 
         bits += widths[slot] * value.numel()
     stages = () if here is None else here.stages["input_tensors"]
     width = item.layer.module.weight.element_size() * 8.0 if not stages else bits_of(stages[-1])  # type: ignore[operator]
-    weight = item.layer.module._parameters["weight"]
-    products = 0 if weight is None else weight.numel() * (inputs / max(weight.shape[-1], 1))
-    costs = {"size": size, "bits": bits + width * inputs}
-    return {**costs, "latency": seconds_of(machine, size + width * inputs / 8, products, max(widths["weight"], width))}
+    costs, moved = {"size": size, "bits": bits + width * traffic.inputs}, size + width * traffic.inputs / 8
+    return {**costs, "latency": seconds_of(machine, moved, traffic.macs, max(widths["weight"], width))}
 
 
 def bits_of(stage: Any) -> float:
