@@ -356,10 +356,7 @@ def search(
     ] = None,
     limit: Limit = None,
     budget: Annotated[
-        str,
-        typer.Option(
-            help="What is to be small: size, bits, latency (estimated for an MI300X), or a .yaml of energies."
-        ),
+        str, typer.Option(help="What is to be small: size, bits, latency (for an MI300X), or a .yaml of energies.")
     ] = "size",
     metric: Annotated[
         str | None,
