@@ -140,9 +140,7 @@ def search(
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
         book = open_ledger(ledger, loaded, site, values, f"{name} for {goal.metric} by {digest_of(metric)}")
         trials = study(source, loaded, site, values, candidates, name, workers, book, progress, machine, estimate)
-        found = without_pinned(trials, values)
-        if is_table(budget):
-            found, budget = with_energies(found, loaded, site, budget), "energy"
+        found, budget = with_energies(without_pinned(trials, values), loaded, site, budget)
         question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))
         whole = Whole(loaded, values, apart.fit, site, goal.metric, metric, book)
         return _solved(whole, found, apart, question, source if estimate else None)
@@ -234,19 +232,20 @@ def checked_goal(
     return Target("kl" if function is None else function.rpartition(":")[2], False, math.inf)
 
 
-def with_energies(found: Study, model: nn.Module, site: Site, budget: str) -> Study:
-    """The study with the cost ``energy``, by the table in a file.
+def with_energies(found: Study, model: nn.Module, site: Site, budget: str) -> tuple[Study, str]:
+    """The study and the name of its cost: ``energy``, which is added, where the budget is a table in a file.
 
     Raises:
         ConfigError: a layer whose multiplications cannot be counted.
     """
+    if not is_table(budget):
+        return found, budget
     traffic = traffic_of(model, found.layers, site.samples[0])
     if odd := [name for name in found.layers if name not in traffic]:
-        raise ConfigError(
-            f"--budget {budget!r}: the multiplications of {odd[0]!r} cannot be counted: it is a part of a layer"
-        )
+        why = f"the multiplications of {odd[0]!r} cannot be counted: it is a part of a layer"
+        raise ConfigError(f"--budget {budget!r}: {why}")
     macs = {name: one.macs for name, one in traffic.items()}
-    return with_energy(found, macs, read_table(budget), types_of)
+    return with_energy(found, macs, read_table(budget), types_of), "energy"
 
 
 def types_of(name: str) -> str:
