@@ -129,8 +129,10 @@ class Known:
         running = ({test for line, tests in lines.items() if line in span for test in tests} for span in spans)
         found = next(filter(None, running), set())
         if not bodies_around(place):  # a table: who imports it may have read it before a test began
-            tables = {tests for other in importers(place.file) for tests in self._all(other)}
-            found = found | {test for test in self.seconds if Path(place.file).stem in test.split("::")[0]} | tables
+            beside = importers(place.file, "tests")
+            named = {test for test in self.seconds if Path(place.file).stem in test.split("::")[0]}
+            reading = {test for test in self.seconds if test.split("::")[0] in beside}
+            found = found.union(named, reading, *map(self._all, importers(place.file)))
         return self._few(found, place.file, count, seconds)
 
     @cache  # noqa: B019 - one object for the whole run

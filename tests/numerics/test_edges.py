@@ -235,3 +235,31 @@ def test_subnormal_inputs_count_as_zero_and_the_smallest_normal_does_not(name: s
     x[0, :4] = smallest, np.nextafter(smallest, np.float32(0)), -smallest, smallest * 2
     found = np.asarray(FORMATS[name].round(made(x)))
     assert found[0, 0] == smallest and found[0, 1] == 0 and found[0, 2] == -smallest and found[0, 3] == smallest * 2
+
+
+#: Exponent bits, mantissa bits, sign bits: IEEE 754, the upper half of float32, OCP's formats, E5M3 without sign.
+FIELDS = {
+    "float16": (5, 10, 1), "bfloat16": (8, 7, 1), "fp8_e4m3": (4, 3, 1), "fp8_e5m2": (5, 2, 1), "e5m3": (5, 3, 0),
+    "fp6_e3m2": (3, 2, 1), "fp6_e2m3": (2, 3, 1), "fp4_e2m1": (2, 1, 1),
+}  # fmt: skip
+#: Infinity, NaN, saturation, a scale of 1: what overflows is infinite in the 16-bit types, the largest value in others.
+WHAT = dict.fromkeys(("float16", "bfloat16"), (True, True, False, True))
+WHAT |= {
+    "fp8_e4m3": (False, True, True, False),
+    "fp8_e5m2": (True, True, True, False),
+    "e5m3": (False, True, True, False),
+}
+WHAT |= dict.fromkeys(("fp6_e3m2", "fp6_e2m3", "fp4_e2m1"), (False, False, True, False))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_rows_of_float_formats(name: str) -> None:
+    row: Any = ELEMENTS[name]
+    assert (row.exponent_bits, row.mantissa_bits, int(row.signed)) == FIELDS[name]
+    assert row.bits == sum(FIELDS[name]) and row.code_dtype == ("uint16" if row.bits > 8 else "uint8")
+    assert (row.has_infinity, row.has_nan, row.saturates, row.unit_scale) == WHAT[name]
+    assert row.min == (-row.max if row.signed else 0.0) and row.rounding_bits == row.mantissa_bits
+
+
+def test_every_float_format_has_its_fields_here() -> None:
+    assert {row.name for row in FLOATS} == set(FIELDS) == set(WHAT)
