@@ -18,6 +18,7 @@ from typing import Any, Literal
 from quark.errors import ConfigError, unknown
 
 BACKENDS = ("threading", "loky", "dask", "ray")
+MOST = 1024  # workers; each is a thread or a process of this machine or of a cluster
 PORTION = 2  # calls per worker that are handed to a backend which returns them together
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # what ``joblib.delayed(function)(...)`` makes
 
@@ -42,8 +43,14 @@ def results(
         prefer: where joblib is set to nothing.
         ordered: in the order of the calls; else as they are done, where the backend tells that.
         ahead: calls that are read before they are needed.
+
+    Raises:
+        ConfigError: more workers than are taken.
     """
     import joblib
+
+    if workers is not None and workers > MOST:
+        raise ConfigError(f"workers is {workers}; at most {MOST} are taken")
 
     backend, _ = joblib.parallel.get_active_backend(prefer=prefer)
     streams = bool(getattr(backend, "supports_return_generator", False))

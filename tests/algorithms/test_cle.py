@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quark.algorithms.cle import _median_above, bias_divisor, magnitudes, pair_scales, triple_scales
+from quark.algorithms import cle
+from quark.algorithms.cle import _factors, bias_divisor, magnitudes, pair_scales, triple_scales
 
 
 def test_a_pair_meets_at_the_geometric_mean() -> None:
@@ -38,8 +39,17 @@ def test_larger_biases_count_less(weight: float, bias: float, divisor: float) ->
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 6])
-def test_medians_are_compared_as_if_they_were_sorted(size: int) -> None:
+def test_medians_are_compared_as_if_they_were_sorted(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cle, "PIECE", 4)
     rng = np.random.default_rng(size)
     for _ in range(200):
         values, bound = rng.integers(0, 4, size).astype(np.float64), rng.integers(0, 8) / 2
-        assert _median_above(values, bound) == (np.median(values) > bound)
+        weights = rng.choice([-1.0, 0.0, 1.0], (size, 3))
+        found = (values[:, None] / np.where(weights == 0, np.nan, np.abs(weights))).reshape(-1)
+        alive = found[~np.isnan(found)]
+        mean, (above,) = _factors(weights, values[:, None], (bound,))
+        if alive.size:
+            assert above == (np.median(alive) > bound)
+            assert mean == pytest.approx(alive.mean(), rel=1e-12)
+        else:
+            assert mean is None

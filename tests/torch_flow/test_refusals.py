@@ -7,11 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from quark import parallel
 from quark.cli import torch_refusals as refusals
 from quark.torch.algorithms.registry import ALGORITHMS
+from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.schemes import KV_SCHEMES, ROWS, cache_scheme, scheme
+from quark.torch.export.formats import FORMATS
 from quark.torch.files import quantize
+from quark.torch.template import ALIASES
 
 
 def test_the_tables_are_those_of_the_schemes() -> None:
@@ -24,7 +29,11 @@ def test_the_tables_are_those_of_the_schemes() -> None:
     }
     assert caches == refusals.CACHES
     without = {"hqq", "rotation"}  # weights alone; a sample is made where there is none
-    assert {row.config.name for row in ALGORITHMS} - without - {"bias_correction"} == set(refusals.SAMPLED)
+    known = {row.config.name for row in ALGORITHMS}
+    aliases = {name for name, meant in ALIASES.items() if meant in refusals.SAMPLED}
+    assert known - without - {"bias_correction"} | aliases == set(refusals.SAMPLED)
+    assert known | set(ALIASES) == set(refusals.ALGORITHMS)
+    assert tuple(FORMATS) == refusals.FORMATS
     assert refusals.BEGUN == quantize.PROGRESS
 
 
@@ -35,6 +44,14 @@ REFUSED = [
     ["quantize-files", "model", "-o", "out", "-s", "int4_wo_32", "--layer", "*down_proj"],
     ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "-a", "awq"],
     ["quantize", "model", "-o", "model", "-s", "int4_wo_32"],
+    ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "-a", "gptk"],
+    ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "--format", "ggu"],
+    ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "--device", "gpu"],
+    ["quantize", "model", "-o", "out", "-s", "int4_wo_32", "--device", "cuda:first"],
+    ["quantize-files", "model", "-o", "out", "-s", "fp8", "--data", "text", "--device", "mps"],
+    ["quantize-files", "mode", "-o", "out", "-s", "int4_wo_32"],
+    ["evaluate", "mode", "--data", "text"],
+    ["evaluate", "model", "--data", "text"],
     ["sensitivity", "model", "-s", "int4_wo_32"],
     ["search", "model", "-s", "int4_wo_32", "-o", "plan.yaml"],
 ]
@@ -52,6 +69,39 @@ print([main(["torch", *words]) for words in {REFUSED!r}], [m for m in ("torch", 
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == [f"{[1] * len(REFUSED)} []"], done.stdout + done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+BUILT = [({"cuda": None, "hip": None}, True), ({"cuda": "12.8"}, False), ({}, False)]
+
+
+@pytest.mark.parametrize("built, refused", BUILT)
+def test_a_device_that_torch_was_built_without_is_refused(
+    built: dict[str, str | None], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "torch_version", lambda: {"__version__": "2.0", **built} if built else {})
+    refusals.check_device("cpu", blocks=True)
+    if not refused:
+        refusals.check_device("cuda:1")
+        return
+    with pytest.raises(refusals.ConfigError, match=r"--device cuda:1: the torch 2\.0 .* built without it"):
+        refusals.check_device("cuda:1")
+
+
+def test_the_version_of_torch_is_read_without_loading_it() -> None:
+    assert refusals.torch_version()["__version__"] == str(torch.__version__)
+    assert refusals.torch_version()["cuda"] == torch.version.cuda
+
+
+def test_blocks_on_samples_name_the_command_that_has_a_device(tmp_path: Path) -> None:
+    with pytest.raises(refusals.ConfigError, match="quark torch quantize --device mps"):
+        refusals.check_device("mps", blocks=True)
+    with pytest.raises(refusals.ConfigError, match="on the CPU alone"):
+        quantize.quantize_checkpoint(tmp_path, tmp_path / "new", QConfig(QLayerConfig()), device="meta", samples=[])
+
+
+def test_no_more_workers_than_can_be_started() -> None:
+    with pytest.raises(refusals.ConfigError, match="workers is 100000; at most 1024"):
+        list(parallel.results([], 100_000))
 
 
 def test_registered_schemes_are_for_those_who_know_them() -> None:

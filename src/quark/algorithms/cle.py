@@ -17,7 +17,11 @@ Not handled: activation functions that do not scale with their input (SiLU, Clip
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+
+PIECE = 1 << 14  # weights that are looked at together
 
 
 def magnitudes(channels: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
@@ -30,7 +34,7 @@ def magnitudes(channels: np.ndarray, bias: np.ndarray | None = None) -> np.ndarr
     largest = np.maximum(channels.max(1), -channels.min(1)).astype(np.float64)
     if bias is not None:
         column = np.abs(bias.astype(np.float64)).reshape(-1, 1)
-        divisor = bias_divisor(np.abs(channels).astype(np.float64), column)
+        divisor = bias_divisor(channels, column)
         largest = np.maximum(largest, column[:, 0] / divisor)
     return largest
 
@@ -39,25 +43,54 @@ def bias_divisor(weights: np.ndarray, bias: np.ndarray) -> float:
     """How much less a bias counts than a weight; larger for biases that are large beside their weights.
 
     Args:
-        weights: [C, n], magnitudes.
+        weights: [C, n]; their magnitudes count.
         bias: [C, 1], magnitudes.
     """
-    alive = weights != 0
-    factor = (bias / weights).reshape(-1) if alive.all() else (bias / np.where(alive, weights, np.nan))[alive]
-    if not factor.size:
+    largest, widest = bias.max(), float(max(weights.max(), -weights.min()))
+    small = bool(largest < 10 and widest and largest / widest < 20)
+    mean, above = _factors(weights, bias, (100,) if small else (30, 15))
+    if mean is None:
         return 2
-    mean, largest = factor.mean(), bias.max()
-    if largest < 10 and largest / weights.max() < 20:
-        return 5 if mean > 1000 or _median_above(factor, 100) else 2
-    if mean > 500 or _median_above(factor, 30):
+    if small:
+        return 5 if mean > 1000 or above[0] else 2
+    if mean > 500 or above[0]:
         return 20
-    return 10 if mean > 100 or _median_above(factor, 15) else 5
+    return 10 if mean > 100 or above[1] else 5
 
 
-def _median_above(values: np.ndarray, bound: float) -> bool:
-    """Whether the median of [n] exceeds a bound: by counting, sorted only where the bound lies between both middles."""
-    above = 2 * np.count_nonzero(values > bound)
-    return above > values.size if above != values.size else bool(np.median(values) > bound)
+def _factors(weights: np.ndarray, bias: np.ndarray, bounds: tuple[float, ...]) -> tuple[float | None, tuple[bool, ...]]:
+    """The mean of bias / |weight| over the weights that are not zero, and whether their median exceeds each bound.
+
+    In pieces that stay in the cache. A median is found by counting; only where a bound lies between both middles, all
+    are sorted. Without a weight the mean is None.
+    """
+    count, total, more = 0, 0.0, [0] * len(bounds)
+    for found in _pieces(weights, bias):
+        count, total = count + found.size, total + float(found.sum())
+        more = [before + np.count_nonzero(found > bound) for before, bound in zip(more, bounds, strict=True)]
+    if not count:
+        return None, (False,) * len(bounds)
+    above = (
+        2 * many > count if 2 * many != count else _median(weights, bias) > bound
+        for many, bound in zip(more, bounds, strict=True)
+    )
+    return total / count, tuple(above)
+
+
+def _pieces(weights: np.ndarray, bias: np.ndarray) -> Iterator[np.ndarray]:
+    """bias / |weight| where the weight is not zero, float64, some channels at a time."""
+    step = max(1, PIECE // max(weights.shape[1], 1))
+    for start in range(0, len(weights), step):
+        rows = np.abs(weights[start : start + step].astype(np.float64))
+        alive = rows != 0
+        if alive.all():
+            yield (bias[start : start + step] / rows).reshape(-1)
+        else:
+            yield (np.broadcast_to(bias[start : start + step], rows.shape)[alive]) / rows[alive]
+
+
+def _median(weights: np.ndarray, bias: np.ndarray) -> float:
+    return float(np.median(np.concatenate(list(_pieces(weights, bias)))))
 
 
 def pair_scales(head: np.ndarray, tail: np.ndarray, threshold: float = 0.0, part: float = 1.0) -> np.ndarray:

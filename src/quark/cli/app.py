@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from quark import parallel
 from quark.cli.common import (
     DEFAULT_PRESET,
     Backend,
@@ -77,7 +78,7 @@ Candidates = Annotated[
         "behind, or `float`; may be repeated.",
     ),
 ]
-Workers = Annotated[int, typer.Option(min=1, help="Layers, or recipes, that are tried at once.")]
+Workers = Annotated[int, typer.Option(min=1, max=parallel.MOST, help="Layers, or recipes, that are tried at once.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="OPTION=VALUE", help="Set one option (`quark options` lists them); may be repeated."),

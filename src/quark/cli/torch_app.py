@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from quark import parallel
 from quark.cli.common import (
     Backend,
     ChartReport,
@@ -65,7 +66,7 @@ Candidates = Annotated[
     ),
 ]
 Tried = Annotated[int, typer.Option("--samples", min=1, help="Use at most so many windows of the data.")]
-Workers = Annotated[int, typer.Option(min=1, help="Processes that try layers; each loads the model.")]
+Workers = Annotated[int, typer.Option(min=1, max=parallel.MOST, help="Processes that try layers; each loads it.")]
 Exclude = Annotated[
     list[str] | None,
     typer.Option(metavar="GLOB", help="Layers that stay float beside the usual ones; may be repeated."),
@@ -272,7 +273,7 @@ def quantize_files(
     format: Format = None,
     program: For = None,
     plan_from: PlanFrom = None,
-    workers: Annotated[int, typer.Option(min=1, help="Files that are made at once.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=parallel.MOST, help="Files that are made at once.")] = 1,
     backend: Backend = None,
     device: Device = "cpu",
     threads: Threads = None,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from quark.cli.output import print_json, show
-from quark.errors import ConfigError
+from quark.cli.torch_refusals import check_device, check_folder
+from quark.errors import ConfigError, DataError
 from quark.report import Table
 
 
@@ -31,10 +32,14 @@ def run(request: Request, json: bool) -> None:
     Raises:
         ConfigError: nothing to measure.
     """
-    from quark.torch.language import load_metric, load_model, load_tokenizer, perplexity, read_ids
-
     if request.data is None and request.metric is None:
         raise ConfigError("nothing to measure: give --data for a perplexity, --metric for a function of yours, or both")
+    check_folder(request.model)
+    check_device(request.device)
+    if request.data is not None and not request.data.exists():
+        raise DataError(f"the data {str(request.data)!r} does not exist")
+    from quark.torch.language import load_metric, load_model, load_tokenizer, perplexity, read_ids
+
     tokenizer = partial(load_tokenizer, request.model, request.trust_remote_code)
     function = load_metric(request.metric) if request.metric else None
     rows = read_ids(request.data, tokenizer) if request.data else []

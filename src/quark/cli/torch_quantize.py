@@ -11,7 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quark.cli.torch_refusals import check_names, check_output, check_samples, split_layers
+from quark.cli.torch_refusals import (
+    check_algorithms,
+    check_device,
+    check_folder,
+    check_format,
+    check_names,
+    check_output,
+    check_samples,
+    split_layers,
+)
 from quark.cli.torch_request import Request, Source, left_float
 from quark.cli.torch_verdict import coverage_of, sizes, tell
 from quark.errors import ConfigError, unknown
@@ -48,6 +57,10 @@ def refuse(request: Request, resumed: bool = False) -> None:
     """
     if request.scheme is not None:
         check_names(request.scheme, request.kv_cache, request.layers)
+    check_folder(request.model)
+    check_algorithms(request.algorithms)
+    check_format(request.format)
+    check_device(request.device, blocks=resumed and request.source.data is not None)
     check_output(request.output, resumed)
     if request.dtype is not None and request.dtype not in DTYPES:
         raise ConfigError(unknown("--dtype", request.dtype, DTYPES))

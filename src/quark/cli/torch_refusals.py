@@ -6,11 +6,13 @@ is checked again by those who know more.
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from quark.errors import ConfigError, DataError, unknown
+from quark.errors import ConfigError, DataError, ModelError, unknown
 from quark.files.folder import check_target
 
 GROUPS = ("32", "64", "128", "per_channel")
@@ -24,9 +26,14 @@ STATIC = ("int8", "fp8", "mxfp4_fp8", "amdfp4_global16", "amdfp4_global32", "nvf
 SCHEMES = (*WEIGHT_ONLY, *DYNAMIC, *STATIC)
 CACHES = {"fp8": True, "int8": True, "int8_per_token": False, "int4_per_token": False, "int4_per_channel": True}
 SAMPLED = (
-    *("cle", "smooth", "autosmoothquant", "awq", "svdquant"),
+    *("cle", "smooth", "smoothquant", "autosmoothquant", "awq", "svdquant"),
     *("gptaq", "gptq", "qronos", "autoround", "adaround", "adaquant"),
 )
+PLAIN = ("rotation", "hqq", "bias_correction", "quarot")  # algorithms that need no samples
+ALGORITHMS = (*SAMPLED, *PLAIN)
+FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "gguf", "onnx")
+#: Kinds of devices -> names in ``torch.version`` of libraries; torch must have been built with one of them.
+DEVICES: dict[str, tuple[str, ...]] = {"cpu": (), "meta": (), "cuda": ("cuda", "hip"), "xpu": ("xpu",), "mps": ()}
 BEGUN = "quark_progress.json"  # in a folder whose job is not finished
 NEEDS = "give a text with --data"
 
@@ -47,6 +54,70 @@ def check_names(scheme: str | None, kv_cache: str | None, layers: Sequence[str])
             raise ConfigError(unknown("quantization scheme", name, SCHEMES))
     if kv_cache is not None and kv_cache not in CACHES:
         raise ConfigError(unknown("KV cache scheme", kv_cache, CACHES))
+
+
+def check_algorithms(names: Sequence[str]) -> None:
+    """Refuse unknown algorithms.
+
+    Raises:
+        ConfigError: the nearest name is shown.
+    """
+    for name in names:
+        if name not in ALGORITHMS and "quark.torch.config.algorithms" not in sys.modules:
+            raise ConfigError(unknown("algorithm", name, ALGORITHMS))
+
+
+def check_format(name: str | None) -> None:
+    """Refuse an unknown format of the result.
+
+    Raises:
+        ConfigError: the nearest name is shown.
+    """
+    if name is not None and name not in FORMATS:
+        raise ConfigError(unknown("format", name, FORMATS))
+
+
+def check_folder(model: Path) -> None:
+    """Refuse a model that is no folder.
+
+    Raises:
+        ModelError: its path.
+    """
+    if not model.is_dir():
+        raise ModelError(f"{str(model)!r} is not a folder; models are loaded from local folders")
+
+
+def check_device(name: str, blocks: bool = False) -> None:
+    """Refuse a device that this torch has not, without loading it.
+
+    Args:
+        name: such as cpu, cuda or cuda:1.
+        blocks: blocks are run and tuned one at a time (``quantize-files`` with samples), which only the CPU does.
+
+    Raises:
+        ConfigError: no name of a device, a torch that was built without it, or blocks elsewhere than on the CPU.
+    """
+    kind, colon, number = name.partition(":")
+    if kind not in DEVICES or (colon and not number.isdigit()):
+        raise ConfigError(unknown("--device", name, DEVICES))
+    built = torch_version()
+    if DEVICES[kind] and built and not any(built.get(library) for library in DEVICES[kind]):
+        raise ConfigError(
+            f"--device {name}: the torch {built['__version__']} that is installed was built without it; leave --device "
+            f"out, or install a torch for this device"
+        )
+    if blocks and kind != "cpu":
+        raise ConfigError(
+            f"--device {name}: `quark torch quantize-files` runs blocks on samples and tunes them on the CPU alone; "
+            f"leave --device out, or let `quark torch quantize --device {name}` do it where the model fits the memory"
+        )
+
+
+def torch_version() -> dict[str, object]:
+    """What ``torch/version.py`` says: ``__version__``, and the libraries it was built with; empty without the file."""
+    found = find_spec("torch")
+    files = [Path(folder) / "version.py" for folder in (found and found.submodule_search_locations) or ()]
+    return next((runpy.run_path(str(file)) for file in files if file.is_file()), {})
 
 
 def check_samples(scheme: str | None, kv_cache: str | None, algorithms: Sequence[str], layers: Sequence[str]) -> None:

@@ -38,8 +38,6 @@ from quark.report.process import lent
 
 #: Samples that a worker counts before it hands its statistics over.
 CHUNK = 4
-#: Workers that are taken; each is a thread or a process of this machine or of a cluster.
-MOST = 1024
 Chunk = tuple[int, list[Feed]]
 
 
@@ -85,8 +83,8 @@ def observe_with_workers(
     Raises:
         ConfigError: more than 1,024 workers; or they are processes and ``CryptoMode`` keeps the model off the disk.
     """
-    if workers > MOST:
-        raise ConfigError(f"CalibWorkerNum is {workers}; at most {MOST} workers are taken")
+    if workers > parallel.MOST:
+        raise ConfigError(f"CalibWorkerNum is {workers}; at most {parallel.MOST} workers are taken")
     statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
     ledger = Ledger(resume or Resume(), statistics)
     source = samples_of(samples)

@@ -63,7 +63,10 @@ class ModelQuantizer:
 
             check_order(config.algo_config)
         if multi_device:
-            raise ConfigError("multi_device=True is not available yet; put the model on one device")
+            raise ConfigError(
+                "multi_device=True is not available: put the model on one device, or let `quark torch quantize-files "
+                "FOLDER -o NEW --scheme NAME` quantize its folder a block at a time, in little memory"
+            )
         self.config = config
         self.unreached: list[str] = []
         self.plan = Plan()
@@ -243,7 +246,10 @@ def check_model(model: nn.Module) -> None:
     devices = getattr(model, "hf_device_map", None) or {}
     away = [name or "the model" for name, device in devices.items() if str(device) in OFFLOADED]
     if (away and len(set(devices.values())) > 1) or "disk" in devices.values():
-        raise ModelError(f"weights of {', '.join(away)} are offloaded; load the model on one device")
+        raise ModelError(
+            f"weights of {', '.join(away)} are offloaded; load the model on one device, or let `quark torch "
+            f"quantize-files FOLDER -o NEW --scheme NAME` quantize its folder a block at a time, in little memory"
+        )
 
 
 def fast_paths(model: nn.Module) -> dict[nn.Module, int]:

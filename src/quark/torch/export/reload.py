@@ -72,7 +72,10 @@ def import_model_from_safetensors(
         ConfigError: an unknown method or scheme.
     """
     if multi_device or multi_gpu:
-        raise ConfigError("multi_device and multi_gpu are not available; load the model on one device")
+        raise ConfigError(
+            "multi_device and multi_gpu are not available: load the model on one device (weights stay codes, a quarter "
+            "of the float ones), or let `vllm serve FOLDER --tensor-parallel-size N` spread it over several"
+        )
     checkpoint = read_checkpoint(model_dir)
     scheme = scheme_of(checkpoint)
     if model is None:

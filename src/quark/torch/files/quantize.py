@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from quark import parallel
 from quark.algorithms.hadamard import Rotation
 from quark.config.plan import Plan
+from quark.errors import ConfigError
 from quark.files.lock import working_on
 from quark.files.whole import part_of
 from quark.torch.algorithms.hqq import refine, warn_of_fixed
@@ -248,7 +249,7 @@ def quantize_checkpoint(
         target: a new or empty folder, or that of the same job, interrupted.
         config: how; of the algorithms all but SVDQuant, and one of those that tune.
         pack_method: order of 4-bit codes in a word, "reorder" or "order".
-        device: where tensors are quantized.
+        device: where tensors are quantized; with samples only the CPU.
         workers: files made at once, by processes of joblib; None: as joblib's ``parallel_config`` says.
         samples: for static activations and algorithms, as ``quantize_model`` takes them.
         describe: writes what is to lie beside the tensors (a model card) into ``target``, before it is marked as done.
@@ -259,10 +260,15 @@ def quantize_checkpoint(
     Raises:
         DataError: static activations without samples, or values that are not finite.
         ConfigError: an algorithm that needs the whole model, a pattern that matches nothing, a target that holds
-            something else.
+            something else, more than 1,024 workers, or samples for another device than the CPU.
         ModelError: files that are missing or broken.
     """
     check_available(config)
+    if samples is not None and torch.device(device).type != "cpu":
+        raise ConfigError(
+            f"device={device!r}: blocks run on samples and are tuned on the CPU alone; leave device out, or use "
+            f"ModelQuantizer(config).quantize_model(model, samples) on a model that fits the device"
+        )
     export = JsonExporterConfig(pack_method=pack_method)
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     goal = Path(target).expanduser().resolve()
@@ -386,6 +392,7 @@ def run(jobs: list[Job], workers: int | None) -> None:
     from quark.report.progress import bars
 
     with bars() as update:
-        results = parallel.results((delayed(Job.run)(job) for job in jobs), workers, ordered=False)
+        useful = workers and min(workers, max(len(jobs), 1))  # joblib starts every process that it is allowed
+        results = parallel.results((delayed(Job.run)(job) for job in jobs), useful, ordered=False)
         for done, _ in enumerate(results, 1):
             update("quantize files", done, len(jobs))
