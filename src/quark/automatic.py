@@ -76,7 +76,7 @@ def _torch(
 
     source = Path(model) if isinstance(model, (str, os.PathLike)) else None
     if output is not None and source is None:
-        raise ConfigError("output: a torch model is written from its folder; give the folder in the place of the model")
+        raise ConfigError("output: a torch model is written from its folder; give the folder instead of the model")
     loaded, given = model if source is None else load_model(source), list(samples)
     goal = Goal(purpose or "transformers", drop, metric, 60 * minutes)
     found = search(loaded, given, goal)

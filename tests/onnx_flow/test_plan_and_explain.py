@@ -52,7 +52,7 @@ def test_every_tensor_and_node_of_the_plan_is_there(tmp_path: Path) -> None:
 
 def test_a_model_without_decisions_says_so(tmp_path: Path) -> None:
     onnx.save(models.cnn(), tmp_path / "float.onnx")
-    with pytest.raises(ModelError, match="carries no decisions"):
+    with pytest.raises(ModelError, match="holds no decisions"):
         explain(tmp_path / "float.onnx", "x")
     proto = onnx.load(quantized(tmp_path))
     proto.metadata_props[0].value = "no base64 !"

@@ -66,7 +66,7 @@ Preset = Annotated[
 ConfigFile = Annotated[
     Path | None,
     Reads(),
-    typer.Option("--config", help="A configuration file in the place of a preset, such as a plan of `search`."),
+    typer.Option("--config", help="A configuration file instead of a preset, such as a plan of `search`."),
 ]
 Candidates = Annotated[
     list[str] | None,

@@ -96,7 +96,7 @@ Limit = Annotated[
 ]
 Compare = Annotated[bool, typer.Option(help="Also measure every candidate for all layers.")]
 Estimate = Annotated[
-    bool, typer.Option("--estimate", help="Layers by a few passes in the place of one trial per layer and candidate.")
+    bool, typer.Option("--estimate", help="Layers by a few passes instead of one trial per layer and candidate.")
 ]
 Rounds = Annotated[int, typer.Option(min=1, help="Whole plans that are quantized and measured, at most.")]
 

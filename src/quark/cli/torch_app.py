@@ -54,7 +54,7 @@ Layers = Annotated[
 ConfigFile = Annotated[
     Path | None,
     Reads(),
-    typer.Option("--config", help="A configuration file in the place of a scheme, such as a plan of `search`."),
+    typer.Option("--config", help="A configuration file instead of a scheme, such as a plan of `search`."),
 ]
 Candidates = Annotated[
     list[str] | None,
@@ -74,7 +74,7 @@ Exclude = Annotated[
 ExcludeOnly = Annotated[
     list[str] | None,
     typer.Option(
-        "--exclude-only", metavar="GLOB", help="Layers that stay float in the place of the usual ones; may be repeated."
+        "--exclude-only", metavar="GLOB", help="Layers that stay float instead of the usual ones; may be repeated."
     ),
 ]
 Text = Annotated[

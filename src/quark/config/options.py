@@ -161,7 +161,7 @@ class Options(BaseModel):
         None,
         2,
         "Keep in float what decodes the outputs behind the last layer with weights (boxes, scores). Default: for the "
-        "CPU target in 8 bits, which wins no time there.",
+        "CPU target in 8 bits, where integers make this part no faster.",
     )
     QuantizeEmbeddings: bool = _option(
         True,
@@ -208,7 +208,7 @@ class Options(BaseModel):
         {},
         3,
         "Per tensor name a list of one dictionary (or one per channel) with quant_type, symmetric, reduce_range, rmin, "
-        "rmax, scale and zero_point, axis, convert: wins over every other rule.",
+        "rmax, scale and zero_point, axis, convert. It overrides every other rule.",
     )
     # 4 ---------------------------------------------------------------------------------------------------------------
     CalibTensorRangeSymmetric: bool | None = _option(

@@ -119,7 +119,7 @@ def _decisions(model: ir.Model, path: str | Path) -> Told:
     text = model.metadata_props.get(KEY)
     if text is None:
         raise ModelError(
-            f"{str(path)!r} carries no decisions: another tool or version made it, or it was quantized under CryptoMode"
+            f"{str(path)!r} holds no decisions: another tool or version made it, or it was quantized under CryptoMode"
         )
 
     def refuse(why: str) -> ModelError:

@@ -146,7 +146,7 @@ def _whole(choice: Choice) -> bool:
 
 
 def _tuner(text: str) -> Callable[[Choice], Choice]:
-    """The algorithm that rounds the weights, in the place of another one that does."""
+    """The algorithm that rounds the weights, instead of another one that does."""
 
     def change(choice: Choice) -> Choice:
         kept = tuple(name for name in choice.algorithms if name.partition(":")[0] not in TUNERS)
@@ -156,7 +156,7 @@ def _tuner(text: str) -> Callable[[Choice], Choice]:
 
 
 def _gain(choice: Choice) -> Choice:
-    """Bias correction that also corrects the gain of channels; in the place of the plain one."""
+    """Bias correction that also corrects the gain of channels; instead of the plain one."""
     kept = tuple(name for name in choice.algorithms if not name.startswith("bias_correction"))
     return replace(choice, algorithms=(*kept, "bias_correction:gain=true"))
 
@@ -184,7 +184,7 @@ RECIPES = (
     ),
     Recipe(
         "sigmoid",
-        "HardSigmoid in the place of Sigmoid is another function, whatever the precision",
+        "HardSigmoid instead of Sigmoid is another function, whatever the precision",
         lambda situation, choice: situation.proposed("ConvertSigmoidToHardSigmoid"),
         _option("ConvertSigmoidToHardSigmoid", False),
         first=True,

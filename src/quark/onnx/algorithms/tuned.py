@@ -1,10 +1,10 @@
-"""Tuned weights are put back where the whole model is worse with them, on calibration data.
+"""Training is undone where it makes the whole model worse on calibration data.
 
-Every layer may be nearer to its aim and the model further from the float one: the layers behind were right for the old
-error. What was tuned stays if the model as a whole does not lose, and no output loses by more than chance and a tenth
-of what the outputs gain (``losses.py``). Otherwise it is taken back, and comes again by halves in the order of the
-graph: a half stays if the model gains by it for certain, or else its own halves are tried, down to a sixteenth of the
-layers.
+Every layer may come nearer to its own target while the model as a whole gets worse, because later layers fitted the
+old error. The training of all layers is kept if the model as a whole does not lose, and no output loses more than
+chance and a tenth of what the outputs gain (``losses.py``). Otherwise training is undone, then re-applied to half the
+layers at a time, in the order of the graph; only clear gains are kept. A half without a clear gain is divided again,
+down to a sixteenth of the layers.
 
 At most ``JUDGED`` samples decide, spread over all that there are, those included that ``data_size`` leaves out of
 training; their inputs are in memory, and the float model's answers to them. Weights on trial are rounded as they will

@@ -290,7 +290,7 @@ TABLE: tuple[Pass, ...] = (
     ),
     Pass(
         "replace_bfloat16_qdq_with_cast",
-        "Casts in the place of extended Q and DQ of bfloat16.",
+        "Casts instead of extended Q and DQ of bfloat16.",
         bfloat16_nodes.to_cast,
     ),
     Pass(

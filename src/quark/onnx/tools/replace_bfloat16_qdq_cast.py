@@ -1,4 +1,4 @@
-"""Casts in the place of extended Q and DQ of bfloat16."""
+"""Casts instead of extended Q and DQ of bfloat16."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from quark.onnx.tools.command import over_pass, run_as_program
 
 TOOL = over_pass(
     "replace_bfloat16_qdq_cast",
-    "Casts in the place of extended Q and DQ of bfloat16.",
+    "Casts instead of extended Q and DQ of bfloat16.",
     "replace_bfloat16_qdq_with_cast",
 )
 

@@ -50,7 +50,8 @@ def out_of_place(graph: Graph, node: Node, name: str) -> None:
     packet = getattr(torch.ops.aten, name[:-1], None)
     overload = getattr(packet, node.target._overloadname, None)  # type: ignore[union-attr]
     if overload is None:
-        raise ModelError(f"the graph writes in place with {node.target} ({node.name}), which has no functional twin")
+        where = f"{node.target} ({node.name})"
+        raise ModelError(f"the graph writes in place with {where}, which has no form that returns a new tensor")
     written = node.args[0]
     later = set()
     following = node.next
