@@ -21,6 +21,7 @@ from quark.config.plan import Plan
 from quark.errors import ConfigError, ModelError, unknown
 from quark.files.untrusted import Schema, checked, unpacked_text
 from quark.onnx.graph.model import load
+from quark.onnx.qdq.initializers import shortened
 from quark.reading import parse_json
 
 KEY = "openquark.plan"
@@ -73,7 +74,8 @@ def explain(path: str | Path, name: str) -> str:
     lines = _decisions(model, path)
     kinds = [lines.tensors, lines.nodes, lines.floats]
     known = [key for kind in kinds for key in kind]
-    for candidate in (name, *bases(name)):
+    whole = {shortened(key): key for key in reversed(known)}  # what is written for a tensor of a long name is shorter
+    for candidate in (name, *bases(name), *(whole[base] for base in bases(name) if base in whole)):
         found = [kind[candidate] for kind in kinds if candidate in kind]
         if found:
             return "\n".join(found)

@@ -15,10 +15,11 @@ two nodes each); the bodies of If and Loop, which are taken as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from quark.config.job import Job
@@ -28,8 +29,10 @@ from quark.config.tensor import TensorSpec
 from quark.numerics.blocks import Block
 from quark.numerics.granularity import Group
 from quark.onnx.explain import packed
+from quark.onnx.graph.shapes import leave_unsaid
 from quark.onnx.graph.weightless import LARGE, light_proto
 from quark.onnx.qdq.emit import emit
+from quark.onnx.qdq.initializers import LONGEST
 
 #: Bytes of what a dynamic or few-bit constant needs beside its codes.
 OTHER = 240
@@ -55,17 +58,22 @@ class Cost:
     functions: dict[str, int] = field(default_factory=dict)
 
 
-def predicted_bytes(model: ir.Model, plan: Plan, job: Job) -> int:
-    """Size of the file, with its external data, that the plan makes of the prepared ``model``."""
-    total: float = len(light_proto(model).SerializeToString()) + len(packed(plan)) + HEADER
+def predicted_bytes(model: ir.Model, plan: Plan, job: Job, stated: Collection[str] | None = None) -> int:
+    """Size of the file, with its external data, that the plan makes of the prepared ``model``.
+
+    Args:
+        stated: the tensors whose types are written; ``None`` for all.
+    """
+    total: float = len(_light(model, stated).SerializeToString()) + len(packed(plan)) + HEADER
     values = {str(value.name): value for value in _values(model)}
-    costs: dict[tuple[TensorSpec, str, tuple[int, ...]], Cost] = {}
+    costs: dict[tuple[TensorSpec, str, tuple[int, ...], int], Cost] = {}
     functions: dict[str, int] = {}
     seen: set[str] = set()
     for tensor in plan:
         value = values[tensor.name]
-        key = (replace(tensor.spec, settings=()), tensor.role, _like(value, tensor.spec))
-        cost = costs.get(key) or costs.setdefault(key, _cost(tensor, key[2], job))
+        length = len(tensor.name) if len(tensor.name) > LONGEST else 0  # names of nodes are shortened beyond it
+        key = (replace(tensor.spec, settings=()), tensor.role, _like(value, tensor.spec), length)
+        cost = costs.get(key) or costs.setdefault(key, _cost(tensor, key[2], job, length))
         functions |= cost.functions
         dedicated = job.options.DedicatedQDQPair and tensor.role == "activation"
         pairs = max(1, _readers(value, tensor)) if dedicated else 1
@@ -74,6 +82,16 @@ def predicted_bytes(model: ir.Model, plan: Plan, job: Job) -> int:
             total -= cost.shared if tensor.group in seen else 0
             seen.add(tensor.group)
     return int(total + sum(functions.values()) + _constants(model, plan, job.options))
+
+
+def _light(model: ir.Model, stated: Collection[str] | None) -> onnx.ModelProto:
+    """The model without its large weights, and without the types of tensors that are not written."""
+    light = light_proto(model)
+    named = [info for info in light.graph.value_info if info.name not in model.graph.initializers]
+    kept = [info for info in named if stated is None or info.name in stated]
+    del light.graph.value_info[:]
+    light.graph.value_info.extend(kept)
+    return light
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
@@ -121,10 +139,17 @@ def _stored(tensor: TensorPlan, source: ir.TensorProtocol, options: Options) -> 
     return math.ceil(source.size * float(row.bits) / 8 + math.prod(granularity.parameter_shape(shape)) * (4 + zero))
 
 
-def _cost(tensor: TensorPlan, shape: tuple[int, ...], job: Job) -> Cost:
-    """What carrying such a tensor costs, measured on a model of one of this shape."""
+def _cost(tensor: TensorPlan, shape: tuple[int, ...], job: Job, length: int) -> Cost:
+    """What carrying such a tensor costs, measured on a model of one of this shape.
+
+    Args:
+        length: of its name, where that is a long one; 0 for any other.
+    """
     if job.mode != "static":
         return Cost(OTHER, 0.0)
+    if length:
+        fixed, shared, functions = _added(tensor, shape, job.options, length)
+        return Cost(fixed, 0.0, shared, functions)
     short, shared, functions = _added(tensor, shape, job.options, SHORT)
     long, _, _ = _added(tensor, shape, job.options, LONG)
     per_letter = (long - short) / (LONG - SHORT)
@@ -136,14 +161,16 @@ def _added(
 ) -> tuple[int, int, dict[str, int]]:
     """Bytes that emission adds to a graph whose one quantized tensor has a name of this length, without the data of
     constants; bytes of the parameters of an activation; the functions."""
-    model, name = _one_tensor(tensor, shape, length), "t" * length
-    before = _graph_bytes(model)
+    plain, model, name = _one_tensor(tensor, shape, length), _one_tensor(tensor, shape, length), "t" * length
+    leave_unsaid(plain)
     options = options.model_copy(update={"UseFP32Scale": False, "DedicatedQDQPair": False})
     made = emit(model, Plan({name: _with_parameters(tensor, name, shape)}), options)
+    leave_unsaid(made)
     functions = {str(key): len(ir.to_proto(one).SerializeToString()) for key, one in made.functions.items()}
     parameters = made.graph.initializers if tensor.role == "activation" else {}
-    shared = sum(len(name) + 16 + value.const_value.nbytes for name, value in parameters.items() if value.const_value)
-    return _graph_bytes(made) - before, shared, functions
+    tensors = [value.const_value for value in parameters.values() if value.const_value is not None]
+    shared = sum(2 + len(ir.to_proto(tensor).SerializeToString()) for tensor in tensors)
+    return _graph_bytes(made) - _graph_bytes(plain), shared, functions
 
 
 def _with_parameters(tensor: TensorPlan, name: str, shape: tuple[int, ...]) -> TensorPlan:

@@ -207,7 +207,7 @@ def _written_out(model: ir.Model, plan: Plan, bodies: Made, prepared: Prepared) 
     install(model, bodies)
     model = MODES[job.mode].emit(model, plan, job.options)
     record(plan, bodies)
-    prepared.reports.extend([*bodies.reports, *finish(model, job, prepared.after)])
+    prepared.reports.extend([*bodies.reports, *finish(model, prepared)])
     if not job.options.CryptoMode:
         attach(model, plan)
     model.producer_name, model.producer_version = "openquark", "0.13.0"

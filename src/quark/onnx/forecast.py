@@ -79,7 +79,7 @@ def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
     return Forecast(
         plan,
         prepared.reports,
-        predicted_bytes(model, plan, job),
+        predicted_bytes(model, plan, job, prepared.stated),
         _peak(model, requests, sizes),
         _seconds(model, job, requests, sizes),
     )

@@ -20,7 +20,7 @@ from quark.onnx.graph.lower import lower
 from quark.onnx.graph.model import save
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import unknown_operator
-from quark.onnx.graph.shapes import infer_shapes, prove_shapes
+from quark.onnx.graph.shapes import infer_shapes, leave_unsaid, names_stated, prove_shapes
 from quark.onnx.passes import constants
 from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs
 from quark.onnx.passes.registry import apply, get_pass
@@ -207,6 +207,7 @@ class Prepared:
         reports: what the passes did.
         moved: inputs whose samples have their channels last now.
         after: the passes of ``PreprocessYAML`` for the quantized model.
+        stated: the tensors whose types the model stated before, where the written one says no more; else ``None``.
     """
 
     model: ir.Model
@@ -214,6 +215,7 @@ class Prepared:
     reports: list[PassReport]
     moved: frozenset[str] = frozenset()
     after: Steps = ()
+    stated: frozenset[str] | None = None
 
 
 def prepare(model: ir.Model, job: Job, write: bool = True) -> Prepared:
@@ -227,6 +229,7 @@ def prepare(model: ir.Model, job: Job, write: bool = True) -> Prepared:
             options want float32, or cannot be lifted.
     """
     refuse_quantized(model)
+    stated = names_stated(model) if job.target == "cpu" else None  # other compilers may need what is not stated
     last = channels_last_inputs(model)
     recipe = None if job.options.PreprocessYAML is None else read(job.options.PreprocessYAML)
     reports = [] if recipe is None else _preprocess(model, recipe, job.options.CryptoMode, write)
@@ -247,7 +250,7 @@ def prepare(model: ir.Model, job: Job, write: bool = True) -> Prepared:
     prove_shapes(model)
     check_sizes(model)
     moved = frozenset(channels_last_inputs(model) - last)
-    return Prepared(model, job, reports, moved, () if recipe is None else recipe.after)
+    return Prepared(model, job, reports, moved, () if recipe is None else recipe.after, stated)
 
 
 def _in_opset(model: ir.Model, job: Job) -> ir.Model:
@@ -279,10 +282,12 @@ def _preprocess(model: ir.Model, recipe: Recipe, secret: bool, write: bool) -> l
     return reports
 
 
-def finish(model: ir.Model, job: Job, after: Steps) -> list[PassReport]:
+def finish(model: ir.Model, prepared: Prepared) -> list[PassReport]:
     """What happens to the quantized model before it is written, in place; no shape is left that nothing proves."""
-    reports = [*run_steps(model, FINISH, job), *run_passes(model, after)]
+    job = prepared.job
+    reports = [*run_steps(model, FINISH, job), *run_passes(model, prepared.after)]
     prove_shapes(model, add=False)
+    leave_unsaid(model, prepared.stated)
     return [*reports, *run_steps(model, STATE, job)]
 
 

@@ -15,7 +15,7 @@ Not handled: shapes of what operators make that ONNX does not know; their types 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -78,6 +78,29 @@ def prove_shapes(model: ir.Model, add: bool = True) -> int:
     for value in [value for value, shape in stated.items() if shape is None and not add]:
         value.shape = None
     return sum(value.shape != shape for value, shape in stated.items())
+
+
+def names_stated(model: ir.Model) -> frozenset[str]:
+    """The tensors whose types a model states although a node makes them."""
+    return frozenset(str(one.name) for node in _nodes(model) for one in node.outputs if one.type is not None)
+
+
+def leave_unsaid(model: ir.Model, stated: Collection[str] | None = None) -> None:
+    """Forget, in place, the types and shapes of what Q and DQ make, and of constants: every reader infers them, and in
+    a small model of many tensors they take more bytes than 8-bit codes save. Graph inputs and outputs keep theirs.
+
+    Args:
+        stated: forget those of all other tensors, too; ``None`` keeps them.
+    """
+    for node in _nodes(model):
+        obvious = node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.domain == ""
+        for value in node.outputs:
+            if (obvious or (stated is not None and value.name not in stated)) and not value.is_graph_output():
+                value.shape = value.type = None
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if not value.is_graph_input() and not value.is_graph_output():
+                value.shape = value.type = None  # its data say both
 
 
 def _nodes(model: ir.Model) -> Iterator[ir.Node]:

@@ -15,7 +15,7 @@ from quark.config.options import Options
 from quark.config.plan import TensorPlan
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.qdq.carriers import ROUNDING_MODES, Kind, block_operator, onnx_type
-from quark.onnx.qdq.initializers import Parameters
+from quark.onnx.qdq.initializers import Parameters, stem
 
 AMD, OWN = "com.amd.quark", "org.openquark"
 LARGEST_BFLOAT16 = 255 * 2.0**120
@@ -34,7 +34,7 @@ class Carried:
     @property
     def name(self) -> str:
         """What its nodes are named after."""
-        return f"{self.tensor.name}{self.suffix}"
+        return f"{stem(self.tensor)}{self.suffix}"
 
 
 def value_like(value: ir.Value, name: str, dtype: ir.DataType | None) -> ir.Value:

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import TensorPlan
 from quark.onnx.graph.surgery import Names, add_initializer, tensor_alias
 from quark.onnx.qdq.carriers import onnx_type
+
+#: Letters of a tensor's name that what is written for it repeats.
+LONGEST, KEPT = 40, 24
+
+
+def stem(tensor: TensorPlan) -> str:
+    """What the names of a tensor's nodes and parameters begin with.
+
+    That is its name; of a long one the end, with a checksum of all of it: each tensor's name is written some ten times,
+    and names of several hundred letters (TensorFlow's) would take more bytes than 8-bit codes save. Compilers for NPUs
+    may look for the names of this interface, so those of tensors with power-of-two scales stay whole.
+    """
+    if len(tensor.name) <= LONGEST or tensor.spec.scale_rule == "power_of_two":
+        return tensor.name
+    return shortened(tensor.name)
+
+
+def shortened(name: str) -> str:
+    """The last letters of a name and a checksum of the whole; what is not long stays."""
+    return name if len(name) <= LONGEST else f"{name[-KEPT:]}_{zlib.crc32(name.encode()):08x}"
 
 
 class Parameters:
@@ -32,7 +54,7 @@ class Parameters:
         """Scale and zero point of a tensor; the zero point has the type of the codes, unless another is wanted."""
         key = tensor.group if tensor.role == "activation" else tensor.name
         if key not in self._made:
-            prefix = f"{tensor.name}_quantized" if tensor.role == "bias" else tensor.name
+            prefix = f"{stem(tensor)}_quantized" if tensor.role == "bias" else stem(tensor)
             scale = np.asarray(tensor.scale, np.float16 if tensor.spec.scale_rule == "float16" else np.float32)
             dtype = zero_type or onnx_type(tensor.spec)
             zero_point = np.asarray(tensor.zero_point).astype(dtype.numpy())

@@ -28,7 +28,7 @@ def source_of(carried: Carried) -> ir.TensorProtocol:
     """The float tensor of a constant."""
     tensor = carried.value.const_value
     if tensor is None:
-        raise ModelError(f"the initializer {carried.name!r} has no values")
+        raise ModelError(f"the initializer {carried.tensor.name!r} has no values")
     return tensor
 
 
@@ -71,7 +71,7 @@ def _typed(carried: Carried) -> ir.Value:
         as_bits = dtype.is_floating_point()
         return ir.Tensor(codes.view(dtype.numpy()) if as_bits else codes.astype(dtype.numpy(), copy=False), dtype=dtype)
 
-    name = f"{carried.name}_quantized"
+    name = f"{tensor.name}_quantized"  # whole: the one place that says whose codes these are
     lazy = ir.LazyTensor(compute, dtype, shape_of(source), name=name)
     return carried.parameters.add(lazy, name)
 
@@ -123,7 +123,7 @@ def _element(carried: Carried) -> list[ir.Node]:
     codes = pack(codes_of(values, tensor).reshape(-1), int(tensor.spec.row.bits))
     scale, zero_point = carried.parameters.of(tensor, ir.DataType.INT32)
     shape = add(np.array(values.shape, np.int64), f"{carried.name}_shape")
-    inputs = [add(codes, f"{carried.name}_quantized"), scale, zero_point, shape]
+    inputs = [add(codes, f"{tensor.name}_quantized"), scale, zero_point, shape]
     attributes: dict[str, int | str] = {"format": tensor.spec.format, "axis": axis_of(tensor).get("axis", 0)}
     return [single(carried, "PackedDequantize", inputs, attributes, OWN)]
 
@@ -135,7 +135,7 @@ def _block(carried: Carried) -> list[ir.Node]:
     above = np.asarray(tensor.scale, np.float32) if row.tensor_scale else None
     kept = stored(row.encode(values, axis, tensor.spec.rounding, above), row, axis, above)
     names = ("codes", "scales", "shifts", "tensor_scale")
-    inputs = [add(kept.tensors[name], f"{carried.name}_{name}") if name in kept.tensors else None for name in names]
+    inputs = [add(kept.tensors[name], f"{tensor.name}_{name}") if name in kept.tensors else None for name in names]
     while inputs[-1] is None:
         inputs.pop()
     return [single(carried, "BlockDequantize", inputs, kept.attributes, OWN)]  # type: ignore[arg-type]

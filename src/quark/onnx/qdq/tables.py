@@ -34,6 +34,7 @@ from quark.onnx.graph.surgery import int_attribute, is_constant, let_go, own_cop
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.carriers import constant_kind, onnx_type
 from quark.onnx.qdq.carry import Carried
+from quark.onnx.qdq.initializers import shortened, stem
 from quark.onnx.qdq.store import typed
 
 OPTION = "QuantizeEmbeddings"
@@ -151,22 +152,22 @@ def write_lookups(carried: Carried, nodes: Iterable[ir.Node]) -> None:
     tensor, parameters, rank = carried.tensor, carried.parameters, len(carried.value.shape or ())
     scale, codes = np.asarray(tensor.scale, np.float32), typed(carried)
     point = np.asarray(tensor.zero_point).reshape(-1)[0].astype(onnx_type(tensor.spec).numpy())
-    zero_point = parameters.add(np.asarray(point), f"{tensor.name}_zero_point")
+    zero_point = parameters.add(np.asarray(point), f"{stem(tensor)}_zero_point")
     rows = scale.reshape(-1, *[1] * (rank - 1)) if scale.size > 1 else scale.reshape(())
-    scales = parameters.add(rows, f"{tensor.name}_scale")
+    scales = parameters.add(rows, f"{stem(tensor)}_scale")
     for node in nodes:
         _write(carried, node, (codes, scales, zero_point))
 
 
 def _write(carried: Carried, node: ir.Node, stored: tuple[ir.Value, ir.Value, ir.Value]) -> None:
     parameters, rows, graph = carried.parameters, node.outputs[0], node.graph
-    codes, scales, zero_point = stored
+    (codes, scales, zero_point), name = stored, shortened(str(node.name))
     several = (scales.shape or ()) != ()
 
-    def add(op_type: str, inputs: Sequence[ir.Value | None], name: str, to: ir.DataType | None = None) -> ir.Value:
-        made = ir.Value(name=parameters.names.fresh(f"{name}_Output"))
+    def add(op_type: str, inputs: Sequence[ir.Value | None], called: str, to: ir.DataType | None = None) -> ir.Value:
+        made = ir.Value(name=parameters.names.fresh(f"{shortened(called)}_Output"))
         attributes = {} if to is None else {"to": int(to)}
-        new = ir.node(op_type, inputs, attributes=attributes, outputs=[made], name=name)
+        new = ir.node(op_type, inputs, attributes=attributes, outputs=[made], name=called)
         if graph is None:
             raise ModelError(f"the node {node.name!r} is in no graph")
         graph.insert_before(node, new)
@@ -174,10 +175,10 @@ def _write(carried: Carried, node: ir.Node, stored: tuple[ir.Value, ir.Value, ir
 
     taken = add("Gather", [codes, node.inputs[1]], str(node.name))
     step = parameters.unit() if several else scales
-    result = add("DequantizeLinear", [taken, step, zero_point], f"{node.name}_DequantizeLinear")
+    result = add("DequantizeLinear", [taken, step, zero_point], f"{name}_DequantizeLinear")
     if several:
-        factor = add("Gather", [scales, node.inputs[1]], f"{node.name}_scale")
-        result = add("Mul", [result, factor], f"{node.name}_Mul")
+        factor = add("Gather", [scales, node.inputs[1]], f"{name}_scale")
+        result = add("Mul", [result, factor], f"{name}_Mul")
     if rows.dtype is not None and rows.dtype != ir.DataType.FLOAT:
-        result = add("Cast", [result], f"{node.name}_Cast", rows.dtype)
+        result = add("Cast", [result], f"{name}_Cast", rows.dtype)
     take_over(result, rows)
