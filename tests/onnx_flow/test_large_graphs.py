@@ -28,9 +28,10 @@ X = np.random.default_rng(1).normal(0, 1, (1, CHANNELS, SIZE, SIZE)).astype(np.f
 WEIGHTS_OF_BODY = np.full((1, CHANNELS, 1, 1), 0.5, np.float32)
 
 
-def quantized(length: int, preset: str = "A8W8") -> onnx.ModelProto:
+def quantized(length: int, preset: str = "A8W8", stated: bool = False) -> onnx.ModelProto:
+    """Args: stated: all types are in the file, as they are in those of graphs that are large by themselves."""
     config = get_default_config(preset)
-    config.extra_options.update(PrintSummary=False)
+    config.extra_options.update(PrintSummary=False, FillAllValueInfo=stated)
     made = ModelQuantizer(Config(config)).quantize_model(Branching(length).model(), None, [{"x": X}])
     assert made is not None
     return made
@@ -86,7 +87,7 @@ def opened(model: onnx.ModelProto) -> Any:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_pieces_give_what_the_whole_gives() -> None:
-    model = quantized(40)
+    model = quantized(40, stated=True)
     found = opened(model)
     assert isinstance(found, Pieces) and len(found.sessions) > 8
     assert [one.name for one in found.get_inputs()] == ["x"]

@@ -18,6 +18,7 @@ from quark.onnx.graph.functions import inline_functions
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.lower import lower
 from quark.onnx.graph.model import save
+from quark.onnx.graph.pieces import WHOLE
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import unknown_operator
 from quark.onnx.graph.shapes import infer_shapes, leave_unsaid, names_stated, prove_shapes
@@ -287,7 +288,8 @@ def finish(model: ir.Model, prepared: Prepared) -> list[PassReport]:
     job = prepared.job
     reports = [*run_steps(model, FINISH, job), *run_passes(model, prepared.after)]
     prove_shapes(model, add=False)
-    leave_unsaid(model, prepared.stated)
+    if len(model.graph) <= WHOLE:  # a larger graph runs in pieces, which are cut where types are stated
+        leave_unsaid(model, prepared.stated)
     return [*reports, *run_steps(model, STATE, job)]
 
 
