@@ -231,8 +231,8 @@ def test_float_experts_of_gpt_oss_are_for_vllm_in_one_format(form: str, why: str
 @pytest.mark.parametrize(
     ("name", "form", "why"),
     [
-        ("gemma3_text", "quark", "--format compressed-tensors has them"),
-        ("phimoe", "quark", "PhimoeForCausalLM in the quark format"),
+        ("gemma3_text", "quark", None),
+        ("phimoe", "quark", None),
         ("gemma3_text", "compressed-tensors", None),
         ("llama", "quark", None),
         ("deepseek_v3", "quark", "kv_cache_post_rope"),
@@ -249,6 +249,27 @@ def test_caches_that_vllm_does_not_load_are_refused(name: str, form: str, why: s
     check_experts(made, config, "quark", "transformers", Path())
     with nullcontext() if why is None else pytest.raises(ConfigError, match=why):
         check_experts(made, config, form, "vllm", Path())
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gptj", "phimoe"])
+def test_scales_of_caches_for_vllm_come_back(name: str, tmp_path: Path) -> None:
+    """Under the names that all classes of vLLM keep, through our own import and through transformers."""
+    from quark.torch import LLMTemplate, ModelQuantizer, import_model_from_safetensors
+    from quark.torch.export.checkpoint import read_checkpoint
+    from quark.torch.export.write_as import export_as
+    from quark.torch.kv_cache import exported_scales
+
+    made = tiny.tiny_model(name, dict(tiny.model_types())[name])
+    config = LLMTemplate.for_model(made).get_config("fp8", kv_cache_scheme="fp8")
+    quantized = ModelQuantizer(config).quantize_model(made, [tiny.inputs_of(made)])
+    export_as(quantized, tmp_path / "m", "quark", tmp_path, program="vllm")
+    files, wanted = read_checkpoint(tmp_path / "m").names, exported_scales(quantized)
+    assert wanted and sum(key.endswith((".k_scale", ".v_scale")) for key in files) == len(wanted)
+    assert not any(key.endswith("_proj.output_scale") for key in files)
+    for loaded in (import_model_from_safetensors(None, tmp_path / "m"), cell.load(quantized, tmp_path / "m")[0]):
+        assert {key: float(value) for key, value in exported_scales(loaded).items()} == {
+            key: float(value) for key, value in wanted.items()
+        }
 
 
 @pytest.mark.parametrize(

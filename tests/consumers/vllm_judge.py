@@ -6,6 +6,8 @@ process of its own:
     config        its ``config.json``
     parameters    the classes and schemes of every layer
     weights       the files, by the model's own ``load_weights``
+    caches        the scales of keys and values, if FOLDER.caches.pt has them: {name: value}, one each of every layer
+    experts       decoded from vLLM's parameters by ``vllm_experts.py`` (int4 after it is processed)
     processed     ``process_weights_after_loading`` of every layer
     run           the linear layers, by vLLM's emulation and by what ``vllm_plain.py`` has: outputs against those of
                   FOLDER.expected.pt: {name in the file: (input [n, in], output [n, out], output [n, out] of activations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import glob
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -30,10 +33,13 @@ os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="CRITICAL", MASTE
 logging.disable(logging.WARNING)
 
 import torch  # noqa: E402
+import vllm_experts  # noqa: E402
 import vllm_plain  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
 DEFAULTS = re.compile(r"\.attn\.([kqv]|prob)_(scale|zero_point)$")  # vLLM's own, without a quantized cache
+
+CAST = 2**-8  # the parameters of scales have the type of the model, bfloat16
 
 
 class Judged:
@@ -46,7 +52,7 @@ class Judged:
     def verdict(self) -> dict[str, Any]:
         """All stages, up to the first that raises."""
         try:
-            for self.stage in ("config", "parameters", "weights", "processed", "run"):
+            for self.stage in ("config", "parameters", "weights", "caches", "experts", "processed", "run"):
                 getattr(self, self.stage)()
             return self.found
         except Exception as error:  # whatever vLLM raises is what is asked for
@@ -97,6 +103,35 @@ class Judged:
         if missing:
             raise ValueError(f"never loaded: {', '.join(missing[:4])}")
 
+    def caches(self) -> None:
+        """The scales of keys and values are those that were evaluated, layer by layer."""
+        path = f"{self.folder}.caches.pt"
+        if not os.path.exists(path):
+            return
+        wanted, loaded = torch.load(path), dict(self.model.named_parameters())
+        for role in "kv":
+            ours = [
+                float(wanted[name]) for name in sorted(wanted, key=vllm_experts.natural) if f".{role}_proj." in name
+            ]
+            scales = {name: float(value) for name, value in loaded.items() if name.endswith(f".{role}_scale")}
+            theirs = [scales[name] for name in sorted(scales, key=vllm_experts.natural)]
+            if len(ours) != len(theirs):
+                raise ValueError(f"{len(ours)} scales of {role} were written, and {len(theirs)} layers have one")
+            for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+                if not math.isclose(a, b, rel_tol=CAST):
+                    raise ValueError(f"scale of {role} of attention layer {place}: {b:.6g}, and {a:.6g} was evaluated")
+        self.found["cache_values"] = len(wanted)
+
+    def experts(self) -> None:
+        """Each expert is what was evaluated."""
+        compared, left = vllm_experts.compare(self.model, self.expected())
+        self.found |= {"experts_right": compared, **({"experts_left": left} if left else {})}
+
+    def expected(self) -> dict[str, Any]:
+        """What was evaluated, by names in the file."""
+        path = f"{self.folder}.expected.pt"
+        return torch.load(path) if os.path.exists(path) else {}
+
     def processed(self) -> None:
         """Every layer made ready to run; what needs a kernel that a CPU has not is counted."""
         from vllm.config import set_current_vllm_config
@@ -113,9 +148,11 @@ class Judged:
                     self.unready[name] = f"{type(method).__name__}: {type(error).__name__}: {str(error)[:120]}"
 
     def run(self) -> None:
-        """Linear layers against what was evaluated."""
-        path = f"{self.folder}.expected.pt"
-        expected = torch.load(path) if os.path.exists(path) else {}
+        """Linear layers against what was evaluated; and experts that could not be decoded before."""
+        expected = self.expected()
+        if self.found.get("experts_left"):
+            self.found.pop("experts_left")
+            self.experts()
         apart: dict[str, tuple[float, float]] = {}
         unrun = dict(self.unready)
         for name, layer in self.model.named_modules():

@@ -33,7 +33,9 @@ of vLLM 0.33 on a CPU (configuration, parameters, weights, `process_weights_afte
 layers, those that it fuses as one, are compared with the layers that were evaluated (relative error; compiled operators
 that a CPU lacks are computed in plain torch, from the codes and scales that vLLM has loaded). *weights*: vLLM's
 emulation leaves activations in float, and the weights are right. *no backend*: vLLM has the class, and no kernel for
-experts on a CPU. Experts are loaded, not run. *refused* is our own sentence, before anything is written.
+experts on a CPU. Experts are not run: each projection of each expert is decoded from what vLLM has loaded and compared;
+*loaded* stands where their layout has no decoder in `vllm_experts.py`. Scales of caches are compared layer by layer.
+*refused* is our own sentence, before anything is written.
 """
 
 
@@ -84,6 +86,7 @@ def written(model: Any, scheme: str, cache: str, form: str, goal: Path) -> str |
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.formats import check_caches, check_formats
     from quark.torch.export.write_as import check_experts, config_for, export_as
+    from quark.torch.kv_cache import exported_scales
 
     if goal.exists():
         return None
@@ -98,6 +101,8 @@ def written(model: Any, scheme: str, cache: str, form: str, goal: Path) -> str |
     except QuarkError as error:
         return str(error)
     torch.save(expected(quantized), f"{goal}.expected.pt")
+    if cache:
+        torch.save(exported_scales(quantized), f"{goal}.caches.pt")
     return None
 
 
@@ -123,6 +128,11 @@ def expected(model: Any) -> dict[str, tuple[Any, ...]]:
 
 def word(line: dict[str, Any]) -> str:
     """A cell."""
+    return f"{plain_word(line)}{', loaded' if line.get('experts_left') else ''}"
+
+
+def plain_word(line: dict[str, Any]) -> str:
+    """A cell, but for experts."""
     if "refused" in line:
         return "refused"
     if not line["ok"]:

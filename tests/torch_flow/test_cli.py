@@ -133,11 +133,13 @@ def test_files_with_samples_are_those_of_memory(folder: Path, tmp_path: Path, ca
     options = ["--scheme", "fp8", "--kv-cache", "fp8", "--data", folder / "lines.jsonl", "--seq-len", 16, "--json"]
     assert typed("quantize", folder / "model", "-o", tmp_path / "memory", *options) == 0
     assert object_on(capsys)["calibration_windows"] == 4
-    assert typed("quantize-files", folder / "model", "-o", tmp_path / "files", *options, "--batch-size", 3) == 0
+    more = ["--batch-size", 3, "--for", "vllm", "--format", "quark"]
+    assert typed("quantize-files", folder / "model", "-o", tmp_path / "files", *options, *more) == 0
     assert object_on(capsys)["calibration_windows"] == 4
     one, other = (import_model_from_safetensors(None, tmp_path / name) for name in ("memory", "files"))
     state = other.state_dict()
-    assert sum(name.endswith("output_scale") for name in read_checkpoint(tmp_path / "files").names) == 4
+    for name, ends in (("memory", ("_proj.output_scale",)), ("files", ("attn.k_scale", "attn.v_scale"))):
+        assert sum(key.endswith(ends) for key in read_checkpoint(tmp_path / name).names) == 4
     for name, value in one.state_dict().items():
         torch.testing.assert_close(state[name].float(), value.float(), rtol=1e-5, atol=0)
 

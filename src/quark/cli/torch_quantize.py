@@ -284,6 +284,7 @@ def by_files(request: Request, folder: Path, format: str, batch_size: int, worke
         workers=workers,
         samples=samples or None,
         describe=finish if goal == request.output else None,
+        program=request.program if goal == request.output else None,
     )
     if goal != request.output:
         with new_folder(request.output) as work:

@@ -6,6 +6,7 @@ needed for them, so every entry stands at least once on either side of its condi
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -398,35 +399,40 @@ def test_integers_with_one_scale_each(weight: Any, inputs: Any, expected: bool) 
     assert vllm_reads.has_integer_tensors(QConfig(of(weight=weight, input_tensors=inputs))) == expected
 
 
-class PhimoeForCausalLM(nn.Module):
-    """A name that vLLM writes in another case."""
-
-
-class Llama(nn.Module):
-    """A name that is not listed."""
+@pytest.mark.parametrize("format", ["quark", "compressed-tensors"])
+@pytest.mark.parametrize(("behind", "cached"), [(False, True), (False, False), (True, True)])
+def test_caches_that_vllm_has_no_place_for(format: str, behind: bool, cached: bool) -> None:
+    caches = {"*k_proj": of(output_tensors=FP8)} if cached else {}
+    config = QConfig(of(weight=FP8), kv_cache_quant_config=caches, kv_cache_post_rope=behind)
+    with pytest.raises(ConfigError, match="behind RoPE") if behind else nullcontext():
+        vllm_reads.check_for_vllm(nn.Module(), config, format)
 
 
 @pytest.mark.parametrize(
-    ("kind", "format", "behind", "cached", "told"),
+    ("format", "told"), [("quark", "self_attn.wk', which is cached"), ("compressed-tensors", None)]
+)
+def test_caches_by_other_names(format: str, told: str | None) -> None:
+    model = nn.ModuleDict({"self_attn": nn.ModuleDict({"wk": nn.Linear(8, 8), "k_proj": nn.Linear(8, 8)})})
+    for layer in ("wk", "k_proj"):
+        config = QConfig(of(weight=FP8), kv_cache_quant_config={f"*{layer}": of(output_tensors=FP8)})
+        with pytest.raises(ConfigError, match=told) if told and layer == "wk" else nullcontext():
+            vllm_reads.check_for_vllm(model, config, format)
+
+
+@pytest.mark.parametrize(
+    ("name", "for_vllm"),
     [
-        (Llama, "quark", False, True, None),
-        (Llama, "quark", True, True, "behind RoPE"),
-        (PhimoeForCausalLM, "quark", False, True, "finds no place"),
-        (PhimoeForCausalLM, "compressed-tensors", False, True, None),
-        (PhimoeForCausalLM, "quark", False, False, None),
-        (Llama, "compressed-tensors", True, True, "behind RoPE"),
+        ("model.layers.0.self_attn.k_proj.output_scale", "model.layers.0.self_attn.k_scale"),
+        ("model.layers.0.self_attn.v_proj.output_scale", "model.layers.0.self_attn.v_scale"),
+        ("transformer.h.3.attn.v_proj.output_scale", "transformer.h.3.attn.attn.v_scale"),  # vLLM adds no second .attn
     ],
 )
-def test_caches_that_vllm_has_no_place_for(
-    kind: type, format: str, behind: bool, cached: bool, told: str | None
-) -> None:
-    caches = {"*k_proj": of(output_tensors=FP8)} if cached else {}
-    config = QConfig(of(weight=FP8), kv_cache_quant_config=caches, kv_cache_post_rope=behind)
-    if told is None:
-        vllm_reads.check_for_vllm(kind(), config, format)
-        return
-    with pytest.raises(ConfigError, match=told):
-        vllm_reads.check_for_vllm(kind(), config, format)
+def test_names_of_the_scales_of_caches_for_vllm(name: str, for_vllm: str) -> None:
+    assert vllm_reads.cache_scale_name(name) == for_vllm
+    assert vllm_reads.cache_scale_name(for_vllm.replace(".attn.attn.", ".attn.")) == for_vllm  # of compressed-tensors
+    assert custom_modes.quark_name(for_vllm, "quark") == name
+    for other in ("model.layers.0.self_attn.k_proj.weight_scale", "model.layers.0.self_attn.q_proj.output_scale"):
+        assert vllm_reads.cache_scale_name(other) == other == custom_modes.quark_name(other, "quark")
 
 
 # ---- stored forms ----------------------------------------------------------------------------------------------------

@@ -56,7 +56,10 @@ RENAMED = {
     "modelopt": modelopt.RENAMED,
 }
 BACK = {
-    "quark": (),
+    "quark": (  # caches in files for vLLM: ``vllm_reads.py``
+        (r"(?<=\.attn)\.attn\.([kv])_scale$", r".\1_proj.output_scale"),
+        (r"\.([kv])_scale$", r".\1_proj.output_scale"),
+    ),
     "fp8": (
         (r"\.k_scale$", ".k_proj.output_scale"),
         (r"\.v_scale$", ".v_proj.output_scale"),
@@ -89,8 +92,8 @@ def quark_name(name: str, mode: str) -> str:
 
 
 def key_mapping(mode: str) -> dict[str, str] | None:
-    """The same, as ``from_pretrained`` of transformers takes it."""
-    return dict(BACK[mode]) or None
+    """The same, as ``from_pretrained`` of transformers takes it; ``loader.py`` renames those of "quark" itself."""
+    return dict(BACK[mode]) if mode != "quark" else None
 
 
 def custom_config(config: QConfig, mode: str, export: Mapping[str, Any], excluded: Iterable[str]) -> dict[str, Any]:

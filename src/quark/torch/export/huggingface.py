@@ -28,6 +28,7 @@ from quark.torch.export.state import items_of
 from quark.torch.export.storage import PACK_METHODS
 from quark.torch.export.stored import StoredTensor
 from quark.torch.export.verify import verify as check_written
+from quark.torch.export.vllm_reads import cache_scales_for_vllm
 from quark.torch.fake_quantize import parts
 from quark.torch.layers import kind_of
 from quark.torch.matching import Candidate, choose
@@ -46,6 +47,7 @@ def export_safetensors(
     pack_method: str = "reorder",
     max_shard_size: int = SHARD_SIZE,
     verify: bool = True,
+    program: str | None = None,
 ) -> None:
     """Write a quantized model to a folder.
 
@@ -58,6 +60,7 @@ def export_safetensors(
         pack_method: order of 4-bit codes in a word: "reorder" (that of AWQ) or "order".
         max_shard_size: bytes of tensors per file; a single layer may be larger.
         verify: read every tensor back and compare it with what the model computes with, before the folder appears.
+        program: that will read it, if it is known; "vllm": scales of caches have names that all its classes keep.
 
     Raises:
         ModelError: a model that is not quantized, or a tensor that does not read back.
@@ -89,6 +92,8 @@ def export_safetensors(
             warn_of_casts(custom_mode, model, worst_cast(model))
         items = custom_items(items, coded_layouts(model, pack_method), custom_mode, config)
     items = [*outside_items(items, names), *left_out_items(model)]
+    if program == "vllm" and config.kv_cache_quant_config:
+        items = cache_scales_for_vllm(items)
     with new_folder(output_dir) as folder:
         write_shards(folder, items, stem_of(model), max_shard_size)
         copy_beside(model, folder)

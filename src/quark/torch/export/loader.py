@@ -48,12 +48,12 @@ class ByLayer(WeightRenaming):
 
     def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
         """The name in memory."""
-        owner, _, own = source_key.rpartition(".")
+        key = source_key
+        for mode in BACK:
+            key = quark_name(key, mode)
+        owner, _, own = key.rpartition(".")
         if owner in self.layers:
-            key = f"{self.layers[owner]}.{own}"
-            for mode in BACK:
-                key = quark_name(key, mode)
-            return key, None
+            return f"{self.layers[owner]}.{own}", None
         for step in self.steps:
             source_key, _ = step.rename_source_key(source_key)
         return source_key, None

@@ -1,15 +1,15 @@
-"""What vLLM 0.33 does not load of models whose scheme it has: experts by their layout, caches by their names.
+"""What vLLM 0.33 does not load of models whose scheme it has, experts by their layout; and the names that it keeps.
 
-``vllm_caches.txt`` lists the classes of vLLM whose own renaming (``.k_proj`` becomes ``.qkv_proj``) comes before that
-of the scales of caches in the quark format, so that these find no place. ``tests/consumers/vllm_caches.py`` asks every
-class of vLLM's registry, and writes it.
+Many of its classes take ``k_proj.output_scale``, the scale of a cache in the quark format, for a part of ``qkv_proj``
+and find no place for it: their own renaming comes first. Every class finds ``<attention>.k_scale``, which files for
+vLLM have instead; ``tests/consumers/vllm_caches.py`` asks vLLM's registry.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from functools import cache
-from importlib.resources import files
 
 from torch import nn
 
@@ -18,10 +18,19 @@ from quark.numerics.elements import Int
 from quark.numerics.granularity import Tensor
 from quark.torch.config.model import QConfig
 from quark.torch.experts import UnfusedExperts, fact, is_fused
+from quark.torch.export.original import names_of, renamed_item
+from quark.torch.export.shards import Item
+from quark.torch.kv_cache import is_cached
+from quark.torch.matching import find_candidates
 
 #: What reads experts whose rows take turns (gpt_oss), by format: the same for every scheme. In the quark format float
 #: ones are not read either, and vLLM does not say so; in compressed-tensors they are.
 ROWS_IN_TURN = {"quark": "GptOssModel._load_weights_quark", "compressed-tensors": "GptOssModel._load_weights_other"}
+#: Scales of caches in a file, and their names for vLLM; it adds ``.attn`` where a name does not have it.
+CACHE_SCALES = (
+    (re.compile(r"\.([kv])_proj\.output_scale$"), r".\1_scale"),
+    (re.compile(r"\.attn\.([kv]_scale)$"), r".attn.attn.\1"),
+)
 
 
 def check_for_vllm(model: nn.Module, config: QConfig, format: str) -> None:
@@ -64,24 +73,32 @@ def check_cache_scales(model: nn.Module, config: QConfig, format: str) -> None:
     """Scales of keys and values for which vLLM has no place."""
     if not config.kv_cache_quant_config:
         return
-    kind = type(model).__name__
     if config.kv_cache_post_rope:
         raise ConfigError(
-            f"vLLM has no scales for the cache of {kind}, quantized behind RoPE (kv_cache_post_rope): it reads those "
-            f"of the outputs of 'k_proj' and 'v_proj' (QuarkConfig.get_cache_scale_mapper); leave out --kv-cache"
+            f"vLLM has no scales for the cache of {type(model).__name__}, quantized behind RoPE (kv_cache_post_rope): "
+            f"it reads those of the outputs of 'k_proj' and 'v_proj' (QuarkConfig.get_cache_scale_mapper); leave out "
+            f"--kv-cache"
         )
-    if format == "quark" and kind.lower() in renamed_first():  # PhimoeForCausalLM is PhiMoEForCausalLM there
-        raise ConfigError(
-            f"vLLM finds no place for the scales of the cache of {kind} in the quark format: it takes "
-            f"'k_proj.output_scale' for a part of 'qkv_proj' (hf_to_vllm_mapper); --format compressed-tensors has them"
-        )
+    names = names_of(model)
+    for name in (layer.name for layer in find_candidates(model) if is_cached(layer.name, config)):
+        outside = names.layer(name)
+        if format == "quark" and not cache_scale_name(f"{outside}.output_scale").endswith(("k_scale", "v_scale")):
+            raise ConfigError(
+                f"vLLM reads the scale of {outside!r}, which is cached, in the quark format by the names 'k_proj' and "
+                f"'v_proj' alone (QuarkConfig.get_cache_scale_mapper); --format compressed-tensors has it"
+            )
 
 
-@cache
-def renamed_first() -> frozenset[str]:
-    """The classes of ``vllm_caches.txt``, in lower case: transformers and vLLM write some in other cases."""
-    text = files("quark.torch.export").joinpath("vllm_caches.txt").read_text(encoding="utf-8")
-    return frozenset(line.lower() for line in text.splitlines() if line and not line.startswith("#"))
+def cache_scales_for_vllm(items: Iterable[Item]) -> list[Item]:
+    """Items under their names outside, with the scales of caches under those that every class of vLLM keeps."""
+    return [renamed_item(item, cache_scale_name) for item in items]
+
+
+def cache_scale_name(name: str) -> str:
+    """The name for vLLM of the scale of a cache; other names stay."""
+    for pattern, target in CACHE_SCALES:
+        name = pattern.sub(target, name)
+    return name
 
 
 def has_integer_tensors(config: QConfig) -> bool:

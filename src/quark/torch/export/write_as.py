@@ -62,7 +62,7 @@ def export_as(
         raise ConfigError(unknown("format", format, FORMATS))
     mode = FORMATS[format].mode
     if mode is not None:
-        export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size, verify=verify)
+        export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size, verify=verify, program=program)
         return None
     if format == "compressed-tensors":
         export_compressed_tensors(model, output_dir, max_shard_size, program, verify)

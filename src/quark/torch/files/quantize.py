@@ -46,6 +46,7 @@ from quark.torch.export.layout import layout_of_quantizer, store
 from quark.torch.export.original import renamed_item
 from quark.torch.export.shards import Item, is_whole, item_of, write_file
 from quark.torch.export.state import named, renamed
+from quark.torch.export.vllm_reads import cache_scale_name
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
 from quark.torch.files.algorithms import refined, stages_of
 from quark.torch.files.carried import (
@@ -240,6 +241,7 @@ def quantize_checkpoint(
     workers: int | None = 1,
     samples: Iterable[Any] | None = None,
     describe: Callable[[Path], None] | None = None,
+    program: str | None = None,
 ) -> Carried | None:
     """Quantize the checkpoint in ``source`` into the folder ``target``.
 
@@ -253,6 +255,7 @@ def quantize_checkpoint(
         workers: files made at once, by processes of joblib; None: as joblib's ``parallel_config`` says.
         samples: for static activations and algorithms, as ``quantize_model`` takes them.
         describe: writes what is to lie beside the tensors (a model card) into ``target``, before it is marked as done.
+        program: that will read it, if it is known, as ``export_safetensors`` takes it.
 
     Returns:
         Of a source that was quantized before: what became of its codes.
@@ -273,7 +276,8 @@ def quantize_checkpoint(
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     goal = Path(target).expanduser().resolve()
     with as_float(Path(source).expanduser().resolve(), goal.with_name(f".{goal.name}.float")) as folder:
-        return quantize_float(read_checkpoint(folder), goal, config, export, device, workers, samples, describe)
+        checkpoint = read_checkpoint(folder)
+        return quantize_float(checkpoint, goal, config, export, device, workers, samples, describe, program)
 
 
 def quantize_float(
@@ -285,6 +289,7 @@ def quantize_float(
     workers: int | None,
     samples: Iterable[Any] | None,
     describe: Callable[[Path], None] | None = None,
+    program: str | None = None,
 ) -> Carried | None:
     """The job, of a checkpoint that is float or was decoded."""
     decision = decide(checkpoint, config)
@@ -299,7 +304,8 @@ def quantize_float(
     layers = {name.removesuffix(".weight") for name in decision.weights if name.endswith(".weight")}
     entry = described(told, export, skeleton.model, skeleton.names, layers)
     grids, pack_method = places_of(checkpoint.folder), export.pack_method
-    begin(goal, identity_of(checkpoint, entry, device, samples))
+    for_vllm = program == "vllm" and bool(config.kv_cache_quant_config)
+    begin(goal, identity_of(checkpoint, {**entry, "program": program} if for_vllm else entry, device, samples))
     with working_on(goal / PROGRESS, "the folder of the job"):
         scales = static_scales(checkpoint, config, plan, goal, samples) if static else {}
         changes = changed_model(checkpoint, config, plan, stages.change, goal / CHANGED, samples)
@@ -311,7 +317,7 @@ def quantize_float(
         if stages.refine is not None:
             names = (name for name in decision.weights if name.endswith(".weight") and refined(stages.refine, name))
             warn_of_fixed([quantizer_of(plan, name) for name in names])
-        jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton) for job in jobs]
+        jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton, for_vllm) for job in jobs]
         run([replace(job, grids=grids, found=[]) for job in jobs], workers)
         records = [read_record(goal / job.file) or Carried() for job in jobs]
         finish(goal, checkpoint, {job.file: job.items() for job in jobs}, entry, changes.untied, describe)
@@ -345,10 +351,11 @@ def changed(job: Job, changes: Changes) -> Job:
     return replace(job, tensors=tensors, weights=weights, turns=turns)
 
 
-def with_names(job: Job, skeleton: Skeleton) -> Job:
+def with_names(job: Job, skeleton: Skeleton, for_vllm: bool = False) -> Job:
     """A job that knows the names of its tensors outside."""
     names = [name for item in job.items() for name in item.form]
-    return replace(job, outside={name: skeleton.outside(name, job.weights) for name in names})
+    outside = {name: skeleton.outside(name, job.weights) for name in names}
+    return replace(job, outside={name: cache_scale_name(own) for name, own in outside.items()} if for_vllm else outside)
 
 
 def with_scales(jobs: list[Job], scales: Mapping[str, torch.Tensor]) -> list[Job]:

@@ -1,0 +1,128 @@
+"""Experts as vLLM has loaded them, decoded from its own parameters and compared one by one with what was evaluated.
+
+    w13_weight, w13_weight_packed [experts, 2 * inner, in]    gate above up        w2_weight [experts, out, inner]
+    ..._weight_scale        one each (of w13 two), one a row, or one a block of 16 (FP8) or 32 (powers of two)
+    ..._weight_zero_point   of int4, two rows a byte
+    ..._weight_scale_2      NVFP4's scale of the tensor (quark); ..._weight_global_scale divides (compressed-tensors)
+
+Layouts without a rule here (compressed-tensors' int4 before vLLM has decoded it, FP6) are told by their number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+EXPERT = re.compile(r"^(.*experts)\.(\d+)\.(\w+)$")
+ROLES = {"w1": "gate", "gate_proj": "gate", "w3": "up", "up_proj": "up", "w2": "down", "down_proj": "down"}
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+LIMIT = 1e-3
+
+
+def compare(model: Any, expected: dict[str, Any]) -> tuple[int, int]:
+    """How many projections of experts were compared, and how many have a layout without a rule.
+
+    Args:
+        model: of vLLM, with its weights loaded.
+        expected: as ``vllm_judge.py`` reads it.
+
+    Raises:
+        ValueError: experts in another number, or with another value; the first is named.
+    """
+    wanted: dict[str, dict[tuple[int, str], Any]] = {}
+    for name, values in expected.items():
+        if (hit := EXPERT.match(name)) and hit[3] in ROLES:
+            wanted.setdefault(hit[1], {})[int(hit[2]), ROLES[hit[3]]] = values
+    layers = {name: layer for name, layer in model.named_modules() if weight_of(layer, "w13") is not None}
+    if wanted and len(wanted) != len(layers):
+        raise ValueError(f"{len(wanted)} layers have quantized experts, and vLLM has made {len(layers)}")
+    compared = left = 0
+    for ours, theirs in zip(sorted(wanted, key=natural), sorted(layers, key=natural), strict=False):
+        parts = dict(projections(layers[theirs]))
+        for (number, role), (x, _, plain) in wanted[ours].items():
+            values = parts.get(role)
+            if values is None:
+                left += 1
+                continue
+            found = F.linear(x, values[number].to(x.dtype)).float()
+            error = float((found - plain.float()).norm() / plain.float().norm())
+            if not error <= LIMIT:
+                raise ValueError(f"{role} of expert {number} of {theirs!r}: relative error {error:.3g}")
+            compared += 1
+    return compared, left
+
+
+def natural(name: str) -> list[int]:
+    """Sorts the names of layers by their numbers."""
+    return [int(number) for number in re.findall(r"\d+", name)]
+
+
+def weight_of(layer: Any, name: str) -> torch.Tensor | None:
+    """The codes or values of one weight."""
+    own = dict(layer.named_parameters(recurse=False))
+    return own.get(f"{name}_weight", own.get(f"{name}_weight_packed"))
+
+
+def projections(layer: Any) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """(role, [experts, out, in] or None) of one layer."""
+    both, down = decoded(layer, "w13"), decoded(layer, "w2")
+    halves = (None, None) if both is None else both.chunk(2, 1)
+    yield from zip(("gate", "up", "down"), (*halves, down), strict=True)
+
+
+def decoded(layer: Any, name: str) -> torch.Tensor | None:
+    """Values [experts, out, in] in float32; None without a rule for the layout."""
+    weight: Any = weight_of(layer, name)
+    scale, whole = getattr(layer, f"{name}_weight_scale", None), 1.0
+    if weight.dtype in (torch.bfloat16, torch.float32):
+        return weight.data.float()
+    if weight.dtype is torch.uint8 and scale is not None and weight.shape[-1] * 2 % scale.shape[-1] == 0:
+        codes = nibbles(weight.data)
+        if scale.dtype in (torch.bfloat16, torch.float16, torch.float32):  # int4; blocks of FP4 have FP8 or a byte
+            return (codes - zero_points(layer, name, scale)) * scale.data.float().repeat_interleave(
+                codes.shape[-1] // scale.shape[-1], -1
+            )
+        values = FP4[codes]
+        if (two := getattr(layer, f"{name}_weight_scale_2", None)) is not None:
+            whole = rows(two.data.float(), values)
+        if (two := getattr(layer, f"{name}_weight_global_scale", None)) is not None:
+            whole = 1 / rows(two.data.float(), values)
+        blocks = (16, 32)
+    elif weight.dtype in (torch.float8_e4m3fn, torch.int8):
+        values, blocks = weight.data.float(), (32,)
+    else:
+        return None
+    if scale is None:
+        return None
+    factor = scale.data.float() if scale.dtype is not torch.uint8 else 2.0 ** (scale.data.float() - 127)
+    if factor.dim() == 3 and factor.shape[-1] > 1:
+        size = values.shape[-1] // factor.shape[-1]
+        return values * factor.repeat_interleave(size, -1) * whole if size in blocks else None
+    return values * rows(factor, values) * whole
+
+
+def nibbles(words: torch.Tensor) -> torch.Tensor:
+    """The two codes of each byte of the last axis, the low one first."""
+    codes = words.long()
+    return torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
+
+
+def zero_points(layer: Any, name: str, scale: torch.Tensor) -> torch.Tensor | int:
+    """Of int4, one a value; the middle of the codes without any."""
+    method = getattr(layer, "quant_method", None)
+    if getattr(method, "is_symmetric", True):
+        return 8
+    packed = getattr(layer, f"{name}_weight_zero_point").data
+    points = nibbles(packed.transpose(1, 2)).transpose(1, 2)
+    inputs = weight_of(layer, name).shape[-1] * 2  # type: ignore[union-attr]
+    return points.repeat_interleave(inputs // scale.shape[-1], -1)
+
+
+def rows(factor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Scales of experts, of their halves or of their rows as [experts, rows or 1, 1]."""
+    factor = factor.reshape(factor.shape[0], -1, 1)
+    return factor.repeat_interleave(values.shape[1] // factor.shape[1], 1)
