@@ -42,7 +42,7 @@ from quark.torch.export.state import items_of
 from quark.torch.export.stored import StoredScales, StoredTensor
 from quark.torch.export.transformers_reads import why_not
 from quark.torch.export.verify import verify as check_written
-from quark.torch.export.vllm_reads import cache_scales_for_vllm
+from quark.torch.export.vllm_reads import cache_scales_for
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.kv_cache import cache_quantizers
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
@@ -91,9 +91,7 @@ def export_compressed_tensors(
         check_reader(why_not(model, schemes, formats, names, described))
     described |= {"kv_cache_scheme": cache_scheme(caches)} if caches else {}
     made = [*compressed_items(model, schemes, formats), *cache_items(caches)]
-    items = [*outside_items(made, names), *left_out_items(model)]
-    if program == "vllm" and caches:
-        items = cache_scales_for_vllm(items)
+    items = cache_scales_for(program, config, [*outside_items(made, names), *left_out_items(model)])
     with new_folder(output_dir) as folder:
         write_shards(folder, items, "model", max_shard_size)
         copy_beside(model, folder)

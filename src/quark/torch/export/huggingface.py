@@ -28,7 +28,7 @@ from quark.torch.export.state import items_of
 from quark.torch.export.storage import PACK_METHODS
 from quark.torch.export.stored import StoredTensor
 from quark.torch.export.verify import verify as check_written
-from quark.torch.export.vllm_reads import cache_scales_for_vllm
+from quark.torch.export.vllm_reads import cache_scales_for
 from quark.torch.fake_quantize import parts
 from quark.torch.layers import kind_of
 from quark.torch.matching import Candidate, choose
@@ -67,13 +67,7 @@ def export_safetensors(
         ConfigError: an unknown mode or format, a mode that does not fit, a folder that holds a model.
     """
     weight_format = weight_format or ("fake_quantized" if is_diffusers(model) else "real_quantized")
-    for name, value, allowed in (
-        ("custom_mode", custom_mode, MODES),
-        ("weight_format", weight_format, FORMATS),
-        ("pack_method", pack_method, PACK_METHODS),
-    ):
-        if value not in allowed:
-            raise ConfigError(unknown(name, value, allowed))
+    check_names(custom_mode, weight_format, pack_method)
     config = config_of(model)
     if custom_mode != "quark":
         refuse_to_export(model)
@@ -91,9 +85,7 @@ def export_safetensors(
         if custom_mode in PACKED_INTEGERS:
             warn_of_casts(custom_mode, model, worst_cast(model))
         items = custom_items(items, coded_layouts(model, pack_method), custom_mode, config)
-    items = [*outside_items(items, names), *left_out_items(model)]
-    if program == "vllm" and config.kv_cache_quant_config:
-        items = cache_scales_for_vllm(items)
+    items = cache_scales_for(program, config, [*outside_items(items, names), *left_out_items(model)])
     with new_folder(output_dir) as folder:
         write_shards(folder, items, stem_of(model), max_shard_size)
         copy_beside(model, folder)
@@ -103,6 +95,17 @@ def export_safetensors(
         if verify:
             own = (custom_mode, weight_format) == ("quark", "real_quantized")
             check_written(folder, model, items, names, pack_method, None if own else foreign(model, names, entry))
+
+
+def check_names(custom_mode: str, weight_format: str, pack_method: str) -> None:
+    """Raise ``ConfigError`` for a mode, format or order that there is not."""
+    for name, value, allowed in (
+        ("custom_mode", custom_mode, MODES),
+        ("weight_format", weight_format, FORMATS),
+        ("pack_method", pack_method, PACK_METHODS),
+    ):
+        if value not in allowed:
+            raise ConfigError(unknown(name, value, allowed))
 
 
 def coded_layers(model: nn.Module) -> set[str]:

@@ -8,7 +8,6 @@ vLLM have instead; ``tests/consumers/vllm_caches.py`` asks vLLM's registry.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -89,8 +88,10 @@ def check_cache_scales(model: nn.Module, config: QConfig, format: str) -> None:
             )
 
 
-def cache_scales_for_vllm(items: Iterable[Item]) -> list[Item]:
-    """Items under their names outside, with the scales of caches under those that every class of vLLM keeps."""
+def cache_scales_for(program: str | None, config: QConfig, items: list[Item]) -> list[Item]:
+    """Items under their names outside; for vLLM, scales of caches under those that all its classes keep."""
+    if program != "vllm" or not config.kv_cache_quant_config:
+        return items
     return [renamed_item(item, cache_scale_name) for item in items]
 
 
