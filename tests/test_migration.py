@@ -102,6 +102,14 @@ def test_what_is_elsewhere_works_and_says_so() -> None:
     assert again is VitisQuantType
 
 
+def test_the_class_that_transformers_tests_import_is_that_of_loaded_layers() -> None:
+    from quark.torch.quantized_layer import QuantLinear
+
+    with pytest.warns(DeprecationWarning):
+        from quark.torch.export.nn.modules.qparamslinear import QParamsLinear
+    assert QParamsLinear is QuantLinear
+
+
 def test_everything_else_is_as_python_has_it() -> None:
     import quark.onnx.tools.fix_shapes
 

@@ -128,7 +128,7 @@ def test_a_browser_opens_the_site_as_files(tmp_path: Path) -> None:
         "--disable-component-update",
         f"--user-data-dir={tmp_path / 'profile'}",
     ]
-    for name in ("index", "concepts", "cli", "architecture", "formats", "report", "results/speed", "migrate/names"):
+    for name in ("index", "concepts", "cli", "architecture", "formats", "report", "results/speed", "notebooks/cnn_cpu"):
         page = site / f"{name}.html"
         page.write_text(page.read_text(encoding="utf-8").replace("</body>", LOOK), encoding="utf-8")
         command = [browser, *flags, "--virtual-time-budget=8000", "--window-size=500,900", "--dump-dom", page.as_uri()]
