@@ -13,6 +13,7 @@ from tests.onnx_flow import models
 
 from quark.cli import main, verdicts
 from quark.onnx import latency, tuned_speed
+from quark.onnx.coverage import coverage
 from quark.onnx.graph.model import load
 from quark.report import verdict
 
@@ -113,3 +114,26 @@ def test_what_no_quick_recipe_mends_ends_in_auto(
     assert f"--for {purpose} -o {tmp_path / 'q.auto.onnx'}" in line
     assert run_again(f"{line} --minutes 0.02") in (0, 3)
     assert (tmp_path / "q.auto.onnx").is_file()
+
+
+def halves(folder: Path, kind: int) -> list[str]:
+    """The words that quantize two convolutions of a type of 16 bits."""
+    text = """<ir_version: 10, opset_import: ["": 22]> g (TYPE[1, 3, 16, 16] x) => (TYPE[1, 8, 14, 14] y) {
+        y = Conv(x, w) }"""
+    model = onnx.parser.parse_model(text.replace("TYPE", {10: "float16", 16: "bfloat16"}[kind]))
+    values = models.normal(8, 3, 3, 3, scale=0.1)
+    model.graph.initializer.append(onnx.helper.make_tensor("w", kind, values.shape, values.reshape(-1).tolist()))
+    onnx.save(model, folder / "m.onnx")
+    return ["onnx", "quantize", str(folder / "m.onnx"), "-o", str(folder / "q.onnx"), "--random", "-p", "A8W8"]
+
+
+def test_a_float16_model_in_float_ends_in_float32_inside(tmp_path: Path, capsys: Capture) -> None:
+    line = advised(halves(tmp_path, onnx.TensorProto.FLOAT16), "next", capsys)
+    assert "FasterForms=True" in line and coverage(tmp_path / "q.onnx").integer == 0
+    assert run_again(line) == 0 and coverage(tmp_path / "q.onnx").integer == 1
+    assert onnx.load(tmp_path / "q.onnx").graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+
+
+def test_a_bfloat16_model_is_told_what_to_export(tmp_path: Path, capsys: Capture) -> None:
+    assert main(halves(tmp_path, onnx.TensorProto.BFLOAT16)) != 0
+    assert "this model is bfloat16: export it in float32" in " ".join(capsys.readouterr().err.split())

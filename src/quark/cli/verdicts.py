@@ -23,6 +23,8 @@ from quark.onnx.coverage import coverage, float_layers
 from quark.onnx.data import Feed
 from quark.onnx.describe import describe, file_bytes
 from quark.onnx.graph.libraries import Libraries
+from quark.onnx.graph.model import load
+from quark.onnx.pipeline import is_float16
 from quark.onnx.recipes import Attempt, Choice, Situation, improve, with_algorithms
 from quark.onnx.result import Result
 from quark.report.verdict import (
@@ -229,7 +231,12 @@ def _weights_only(choice: Choice) -> Choice:
 
 
 def _explained(subject: Subject) -> str:
-    """The reason of the layer that multiplies most among those in float."""
+    """Arithmetic in float32 for a float16 model, whose Casts keep integer kernels away; of any other the reason of the
+    layer that multiplies most among those in float."""
+    choice = subject.choice
+    if choice is not None and "FasterForms" not in choice.options and is_float16(load(subject.model)):
+        inside = replace(choice, options={**choice.options, "FasterForms": True})
+        return f"{command(subject, inside)}   (float32 inside a float16 model, so that its layers are integer kernels)"
     left = float_layers(coverage(subject.output, subject.feed))
     words = ["quark", "onnx", "explain", str(subject.named or subject.output), *(one.name for one in left[:1])]
     return f"why layers stay in float: {shlex.join(words)}"

@@ -119,7 +119,7 @@ def _quantize(
             plan = mode.place(model, job, known)
             prepared.reports.extend([*decided, *into_plan(tuned, plan)])
             plan = follow(model, plan, job)
-            _refuse_nothing(plan, bodies)
+            _refuse_nothing(model, plan, bodies)
             tell_decisions(plan, job.options)
         with _timed(seconds, "calibrate"):
             counted = Counted(partial(update, "calibrate"))
@@ -167,6 +167,9 @@ def measured(result: Result, before: int | None, model_output: str | Path | None
     return cost_table("Measured", before, after, resident(), each, sum(result.seconds.values()))
 
 
+_OTHER = ", and this model is bfloat16: export it in float32"
+
+
 class Counted:
     """A listener of calibration that remembers how many samples there were."""
 
@@ -189,7 +192,7 @@ def _bodies(model: ir.Model, context: Context, known: list[NodeInfo]) -> Made:
     )
 
 
-def _refuse_nothing(plan: Plan, bodies: Made) -> None:
+def _refuse_nothing(model: ir.Model, plan: Plan, bodies: Made) -> None:
     if any(node.reason in (FASTER, TUNED) for node in plan.nodes.values()) and not plan.tensors:
         _log.warning("the model stays float: every layer is faster so on CPUs (FloatWhereFaster=False quantizes)")
     elif not plan.tensors and not bodies.bodies:
@@ -197,8 +200,14 @@ def _refuse_nothing(plan: Plan, bodies: Made) -> None:
         reasons = "; ".join(sorted({f"{node.op_type}: {node.reason}" for node in plan.nodes.values()})[:5])
         raise ModelError(
             f"nothing in the model can be quantized under this configuration; its operators are {kinds}. "
-            f"Quantized are float32 and float16 tensors. {reasons}"
+            f"Quantized are float32 and float16 tensors{_OTHER if _is_bfloat16(model) else ''}. {reasons}"
         )
+
+
+def _is_bfloat16(model: ir.Model) -> bool:
+    return any(
+        value.dtype == ir.DataType.BFLOAT16 for value in (*model.graph.inputs, *model.graph.initializers.values())
+    )
 
 
 def _written_out(model: ir.Model, plan: Plan, bodies: Made, prepared: Prepared) -> ir.Model:
