@@ -250,3 +250,34 @@ def test_tokens_per_window_are_for_folders(folder: Path, tmp_path: Path, capsys:
     words = ["auto", str(next(folder.glob("*.onnx"))), "--random", "-o", str(tmp_path / "q.onnx"), "--seq-len", "8"]
     assert main(words) == 1
     assert "--seq-len is for the folders" in capsys.readouterr().err
+
+
+def test_a_winner_that_other_samples_do_not_confirm_is_not_called_solved(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    images = np.array(data.split()[0][0][:16])
+    images[3::4] *= 50  # those that are reported on, far outside of what fitted and chose
+    np.savez(tmp_path / "drift.npz", image=images)
+    line = ["auto", str(folder / "model.onnx"), "-o", str(tmp_path / "best.onnx"), "--for", "npu", "--minutes", "0"]
+    for more, wanted in (
+        (["--data", str(tmp_path / "drift.npz")], False),
+        (["--data", str(folder / "samples.npz")], True),
+    ):
+        assert main([*line, *more, "--overwrite"]) == 0
+        last = "\n".join(capsys.readouterr().out.splitlines()[-5:])
+        assert ("not confirmed: XINT8" in last, "quark onnx compare" in last) == (not wanted, wanted), last
+
+
+@pytest.mark.parametrize(("value", "confirmed"), [(0.5, False), (0.95, True)])
+def test_a_metric_confirms_on_its_own_reporting_samples(
+    folder: Path, tmp_path: Path, value: float, confirmed: bool
+) -> None:
+    model = folder / "model.onnx"
+
+    def reporting(path: str) -> float:
+        return 1.0 if path == str(model) else value
+
+    goal = Goal("npu", 0.1, lambda path: 1.0, seconds=0.0, reporting=reporting)
+    found = auto(model, split(samples()), goal, tmp_path)
+    assert found.solved and found.confirmed == confirmed
+    assert auto(model, split(samples()), Goal("npu", 0.1, lambda path: 1.0, seconds=0.0), tmp_path).confirmed

@@ -181,8 +181,16 @@ def _verdict(request: Request, found: Outcome) -> Verdict:
     lines += [size_line(file_bytes(request.model), winner.bytes), *notes]
     if not found.solved:
         lines.append(Line("missing", "nearest", _missing(request, found), bad=True))
-    lines.append(Line("result", "solved" if found.solved else "not solved", _why(found), bad=not found.solved))
+    lines.append(_result(found))
     return Verdict(tuple(lines), _next(request, found))
+
+
+def _result(found: Outcome) -> Line:
+    """Whether the winner keeps what it has to: what chose it and what decided nothing may say two things."""
+    if found.solved and not found.confirmed:
+        why = f"{_why(found)}: within the tolerance on the samples that chose it, outside on those that decided nothing"
+        return Line("result", "not confirmed", why, bad=True)
+    return Line("result", "solved" if found.solved else "not solved", _why(found), bad=not found.solved)
 
 
 def _float_stays(found: Outcome) -> str:
@@ -220,7 +228,7 @@ def _lost(found: Outcome) -> float | None:
 def _next(request: Request, found: Outcome) -> tuple[str, ...]:
     """The commands that make sense now, the likeliest first."""
     model, samples = str(request.model), source_words(request.source)
-    if found.solved:
+    if found.solved and found.confirmed:
         return (shlex.join(["quark", "onnx", "compare", model, str(request.output), *samples]),)
     if found.winner.choice is None:
         return (command(replace(request, purpose="size")),) if request.purpose != "size" else ("use the float model",)
@@ -247,6 +255,7 @@ def _facts(found: Outcome, verdict: Verdict) -> dict[str, Any]:
     return {
         "winner": found.winner.name,
         "solved": found.solved,
+        "confirmed": found.confirmed,
         "trials": trials,
         "untried": dict(found.untried),
         "verdict": verdict.facts(),

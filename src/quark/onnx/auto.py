@@ -175,6 +175,14 @@ class Search:
             return trial.judged.level >= GOOD
         return read.share >= 1 - _larger(drop, read.error)
 
+    def confirmed(self, outcome: Outcome, answers: Mapping[str, Answers]) -> bool:
+        """Whether the winner also keeps what it has to keep on the reporting samples; a function has its own data."""
+        if outcome.reported_values is not None:
+            after, before = outcome.reported_values
+            allowed = abs(before.value) * (DROP if self.goal.drop is None else self.goal.drop)
+            return after.value >= before.value - _larger(allowed, error(after, before))
+        return self.goal.metric is not None or self.within(replace(outcome.winner, judged=outcome.reported), answers)
+
     @property
     def limit(self) -> float:
         """How much of the metric may be lost."""
@@ -416,6 +424,7 @@ def _reported(search: Search, outcome: Outcome) -> Outcome:
         judge, paths = search.goal.reporting, (outcome.winner.path or search.model, search.model)
         after, before = (score_of(judge(str(path)), "the metric") for path in paths)
         outcome.reported_values = after, before
+    outcome.confirmed = outcome.solved and search.confirmed(outcome, found.answers)
     return outcome
 
 

@@ -142,6 +142,7 @@ class Outcome:
     Attributes:
         winner: the trial whose model is to be used; its ``choice`` is None for the float model.
         solved: it is within the tolerance, and it is not the float model.
+        confirmed: it is within the tolerance on the samples that decided nothing, too, where they can be asked.
         trials: all, in the order in which they were made.
         reported: the winner on the samples that decided nothing; None for the float model.
         float_value: the metric of the float model.
@@ -162,6 +163,7 @@ class Outcome:
     reported_values: tuple[Score, Score] | None = None
     notes: list[str] = field(default_factory=list)
     untried: list[tuple[str, str]] = field(default_factory=list)
+    confirmed: bool = True
 
 
 def ledger_of(model: Path, samples: Split, goal: Goal) -> Ledger:
