@@ -17,6 +17,7 @@ from tests.onnx_flow import models
 from quark.config.options import Options
 from quark.config.tensor import TensorSpec
 from quark.numerics.granularity import Channel, Group, Tensor
+from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.graph.model import load
 from quark.onnx.qdq import biases, divisors, index_paths, islands
 
@@ -181,3 +182,26 @@ def test_which_biases_have_the_type_of_their_weight(
 ) -> None:
     job: Any = SimpleNamespace(npu=npu, options=Options(**options))
     assert biases.like_weight(TensorSpec(format), job) == expected
+
+
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("preset", ["XINT8", "A8W8", "VINT8", "A16W8", "U8U8_AAWA", "A8W8_CPU", "FP8E4M3"])
+def test_small_values_reach_divisions_and_logarithms_unrounded(preset: str, everything: bool) -> None:
+    """Also where every operator type is quantized: a code for 0 in front of a logarithm is minus infinity."""
+    graph = """g (float[N, 8] x) => (float[N, 8] y) {
+        s = Mul(x, x) m = ReduceMean<axes = [1]>(s) e = Add(m, eps) r = Sqrt(e) d = Div(x, r) a = MatMul(d, w)
+        b = Relu(a) t = Exp(b) k = Log(t) i = Sigmoid(k) q = Sqrt(i) j = Reciprocal(q) f = Clip(j, lo) l = Log(f) y = MatMul(l, v)
+    }"""
+    weights = {"w": models.normal(8, 8), "v": models.normal(8, 8, seed=2)}
+    numbers = {name: np.float32(value).reshape(()) for name, value in (("eps", 1e-5), ("lo", 1e-9))}
+    proto = models.model(graph, {**weights, **numbers})
+    config = get_default_config(preset)
+    config.extra_options.update({"PrintSummary": False, "QuantizeAllOpTypes": everything})
+    result = ModelQuantizer(Config(config)).quantize_model(proto, None, [models.feeds(proto, k) for k in range(3)])
+    makers = {name: node.op_type for node in result.graph.node for name in node.output}
+    small = [
+        node.input[{"Div": 1}.get(node.op_type, 0)]
+        for node in result.graph.node
+        if node.op_type in ("Div", "Log", "Reciprocal")
+    ]
+    assert sorted(makers[name] for name in small) == ["Clip", "Exp", "Sqrt", "Sqrt"]

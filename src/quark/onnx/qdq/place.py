@@ -46,7 +46,7 @@ from quark.onnx.qdq.decoding import decoding_nodes, proposals
 from quark.onnx.qdq.divisors import makes_divisors
 from quark.onnx.qdq.floats import note_floats
 from quark.onnx.qdq.index_paths import computes_shapes
-from quark.onnx.qdq.op_rules import GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
+from quark.onnx.qdq.op_rules import DIVISORS, GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
 
 
 @dataclass
@@ -199,7 +199,7 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
         return "it computes a shape or an index"
     if node in placement.decoding:
         return DECODES
-    if node in placement.dividing:
+    if node in placement.dividing or DIVISORS.get(node.op_type) == 0:  # a Log itself: what it reads is float
         return "something is divided by its result, or a logarithm taken: small values must not be rounded to 0"
     rule = OP_RULES.get(node.op_type, GENERIC)
     if node.op_type == "MatMul" and _const_b_only(placement.job) and slots.weight_input(node, rule) is None:
