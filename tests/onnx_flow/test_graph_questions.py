@@ -190,7 +190,8 @@ def test_small_values_reach_divisions_and_logarithms_unrounded(preset: str, ever
     """Also where every operator type is quantized: a code for 0 in front of a logarithm is minus infinity."""
     graph = """g (float[N, 8] x) => (float[N, 8] y) {
         s = Mul(x, x) m = ReduceMean<axes = [1]>(s) e = Add(m, eps) r = Sqrt(e) d = Div(x, r) a = MatMul(d, w)
-        b = Relu(a) t = Exp(b) k = Log(t) i = Sigmoid(k) q = Sqrt(i) j = Reciprocal(q) f = Clip(j, lo) l = Log(f) y = MatMul(l, v)
+        b = Relu(a) t = Exp(b) k = Log(t) i = Sigmoid(k) q = Sqrt(i) j = Reciprocal(q)
+        f = Clip(j, lo) l = Log(f) y = MatMul(l, v)
     }"""
     weights = {"w": models.normal(8, 8), "v": models.normal(8, 8, seed=2)}
     numbers = {name: np.float32(value).reshape(()) for name, value in (("eps", 1e-5), ("lo", 1e-9))}
