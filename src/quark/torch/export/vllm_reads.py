@@ -78,6 +78,11 @@ def check_cache_scales(model: nn.Module, config: QConfig, format: str) -> None:
             f"it reads those of the outputs of 'k_proj' and 'v_proj' (QuarkConfig.get_cache_scale_mapper); leave out "
             f"--kv-cache"
         )
+    if format == "quark" and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise ConfigError(
+            f"vLLM does not read the cache of {type(model).__name__} in the quark format: attention across encoder and "
+            f"decoder has no scales (QuarkConfig: quantization method of kv_cache is different); leave out --kv-cache"
+        )
     names = names_of(model)
     for name in (layer.name for layer in find_candidates(model) if is_cached(layer.name, config)):
         outside = names.layer(name)
