@@ -408,6 +408,15 @@ def test_caches_that_vllm_has_no_place_for(format: str, behind: bool, cached: bo
         vllm_reads.check_for_vllm(nn.Module(), config, format)
 
 
+@pytest.mark.parametrize("across", [True, False])
+def test_caches_of_encoder_decoders(across: bool) -> None:
+    model = nn.ModuleDict({"self_attn": nn.ModuleDict({"k_proj": nn.Linear(8, 8)})})
+    model.config = SimpleNamespace(is_encoder_decoder=across)  # type: ignore[assignment]
+    config = QConfig(of(weight=FP8), kv_cache_quant_config={"*k_proj": of(output_tensors=FP8)})
+    with pytest.raises(ConfigError, match="encoder and decoder") if across else nullcontext():
+        vllm_reads.check_for_vllm(model, config, "quark")
+
+
 @pytest.mark.parametrize(
     ("format", "told"), [("quark", "self_attn.wk', which is cached"), ("compressed-tensors", None)]
 )
