@@ -65,7 +65,14 @@ def is_answered(module: str) -> bool:
 
 def is_above(module: str) -> bool:
     """Whether the table says something about modules below ``module``."""
-    return any(name.startswith(module + ".") for rows in table().values() for name in rows)
+    return module in _packages()
+
+
+@cache
+def _packages() -> frozenset[str]:
+    """The packages above all modules of the table."""
+    parts = (name.split(".") for rows in table().values() for name in rows)
+    return frozenset(".".join(words[:depth]) for words in parts for depth in range(1, len(words)))
 
 
 def has_aliases(module: str) -> bool:
