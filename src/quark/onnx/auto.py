@@ -29,6 +29,7 @@ from quark.onnx.data import Feed
 from quark.onnx.describe import describe, file_bytes
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
+from quark.onnx.graph.shapes import leave_unsaid
 from quark.onnx.latency import median_seconds
 from quark.onnx.one_pass import estimate
 from quark.onnx.quantization.config.config import Config
@@ -434,7 +435,6 @@ def write_model(source: Path, target: Path) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    if source.with_name(f"{source.name}.data").exists():
-        files.save(files.load(source), target, True)
-    else:
-        files.save(files.load(source), target)
+    model = files.load(source)
+    leave_unsaid(model)  # the reader states types of constants that the file does not have: it would not be the same
+    files.save(model, target, source.with_name(f"{source.name}.data").exists())
