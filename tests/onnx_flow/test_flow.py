@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 from tests.onnx_flow import models
 
+from quark.cli import main
 from quark.demo import data as digits
 from quark.errors import ConfigError, DataError, ModelError, QuarkError
 from quark.onnx import (
@@ -335,6 +336,22 @@ def test_float16_models_are_quantized_as_they_are_or_converted(options: dict[str
     assert sqnr(models.run(proto, HALF_FEED)[0].astype(np.float32), found.astype(np.float32)) > 28
     scales = {t.data_type for t in result.graph.initializer if t.name.endswith("_scale")}
     assert scales == {onnx.TensorProto.FLOAT16 if options.get("UseFP32Scale") is False else onnx.TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "A8W8_CPU", "XINT8"])
+def test_a_converted_float16_model_is_compared_timed_and_reported(
+    preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The samples are those of the float16 model; the quantized one takes them as float32."""
+    onnx.save(half_model(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=HALF_FEED["x"])
+    paths = [str(tmp_path / name) for name in ("m.onnx", "q.onnx")]
+    data = ["--data", str(tmp_path / "d.npz"), "--samples", "4", "--report", str(tmp_path / "page.html")]
+    words = ["onnx", "quantize", paths[0], "-o", paths[1], "-p", preset, "--set", "ConvertFP16ToFP32=true", *data]
+    assert main(words) == 0
+    found = capsys.readouterr().out
+    assert "accuracy  good" in found and "times as fast as float here" in found
+    assert main(["onnx", "compare", *paths, *data]) == 0
 
 
 @pytest.mark.parametrize(

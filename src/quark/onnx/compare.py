@@ -14,7 +14,7 @@ compared once the scale is undone. Not handled: tensors inside subgraphs, those 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -132,9 +132,9 @@ def compare(
     first, second = load(float_model), load(quantized_model)
     names = outputs_of(first, second)
     pairs = tuple(pairs_of(first, second)) if layers else ()
-    moved = relaid(first, second)
-    end_to_end = _both(first, second, names, names, libraries, moved)
-    inner = _both(first, second, [p.name for p in pairs], [p.twin for p in pairs], libraries, moved)
+    layout = relaid(first, second)
+    end_to_end = _both(first, second, names, names, libraries, layout)
+    inner = _both(first, second, [p.name for p in pairs], [p.twin for p in pairs], libraries, layout)
     outputs, answers = {name: Distance() for name in names}, {name: Answers() for name in names}
     distances, scalings = [Distance() for _ in pairs], [Scaling() for _ in pairs]
     ranges = [_code_range(pair) for pair in pairs]
@@ -216,10 +216,34 @@ def _views(pairs: Iterable[Pair], ranges: Iterable[CodeRange | None]) -> tuple[T
     return tuple(codes.view(pair.name) for pair, codes in found if codes is not None and codes.count)
 
 
-def relaid(first: ir.Model, second: ir.Model) -> frozenset[str]:
-    """Inputs and outputs that have their channels last in the second model only (ConvertNCHWToNHWC)."""
+@dataclass(frozen=True)
+class Relaid:
+    """How the second model takes the samples of the first.
+
+    Attributes:
+        moved: inputs and outputs that have their channels last in the second model only (ConvertNCHWToNHWC).
+        widened: inputs that are float16 in the first and float32 in the second (ConvertFP16ToFP32).
+    """
+
+    moved: frozenset[str]
+    widened: frozenset[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.moved or self.widened)
+
+    def taken(self, name: str, array: np.ndarray) -> np.ndarray:
+        """An input of the first model, as the second takes it."""
+        array = np.moveaxis(array, 1, -1) if name in self.moved else array
+        return array.astype(np.float32) if name in self.widened else array
+
+
+def relaid(first: ir.Model, second: ir.Model) -> Relaid:
+    """What a pass changed at the borders of the second model."""
     inputs = channels_last_inputs(second) - channels_last_inputs(first)
-    return frozenset(inputs | (channels_last_outputs(second) - channels_last_outputs(first)))
+    moved = frozenset(inputs | (channels_last_outputs(second) - channels_last_outputs(first)))
+    half = {value.name for value in first.graph.inputs if value.dtype == ir.DataType.FLOAT16}
+    whole = {value.name for value in second.graph.inputs if value.dtype == ir.DataType.FLOAT}
+    return Relaid(moved, frozenset(str(name) for name in half & whole))
 
 
 def _both(
@@ -228,23 +252,22 @@ def _both(
     names: list[str],
     twins: list[str],
     libraries: Libraries,
-    moved: Collection[str] = (),
+    layout: Relaid,
 ) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
     """A function that runs both models on a feed and gives the wanted tensors in pairs, in the axes of the first."""
     ours, theirs = Runner(first, names, libraries=libraries), Runner(second, twins, libraries=libraries)
-    return _paired(ours, theirs, names, twins, moved)
+    return _paired(ours, theirs, names, twins, layout)
 
 
 def _paired(
-    ours: Runner, theirs: Runner, names: list[str], twins: list[str], moved: Collection[str]
+    ours: Runner, theirs: Runner, names: list[str], twins: list[str], layout: Relaid
 ) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
 
     def run(feed: Feed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        last = {name: np.moveaxis(array, 1, -1) if name in moved else array for name, array in feed.items()}
-        x, y = ours.run(feed).values, theirs.run(last).values
-        back = (
-            np.moveaxis(y[twin], -1, 1) if name in moved else y[twin] for name, twin in zip(names, twins, strict=True)
-        )
+        taken = {name: layout.taken(name, array) for name, array in feed.items()}
+        x, y = ours.run(feed).values, theirs.run(taken).values
+        pairs = zip(names, twins, strict=True)
+        back = (np.moveaxis(y[twin], -1, 1) if name in layout.moved else y[twin] for name, twin in pairs)
         return ((x[name], array) for name, array in zip(names, back, strict=True))
 
     return run
