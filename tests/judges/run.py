@@ -62,9 +62,9 @@ class Judge:
 HEAD = """# Tests of other programs
 
 Written by `make scoreboard JUDGES=FOLDER` from `tests/judges/results.json`. Tests that others wrote are run as they
-are; an adapter in `tests/judges` puts this package in the place of the program that they test. *Passed* counts cases
-that could run here and call this package; *of theirs*: of the cases that the program itself passes here, those that
-pass with this package.
+are, but for what is said under each; an adapter in `tests/judges` puts this package in the place of the program that
+they test. *Passed* counts cases that could run here and call this package; *of theirs*: of the cases that the program
+itself passes here, those that pass with this package.
 
 | judge | files | passed | of theirs | skipped | versions | date |
 |---|---|---|---|---|---|---|"""
