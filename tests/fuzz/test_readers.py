@@ -32,7 +32,7 @@ OPENERS = {
 APART = {
     "a part of the package, or of the system": (
         "cli.doctor", "report.html", "report.process", "migration.answers", "torch.export.formats", "onnx.qdq.slower",
-        "onnx.tuned_speed.processor", "search.knapsack._silent",
+        "onnx.tuned_speed.processor", "search.knapsack._silent", "cli.torch_refusals.torch_version",
     ),
     "written by this process a moment ago": (
         "onnx.bench", "torch.bench", "torch.one_pass", "onnx.kernel_times", "onnx.scratch", "torch.export.shards",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from quark.errors import QuarkError
@@ -26,11 +26,13 @@ def draft_folder(parent: Path) -> Iterator[Path]:
     Raises:
         OSError: ``parent`` cannot be written to.
     """
-    with alone_in(parent):
-        sweep(parent)
-        made = tempfile.TemporaryDirectory(dir=parent, prefix=DRAFTS, ignore_cleanup_errors=True)
-    with made as name, marked_alive(Path(name)):
-        yield Path(name)
+    with ExitStack() as stack:
+        with alone_in(parent):  # also while it is marked: another process must not take it for abandoned
+            sweep(parent)
+            folder = tempfile.TemporaryDirectory(dir=parent, prefix=DRAFTS, ignore_cleanup_errors=True)
+            made = Path(stack.enter_context(folder))
+            stack.enter_context(marked_alive(made))
+        yield made
 
 
 def sweep(parent: Path, replaced: Set[str] = frozenset()) -> None:

@@ -288,7 +288,8 @@ def finish(model: ir.Model, prepared: Prepared) -> list[PassReport]:
     job = prepared.job
     reports = [*run_steps(model, FINISH, job), *run_passes(model, prepared.after)]
     prove_shapes(model, add=False)
-    if len(model.graph) <= WHOLE:  # a larger graph runs in pieces, which are cut where types are stated
+    small = len(model.graph) <= WHOLE  # a larger graph runs in pieces, which are cut where types are stated
+    if small and not job.options.FillAllValueInfo:
         leave_unsaid(model, prepared.stated)
     return [*reports, *run_steps(model, STATE, job)]
 

@@ -347,7 +347,7 @@ class QLayerConfig:
         read = dict(fields)
         if read.get("activation") == read.get("input_tensors"):
             read.pop("activation", None)
-        return cls(**{name: one and QTensorConfig.from_dict(one) for name, one in read.items()})
+        return cls(**{name: None if one is None else QTensorConfig.from_dict(one) for name, one in read.items()})
 
     def to_layer(self) -> LayerSpec:
         """The frozen value of the one language that this configuration stands for."""
