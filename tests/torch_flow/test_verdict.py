@@ -105,6 +105,13 @@ def test_the_worst_figure_decides(after: float, loss: float | None, word: str) -
     assert (line.word, line.bad) == (word, word != "good")
 
 
+def test_a_file_that_holds_the_weights_says_nothing_about_answers() -> None:
+    from quark.cli.torch_verdict import accuracy_of
+
+    words = [accuracy_of({"file_loss": loss}).word for loss in (0.0, 0.009, 0.02, 0.2)]
+    assert words == ["not measured", "not measured", "doubtful", "lost"]
+
+
 def test_a_lost_model_names_the_command_that_tries_more(
     folder: Path, ids: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

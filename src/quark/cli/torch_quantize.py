@@ -224,10 +224,10 @@ def quantized(
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
     carried = carry_over(model, request.model, config.shared_scale_groups)
-    coverage = coverage_of(*stored_apart(model))
     size = bytes_of(request.max_shard_size)
     loss = export_as(model, request.output, format, request.model, size, request.verify, request.program)
     lost = {} if loss is None else {"file_loss": loss.relative, "kept_as_f32": loss.rescued}
+    coverage = coverage_of(*stored_apart(model, () if loss is None else loss.rescued))
     return {
         **lost,
         **facts_of_carried(carried),

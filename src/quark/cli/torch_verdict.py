@@ -42,6 +42,9 @@ def tell(request: Request, facts: dict[str, Any], json: bool) -> None:
         rows.append(("stay float", ", ".join(facts["excluded"][:6]) + (", …" if len(facts["excluded"]) > 6 else "")))
     if "file_loss" in facts:
         rows.append(("loss of the file", f"{facts['file_loss']:.2g} of the norm of the evaluated weights"))
+    if whole := facts.get("kept_as_f32"):
+        named = ", ".join(whole[:3]) + (", …" if len(whole) > 3 else "")
+        rows.append(("kept as F32", f"{len(whole)} tensors whose scales float16 does not hold: {named}"))
     rows.append(("seconds", f"{facts['seconds']:.1f}"))
     show(Table("Written", ("fact", "value"), tuple(rows)))
     if facts.get("unreached"):
@@ -78,10 +81,10 @@ def accuracy_of(facts: Mapping[str, Any]) -> Line:
         said = f"perplexity {before:.4f} → {after:.4f}, {100 * (after / before - 1):+.1f} % (the calibration data)"
     elif facts.get("unchanged"):
         level, said = 2, "the codes of the source, unchanged"
-    elif "file_loss" not in facts:
+    elif facts.get("file_loss", 0.0) <= FILE_LOSS[1]:
         return Line("accuracy", "not measured", "no text was given", bad=True)
     else:
-        level, said = 2, "the answers of the model were not measured"
+        level, said = 2, "no text was given"
     if "file_loss" in facts:
         level = min(level, sum(facts["file_loss"] <= limit for limit in FILE_LOSS))
         said += f"; the file holds the evaluated weights but for {100 * facts['file_loss']:.2g} % of their norm"

@@ -17,7 +17,7 @@ the quantized values in the place of the float ones and drops the twin.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -233,9 +233,15 @@ def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantLayer]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantLayer))
 
 
-def stored_apart(model: nn.Module) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes, in their float types, of the parameters that quantizers of weights and biases write, and of the others."""
+def stored_apart(model: nn.Module, whole: Collection[str] = ()) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes, in their float types, of the parameters that become codes, and of the others.
+
+    Args:
+        model: a quantized one.
+        whole: names of parameters that have quantizers, and stay float in the file.
+    """
     own = {f"{path}.{slot}" for path, layer in quantized_layers(model) for slot, _ in layer.quantizers() if slot in OWN}
+    own -= set(whole)
     sizes = {name: value.numel() * value.element_size() for name, value in model.named_parameters()}
     others = {name: size for name, size in sizes.items() if name not in own}
     return {name: size for name, size in sizes.items() if name in own}, others

@@ -14,8 +14,10 @@ from tests.torch_flow.export.test_reload import layer, quantized
 from torch import nn
 
 from quark.errors import ConfigError, ModelError
+from quark.torch import LLMTemplate, export_safetensors, import_model_from_safetensors
 from quark.torch.export.api import export_gguf
 from quark.torch.export.gguf_architectures import ARCHITECTURES
+from quark.torch.export.write_as import config_for
 from quark.torch.quantization.config.config import Int4PerGroupSpec, Int8PerGroupSpec, OCP_MXFP4Spec, QConfig
 
 gguf = pytest.importorskip("gguf")
@@ -147,6 +149,32 @@ def test_scales_that_float16_does_not_hold_lose_nothing(
     assert bool(loss.rescued) is ("float16 does not hold" in caplog.text)
     assert bool(loss.rescued) or amax > 1e-5
     assert not (loss.rescued and amax > 1e-3 and way != "codes")
+
+
+@pytest.mark.parametrize("scheme", ["int8_wo_per_channel", "int4_wo_32", "uint4_wo_32"])
+@pytest.mark.parametrize("amax", [1e-2, 1e-5, 3e-7, 1e-7, 1e-9])
+def test_scales_that_the_command_rounds_to_float16_waste_no_codes(
+    scheme: str, amax: float, bpe: Path, tmp_path: Path  # noqa: F811
+) -> None:  # fmt: skip
+    """The command evaluates with float16 scales: whatever they do to small weights, the file stays near the source."""
+    model, name = model_of(), "model.layers.1.mlp.up_proj"
+    with torch.no_grad():
+        model.get_submodule(name).weight *= amax / float(model.get_submodule(name).weight.abs().max())
+        source = model.get_submodule(name).weight.detach().clone().numpy()
+    config = LLMTemplate.for_model(model).get_config(scheme)
+    model = quantized(model, config_for(config, "gguf", "llama.cpp", torch.float32))
+    loss = export_gguf(model, tmp_path, "llama", bpe)
+    found = read(tmp_path / "llama.gguf")[1]["blk.1.ffn_up.weight"]
+    values = gguf.quants.dequantize(found.data, found.tensor_type)
+    limit = 0.02 if "int8" in scheme else 0.3
+    assert np.linalg.norm(values - source) <= limit * np.linalg.norm(source)
+    assert loss.rescued == ([f"{name}.weight"] if found.tensor_type.name == "F32" else [])
+    assert bool(loss.rescued) or amax > 1e-6 or scheme != "int8_wo_per_channel"
+    assert not loss.rescued or amax < 1e-3
+    if loss.rescued and amax > 1e-8:  # codes that are all 0 cannot be told from a row of zeros once the source is gone
+        export_safetensors(model, tmp_path / "codes")
+        with pytest.raises(ModelError, match="most of its codes are unused"):
+            export_gguf(import_model_from_safetensors(None, tmp_path / "codes"), tmp_path / "again", "llama", bpe)
 
 
 WRONG = {

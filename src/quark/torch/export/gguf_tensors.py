@@ -42,6 +42,7 @@ FEWER = 2.0**-7  # relative error of a scale that values are rounded under
 CODED = 2.0**-9  # relative error of a tensor whose scales float16 has; minima of Q4_1 too
 FLOAT_BOUNDS = {"F32": 1e-7, "F16": 2.0**-10, "BF16": 2.0**-8}  # numbers that float16 has not are told as loss
 ROUNDED = 0.8  # of 2 bits, outliers in every block; a wrong order of codes, rows or scales gives more than 1
+SMALLEST = 2.0**-14  # the smallest float16 with all its digits
 SUMMED = 1 << 16  # terms of a float32 sum
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 Values = Callable[[], np.ndarray]
@@ -207,8 +208,8 @@ def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: Choice, l
         lost = wanted in LEVELS and not holds(np.abs(values()).max(-1) / LEVELS[wanted], FEWER)
         return rescue(as_type("F32"), name, loss) if lost else as_type(wanted)
     if coded and slot == "weight":
-        entry = coded_entry(name, target, layer, turn, values)  # type: ignore[arg-type]
-        return entry if entry is not None else rescue(as_type("F32"), name, loss)
+        entry = coded_entry(name, target, layer, turn, values) or as_type("F32")  # type: ignore[arg-type]
+        return rescue(entry, name, loss) if entry.kind == "F32" else entry
     router = target.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"))  # llama.cpp keeps these whole
     kind = "F32" if len(shape) == 1 or slot == "bias" or router else choice.float_type
     return rescue(as_type("F32"), name, loss) if kind == "F16" and not near_float16(values()) else as_type(kind)
@@ -286,8 +287,11 @@ def coded_entry(
 ) -> Entry | None:
     """A weight whose codes go into the file; None where float16 does not hold its scales.
 
+    Where scales were rounded to float16 before, and codes are lost by it, the weight that they come from goes there.
+
     Raises:
         ConfigError: a scheme that no type holds.
+        ModelError: codes are lost, and what they come from is not there.
     """
     quantizer: Any = layer.weight_quantizer
     if isinstance(quantizer, StoredTensor):
@@ -309,7 +313,44 @@ def coded_entry(
     )
     if not holds(scale.double().cpu().numpy(), DIGITS):
         return None
+    if wastes_codes(layer, scale, layout):
+        source = source_of(layer)
+        if source is None:
+            raise ModelError(
+                f"the scales of {name!r} are as small as float16 has them, and larger than its weights need: most of "
+                f"its codes are unused. Leave it float (--exclude {name.removesuffix('.weight')}), or quantize the "
+                f"float model in memory (quark torch quantize), which keeps such tensors whole"
+            )
+        whole = turn(source.float().numpy(force=True)).reshape(values().shape)
+        return Entry(target, "F32", whole.shape, lambda: whole, lambda: whole)
     return Entry(target, kind, shape, lambda: integer_data(kind, layer, quantizer, layout, turn), values, True)
+
+
+def wastes_codes(layer: QuantLayer, scale: torch.Tensor, layout: ElementLayout) -> bool:
+    """Whether a scale stopped at the smallest that float16 has, above the one that its weights need.
+
+    Such a scale leaves a group half of its codes or fewer; of weights of 1e-7, one or two.
+    """
+    if not bool((scale < SMALLEST).any()):
+        return False
+    source = source_of(layer)
+    weights = torch.from_numpy(values_of(layer, "weight")) if source is None else source.float()
+    steps = layout.granularity.expand(scale.to(weights), layout.shape)
+    size = layout.granularity.size if isinstance(layout.granularity, Group) else layout.shape[-1]
+    size = size if layout.shape[-1] % size == 0 else layout.shape[-1]
+    groups, steps = (tensor.reshape(-1, size) for tensor in (weights.reshape(layout.shape), steps))
+    least, most = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+    symmetric, levels = layout.stage.spec.symmetric, 2**layout.element.bits
+    span = 2 * torch.maximum(-least, most) if symmetric else most - least
+    small = steps[:, 0] < SMALLEST
+    return bool((small & (span > 0) & (span < levels / 2 * steps[:, 0])).any())
+
+
+def source_of(layer: QuantLayer) -> torch.Tensor | None:
+    """The float weight that the codes come from; None where only codes are left."""
+    if layer.frozen or layer.compact or isinstance(layer.weight_quantizer, StoredTensor):
+        return None
+    return layer._parameters["weight"].detach()  # type: ignore[union-attr]
 
 
 def layout_name(layout: Any) -> str:
