@@ -310,3 +310,18 @@ def test_a_function_for_files_needs_files(kind: str, tmp_path: Path, capsys: pyt
     words = ["onnx", "quantize", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "q.onnx"), *given]
     assert main([*words, "--preprocess", f"{tmp_path / 'mine.py'}:read"]) == 1
     assert "--preprocess is called with the path of each sample" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pictures_judge", [False, True])
+def test_options_of_pictures_are_heeded_where_either_kind_of_samples_is_pictures(
+    pictures_judge: bool, tmp_path: Path
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    graph = "g (float[N, 3, 8, 8] x) => (float[N, 4, 8, 8] y) { y = Conv (x, w) }"
+    onnx.save(models.model(graph, {"w": models.normal(4, 3, 1, 1)}), tmp_path / "m.onnx")
+    (tmp_path / "p").mkdir()
+    image.new("RGB", (8, 8), (9, 99, 199)).save(tmp_path / "p" / "a.png")
+    np.savez(tmp_path / "d.npz", x=models.normal(2, 3, 8, 8))
+    given = [str(tmp_path / name) for name in (("d.npz", "p") if pictures_judge else ("p", "d.npz"))]
+    words = ["onnx", "quantize", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "q.onnx"), "-p", "A8W8"]
+    assert main([*words, "--data", given[0], "--eval-data", given[1], "--mean", "0.5"]) == 0

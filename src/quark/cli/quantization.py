@@ -225,7 +225,7 @@ def _feeds(request: Request, settings: Mapping[str, Any]) -> Any:
     if source.random:
         say("note: calibrating on generated data; the result is for trying things out only")
     shapes, ranges = (settings.get(f"RandomDataReaderInput{what}") for what in ("Shape", "DataRange"))
-    found = feeds(request.model, replace(source, shapes=shapes, ranges=ranges), first=True)
+    found = feeds(request.model, replace(source, shapes=shapes, ranges=ranges), first=True, judged_on=request.judged_on)
     if request.config is None or share_of(read_values(request.config)) == "all":
         return found
     half, _, _ = parts_of(len(found))
@@ -237,7 +237,8 @@ def _feeds(request: Request, settings: Mapping[str, Any]) -> Any:
 def _check(request: Request, samples: Any, layers: bool, libraries: Libraries) -> Check:
     """Run both models on the first samples, of ``--eval-data`` where it is given."""
     if request.judged_on is not None:
-        samples = feeds(request.model, replace(request.source, data=request.judged_on, samples=None))
+        judged = replace(request.source, data=request.judged_on, samples=None)
+        samples = feeds(request.model, judged, judged_on=request.source.data)
     return check_of(request.model, request.output, samples, layers, libraries)
 
 

@@ -94,12 +94,14 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
     usual = "latency" if wanted.target is not None and config_of(values).target == "cpu" else "size"
     wanted = replace(wanted, budget=wanted.budget or usual)
     check_kind(wanted.output, "--output")
-    samples = feeds(request.model, request.source)
+    samples = feeds(request.model, request.source, judged_on=wanted.eval_data)
     source = request.source
     held_out = (
         None
         if wanted.eval_data is None
-        else feeds(request.model, replace(source, data=wanted.eval_data, random=False, samples=None))
+        else feeds(
+            request.model, replace(source, data=wanted.eval_data, random=False, samples=None), judged_on=source.data
+        )
     )
     candidates = request.candidates or tuple(dict.fromkeys((values["preset"], *USUAL)))
     with bars() as update:

@@ -19,13 +19,16 @@ from quark.search.function import load_function
 PICTURES = ("size", "resize", "bgr", "scale", "mean", "std")  # what is typed about pictures alone
 
 
-def feeds(model: Path, source: Source, first: bool = False, made: Path | None = None) -> Samples | list[Feed]:
+def feeds(
+    model: Path, source: Source, first: bool = False, made: Path | None = None, judged_on: Path | None = None
+) -> Samples | list[Feed]:
     """The feeds for ``model``; what looks wrong about the first one is said.
 
     Args:
         model: the file.
         source: what was typed.
         first: the model is loaded next, and need not be read twice.
+        judged_on: other samples that the options of ``source`` are for as well (``--eval-data``).
         made: the quantized model, whose ``preprocess.yaml`` says how pictures are read where ``source`` does not.
 
     Raises:
@@ -33,7 +36,7 @@ def feeds(model: Path, source: Source, first: bool = False, made: Path | None = 
     """
     if (source.data is None) != source.random:
         raise DataError("give the samples with --data PATH, or --random to use generated ones for a trial run")
-    check_pictures(source)
+    check_pictures(source, judged_on)
     loaded = load_ahead(model) if first else load(model)
     if source.data is None:
         return [dict(feed) for feed in RandomDataReader(loaded, source.shapes, source.ranges, source.samples or 1)]
@@ -56,7 +59,7 @@ def beside(model: Path) -> Preprocessing | None:
     return settings
 
 
-def check_pictures(source: Source) -> None:
+def check_pictures(source: Source, judged_on: Path | None = None) -> None:
     """Options stand beside samples that heed them: what nobody heeds would calibrate on other values in silence.
 
     Raises:
@@ -64,13 +67,13 @@ def check_pictures(source: Source) -> None:
     """
     usual, data = Source(), source.data
     given = [f"--{name}" for name in PICTURES if getattr(source, name) != getattr(usual, name)]
-    if given and not (data is not None and (not data.exists() or is_picture(data))):
+    if given and not any(one is not None and (not one.exists() or is_picture(one)) for one in (data, judged_on)):
         what = "--random" if data is None else f"--data {str(data)!r}"
         raise DataError(
             f"{given[0]} is for pictures, and {what} has none: leave it out. Arrays and sounds are taken as they are; "
             f"--preprocess FILE.py:FUNCTION prepares them"
         )
-    if source.preprocess and (data is None or data.suffix.lower() in ARRAYS):
+    if source.preprocess and all(one is None or one.suffix.lower() in ARRAYS for one in (data, judged_on)):
         what = "--random has no files" if data is None else f"{str(data)!r} is one file with all samples"
         raise DataError(f"--preprocess is called with the path of each sample, and {what}: give a folder or a list")
 

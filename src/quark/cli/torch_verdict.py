@@ -82,9 +82,9 @@ def accuracy_of(facts: Mapping[str, Any]) -> Line:
     elif facts.get("unchanged"):
         level, said = 2, "the codes of the source, unchanged"
     elif facts.get("file_loss", 0.0) <= FILE_LOSS[1]:
-        return Line("accuracy", "not measured", "no text was given", bad=True)
+        return Line("accuracy", "not measured", "no perplexity was taken", bad=True)
     else:
-        level, said = 2, "no text was given"
+        level, said = 2, "no perplexity was taken"
     if "file_loss" in facts:
         level = min(level, sum(facts["file_loss"] <= limit for limit in FILE_LOSS))
         said += f"; the file holds the evaluated weights but for {100 * facts['file_loss']:.2g} % of their norm"
