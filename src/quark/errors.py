@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 LONGEST = 1000
 """Letters of a message: a name of a hundred thousand letters, quoted, would hide the sentence around it."""
@@ -42,6 +45,28 @@ class OutputError(ModelError, ConfigError):
 
 class DataError(QuarkError):
     """Calibration or evaluation data that does not fit the model."""
+
+
+def known(value: T | None, what: str) -> T:
+    """``value``, which must have been found before.
+
+    Raises:
+        RuntimeError: it is None, by a defect of ours.
+    """
+    if value is None:
+        raise RuntimeError(f"{what} is not known yet")
+    return value
+
+
+def as_a(cls: type[T], value: object) -> T:
+    """``value``, which must be of a class.
+
+    Raises:
+        TypeError: it is not, by a defect of ours.
+    """
+    if not isinstance(value, cls):
+        raise TypeError(f"{value!r} is no {cls.__name__}")
+    return value
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

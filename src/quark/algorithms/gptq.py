@@ -18,6 +18,7 @@ rounded, but for groups that are refitted when their turn comes (``refit``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -158,7 +159,7 @@ def round_span(span: Span, grid: Columns, sizes: tuple[int, ...]) -> None:
             span.pull[here] += span.feedback[:start, here].T @ span.errors[:start]
         if start and span.drift is not None:
             span.wanted[here] += span.drift[:start, here].T @ span.seen[:start]
-        round_span(span.part(here), grid.map(lambda part, here=here: part[here]), sizes[1:])  # type: ignore[misc]
+        round_span(span.part(here), grid.map(itemgetter(here)), sizes[1:])
 
 
 def round_column(span: Span, grid: Columns, j: int) -> None:

@@ -22,7 +22,7 @@ from math import isqrt, prod, sqrt
 
 import numpy as np
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, known
 from quark.numerics.array import Array, as_parameter, is_torch, namespace
 
 LARGEST_KERNEL = 1024  # orders up to which a matrix is constructed at once
@@ -183,7 +183,7 @@ def bordered(q: int, sign: int) -> np.ndarray:
 
 def jacobsthal(q: int) -> np.ndarray:
     """Q_ij = chi(a_i - a_j): 1 for squares, -1 for others, 0 for 0, in the field of q elements."""
-    p, k = prime_power(q)  # type: ignore[misc]
+    p, k = known(prime_power(q), f"the prime of {q}")
     elements = np.array(list(itertools.product(range(p), repeat=k)))
     weights = p ** np.arange(k - 1, -1, -1)
     reduce = irreducible(p, k)

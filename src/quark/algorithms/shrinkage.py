@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from quark.algorithms.reconstruction import Data, Layer, Tensor, as_tensor
+from quark.errors import known
 
 #: A smaller share is not worth its time.
 LEAST = 0.02
@@ -76,10 +77,10 @@ def _squares(torch: Any, layer: Layer, data: Data, device: str) -> Tensor:
         square = np.square(array, dtype=np.float32)
         sums[array.shape] = sums[array.shape] + square if array.shape in sums else square
     weight = torch.ones(layer.weight.shape, device=device, requires_grad=True)
-    total = None
+    total, linear = None, known(layer.linear, "what a layer computes without its activation function")
     for array in sums.values():
         with torch.enable_grad():
-            found = layer.linear(as_tensor(torch, array).to(device), weight, None).sum()  # type: ignore[misc]
+            found = linear(as_tensor(torch, array).to(device), weight, None).sum()
             part = torch.autograd.grad(found, weight)[0]
         total = part.contiguous() if total is None else total.add_(part)
     return total

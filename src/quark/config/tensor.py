@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, as_a, unknown
 from quark.numerics.affine import Grid
 from quark.numerics.blocks import BLOCK_RULES
 from quark.numerics.formats import FORMATS, Block, Format, Int, get_format
@@ -93,7 +93,7 @@ class TensorSpec:
         rounding = "" if self.rounding == "half_even" else f", rounded {self.rounding}"
         if isinstance(row, Block):
             size = "a whole axis" if row.size == WHOLE else row.size
-            rule = f" with {row.rule} scales" if row.rule != FORMATS[self.format].rule else ""  # type: ignore[union-attr]
+            rule = f" with {row.rule} scales" if row.rule != as_a(Block, FORMATS[self.format]).rule else ""
             whole = f" under one float32 scale per tensor, {self._found()}" if row.tensor_scale else ""
             return f"{self.format} in blocks of {size}{rule}{whole}{rounding}"
         if row.unit_scale:

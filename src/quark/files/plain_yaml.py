@@ -14,7 +14,7 @@ class Plain(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """A node that is written where it stands."""
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
+            event = self.peek_event()
             raise yaml.YAMLError(f"line {event.start_mark.line + 1}: aliases (*{event.anchor}) are not read")
         return super().compose_node(parent, index)
 

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx
 
@@ -52,13 +52,14 @@ def discreet(options: Options) -> Iterator[None]:
         _listen()
     silent, hushed = _SILENT.set(options.CryptoMode), _HUSHED.set(options.IgnoreWarnings or options.CryptoMode)
     entries: list[Any] = [("ignore", _Here(), category, None, 0) for category in (UserWarning, ResourceWarning)]
-    warnings.filters[:0] = entries  # type: ignore[index]
+    filters = cast("list[Any]", warnings.filters)  # typeshed knows it as a sequence; it is the list that all share
+    filters[:0] = entries
     try:
         yield
     finally:
         for entry in entries:
-            if entry in warnings.filters:
-                warnings.filters.remove(entry)  # type: ignore[attr-defined]
+            if entry in filters:
+                filters.remove(entry)
         _HUSHED.reset(hushed)
         _SILENT.reset(silent)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -27,7 +28,7 @@ from quark.onnx.subgraphs import wants_bodies
 
 REASON = "the plan that was given"
 REAL = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
-RESULTS = {"range": None, "scale": None, "zero_point": None, "changes": ()}
+RESULTS: dict[str, Any] = {"range": None, "scale": None, "zero_point": None, "changes": ()}
 
 
 def follow(model: ir.Model, decided: Plan, job: Job) -> Plan:
@@ -81,7 +82,7 @@ def _nodes(model: ir.Model, decided: Plan, left: Collection[str]) -> dict[str, N
 
 def _row(row: TensorPlan, before: TensorPlan | None) -> TensorPlan:
     """A row of the file without results, and with its own reason where it is another one than was decided."""
-    row = replace(row, **RESULTS)  # type: ignore[arg-type]
+    row = replace(row, **RESULTS)
     if before is not None and row.reason == before.reason and row.spec != before.spec:
         return replace(row, reason=REASON)
     return row

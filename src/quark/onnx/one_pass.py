@@ -206,13 +206,14 @@ class _Twin:
         if name not in self.tensors:
             return value
         if name not in self.copies:
-            self.copies[name] = self.constant(value) if value.const_value is not None else self.passed(value, node)
+            data = value.const_value
+            self.copies[name] = self.passed(value, node) if data is None else self.constant(value, data)
         return self.copies[name]
 
-    def constant(self, value: ir.Value) -> ir.Value:
+    def constant(self, value: ir.Value, data: ir.TensorProtocol) -> ir.Value:
         """A second constant of the same data."""
         own = ir.Value(name=f"{value.name}{self.ending}", shape=value.shape, type=value.type)
-        own.const_value = ir.tensor(value.const_value.numpy(), name=own.name)  # type: ignore[union-attr]
+        own.const_value = ir.tensor(data.numpy(), name=own.name)
         self.model.graph.register_initializer(own)
         return own
 

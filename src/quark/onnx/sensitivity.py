@@ -152,9 +152,11 @@ def settings_of(config: Settings, candidates: Sequence[str] | None) -> tuple[Qua
     base = config_of(values) if isinstance(values, Mapping) else getattr(values, "global_quant_config", values)
     if not isinstance(base, QuantizationConfig):
         raise ConfigError(f"config is the name of a preset or what get_default_config gives, not {config!r}")
-    if candidates is None and not isinstance(values, Mapping):
+    if candidates is not None:
+        return base, list(candidates)
+    if not isinstance(values, Mapping):
         raise ConfigError("give candidates, or the configuration as the name of a preset, which then is the candidate")
-    return base, [str(values["preset"])] if candidates is None else list(candidates)  # type: ignore[index]
+    return base, [str(values["preset"])]
 
 
 def check_metric(metric: str) -> None:

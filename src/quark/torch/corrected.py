@@ -5,8 +5,12 @@ x' = x / smooth;    y = layer(x') + l2(l1(x'))
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
+
+from quark.torch.layers import own_parameter
 
 
 class ErrorCorrected(nn.Module):
@@ -29,8 +33,8 @@ class ErrorCorrected(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        weight = layer._parameters["weight"]
-        device, dtype = weight.device, dtype or weight.dtype  # type: ignore[union-attr]
+        weight = own_parameter(layer)
+        device, dtype = weight.device, dtype or weight.dtype
         # on "meta" nothing is initialized: the caller's random state stays as it is
         l1, l2 = (nn.Linear(one.shape[1], one.shape[0], bias=False, device="meta") for one in (down, up))
         # contiguous, as files hold them: products of another layout add in another order
@@ -48,12 +52,14 @@ class ErrorCorrected(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """That of the layer: some models ask for its type or device."""
-        return self.layer.weight  # type: ignore[return-value]
+        layer: Any = self.layer
+        return layer.weight
 
     @property
     def bias(self) -> torch.Tensor | None:
         """That of the layer."""
-        return self.layer.bias  # type: ignore[return-value]
+        layer: Any = self.layer
+        return layer.bias
 
     @property
     def in_features(self) -> int:

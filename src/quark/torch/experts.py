@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import quantized_layers
 
 FACTS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "_apply_gate", "num_experts")
@@ -139,6 +140,11 @@ def fact(module: Any, name: str) -> bool:
     return bool(getattr(module, name, sorted_facts(type(module)).get(name)))
 
 
+def count_of(module: Any) -> int:
+    """How many experts a module holds."""
+    return int(module.num_experts)
+
+
 def is_fused(module: nn.Module) -> bool:
     """Whether a module holds stacked experts of a layout that is known."""
     told = all(hasattr(module, name) for name in FACTS) or sorted_facts(type(module))
@@ -162,7 +168,7 @@ def unfuse_experts(model: nn.Module) -> dict[nn.Module, Callable[[], None]]:
 def unfuse(module: nn.Module) -> Callable[[], None]:
     """Take the experts of one module apart; what is returned puts them back."""
     before = dict(module._parameters)
-    for number in range(int(module.num_experts)):  # type: ignore[arg-type]
+    for number in range(count_of(module)):
         expert = Expert({name: linear(weight, bias) for name, weight, bias in layers_of(module, number)})
         module._modules[str(number)] = expert.train(module.training)
     for name in STACKED:
@@ -171,13 +177,13 @@ def unfuse(module: nn.Module) -> Callable[[], None]:
     return partial(fuse, module, before)
 
 
-def fuse(module: nn.Module, before: dict[str, nn.Parameter | None]) -> None:
+def fuse(module: Any, before: dict[str, nn.Parameter | None]) -> None:
     """Undo ``unfuse``."""
-    for number in range(int(module.num_experts)):  # type: ignore[arg-type]
+    for number in range(count_of(module)):
         module._modules.pop(str(number), None)
     module._parameters.clear()
     module._parameters.update(before)
-    module.__class__ = module.fused_class  # type: ignore[assignment]
+    module.__class__ = module.fused_class
 
 
 def layers_of(module: nn.Module, number: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
@@ -211,7 +217,7 @@ def numbered_stacks(module: nn.Module, start: int = 0) -> tuple[dict[str, torch.
     Returns:
         Stacked tensors by their names in the module; the weights and biases of each expert, ``3.up_proj.weight``.
     """
-    count, inner, hidden = int(module.num_experts), 2, 3  # type: ignore[arg-type]
+    count, inner, hidden = count_of(module), 2, 3
     wide = 2 * inner if fact(module, "has_gate") else inner
     sizes = {opening(module): (wide, hidden), "down_proj": (hidden, inner)}
     stacks: dict[str, torch.Tensor] = {}
@@ -234,7 +240,7 @@ def numbered_stacks(module: nn.Module, start: int = 0) -> tuple[dict[str, torch.
 
 def part(module: nn.Module, name: str, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The weight [out, in] and the bias of one expert, as views."""
-    weight = module._parameters[name].detach()[number]  # type: ignore[union-attr]
+    weight = own_parameter(module, name).detach()[number]
     bias = module._parameters.get(f"{name}_bias") if fact(module, "has_bias") else None
     return weight.T if fact(module, "is_transposed") else weight, None if bias is None else bias.detach()[number]
 

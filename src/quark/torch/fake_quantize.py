@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import DataError
+from quark.errors import DataError, known
 from quark.numerics.affine import fake_quantize
 from quark.numerics.formats import Block
 from quark.numerics.granularity import Granularity, Tensor
@@ -29,7 +29,11 @@ from quark.torch.stage import Stage, Stages
 Parameters = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
-class FakeQuantize(nn.Module):
+class Quantizer(nn.Module):
+    """What quantizes one tensor of a layer: here in one stage or two, in a loaded model from codes of a file."""
+
+
+class FakeQuantize(Quantizer):
     """One stage of one tensor.
 
     Attributes:
@@ -110,8 +114,9 @@ class FakeQuantize(nn.Module):
             narrow = spec.narrow_codes and self.constant
             return fake_quantize(x, scale, zero_point, format, self.granularity, spec.rounding, narrow)
         shape = tuple(x.shape)
-        lowest = torch.full_like(scale, format.min, dtype=torch.int32)  # type: ignore[arg-type]
-        offset = self.granularity.expand((format.min - zero_point) * scale, shape)  # type: ignore[operator]
+        scale, zero_point = known(scale, self.tensor_name), known(zero_point, self.tensor_name)
+        lowest = torch.full_like(scale, format.min, dtype=torch.int32)
+        offset = self.granularity.expand((format.min - zero_point) * scale, shape)
         above = fake_quantize(x.float() - offset, scale, lowest, format, self.granularity, spec.rounding)
         return (above + offset).to(x.dtype)
 
@@ -154,13 +159,13 @@ class FakeQuantize(nn.Module):
         if observer is not None and self.enabled:
             self.scale, self.zero_point = self.parameters_of(*observer.range())
             if not self.stage.format.has_zero_point:
-                self.zero_point = torch.zeros_like(self.zero_point)  # type: ignore[arg-type]
+                self.zero_point = torch.zeros_like(zero_point_of(self))
         return self.enabled
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> FakeQuantize:
         """Move to another device, but keep the types of scale and zero point."""
         before = self.scale, self.zero_point
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, old in zip(("scale", "zero_point"), before, strict=True):
             value = self._buffers.get(name)
             if old is not None and value is not None and value.dtype != old.dtype:
@@ -172,11 +177,16 @@ class FakeQuantize(nn.Module):
         return self.stage.spec.describe()
 
 
-class SequentialQuantize(nn.Sequential):
+class SequentialQuantize(nn.Sequential, Quantizer):
     """Two stages in a row: the second quantizes the values that the first has made."""
 
 
-Quantizer = FakeQuantize | SequentialQuantize
+def quantizer_at(layer: nn.Module, name: str) -> Quantizer | None:
+    """The quantizer that a layer holds as ``name``; None where the tensor stays float."""
+    found = layer._modules[name]
+    if found is not None and not isinstance(found, Quantizer):
+        raise TypeError(f"{name} is a {type(found).__name__}, not a quantizer")
+    return found
 
 
 def make_quantizer(stages: Stages, name: str, constant: bool = False) -> Quantizer:
@@ -187,6 +197,16 @@ def make_quantizer(stages: Stages, name: str, constant: bool = False) -> Quantiz
     """
     quantizers = [FakeQuantize(stage, name, constant) for stage in stages]
     return quantizers[0] if len(quantizers) == 1 else SequentialQuantize(*quantizers)
+
+
+def scale_of(part: FakeQuantize) -> torch.Tensor:
+    """The static scale of a stage, which must be known."""
+    return known(part.scale, f"the scale of {part.tensor_name}")
+
+
+def zero_point_of(part: FakeQuantize) -> torch.Tensor:
+    """The static zero point of a stage, which must be known."""
+    return known(part.zero_point, f"the zero point of {part.tensor_name}")
 
 
 def parts(quantizer: nn.Module) -> Iterable[FakeQuantize]:
@@ -238,4 +258,4 @@ def straight_through(x: torch.Tensor, function: Callable[[torch.Tensor], torch.T
     """``function(x)``, through which the gradient of ``x`` passes unchanged."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return function(x)
-    return _StraightThrough.apply(x, function(x.detach()))  # type: ignore[no-untyped-call]
+    return _StraightThrough.apply(x, function(x.detach()))

@@ -40,7 +40,7 @@ from quark.errors import ConfigError, ModelError
 from quark.numerics.granularity import Token
 from quark.torch.config.cache import TOKENS
 from quark.torch.config.model import QConfig
-from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts
+from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts, quantizer_at, scale_of
 from quark.torch.matching import Candidate, find_candidates, matches
 from quark.torch.plan_rows import on_axis
 from quark.torch.quantized_layer import QuantLayer
@@ -98,6 +98,13 @@ class CacheQuantizer(nn.Module):
         self.positional = list(inspect.signature(found.module.forward).parameters).index(self.argument)
         for role in ("k", "v"):
             self._modules[role] = quantizer_of(found, role)
+
+    def quantizers(self) -> Iterator[tuple[str, Quantizer]]:
+        """(role, quantizer) of what is quantized."""
+        for role in ("k", "v"):
+            quantizer = quantizer_at(self, role)
+            if quantizer is not None:
+                yield role, quantizer
 
     def quantized(self, role: str, x: torch.Tensor) -> torch.Tensor:
         """Keys or values [batch, heads, tokens, head size], quantized."""
@@ -185,7 +192,7 @@ def find_caches(model: nn.Module, config: QConfig) -> list[CacheMatch]:
         return []
     found: dict[str, dict[str, tuple[Stages, str]]] = {}
     for layer in find_candidates(model):
-        pattern = next((key for key in config.kv_cache_quant_config if matches(layer, key)), None)
+        pattern = next((key for key in config.kv_cache_quant_config if matches(layer.names, key)), None)
         if pattern is not None:
             stages = config.kv_cache_quant_config[pattern].stages("output_tensors")
             found.setdefault(layer.name.rpartition(".")[0], {}).update(roles(pattern, layer, stages))
@@ -211,8 +218,8 @@ def cache_match(model: nn.Module, name: str, by_role: Mapping[str, tuple[Stages,
             f"kv_cache_post_rope: {name!r} ({type(module).__name__}) has no argument for a cache "
             f"({', '.join(ARGUMENTS)}); quantize the outputs of its projections instead (kv_cache_post_rope=False)"
         )
-    stages, names = ({role: pair[k] for role, pair in by_role.items()} for k in (0, 1))
-    return CacheMatch(name, module, stages, names)  # type: ignore[arg-type]
+    names = {role: projection for role, (_, projection) in by_role.items()}
+    return CacheMatch(name, module, {role: stages for role, (stages, _) in by_role.items()}, names)
 
 
 def attach_cache(found: CacheMatch) -> RemovableHandle:
@@ -239,8 +246,8 @@ def cache_quantizers(model: nn.Module) -> Iterator[tuple[str, CacheQuantizer]]:
 def scaled_parts(model: nn.Module, config: QConfig) -> Iterator[tuple[str, str, FakeQuantize]]:
     """(attention module, projection, quantizer) of the keys and values that have a static scale."""
     for name, quantizer in cache_quantizers(model):
-        for role, projection in quantizer.projections.items():
-            yield from ((name, projection, part) for part in parts(quantizer._modules[role]) if part.scale is not None)  # type: ignore[arg-type]
+        for role, own in quantizer.quantizers():
+            yield from ((name, quantizer.projections[role], part) for part in parts(own) if part.scale is not None)
     if config.kv_cache_post_rope:
         return
     for name, layer in model.named_modules():
@@ -251,8 +258,7 @@ def scaled_parts(model: nn.Module, config: QConfig) -> Iterator[tuple[str, str, 
 
 def is_cached(name: str, config: QConfig) -> bool:
     """Whether ``kv_cache_quant_config`` names a layer."""
-    layer = Candidate((name,), nn.Identity(), None)  # type: ignore[arg-type]
-    return any(matches(layer, pattern) for pattern in config.kv_cache_quant_config)
+    return any(matches((name,), pattern) for pattern in config.kv_cache_quant_config)
 
 
 def settle_scales(model: nn.Module, config: QConfig) -> None:
@@ -260,11 +266,11 @@ def settle_scales(model: nn.Module, config: QConfig) -> None:
     groups: dict[str, list[FakeQuantize]] = {}
     for block, projection, part in scaled_parts(model, config):
         if config.min_kv_scale:
-            part.scale = part.scale.clamp(min=config.min_kv_scale)  # type: ignore[union-attr]
-        if any(matches(Candidate((projection,), nn.Identity(), None), glob) for glob in config.kv_cache_group):  # type: ignore[arg-type]
+            part.scale = scale_of(part).clamp(min=config.min_kv_scale)
+        if any(matches((projection,), glob) for glob in config.kv_cache_group):
             groups.setdefault(block, []).append(part)
     for members in groups.values():
-        widest = torch.stack([part.scale for part in members]).amax(0)  # type: ignore[misc]
+        widest = torch.stack([scale_of(part) for part in members]).amax(0)
         for part in members:
             part.scale = widest.clone()
 
@@ -279,5 +285,5 @@ def exported_scales(model: nn.Module) -> dict[str, torch.Tensor]:
     scales: dict[str, torch.Tensor] = {}
     for _, projection, part in scaled_parts(model, config) if config is not None else ():
         name = f"{projection}.output_scale"
-        scales[f"{name}_2" if name in scales else name] = part.scale  # type: ignore[assignment]
+        scales[f"{name}_2" if name in scales else name] = scale_of(part)
     return scales

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, known, unknown
 from quark.numerics.granularity import Block2D, Channel, Granularity, Group
 
 
@@ -52,6 +53,28 @@ KINDS = (
     LayerKind(nn.Embedding, None, by_default=False),
     LayerKind(nn.EmbeddingBag, None, by_default=False),
 )
+
+
+def known_kind(module: nn.Module) -> LayerKind:
+    """The kind of a layer that is known to have one."""
+    return known(kind_of(module), f"the kind of a {type(module).__name__}")
+
+
+def become(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Exchange the class of a module: it stays the object that the model knows."""
+    module.__class__ = cls
+
+
+def own_parameter(module: nn.Module, name: str = "weight") -> torch.Tensor:
+    """The parameter that a module holds itself: what its attribute of that name shows may be computed.
+
+    Raises:
+        AttributeError: it has none of that name.
+    """
+    value = module._parameters.get(name)
+    if value is None:
+        raise AttributeError(f"{type(module).__name__} has no parameter {name!r} of its own")
+    return value
 
 
 class Projection(nn.Linear):

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.errors import known
 from quark.numerics.affine import fake_quantize
 from quark.numerics.formats import Int
 from quark.numerics.granularity import Granularity
 from quark.numerics.rounding import Rounding
-from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer
+from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, zero_point_of
 from quark.torch.observer import LSQObserver, ObserverBase, TQTObserver
 from quark.torch.stage import Stages
 
@@ -101,12 +102,12 @@ class LearnedScale(FakeQuantize):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` quantized; with gradients for the scale where they are asked for."""
-        learning = self.learned is not None and torch.is_grad_enabled() and x.is_floating_point() and x.numel()
-        if self.observer is not None or not self.enabled or not learning:
+        possible = self.enabled and torch.is_grad_enabled() and x.is_floating_point() and x.numel()
+        if self.observer is not None or self.learned is None or not possible:
             return super().forward(x)
-        scale, spec = self.step(self.weighed(self.learned, x)), self.stage.spec  # type: ignore[arg-type]
+        scale, spec = self.step(self.weighed(self.learned, x)), self.stage.spec
         operands = scale, self.zero_point, self.stage.format, self.granularity, spec.rounding, self.reach
-        return _Quantize.apply(x, *operands)  # type: ignore[no-untyped-call]
+        return _Quantize.apply(x, *operands)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> FakeQuantize:
         """As ``FakeQuantize``: another device, the same type."""
@@ -129,7 +130,7 @@ class LearnedStep(LearnedScale):
 
     def weighed(self, learned: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The gradient of the paper's section 2.2: as large beside the scale as that of a weight is beside a weight."""
-        highest = float(self.stage.format.max - self.zero_point.min())  # type: ignore[union-attr]
+        highest = float(self.stage.format.max - zero_point_of(self).min())
         count = x.numel() if self.constant or not x.dim() else x[0].numel()
         factor = 1 / math.sqrt(max(count / learned.numel(), 1) * max(highest, 1))
         return learned * factor + (learned - learned * factor).detach()
@@ -160,7 +161,7 @@ class LearnedThreshold(LearnedScale):
         if super().finish() and observer is not None:
             lo, hi = (bound.double() for bound in observer.range())
             with torch.no_grad():
-                self.learned.copy_(torch.maximum(-lo, hi).clamp_min(TINIEST).log2())  # type: ignore[union-attr]
+                known(self.learned, "what is learned").copy_(torch.maximum(-lo, hi).clamp_min(TINIEST).log2())
         return self.enabled
 
 

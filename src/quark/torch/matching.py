@@ -24,7 +24,7 @@ from quark.numerics.formats import Int
 from quark.numerics.granularity import WHOLE, Channel, Granularity, Group, Token, normal_axis
 from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
 from quark.torch.direct_reads import read_directly
-from quark.torch.layers import LayerKind, kind_of, type_names, type_of_name
+from quark.torch.layers import LayerKind, kind_of, known_kind, type_names, type_of_name
 from quark.torch.plan_rows import ROLES, SECOND, WORDS, on_axis, rows_of, stages_in, tensor_name
 from quark.torch.stage import Stage, Stages
 
@@ -246,19 +246,24 @@ def find_unsupported(model: nn.Module) -> Iterable[tuple[str, str]]:
             yield name or "the model", type(module).__name__
 
 
-def matches(layer: Candidate, pattern: str) -> bool:
+def candidate(name: str, module: nn.Module) -> Candidate:
+    """A layer that is known to be one that can be quantized."""
+    return Candidate((name,), module, known_kind(module))
+
+
+def matches(names: Iterable[str], pattern: str) -> bool:
     """Whether a name or glob fits any name of a layer."""
-    return any(name == pattern or fnmatchcase(name, pattern) for name in layer.names)
+    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
 
 
 def is_excluded(layer: Candidate, config: QConfig) -> bool:
     """Whether the user wants a layer to stay float."""
-    return any(matches(layer, pattern) for pattern in config.exclude)
+    return any(matches(layer.names, pattern) for pattern in config.exclude)
 
 
 def excluded_by(layer: Candidate, config: QConfig) -> str:
     """The pattern by which the user excludes a layer, in words."""
-    return f"exclude: {next(pattern for pattern in config.exclude if matches(layer, pattern))!r}"
+    return f"exclude: {next(pattern for pattern in config.exclude if matches(layer.names, pattern))!r}"
 
 
 def choose_all(layer: Candidate, config: QConfig) -> tuple[QLayerConfig | None, str]:
@@ -269,7 +274,7 @@ def choose_all(layer: Candidate, config: QConfig) -> tuple[QLayerConfig | None, 
     """
     excluded = is_excluded(layer, config)
     found, source = (None, "exclude") if excluded else choose(layer, config)
-    pattern = next((key for key in config.kv_cache_quant_config if matches(layer, key)), None)
+    pattern = next((key for key in config.kv_cache_quant_config if matches(layer.names, key)), None)
     if pattern is None:
         return found, source
     cache = config.kv_cache_quant_config[pattern]
@@ -288,7 +293,7 @@ def choose(layer: Candidate, config: QConfig) -> tuple[QLayerConfig | None, str]
         if pattern in layer.names:
             return found, f"layer_quant_config[{pattern!r}]"
     for pattern, found in config.layer_quant_config.items():
-        if matches(layer, pattern):
+        if matches(layer.names, pattern):
             return found, f"layer_quant_config[{pattern!r}]"
     for key, found in config.layer_type_quant_config.items():
         if isinstance(layer.module, type_of_name(key)):
@@ -313,7 +318,7 @@ def check_patterns(model: nn.Module, config: QConfig, candidates: list[Candidate
                 raise ConfigError(
                     f"{field}: {pattern!r} matches no layer of the model.{hint(pattern, everything, layers)}"
                 )
-            if pattern in everything and not any(matches(layer, pattern) for layer in candidates):
+            if pattern in everything and not any(matches(layer.names, pattern) for layer in candidates):
                 inside = [name for name in layers if name.startswith(f"{pattern}.")]
                 if inside:
                     raise ConfigError(f"{field}: {pattern!r} holds layers but is none; {pattern + '.*'!r} names them")

@@ -8,6 +8,7 @@ from torch import nn
 
 from quark.torch.config.model import SLOTS
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
+from quark.torch.layers import own_parameter
 from quark.torch.learned import LearnedScale, learning_quantizer
 from quark.torch.matching import Match, Matches
 from quark.torch.quantized_layer import OWN, QuantLayer, attach, detach
@@ -51,11 +52,11 @@ def bake(layers: list[QuantLayer]) -> None:
     before = [layer._parameters[name] for layer in layers for name in OWN if name in layer._parameters]
     for layer in layers:
         for name, value in layer.quantized_parameters().items():
-            old, quantizer = layer._parameters[name], layer._modules[f"{name}_quantizer"]
-            learned = tuple(id(part) for part in parts(quantizer) if isinstance(part, LearnedScale))  # type: ignore[arg-type]
+            old, quantizer = own_parameter(layer, name), layer.own_quantizer(name)
+            learned = tuple(id(part) for part in parts(quantizer) if isinstance(part, LearnedScale))
             key = (id(old), str(quantizer), type(layer).__name__, learned)
             if key not in made:
-                made[key] = nn.Parameter(value, requires_grad=old.requires_grad)  # type: ignore[union-attr]
+                made[key] = nn.Parameter(value, requires_grad=old.requires_grad)
             layer._parameters[name] = made[key]
         layer.frozen = True
         layer.__dict__.pop("_twin", None)

@@ -34,6 +34,12 @@ class Trace:
 Edit = Callable[[torch.Tensor], torch.Tensor]
 
 
+def keep(kept: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """An edit that changes nothing: ``x``, which ``kept`` gets too."""
+    kept.append(x)
+    return x
+
+
 @contextmanager
 def edited(modules: dict[str, nn.Module], inputs: Mapping[str, Edit], outputs: Mapping[str, Edit]) -> Iterator[None]:
     """Functions applied to the first input, or to the output, of modules."""

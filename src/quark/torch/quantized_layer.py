@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.torch.fake_quantize import Quantizer, parts, straight_through
-from quark.torch.layers import KINDS
+from quark.errors import known
+from quark.torch.fake_quantize import Quantizer, parts, quantizer_at, straight_through
+from quark.torch.layers import KINDS, become, own_parameter
 
 OWN = ("weight", "bias")
 SLOT_NAMES = {
@@ -55,29 +56,29 @@ class QuantLayer(nn.Module):
     @property
     def input_quantizer(self) -> Quantizer | None:
         """Of the first input."""
-        return self._modules["input_quantizer"]  # type: ignore[return-value]
+        return quantizer_at(self, "input_quantizer")
 
     @property
     def output_quantizer(self) -> Quantizer | None:
         """Of the output."""
-        return self._modules["output_quantizer"]  # type: ignore[return-value]
+        return quantizer_at(self, "output_quantizer")
 
     @property
     def weight_quantizer(self) -> Quantizer | None:
         """Of the weight."""
-        return self._modules["weight_quantizer"]  # type: ignore[return-value]
+        return quantizer_at(self, "weight_quantizer")
 
     @property
     def bias_quantizer(self) -> Quantizer | None:
         """Of the bias."""
-        return self._modules["bias_quantizer"]  # type: ignore[return-value]
+        return quantizer_at(self, "bias_quantizer")
 
     def quantizers(self) -> Iterator[tuple[str, Quantizer]]:
         """(slot, quantizer) of the tensors that are quantized."""
         for slot, name in SLOT_NAMES.items():
-            quantizer = self._modules[name]
+            quantizer = quantizer_at(self, name)
             if quantizer is not None:
-                yield slot, quantizer  # type: ignore[misc]
+                yield slot, quantizer
 
     def _run(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         quantize_input, quantize_output = self.input_quantizer, self.output_quantizer
@@ -91,10 +92,9 @@ class QuantLayer(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The parameter; of codes what they stand for, since models ask for its type, and multiply by it."""
-        value = self._parameters["weight"]
-        if self.compact and self.loaded and self._modules["weight_quantizer"] is not None:
-            return self.own_quantizer("weight")(value.detach())  # type: ignore[union-attr]
-        return value  # type: ignore[return-value]
+        value = own_parameter(self)
+        decodes = self.weight_quantizer if self.compact and self.loaded else None
+        return value if decodes is None else decodes(value.detach())
 
     def twin(self) -> nn.Module:
         """The float layer with quantized weight and bias."""
@@ -124,7 +124,7 @@ class QuantLayer(nn.Module):
 
     def own_quantizer(self, name: str) -> Quantizer:
         """The quantizer of the parameter called ``name``."""
-        return self._modules[f"{name}_quantizer"]  # type: ignore[return-value]
+        return known(quantizer_at(self, f"{name}_quantizer"), f"the quantizer of the {name}")
 
     def new_twin(self, quantized: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:
         """An object of the float class that shares everything with this one but the parameters that are quantized."""
@@ -154,12 +154,13 @@ class QuantLayer(nn.Module):
         # the parameter itself is changed in place; another tensor of the same values is not
         own = self._parameters.items() if self.compact else ()
         codes, kept = {name: value.detach() for name, value in own if value is not None}, dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, old in codes.items():
             self.keep_codes(name, old)
         for name, value in kept.items():  # numbered parameters of quantizers keep their types too
-            if value is not None and OF_QUANTIZERS.search(name):
-                self._buffers[name] = value.to(self._buffers[name].device)  # type: ignore[union-attr]
+            moved = self._buffers[name]
+            if value is not None and moved is not None and OF_QUANTIZERS.search(name):
+                self._buffers[name] = value.to(moved.device)
         return self
 
     def keep_codes(self, name: str, old: torch.Tensor) -> None:
@@ -209,13 +210,23 @@ QuantLinear, QuantConv1d, QuantConv2d, QuantConv3d, QuantConvTranspose2d, QuantE
 )
 
 
+def mark_quantized(model: Any, config: object) -> None:
+    """Write on a model that it is quantized, and how."""
+    model.quant_config, model.quark_quantized = config, True
+
+
+def weight_quantizer(layer: nn.Module) -> Quantizer:
+    """The quantizer of a weight, which there must be."""
+    return known(quantizer_at(layer, "weight_quantizer"), "the quantizer of the weight")
+
+
 def attach(module: nn.Module, quantizers: dict[str, Quantizer | None]) -> None:
     """Turn a float layer into a quantized one, with a quantizer (or None) for each slot."""
     for slot, name in SLOT_NAMES.items():
         module._modules[name] = quantizers[slot]
         module.__dict__.pop(name, None)
     module.__dict__["frozen"] = False
-    module.__class__ = quantized_class(type(module))
+    become(module, quantized_class(type(module)))
 
 
 def detach(module: nn.Module) -> None:
@@ -225,7 +236,7 @@ def detach(module: nn.Module) -> None:
             module._modules.pop(name, None)
         for name in ("_twin", "frozen", "compact", "loaded"):
             module.__dict__.pop(name, None)
-        module.__class__ = module.float_class  # type: ignore[assignment]
+        become(module, module.float_class)
 
 
 def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantLayer]]:

@@ -31,7 +31,7 @@ from quark.torch.layouts import tell_layouts
 from quark.torch.learned import learned_scales
 from quark.torch.matching import UNSUPPORTED, Matches, is_static, match
 from quark.torch.prepare import bake, prepare, restore
-from quark.torch.quantized_layer import quantized_layers
+from quark.torch.quantized_layer import mark_quantized, quantized_layers
 from quark.torch.recurrent import roll_untouched, unroll_recurrent
 from quark.torch.shared_scales import share_expert_inputs, share_weight_scales
 
@@ -70,8 +70,9 @@ class ModelQuantizer:
         self.config = config
         self.unreached: list[str] = []
         self.plan = Plan()
-        if config.log_severity_level in range(len(LEVELS)) and config.log_severity_level != DEFAULT_LEVEL:
-            logging.getLogger(__package__).setLevel(LEVELS[config.log_severity_level])  # type: ignore[index]
+        level = config.log_severity_level
+        if level is not None and level in range(len(LEVELS)) and level != DEFAULT_LEVEL:
+            logging.getLogger(__package__).setLevel(LEVELS[level])
 
     def quantize_model(self, model: Model, dataloader: Iterable[Any] | None = None) -> Model:
         """Quantize ``model`` in place; with ``fx_graph_mode`` make the quantized graph of it, and leave it as it is.
@@ -99,8 +100,7 @@ class ModelQuantizer:
             found = self.quantize(model, dataloader, undo)
             undo.pop_all()
         self.report(found)
-        model.quant_config = replace(self.config, exclude=list(found.excluded))  # type: ignore[assignment]
-        model.quark_quantized = True  # type: ignore[assignment]
+        mark_quantized(model, replace(self.config, exclude=list(found.excluded)))
         return model
 
     def quantize(self, model: nn.Module, dataloader: Iterable[Any] | None, undo: ExitStack) -> Matches:
@@ -261,4 +261,4 @@ def fast_paths(model: nn.Module) -> dict[nn.Module, int]:
 def set_fast_paths(layers: Iterable[nn.Module], activations: dict[nn.Module, int]) -> None:
     """Let the fused kernel know an activation (1, 2), or none (0): then it is not used."""
     for layer in layers:
-        layer.activation_relu_or_gelu = activations[layer]  # type: ignore[assignment]
+        layer.__dict__["activation_relu_or_gelu"] = activations[layer]

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
+from quark.errors import known
 from quark.torch.layers import RECURRENT
 from quark.torch.quantized_layer import quantized_layers
 
@@ -82,13 +83,13 @@ class Unrolled(nn.Module):
         return output, last if len(last) > 1 else last[0]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-        return nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
+        return nn.Module._apply(self, fn, recurse)
 
     def flatten_parameters(self) -> None:
         """Nothing: there is no kernel to prepare for."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
+        nn.Module.__setstate__(self, state)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return revived, (self.float_class,), self.__dict__
@@ -190,22 +191,22 @@ def unroll(module: nn.Module) -> Callable[[], None]:
     flat = {name: module.__dict__.pop(name) for name in FLAT if name in module.__dict__}
     cls = RECURRENT[type(module)]
     for name, value in before.items():
-        kind, part, suffix = PARAMETER.match(name).groups()  # type: ignore[union-attr]
-        if kind == "weight":
-            layer = cls(value.shape[1], value.shape[0], bias=False, device="meta")  # type: ignore[union-attr]
-            layer.weight, layer.bias = value, before.get(f"bias_{part}{suffix}")  # type: ignore[assignment]
+        kind, part, suffix = known(PARAMETER.match(name), f"the part of {name!r}").groups()
+        if kind == "weight" and value is not None:
+            layer = cls(value.shape[1], value.shape[0], bias=False, device="meta")
+            layer._parameters.update(weight=value, bias=before.get(f"bias_{part}{suffix}"))
             module._modules[f"{part}{suffix}"] = layer.train(module.training)
     module._parameters.clear()
     module.__class__ = CLASSES[type(module)]
     return partial(roll, module, before, flat)
 
 
-def roll(module: nn.Module, before: dict[str, nn.Parameter | None], flat: dict[str, Any]) -> None:
+def roll(module: Any, before: dict[str, nn.Parameter | None], flat: dict[str, Any]) -> None:
     """Undo ``unroll``."""
     module._modules.clear()
     module._parameters.update(before)
     module.__dict__.update(flat)
-    module.__class__ = module.float_class  # type: ignore[assignment]
+    module.__class__ = module.float_class
 
 
 def roll_untouched(taken: dict[nn.Module, Callable[[], None]]) -> list[nn.Module]:

@@ -35,6 +35,7 @@ from quark.torch.config_file import check_candidate, config_of, split
 from quark.torch.digest import digest_of_model, digest_of_samples
 from quark.torch.export.layout import layout_of
 from quark.torch.language import load_model
+from quark.torch.layers import own_parameter
 from quark.torch.machine import MI300X, Machine, seconds_of
 from quark.torch.matching import Match, bind, choose_all, find_candidates, is_excluded, match
 from quark.torch.quantized_layer import OWN
@@ -320,7 +321,7 @@ def costs_of(item: Match, here: Match | None, traffic: Traffic, machine: Machine
         size += value.nbytes if here is None or not stages else file_bytes(here, slot, tuple(value.shape))
         bits += widths[slot] * value.numel()
     stages = () if here is None else here.stages["input_tensors"]
-    width = item.layer.module.weight.element_size() * 8.0 if not stages else bits_of(stages[-1])  # type: ignore[operator]
+    width = own_parameter(item.layer.module).element_size() * 8.0 if not stages else bits_of(stages[-1])
     costs, moved = {"size": size, "bits": bits + width * traffic.inputs}, size + width * traffic.inputs / 8
     return {**costs, "latency": seconds_of(machine, moved, traffic.macs, max(widths["weight"], width))}
 

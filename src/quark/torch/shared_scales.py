@@ -13,23 +13,24 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.fake_quantize import FakeQuantize, parts, quantizer_at
 from quark.torch.matching import Matches, weights_in_groups
 from quark.torch.plan_rows import tensor_name
-from quark.torch.quantized_layer import QuantLayer, quantized_layers, static_parts
+from quark.torch.quantized_layer import quantized_layers, static_parts
 
 
 def share_weight_scales(found: Matches) -> None:
     """Give the weights that are in one group of the plan the largest of their scales."""
     layers = {tensor_name(item.layer.name, "weight"): item.layer.module for item in found.quantized}
     for members in dict.fromkeys(weights_in_groups(found.plan).values()):
-        share([part for name in members for part in tensor_parts(layers[name])])  # type: ignore[arg-type]
+        share([part for name in members for part in tensor_parts(layers[name])])
 
 
-def tensor_parts(layer: QuantLayer) -> Iterator[FakeQuantize]:
+def tensor_parts(layer: nn.Module) -> Iterator[FakeQuantize]:
     """The quantizers of a weight that have one symmetric static scale."""
-    if layer.weight_quantizer is not None:
-        yield from (part for part in parts(layer.weight_quantizer) if has_tensor_scale(part))
+    quantizer = quantizer_at(layer, "weight_quantizer")
+    if quantizer is not None:
+        yield from (part for part in parts(quantizer) if has_tensor_scale(part))
 
 
 def has_tensor_scale(part: FakeQuantize) -> bool:

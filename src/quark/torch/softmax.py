@@ -39,13 +39,13 @@ class SoftmaxQuantizer(nn.Module):
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Before the attention module runs."""
         mode = Following(self)
-        mode.__enter__()  # type: ignore[no-untyped-call]
+        mode.__enter__()
         self.modes.append(mode)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """After it ran, or raised."""
         if self.modes:
-            self.modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.modes.pop().__exit__(None, None, None)
 
 
 class Following(TorchFunctionMode):

@@ -32,8 +32,8 @@ from torch import nn
 from quark.torch.algorithms.blocks import Blocks, Stream, find_blocks, first, record
 from quark.torch.algorithms.context import Home
 from quark.torch.calibration import evaluating, run
-from quark.torch.layers import kind_of
-from quark.torch.probe import Trace, edited, equal, magnitude, powers, swapped, trace
+from quark.torch.layers import kind_of, own_parameter
+from quark.torch.probe import Trace, edited, equal, keep, magnitude, powers, swapped, trace
 from quark.torch.short_sample import cut, example, token_ids, window
 
 LEVELS = 8  # different powers of two in one experiment
@@ -351,18 +351,18 @@ def proved_group(segment: Segment, modules: dict[str, nn.Module], seen: Trace, n
 
 def absorbs(module: nn.Module, x: torch.Tensor, r: torch.Tensor) -> bool:
     """Whether a module's answer to ``x / r`` with its weight times ``r`` is its answer to ``x``."""
-    if module._parameters["weight"].shape[-1] != len(r):  # type: ignore[union-attr]
+    if own_parameter(module).shape[-1] != len(r):
         return False
     plain = answer(module.forward(x))
-    with swapped(module, module._parameters["weight"] * r):  # type: ignore[operator]
+    with swapped(module, own_parameter(module) * r):
         return equal(answer(module.forward(x / r)).float(), plain.float())
 
 
 def offset_of(norm: nn.Module, x: torch.Tensor) -> float:
     """What a norm adds to its weight: c in n(x) (c + weight), from its answers under the weights 0 and 1."""
-    weight = norm._parameters["weight"]
+    weight = own_parameter(norm)
     answers = []
-    for value in (torch.zeros_like(weight), torch.ones_like(weight)):  # type: ignore[arg-type]
+    for value in (torch.zeros_like(weight), torch.ones_like(weight)):
         with swapped(norm, value):
             bias = norm._parameters.get("bias")
             answers.append(norm.forward(x).double() - (0 if bias is None else bias.double()))
@@ -444,7 +444,7 @@ def ratios(
         digits = torch.where(number < 0, 0, number // place % LEVELS + 1)  # 0: not scaled
         kept: list[torch.Tensor] = []
         scale = (2.0**digits).to(plain.outputs[source].dtype)
-        with edited(linears, {target: lambda x, kept=kept: (kept.append(x), x)[1]}, {source: lambda y, s=scale: y * s}):  # type: ignore[misc]
+        with edited(linears, {target: partial(keep, kept)}, {source: scale.mul}):
             forward()
         if not kept:  # the scales have sent the tokens to other experts
             return None
@@ -480,8 +480,9 @@ def siblings(segment: Segment, linears: dict[str, nn.Module], found: list[Pair])
             name = full(segment, target)
             if name in done or numberless(name) != target_form:
                 continue
-            numbers = iter(NUMBER.findall(name))
-            source = re.sub(r"\*", lambda _, numbers=numbers: next(numbers, "*"), source_form)  # type: ignore[misc]
+            source = source_form
+            for number in NUMBER.findall(name):
+                source = source.replace("*", number, 1)
             if source.removeprefix(f"{segment.prefix}.") in linears:
                 more.append(replace(pair, source=source, target=name))
     return more

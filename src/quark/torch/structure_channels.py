@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from quark.torch.layers import kind_of
+from quark.torch.layers import kind_of, own_parameter
 from quark.torch.probe import Trace, edited, equal, powers, trace
 
 
@@ -71,8 +71,7 @@ def has_channels(module: nn.Module) -> bool:
 def axis_of(module: nn.Module, x: torch.Tensor) -> int:
     """The axis of the channels in what a layer reads or writes."""
     kind = kind_of(module)
-    weight = module._parameters["weight"]
-    return x.dim() - 1 if kind is None or kind.tokens else x.dim() - weight.dim() + 1  # type: ignore[union-attr]
+    return x.dim() - 1 if kind is None or kind.tokens else x.dim() - own_parameter(module).dim() + 1
 
 
 def along(values: torch.Tensor, module: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.twin import rounded, twin_of
 from quark.onnx.algorithms.walk import Walk, inputs_of
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import constant_array, input_at, is_constant, set_constant
+from quark.onnx.graph.surgery import constant_array, input_at, input_name, is_constant, set_constant
 from quark.onnx.qdq.parameters import set_biases
 from quark.onnx.quantization.config.algorithm import BiasCorrectionConfig
 
@@ -127,7 +127,7 @@ def _wanted(pair: list[list[np.ndarray]], axis: int) -> np.ndarray:
 
 def _correct(model: ir.Model, layer: Tunable, lacking: np.ndarray) -> np.ndarray:
     """Give the layer its new bias; what that adds to every channel of its result."""
-    value = model.graph.initializers[str(layer.node.inputs[2].name)]  # type: ignore[union-attr]
+    value = model.graph.initializers[input_name(layer.node, 2)]
     bias = np.asarray(constant_array(value))
     wanted = corrected(bias, lacking)
     shift = _as_stored(layer, wanted) - _as_stored(layer, bias)

@@ -20,7 +20,7 @@ from quark.algorithms.adaquant import adaquant
 from quark.algorithms.adaround import Codes, adaround
 from quark.algorithms.reconstruction import Data, Forward, Layer, Settings, Trained, check_device, import_torch
 from quark.config.plan import Plan, TensorPlan
-from quark.errors import ConfigError
+from quark.errors import ConfigError, known
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel
 from quark.onnx.algorithms.context import Context
@@ -33,7 +33,7 @@ from quark.onnx.discretion import inherited
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
-from quark.onnx.graph.surgery import constant_array, set_constant
+from quark.onnx.graph.surgery import constant_array, input_name, set_constant
 from quark.onnx.quantization.config.finetune import AdaRoundConfig, FineTuneConfig
 
 
@@ -122,7 +122,7 @@ class _Stage:
             self._try_largest(feeds[0])
         keep = keeper(config, self.context.scratch)
         providers = providers_of(config.infer_device)
-        reads = {layer.name: str(nodes[layer.name].inputs[0].name) for layer in todo}  # type: ignore[union-attr]
+        reads = {layer.name: input_name(nodes[layer.name], 0) for layer in todo}
         reference = self._float if config.ref_model_path is None else files.load(config.ref_model_path)
         float_reads = [layer.source for layer in todo] if config.drop_ratio < 1 else []
         stops = [*(layer.target for layer in todo), *float_reads]
@@ -192,9 +192,10 @@ class _Stage:
             forward = self._quantized_output(layer, forward)
         bias = layer.constant(2) if len(layer.node.inputs) > 2 else None
         axis = CHANNEL_AXIS.get(layer.node.op_type, 1)
-        known = None if bias is None else np.asarray(bias, np.float32)
         linear = forward_of(layer.node, None, self.torch) if layer.node.op_type in LINEAR else None
-        trained = Layer(layer.name, forward, weight, known, axis, linear)  # type: ignore[arg-type]
+        function = known(forward, f"how {layer.name!r} computes")
+        float_bias = None if bias is None else np.asarray(bias, np.float32)
+        trained = Layer(layer.name, function, weight, float_bias, axis, linear)
         round_bias = None if layer.bias is None else partial(_rounded_tensor, self.torch, tensor=layer.bias)
         if isinstance(config, AdaRoundConfig):
             return adaround(trained, codes_of(layer.weight, weight.shape), data, settings_of(config), round_bias)
@@ -224,12 +225,12 @@ class _Stage:
         if "bias" in arrays:
             bias = np.asarray(arrays["bias"], np.float32)
             kept = bias if layer.bias is None else np.asarray(rounded(bias, layer.bias))
-            _store(twin, str(layer.node.inputs[2].name), kept)  # type: ignore[union-attr]
+            _store(twin, input_name(layer.node, 2), kept)
 
     def _into_model(self, layer: Tunable, arrays: dict[str, np.ndarray]) -> None:
         _store(self.model, layer.weight.name, arrays["weight"])
         if "bias" in arrays and self.config.update_bias:
-            _store(self.model, str(layer.node.inputs[2].name), arrays["bias"])  # type: ignore[union-attr]
+            _store(self.model, input_name(layer.node, 2), arrays["bias"])
 
 
 def settings_of(config: FineTuneConfig) -> Settings:

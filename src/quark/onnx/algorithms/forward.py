@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.reconstruction import Forward, Tensor
-from quark.onnx.graph.surgery import constant_array, float_attribute, input_at, int_attribute
+from quark.onnx.graph.surgery import constant_array, float_attribute, input_at, int_attribute, ints_attribute
 from quark.onnx.qdq.slots import clip_bounds
 
 Function = Callable[[Tensor], Tensor]
@@ -37,8 +37,8 @@ def activation_of(node: ir.Node, torch: Any) -> Function | None:
 
 
 def _ints(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
-    found = node.attributes.get(name)
-    return [int(value) for value in (default if found is None else found.as_ints())]
+    found = ints_attribute(node, name)
+    return list(default) if found is None else found
 
 
 def _padding(node: ir.Node, weight: Tensor, x: Tensor) -> list[int] | None:

@@ -30,7 +30,7 @@ from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.twin import twin_of
 from quark.onnx.algorithms.walk import Walk
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import set_constant
+from quark.onnx.graph.surgery import input_name, set_constant
 from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTAQConfig, GPTQConfig, QronosConfig
 
 
@@ -140,7 +140,7 @@ def run(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassRepor
 
 
 def _source(node: ir.Node) -> str:
-    return "" if node.inputs[0] is None else str(node.inputs[0].name)
+    return input_name(node, 0)
 
 
 def _rounded(layer: Tunable, linear: Linear, inputs: Iterable[Pair], config: AlgoConfig) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from quark.config.plan import Plan, TensorPlan
 from quark.config.rules import NodeInfo, Rule, Rules
 from quark.config.tensor import LayerSpec
 from quark.onnx.algorithms.forward import ACTIVATIONS
-from quark.onnx.graph.surgery import constant_array, input_at, is_constant, label, sole_consumer
+from quark.onnx.graph.surgery import constant_array, input_at, input_name, is_constant, label, sole_consumer
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Tunable:
     @property
     def source(self) -> str:
         """The tensor it reads in the float model."""
-        return str(self.node.inputs[0].name) if self.node.inputs[0] is not None else ""
+        return input_name(self.node, 0)
 
     @property
     def target(self) -> str:

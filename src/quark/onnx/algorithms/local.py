@@ -27,6 +27,7 @@ from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.linear import Linear
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.run import Runner
+from quark.onnx.graph.surgery import input_name
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.nbits_algorithms import nearest, values_of
 from quark.onnx.qdq.parameters import from_range, weight_range
@@ -86,7 +87,7 @@ class Judge:
 
     def tensor_of(self, layer: Linear) -> TensorPlan | None:
         """What the plan says of a layer's weight; None: it stays float."""
-        return self.plan.tensors.get(str(layer.node.inputs[1].name))  # type: ignore[union-attr]
+        return self.plan.tensors.get(input_name(layer.node, 1))
 
     def granularity_of(self, layer: Linear) -> Granularity | None:
         """Which weights of a layer share a scale."""

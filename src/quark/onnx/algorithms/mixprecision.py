@@ -380,8 +380,8 @@ class _Decider:
         path = self.config.sensitivity_cache_file
         if path is None:
             return Ledger(None, {})
-        fields = {"metric_threshold": 0, "metric_optimize_object": "speed", "worker_num": 1}
-        config = replace(self.config, sensitivity_cache_file=None, **fields)  # type: ignore[arg-type]
+        fields: dict[str, Any] = {"metric_threshold": 0, "metric_optimize_object": "speed", "worker_num": 1}
+        config = replace(self.config, sensitivity_cache_file=None, **fields)
         words = fingerprint.of_job(replace(self.job, algorithms=(config,)))
         functions = [self.config.metric_distance_fn, self.config.metric_evaluate_fn]
         written = [digest_of(one) for one in functions if isinstance(one, str)]

@@ -33,6 +33,7 @@ from quark.onnx.algorithms.linear import Linear, linear_of
 from quark.onnx.algorithms.moments import Moments, Pair, in_halves
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import input_name
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, nearest
 from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTAQConfig, GPTQConfig, QronosConfig
 
@@ -68,7 +69,7 @@ def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: Cont
             context.resume.finish(stage, layer.name, arrays)
         if arrays["better"]:
             better += 1
-            tensor = plan.tensors[str(layer.node.inputs[1].name)]  # type: ignore[union-attr]
+            tensor = plan.tensors[input_name(layer.node, 1)]
             plan.put(replace(tensor, scale=arrays["scale"], zero_point=arrays["zero_point"]))
             layer.write(arrays["weight"])
         context.progress(stage, done, len(layers))
@@ -114,7 +115,7 @@ def _own(layer: Linear, plan: Plan) -> bool:
 
 
 def _source(layer: Linear) -> str:
-    return "" if layer.node.inputs[0] is None else str(layer.node.inputs[0].name)
+    return input_name(layer.node, 0)
 
 
 def _rounded(weight: np.ndarray, inputs: Iterable[Pair], nbits: NBits, config: AlgoConfig) -> dict[str, np.ndarray]:

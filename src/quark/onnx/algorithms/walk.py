@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 
 from quark.errors import DataError, ModelError
 from quark.onnx.graph.run import session_options
@@ -95,7 +96,7 @@ class Walk:
                 raise DataError(f"the model does not run on a calibration sample: {error}") from error
             sample.update({name: self._keep(array) for name, array in zip(names, results, strict=True)})
 
-    def _open(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]):  # type: ignore[no-untyped-def]
+    def _open(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> onnxruntime.InferenceSession:
         for value in inputs:
             array = self._live[0][str(value.name)]
             value.type = value.type or ir.TensorType(ir.DataType.from_numpy(array.dtype))

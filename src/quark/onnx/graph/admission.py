@@ -15,7 +15,7 @@ from functools import cache
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, EncodeError
 
 from quark.errors import ModelError
 from quark.onnx.graph.budget import check_nodes

@@ -10,7 +10,7 @@ Not handled: sizes and loops that depend on the samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx
@@ -70,13 +70,13 @@ def check_nodes(proto: onnx.ModelProto, source: str) -> None:
         raise ModelError(f"{source} has {total} nodes with its functions written out; at most {NODES} are taken")
 
 
-def _calls(nodes: object, depth: int, source: str) -> Iterator[tuple[str, str]]:
+def _calls(nodes: Sequence[onnx.NodeProto], depth: int, source: str) -> Iterator[tuple[str, str]]:
     """(domain, operator) of every node, those of subgraphs included."""
     if depth > DEPTH:
         raise ModelError(f"{source}: subgraphs are nested more than {DEPTH} deep")
-    if len(nodes) > NODES:  # type: ignore[arg-type]
-        raise ModelError(f"{source} has {len(nodes)} nodes; at most {NODES} are taken")  # type: ignore[arg-type]
-    for node in nodes:  # type: ignore[attr-defined]
+    if len(nodes) > NODES:
+        raise ModelError(f"{source} has {len(nodes)} nodes; at most {NODES} are taken")
+    for node in nodes:
         yield node.domain, node.op_type
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():

@@ -34,13 +34,19 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
     if is_constant(value) and value.const_value is not None:
         return value.const_value.numpy()
     maker = value.producer()
-    tensor = attribute(maker, "value") if maker is not None and maker.op_type == "Constant" else None
-    return None if tensor is None else tensor.numpy()  # type: ignore[attr-defined]
+    tensor = tensor_attribute(maker, "value") if maker is not None and maker.op_type == "Constant" else None
+    return None if tensor is None else tensor.numpy()
 
 
 def input_at(node: ir.Node, position: int) -> ir.Value | None:
     """Input number ``position``, None where it is left out."""
     return node.inputs[position] if position < len(node.inputs) else None
+
+
+def input_name(node: ir.Node, position: int) -> str:
+    """The name of input number ``position``, empty where it is left out."""
+    value = input_at(node, position)
+    return "" if value is None else str(value.name)
 
 
 def set_input(node: ir.Node, position: int, value: ir.Value | None) -> None:
@@ -66,6 +72,26 @@ def float_attribute(node: ir.Node, name: str, default: float) -> float:
     """A float attribute."""
     value = attribute(node, name, default)
     return float(value) if isinstance(value, (int, float)) else default
+
+
+def ints_attribute(node: ir.Node, name: str) -> list[int] | None:
+    """A list of integers, None where it is absent."""
+    value = attribute(node, name)
+    return [int(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else None
+
+
+def axes_of(node: ir.Node) -> list[int] | None:
+    """The axes of a reduction, an attribute or the second input; None where they are computed or left out."""
+    array = constant_array(input_at(node, 1))
+    return ints_attribute(node, "axes") if array is None else [int(axis) for axis in array.reshape(-1)]
+
+
+def tensor_attribute(node: ir.Node, name: str) -> ir.TensorProtocol | None:
+    """A tensor, None where it is absent or something else."""
+    found = node.attributes.get(name)
+    if found is None or found.is_ref() or found.type != ir.AttributeType.TENSOR:
+        return None
+    return found.as_tensor()
 
 
 def bodies(node: ir.Node) -> list[ir.Graph]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, attribute, label
+from quark.onnx.graph.surgery import Names, ints_attribute, label
 from quark.onnx.passes.dpu_factor import mean_factor, put_behind
 
 #: Side of the kernel -> (multiplier, shift) of the device.
@@ -40,8 +40,7 @@ def run(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> PassReport:
 def kernel(node: ir.Node) -> list[int] | None:
     """The sides of a pool's window; ``None`` where they are unknown."""
     if node.op_type == "AveragePool":
-        given = attribute(node, "kernel_shape")
-        return [int(side) for side in given] if given is not None else None  # type: ignore[attr-defined]
+        return ints_attribute(node, "kernel_shape")
     source = node.inputs[0]
     sides = list(source.shape[2:]) if source is not None and source.shape is not None else []
     known = [side for side in sides if isinstance(side, int)]

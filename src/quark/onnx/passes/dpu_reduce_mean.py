@@ -11,7 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, attribute, constant_array, input_at, label
+from quark.onnx.graph.surgery import Names, axes_of, constant_array, input_at, label
 from quark.onnx.passes.dpu_factor import mean_factor, put_behind
 
 
@@ -35,8 +35,6 @@ def reduced(node: ir.Node) -> int | None:
     source, second = node.inputs[0], input_at(node, 1)
     if source is None or source.shape is None or (second is not None and constant_array(second) is None):
         return None
-    given, array = attribute(node, "axes"), constant_array(second)
-    axes = list(given) if given is not None else [] if array is None else array.reshape(-1).tolist()  # type: ignore[call-overload]
-    sizes = [source.shape[int(axis)] for axis in axes or range(len(source.shape))]
+    sizes = [source.shape[axis] for axis in axes_of(node) or range(len(source.shape))]
     known = [size for size in sizes if isinstance(size, int)]
     return math.prod(known) if len(known) == len(sizes) and math.prod(known) > 0 else None

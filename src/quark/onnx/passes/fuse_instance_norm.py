@@ -22,6 +22,7 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
+    axes_of,
     constant_array,
     int_attribute,
     label,
@@ -30,7 +31,6 @@ from quark.onnx.graph.surgery import (
     sole_consumer,
     substitute,
 )
-from quark.onnx.passes.fuse_layer_norm import axes_of
 
 
 def _mean(source: Pattern, name: str) -> Pattern:

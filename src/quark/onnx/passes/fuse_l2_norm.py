@@ -14,8 +14,7 @@ import onnx_ir as ir
 
 from quark.onnx.graph.pattern import Bound, Pattern, any_, constant, either, match, number, op, scalar
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import int_attribute, label, nodes_of, substitute
-from quark.onnx.passes.fuse_layer_norm import axes_of
+from quark.onnx.graph.surgery import axes_of, int_attribute, label, nodes_of, substitute
 
 LARGEST_EPSILON = 1e-5
 

@@ -23,9 +23,8 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
-    attribute,
+    axes_of,
     constant_array,
-    input_at,
     int_attribute,
     label,
     nodes_of,
@@ -136,13 +135,6 @@ def _first_axis(found: Bound) -> int | str:
     if list(found_axes) != list(range(-len(found_axes), 0)):
         return f"its means run over the axes {list(found_axes)}, which are not the last ones"
     return -len(found_axes)
-
-
-def axes_of(node: ir.Node) -> list[int] | None:
-    """The axes of a reduction, from its attribute or its second input."""
-    given = attribute(node, "axes")
-    array = constant_array(input_at(node, 1)) if given is None else np.asarray(given)
-    return None if array is None else [int(axis) for axis in array.reshape(-1)]
 
 
 def _with_operand(op_type: str, value: ir.Value) -> tuple[ir.Value, ir.Value | None]:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from quark.errors import ModelError, unknown
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, attribute
+from quark.onnx.graph.surgery import Names, ints_attribute
 
 _log = logging.getLogger(__name__)
 TO_NCHW, TO_NHWC = [0, 3, 1, 2], [0, 2, 3, 1]
@@ -119,7 +119,7 @@ def _output_reason(value: ir.Value) -> str | None:
 
 
 def _transposes(node: ir.Node, order: list[int]) -> bool:
-    return node.op_type == "Transpose" and list(attribute(node, "perm", [])) == order  # type: ignore[call-overload]
+    return node.op_type == "Transpose" and ints_attribute(node, "perm") == order
 
 
 def _moved(shape: ir.Shape | None, order: list[int]) -> ir.Shape | None:

@@ -82,14 +82,15 @@ def why_not(node: ir.Node) -> tuple[list[ir.Node], ir.Node] | str | None:
         return "its result is not quantized for its one reader"
     if any(one.domain != "" or code_type(one) not in EIGHT_BITS for one in (*found[:2], reader)):
         return "its codes are neither int8 nor uint8"
-    if any(parameters(one) is None or input_at(one, 2) is None for one in (*found, reader)):
+    scales = [pair[0].size for pair in map(parameters, (*found, reader)) if pair is not None]
+    if len(scales) <= len(found) or any(input_at(one, 2) is None for one in (*found, reader)):
         return "its parameters are computed, or a zero point is left out"
-    if len({parameters(one)[0].size for one in (found[0], reader)} | {1}) > 1:  # type: ignore[index]
+    if scales[0] != 1 or scales[-1] != 1:
         return "its activations have a scale per channel"
     types = [code_type(one) for one in (*found[:2], reader)]
     if types[0] != types[-1] or (types[1] != types[0] and (node.op_type not in WEIGHTED or types[0] == "INT8")):
         return f"ONNX Runtime has no kernel for codes of the types {', '.join(str(one).lower() for one in types)}"
-    if len(found) > 1 and parameters(found[1])[0].size > 1 and not _channels_fit(node, found[1]):  # type: ignore[index]
+    if len(found) > 1 and scales[1] > 1 and not _channels_fit(node, found[1]):
         return "the scales of its second operand do not run along output channels"
     if len(found) > 2 and not _bias_fits(node, found[2]):
         return "the scale of its bias is not input scale x weight scale"

@@ -16,6 +16,7 @@ from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
     constant_array,
+    input_name,
     nodes_of,
     prune,
     remove_unused_functions,
@@ -56,7 +57,7 @@ def _narrow(value: ir.Value | None) -> bool:
 
 def _dequantize(node: ir.Node, model: ir.Model, names: Names) -> None:
     output = node.outputs[0]
-    source = str(node.inputs[0].name if node.inputs[0] is not None else output.name)
+    source = input_name(node, 0) or str(output.name)
     base = next((source.removesuffix(end) for end in SUFFIXES if source.endswith(end)), f"{source}_float")
     value = add_initializer(model.graph, np.ascontiguousarray(run_alone(node, model)), names.fresh(base))
     output.replace_all_uses_with(value, replace_graph_outputs=True)

@@ -15,7 +15,7 @@ from typing import Annotated
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import attribute, constant_array, input_at, int_attribute, label, not_single
+from quark.onnx.graph.surgery import axes_of, int_attribute, label, not_single
 
 KeepNorms = Annotated[bool, "The means of RMSNorm and LayerNorm stay what ONNX Runtime finds these by."]
 
@@ -38,7 +38,7 @@ def why_not(node: ir.Node) -> str | None:
     source = node.inputs[0]
     if source is None or source.shape is None or len(source.shape) < 3:
         return "its input has fewer than three axes, or an unknown number"
-    axes, rank = _axes(node), len(source.shape)
+    axes, rank = axes_of(node), len(source.shape)
     if axes is None:
         return "its axes are not constant"
     if sorted(axis % rank for axis in axes) != list(range(2, rank)):
@@ -53,14 +53,6 @@ def of_a_norm(node: ir.Node) -> bool:
     if square is not None and square.op_type in ("Pow", "Mul"):
         return square.op_type == "Pow" or square.inputs[0] is square.inputs[1]
     return any(use.node.op_type == "Sub" and source in use.node.inputs for use in node.outputs[0].uses())
-
-
-def _axes(node: ir.Node) -> list[int] | None:
-    given = attribute(node, "axes")
-    if given is not None:
-        return [int(axis) for axis in given]  # type: ignore[attr-defined]
-    array = constant_array(input_at(node, 1))
-    return None if array is None else [int(axis) for axis in array.reshape(-1)]
 
 
 def _rewrite(graph: ir.Graph, node: ir.Node) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import is_constant, set_constant
+from quark.onnx.graph.surgery import constant_array, set_constant
 
 Value = Annotated[float, "What stands for infinity; its negative for minus infinity."]
 
@@ -22,9 +22,9 @@ def run(model: ir.Model, replace_inf_value: Value = 10000.0) -> PassReport:
     fired = 0
     for graph in model.graphs():
         for value in list(graph.initializers.values()):
-            if not is_constant(value) or value.dtype is None or not value.dtype.is_floating_point():
+            array = constant_array(value)
+            if array is None or value.dtype is None or not value.dtype.is_floating_point():
                 continue
-            array = value.const_value.numpy()  # type: ignore[union-attr]
             if array.dtype.kind != "f" or not np.isinf(array).any():
                 continue
             finite = np.where(np.isinf(array), np.sign(array) * replace_inf_value, array).astype(array.dtype)

@@ -20,11 +20,11 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
-    attribute,
     constant_array,
     drop_if_unused,
     input_at,
     int_attribute,
+    ints_attribute,
     label,
     nodes_of,
     opset,
@@ -50,9 +50,9 @@ def run(model: ir.Model) -> PassReport:
 
 def sizes_of(node: ir.Node) -> list[int] | str:
     """The length of every part, or the reason why they are not known."""
-    given = attribute(node, "split")
+    given = ints_attribute(node, "split")
     if given is not None:
-        return [int(size) for size in given]  # type: ignore[attr-defined]
+        return given
     sizes = input_at(node, 1)
     if sizes is not None:
         array = constant_array(sizes)

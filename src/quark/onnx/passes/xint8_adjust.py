@@ -59,7 +59,7 @@ def run(model: ir.Model, max_loop_num: Rounds = 5) -> PassReport:
     before = {name: tensor.scale for name, tensor in plan.tensors.items()}
     report = limit(view, plan, RULES, max_loop_num)
     rewriter = Rewriter(model)
-    moved = [name for name in made if not np.array_equal(plan.tensors[name].scale, before[name])]  # type: ignore[arg-type]
+    moved = [name for name in made if not _same(plan.tensors[name].scale, before[name])]
     for name in moved:
         _write(rewriter, made[name], plan.tensors[name])
     if moved:
@@ -84,6 +84,10 @@ def _put(plan: Plan, name: str, role: str, node: ir.Node, readers: frozenset[str
         entry = replace(entry, role="activation")
     plan.put(replace(entry, range=bounds, scale=scale.astype(np.float32), zero_point=zero_point))
     return True
+
+
+def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return one is other or (one is not None and other is not None and np.array_equal(one, other))
 
 
 def _group(view: ir.Model, plan: Plan) -> None:

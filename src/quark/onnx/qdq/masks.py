@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import attribute, constant_array, is_constant
+from quark.onnx.graph.surgery import constant_array, is_constant, tensor_attribute
 from quark.onnx.qdq.decoding import LAYERS
 from quark.onnx.qdq.op_rules import MOVES_VALUES
 from quark.onnx.qdq.slots import is_float
@@ -45,8 +45,8 @@ def _is_mask(value: ir.Value | None) -> bool:
     while value is not None and not is_constant(value):
         producer = value.producer()
         if producer is not None and producer.op_type == "ConstantOfShape":
-            filler = attribute(producer, "value")
-            return is_float(value) and filler is not None and _masks(filler.numpy())  # type: ignore[attr-defined]
+            filler = tensor_attribute(producer, "value")
+            return is_float(value) and filler is not None and _masks(filler.numpy())
         if producer is None or producer.op_type not in MOVES_VALUES or not producer.inputs:
             return False
         value = producer.inputs[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ def _set_group(plan: Plan, members: list[TensorPlan], ranges: Mapping[str, tuple
         for member in members:
             plan.put(_as_given(member, members[0].given))
         return
-    found = [_with_fixed(m, lambda m=m: ranges[m.name]) for m in members if m.observed]  # type: ignore[misc]
+    found = [_with_fixed(m, partial(ranges.__getitem__, m.name)) for m in members if m.observed]
     lo, hi = min(side[0] for side in found), max(side[1] for side in found)
     scale, zero_point = from_range(members[0].spec, lo, hi, scaled)
     for member in members:

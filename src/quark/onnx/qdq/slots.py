@@ -35,7 +35,7 @@ def data_inputs(node: ir.Node, rule: OpRule) -> list[ir.Value]:
     weight = weight_input(node, rule)
     if rule.weight is not None and weight is None and rule.weight < len(node.inputs):
         chosen.append(node.inputs[rule.weight])  # MatMul of two activations
-    return [value for value in chosen if is_float(value) and value is not weight]  # type: ignore[misc]
+    return [value for value in chosen if value is not None and is_float(value) and value is not weight]
 
 
 def weight_input(node: ir.Node, rule: OpRule) -> ir.Value | None:

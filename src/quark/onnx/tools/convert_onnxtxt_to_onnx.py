@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import onnx
-from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf import text_format
 
 from quark.errors import ModelError
 from quark.onnx.graph.model import load, save

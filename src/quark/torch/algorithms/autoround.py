@@ -22,8 +22,10 @@ from quark.torch.algorithms.context import Context, disabled, float_weights, set
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.tune import check_inside, float_twin, say_untuned, wanted
 from quark.torch.config.algorithms import AutoRoundConfig
-from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.fake_quantize import FakeQuantize, parts, scale_of
+from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
+from quark.torch.quantized_layer import weight_quantizer
 from quark.torch.structure import answer, run_model
 
 log = logging.getLogger(__name__)
@@ -123,7 +125,7 @@ def backward(loss: Callable[[int, list[torch.Tensor]], torch.Tensor], tasks: lis
         total = 0.0
         for k in chosen:
             one = loss(k, leaves)
-            one.backward()  # type: ignore[no-untyped-call]
+            one.backward()
             total += float(one.detach())
         reached = [(value, leaf.grad) for value, leaf in zip(values, leaves, strict=True) if leaf.grad is not None]
         torch.autograd.backward([value for value, _ in reached], [grad for _, grad in reached])
@@ -140,14 +142,14 @@ def whole_loss(loss: Callable[[int, list[torch.Tensor]], torch.Tensor], tasks: l
 def start(name: str, item: Match, clips: bool) -> Task:
     """A weight, rounded to nearest to begin with."""
     module = item.layer.module
-    quantizer = module._modules["weight_quantizer"]
-    stored = module._parameters["weight"].detach()  # type: ignore[union-attr]
+    quantizer = weight_quantizer(module)
+    stored = own_parameter(module).detach()
     weight = stored.float()
-    *before, part = parts(quantizer)  # type: ignore[arg-type]
+    *before, part = parts(quantizer)
     moving = clips and not before and part.stage.calibrated and not part.stage.is_block and not part.stage.real_zero
     moving = moving and part.stage.spec.scale_rule == "float32"
     expand = partial(part.granularity.expand, shape=tuple(weight.shape))
-    learned = Learned.start(weight, grid_of(quantizer, weight), part.scale if moving else None, expand)  # type: ignore[arg-type]
+    learned = Learned.start(weight, grid_of(quantizer, weight), part.scale if moving else None, expand)
     return Task(name, item, learned, part, stored.dtype)
 
 
@@ -179,5 +181,5 @@ def write(context: Context, task: Task) -> None:
     learned, kind = task.learned, task.item.layer.kind
     value = learned.value().detach()
     if learned.clip is not None:
-        task.part.scale = task.part.scale * learned.clip.detach()  # type: ignore[operator]
+        task.part.scale = scale_of(task.part) * learned.clip.detach()
     set_matrix(context, task.item, value.T if kind.transposed else value)

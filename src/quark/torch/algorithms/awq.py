@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from quark.algorithms.awq import GRID, best_clips, clipped, is_clipped
+from quark.errors import known
 from quark.numerics.granularity import Channel, Group
 from quark.torch.algorithms.context import Context, matrix, new_quantizer, set_matrix
 from quark.torch.algorithms.scaling import Inputs, Place, judge_of, scale_places
@@ -61,7 +62,7 @@ def steps_of(item: Match, hessian: torch.Tensor) -> torch.Tensor | None:
 
 def group_size(item: Match, weight: torch.Tensor) -> int | None:
     """Columns that share a scale in a row; None where rows share scales, or the format finds them itself."""
-    (part,) = list(parts(new_quantizer(item, "weight")))[:1]  # type: ignore[arg-type]
+    part, *_ = parts(known(new_quantizer(item, "weight"), item.layer.name))
     if not part.stage.calibrated or len(item.stages["weight"]) > 1:
         return None
     written = item.written(item.stages["weight"][0])

@@ -29,6 +29,7 @@ from quark.torch.algorithms.inputs import Enough, find_groups
 from quark.torch.calibration import run
 from quark.torch.config.algorithms import BiasCorrectionConfig
 from quark.torch.fake_quantize import calibrate_with, parts
+from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 from quark.torch.structure import answer, run_model
 from quark.torch.structure_channels import axis_of
@@ -196,7 +197,7 @@ def mean_of(name: str, block: nn.Module, stream: Stream, layer: nn.Module) -> to
 
 def correct(context: Context, item: Match, shift: torch.Tensor) -> torch.Tensor:
     """Add ``shift`` to the bias of a layer, where its codes bring the means nearer; the bias before."""
-    old = item.layer.module._parameters["bias"].detach()  # type: ignore[union-attr]
+    old = own_parameter(item.layer.module, "bias").detach()
     before, wanted = quantized_bias(item, old), old.double() + shift
     after = quantized_bias(item, wanted.to(old.dtype))
     nearer = (shift - (after - before)).abs() < shift.abs()
@@ -210,7 +211,7 @@ def set_bias(context: Context, item: Match, bias: torch.Tensor) -> None:
     context.undo.set_parameter(layer, "bias", bias)
     quantizer = layer._modules["bias_quantizer"]
     if quantizer is not None:
-        calibrate_with(quantizer, layer._parameters["bias"])  # type: ignore[arg-type]
+        calibrate_with(quantizer, own_parameter(layer, "bias"))
 
 
 def quantized_bias(item: Match, bias: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from quark.numerics.granularity import Group
 from quark.torch.algorithms.context import new_quantizer
 from quark.torch.algorithms.scaling import Judge, Place
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
+from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 
 FACTORS = (0.8, 1.25, 0.9, 1.1)
@@ -144,7 +145,7 @@ def groups_of(judge: Judge, size: int) -> Groups:
 def rounded_alike(item: Match, other: Match) -> bool:
     """Whether rows of two small weights can be rounded together: in one stage, with scales of groups of one row."""
     one, two = item.stages["weight"], other.stages["weight"]
-    small = all(part.layer.module._parameters["weight"].numel() <= SMALL for part in (item, other))  # type: ignore[union-attr]
+    small = all(own_parameter(part.layer.module).numel() <= SMALL for part in (item, other))
     return small and len(one) == 1 and one == two and item.layer.kind == other.layer.kind
 
 

@@ -24,7 +24,7 @@ from quark.torch.algorithms.guard import model_error
 from quark.torch.algorithms.scaling import Inputs, Judge, Place, scale_places
 from quark.torch.algorithms.smooth import best
 from quark.torch.config.algorithms import CLEConfig
-from quark.torch.layers import kind_of
+from quark.torch.layers import kind_of, known_kind, own_parameter
 from quark.torch.matching import Match
 from quark.torch.structure import answer, run_model
 from quark.torch.structure_channels import Reader, Spread, find_spreads
@@ -85,7 +85,7 @@ def equalize_pair(
     if place.channels is None:
         return None
     source = dict(context.model.named_modules())[place.source]
-    head = matrix(source, kind_of(source))[place.channels].abs().amax(1)  # type: ignore[arg-type]
+    head = matrix(source, known_kind(source))[place.channels].abs().amax(1)
     tail = torch.stack([matrix(item.layer.module, item.layer.kind).abs().amax(0) for item in items]).amax(0)
     s = pair_scales(head.double().cpu().numpy(), tail.double().cpu().numpy(), config.cle_weight_threshold)
     wanted = torch.from_numpy(1 / s).float().to(head.device)
@@ -130,7 +130,7 @@ def array(x: torch.Tensor) -> np.ndarray:
 def channel_view(module: nn.Module) -> torch.Tensor:
     """The weight as float64 [groups, out / groups, in / groups, positions]."""
     kind = kind_of(module)
-    weight = module._parameters["weight"].detach().double()  # type: ignore[union-attr]
+    weight = own_parameter(module).detach().double()
     groups = getattr(module, "groups", 1)
     if kind is not None and kind.transposed:  # [in, out]
         return weight.T[None, :, :, None]
@@ -143,7 +143,7 @@ def channel_view(module: nn.Module) -> torch.Tensor:
 def set_view(context: Context, module: nn.Module, view: torch.Tensor) -> None:
     """Give a layer the weight that ``channel_view`` would show as ``view``."""
     kind = kind_of(module)
-    shape = module._parameters["weight"].shape  # type: ignore[union-attr]
+    shape = own_parameter(module).shape
     if kind is not None and kind.transposed:
         view = view[0, :, :, 0].T
     elif isinstance(module, nn.ConvTranspose2d):

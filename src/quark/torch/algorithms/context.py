@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer
-from quark.torch.layers import LayerKind
+from quark.torch.layers import LayerKind, own_parameter
 from quark.torch.matching import Match, Matches
 from quark.torch.quantized_layer import OWN, QuantLayer
 
@@ -97,7 +97,7 @@ class Context:
 
 def matrix(module: nn.Module, kind: LayerKind) -> torch.Tensor:
     """The weight as float32 [out, in]; a copy, or a view of a float32 weight."""
-    weight = module._parameters["weight"].detach().float()  # type: ignore[union-attr]
+    weight = own_parameter(module).detach().float()
     return weight.T if kind.transposed else weight
 
 

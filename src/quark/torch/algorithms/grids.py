@@ -8,6 +8,7 @@ import torch
 
 from quark.algorithms.columns import Columns, columns_of
 from quark.algorithms.gptq import Refit
+from quark.errors import known
 from quark.numerics.granularity import Group
 from quark.torch.fake_quantize import FakeQuantize, Parameters, Quantizer, parts
 
@@ -35,7 +36,8 @@ def grid_under(part: FakeQuantize, weight: torch.Tensor, parameters: Parameters)
     if not stage.real_zero:
         return columns_of(weight, stage.format, granularity, scale, zero_point, spec.rounding, spec.narrow_codes)
     lowest = int(stage.format.min)
-    offset = granularity.expand((lowest - zero_point) * scale, tuple(weight.shape))  # type: ignore[operator]
+    scale, zero = known(scale, "the scale of a weight"), known(zero_point, "its zero point")
+    offset = granularity.expand((lowest - zero) * scale, tuple(weight.shape))
     grid = columns_of(weight, stage.format, granularity, scale, None, spec.rounding)
     return replace(grid, zero=lowest, offset=offset)
 

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 import torch
 
 from quark.algorithms.hqq import hqq
+from quark.errors import as_a
 from quark.numerics.elements import Int
 from quark.torch.algorithms.context import Context
 from quark.torch.config.algorithms import HQQConfig
-from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
+from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts, scale_of, zero_point_of
+from quark.torch.layers import own_parameter
+from quark.torch.quantized_layer import weight_quantizer
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +26,9 @@ log = logging.getLogger(__name__)
 def run_hqq(context: Context, config: HQQConfig) -> None:
     """Improve the scales of every integer weight of ``context.model``."""
     layers = [item.layer.module for item in context.found.quantized if item.stages["weight"]]
-    warn_of_fixed([layer._modules["weight_quantizer"] for layer in layers])  # type: ignore[misc]
+    warn_of_fixed([weight_quantizer(layer) for layer in layers])
     for layer in layers:
-        refine(layer._modules["weight_quantizer"], layer._parameters["weight"].detach(), config)  # type: ignore[arg-type, union-attr]
+        refine(weight_quantizer(layer), own_parameter(layer).detach(), config)
 
 
 @torch.no_grad()
@@ -60,11 +63,11 @@ def improve(part: FakeQuantize, weight: torch.Tensor, config: HQQConfig) -> None
     """
     tiles = part.granularity.tile(weight)
     tiles = tiles.reshape(-1, tiles.shape[-1])
-    scale, zero = part.scale.reshape(-1), part.zero_point.reshape(-1).float()  # type: ignore[union-attr]
+    scale, zero = scale_of(part).reshape(-1), zero_point_of(part).reshape(-1).float()
     found = hqq(
-        tiles, scale, zero, part.stage.format, True,  # type: ignore[arg-type]
+        tiles, scale, zero, as_a(Int, part.stage.format), True,
         config.iterations, config.lp_norm, config.beta, config.kappa, part.stage.real_zero,
     )  # fmt: skip
-    part.scale = found.scale.reshape(part.scale.shape)  # type: ignore[union-attr]
+    part.scale = found.scale.reshape(scale_of(part).shape)
     if part.stage.real_zero:
-        part.zero_point = found.zero.reshape(part.zero_point.shape)  # type: ignore[union-attr]
+        part.zero_point = found.zero.reshape(zero_point_of(part).shape)

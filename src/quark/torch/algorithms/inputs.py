@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,10 +124,15 @@ def find_groups(name: str, block: nn.Module, stream: Stream, layers: dict[str, n
                 alive.append(x)
                 found.setdefault((k, next(i for i, other in enumerate(alive) if same(x, other))), []).append(layer)
 
-        Watch(layers, see, stop=False).run(lambda k=k: stream.forward(name, block, k))  # type: ignore[misc]
+        Watch(layers, see, stop=False).run(partial(stream.forward, name, block, k))
         if len(seen) == len(layers):
             break
     return [Group(tuple(names)) for names in found.values()]
+
+
+def keep(lists: dict[str, list[torch.Tensor]], name: str, x: torch.Tensor) -> None:
+    """``x`` to the list of ``name``."""
+    lists[name].append(x)
 
 
 def same(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -155,8 +161,8 @@ def collect(
     for k in range(len(stream.hidden)):
         clean: dict[str, list[torch.Tensor]] = {head: [] for head in heads}
         if twin is not None:
-            watch = Watch({head: others[head] for head in heads}, lambda head, x, clean=clean: clean[head].append(x))  # type: ignore[misc]
-            watch.run(lambda k=k: twin[1].forward(name, twin[0], k))  # type: ignore[misc]
+            watch = Watch({head: others[head] for head in heads}, partial(keep, clean))
+            watch.run(partial(twin[1].forward, name, twin[0], k))
 
         def see(head: str, x: torch.Tensor, clean: dict[str, list[torch.Tensor]] = clean) -> None:
             if not x.numel():
@@ -168,5 +174,5 @@ def collect(
             usable = partner is not None and partner.shape == x.shape
             sums[heads[head]].add(x, partner if usable else x if twin is not None else None)
 
-        Watch({head: modules[head] for head in heads}, see).run(lambda k=k: stream.forward(name, block, k))  # type: ignore[misc]
+        Watch({head: modules[head] for head in heads}, see).run(partial(stream.forward, name, block, k))
     return sums

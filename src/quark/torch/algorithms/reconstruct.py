@@ -33,8 +33,9 @@ from quark.torch.algorithms.inputs import find_groups, read
 from quark.torch.algorithms.tune import float_twin
 from quark.torch.config.algorithms import AdaQuantConfig, AdaRoundConfig
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
+from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
-from quark.torch.quantized_layer import QuantLayer
+from quark.torch.quantized_layer import QuantLayer, weight_quantizer
 from quark.torch.structure import answer, run_model
 from quark.torch.structure_channels import axis_of
 
@@ -55,12 +56,12 @@ class Pair:
     def answers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Rows of what both answer, sample by sample."""
         for k in range(len(self.stream.hidden)):
-            yield tuple(  # type: ignore[misc]
-                some_rows(
-                    answer(stream.forward(self.name, block, k) if self.name else run_model(block, stream.hidden[k]))
-                )
-                for stream, block in ((self.stream, self.block), (self.clean, self.twin))
-            )
+            yield self.rows(self.stream, self.block, k), self.rows(self.clean, self.twin, k)
+
+    def rows(self, stream: Stream, block: nn.Module, k: int) -> torch.Tensor:
+        """Rows of what a block answers to sample ``k`` of a stream."""
+        whole = stream.forward(self.name, block, k) if self.name else run_model(block, stream.hidden[k])
+        return some_rows(answer(whole))
 
     def distance(self) -> float:
         """The mean squared difference of the answers."""
@@ -112,11 +113,6 @@ def integers(item: Match) -> bool:
     return not others and part.stage.calibrated and isinstance(part.stage.format, Int) and not part.stage.real_zero
 
 
-def weight_quantizer(layer: nn.Module) -> Quantizer:
-    """Of a quantized layer."""
-    return layer._modules["weight_quantizer"]  # type: ignore[return-value]
-
-
 def train_block(context: Context, config: Config, items: dict[nn.Module, Match], pair: Pair) -> int:
     """Train the layers of one block; how many are different now."""
     layers = {key: module for key, module in pair.block.named_modules() if module in items}
@@ -164,7 +160,7 @@ def array(x: torch.Tensor) -> np.ndarray:
 
 def train_layer(context: Context, config: Config, layer: nn.Module, name: str, data: Data) -> Trained:
     """Train the weight of one layer, and give it to the layer where it is better."""
-    weight, bias = layer._parameters["weight"].detach(), layer._parameters.get("bias")  # type: ignore[union-attr]
+    weight, bias = own_parameter(layer).detach(), layer._parameters.get("bias")
     quantizer = layer._modules["bias_quantizer"]
 
     def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

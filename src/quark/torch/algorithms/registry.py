@@ -127,7 +127,7 @@ def for_layers(context: Context, patterns: Sequence[str]) -> Context:
     """
     found = context.found
     for pattern in patterns:
-        if not any(matches(item.layer, pattern) for item in found.quantized):
+        if not any(matches(item.layer.names, pattern) for item in found.quantized):
             raise ConfigError(f"algo_config: layers: {pattern!r} matches no quantized layer")
-    chosen = tuple(layer for layer in found.layers if any(matches(layer, pattern) for pattern in patterns))
+    chosen = tuple(layer for layer in found.layers if any(matches(layer.names, pattern) for pattern in patterns))
     return replace(context, found=replace(found, layers=chosen)) if patterns else context

@@ -36,7 +36,7 @@ from quark.torch.algorithms.answers import Change, Walk, answers, walk_of
 from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.guard import MODEL_SAMPLES, best_of, change_all, ruler
 from quark.torch.config.algorithms import RotationConfig
-from quark.torch.layers import kind_of
+from quark.torch.layers import kind_of, own_parameter
 from quark.torch.probe import CLOSE, equal
 from quark.torch.rotated import attach_rotation, detach_rotation
 from quark.torch.short_sample import example
@@ -207,9 +207,9 @@ def turn_residual(context: Context, turns: Turns, part: str) -> None:
 
 def untie(context: Context) -> None:
     """A head that shared its weight with the embedding no longer does, and the configuration says so."""
-    config = getattr(context.model, "config", None)
+    config: Any = getattr(context.model, "config", None)
     if getattr(config, "tie_word_embeddings", False):
-        config.tie_word_embeddings = False  # type: ignore[union-attr]
+        config.tie_word_embeddings = False
         context.undo.actions.append(lambda: setattr(config, "tie_word_embeddings", True))
 
 
@@ -225,7 +225,7 @@ def fuse_norm(context: Context, group: NormGroup, modules: dict[str, nn.Module])
             f"rotation: r1 needs norms without a mean (RMSNorm), and {group.norm!r} is a {type(norm).__name__}; "
             f"RotationConfig(r1=True, online_r1_rotation=True) works for it"
         )
-    scale = norm._parameters["weight"].detach().double() + group.offset  # type: ignore[union-attr]
+    scale = own_parameter(norm).detach().double() + group.offset
     for name in (*group.linears, *group.others):
         set_weight(context, modules[name], out_in(modules[name]) * scale)
     context.undo.set_parameter(norm, "weight", torch.full_like(scale, 1 - group.offset))
@@ -317,12 +317,12 @@ def turn_online(context: Context, module: nn.Module, block: int | None) -> None:
 
 def features(module: nn.Module) -> int:
     """Length of the vectors that a layer reads."""
-    return int(module._parameters["weight"].shape[0 if is_transposed(module) else 1])  # type: ignore[union-attr]
+    return int(own_parameter(module).shape[0 if is_transposed(module) else 1])
 
 
 def width_of(module: nn.Module) -> int:
     """Length of the vectors that a layer writes."""
-    return int(module._parameters["weight"].shape[1 if is_transposed(module) else 0])  # type: ignore[union-attr]
+    return int(own_parameter(module).shape[1 if is_transposed(module) else 0])
 
 
 def is_transposed(module: nn.Module) -> bool:
@@ -334,7 +334,7 @@ def is_transposed(module: nn.Module) -> bool:
 def out_in(module: nn.Module) -> torch.Tensor:
     """The weight as float64 [out, in]."""
     kind = kind_of(module)
-    weight = module._parameters["weight"].detach().double()  # type: ignore[union-attr]
+    weight = own_parameter(module).detach().double()
     return weight.T if kind is not None and kind.transposed else weight
 
 
@@ -358,7 +358,7 @@ def turn_rows(context: Context, module: nn.Module, turn: Rotation, rows: torch.T
 
     set_weight(context, module, turned(out_in(module).T).T)
     if module._parameters.get("bias") is not None:
-        context.undo.set_parameter(module, "bias", turned(module._parameters["bias"].detach().double()))  # type: ignore[union-attr]
+        context.undo.set_parameter(module, "bias", turned(own_parameter(module, "bias").detach().double()))
 
 
 def head_width(model: nn.Module) -> int:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from quark.algorithms.smoothquant import shared_channels
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, known, unknown
 from quark.numerics.granularity import Group
 from quark.torch.algorithms.answers import Walk, walk_of
 from quark.torch.algorithms.blocks import Stream, first
@@ -29,7 +29,7 @@ from quark.torch.algorithms.context import Context, Undo, matrix, new_quantizer
 from quark.torch.algorithms.guard import best_change, change_all
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
-from quark.torch.layers import kind_of
+from quark.torch.layers import kind_of, known_kind, own_parameter
 from quark.torch.matching import Match
 from quark.torch.structure import Structure, find_structure
 
@@ -89,7 +89,7 @@ class Inputs:
     @property
     def root(self) -> torch.Tensor:
         """As few rows as there are channels, whose squared errors are those of all rows that were seen."""
-        values, vectors = torch.linalg.eigh(self.hessian.double())  # type: ignore[union-attr]
+        values, vectors = torch.linalg.eigh(known(self.hessian, "the sum of squares").double())
         return (vectors * values.clamp(min=0).sqrt()).T.float()
 
     def add(self, x: torch.Tensor, keep: int, squares: bool) -> None:
@@ -309,9 +309,9 @@ def fold(context: Context, place: Place, s: torch.Tensor) -> None:
         weight = source._parameters["weight"].detach().float()
         context.undo.set_parameter(source, "weight", (weight + place.offset) / s - place.offset)
     else:
-        kind = kind_of(source)
-        value = matrix(source, kind) / down[:, None]  # type: ignore[arg-type]
-        context.undo.set_parameter(source, "weight", value.T.contiguous() if kind.transposed else value)  # type: ignore[union-attr]
+        known = known_kind(source)
+        value = matrix(source, known) / down[:, None]
+        context.undo.set_parameter(source, "weight", value.T.contiguous() if known.transposed else value)
         s = down[place.channels]
     if source._parameters.get("bias") is not None:
         context.undo.set_parameter(source, "bias", source._parameters["bias"].detach().float() / down)
@@ -324,8 +324,8 @@ def fold(context: Context, place: Place, s: torch.Tensor) -> None:
 
 def source_scales(source: nn.Module, channels: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     """What each output channel of a linear source is divided by."""
-    kind = kind_of(source)
-    count = source._parameters["weight"].shape[1 if kind.transposed else 0]  # type: ignore[union-attr]
+    kind = known_kind(source)
+    count = own_parameter(source).shape[1 if kind.transposed else 0]
     return shared_channels(s, channels.to(s.device), count)
 
 
@@ -363,7 +363,7 @@ class Judge:
 
     def full(self, outputs: int) -> bool:
         """Whether so many outputs are all, or scales depend on outputs that would be left out."""
-        sizes = [item.layer.module._parameters["weight"].numel() // self.rows.shape[-1] for item in self.items]  # type: ignore[union-attr]
+        sizes = [own_parameter(item.layer.module).numel() // self.rows.shape[-1] for item in self.items]
         return max(sizes) <= outputs or not all(row_by_row(item) for item in self.items)
 
     def weight(self, item: Match) -> torch.Tensor:

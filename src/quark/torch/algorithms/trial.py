@@ -10,6 +10,7 @@ from torch import nn
 
 from quark.torch.algorithms.context import matrix, new_quantizer
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
+from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 
 
@@ -22,8 +23,7 @@ def quantizing(items: list[Match]) -> Iterator[None]:
         module, kind = item.layer.module, item.layer.kind
         value = quantized_matrix(item, matrix(module, kind))
         stored = value.T if kind.transposed else value
-        weight = module._parameters["weight"]
-        module._parameters["weight"] = nn.Parameter(stored.to(weight.dtype), requires_grad=False)  # type: ignore[union-attr]
+        module._parameters["weight"] = nn.Parameter(stored.to(own_parameter(module).dtype), requires_grad=False)
         if item.stages["input_tensors"]:
             hooks.append(module.register_forward_pre_hook(input_hook(item)))
     try:

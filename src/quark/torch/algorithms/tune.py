@@ -28,6 +28,7 @@ from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.inputs import Group, Sums, collect, find_groups
 from quark.torch.fake_quantize import FakeQuantize, Parameters, Quantizer, parts
 from quark.torch.matching import Match
+from quark.torch.quantized_layer import weight_quantizer
 
 log = logging.getLogger(__name__)
 
@@ -120,9 +121,9 @@ def tune_block(
 def round_layer(context: Context, item: Match, rounding: Callable[[Job], torch.Tensor], sums: Sums) -> None:
     """Round one weight, and keep the better of the result and of rounding to nearest, row by row."""
     module, kind = item.layer.module, item.layer.kind
-    weight, quantizer = matrix(module, kind), module._modules["weight_quantizer"]
-    grid = grid_of(quantizer, weight.T if kind.transposed else weight)  # type: ignore[arg-type]
-    job = Job(weight, grid.transposed if kind.transposed else grid, quantizer, kind.transposed)  # type: ignore[arg-type]
+    weight, quantizer = matrix(module, kind), weight_quantizer(module)
+    grid = grid_of(quantizer, weight.T if kind.transposed else weight)
+    job = Job(weight, grid.transposed if kind.transposed else grid, quantizer, kind.transposed)
     nearest, before = job.quantized(weight), [(part.scale, part.zero_point) for part in parts(job.quantizer)]
     for part in parts(job.quantizer):
         part.scale, part.zero_point = (None if x is None else x.clone() for x in (part.scale, part.zero_point))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -93,8 +94,8 @@ def is_of(value: object, hint: Any) -> bool:
     if kind in (Union, UnionType):
         return any(is_of(value, one) for one in inner)
     if kind in (int, float):
-        number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-        return number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+        number: Any = value if isinstance(value, Integral if kind is int else Real) else math.inf
+        return not isinstance(value, bool) and bool(abs(number) <= sys.float_info.max)
     if kind is list:
         return value is None or (isinstance(value, list | tuple) and all(is_of(one, inner[0]) for one in value))
     if kind is str:

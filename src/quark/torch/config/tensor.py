@@ -123,7 +123,7 @@ class QTensorConfig:
 
     def __post_init__(self) -> None:
         if self.block_size is not None:
-            self.block_size = tuple(self.block_size)  # type: ignore[assignment]
+            object.__setattr__(self, "block_size", tuple(self.block_size))
         check_values(self)
         self.to_stage()
 

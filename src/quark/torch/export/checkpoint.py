@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -122,7 +123,7 @@ def _is_plain(file: str) -> bool:
     return plain and file.endswith(SUFFIX) and len(file.encode(errors="replace")) <= LONGEST_NAME
 
 
-def opened(path: Path):  # type: ignore[no-untyped-def]
+def opened(path: Path) -> Any:
     """A safetensors file, its header checked."""
     from safetensors import SafetensorError, safe_open
 
@@ -141,7 +142,7 @@ def names_in(path: Path) -> list[str]:
         return list(source.keys())
 
 
-def tensor_of(source, path: Path, name: str) -> torch.Tensor:  # type: ignore[no-untyped-def]
+def tensor_of(source: Any, path: Path, name: str) -> torch.Tensor:
     """One tensor of an open file."""
     from safetensors import SafetensorError
 
@@ -151,7 +152,7 @@ def tensor_of(source, path: Path, name: str) -> torch.Tensor:  # type: ignore[no
         raise ModelError(f"{str(path)!r}: tensor {name!r:.99} cannot be read: {reason_of(error)}") from error
 
 
-def row_of(source, path: Path, name: str, number: int) -> torch.Tensor:  # type: ignore[no-untyped-def]
+def row_of(source: Any, path: Path, name: str, number: int) -> torch.Tensor:
     """What the first index ``number`` gives of one tensor of an open file; the rest is not read."""
     from safetensors import SafetensorError
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, known
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Tensor
 from quark.torch.config.model import QConfig
@@ -76,5 +75,5 @@ def cache_scheme(caches: Mapping[str, FakeQuantize]) -> dict[str, Any]:
 def cache_items(caches: Mapping[str, FakeQuantize]) -> Iterable[Item]:
     """The scales of keys and values, beside the layers that make them."""
     for name, part in caches.items():
-        scale: torch.Tensor = part.scale  # type: ignore[assignment]
+        scale = known(part.scale, f"the scale of {name!r}")
         yield item_of(f"{name.rpartition('.')[0]}.{role_of(name)[0]}_scale", scale.float().reshape(1))

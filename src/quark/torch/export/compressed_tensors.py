@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, known
 from quark.files.folder import new_folder
 from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block
@@ -45,6 +45,7 @@ from quark.torch.export.verify import verify as check_written
 from quark.torch.export.vllm_reads import cache_scales_for
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.kv_cache import cache_quantizers
+from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.rotated import refuse_to_export
 
@@ -156,7 +157,7 @@ def part_of(name: str, layer: QuantLayer, slot: str) -> FakeQuantize | None:
     if quantizer is None:
         return None
     if isinstance(quantizer, StoredTensor):
-        quantizer = quantizer.quantizer(layer._parameters["weight"])  # type: ignore[arg-type]
+        quantizer = quantizer.quantizer(own_parameter(layer))
     elif isinstance(quantizer, StoredScales):
         quantizer = quantizer.settled()
     found = list(parts(quantizer))
@@ -288,7 +289,7 @@ def layer_item(name: str, layer: QuantLayer, scheme: Any, format: Any, casts: li
 def float_type(layer: QuantLayer) -> torch.dtype:
     """The type of a layer's weight as it is computed with."""
     quantizer = layer.weight_quantizer
-    return quantizer.dtype if isinstance(quantizer, StoredTensor) else layer._parameters["weight"].dtype  # type: ignore[union-attr]
+    return quantizer.dtype if isinstance(quantizer, StoredTensor) else own_parameter(layer).dtype
 
 
 @torch.no_grad()
@@ -323,9 +324,9 @@ def weight_parameters(part: FakeQuantize, values: torch.Tensor, scheme: Any) -> 
         return made
     scale, zero_point = (part.scale, part.zero_point) if part.scale is not None else part.parameters_from(values)
     shape = scale_shape(part, values)
-    made = {"weight_scale": scale.float().reshape(shape)}  # type: ignore[union-attr]
+    made = {"weight_scale": known(scale, "the scale of a weight").float().reshape(shape)}
     if not scheme.weights.symmetric:
-        made["weight_zero_point"] = signed(part, zero_point).to(torch.int8).reshape(shape)  # type: ignore[arg-type]
+        made["weight_zero_point"] = signed(part, known(zero_point, "its zero point")).to(torch.int8).reshape(shape)
     return made
 
 

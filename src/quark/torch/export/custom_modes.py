@@ -131,7 +131,8 @@ def custom_items(
     """
     if mode in gptq.VERSIONS:
         return [gptq_item(item, layouts, mode) for item in items]
-    signed = mode == "awq" and single(config.global_quant_config, "weight", mode).dtype is Dtype.int4  # type: ignore[union-attr]
+    weight = single(config.global_quant_config, "weight", mode)
+    signed = mode == "awq" and weight is not None and weight.dtype is Dtype.int4
     naming = naming_of(config, mode)
     return [renamed_item(item, naming, set(layouts), signed) for item in items]
 
@@ -142,19 +143,14 @@ def gptq_item(item: Item, layouts: Mapping[str, Layout | PairLayout], mode: str)
     if name is None:
         return item
     layout = layouts[name]
-    check_element(name, layout, mode)
+    if not isinstance(layout, ElementLayout) or len(layout.shape) != 2:
+        refuse(mode, f"{name!r} is no matrix of integers")
 
     def make() -> Stored:
         stored = {key.removeprefix(name).removeprefix("_"): value for key, value in item.make().items()}
-        return gptq.gptq_tensors(name, layout, stored, gptq.VERSIONS[mode])  # type: ignore[arg-type]
+        return gptq.gptq_tensors(name, layout, stored, gptq.VERSIONS[mode])
 
-    return Item(gptq.gptq_form(name, layout), make)  # type: ignore[arg-type]
-
-
-def check_element(name: str, layout: Layout | PairLayout, mode: str) -> None:
-    """Codes of a matrix with scales of their own."""
-    if not isinstance(layout, ElementLayout) or len(layout.shape) != 2:
-        refuse(mode, f"{name!r} is no matrix of integers")
+    return Item(gptq.gptq_form(name, layout), make)
 
 
 def renamed_item(item: Item, naming: str, coded: set[str], signed: bool) -> Item:

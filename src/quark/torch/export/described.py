@@ -23,8 +23,7 @@ from quark.torch.config.type import Dtype, QSchemeType
 from quark.torch.experts import is_fused
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.original import Names
-from quark.torch.layers import kind_of
-from quark.torch.matching import Candidate, choose, find_candidates, matches
+from quark.torch.matching import Candidate, candidate, choose, find_candidates, matches
 
 
 def described(
@@ -83,9 +82,9 @@ def outside_layers(config: QConfig, model: nn.Module, names: Names) -> dict[str,
     layers = list(find_candidates(model))
     for pattern, value in config.layer_quant_config.items():
         for layer in layers:
-            if matches(layer, pattern) and choose(layer, config)[0] is value:
+            if matches(layer.names, pattern) and choose(layer, config)[0] is value:
                 outside = named(names.layer(layer.name))
-                found |= {} if matches(outside, pattern) else {outside.name: value}
+                found |= {} if matches(outside.names, pattern) else {outside.name: value}
         found[pattern] = value
     return found
 
@@ -97,7 +96,7 @@ def cached_layers(config: QConfig, model: nn.Module) -> dict[str, QLayerConfig]:
     found = {}
     layers: Iterable[Candidate] = list(find_candidates(model)) if config.kv_cache_quant_config else ()
     for pattern, cache in config.kv_cache_quant_config.items():
-        layer = next((layer for layer in layers if matches(layer, pattern)), None)
+        layer = next((layer for layer in layers if matches(layer.names, pattern)), None)
         own = config.layer_quant_config.get(pattern) or (choose(layer, config)[0] if layer is not None else None)
         found[pattern] = replace(own or config.global_quant_config, output_tensors=cache.output_tensors)
     return found
@@ -119,4 +118,4 @@ def cache_group(config: QConfig) -> list[str]:
 def named(name: str) -> Candidate:
     """A layer of which only the name is known."""
     layer = nn.Linear(1, 1, device="meta")
-    return Candidate((name,), layer, kind_of(layer))  # type: ignore[arg-type]
+    return candidate(name, layer)

@@ -101,7 +101,8 @@ def settle(model: nn.Module) -> None:
     for module in list(model.modules()):
         if ROTATION[1:] in module._buffers:
             matrix = module._buffers.pop(ROTATION[1:])
-            attach_rotation(module, rotation_of(matrix))  # type: ignore[arg-type]
+            if matrix is not None:
+                attach_rotation(module, rotation_of(matrix))
 
 
 def rotation_of(matrix: torch.Tensor) -> Rotation | Dense:

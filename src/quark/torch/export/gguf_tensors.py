@@ -22,13 +22,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, ModelError
+from quark.errors import ConfigError, ModelError, as_a
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel, Group, Tensor, normal_axis
 from quark.torch.export.ggml_blocks import BLOCK, K_QUANTS, SUPER, k_block, mxfp4_block, simple_block
 from quark.torch.export.gguf_architectures import Architecture, turned_rows
 from quark.torch.export.layout import BlockLayout, ElementLayout, layout_of_quantizer, store
 from quark.torch.export.stored import StoredTensor
+from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import QuantLayer
 
 FLOATS = ("F32", "F16", "BF16")
@@ -208,7 +209,7 @@ def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: Choice, l
         lost = wanted in LEVELS and not holds(np.abs(values()).max(-1) / LEVELS[wanted], FEWER)
         return rescue(as_type("F32"), name, loss) if lost else as_type(wanted)
     if coded and slot == "weight":
-        entry = coded_entry(name, target, layer, turn, values) or as_type("F32")  # type: ignore[arg-type]
+        entry = coded_entry(name, target, as_a(QuantLayer, layer), turn, values) or as_type("F32")
         return rescue(entry, name, loss) if entry.kind == "F32" else entry
     router = target.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"))  # llama.cpp keeps these whole
     kind = "F32" if len(shape) == 1 or slot == "bias" or router else choice.float_type
@@ -295,8 +296,8 @@ def coded_entry(
     """
     quantizer: Any = layer.weight_quantizer
     if isinstance(quantizer, StoredTensor):
-        quantizer = quantizer.quantizer(layer._parameters["weight"])  # type: ignore[arg-type]
-    shape = shape_of(layer, layer._parameters["weight"])  # type: ignore[arg-type]
+        quantizer = quantizer.quantizer(own_parameter(layer))
+    shape = shape_of(layer, own_parameter(layer))
     layout = layout_of_quantizer(quantizer, shape, "order")
     if isinstance(layout, BlockLayout) and layout.block.name.startswith("mxfp4") and layout.block.size == BLOCK:
         check_rows(name, "MXFP4", shape[-1])
@@ -350,7 +351,7 @@ def source_of(layer: QuantLayer) -> torch.Tensor | None:
     """The float weight that the codes come from; None where only codes are left."""
     if layer.frozen or layer.compact or isinstance(layer.weight_quantizer, StoredTensor):
         return None
-    return layer._parameters["weight"].detach()  # type: ignore[union-attr]
+    return own_parameter(layer).detach()
 
 
 def layout_name(layout: Any) -> str:

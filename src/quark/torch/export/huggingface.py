@@ -30,8 +30,7 @@ from quark.torch.export.stored import StoredTensor
 from quark.torch.export.verify import verify as check_written
 from quark.torch.export.vllm_reads import cache_scales_for
 from quark.torch.fake_quantize import parts
-from quark.torch.layers import kind_of
-from quark.torch.matching import Candidate, choose
+from quark.torch.matching import candidate, choose
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.rotated import refuse_to_export
 
@@ -137,7 +136,7 @@ def without_unreached(name: str, layer: QuantLayer, config: QConfig) -> QLayerCo
     ]
     if not float_slots:
         return None
-    found, _ = choose(Candidate((name,), layer, kind_of(layer)), config)  # type: ignore[arg-type]
+    found, _ = choose(candidate(name, layer), config)
     return replace(found, **dict.fromkeys(float_slots)) if found is not None else None
 
 

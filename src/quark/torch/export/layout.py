@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import torch
 
-from quark.errors import ModelError
+from quark.errors import ModelError, as_a
 from quark.numerics.affine import axis_of, dequantize, quantize
 from quark.numerics.blocks import Block, Encoded
 from quark.numerics.elements import ELEMENTS, Element, Int
@@ -84,7 +84,9 @@ class ElementLayout(Layout):
     @property
     def element(self) -> Element:
         """The format of the codes."""
-        return self.stage.format  # type: ignore[return-value]
+        if isinstance(self.stage.format, Block):
+            raise TypeError(f"{self.stage.format.name} has blocks, and is no element format")
+        return self.stage.format
 
     @property
     def codes(self) -> Storage:
@@ -199,7 +201,7 @@ class BlockLayout(Layout):
     @property
     def block(self) -> Block:
         """The format."""
-        return self.stage.format  # type: ignore[return-value]
+        return as_a(Block, self.stage.format)
 
     @property
     def codes(self) -> Storage:
@@ -286,6 +288,11 @@ class PairLayout:
             return dict(stored)
         name = self.second.name("scale")
         return {**stored, name: stored[name] * get_scale(stored["scale"], self.first.stage)}
+
+
+def layouts_of(layout: Layout | PairLayout) -> tuple[Layout, ...]:
+    """Of each stage."""
+    return (layout.first, layout.second) if isinstance(layout, PairLayout) else (layout,)
 
 
 def layout_of(stages: Stages, shape: Shape, pack_method: str = "reorder") -> Layout | PairLayout:

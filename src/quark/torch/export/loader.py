@@ -100,7 +100,7 @@ class QuarkLoader(QuarkHfQuantizer):
         renames = [step for step in weight_conversions if isinstance(step, WeightRenaming)]
         converters = [IfKnown(step, known) for step in weight_conversions if isinstance(step, WeightConverter)]
         layers = {outside: inside for inside, outside in names_of(model).layers.items()}
-        scales: list[Any] = self.get_weight_conversions()  # type: ignore[no-untyped-call]
+        scales: list[Any] = self.get_weight_conversions()
         return [ByLayer(layers, renames, base), *scales, *converters]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:

@@ -59,7 +59,8 @@ def write_config(model: nn.Module, folder: Path, quantization_config: Mapping[st
 def config_of(model: nn.Module) -> dict[str, Any]:
     """The configuration of a model as a dictionary."""
     if is_diffusers(model):
-        return json.loads(model.to_json_string())  # type: ignore[operator]
+        library: Any = model
+        return json.loads(library.to_json_string())
     if not is_transformers(model):
         return {"architectures": [type(model).__name__]}
     config: Any = copy.deepcopy(model.config)
@@ -82,8 +83,9 @@ def float_dtype(model: nn.Module) -> Any:
 
 def is_untied(model: nn.Module) -> bool:
     """Whether a quantized input or output embedding ends the sharing of their weight."""
+    library: Any = model
     try:
-        pair = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
+        pair = (library.get_input_embeddings(), library.get_output_embeddings())
     except NotImplementedError:  # a model without words has no embedding of them
         return False
     return any(isinstance(module, QuantLayer) and module.weight_quantizer is not None for module in pair)

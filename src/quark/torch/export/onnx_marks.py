@@ -52,7 +52,7 @@ def quantizers_of(model: nn.Module) -> list[Marked]:
     found += [Marked(name, point.quantizer) for name, point in points(model)]
     for name, module in model.named_modules():
         if isinstance(module, CacheQuantizer):
-            found += [Marked(f"{name}.{role}", part) for role, part in module.named_children()]  # type: ignore[arg-type]
+            found += [Marked(f"{name}.{role}", part) for role, part in module.quantizers()]
         if isinstance(module, SoftmaxQuantizer):
             found.append(Marked(f"{name}.probabilities", module.probabilities))
     return found

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from onnx import NodeProto, TensorProto, helper
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, known
 from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block, Encoded
 from quark.numerics.elements import Float, Int
@@ -108,21 +108,22 @@ def activation(nodes: Nodes, part: FakeQuantize, x: str) -> str:
     axis = part.granularity.axis if isinstance(part.granularity, Channel) else 0
     if not isinstance(part.granularity, Tensor | Channel):
         refuse(nodes.name, f"static scales {part.granularity} are not written for activations")
-    assert_ready(nodes, part)
+    found = ready_scale(nodes, part)
     if row.onnx_type in ACTIVATIONS:
-        scale, zero = parameters(nodes, part.scale, part.zero_point, row)  # type: ignore[arg-type]
+        scale, zero = parameters(nodes, found, part.zero_point, row)
         q = nodes.op("QuantizeLinear", [x, scale, zero], axis=axis)
         return nodes.op("DequantizeLinear", [q, scale, zero], axis=axis)
-    scale = nodes.constant("scale", array(part.scale).astype(np.float32))  # type: ignore[arg-type]
-    zeros = np.zeros(tuple(part.scale.shape), np.int32) if part.zero_point is None else array(part.zero_point)  # type: ignore[union-attr]
+    scale = nodes.constant("scale", array(found).astype(np.float32))
+    zeros = np.zeros(tuple(found.shape), np.int32) if part.zero_point is None else array(part.zero_point)
     zero = nodes.constant("zero_point", zeros.astype(np.int32))
     return nodes.op("QuantizeDequantize", [x, scale, zero], OWN_DOMAIN, format=row.name, axis=axis)
 
 
-def assert_ready(nodes: Nodes, part: FakeQuantize) -> None:
-    """A static scale is there."""
+def ready_scale(nodes: Nodes, part: FakeQuantize) -> torch.Tensor:
+    """A static scale, which must be there."""
     if part.scale is None:
         refuse(nodes.name, "no sample has given it a scale")
+    return part.scale
 
 
 def refuse(name: str, sentence: str) -> NoReturn:
@@ -135,9 +136,9 @@ def array(value: torch.Tensor) -> np.ndarray:
     return value.detach().cpu().numpy()
 
 
-def parameters(nodes: Nodes, scale: torch.Tensor, zero_point: torch.Tensor, row: Any) -> tuple[str, str]:
+def parameters(nodes: Nodes, scale: torch.Tensor, zero_point: torch.Tensor | None, row: Any) -> tuple[str, str]:
     """Scale and zero point of the standard operators."""
-    zeros = array(zero_point)
+    zeros = array(known(zero_point, "a zero point"))
     kind = getattr(TensorProto, row.onnx_type)
     if row.bits == 32:  # the operator takes no other zero point than 0
         if zeros.any():
@@ -163,8 +164,8 @@ def block_activation(nodes: Nodes, part: FakeQuantize, row: Block, x: str) -> st
     if row.tensor_scale:
         if not part.stage.calibrated:
             refuse(nodes.name, "the scale above the blocks must be static")
-        assert_ready(nodes, part)
-        inputs.append(nodes.constant("tensor_scale", array(part.scale).astype(np.float32).reshape(())))  # type: ignore[arg-type]
+        scale = array(ready_scale(nodes, part)).astype(np.float32)
+        inputs.append(nodes.constant("tensor_scale", scale.reshape(())))
     return nodes.op(operator.name, inputs, operator.domain, **operator.attributes, axis=axis)
 
 
@@ -247,7 +248,7 @@ def reduced(nodes: Nodes, granularity: Any, x: str) -> list[str]:
 
 def constant(nodes: Nodes, marked: Marked) -> str:
     """The stored form of a weight or bias."""
-    value: torch.Tensor = marked.value.detach().float()  # type: ignore[union-attr]
+    value = known(marked.value, marked.name).detach().float()
     layout = layout_of_quantizer(marked.quantizer, tuple(value.shape), "order")
     made = {key: kept.cpu() for key, kept in store(value, marked.quantizer, "order", marked.frozen).items()}
     if isinstance(layout, PairLayout):

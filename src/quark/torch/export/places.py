@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -69,8 +70,14 @@ def inside(
 
 def form_of(module: nn.Module, own: str) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and type of a place."""
-    value: torch.Tensor = module._parameters[own] if own in module._parameters else getattr(module, own)  # type: ignore[assignment]
+    value = held_in(module, own)
     return tuple(value.shape), value.dtype
+
+
+def held_in(module: nn.Module, own: str) -> torch.Tensor:
+    """What a place holds now."""
+    value: Any = module._parameters[own] if own in module._parameters else getattr(module, own)
+    return cast(torch.Tensor, value)
 
 
 def places_of(model: nn.Module) -> dict[str, list[Place]]:
@@ -92,8 +99,8 @@ def places_of(model: nn.Module) -> dict[str, list[Place]]:
 
 def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """(name, module) without the quantizers, shared modules under each of their names."""
-    owned = [quantizer for _, layer in quantized_layers(model) for _, quantizer in layer.quantizers()]
-    owned += [module for module in model.modules() if isinstance(module, CacheQuantizer | SoftmaxQuantizer)]  # type: ignore[misc]
+    owned: list[nn.Module] = [quantizer for _, layer in quantized_layers(model) for _, quantizer in layer.quantizers()]
+    owned += [module for module in model.modules() if isinstance(module, CacheQuantizer | SoftmaxQuantizer)]
     hidden = {id(part) for quantizer in owned for part in quantizer.modules()}
     return ((name, module) for name, module in model.named_modules(remove_duplicate=False) if id(module) not in hidden)
 
@@ -136,7 +143,7 @@ def put(
     Raises:
         ModelError: another shape or type than the place has, or a scale that is no number.
     """
-    old: torch.Tensor = module._parameters[own] if own in module._parameters else getattr(module, own)  # type: ignore[assignment]
+    old = held_in(module, own)
     if own.startswith("scale") and value.dtype in FLOATS and not bool(value.isfinite().all()):
         raise ModelError(f"{what} has scales that are not finite: the file is broken")
     free = isinstance(module, FakeQuantize) and not old.numel()  # a scale whose number the configuration does not tell

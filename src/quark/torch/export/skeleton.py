@@ -22,8 +22,9 @@ from quark.torch.export.layout import CODES, layout_of_quantizer
 from quark.torch.export.stored import PREFIXES, Parameters, StoredScales, StoredTensor, activation_form
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts
 from quark.torch.kv_cache import CacheQuantizer
+from quark.torch.layers import own_parameter
 from quark.torch.matching import FEATURES, Match, match
-from quark.torch.quantized_layer import OWN, QuantLayer, attach, quantized_layers
+from quark.torch.quantized_layer import OWN, QuantLayer, attach, mark_quantized, quantized_layers
 from quark.torch.recurrent import roll_untouched, unroll_recurrent
 from quark.torch.softmax import SoftmaxQuantizer
 
@@ -63,8 +64,7 @@ def map_layers(
                 quantizer.train(item.layer.module.training)
             if isinstance(quantizer, Parameters):
                 quantizer.settle(item.layer.module, PREFIXES[slot])
-    model.quant_config = config  # type: ignore[assignment]
-    model.quark_quantized = True  # type: ignore[assignment]
+    mark_quantized(model, config)
 
 
 def prepared(
@@ -108,7 +108,7 @@ def stored(item: Match, slot: str, pack_method: str) -> Quantizer | None:
     value: torch.Tensor = getattr(item.layer.module, slot)
     quantizer = fresh(item, slot)
     layout = layout_of_quantizer(quantizer, tuple(value.shape), pack_method)
-    return StoredTensor(layout, value.dtype, value.device, partial(fresh, item, slot))  # type: ignore[return-value]
+    return StoredTensor(layout, value.dtype, value.device, partial(fresh, item, slot))
 
 
 def static(item: Match, slot: str, pack_method: str) -> Quantizer | None:
@@ -129,13 +129,13 @@ def activation(item: Match, slot: str) -> Quantizer | None:
     if not item.stages[slot]:
         return None
     module, quantizer = item.layer.module, fresh(item, slot)
-    device = module._parameters["weight"].device  # type: ignore[union-attr]
+    device = own_parameter(module).device
     form = activation_form(quantizer, features_of(module, item, slot, quantizer))
     if isinstance(quantizer, FakeQuantize) and not (quantizer.stage.is_block and quantizer.stage.calibrated):
         for name, (shape, dtype) in form.items():
             setattr(quantizer, name, torch.empty(shape, dtype=dtype, device=device))
         return quantizer
-    return StoredScales(quantizer, form, device) if form else quantizer  # type: ignore[return-value]
+    return StoredScales(quantizer, form, device) if form else quantizer
 
 
 def features_of(module: nn.Module, item: Match, slot: str, quantizer: Quantizer) -> int:
@@ -170,8 +170,8 @@ def take_codes(item: Match, quantizers: dict[str, Quantizer | None], bytes_only:
             shape, dtype = quantizer.layout.form()[CODES]
             if bytes_only and dtype.itemsize == 1:
                 dtype = torch.uint8 if dtype.is_floating_point else dtype
-            old = module._parameters.pop(slot)  # behind the others: models ask the first parameter for its type
-            codes = torch.empty(shape, dtype=dtype, device=old.device)
+            codes = torch.empty(shape, dtype=dtype, device=own_parameter(module, slot).device)
+            del module._parameters[slot]  # behind the others: models ask the first parameter for its type
             module._parameters[slot] = nn.Parameter(codes, requires_grad=False)
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from quark.errors import ModelError
+from quark.errors import ModelError, known
 from quark.torch.export.extras import extra_items
 from quark.torch.export.layout import CODES, Stored, layout_of_quantizer, store
 from quark.torch.export.shards import Item, item_of
 from quark.torch.export.stored import PREFIXES, Parameters, StoredTensor, activation_name, stored_activation
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
 from quark.torch.kv_cache import CacheQuantizer, cache_quantizers
+from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import OWN, SLOT_NAMES, QuantLayer, quantized_layers
 from quark.torch.softmax import SoftmaxQuantizer
 
@@ -120,10 +121,9 @@ class Source:
 
 def quantized_item(layer: QuantLayer, name: str, slot: str, pack_method: str, weight_format: str) -> Item:
     """The weight or bias of a quantized layer."""
-    quantizer = layer._modules[f"{slot}_quantizer"]
-    value: torch.Tensor = layer._parameters[slot]  # type: ignore[assignment]
+    quantizer, value = layer.own_quantizer(slot), own_parameter(layer, slot)
     if not isinstance(quantizer, StoredTensor):
-        source = Source(name, lambda: value, quantizer, tuple(value.shape), value.dtype, layer.frozen)  # type: ignore[arg-type]
+        source = Source(name, lambda: value, quantizer, tuple(value.shape), value.dtype, layer.frozen)
     elif weight_format == "real_quantized" and quantizer.layout.pack_method == pack_method:
         form = quantizer.layout.form()
         codes = value.detach().view(form[CODES][1])  # those of FP8 may be held as bytes
@@ -184,7 +184,7 @@ def attention_parameters(model: nn.Module) -> Iterator[tuple[str, FakeQuantize, 
         fused = len(set(cache.projections.values())) < len(cache.projections)
         for role, projection in cache.projections.items():
             suffix = "_2" if fused and role == "v" else ""
-            for part in parts(cache._modules[role]):  # type: ignore[arg-type]
+            for part in parts(known(cache._modules[role], role)):
                 yield from named_parameters(f"{projection}.output", part, suffix)
     for name, module in model.named_modules():
         if isinstance(module, SoftmaxQuantizer):

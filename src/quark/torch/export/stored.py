@@ -15,14 +15,14 @@ from torch import nn
 
 from quark.numerics.blocks import Block
 from quark.numerics.elements import Int
-from quark.torch.export.layout import CODES, ElementLayout, Form, Layout, PairLayout, Stored
+from quark.torch.export.layout import CODES, ElementLayout, Form, Layout, PairLayout, Stored, layouts_of
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
 
 PREFIXES = {"input_tensors": "input", "output_tensors": "output", "weight": "weight", "bias": "bias"}
 NUMBERED = re.compile(r"(scale|zero_point)_\d+$")
 
 
-class Parameters(nn.Module):
+class Parameters(Quantizer):
     """Buffers of a given form, that keep their types whatever the model is cast to."""
 
     def __init__(self, form: Form, device: torch.device) -> None:
@@ -32,7 +32,7 @@ class Parameters(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, old in before.items():
             value = self._buffers[name]
             if old is not None and value is not None and value.dtype != old.dtype:
@@ -95,11 +95,10 @@ class StoredTensor(Parameters):
     def quantizer(self, codes: torch.Tensor) -> Quantizer:
         """The quantizer of the float tensor, with its parameters."""
         made, stored = self.fake(), {**self.stored, CODES: codes}
-        pair = isinstance(self.layout, PairLayout)
-        layouts = (self.layout.first, self.layout.second) if isinstance(self.layout, PairLayout) else (self.layout,)
-        for part, layout in zip(parts(made), layouts, strict=True):
+        pair = self.layout if isinstance(self.layout, PairLayout) else None
+        for part, layout in zip(parts(made), layouts_of(self.layout), strict=True):
             part.scale, part.zero_point = parameters(layout, stored)
-            if pair and layout is layouts[-1] and self.layout.relative and part.scale is not None:  # type: ignore[union-attr]
+            if pair is not None and layout is pair.second and pair.relative and part.scale is not None:
                 part.scale = part.scale * stored["scale"]
         return made
 

@@ -28,6 +28,7 @@ from quark.torch.export.shards import MAKERS, Item
 from quark.torch.export.state import named
 from quark.torch.export.stored import StoredTensor
 from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import OWN, QuantLayer, quantized_layers
 
 WHOLE = 1 << 16  # elements of a tensor that is decoded as a whole
@@ -119,11 +120,11 @@ class Coded:
     """
 
     def __init__(self, reader: Reader, prefix: str, layer: QuantLayer, slot: str) -> None:
-        held, value = layer._modules[f"{slot}_quantizer"], layer._parameters[slot]
-        self.prefix, self.reader, self.value, self.held = prefix, reader, value.detach(), held  # type: ignore[union-attr]
+        held, value = layer._modules[f"{slot}_quantizer"], own_parameter(layer, slot)
+        self.prefix, self.reader, self.value, self.held = prefix, reader, value.detach(), held
         self.frozen = layer.frozen
-        self.shape: tuple[int, ...] = held.layout.shape if isinstance(held, StoredTensor) else tuple(value.shape)  # type: ignore[union-attr]
-        self.quantizer: Any = held.quantizer(value) if isinstance(held, StoredTensor) else held  # type: ignore[arg-type]
+        self.shape: tuple[int, ...] = held.layout.shape if isinstance(held, StoredTensor) else tuple(value.shape)
+        self.quantizer: Any = held.quantizer(value) if isinstance(held, StoredTensor) else held
         own: Any = self.quantizer
         stages = list(parts(own))
         self.windows = windows_of(self.quantizer, self.shape)

@@ -24,7 +24,7 @@ from torch import nn
 
 from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.config.model import QConfig, QLayerConfig
-from quark.torch.experts import is_fused, layers_of, stacked_name, unfuse_experts
+from quark.torch.experts import count_of, is_fused, layers_of, stacked_name, unfuse_experts
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.formats import FORMATS
@@ -123,7 +123,8 @@ def quantized_model(folder: Path) -> nn.Module:
     translated = Translated(checkpoint.folder, checkpoint.config, checkpoint.files, tensors, layers, taken, stacks)
     map_model(model, Scheme(config_of(model, layers, inside), JsonExporterConfig(), "quark"))
     load(model, translated)
-    model.config._name_or_path = str(folder)  # type: ignore[union-attr]
+    library: Any = model
+    library.config._name_or_path = str(folder)
     return mark_loaded(model).eval()
 
 
@@ -200,7 +201,7 @@ def taken_apart(shell: nn.Module, path: str, own: str, names: Names, value: torc
     twin = copy.copy(shell)
     twin.__dict__["_parameters"] = {**shell._parameters, own: value}
     made: dict[str, torch.Tensor] = {}
-    for number in range(int(shell.num_experts)):  # type: ignore[arg-type]
+    for number in range(count_of(shell)):
         for name, weight, bias in layers_of(twin, number):
             outside, source = names.layer(f"{path}.{number}.{name}"), stacked_name(shell, f"{number}.{name}.weight")
             made |= {f"{outside}.weight": weight.contiguous()} if own == source else {}

@@ -45,7 +45,8 @@ def renames_of(model: nn.Module) -> list[Rename]:
         return []
     if not hasattr(model, "base_model_prefix"):
         return []
-    steps: list[Any] = get_model_conversion_mapping(model)  # type: ignore[arg-type]
+    library: Any = model
+    steps: list[Any] = get_model_conversion_mapping(library)
     return [rename_of(step) for step in steps if isinstance(step, WeightRenaming)]
 
 

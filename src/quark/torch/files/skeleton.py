@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from quark.errors import ModelError
+from quark.errors import ModelError, known
 from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
 from quark.torch.export.original import Names, names_of
@@ -306,5 +306,5 @@ def put(model: nn.Module, path: list[str], layer: nn.Module) -> None:
     for name in path[:-1]:
         if name not in model._modules:
             model._modules[name] = nn.Module()
-        model = model._modules[name]  # type: ignore[assignment]
+        model = known(model._modules[name], name)
     model._modules[path[-1]] = layer

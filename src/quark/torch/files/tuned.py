@@ -39,7 +39,7 @@ from quark.torch.files.home import InFiles, opened_model
 from quark.torch.files.skeleton import read_skeleton
 from quark.torch.matching import Match, Matches, find_candidates
 from quark.torch.prepare import prepare, restore
-from quark.torch.quantized_layer import OWN
+from quark.torch.quantized_layer import OWN, weight_quantizer
 from quark.torch.rotated import attach_rotation
 
 PARAMETERS = ("scale", "zero_point")
@@ -81,7 +81,7 @@ class Tuning(InFiles):
         for name, item in layers.items():
             own = ((key, item.layer.module._parameters.get(key)) for key in OWN)
             values |= {f"{name}.{key}": value.detach() for key, value in own if value is not None}
-            for number, part in enumerate(parts(weight_quantizer(item))):
+            for number, part in enumerate(parts(weight_quantizer(item.layer.module))):
                 found = ((key, getattr(part, key)) for key in PARAMETERS)
                 values |= {f"{name}.weight.{number}.{key}": value for key, value in found if value is not None}
         with part_of(path, SafetensorError) as unfinished:
@@ -94,13 +94,8 @@ class Tuning(InFiles):
             for key in OWN:
                 if f"{name}.{key}" in values:
                     item.layer.module._parameters[key] = nn.Parameter(values[f"{name}.{key}"], requires_grad=False)
-            set_scales(weight_quantizer(item), f"{name}.weight", values)
+            set_scales(weight_quantizer(item.layer.module), f"{name}.weight", values)
         forget_twins(item.layer.module for item in layers.values())
-
-
-def weight_quantizer(item: Match) -> Quantizer:
-    """That of a prepared layer."""
-    return item.layer.module._modules["weight_quantizer"]  # type: ignore[return-value]
 
 
 def set_ranges(item: Match) -> None:
@@ -154,7 +149,8 @@ def tuned_weights(
     skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
     model, found = skeleton.model, Matches(plan, tuple(find_candidates(skeleton.model)))
     if changes.untied:
-        model.config.tie_word_embeddings = False  # type: ignore[union-attr]
+        config_of_model: Any = model.config
+        config_of_model.tie_word_embeddings = False
     skeleton = replace(skeleton, tensors={**skeleton.tensors, **changes.tensors})
     blocks = opened_model(skeleton, checkpoint, getattr(algorithm, "model_decoder_layers", ""))
     for name, turn in changes.turns.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from quark.numerics.granularity import Channel, Tensor
-from quark.torch.fake_quantize import FakeQuantize
+from quark.torch.fake_quantize import FakeQuantize, zero_point_of
 from quark.torch.plan_rows import on_axis
 
 
@@ -21,7 +21,7 @@ class BiasQuantizer(FakeQuantize):
         super().__init__(on_axis(bias.stage, granularity), bias.tensor_name)
         self.factors = (source, weight)
         self.enabled = bias.enabled
-        self.zero_point = torch.zeros_like(weight.zero_point, dtype=torch.int32)  # type: ignore[arg-type]
+        self.zero_point = torch.zeros_like(zero_point_of(weight), dtype=torch.int32)
 
     def register_scale(self) -> None:
         """There is nothing to keep."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 
@@ -18,9 +19,24 @@ def operator(node: Node) -> str:
     return "getitem" if getattr(node.target, "__name__", "") == "getitem" else ""
 
 
+def overload_of(node: Node) -> OpOverload:
+    """The operator that a node calls."""
+    if not isinstance(node.target, OpOverload):
+        raise TypeError(f"{node.name} calls {node.target}, which is no operator of torch")
+    return node.target
+
+
+def first(node: Node) -> Node:
+    """The node that makes the first argument of another."""
+    found = node.args[0]
+    if not isinstance(found, Node):
+        raise TypeError(f"{node.name} reads {found!r} first, which no node makes")
+    return found
+
+
 def arguments(node: Node) -> dict[str, Any]:
     """The arguments of an operator by the names of its schema, defaults too."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    schema = overload_of(node)._schema.arguments
     values = {item.name: item.default_value for item in schema if item.has_default_value()}
     positional = {item.name: value for item, value in zip(schema, node.args, strict=False)}
     return {**values, **positional, **node.kwargs}

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from quark.errors import ModelError
-from quark.torch.graph.calls import arguments, operator
+from quark.torch.graph.calls import arguments, first, operator, overload_of
 
 VIEWS = frozenset((
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "squeeze", "unsqueeze", "slice",
@@ -34,36 +34,36 @@ def make_functional(graph: Graph) -> None:
             if arguments(node)["train"]:
                 raise ModelError("the graph was exported in training mode (dropout is on); export model.eval()")
             replace_by_first(graph, node)
-        elif name.endswith("_") and not name.startswith("_") and node.target._schema.is_mutable:
+        elif name.endswith("_") and not name.startswith("_") and overload_of(node)._schema.is_mutable:
             out_of_place(graph, node, name)
     graph.eliminate_dead_code()
 
 
 def replace_by_first(graph: Graph, node: Node) -> None:
     """Readers of a no-op read its input."""
-    node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+    node.replace_all_uses_with(first(node))
     graph.erase_node(node)
 
 
 def out_of_place(graph: Graph, node: Node, name: str) -> None:
     """Exchange an in-place operator for its functional twin, and let later readers of its input read its result."""
     packet = getattr(torch.ops.aten, name[:-1], None)
-    overload = getattr(packet, node.target._overloadname, None)  # type: ignore[union-attr]
+    overload = getattr(packet, overload_of(node)._overloadname, None)
     if overload is None:
         where = f"{node.target} ({node.name})"
         raise ModelError(f"the graph writes in place with {where}, which has no form that returns a new tensor")
-    written = node.args[0]
+    written = first(node)
     later = set()
     following = node.next
     while following.op != "root":
         later.add(following)
         following = following.next
-    check_views(written, later, node)  # type: ignore[arg-type]
+    check_views(written, later, node)
     with graph.inserting_after(node):
         made = graph.call_function(overload, node.args, node.kwargs)
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
-    written.replace_all_uses_with(made, delete_user_cb=lambda user: user in later)  # type: ignore[union-attr]
+    written.replace_all_uses_with(made, delete_user_cb=lambda user: user in later)
     graph.erase_node(node)
 
 

@@ -62,10 +62,10 @@ def align_biases(model: GraphModule) -> None:
         if not isinstance(layer, QuantLayer):
             continue
         source, weight, bias = point_before(model, node), layer.weight_quantizer, layer.bias_quantizer
-        if not all(isinstance(part, FakeQuantize) for part in (source, weight, bias)):
+        if not (isinstance(source, FakeQuantize) and isinstance(weight, FakeQuantize)):
             continue
-        if fits(layer, source, weight, bias):  # type: ignore[arg-type]
-            layer._modules["bias_quantizer"] = BiasQuantizer(bias, source, weight)  # type: ignore[arg-type]
+        if isinstance(bias, FakeQuantize) and fits(layer, source, weight, bias):
+            layer._modules["bias_quantizer"] = BiasQuantizer(bias, source, weight)
 
 
 def point_before(model: GraphModule, node: Node) -> FakeQuantize | None:

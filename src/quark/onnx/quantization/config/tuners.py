@@ -19,11 +19,11 @@ from quark.onnx.quantization.config.algorithm import (
 )
 
 #: With the settings that presets have.
-_PRESET = {"data_size": 1000, "batch_size": 2, "num_iterations": 1000, "early_stop": True}
+_PRESET: dict[str, Any] = {"data_size": 1000, "batch_size": 2, "num_iterations": 1000, "early_stop": True}
 Tuner = AdaRoundConfig | AdaQuantConfig | GPTQConfig | GPTAQConfig | QronosConfig
 TUNERS: dict[str, Tuner] = {
-    "adaround": replace(AdaRoundConfig(), **_PRESET),  # type: ignore[arg-type]
-    "adaquant": replace(AdaQuantConfig(), **_PRESET),  # type: ignore[arg-type]
+    "adaround": replace(AdaRoundConfig(), **_PRESET),
+    "adaquant": replace(AdaQuantConfig(), **_PRESET),
     "gptq": GPTQConfig(),
     "gptaq": GPTAQConfig(),
     "qronos": QronosConfig(),
