@@ -7,38 +7,13 @@ from typing import Annotated
 
 import typer
 
-from quark import parallel
-from quark.cli.common import (
-    DEFAULT_PRESET,
-    Backend,
-    ChartReport,
-    Compare,
-    Drop,
-    Estimate,
-    FailSlower,
-    FailUnder,
-    Json,
-    Labels,
-    LedgerPath,
-    Limit,
-    OwnMetric,
-    PlanFrom,
-    PlanOutput,
-    PlanPath,
-    Purpose,
-    ReportPath,
-    Rounds,
-    Target,
-    Threads,
-    TuneSpeed,
-    chosen_preset,
-    preset_names,
-)
-from quark.cli.paths import LIKE_MODEL, Guarded, Overwrite, Reads, Writes
+from quark.cli.common import Json
+from quark.cli.paths import Guarded, Overwrite, Reads, Writes
 from quark.cli.plan_app import plan_app
-from quark.cli.source_options import Source, takes_samples
+from quark.cli.requests import Auto, Compare, Predict, Quantize, Rank, Search
 from quark.cli.torch_app import torch_app
 from quark.cli.transformation import WithPasses
+from quark.cli.values import takes_values
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,44 +28,6 @@ app.add_typer(onnx_app, name="onnx")
 app.add_typer(torch_app, name="torch")
 app.add_typer(plan_app, name="plan")
 
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        "--preset",
-        "-p",
-        show_default=DEFAULT_PRESET,
-        autocompletion=preset_names,
-        help="A configuration by name; `quark presets` lists them.",
-    ),
-]
-ConfigFile = Annotated[
-    Path | None,
-    Reads(),
-    typer.Option("--config", help="A configuration file instead of a preset, such as a plan of `search`."),
-]
-Candidates = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--candidate",
-        "-c",
-        metavar="NAME",
-        help="What a layer may become: a preset, two data types as in `uint8/int4@32`, with `+adaround` and the like "
-        "behind, or `float`; may be repeated.",
-    ),
-]
-Workers = Annotated[int, typer.Option(min=1, max=parallel.MOST, help="Layers, or recipes, that are tried at once.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="OPTION=VALUE", help="Set one option (`quark options` lists them); may be repeated."),
-]
-Hardware = Annotated[
-    str | None, typer.Option("--for", metavar="cpu|npu|gpu", help="What it is to run on: chooses the preset.")
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NODE", help="Keep a node in float: its name or a `^regular expression`; may be repeated."),
-]
-
 
 @onnx_app.command(
     cls=Guarded,
@@ -104,39 +41,8 @@ Exclude = Annotated[
 
 About 32 to 256 samples that look like the real inputs are enough. Exit codes: 0 done, 1 error, 2 wrong usage.""",
 )
-@takes_samples()
-def quantize(
-    model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file. It is not changed.")],
-    output: Annotated[
-        Path, Writes("model"), typer.Option("--output", "-o", help="Where to write the quantized model.")
-    ],
-    preset: Preset = None,
-    hardware: Hardware = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    target: Target = None,
-    exclude: Exclude = None,
-    tune_speed: TuneSpeed = False,
-    report: ReportPath = None,
-    plan: PlanPath = None,
-    plan_from: PlanFrom = None,
-    algorithm: Annotated[
-        list[str] | None,
-        typer.Option("--algorithm", "-a", help="An algorithm, such as ce or adaround; may be repeated."),
-    ] = None,
-    eval_data: Annotated[
-        Path | None, Reads(), typer.Option("--eval-data", help="Samples that the result is judged on, as --data.")
-    ] = None,
-    fail_under: FailUnder = None,
-    fail_slower: FailSlower = False,
-    check: Annotated[bool, typer.Option(help="Afterwards run both models: SQNR, cosine, latency.")] = True,
-    threads: Threads = None,
-    backend: Backend = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    *,
-    source: Source,
-) -> None:
+@takes_values()
+def quantize(request: Quantize) -> None:
     """Quantize an ONNX model.
 
     Writes a model that stock ONNX Runtime runs, and tells what was quantized, what it cost in accuracy and what it won
@@ -144,13 +50,7 @@ def quantize(
     """
     from quark.cli import quantization
 
-    timed = ("TuneSpeed=true",) if tune_speed else ()
-    chosen = (*(settings or ()), *timed), target, tuple(exclude or ()), config
-    others = tuple(algorithm or ()), eval_data, plan_from
-    name = chosen_preset(preset, config, hardware)
-    request = quantization.Request(model, output, name, source, *chosen, *others)
-    demands = quantization.demanded(fail_under, fail_slower)
-    quantization.run(request, report, plan, check, json, demands, overwrite)
+    quantization.run(request)
 
 
 @onnx_app.command(
@@ -161,31 +61,16 @@ def quantize(
 
 `quark onnx plan model.onnx --preset A8W8 --exclude conv1 --tensors`""",
 )
-def plan(
-    model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file.")],
-    preset: Preset = None,
-    hardware: Hardware = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    target: Target = None,
-    exclude: Exclude = None,
-    tensors: Annotated[bool, typer.Option(help="Also list every quantized tensor.")] = False,
-    plan: PlanPath = None,
-    plan_from: PlanFrom = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-) -> None:
+@takes_values()
+def plan(request: Predict) -> None:
     """Show what a quantization would do, without data and without writing anything.
 
     What is quantized with which data type by which rule, what stays float and why, and the predicted file size, memory
     and time.
     """
     from quark.cli import planning
-    from quark.cli.quantization import Request
 
-    chosen = tuple(settings or ()), target, tuple(exclude or ()), config
-    request = Request(model, model, chosen_preset(preset, config, hardware), Source(), *chosen, plan_from=plan_from)
-    planning.run(request, tensors, plan, json)
+    planning.run(request)
 
 
 @onnx_app.command(
@@ -196,46 +81,15 @@ def plan(
 
 `quark onnx sensitivity model.onnx -p A8W8 -c A8W8 -c uint8/int4 -c A16W8 --data samples/`""",
 )
-@takes_samples(16)
-def sensitivity(
-    model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file.")],
-    preset: Preset = None,
-    config: ConfigFile = None,
-    candidate: Candidates = None,
-    settings: Settings = None,
-    target: Target = None,
-    exclude: Exclude = None,
-    metric: Annotated[
-        str,
-        Reads(function=True),
-        typer.Option(help="What ranks the layers: sqnr, mse, cosine, kl, or FILE.py:FUNCTION of a model's path."),
-    ] = "sqnr",
-    workers: Workers = 1,
-    backend: Backend = None,
-    ledger: LedgerPath = None,
-    report: ChartReport = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    *,
-    source: Source,
-) -> None:
+@takes_values(samples=16)
+def sensitivity(request: Rank) -> None:
     """Rank the layers by what the model loses when only that layer is quantized.
 
     One calibration, then every layer alone under every candidate (the preset itself when none is given).
     """
     from quark.cli import searching
 
-    request = searching.Request(
-        model,
-        chosen_preset(preset, config),
-        config,
-        tuple(candidate or ()),
-        source,
-        (tuple(settings or ()), target, tuple(exclude or ())),
-        workers,
-        ledger,
-    )
-    searching.run_sensitivity(request, metric, report, json)
+    searching.run_sensitivity(request)
 
 
 @onnx_app.command(
@@ -248,67 +102,16 @@ def sensitivity(
 
 `quark onnx quantize model.onnx -o q.onnx --config plan.yaml --data samples/`""",
 )
-@takes_samples(16)
-def search(
-    model: Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file.")],
-    output: PlanOutput,
-    goal: Annotated[
-        str | None, typer.Option("--target", metavar="METRIC>=X", help="What the whole quantized model has to reach.")
-    ] = None,
-    limit: Limit = None,
-    budget: Annotated[
-        str | None, typer.Option(help="What is to be small: size, bits, latency (for CPUs), or a .yaml of energies.")
-    ] = None,
-    metric: Annotated[
-        str | None,
-        Reads(function=True),
-        typer.Option(
-            metavar="FILE.py:FUNCTION", help="Your metric for the target: function(path of a model) → number."
-        ),
-    ] = None,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    candidate: Candidates = None,
-    eval_data: Annotated[
-        Path | None, Reads(), typer.Option("--eval-data", help="Samples that whole plans are measured on, as --data.")
-    ] = None,
-    settings: Settings = None,
-    layout: Annotated[str | None, typer.Option("--layout", metavar="cpu|any", help="As of `quantize`.")] = None,
-    exclude: Exclude = None,
-    compare: Compare = True,
-    rounds: Rounds = 8,
-    estimate: Estimate = False,
-    fail_under: FailUnder = None,
-    fail_slower: FailSlower = False,
-    workers: Workers = 1,
-    backend: Backend = None,
-    ledger: LedgerPath = None,
-    report: ChartReport = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    *,
-    source: Source,
-) -> None:
+@takes_values(samples=16)
+def search(request: Search) -> None:
     """Find a mixed-precision plan: a data type for every layer, so that a metric meets its target at least cost.
 
     Every layer is tried alone, integer programming chooses, the whole plan is quantized and measured, until it holds.
     Exit code 3: the target is out of reach, and the nearest plan is written. The last lines are a verdict.
     """
-    from quark.cli import quantization, searching
-    from quark.cli.search_tables import Wanted
+    from quark.cli import searching
 
-    request = searching.Request(
-        model,
-        chosen_preset(preset, config),
-        config,
-        tuple(candidate or ()),
-        source,
-        (tuple(settings or ()), layout, tuple(exclude or ())),
-        workers,
-        ledger,
-    )
-    wanted = Wanted(output, goal, limit, budget or "", metric, eval_data, compare, rounds, estimate)
-    searching.run_search(request, wanted, report, json, quantization.demanded(fail_under, fail_slower))
+    searching.run_search(request)
 
 
 @onnx_app.command(cls=Guarded, epilog="**Example**: `quark onnx explain quantized.onnx conv1_output`")
@@ -342,28 +145,15 @@ def inspect(
 
 `quark onnx compare model.onnx a8w8.onnx cpu.onnx --data samples.npz --report both.html`""",
 )
-@takes_samples()
-def compare(
-    model: Annotated[Path, Reads(), typer.Argument(metavar="FLOAT_MODEL", help="The float model.")],
-    quantized: Annotated[
-        list[Path], Reads(), typer.Argument(metavar="QUANTIZED_MODEL...", help="The models made from it, one or more.")
-    ],
-    report: ReportPath = None,
-    fail_under: FailUnder = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    *,
-    source: Source,
-) -> None:
+@takes_values()
+def compare(request: Compare) -> None:
     """Run a float model and its quantized forms on the same samples and show how far apart they are.
 
     End to end (every output), and layer by layer (every tensor that both models have). The last lines are a verdict.
     """
     from quark.cli import comparison
-    from quark.cli.verdicts import parse_bound
 
-    request = comparison.Request(model, tuple(quantized), source)
-    comparison.run(request, report, json, parse_bound(fail_under) if fail_under else None)
+    comparison.run(request)
 
 
 @onnx_app.command(
@@ -424,30 +214,12 @@ def tool(
 
 Exit codes: 0 solved, 1 error, 2 wrong usage, 3 nothing within the tolerance wins (the nearest miss is written).""",
 )
-@takes_samples()
-def auto(
-    model: Annotated[Path, Reads(), typer.Argument(help="An .onnx file, or a torch folder. It is not changed.")],
-    output: Annotated[Path, Writes(LIKE_MODEL), typer.Option("--output", "-o", help="Where to write the best model.")],
-    purpose: Purpose = None,
-    metric: OwnMetric = None,
-    labels: Labels = None,
-    drop: Drop = None,
-    minutes: Annotated[float, typer.Option(min=0.0, help="Time for all trials.")] = 10.0,
-    seq_len: Annotated[int, typer.Option(min=2, help="Folders: tokens per window.")] = 512,
-    ledger: LedgerPath = None,
-    workers: Workers = 1,
-    backend: Backend = None,
-    report: ReportPath = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    *,
-    source: Source,
-) -> None:
+@takes_values()
+def auto(request: Auto) -> None:
     """Find the best quantized model: try presets and recipes, choose, and prove it on samples that decided nothing."""
     from quark.cli import automatic
 
-    asked = purpose or automatic.usual(model), metric, drop, minutes, ledger, seq_len, labels, workers
-    automatic.run(automatic.Request(model, output, source, *asked), report, overwrite, json)
+    automatic.run(request)
 
 
 @app.command()

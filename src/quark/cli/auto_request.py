@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from quark.cli.output import print_json, say, show, write_lines
-from quark.cli.source_options import Source, source_words
+from quark.cli.requests import Auto
+from quark.cli.source_options import source_words
 from quark.cli.verdicts import FAILED
 from quark.errors import ConfigError
 from quark.report import Table
@@ -22,39 +23,22 @@ ACCEPTABLE = 0.2
 """A larger part of a metric is no tolerance that anybody means."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What was typed."""
-
-    model: Path
-    output: Path
-    source: Source
-    purpose: str
-    metric: str | None
-    drop: str | None
-    minutes: float
-    ledger: Path | None = None
-    seq_len: int = 512
-    labels: Path | None = None
-    workers: int = 1
-
-
-def looser(request: Request, lost: float) -> str:
+def looser(request: Auto, lost: float) -> str:
     """The command with a tolerance that a loss of this part meets; its ledger is another one's."""
     return command(replace(request, drop=percent(lost), ledger=None))
 
 
-def longer(request: Request) -> str:
+def longer(request: Auto) -> str:
     """The command with more time."""
     return command(replace(request, minutes=max(10.0, 2 * request.minutes)))
 
 
-def command(asked: Request) -> str:
+def command(asked: Auto) -> str:
     """What is typed for a request whose output exists: a file is replaced, a folder gets another name."""
     folder = asked.model.is_dir()
     output = asked.output.with_name(f"{asked.output.name}-2") if folder else asked.output
     words = ["quark", "auto", str(asked.model), "-o", str(output), *source_words(asked.source)]
-    told: dict[str, Any] = {"for": asked.purpose, "metric": asked.metric, "labels": asked.labels, "drop": asked.drop}
+    told: dict[str, Any] = {"for": asked.goal, "metric": asked.metric, "labels": asked.labels, "drop": asked.drop}
     told |= {"minutes": f"{asked.minutes:g}", "ledger": asked.ledger}
     told |= {"seq-len": asked.seq_len} if folder else {}
     words += [word for name, value in told.items() if value is not None for word in (f"--{name}", str(value))]

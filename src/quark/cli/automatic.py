@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quark.cli.auto_request import Request
+from quark.cli.requests import Auto
 from quark.errors import ModelNotFoundError
 
-__all__ = ["Request", "run", "usual"]
 
-
-def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> None:
+def run(request: Auto) -> None:
     """A folder is a torch model, a file an ONNX model.
 
     Raises:
@@ -23,13 +21,8 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
     if request.model.is_dir():
         from quark.cli import torch_auto
 
-        torch_auto.run(request, report, overwrite, json)
+        torch_auto.run(request)
     else:
         from quark.cli import onnx_auto
 
-        onnx_auto.run(request, report, overwrite, json)
-
-
-def usual(model: Path) -> str:
-    """What a model is made for where nothing is said."""
-    return "transformers" if model.is_dir() else "cpu"
+        onnx_auto.run(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -72,15 +73,6 @@ PlanPath = Annotated[
     Writes(),
     typer.Option("--plan", help="Write every decision (tensor, format, scale, why) as JSON, for `quark plan diff`."),
 ]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        "--layout",
-        "--target",
-        metavar="cpu|any",
-        help="`cpu`: lay the model out for ONNX Runtime's CPU kernels. `any`: exactly as configured.",
-    ),
-]
 PlanFrom = Annotated[
     Path | None,
     Reads(),
@@ -99,6 +91,41 @@ Estimate = Annotated[
     bool, typer.Option("--estimate", help="Layers by a few passes instead of one trial per layer and candidate.")
 ]
 Rounds = Annotated[int, typer.Option(min=1, help="Whole plans that are quantized and measured, at most.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a search is for, and what it writes."""
+
+    output: PlanOutput
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="METRIC>=X", help="What the whole quantized model has to reach.")
+    ] = None
+    limit: Limit = None
+    budget: Annotated[
+        str,
+        typer.Option(
+            show_default="size",
+            help="What is to be small: size, bits, latency (of CPUs; of an MI300X for torch), or a .yaml of energies.",
+        ),
+    ] = ""
+    metric: Annotated[
+        str | None,
+        Reads(function=True),
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="Your metric for the target: function(path of an ONNX model, or a torch model) → number.",
+        ),
+    ] = None
+    eval_data: Annotated[
+        Path | None, Reads(), typer.Option("--eval-data", help="What whole plans are measured on, as --data.")
+    ] = None
+    compare: Compare = True
+    rounds: Rounds = 8
+    estimate: Estimate = False
+    report: ChartReport = None
+    json: Json = False
+
 
 #: The preset of ``--for``, and of no option at all: ``cpu``.
 USUAL = {"cpu": "A8W8_CPU", "npu": "XINT8", "gpu": "FP16"}

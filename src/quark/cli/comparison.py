@@ -11,9 +11,10 @@ from typing import Any
 import typer
 
 from quark.cli.output import print_json, say, show, write_lines, write_page
-from quark.cli.source_options import Source, source_words
+from quark.cli.requests import Compare
+from quark.cli.source_options import source_words
 from quark.cli.sources import feeds
-from quark.cli.verdicts import FAILED, Bound, Subject, judge_all, remedies
+from quark.cli.verdicts import FAILED, Subject, judge_all, parse_bound, remedies
 from quark.onnx.causes import SAMPLES, Causes, causes, with_causes
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.evaluation import layer_table
@@ -27,15 +28,6 @@ from quark.report.verdict import Verdict
 
 
 @dataclass(frozen=True)
-class Request:
-    """What was typed."""
-
-    model: Path
-    quantized: tuple[Path, ...]
-    source: Source
-
-
-@dataclass(frozen=True)
 class Compared:
     """One quantized model: how far it is, what its layers cause where a page is wanted, and the verdict."""
 
@@ -45,24 +37,25 @@ class Compared:
     causes: Causes | None = None
 
 
-def run(request: Request, report: Path | None, json: bool, bound: Bound | None = None) -> None:
+def run(request: Compare) -> None:
     """Compare, and tell on standard output; the verdict comes last.
 
     Raises:
         typer.Exit: with the code 3, a bound that is not met.
     """
+    bound, report = parse_bound(request.fail_under) if request.fail_under else None, request.report
     samples = feeds(request.model, request.source, made=request.quantized[0])
     found = [_compared(request, path, samples, report is not None) for path in request.quantized]
     if report:
         write_page(page(request, found, samples), report)
         say(f"Report: {report}")
     several = len(found) > 1
-    if json:
+    if request.json:
         told = [{**facts(one.comparison), "verdict": one.verdict.facts()} for one in found]
         print_json(
             {"models": {str(one.path): fact for one, fact in zip(found, told, strict=True)}} if several else told[0]
         )
-    for one in () if json else found:
+    for one in () if request.json else found:
         if several:
             write_lines([f"\n{one.path}"])
         show(output_table(one.comparison))
@@ -75,7 +68,7 @@ def run(request: Request, report: Path | None, json: bool, bound: Bound | None =
         raise typer.Exit(FAILED)
 
 
-def _compared(request: Request, path: Path, samples: Any, causing: bool) -> Compared:
+def _compared(request: Compare, path: Path, samples: Any, causing: bool) -> Compared:
     with bars() as update:
         found = compare(request.model, path, samples, progress=lambda done: update("compare", done, len(samples)))
         if not causing:
@@ -85,7 +78,7 @@ def _compared(request: Request, path: Path, samples: Any, causing: bool) -> Comp
     return Compared(path, with_causes(found, measured), _verdict(request, path, found, seconds), measured)
 
 
-def _verdict(request: Request, path: Path, found: Comparison, seconds: Mapping[str, float]) -> Verdict:
+def _verdict(request: Compare, path: Path, found: Comparison, seconds: Mapping[str, float]) -> Verdict:
     """The lines about one quantized model; how fast it is, `quantize` and the page tell."""
     source = request.source
     where = "on generated data, which says little" if source.random else f"on {found.samples} samples"
@@ -115,7 +108,7 @@ def facts(found: Comparison) -> dict[str, object]:
     return {"samples": found.samples, "outputs": outputs, "layers": layers}
 
 
-def page(request: Request, found: Sequence[Compared], samples: Any) -> Report:
+def page(request: Compare, found: Sequence[Compared], samples: Any) -> Report:
     """The HTML page of one model or several."""
     views = [model_view(one.path.name, request.model, one.path, one.comparison, one.verdict) for one in found]
     measured = [one.causes for one in found if one.causes is not None]

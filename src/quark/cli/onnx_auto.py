@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from quark.cli.auto_request import ACCEPTABLE, Request, command, longer, looser, parse_drop, tell
+from quark.cli.auto_request import ACCEPTABLE, command, longer, looser, parse_drop, tell
 from quark.cli.output import say, write_page, write_text
+from quark.cli.requests import Auto
 from quark.cli.samples import Samples
 from quark.cli.source_options import source_words
 from quark.cli.sources import feeds, preprocessing
@@ -35,35 +35,40 @@ from quark.search.function import digest_of, load_function, score_of
 from quark.search.parts import parts_of
 
 
-def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> None:
+def run(request: Auto) -> None:
     """Try, choose, write, tell.
 
     Raises:
         typer.Exit: with the code 3, where nothing is within the tolerance or wins anything.
     """
-    if request.seq_len != Request.seq_len:
+    if request.seq_len != Auto.seq_len:
         raise ConfigError("--seq-len is for the folders of torch models; an ONNX model takes samples as they are")
     goal, name = _goal(request), _named(request)
     recipe = Output(request.output.with_suffix(".recipe.yaml"), "the recipe")
-    check_outputs([recipe], [("the float model", request.model)], overwrite)
+    check_outputs([recipe], [("the float model", request.model)], bool(request.overwrite))
     given = feeds(request.model, request.source)
     if name is not None:
         given = replace(given, strict=True) if isinstance(given, Samples) else given
         goal = _labelled(goal, request, name, given)
     samples = _split(given)
     outputs = {"model": output_of(request.output), "recipe": recipe}
-    outputs |= {} if report is None else {"report": Output(report, "--report", folder=True)}
+    outputs |= {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
     with drafts(outputs) as paths, private_folder() as folder:
         found = auto(request.model, samples, goal, folder, say)
         write_model(found.winner.path or request.model, paths["model"])
         write_text(_recipe(found, request), paths["recipe"])
         verdict = _verdict(request, found)
-        if report is not None:
+        if request.report is not None:
             write_page(_page(request, found, verdict), paths["report"])
-    tell(_facts(found, verdict) if json else trial_table(found), verdict, (request.output, recipe.path), found.solved)
+    tell(
+        _facts(found, verdict) if request.json else trial_table(found),
+        verdict,
+        (request.output, recipe.path),
+        found.solved,
+    )
 
 
-def _named(request: Request) -> str | None:
+def _named(request: Auto) -> str | None:
     """The built-in metric; labels alone are classes. None: a function of the user's, or the agreement with float."""
     if request.metric is None or is_name(request.metric):
         name = request.metric or (None if request.labels is None else "top1")
@@ -74,17 +79,17 @@ def _named(request: Request) -> str | None:
     return None
 
 
-def _goal(request: Request) -> Goal:
+def _goal(request: Auto) -> Goal:
     own = None if request.metric is None or is_name(request.metric) else request.metric
     function = None if own is None else load_function(own)
     name = "" if own is None else own.rpartition(":")[2]
     metric = None if function is None else lambda path: score_of(function(path), name)
     seconds, drop = 60 * request.minutes, parse_drop(request.drop)
-    kept = Goal(request.purpose, drop, metric, seconds, None, request.ledger, digest_of(own))
+    kept = Goal(request.goal, drop, metric, seconds, None, request.ledger, digest_of(own))
     return replace(kept, workers=request.workers)
 
 
-def _labelled(goal: Goal, request: Request, name: str, samples: Any) -> Goal:
+def _labelled(goal: Goal, request: Auto, name: str, samples: Any) -> Goal:
     """The goal with a built-in metric, on the samples that choose, and on those that decide nothing."""
     files = [file_of(read) for read in samples.readers] if isinstance(samples, Samples) else [None] * len(samples)
     given = Given(request.model, request.labels, files, preprocessing(request.source))
@@ -103,7 +108,7 @@ def _split(samples: Any) -> Split:
     return split(samples)
 
 
-def _recipe(found: Outcome, request: Request) -> str:
+def _recipe(found: Outcome, request: Auto) -> str:
     """The configuration file that makes the winner again; for the float model, words."""
     choice = found.winner.choice
     if choice is None:
@@ -117,7 +122,7 @@ def _recipe(found: Outcome, request: Request) -> str:
     if choice.layers:
         values["layers"] = dict(choice.layers)
     values["calibrate"] = "half"
-    values["found"] = {"by": MARK, "model": request.model.name, "for": request.purpose}
+    values["found"] = {"by": MARK, "model": request.model.name, "for": request.goal}
     command = f"# quark onnx quantize {request.model.name} -o q.onnx --data …"
     return f"{command} --config {request.output.stem}.recipe.yaml\n" + yaml.safe_dump(values, sort_keys=False)
 
@@ -148,9 +153,9 @@ def untried_table(found: Outcome) -> Table:
     return Table("Not tried", ("preset or recipe", "why"), tuple(found.untried))
 
 
-def why_table(request: Request, found: Outcome) -> Table:
+def why_table(request: Auto, found: Outcome) -> Table:
     """Why the winner won over every other trial that could have."""
-    cost = {"cpu": "seconds", "npu": "rank", "size": "bytes"}[request.purpose]
+    cost = {"cpu": "seconds", "npu": "rank", "size": "bytes"}[request.goal]
     said = {"seconds": "slower", "rank": "a costlier type for an NPU, or less accurate", "bytes": "larger"}[cost]
     rows = []
     for trial in (one for one in found.trials if one.name != found.winner.name):
@@ -159,7 +164,7 @@ def why_table(request: Request, found: Outcome) -> Table:
     return Table("Why the others lost", ("configuration", "why"), tuple(rows), _why(found))
 
 
-def _verdict(request: Request, found: Outcome) -> Verdict:
+def _verdict(request: Auto, found: Outcome) -> Verdict:
     """What is known of the winner, the result last: with the next command it is what the last lines show."""
     winner, lines = found.winner, []
     notes = [Line("note", "of this run", note) for note in found.notes]
@@ -197,7 +202,7 @@ def _float_stays(found: Outcome) -> str:
     return found.notes[-1] if found.notes else "no trial wins anything"
 
 
-def _missing(request: Request, found: Outcome) -> str:
+def _missing(request: Auto, found: Outcome) -> str:
     """What the nearest miss costs, against what was allowed."""
     lost, winner = _lost(found), found.winner
     drop = parse_drop(request.drop)
@@ -225,13 +230,13 @@ def _lost(found: Outcome) -> float | None:
     return None
 
 
-def _next(request: Request, found: Outcome) -> tuple[str, ...]:
+def _next(request: Auto, found: Outcome) -> tuple[str, ...]:
     """The commands that make sense now, the likeliest first."""
     model, samples = str(request.model), source_words(request.source)
     if found.solved and found.confirmed:
         return (shlex.join(["quark", "onnx", "compare", model, str(request.output), *samples]),)
     if found.winner.choice is None:
-        return (command(replace(request, purpose="size")),) if request.purpose != "size" else ("use the float model",)
+        return (command(replace(request, purpose="size")),) if request.goal != "size" else ("use the float model",)
     if any(why == LATE for _, why in found.untried):
         return (longer(request),)
     lost = _lost(found)
@@ -262,14 +267,14 @@ def _facts(found: Outcome, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _page(request: Request, found: Outcome, verdict: Verdict) -> Report:
-    title = f"auto: {request.model.name} for {request.purpose}"
+def _page(request: Auto, found: Outcome, verdict: Verdict) -> Report:
+    title = f"auto: {request.model.name} for {request.goal}"
     tables = (trial_table(found), why_table(request, found), untried_table(found))
     view = ModelView(found.winner.name, verdict)
     return Report(title, (view,), tables=tables, scatters=tuple(_plots(request, found)))
 
 
-def _plots(request: Request, found: Outcome) -> Iterator[Scatter]:
+def _plots(request: Auto, found: Outcome) -> Iterator[Scatter]:
     """Accuracy by size, and by latency where it was measured."""
     judged = [one for one in found.trials if one.judged is not None]
     metric = "the metric" if found.float_value is not None else "SQNR on the choosing samples, dB"

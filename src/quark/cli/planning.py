@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from quark.cli.output import print_json, say, show, write_text
-from quark.cli.quantization import Request, configure, pass_facts
+from quark.cli.quantization import configure, pass_facts
+from quark.cli.requests import Predict
 from quark.cli.settings import parse_settings
 from quark.config.plan import Plan
 from quark.onnx.describe import file_bytes
@@ -19,18 +20,18 @@ from quark.report import Table
 from quark.report.summary import cost_table, decision_table, pass_table, rule_table, summary_tables
 
 
-def run(request: Request, tensors: bool, plan: Path | None, json: bool) -> None:
-    """Decide about every tensor and predict the cost; only ``plan`` is written, no data are read."""
+def run(request: Predict) -> None:
+    """Decide about every tensor and predict the cost; only ``--plan`` is written, no data are read."""
     job = configure(request, parse_settings(request.settings)).compile()
-    found = forecast(replace(job, plan=request.plan()), request.model)
-    if plan is not None:
-        write_text(found.plan.to_json(), plan)
-    if json:
+    found = forecast(replace(job, plan=request.given_plan()), request.model)
+    if request.plan is not None:
+        write_text(found.plan.to_json(), request.plan)
+    if request.json:
         print_json(facts(request.model, found))
         return
-    for table in tables(request.model, found, tensors):
+    for table in tables(request.model, found, request.tensors):
         show(table)
-    written = "Nothing" if plan is None else f"Only {plan}"
+    written = "Nothing" if request.plan is None else f"Only {request.plan}"
     say(f"{written} was written. `quark onnx quantize` with the same options does it.")
 
 

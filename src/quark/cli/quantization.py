@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
+from quark.cli.requests import Decided, Quantize
 from quark.cli.samples import Samples
 from quark.cli.settings import parse_settings
 from quark.cli.source_options import Source, source_words
 from quark.cli.sources import feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies
-from quark.config.plan import Plan
 from quark.errors import ConfigError, unknown
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.onnx import Config, ModelQuantizer, get_default_config
@@ -46,36 +46,6 @@ if TYPE_CHECKING:
 CHECKED = 16
 """Samples that the check after the quantization runs on."""
 TARGETS = ("any", "cpu")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was typed."""
-
-    model: Path
-    output: Path
-    preset: str
-    source: Source
-    settings: tuple[str, ...]
-    target: str | None
-    exclude: tuple[str, ...]
-    config: Path | None = None
-    algorithms: tuple[str, ...] = ()
-    judged_on: Path | None = None
-    plan_from: Path | None = None
-
-    def plan(self) -> Plan | None:
-        """The decisions that are to be carried out, where a file has them."""
-        if self.plan_from is None:
-            return None
-        from quark.cli.plans import plan_in
-
-        return plan_in(self.plan_from)
-
-    @property
-    def named(self) -> str:
-        """The configuration in a word."""
-        return self.preset if self.config is None else str(self.config)
 
 
 @dataclass(frozen=True)
@@ -112,46 +82,34 @@ class Check:
     libraries: Libraries = None
 
 
-def run(
-    request: Request,
-    report: Path | None,
-    plan: Path | None,
-    check: bool,
-    json: bool,
-    demands: Demands,
-    overwrite: bool = True,
-) -> None:
+def run(request: Quantize) -> None:
     """Quantize, and tell about it on standard output; the verdict comes last.
 
     Raises:
         typer.Exit: with the code 3, a demand that is not met.
     """
-    settings = parse_settings(request.settings)
-    config = configure(request, settings)
-    given, pictures = request.plan(), _preprocessing(request.source)
+    settings, demands = settings_of(request), demanded(request.fail_under, request.fail_slower)
+    config, report = configure(request, settings), request.report
+    given, pictures = request.given_plan(), _preprocessing(request.source)
     beside = {} if pictures is None else {"preprocess": Output(request.output.with_name(FILE), f"the file {FILE}")}
-    check_outputs(beside.values(), overwrite=overwrite)
+    check_outputs(beside.values(), overwrite=bool(request.overwrite))
     samples = _feeds(request, settings)
     start = time.perf_counter()
-    outputs = {"output": output_of(request.output)}
-    outputs |= {} if report is None else {"report": Output(report, "--report", folder=True)}
-    outputs |= {} if plan is None else {"plan": Output(plan, "--plan")}
-    outputs |= beside
-    with drafts(outputs) as paths:
+    with drafts(_outputs(request) | beside) as paths:
         written = replace(request, output=paths["output"])
         result = ModelQuantizer(config).run(request.model, written.output, samples, plan=given)
         seconds = time.perf_counter() - start
         result.plan.preprocessing = None if pictures is None else pictures.to_dict()
-        wanted = samples is not None and (check or report)
+        wanted = samples is not None and (request.check or report)
         done = _check(written, samples, report is not None, settings.get("UserCustomOpLibPath")) if wanted else None
         verdict = _verdict(written, request.output, settings, result, done, samples)
-        if plan:
+        if request.plan:
             write_text(result.plan.to_json(), paths["plan"])
         if pictures is not None:
             write_text(text_of(pictures), paths["preprocess"])
         if report and done:
             write_page(page(written, request.output, result, done, verdict), paths["report"])
-    if json:
+    if request.json:
         print_json(facts(request, result, seconds, done, verdict))
     else:
         _tell(request, settings, result, done)
@@ -162,6 +120,17 @@ def run(
         raise typer.Exit(FAILED)
 
 
+def settings_of(request: Quantize) -> dict[str, Any]:
+    """The options that were typed, one of them with a name of its own."""
+    return parse_settings((*request.settings, *(("TuneSpeed=true",) if request.tune_speed else ())))
+
+
+def _outputs(request: Quantize) -> dict[str, Output]:
+    outputs = {"output": output_of(request.output)}
+    outputs |= {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
+    return outputs | ({} if request.plan is None else {"plan": Output(request.plan, "--plan")})
+
+
 def _preprocessing(source: Source) -> Preprocessing | None:
     """What is done with files, where the samples are no arrays."""
     if source.data is None or (source.preprocess is None and not is_picture(source.data)):
@@ -169,7 +138,7 @@ def _preprocessing(source: Source) -> Preprocessing | None:
     return preprocessing(source)
 
 
-def _tell(request: Request, settings: Mapping[str, Any], result: Result, check: Check | None) -> None:
+def _tell(request: Quantize, settings: Mapping[str, Any], result: Result, check: Check | None) -> None:
     if settings.get("PrintSummary", True):
         passes = pass_table((one.name, one.fired, one.refused) for one in result.passes)
         cost = measured_cost(result, file_bytes(request.model), request.output)
@@ -179,12 +148,12 @@ def _tell(request: Request, settings: Mapping[str, Any], result: Result, check: 
 
 
 def _verdict(
-    request: Request, named: Path, settings: dict[str, Any], result: Result, check: Check | None, samples: Any
+    request: Quantize, named: Path, settings: dict[str, Any], result: Result, check: Check | None, samples: Any
 ) -> Verdict:
     """The lines about what was written, which is to be called ``named``, and the command that helps."""
-    choice = None if request.config else Choice(request.preset, settings, request.algorithms)
+    choice = None if request.config else Choice(request.chosen, settings, request.algorithms)
     words, kept = source_words(request.source), [word for name in request.exclude for word in ("--exclude", name)]
-    kept += ["--target", request.target] if request.target else []
+    kept += ["--target", request.layout] if request.layout else []
     found, feeds_ = check and check.comparison, check.samples if check else []
     feed = feeds_[0] if feeds_ else None
     subject = Subject(request.model, request.output, choice, words, kept, _where(request, check), feed, named)
@@ -196,28 +165,28 @@ def _verdict(
     return Verdict(tuple(lines), (*advice, *remedies(subject, lines)))
 
 
-def _where(request: Request, check: Check | None) -> str:
+def _where(request: Quantize, check: Check | None) -> str:
     count = check.comparison.samples if check else 0
     if request.source.random:
         return "on generated data, which says little about real data"
-    if request.judged_on is not None:
+    if request.eval_data is not None:
         return f"on {count} samples of --eval-data"
     return f"measured on {count} of the calibration samples; --eval-data gives others"
 
 
-def configure(request: Request, settings: dict[str, Any]) -> Config:
+def configure(request: Decided, settings: dict[str, Any]) -> Config:
     """The preset or the configuration file, with the options of the command line."""
-    config = get_default_config(request.preset) if request.config is None else load_config(request.config)
-    if request.target is not None:
-        if request.target not in TARGETS:
-            raise ConfigError(unknown("target", request.target, TARGETS))
-        config.target = "cpu" if request.target == "cpu" else "any"
+    config = get_default_config(request.chosen) if request.config is None else load_config(request.config)
+    if request.layout is not None:
+        if request.layout not in TARGETS:
+            raise ConfigError(unknown("target", request.layout, TARGETS))
+        config.target = "cpu" if request.layout == "cpu" else "any"
     config.extra_options.update({**settings, "PrintSummary": False})
     config.nodes_to_exclude = [*config.nodes_to_exclude, *request.exclude]
     return Config(global_quant_config=with_algorithms(config, {}, request.algorithms))
 
 
-def _feeds(request: Request, settings: Mapping[str, Any]) -> Any:
+def _feeds(request: Quantize, settings: Mapping[str, Any]) -> Any:
     """The samples, or None where none are given and none are needed."""
     source = request.source
     if source.data is None and not source.random and settings.get("WeightsOnly") is True:
@@ -225,7 +194,7 @@ def _feeds(request: Request, settings: Mapping[str, Any]) -> Any:
     if source.random:
         say("note: calibrating on generated data; the result is for trying things out only")
     shapes, ranges = (settings.get(f"RandomDataReaderInput{what}") for what in ("Shape", "DataRange"))
-    found = feeds(request.model, replace(source, shapes=shapes, ranges=ranges), first=True, judged_on=request.judged_on)
+    found = feeds(request.model, replace(source, shapes=shapes, ranges=ranges), first=True, judged_on=request.eval_data)
     if request.config is None or share_of(read_values(request.config)) == "all":
         return found
     half, _, _ = parts_of(len(found))
@@ -234,10 +203,10 @@ def _feeds(request: Request, settings: Mapping[str, Any]) -> Any:
     return [found[place] for place in half]
 
 
-def _check(request: Request, samples: Any, layers: bool, libraries: Libraries) -> Check:
+def _check(request: Quantize, samples: Any, layers: bool, libraries: Libraries) -> Check:
     """Run both models on the first samples, of ``--eval-data`` where it is given."""
-    if request.judged_on is not None:
-        judged = replace(request.source, data=request.judged_on, samples=None)
+    if request.eval_data is not None:
+        judged = replace(request.source, data=request.eval_data, samples=None)
         samples = feeds(request.model, judged, judged_on=request.source.data)
     return check_of(request.model, request.output, samples, layers, libraries)
 
@@ -256,7 +225,7 @@ def check_of(first: Path, second: Path, samples: Iterable[Feed], layers: bool, l
     return Check(found, seconds, chosen, moved_most(first, second, chosen[0], libraries), measured, libraries)
 
 
-def outcome(request: Request, check: Check | None) -> Table:
+def outcome(request: Quantize, check: Check | None) -> Table:
     """The table that says what it cost and what it won."""
     before, after = file_bytes(request.model), file_bytes(request.output)
     rows = [("size", file_size(before), file_size(after), f"{before / after:.1f}×")]
@@ -271,7 +240,7 @@ def outcome(request: Request, check: Check | None) -> Table:
     return Table("Outcome", ("", "float", "quantized", "gain"), tuple(rows), note)
 
 
-def facts(request: Request, result: Result, seconds: float, check: Check | None, verdict: Verdict) -> dict[str, Any]:
+def facts(request: Quantize, result: Result, seconds: float, check: Check | None, verdict: Verdict) -> dict[str, Any]:
     """The same as data, for ``--json``."""
     nodes = result.plan.nodes.values()
     found: dict[str, Any] = {
@@ -298,7 +267,7 @@ def pass_facts(reports: Iterable[PassReport]) -> dict[str, Any]:
     return {one.name: {"fired": one.fired, "refused": list(one.refused)} for one in reports}
 
 
-def page(request: Request, named: Path, result: Result, check: Check, verdict: Verdict) -> Report:
+def page(request: Quantize, named: Path, result: Result, check: Check, verdict: Verdict) -> Report:
     """The HTML page of one quantization, whose model is to be called ``named``."""
     from quark.onnx.examples import examples
     from quark.onnx.page import model_view

@@ -8,8 +8,9 @@ from typing import Any
 
 import typer
 
+from quark.cli.common import Wanted
 from quark.cli.output import print_json, say, show, write_lines, write_page
-from quark.cli.search_tables import Wanted, found_facts, found_table, layer_table, measure_of, views
+from quark.cli.search_tables import found_facts, found_table, layer_table, measure_of, views
 from quark.cli.verdicts import FAILED
 from quark.files.outputs import Output, drafts
 from quark.report import Report
@@ -31,23 +32,15 @@ def tell_study(found: Study, model: Path, unit: str, facts: Mapping[str, Any], r
     show(table)
 
 
-def tell_plan(
-    found: Found,
-    wanted: Wanted,
-    model: Path,
-    verdict: Verdict,
-    report: Path | None,
-    json: bool,
-    failures: Sequence[str] = (),
-) -> None:
+def tell_plan(found: Found, wanted: Wanted, model: Path, verdict: Verdict, failures: Sequence[str] = ()) -> None:
     """Show a plan that is written; ``failures``: what the model that it makes lacks, a sentence each.
 
     Raises:
         typer.Exit: with the code 3, where the plan misses the target, or for failures.
     """
-    if report:
-        say(f"Report: {report}")
-    if json:
+    if wanted.report:
+        say(f"Report: {wanted.report}")
+    if wanted.json:
         print_json({"model": model, "output": wanted.output, **found_facts(found), "verdict": verdict.facts()})
     else:
         show(found_table(found, wanted.target))
@@ -59,20 +52,13 @@ def tell_plan(
         raise typer.Exit(FAILED)
 
 
-def write_both(
-    found: Found,
-    wanted: Wanted,
-    model: Path,
-    verdict: Verdict,
-    report: Path | None,
-    write_plan: Callable[[Path], None],
-) -> None:
+def write_both(found: Found, wanted: Wanted, model: Path, verdict: Verdict, write_plan: Callable[[Path], None]) -> None:
     """The plan, by ``write_plan``, and the page that ``--report`` asks for: both of them or neither."""
     outputs = {"plan": Output(wanted.output, "--output")}
-    outputs |= {} if report is None else {"report": Output(report, "--report", folder=True)}
+    outputs |= {} if wanted.report is None else {"report": Output(wanted.report, "--report", folder=True)}
     with drafts(outputs) as paths:
         write_plan(paths["plan"])
-        if report is not None:
+        if wanted.report is not None:
             write_page(_page(found, wanted, model, verdict), paths["report"])
 
 

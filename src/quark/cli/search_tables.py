@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import nan
-from pathlib import Path
 from typing import Any
 
+from quark.cli.common import Wanted
 from quark.report import Layer, Measure, ModelView, Table, decibels, file_size, milliseconds
 from quark.report.verdict import Line, Verdict
 from quark.search.values import FLOAT, Found, Study, Trial
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a search is for."""
-
-    output: Path
-    target: str | None
-    limit: float | None
-    budget: str
-    metric: str | None
-    eval_data: Path | None
-    compare: bool
-    rounds: int
-    estimate: bool = False
-
 
 #: Seconds below which a latency is told in microseconds.
 SHORT = 1e-4

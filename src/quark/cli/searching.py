@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from quark.cli.quantization import Check, Demands, check_of
+from quark.cli.common import Wanted
+from quark.cli.quantization import Check, check_of, demanded
+from quark.cli.requests import Rank, Search, Tried
 from quark.cli.search_output import tell_plan, tell_study, write_both
-from quark.cli.search_tables import Wanted, plan_verdict
+from quark.cli.search_tables import plan_verdict
 from quark.cli.settings import parse_settings
-from quark.cli.source_options import Source, source_words
+from quark.cli.source_options import source_words
 from quark.cli.sources import feeds
 from quark.cli.verdicts import Subject, judge_all
 from quark.files.private import private_folder
@@ -36,36 +37,21 @@ USUAL = ("A16W8", "float")
 STEP = 10.0
 
 
-@dataclass(frozen=True)
-class Request:
-    """What was typed; ``chosen``: settings, layout, excluded nodes."""
-
-    model: Path
-    preset: str
-    config: Path | None
-    candidates: tuple[str, ...]
-    source: Source
-    chosen: tuple[tuple[str, ...], str | None, tuple[str, ...]]
-    workers: int
-    ledger: Path | None
-
-
-def values_of(request: Request) -> dict[str, Any]:
+def values_of(request: Tried) -> dict[str, Any]:
     """The configuration as keys and values of a file, with what the command line adds."""
-    values: dict[str, Any] = {"preset": request.preset} if request.config is None else read_values(request.config)
-    settings, layout, exclude = request.chosen
-    options = {**(values.get("options") or {}), **parse_settings(settings)}
+    values: dict[str, Any] = {"preset": request.chosen} if request.config is None else read_values(request.config)
+    options = {**(values.get("options") or {}), **parse_settings(request.settings)}
     added: Mapping[str, Any] = {
-        "target": layout or values.get("target"),
+        "target": request.layout or values.get("target"),
         "options": options,
-        "exclude": [*(values.get("exclude") or []), *exclude],
+        "exclude": [*(values.get("exclude") or []), *request.exclude],
     }
     values |= {key: value for key, value in added.items() if value}
     config_of(values)  # mistakes are told before the samples are read
     return values
 
 
-def run_sensitivity(request: Request, metric: str, report: Path | None, json: bool) -> None:
+def run_sensitivity(request: Rank) -> None:
     """Rank the layers, on standard output."""
     values = values_of(request)
     samples = feeds(request.model, request.source)
@@ -76,21 +62,22 @@ def run_sensitivity(request: Request, metric: str, report: Path | None, json: bo
             values,
             samples,
             candidates,
-            metric,
+            request.metric,
             request.workers,
             request.ledger,
             lambda done, total: update("layers", done, total),
         )
-    tell_study(found, request.model, "samples", {"config": values}, report, json)
+    tell_study(found, request.model, "samples", {"config": values}, request.report, request.json)
 
 
-def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool, demands: Demands) -> None:
+def run_search(request: Search) -> None:
     """Find a plan, write it, and tell on standard output; the verdict about the model that it makes comes last.
 
     Raises:
         typer.Exit: with the code 3, where the plan misses the target, or its model a demand.
     """
-    values = values_of(request)
+    values, wanted = values_of(request), request.wanted
+    demands = demanded(request.fail_under, request.fail_slower)
     usual = "latency" if wanted.target is not None and config_of(values).target == "cpu" else "size"
     wanted = replace(wanted, budget=wanted.budget or usual)
     check_kind(wanted.output, "--output")
@@ -126,11 +113,11 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
     found = replace(found, settings={**found.settings, **settings})
     verdict = plan_verdict(found, wanted, _following(request, wanted), lines, _again(request, wanted, lines))
     write = partial(save_plan, config=values, found=found, target=wanted.target, budget=wanted.budget)
-    write_both(found, wanted, request.model, verdict, report, write)
-    tell_plan(found, wanted, request.model, verdict, report, json, demands.failures(check))
+    write_both(found, wanted, request.model, verdict, write)
+    tell_plan(found, wanted, request.model, verdict, demands.failures(check))
 
 
-def _following(request: Request, wanted: Wanted) -> str:
+def _following(request: Search, wanted: Wanted) -> str:
     """The command that makes a model by the plan."""
     output = wanted.output.with_name(f"{request.model.stem}_mixed.onnx")
     judged_on = [] if wanted.eval_data is None else ["--eval-data", str(wanted.eval_data)]
@@ -138,7 +125,7 @@ def _following(request: Request, wanted: Wanted) -> str:
     return shlex.join([*words, *source_words(request.source), *judged_on])
 
 
-def _again(request: Request, wanted: Wanted, lines: Sequence[Line]) -> list[str]:
+def _again(request: Search, wanted: Wanted, lines: Sequence[Line]) -> list[str]:
     """The search that asks for what a model by the plan lacks; it has not been run."""
     bad = {line.subject: line.word for line in lines if line.bad}
     goal = parse_target(wanted.target, METRICS, wanted.metric is not None) if wanted.target else None
@@ -148,14 +135,14 @@ def _again(request: Request, wanted: Wanted, lines: Sequence[Line]) -> list[str]
         return []
     target = f"{goal.metric}>={goal.value + STEP:g}" if raised else str(wanted.target)
     words = ["quark", "onnx", "search", str(request.model), "-o", str(wanted.output), "--target", target]
-    words += ["--config", str(request.config)] if request.config else ["--preset", request.preset]
+    words += ["--config", str(request.config)] if request.config else ["--preset", request.chosen]
     words += [word for name in request.candidates for word in ("-c", name)]
     words += ["--budget", "latency" if slow else wanted.budget, *source_words(request.source)]
     return [f"not good enough? not tried: {shlex.join(words)}"]
 
 
 def _judged(
-    request: Request, values: Mapping[str, Any], found: Found, split: Split
+    request: Search, values: Mapping[str, Any], found: Found, split: Split
 ) -> tuple[list[Line], Check | None, Mapping[str, Any]]:
     """The lines of ``quantize`` about the model that a plan makes, on samples that decided as little as possible; the
     options that making it decided."""
@@ -179,7 +166,7 @@ def _judged(
         result = ModelQuantizer(config).run(request.model, made, split.fit)
         check = check_of(request.model, made, samples_of(on), False, libraries)
         where = "on generated data, which says little" if request.source.random else f"on {len(check.samples)} {what}"
-        choice = None if request.config else Choice(request.preset)
+        choice = None if request.config else Choice(request.chosen)
         subject = Subject(request.model, made, choice, (), (), where, check.samples[0])
         lines = judge_all(subject, result.plan, check.comparison, check.seconds)
         return lines, check, repeating(result.plan)

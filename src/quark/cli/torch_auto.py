@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from quark.cli.auto_request import ACCEPTABLE, Request, longer, looser, parse_drop, tell
+from quark.cli.auto_request import ACCEPTABLE, longer, looser, parse_drop, tell
 from quark.cli.output import say, write_page, write_text
+from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
 from quark.errors import ConfigError
 from quark.files.ours import MARK
@@ -30,7 +31,7 @@ WINDOWS = 32
 TASK = "task.py:score"  # for models without a perplexity: a function of the user's, (model, tokenizer) → number
 
 
-def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> None:
+def run(request: Auto) -> None:
     """Try, choose, write, tell.
 
     Raises:
@@ -50,23 +51,25 @@ def run(request: Request, report: Path | None, overwrite: bool, json: bool) -> N
     goal, output = _goal(request), request.output
     check_target(output.expanduser().resolve())
     recipe = Output(output.with_name(_recipe_name(output)), "the recipe")
-    check_outputs([recipe], [("the float model", request.model)], overwrite)
+    check_outputs([recipe], [("the float model", request.model)], bool(request.overwrite))
     from quark.cli.torch_quantize import hidden
 
     with as_float(request.model, hidden(output, "float")) as folder:
         found, samples, model = _found(request, goal, folder)
-        outputs = {"recipe": recipe} | ({} if report is None else {"report": Output(report, "--report", folder=True)})
+        outputs = {"recipe": recipe} | (
+            {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
+        )
         with new_folder(output) as work:  # last, so that it is there where all is
             _write(request, found, samples, model, folder, work)
             with drafts(outputs) as paths:
                 write_text(_recipe(found, request), paths["recipe"])
-                if report is not None:
+                if request.report is not None:
                     write_page(_page(request, found, _verdict(request, found)), paths["report"])
     verdict = _verdict(request, found)
-    tell(_facts(found, verdict) if json else trial_table(found), verdict, (output, recipe.path), found.solved)
+    tell(_facts(found, verdict) if request.json else trial_table(found), verdict, (output, recipe.path), found.solved)
 
 
-def _goal(request: Request) -> Goal:
+def _goal(request: Auto) -> Goal:
     from quark.torch.auto import Goal
 
     def metric(model: Any) -> float:
@@ -78,10 +81,10 @@ def _goal(request: Request) -> Goal:
             raise ConfigError(f"--metric {request.metric!r}: of a torch model it is perplexity or FILE.py:FUNCTION")
         load_function(request.metric)
         own = metric
-    return Goal(request.purpose, drop, own, seconds, request.ledger, digest_of(None if own is None else request.metric))
+    return Goal(request.goal, drop, own, seconds, request.ledger, digest_of(None if own is None else request.metric))
 
 
-def _found(request: Request, goal: Goal, folder: Path) -> tuple[Outcome, list[Any], Any]:
+def _found(request: Auto, goal: Goal, folder: Path) -> tuple[Outcome, list[Any], Any]:
     """The trials, the samples and the float model."""
     from quark.torch.auto import auto
     from quark.torch.language import calibration_samples, check_ids, load_model, load_tokenizer, read_ids
@@ -96,15 +99,19 @@ def _found(request: Request, goal: Goal, folder: Path) -> tuple[Outcome, list[An
     return auto(model, samples, goal, say), samples, model
 
 
-def _write(request: Request, found: Outcome, samples: list[Any], model: Any, folder: Path, work: Path) -> None:
+def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder: Path, work: Path) -> None:
     """The winner in the format that the program reads, with its card, into ``work``, which will be the output."""
     from quark.cli import torch_quantize, torch_request
     from quark.search.parts import parts
 
     source = torch_request.Source(request.source.data, request.source.samples or WINDOWS, request.seq_len)
-    program = found_program(request)
-    job = torch_request.Request(
-        folder, work, None, None, (), (), {}, source, "cpu", False, Path(_recipe_name(work)), found.format, program
+    job = torch_request.Job(
+        model=folder,
+        output=work,
+        source=source,
+        config=Path(_recipe_name(work)),
+        format=found.format,
+        program=found_program(request),
     )
     model = model.float() if found.format == "onnx" else model
     fit, _, _ = parts(samples)
@@ -112,21 +119,21 @@ def _write(request: Request, found: Outcome, samples: list[Any], model: Any, fol
     torch_quantize.describe(job, {**facts, **torch_quantize.facts_of(job, found.format, work)}, work)
 
 
-def found_program(request: Request) -> str:
+def found_program(request: Auto) -> str:
     """The program in the words of the table of formats."""
     from quark.torch.auto import PURPOSES
 
-    return PURPOSES[request.purpose]
+    return PURPOSES[request.goal]
 
 
 def _recipe_name(output: Path) -> str:
     return f"{output.name}.recipe.yaml"
 
 
-def _recipe(found: Outcome, request: Request) -> str:
+def _recipe(found: Outcome, request: Auto) -> str:
     """The configuration file that makes the winner again."""
     values = {key: value for key, value in found.winner.values.items() if value}
-    values["found"] = {"by": MARK, "model": request.model.name, "for": request.purpose}
+    values["found"] = {"by": MARK, "model": request.model.name, "for": request.goal}
     command = f"# quark torch quantize {request.model.name} -o OUT --for {found_program(request)}"
     told = f"{command} --format {found.format} --config {_recipe_name(request.output)} --data …\n"
     return f"# {MARK}\n{told}" + yaml.safe_dump(values, sort_keys=False)
@@ -145,11 +152,11 @@ def _row(trial: Trial, won: bool, metric: str) -> tuple[str, ...]:
     return name, said, file_size(trial.bytes), "yes" if trial.passes else "no", trial.cause
 
 
-def _verdict(request: Request, found: Outcome) -> Verdict:
+def _verdict(request: Auto, found: Outcome) -> Verdict:
     winner, target = found.winner, found.target
     word = "solved" if found.solved else "not solved"
     tried = f"{len(found.trials)} trials"
-    why = f"{winner.name} for {request.purpose} ({found.format}), the smallest of {tried} within {target}"
+    why = f"{winner.name} for {request.goal} ({found.format}), the smallest of {tried} within {target}"
     miss = f"nothing reaches {target}; {winner.name} comes nearest of {tried}"
     lines = [Line("chosen by", target.metric, f"{winner.value:.6g} (float {found.float_value:.6g})")]
     if found.reported is not None:
@@ -162,7 +169,7 @@ def _verdict(request: Request, found: Outcome) -> Verdict:
     return Verdict(tuple(lines), (_next(request, found),))
 
 
-def _next(request: Request, found: Outcome) -> str:
+def _next(request: Auto, found: Outcome) -> str:
     """The command that makes sense now."""
     data, target = ["--data", str(request.source.data)], found.target
     if found.solved:
@@ -188,10 +195,10 @@ def _facts(found: Outcome, verdict: Verdict) -> Mapping[str, Any]:
     return {**told, "untried": found.untried, "reported": found.reported, "verdict": verdict.facts()}
 
 
-def _page(request: Request, found: Outcome, verdict: Verdict) -> Report:
+def _page(request: Auto, found: Outcome, verdict: Verdict) -> Report:
     tried = [one for one in found.trials if not one.error]
     points = tuple(Point(one.name, one.bytes / 1e6, one.value, one is found.winner) for one in tried)
     points = (*points, Point("float", found.float_bytes / 1e6, found.float_value))
     plot = Scatter("Size and accuracy", "MB", found.target.metric, points, found.target.least)
-    title = f"auto: {request.model.name} for {request.purpose}"
+    title = f"auto: {request.model.name} for {request.goal}"
     return Report(title, (ModelView(found.winner.name, verdict),), tables=(trial_table(found),), scatters=(plot,))

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from quark.cli.output import print_json, show
 from quark.cli.torch_refusals import check_device, check_folder
+from quark.cli.torch_request import Evaluate
 from quark.errors import ConfigError, DataError
 from quark.report import Table
 
 
-@dataclass(frozen=True)
-class Request:
-    """What was typed."""
-
-    model: Path
-    data: Path | None
-    seq_len: int
-    metric: str | None
-    device: str
-    trust_remote_code: bool
-
-
-def run(request: Request, json: bool) -> None:
+def run(request: Evaluate) -> None:
     """Measure, and tell on standard output.
 
     Raises:
@@ -50,7 +37,7 @@ def run(request: Request, json: bool) -> None:
     if function is not None:
         value = function(model, tokenizer())
         facts |= dict(value) if isinstance(value, Mapping) else {function.__name__: value}
-    if json:
+    if request.json:
         print_json(facts)
         return
     rows_ = tuple((name, f"{value:.4f}" if isinstance(value, float) else str(value)) for name, value in facts.items())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.cli.output import print_json, say, show, write_text
 from quark.cli.torch_quantize import checked_format, chosen_values, float_type
-from quark.cli.torch_request import Request
+from quark.cli.torch_request import Explained, Predicted
 from quark.report import Table, file_size
 from quark.report.summary import decision_table, rule_table
 
@@ -18,18 +17,18 @@ if TYPE_CHECKING:
     from quark.torch.forecast import Forecast
 
 
-def run(request: Request, tensors: bool, plan: Path | None, json: bool) -> None:
-    """Decide about every tensor, and say what comes out; only ``plan`` is written."""
+def run(request: Predicted) -> None:
+    """Decide about every tensor, and say what comes out; only ``--plan`` is written."""
     values, found = decided(request)
-    if plan is not None:
-        write_text(found.plan.to_json(), plan)
+    if request.plan is not None:
+        write_text(found.plan.to_json(), request.plan)
     readers = list(readers_of(values))
-    if json:
+    if request.json:
         print_json(facts(request, found, readers))
         return
     show(type_table(found.plan))
     show(rule_table(found.plan))
-    if tensors:
+    if request.tensors:
         show(decision_table(found.plan))
     show(float_table(found.plan))
     show(cost_table(found))
@@ -42,7 +41,7 @@ def run(request: Request, tensors: bool, plan: Path | None, json: bool) -> None:
     say(f"No weight was read.{needs} `quark torch quantize` with the same options does it, as does `quantize-files`.")
 
 
-def run_explain(request: Request, name: str, json: bool) -> None:
+def run_explain(request: Explained, name: str, json: bool) -> None:
     """Say why one layer or tensor becomes what it becomes."""
     lines = decided(request)[1].plan.explain(name)
     if json:
@@ -51,7 +50,7 @@ def run_explain(request: Request, name: str, json: bool) -> None:
     print(lines)
 
 
-def decided(request: Request) -> tuple[dict[str, Any], Forecast]:
+def decided(request: Explained) -> tuple[dict[str, Any], Forecast]:
     """Keys and values of the configuration, and what it means for the checkpoint."""
     values = chosen_values(request)  # mistakes are told before torch is loaded
     format = checked_format(request, values)
@@ -77,7 +76,7 @@ def readers_of(values: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
         yield program.title, kinds
 
 
-def facts(request: Request, found: Forecast, readers: Iterable[tuple[str, list[str]]]) -> dict[str, Any]:
+def facts(request: Explained, found: Forecast, readers: Iterable[tuple[str, list[str]]]) -> dict[str, Any]:
     """The same as data, for ``--json``."""
     plan = found.plan
     return {

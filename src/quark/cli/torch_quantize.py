@@ -21,7 +21,7 @@ from quark.cli.torch_refusals import (
     check_samples,
     split_layers,
 )
-from quark.cli.torch_request import Request, Source, left_float
+from quark.cli.torch_request import Converted, InMemory, Job
 from quark.cli.torch_verdict import coverage_of, sizes, tell
 from quark.errors import ConfigError, unknown
 from quark.files.folder import new_folder
@@ -32,7 +32,7 @@ SLOTS = {"weight": "weights", "input_tensors": "inputs"}
 TENSORS = ("*.safetensors", "*.gguf", "*.onnx", "*.onnx.data")  # files with tensors
 
 
-def run(request: Request, check: bool, json: bool) -> None:
+def run(request: InMemory) -> None:
     """Quantize in memory, and tell on standard output."""
     refuse(request)
     from quark.torch.config.schemes import cache_scheme
@@ -44,13 +44,13 @@ def run(request: Request, check: bool, json: bool) -> None:
     if values.get("kv_cache"):
         cache_scheme(values["kv_cache"])
     with as_float(request.model, hidden(request.output, "float")) as folder, new_folder(request.output) as work:
-        facts = in_memory(replace(request, model=folder, output=work), values, format, check)
+        facts = in_memory(replace(request, model=folder, output=work), values, format, request.check)
         facts |= facts_of(request, format, work)
         describe(request, facts, work)
-    tell(request, facts, json)
+    tell(request, facts, request.json)
 
 
-def refuse(request: Request, resumed: bool = False) -> None:
+def refuse(request: Job, resumed: bool = False) -> None:
     """Refuse what names and folders alone show to be wrong: before torch is loaded, and a tensor read.
 
     Samples that are missing wait where a format is asked for: it may not have the scheme, with samples or without.
@@ -69,7 +69,7 @@ def refuse(request: Request, resumed: bool = False) -> None:
         refuse_without_samples(request)
 
 
-def refuse_without_samples(request: Request) -> None:
+def refuse_without_samples(request: Job) -> None:
     """Refuse what needs samples, where there are none."""
     if request.scheme is not None and request.source.data is None:
         check_samples(request.scheme, request.kv_cache, request.algorithms, request.layers)
@@ -94,7 +94,7 @@ def bytes_of(size: str) -> int:
     return int(float(found[1]) * 1000 ** (1 + "KMG".index(found[2].upper())))
 
 
-def describe(request: Request, facts: Mapping[str, Any], folder: Path) -> None:
+def describe(request: Job, facts: Mapping[str, Any], folder: Path) -> None:
     """The model card, and the licence files, into ``folder``, which will be the output."""
     from quark.torch.config.schemes import ROWS, scheme
     from quark.torch.export.card import Card, write_card
@@ -125,7 +125,7 @@ def described(config: Any) -> str:
     return " on ".join(stage.spec.describe() for stage in reversed(stages)) or "float"
 
 
-def facts_of(request: Request, format: str, folder: Path) -> dict[str, Any]:
+def facts_of(request: Job, format: str, folder: Path) -> dict[str, Any]:
     """What is told of every job: names, sizes, and the method of a source that was quantized before.
 
     ``folder``: where the output is.
@@ -139,7 +139,7 @@ def facts_of(request: Request, format: str, folder: Path) -> dict[str, Any]:
     return {**facts, "format": format, **decoded, "bytes_before": before, "bytes_after": after}
 
 
-def in_memory(request: Request, values: dict[str, Any], format: str, check: bool) -> dict[str, Any]:
+def in_memory(request: Job, values: dict[str, Any], format: str, check: bool) -> dict[str, Any]:
     """Load, quantize, write, and measure."""
     from quark.torch.language import (
         calibration_samples,
@@ -167,7 +167,7 @@ def in_memory(request: Request, values: dict[str, Any], format: str, check: bool
     return facts
 
 
-def checked_format(request: Request, values: dict[str, Any]) -> str:
+def checked_format(request: Job, values: dict[str, Any]) -> str:
     """The format that is meant.
 
     Raises:
@@ -183,7 +183,7 @@ def checked_format(request: Request, values: dict[str, Any]) -> str:
     return format
 
 
-def chosen_values(request: Request) -> dict[str, Any]:
+def chosen_values(request: Job) -> dict[str, Any]:
     """Keys and values of a configuration file: the file's, or those of a scheme, and what the command line adds.
 
     Raises:
@@ -199,7 +199,7 @@ def chosen_values(request: Request) -> dict[str, Any]:
         "layers": layers,
     }
     given = {key: value for key, value in added.items() if value}
-    given |= request.exclude
+    given |= request.left_float
     if WHOLE in values and given:
         raise ConfigError(f"{request.config} is a whole QConfig; leave out what would change its {', '.join(given)}")
     values |= given
@@ -207,9 +207,7 @@ def chosen_values(request: Request) -> dict[str, Any]:
     return values
 
 
-def quantized(
-    model: Any, request: Request, values: dict[str, Any], samples: Sequence[Any], format: str
-) -> dict[str, Any]:
+def quantized(model: Any, request: Job, values: dict[str, Any], samples: Sequence[Any], format: str) -> dict[str, Any]:
     """Quantize a model and write it."""
     from quark.torch import ModelQuantizer
     from quark.torch.config_file import config_of
@@ -240,7 +238,7 @@ def quantized(
     }
 
 
-def run_files(request: Request, batch_size: int, workers: int, json: bool) -> None:
+def run_files(request: Job) -> None:
     """Quantize file by file, and tell on standard output."""
     refuse(request, resumed=True)
     from quark.torch.files.prequantized import as_float
@@ -248,11 +246,11 @@ def run_files(request: Request, batch_size: int, workers: int, json: bool) -> No
     format, start = checked_format(request, chosen_values(request)), time.perf_counter()
     refuse_without_samples(request)
     with as_float(request.model, hidden(request.output, "float")) as folder:
-        facts = by_files(request, folder, format, batch_size, workers)
-    tell(request, facts | {"seconds": time.perf_counter() - start}, json)
+        facts = by_files(request, folder, format)
+    tell(request, facts | {"seconds": time.perf_counter() - start}, request.json)
 
 
-def by_files(request: Request, folder: Path, format: str, batch_size: int, workers: int) -> dict[str, Any]:
+def by_files(request: Job, folder: Path, format: str) -> dict[str, Any]:
     """Quantize the float checkpoint in ``folder`` file by file, and convert where another format is wanted."""
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.files.carried import facts_of as facts_of_carried
@@ -264,7 +262,7 @@ def by_files(request: Request, folder: Path, format: str, batch_size: int, worke
 
     source, checkpoint = request.source, read_checkpoint(folder)
     rows = read_ids(source.data, partial(load_tokenizer, folder)) if source.data else []
-    samples = batches(calibration_samples(rows, source.seq_len, source.samples), batch_size)
+    samples = batches(calibration_samples(rows, source.seq_len, source.samples), request.batch_size)
     config = config_of_files(replace(request, model=folder), format, checkpoint, samples)
     facts = {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
     facts |= coverage_of(*decide(checkpoint, config).stored_apart())
@@ -281,7 +279,7 @@ def by_files(request: Request, folder: Path, format: str, batch_size: int, worke
         goal,
         config,
         device=request.device,
-        workers=workers,
+        workers=request.workers,
         samples=samples or None,
         describe=finish if goal == request.output else None,
         program=request.program if goal == request.output else None,
@@ -294,7 +292,7 @@ def by_files(request: Request, folder: Path, format: str, batch_size: int, worke
     return {**facts, **facts_of_carried(carried)}
 
 
-def config_of_files(request: Request, format: str, checkpoint: Any, samples: Sequence[Any]) -> Any:
+def config_of_files(request: Job, format: str, checkpoint: Any, samples: Sequence[Any]) -> Any:
     """How the checkpoint is quantized; refused where the samples or the format do not fit it."""
     from quark.torch import LLMTemplate
     from quark.torch.export.write_as import check_experts, config_for
@@ -304,17 +302,17 @@ def config_of_files(request: Request, format: str, checkpoint: Any, samples: Seq
     skeleton = read_skeleton(checkpoint).model
     check_ids(skeleton, [row for batch in samples for row in batch["input_ids"]])
     template = LLMTemplate.for_model(skeleton)
-    layers, only = layer_schemes(request.layers), request.exclude.get("exclude")
+    layers, only = layer_schemes(request.layers), request.left_float.get("exclude")
     config = template.get_config(
         str(request.scheme), request.algorithms, request.kv_cache, layer_config=layers, exclude_layers=only
     )
-    config = replace(config, exclude=[*config.exclude, *request.exclude.get("also_exclude", ())])
+    config = replace(config, exclude=[*config.exclude, *request.exclude])
     config = planned(request, config_for(config, format, request.program, float_type(checkpoint)))
     check_experts(skeleton, config, format, request.program, request.model)
     return config
 
 
-def planned(request: Request, config: Any) -> Any:
+def planned(request: Job, config: Any) -> Any:
     """The configuration, changed so that it decides as the file of ``--plan-from`` says."""
     if request.plan_from is None:
         return config
@@ -325,26 +323,7 @@ def planned(request: Request, config: Any) -> Any:
     return config_from(plan_in(request.plan_from), read_checkpoint(request.model), config)
 
 
-def unmade(
-    model: Path,
-    scheme: str | None,
-    config: Path | None,
-    kv_cache: str | None,
-    algorithms: tuple[str, ...],
-    layers: tuple[str, ...],
-    exclude: Sequence[str] | None,
-    exclude_only: Sequence[str] | None,
-    format: str | None = None,
-    program: str | None = None,
-) -> Request:
-    """A request that is not carried out: it has no output, and no samples."""
-    left, source = left_float(exclude, exclude_only), Source(None, 1, 2)
-    return Request(
-        model, model, scheme, kv_cache, algorithms, layers, left, source, "cpu", False, config, format, program
-    )
-
-
-def run_convert(request: Request, json: bool) -> None:
+def run_convert(request: Converted) -> None:
     """Write a quantized model in another format, with its codes or by quantizing it again; and tell.
 
     Raises:
@@ -356,7 +335,7 @@ def run_convert(request: Request, json: bool) -> None:
     from quark.torch.files.prequantized import method_of
 
     if request.scheme is not None:
-        run_files(request, 8, 1, json)
+        run_files(request)
         return
     format, method = chosen_format(request.format, request.program), method_of(request.model)
     check_target(request.output.expanduser().resolve())
@@ -365,7 +344,7 @@ def run_convert(request: Request, json: bool) -> None:
     told = {"scheme": f"{method} codes, unchanged", "unchanged": True, "seconds": time.perf_counter() - start}
     facts = facts_of(request, format, request.output) | told
     facts.pop("decoded_from")
-    tell(request, facts, json)
+    tell(request, facts, request.json)
 
 
 def hidden(output: Path, what: str) -> Path:

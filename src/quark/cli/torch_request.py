@@ -1,42 +1,135 @@
-"""What was typed behind ``quark torch quantize``, ``quantize-files`` and ``convert``."""
+"""What is typed for each command about torch folders; light, as help is to be there at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quark import parallel
+from quark.cli.common import Backend, ChartReport, Json, LedgerPath, PlanFrom, PlanPath, Threads, Wanted
+from quark.cli.paths import FOLDER, Overwrite, Reads, Writes
+from quark.cli.values import FIXED
+
+
+def scheme_names() -> list[str]:
+    """What a shell completes ``--scheme`` with."""
+    from quark.torch.config.schemes import ROWS
+
+    return list(ROWS)
+
+
+ModelDir = Annotated[
+    Path, Reads(), typer.Argument(metavar="MODEL_DIR", help="A folder with config.json and safetensors files.")
+]
+NewFolder = Annotated[
+    Path, Writes(FOLDER), typer.Option("--output", "-o", help="A new folder for the quantized model.")
+]
+_SCHEME = typer.Option(
+    "--scheme", "-s", autocompletion=scheme_names, help="How layers are quantized; `quark torch schemes` lists them."
+)
+Scheme = Annotated[str | None, _SCHEME]
+Layers = Annotated[
+    tuple[str, ...],
+    typer.Option("--layer", metavar="GLOB=SCHEME", help="Another scheme for some layers; may be repeated."),
+]
+ConfigFile = Annotated[
+    Path | None,
+    Reads(),
+    typer.Option("--config", help="A configuration file instead of a scheme, such as a plan of `search`."),
+]
+Candidates = Annotated[
+    tuple[str, ...],
+    typer.Option(
+        "--candidate",
+        "-c",
+        metavar="NAME",
+        help="What a layer may become: a scheme, with `+gptq` and the like behind, or `float`; may be repeated.",
+    ),
+]
+Exclude = Annotated[
+    tuple[str, ...],
+    typer.Option(metavar="GLOB", help="Layers that stay float beside the usual ones; may be repeated."),
+]
+ExcludeOnly = Annotated[
+    tuple[str, ...],
+    typer.Option(
+        "--exclude-only", metavar="GLOB", help="Layers that stay float instead of the usual ones; may be repeated."
+    ),
+]
+Text = Annotated[
+    Path | None,
+    Reads(),
+    typer.Option("--data", help="Text (.txt, .jsonl) or token ids (.npz, .npy, rows are documents)."),
+]
+Algorithms = Annotated[
+    tuple[str, ...], typer.Option("--algorithm", "-a", help="An algorithm, such as gptq; may be repeated.")
+]
+Cache = Annotated[str | None, typer.Option("--kv-cache", help="How keys and values are quantized.")]
+Length = Annotated[int, typer.Option("--seq-len", min=2, help="Tokens in a window.")]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="How files are laid out: quark (the default), compressed-tensors, awq, gptq, fp8, modelopt, gguf or onnx.",
+    ),
+]
+For = Annotated[
+    str | None,
+    typer.Option("--for", help="The program that is to read it: vllm, transformers, llama.cpp or onnxruntime-genai."),
+]
+Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder brings.")]
+Device = Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda.")]
 
 
 @dataclass(frozen=True)
 class Source:
     """Where samples come from."""
 
-    data: Path | None
-    samples: int
-    seq_len: int
+    data: Text = None
+    samples: Annotated[int, typer.Option(min=1, help="Use at most so many windows of the data.")] = 128
+    seq_len: Length = 512
 
 
-@dataclass(frozen=True)
-class Request:
-    """What was typed."""
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A folder, and which of its layers stay float."""
 
-    model: Path
-    output: Path
-    scheme: str | None
-    kv_cache: str | None
-    algorithms: tuple[str, ...]
-    layers: tuple[str, ...]
-    exclude: Mapping[str, list[str]]
-    source: Source
-    device: str
-    trust_remote_code: bool
+    model: ModelDir
+    exclude: tuple[str, ...] = ()
+    exclude_only: tuple[str, ...] = ()
+
+    @property
+    def left_float(self) -> dict[str, list[str]]:
+        """As keys of a configuration file: beside the usual layers, and in their place."""
+        given = {"also_exclude": list(self.exclude), "exclude": list(self.exclude_only)}
+        return {key: globs for key, globs in given.items() if globs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Given):
+    """A quantization of a folder. Each command makes options of some fields; the others are as usual."""
+
+    output: Path = Path()
+    scheme: str | None = None
     config: Path | None = None
+    algorithms: tuple[str, ...] = ()
+    kv_cache: str | None = None
+    layers: tuple[str, ...] = ()
     format: str | None = None
     program: str | None = None
+    plan_from: Path | None = None
+    source: Annotated[Source, FIXED] = field(default_factory=Source)
     dtype: str | None = None
     max_shard_size: str = "5GB"
+    batch_size: int = 8
+    workers: int = 1
+    device: str = "cpu"
     verify: bool = True
-    plan_from: Path | None = None
+    trust_remote_code: bool = False
+    json: bool = False
 
     @property
     def named(self) -> str:
@@ -44,7 +137,161 @@ class Request:
         return self.scheme or str(self.config)
 
 
-def left_float(exclude: Sequence[str] | None, exclude_only: Sequence[str] | None) -> dict[str, list[str]]:
-    """What stays float, as keys of a configuration file: beside the usual layers, and in their place."""
-    given = {"also_exclude": list(exclude or ()), "exclude": list(exclude_only or ())}
-    return {key: globs for key, globs in given.items() if globs}
+@dataclass(frozen=True, kw_only=True)
+class Schemed(Job):
+    """A quantization by a scheme."""
+
+    scheme: Scheme = None
+    algorithms: Algorithms = ()
+    kv_cache: Cache = None
+    layers: Layers = ()
+    exclude: Exclude = ()
+    exclude_only: ExcludeOnly = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained(Schemed):
+    """``quark torch explain``: a scheme or a configuration, and nothing that is written."""
+
+    config: ConfigFile = None
+
+    def __post_init__(self) -> None:
+        if (self.scheme is None) == (self.config is None):
+            both = "" if self.scheme is None else ", not both"
+            raise typer.BadParameter(f"give --scheme NAME or --config FILE{both}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted(Explained):
+    """``quark torch plan``."""
+
+    format: Format = None
+    program: For = None
+    tensors: Annotated[bool, typer.Option(help="Also list every quantized tensor.")] = False
+    plan: PlanPath = None
+    overwrite: Overwrite = False
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InMemory(Explained):
+    """``quark torch quantize``."""
+
+    output: NewFolder = field()
+    format: Format = None
+    program: For = None
+    plan_from: PlanFrom = None
+    source: Source = field(default_factory=Source)
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="What stays float, in this type: bfloat16, float16 or float32; else the source's."),
+    ] = None
+    max_shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Tensors per file at most, such as 5GB or 500MB.")
+    ] = "5GB"
+    device: Device = "cpu"
+    check: Annotated[bool, typer.Option(help="Measure the perplexity of the data before and after.")] = True
+    verify: Annotated[bool, typer.Option(help="Read the files back and compare them with the model.")] = True
+    trust_remote_code: Remote = False
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileByFile(Schemed):
+    """``quark torch quantize-files``."""
+
+    output: NewFolder = field()
+    scheme: Annotated[str, _SCHEME] = field()
+    format: Format = None
+    program: For = None
+    plan_from: PlanFrom = None
+    source: Source = field(default_factory=Source)
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="Windows that run at once; files are read again for each batch.")
+    ] = 8
+    workers: Annotated[int, typer.Option(min=1, max=parallel.MOST, help="Files that are made at once.")] = 1
+    backend: Backend = None
+    device: Device = "cpu"
+    threads: Threads = None
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted(Job):
+    """``quark torch convert``."""
+
+    output: NewFolder = field()
+    format: Format = None
+    program: For = None
+    scheme: Annotated[
+        str | None,
+        typer.Option(
+            "--requantize", metavar="SCHEME", help="Decode the model and quantize it again, tensor by tensor."
+        ),
+    ] = None
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedLayers(Given):
+    """Layers that are tried alone."""
+
+    scheme: Scheme = None
+    candidates: Candidates = ()
+    exclude: Exclude = ()
+    exclude_only: ExcludeOnly = ()
+    source: Source = field(default_factory=Source)
+    workers: Annotated[
+        int, typer.Option(min=1, max=parallel.MOST, help="Processes that try layers; each loads it.")
+    ] = 1
+    backend: Backend = None
+    ledger: LedgerPath = None
+    device: Device = "cpu"
+    trust_remote_code: Remote = False
+    overwrite: Overwrite = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLayers(TriedLayers):
+    """``quark torch sensitivity``."""
+
+    metric: Annotated[
+        str,
+        Reads(function=True),
+        typer.Option(help="What ranks the layers: kl, sqnr, mse, cosine, or FILE.py:FUNCTION of the model."),
+    ] = "kl"
+    report: ChartReport = None
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchLayers(TriedLayers):
+    """``quark torch search``."""
+
+    wanted: Wanted
+    config: ConfigFile = None
+    program: Annotated[
+        str | None,
+        typer.Option("--for", help="What will read it: vllm wants layers that it fuses, and experts, in one scheme."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.scheme is not None and self.config is not None:
+            raise typer.BadParameter("give --scheme or --config, not both: the file names its scheme")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """``quark torch evaluate``."""
+
+    model: ModelDir
+    data: Text = None
+    seq_len: Length = 512
+    metric: Annotated[
+        str | None,
+        Reads(function=True),
+        typer.Option(metavar="FILE.py:FUNCTION", help="Your metric: function(model, tokenizer) → a number or a dict."),
+    ] = None
+    device: Device = "cpu"
+    trust_remote_code: Remote = False
+    json: Json = False

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quark.cli.search_output import tell_plan, tell_study, write_both
-from quark.cli.search_tables import Wanted, plan_verdict
-from quark.cli.torch_request import Source
+from quark.cli.search_tables import plan_verdict
+from quark.cli.torch_request import RankLayers, SearchLayers, TriedLayers
 from quark.errors import ConfigError
 from quark.report.progress import bars
 from quark.search.plan_file import check_kind
@@ -20,24 +19,7 @@ from quark.search.values import FLOAT
 USUAL = ("int8_wo_per_channel", FLOAT)
 
 
-@dataclass(frozen=True)
-class Request:
-    """What was typed."""
-
-    model: Path
-    scheme: str | None
-    config: Path | None
-    candidates: tuple[str, ...]
-    exclude: Mapping[str, list[str]]
-    source: Source
-    workers: int
-    ledger: Path | None
-    device: str
-    trust_remote_code: bool
-    program: str | None = None
-
-
-def candidates_of(request: Request, scheme: str | None, usual: tuple[str, ...] = ()) -> tuple[str, ...]:
+def candidates_of(request: TriedLayers, scheme: str | None, usual: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The candidates that were typed, or the scheme and the usual ones.
 
     Raises:
@@ -59,7 +41,7 @@ def given(data: Path | None) -> Path:
     return data
 
 
-def windows_of(request: Request, data: Path, ahead: int = 0) -> list[dict[str, Any]]:
+def windows_of(request: TriedLayers, data: Path, ahead: int = 0) -> list[dict[str, Any]]:
     """Windows of tokens, as arguments of the model; of one token more where ``ahead`` is 1."""
     from quark.torch.language import calibration_samples, load_tokenizer, read_ids, windows
 
@@ -71,41 +53,41 @@ def windows_of(request: Request, data: Path, ahead: int = 0) -> list[dict[str, A
     return [{"input_ids": part[None]} for part in parts]
 
 
-def run_sensitivity(request: Request, metric: str, report: Path | None, json: bool) -> None:
+def run_sensitivity(request: RankLayers) -> None:
     """Rank the layers, on standard output."""
     candidates, data = candidates_of(request, request.scheme), given(request.source.data)
     from quark.torch.sensitivity import check_metric, first_scheme, sensitivity
 
     first_scheme(candidates)
-    check_metric(metric)
+    check_metric(request.metric)
     samples = windows_of(request, data)
     with bars() as update:
         found = sensitivity(
             request.model,
             samples,
             candidates,
-            request.exclude.get("exclude"),
-            metric,
+            request.left_float.get("exclude"),
+            request.metric,
             request.workers,
             request.ledger,
             lambda done, total: update("layers", done, total),
             request.device,
             request.trust_remote_code,
-            request.exclude.get("also_exclude", ()),
+            request.exclude,
         )
-    tell_study(found, request.model, "windows", {}, report, json)
+    tell_study(found, request.model, "windows", {}, request.report, request.json)
 
 
-def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool) -> None:
+def run_search(request: SearchLayers) -> None:
     """Find a plan, write it, and tell on standard output."""
-    data = given(request.source.data)
+    data, wanted = given(request.source.data), replace(request.wanted, budget=request.wanted.budget or "size")
     from quark.torch.config_file import read_values
     from quark.torch.export.formats import format_for
     from quark.torch.search import checked_goal, save_plan, search, whole_values
 
     values: dict[str, Any] = {} if request.config is None else read_values(request.config)
     values |= {} if request.scheme is None else {"scheme": request.scheme}
-    values |= request.exclude
+    values |= request.left_float
     candidates = candidates_of(request, values.get("scheme"), USUAL)
     values = whole_values(
         values if "scheme" in values else {"scheme": candidates[0].split("+")[0], **values}, candidates
@@ -142,5 +124,5 @@ def run_search(request: Request, wanted: Wanted, report: Path | None, json: bool
         read_by = f" --for {request.program} --format {format_for([*chosen, values['scheme']], request.program)}"
     following = f"quark torch quantize {request.model} -o OUT_DIR --config {wanted.output}{read_by} ..."
     verdict = plan_verdict(found, wanted, following)
-    write_both(found, wanted, request.model, verdict, report, write)
-    tell_plan(found, wanted, request.model, verdict, report, json)
+    write_both(found, wanted, request.model, verdict, write)
+    tell_plan(found, wanted, request.model, verdict)

@@ -1,0 +1,91 @@
+"""The options of a command as one value: a frozen dataclass, whose annotated fields are the options.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Search:
+        model: Annotated[Path, Reads(), typer.Argument(help="The float model.")]
+        exclude: Annotated[tuple[str, ...], typer.Option(help="May be repeated.")] = ()
+        source: Source = Source()
+
+    @app.command()
+    @takes_values(samples=16)
+    def search(request: Search) -> None: ...
+
+The command has the options of every dataclass among its parameters, and of those inside of them. A field of the type
+``tuple[X, ...]`` is an option that may be repeated; a field without marks is none.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+FIXED = "fixed"
+"""Marks a field of a dataclass's type that a command has no options for."""
+_KIND = inspect.Parameter.KEYWORD_ONLY
+
+
+def takes_values(samples: int | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace the parameters of a command that are dataclasses by their options.
+
+    Args:
+        samples: what ``--samples`` is by default, where the command differs from the dataclass.
+    """
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        values = {name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)}
+        plain = [one.replace(kind=_KIND) for name, one in signature.parameters.items() if name not in values]
+        options = [*plain, *(option for cls in values.values() for option in options_of(cls))]
+        own = {} if samples is None else {"samples": samples}
+        every = [one.replace(default=own.get(one.name, one.default)) for one in options]
+
+        def _run(**given: Any) -> None:
+            command(
+                **{name: made(cls, given) for name, cls in values.items()}, **{p.name: given[p.name] for p in plain}
+            )
+
+        _run.__name__, _run.__doc__, _run.__module__ = command.__name__, command.__doc__, command.__module__
+        _run.__dict__["__signature__"] = signature.replace(parameters=every)
+        _run.__annotations__ = {one.name: one.annotation for one in every} | {"return": None}
+        return _run
+
+    return wrap
+
+
+def options_of(cls: Any) -> Iterator[inspect.Parameter]:
+    """The parameters of a command for the fields of a dataclass."""
+    hints = get_type_hints(cls, include_extras=True)
+    for field in fields(cls):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            yield from options_of(hint)
+        elif get_origin(hint) is Annotated and FIXED not in get_args(hint):
+            default: Any = inspect.Parameter.empty if field.default is MISSING else field.default
+            if _repeated(hint):
+                item, *marks = get_args(hint)
+                annotated: Any = Annotated
+                several: Any = list[get_args(item)[0]]  # type: ignore[misc]
+                parts = (several if field.default is MISSING else several | None, *marks)
+                hint = annotated[parts]
+                default = None if default == () else default
+            yield inspect.Parameter(field.name, _KIND, default=default, annotation=hint)
+
+
+def made(cls: Any, given: dict[str, Any]) -> Any:
+    """The dataclass, from the values of its options."""
+    hints = get_type_hints(cls, include_extras=True)
+    values = {}
+    for field in fields(cls):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            values[field.name] = made(hint, given)
+        elif get_origin(hint) is Annotated and FIXED not in get_args(hint):
+            value = given[field.name]
+            values[field.name] = tuple(value or ()) if _repeated(hint) else value
+    return cls(**values)
+
+
+def _repeated(hint: Any) -> bool:
+    return get_origin(get_args(hint)[0]) is tuple
