@@ -78,20 +78,26 @@ def run_sensitivity(request: RankLayers) -> None:
     tell_study(found, request.model, "windows", {}, request.report, request.json)
 
 
-def run_search(request: SearchLayers) -> None:
-    """Find a plan, write it, and tell on standard output."""
-    data, wanted = given(request.source.data), replace(request.wanted, budget=request.wanted.budget or "size")
+def asked(request: SearchLayers) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The candidates, and keys and values of the configuration that the plan is to have."""
     from quark.torch.config_file import read_values
-    from quark.torch.export.formats import format_for
-    from quark.torch.search import checked_goal, save_plan, search, whole_values
+    from quark.torch.search import whole_values
 
     values: dict[str, Any] = {} if request.config is None else read_values(request.config)
     values |= {} if request.scheme is None else {"scheme": request.scheme}
     values |= request.left_float
     candidates = candidates_of(request, values.get("scheme"), USUAL)
-    values = whole_values(
-        values if "scheme" in values else {"scheme": candidates[0].split("+")[0], **values}, candidates
-    )
+    whole = values if "scheme" in values else {"scheme": candidates[0].split("+")[0], **values}
+    return candidates, whole_values(whole, candidates)
+
+
+def run_search(request: SearchLayers) -> None:
+    """Find a plan, write it, and tell on standard output."""
+    data, wanted = given(request.source.data), replace(request.wanted, budget=request.wanted.budget or "size")
+    from quark.torch.export.formats import format_for
+    from quark.torch.search import checked_goal, save_plan, search
+
+    candidates, values = asked(request)
     checked_goal(wanted.target, wanted.limit, wanted.budget, wanted.metric, candidates)
     check_kind(wanted.output, "--output")
     samples = windows_of(request, data)

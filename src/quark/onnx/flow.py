@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -48,7 +48,7 @@ from quark.onnx.qdq.slower import REASON as FASTER
 from quark.onnx.qdq.slower import TUNED
 from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.result import Result
-from quark.onnx.resume import open_resume
+from quark.onnx.resume import Resume, open_resume
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record, wants_bodies
 from quark.onnx.tuned_speed import into_plan, tune_speed
@@ -59,17 +59,15 @@ from quark.report.tables import print_table
 from quark.report.values import Table
 
 Progress = Callable[[str, int, int | None], None]
+Given = str | Path | onnx.ModelProto
+Written = str | Path | None
 #: New objects after which Python looks for cycles while the flow runs; its own default is 700.
 YOUNG = 20_000
 _log = logging.getLogger(__name__)
 
 
 def quantize(
-    job: Job,
-    model_input: str | Path | onnx.ModelProto,
-    model_output: str | Path | None,
-    reader: Any,
-    progress: Progress | None = None,
+    job: Job, model_input: Given, model_output: Written, reader: Any, progress: Progress | None = None
 ) -> Result:
     """Run one job on one model; see ``ModelQuantizer.quantize_model``."""
     check_secret(job.options, model_input, model_output)
@@ -83,47 +81,75 @@ def quantize(
         return result
 
 
-def _quantize(
-    job: Job,
-    model_input: str | Path | onnx.ModelProto,
-    model_output: str | Path | None,
-    reader: Any,
-    progress: Progress | None,
-) -> Result:
+class Opened(NamedTuple):
+    """The model as it was given.
+
+    Attributes:
+        source: what is never changed.
+        bytes: of its files, None where it came in memory.
+        resume: what an earlier run of the same job has finished.
+        inside: bodies of If and Loop are quantized too.
+        nodes, tensors: the names that a configuration may use.
+    """
+
+    source: ir.Model
+    bytes: int | None
+    resume: Resume
+    inside: bool
+    nodes: list[NodeInfo]
+    tensors: frozenset[str]
+
+
+def _open(model_input: Given, job: Job) -> Opened:
+    tell_idle(job)
+    source = files.load(model_input)
+    size = file_bytes(model_input) if isinstance(model_input, (str, Path)) else None
+    resume, inside = open_resume(source, job, named_files(job)), wants_bodies(source, job.options)
+    nodes = all_known(source) if inside else known_nodes(source)
+    return Opened(source, size, resume, inside, nodes, known_tensors(source))
+
+
+def _samples(reader: Any, job: Job, prepared: Prepared, opened: Opened) -> Any:
+    """The samples as the prepared model takes them; read again where bodies are quantized too."""
+    reader = in_layout(reader_for(job, reader), prepared.moved)
+    reader = rereadable(reader) if opened.inside and job.mode == "static" else reader
+    return first_kept(remembering(job, reader))
+
+
+def _settled(model: ir.Model, plan: Plan, job: Job, bodies: Made) -> Plan:
+    """The plan, with the decisions that were given in the place of its own; told, and not empty."""
+    plan = follow(model, plan, job)
+    _refuse_nothing(model, plan, bodies)
+    tell_decisions(plan, job.options)
+    return plan
+
+
+def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, progress: Progress | None) -> Result:
     """The stages, in order."""
     seconds: dict[str, float] = {}
     with bars() if progress is None else _given(progress) as update, Scratch(job.options) as scratch:
         with _timed(seconds, "load"):
-            tell_idle(job)
-            source = files.load(model_input)
-            before = file_bytes(model_input) if isinstance(model_input, (str, Path)) else None
-            resume = open_resume(source, job, named_files(job))
-            inside = wants_bodies(source, job.options)
-            known = all_known(source) if inside else known_nodes(source)
-            tensors = known_tensors(source)
+            opened = _open(model_input, job)
         with _timed(seconds, "prepare"):
-            prepared = prepare(source, job)
+            prepared = prepare(opened.source, job)
             model, job, mode = prepared.model, prepared.job, MODES[prepared.job.mode]
-            check_names(model, job, known, tensors)
+            check_names(model, job, opened.nodes, opened.tensors)
         given = reader = kept_for_evaluation(job.options, reader)
-        reader = in_layout(reader_for(job, reader), prepared.moved)
-        reader = first_kept(remembering(job, rereadable(reader) if inside and job.mode == "static" else reader))
-        context = Context(job, reader, scratch, resume, update, known)
+        reader = _samples(reader, job, prepared, opened)
+        context = Context(job, reader, scratch, opened.resume, update, opened.nodes)
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, context))
             context, decided = search_calibration(model, context)
             mixed = mix(model, context)
             context, tuned = tune_speed(model, replace(context, job=mixed.job))
         with _timed(seconds, "place"):
-            job, bodies = context.job, _bodies(model, context, known)
-            plan = mode.place(model, job, known)
+            job, bodies = context.job, _bodies(model, context, opened.nodes)
+            plan = mode.place(model, job, opened.nodes)
             prepared.reports.extend([*decided, *into_plan(tuned, plan)])
-            plan = follow(model, plan, job)
-            _refuse_nothing(model, plan, bodies)
-            tell_decisions(plan, job.options)
+            plan = _settled(model, plan, job, bodies)
         with _timed(seconds, "calibrate"):
             counted = Counted(partial(update, "calibrate"))
-            ranges = calibrated(model, plan, job, reader, scratch, resume, counted)
+            ranges = calibrated(model, plan, job, reader, scratch, opened.resume, counted)
         with _timed(seconds, "parameters"):
             mode.set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
@@ -137,11 +163,11 @@ def _quantize(
             tried = partial(first_run, model, source=model_input, reader=reader, job=job)
             proto, idle = _publish(model, model_output, job, tried)
             prepared.reports.append(told(idle))
-            resume.settle()
+            opened.resume.settle()
     made = proto if model_output is None else Path(model_output)
     metrics = _metrics(model_input, made, job, given)
-    result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples, before, made)
-    _tell(result, job.options, mixed, measured(result, before, model_output))
+    result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples, opened.bytes, made)
+    _tell(result, job.options, mixed, measured(result, opened.bytes, model_output))
     return result
 
 

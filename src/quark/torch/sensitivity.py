@@ -215,12 +215,7 @@ def study(
     order = list(dict.fromkeys(name for found in layers.values() for name in found))
     traffic = traffic_of(model, order, site.samples[0])
     reference = of_float(model, site, metric)
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for candidate, matches in layers.items():
-        for name in matches:
-            known = ledger.done(f"{name} as {candidate}", dict[str, float], ("value", loss_name(metric)))
-            if known is not None:
-                found[name, candidate] = known
+    found = finished(ledger, layers, metric)
     if estimate:
         configs = {name: config_of(chosen, model) for name, chosen in values.items()}
         key = "kl" if metric == "kl" else "noise"
@@ -242,6 +237,19 @@ def study(
     ]
     shown = metric if ":" not in metric else metric.rpartition(":")[2]
     return Study(tuple(made), shown, len(site.samples), time.perf_counter() - start)
+
+
+def finished(
+    ledger: Ledger, layers: Mapping[str, Iterable[str]], metric: str
+) -> dict[tuple[str, str], dict[str, float]]:
+    """(layer, candidate) -> what an earlier run has measured."""
+    found = {}
+    for candidate, names in layers.items():
+        for name in names:
+            known = ledger.done(f"{name} as {candidate}", dict[str, float], ("value", loss_name(metric)))
+            if known is not None:
+                found[name, candidate] = known
+    return found
 
 
 def alone_losses(

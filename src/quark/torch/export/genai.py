@@ -22,6 +22,20 @@ SEARCH = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "n
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 
 
+#: Names in the graph, as ``quark.torch.export.onnx_decoder`` gives them.
+INPUTS = {
+    "input_ids": "input_ids",
+    "attention_mask": "attention_mask",
+    "past_key_names": "past_key_values.%d.key",
+    "past_value_names": "past_key_values.%d.value",
+}
+OUTPUTS = {
+    "logits": "logits",
+    "present_key_names": "present.%d.key",
+    "present_value_names": "present.%d.value",
+}
+
+
 def write_config(model: nn.Module, folder: Path, graph: Path) -> None:
     """Write ``genai_config.json`` into ``folder``.
 
@@ -58,17 +72,8 @@ def write_config(model: nn.Module, folder: Path, graph: Path) -> None:
                 "num_attention_heads": heads,
                 "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
                 "num_hidden_layers": cached_layers(graph),
-                "inputs": {
-                    "input_ids": "input_ids",
-                    "attention_mask": "attention_mask",
-                    "past_key_names": "past_key_values.%d.key",
-                    "past_value_names": "past_key_values.%d.value",
-                },
-                "outputs": {
-                    "logits": "logits",
-                    "present_key_names": "present.%d.key",
-                    "present_value_names": "present.%d.value",
-                },
+                "inputs": INPUTS,
+                "outputs": OUTPUTS,
             },
         },
         "search": {

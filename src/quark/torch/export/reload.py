@@ -8,7 +8,7 @@ the configuration asks for, or the tensor is named in an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,19 +126,8 @@ def from_transformers(
     """
     import transformers
 
-    names = checkpoint.config.get("architectures") or []
     auto: Any = transformers.AutoModelForCausalLM
-    cls: Any = getattr(transformers, names[0], None) if isinstance(names, list) and names else None
-    if name := checkpoint.config.get("_class_name"):
-        raise ModelError(
-            f"{str(checkpoint.folder)!r} holds a {name}, a model of diffusers; pass the float model, or import "
-            f"quark.integrations.diffusers and call {name}.from_pretrained"
-        )
-    if cls is None and not trust_remote_code:
-        raise ModelError(
-            f"{str(checkpoint.folder / 'config.json')!r} names the architecture {names!r}, which transformers does not "
-            f"have; pass the float model"
-        )
+    cls = class_of(checkpoint, trust_remote_code)
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
     own_parts = is_inside_attention(scheme.config) or has_extras(checkpoint)
     if own_parts:
@@ -162,10 +151,42 @@ def from_transformers(
         key_mapping=key_mapping(scheme.method),
     )
     model, found = loaded
+    check_keys(checkpoint, found)
+    return mark_loaded(model).to(device).eval()
+
+
+def class_of(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
+    """The class of transformers that ``config.json`` names; None where the folder's own code has it.
+
+    Raises:
+        ModelError: transformers does not have it.
+    """
+    import transformers
+
+    names = checkpoint.config.get("architectures") or []
+    found = getattr(transformers, names[0], None) if isinstance(names, list) and names else None
+    if name := checkpoint.config.get("_class_name"):
+        raise ModelError(
+            f"{str(checkpoint.folder)!r} holds a {name}, a model of diffusers; pass the float model, or import "
+            f"quark.integrations.diffusers and call {name}.from_pretrained"
+        )
+    if found is None and not trust_remote_code:
+        raise ModelError(
+            f"{str(checkpoint.folder / 'config.json')!r} names the architecture {names!r}, which transformers does not "
+            f"have; pass the float model"
+        )
+    return found
+
+
+def check_keys(checkpoint: Checkpoint, found: Mapping[str, Collection[Any]]) -> None:
+    """Every tensor of the files has found its place, and every place its tensor.
+
+    Raises:
+        ModelError: not so.
+    """
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if found[kind]:
             first = sorted(str(key) for key in found[kind])[0]
             raise ModelError(
                 f"{str(checkpoint.folder)!r}: {len(found[kind])} {kind.replace('_', ' ')}, the first is {first!r}"
             )
-    return mark_loaded(model).to(device).eval()
