@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quark.errors import ConfigError
 from quark.files.outputs import check_outputs, drafts
 from quark.files.private import private_folder
+from quark.search.function import digest_of_code
 
 if TYPE_CHECKING:
     from quark.onnx.auto import Outcome as OnnxOutcome
@@ -22,8 +23,10 @@ def auto(
     output: str | os.PathLike[str] | None = None,
     purpose: str | None = None,
     drop: float | None = None,
-    metric: Callable[[Any], float] | None = None,
+    metric: Callable[[Any], Any] | None = None,
     minutes: float = 10.0,
+    ledger: str | os.PathLike[str] | None = None,
+    workers: int = 1,
 ) -> OnnxOutcome | TorchOutcome:
     """Try what an expert would try, choose, and judge the winner on samples that decided nothing.
 
@@ -34,8 +37,12 @@ def auto(
             quantized again from ``winner.values``.
         purpose: "cpu", "npu" or "size" for ONNX; "vllm", "llama.cpp", "genai" or "transformers" for torch.
         drop: the part of the metric that may be lost.
-        metric: your function, path of an ONNX model (or torch model) → number, larger is better.
+        metric: your function, path of an ONNX model (or torch model) → number, or one for each sample, larger is
+            better.
         minutes: for all trials.
+        ledger: a JSON file that keeps finished trials; after a kill the same call goes on from there. It belongs to the
+            model, the samples, and the name and code of ``metric`` (not to what that calls).
+        workers: recipes of an ONNX model that are compared at once, in processes.
 
     Returns:
         The outcome: ``solved``, ``winner``, ``trials``, ``reported``, ``notes``.
@@ -43,21 +50,28 @@ def auto(
     Raises:
         ConfigError, DataError, ModelError: nothing can be tried at all, or an output that cannot be written.
     """
+    wanted: dict[str, Any] = {
+        "drop": drop,
+        "metric": metric,
+        "seconds": 60 * minutes,
+        "identity": digest_of_code(metric),
+    }
+    wanted["ledger"] = None if ledger is None else Path(ledger)
     if isinstance(model, (str, os.PathLike)) and not Path(model).is_dir():
-        return _onnx(Path(model), samples, output, purpose, drop, metric, minutes)
-    return _torch(model, samples, output, purpose, drop, metric, minutes)
+        return _onnx(Path(model), samples, output, {"purpose": purpose or "cpu", "workers": workers, **wanted})
+    if workers != 1:
+        raise ConfigError(f"workers is {workers}: a torch model is quantized in place, one trial after the other")
+    return _torch(model, samples, output, {"purpose": purpose or "transformers", **wanted})
 
 
-def _onnx(
-    model: Path, samples: Iterable[Any], output: Any, purpose: str | None, drop: Any, metric: Any, minutes: float
-) -> OnnxOutcome:
+def _onnx(model: Path, samples: Iterable[Any], output: Any, wanted: dict[str, Any]) -> OnnxOutcome:
     from quark.onnx.auto import Goal, split, write_model
     from quark.onnx.auto import auto as search
     from quark.onnx.graph.model import inputs_of_model, output_of
 
     outputs = {} if output is None else {"model": output_of(Path(output))}
     check_outputs(outputs.values(), inputs_of_model(model, "the float model"))
-    goal = Goal(purpose or "cpu", drop, metric, 60 * minutes)
+    goal = Goal(**wanted)
     with private_folder() as folder:
         found = search(model, split(list(samples)), goal, folder)
         with drafts(outputs) as paths:
@@ -66,9 +80,7 @@ def _onnx(
         return found
 
 
-def _torch(
-    model: Any, samples: Iterable[Any], output: Any, purpose: str | None, drop: Any, metric: Any, minutes: float
-) -> TorchOutcome:
+def _torch(model: Any, samples: Iterable[Any], output: Any, wanted: dict[str, Any]) -> TorchOutcome:
     from quark.search.parts import parts
     from quark.torch.auto import Goal, write
     from quark.torch.auto import auto as search
@@ -78,7 +90,7 @@ def _torch(
     if output is not None and source is None:
         raise ConfigError("output: a torch model is written from its folder; give the folder instead of the model")
     loaded, given = model if source is None else load_model(source), list(samples)
-    goal = Goal(purpose or "transformers", drop, metric, 60 * minutes)
+    goal = Goal(**wanted)
     found = search(loaded, given, goal)
     if output is not None and source is not None:
         write(loaded, found, parts(given)[0], Path(output), source, goal.program)

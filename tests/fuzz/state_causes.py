@@ -25,9 +25,10 @@ from tests.onnx_flow import models
 from quark.config.plan import TensorPlan
 from quark.config.plan_diff import differences, read_plan
 from quark.config.tensor import TensorSpec
+from quark.measure.score import Score
 from quark.onnx.recipes import Choice
 from quark.onnx.resume import Resume
-from quark.onnx.trials import KeptScore, remembered
+from quark.onnx.trials import Probed, remembered
 from quark.search.ledger import Ledger
 
 with contextlib.suppress(ImportError):  # before a process is forked for every cause
@@ -39,10 +40,10 @@ ARRAYS = {"low": np.arange(6, dtype=np.float32).reshape(2, 3), "codes": np.array
 TRIALS: dict[str, Any] = {
     "trial XINT8": {
         "error": "", "bytes": 1000, "passes": 1, "proposals": ["set Percentile"], "metric": 0.5, "chance": float("nan"),
-        "name": "y", "level": 2, "reason": "SQNR of y 44.4 dB", "value": 44.4, "sqnr": 44.4,
+        "digest": "a0", "same": "", "name": "y", "level": 2, "reason": "SQNR of y 44.4 dB", "value": 44.4, "sqnr": 44.4,
     },
     "float model": {"value": 0.5, "without": [0.4, 0.6]},
-    "probe XINT8": {"rank": [1.0, 44.4]},
+    "probe XINT8": {"rank": [1.0, 44.4], "digest": "a0"},
     "trial fp8": 12.5,
     "conv1 as A8W8": {"value": 0.5, "size": 100},
 }  # fmt: skip
@@ -72,8 +73,8 @@ def resume(path: Path) -> None:
 def ledger(path: Path) -> None:
     book = Ledger(path, BELONGS)
     found = remembered(book, "XINT8", Choice("XINT8"), ())
-    book.done("float model", KeptScore)
-    book.done("probe XINT8", dict[str, list[float]], ("rank",))
+    book.score("float model", lambda: Score(1.0))
+    book.done("probe XINT8", Probed)
     book.done("conv1 as A8W8", dict[str, float], ("value", "noise"))
     if found is not None and found[0].judged is not None and not 0 <= found[0].judged.level < 3:
         raise Finding("a level that there is not")

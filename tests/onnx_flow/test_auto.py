@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -14,7 +16,7 @@ import pytest
 from quark.cli import main
 from quark.demo import data
 from quark.errors import ConfigError
-from quark.onnx.auto import PURPOSES, Goal, Search, Trial, _dearness, auto, split
+from quark.onnx.auto import PURPOSES, Goal, Search, Trial, _dearness, auto, quantized, split
 from quark.onnx.compare import compare
 from quark.onnx.recipes import Choice
 from quark.report.verdict import Judged, worst
@@ -185,6 +187,47 @@ def test_comparisons_on_few_samples_are_kept_and_are_the_same_in_processes(folde
             ranks.append(Search(folder / "model.onnx", parts, goal, tmp_path, print).probe(choices))
     assert ranks[0] == ranks[1] == ranks[2] == ranks[3]
     assert ranks[0][0] is not None and ranks[0][2] is None  # the last one cannot be made
+    idle = Choice("XINT8", {"FloatDecoding": True})  # there is nothing to decode
+    search = Search(folder / "model.onnx", parts, Goal("npu"), tmp_path, print)
+    assert search.probe([choices[0], idle])[1] == () and search.same == {idle.name: "XINT8"}
+
+
+def test_a_trial_whose_model_was_judged_is_not_judged_again_and_says_so(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    idle, asked, ledger = Choice("XINT8", {"FloatDecoding": True}), list[str](), tmp_path / "l.json"
+
+    def metric(path: str) -> float:
+        asked.append(path)
+        return 1.0
+
+    for _ in range(2):  # again from the ledger
+        goal = Goal("npu", metric=metric, ledger=ledger)
+        search = Search(folder / "model.onnx", split(samples()), goal, tmp_path, print)
+        first, second, third = (search.attempt(one) for one in (Choice("XINT8"), idle, Choice("A8W8")))
+        assert (first.same, second.same, third.same) == ("", "XINT8", "")
+        assert replace(second, name="", choice=None, path=None, same="") == replace(
+            first, name="", choice=None, path=None, same=""
+        )
+        assert f"{idle.name}: metric 1, the same model as XINT8" in capsys.readouterr().out
+    assert len(asked) == 3  # the float model, and two others
+
+
+@pytest.mark.parametrize(("purpose", "seconds"), [("npu", 1.0), ("cpu", 1.0), ("size", 0.5)])
+def test_slow_trials_keep_the_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, purpose: str, seconds: float
+) -> None:
+    slow, made = 0.3, quantized
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(slow)
+        return made(*args)
+
+    monkeypatch.setattr("quark.onnx.auto.quantized", slowly)
+    start = time.perf_counter()
+    found = auto(folder / "model.onnx", split(samples()), Goal(purpose, 0.0, seconds=seconds), tmp_path)
+    one = max(slow + 0.2, 0.1 * seconds)
+    assert time.perf_counter() - start < seconds + one and found.trials
 
 
 def test_labels_choose_and_what_is_reported_is_top_1_on_samples_that_decided_nothing(

@@ -105,6 +105,29 @@ def test_few_samples_set_the_order_and_slow_recipes_come_behind_the_better_half(
 _PLACES = ["FloatDecoding", "calibration_search", "adaround", "smooth_quant"]
 
 
+def test_a_recipe_that_changes_nothing_on_few_samples_is_not_tried_and_one_that_fails_there_comes_last() -> None:
+    tried: list[str] = []
+
+    def probe(choices: Sequence[Choice]) -> list[tuple[float, ...] | None]:
+        assert choices[0] == Choice("A8W8")  # what the others may be equal to
+        found: dict[str, tuple[float, ...] | None] = {"channel_equalization": (), "smooth_quant": None}
+        return [next((rank for word, rank in found.items() if word in one.name), (0.0, 0.0, 1.0)) for one in choices]
+
+    def measure(choice: Choice) -> Judged:
+        tried.append(" ".join(choice.flags()))
+        return judged(0.0)
+
+    plain = Situation(EVERYTHING.operators)  # nothing is proposed: the first choice stays the best
+    improve(Attempt(Choice("A8W8"), judged(1.0)), plain, measure, 60, probe)
+    assert not any("channel_equalization" in name for name in tried)
+    assert any("smooth_quant" in name for name in tried[-6:]) and any("calibration_search" in name for name in tried)
+
+
+def test_the_first_recipe_is_not_begun_where_one_like_the_first_attempt_would_end_too_late() -> None:
+    first = Attempt(Choice("A8W8"), judged(1.0))
+    assert improve(first, EVERYTHING, lambda one: judged(0.0), 5.0, usual=9.0)[1] == 0
+
+
 def test_a_recipe_that_does_not_apply_is_not_tried() -> None:
     plain = Situation(frozenset(["Relu"]))
     names = [recipe.name for recipe in RECIPES if recipe.applies(plain, Choice("A8W8_CPU"))]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quark.errors import ConfigError
-from quark.search.function import load_function
+from quark.search.function import digest_of, digest_of_code, load_function
 
 
 def test_a_function_is_loaded_and_leaves_no_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +23,13 @@ def test_a_function_is_loaded_and_leaves_no_bytecode(tmp_path: Path, monkeypatch
     (tmp_path / "task.txt").write_text("x")
     with pytest.raises(ConfigError, match="no Python file"):
         load_function(f"{tmp_path / 'task.txt'}:x")
+
+
+def test_functions_without_a_file_are_told_apart_by_name_and_code() -> None:
+    class Metric:
+        def __call__(self, path: str) -> float:
+            return 1.0
+
+    found = [digest_of_code(one) for one in (lambda path: 1.0, lambda path: 2.0, Metric(), len, None)]
+    assert len(set(found)) == len(found) and found[-1] == digest_of(None)
+    assert digest_of_code(Metric()) == found[2]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,10 @@ from torch import nn
 import quark
 from quark.cli import main
 from quark.errors import ConfigError
-from quark.torch.auto import Goal, auto, reads
+from quark.measure.score import Score
+from quark.search.target import Target
+from quark.torch.auto import Goal, Outcome, Trial, auto, reads, reported_on
+from quark.torch.bench import Outputs, scores
 from quark.torch.language import load_model
 
 pytest.importorskip("transformers")
@@ -68,6 +73,61 @@ def test_a_model_that_is_no_language_model() -> None:
     assert missed.solved and missed.reported is None and "function" in missed.notes[-1]
 
 
+def jackknifed(value: float, spread: float) -> Score:
+    """A metric of three samples, and without each of them."""
+    return Score(value, (value - spread, value, value + spread))
+
+
+@pytest.mark.parametrize(
+    ("target", "after", "before", "confirmed"),
+    [
+        (Target("perplexity", False, 10.1), 20.1, 20.0, True),  # 1 % of what the float model has on these samples
+        (Target("perplexity", False, 10.1), 20.5, 20.0, False),
+        (Target("perplexity", False, 10.1), jackknifed(20.5, 0.6), 20.0, True),  # half of that is chance
+        (Target("perplexity", False, 10.1), jackknifed(20.5, 0.3), 20.0, False),
+        (Target("sqnr", True, 20.0), 19.5, math.inf, False),
+        (Target("sqnr", True, 20.0), jackknifed(19.5, 0.6), math.inf, True),
+        (Target("cosine", True, 0.99), 0.995, 1.0, True),
+    ],
+)
+def test_the_winner_is_confirmed_within_the_tolerance_or_what_is_chance_on_other_samples(
+    target: Target, after: float | Score, before: float, confirmed: bool
+) -> None:
+    winner = Trial("fp8", {"scheme": "fp8"}, 1, target.value, passes=True)
+    outcome = Outcome(winner, True, "quark", target, [winner], [], None, 10.0, 2)
+    score = after if isinstance(after, Score) else Score(after)
+    still = {target.metric: Score(before, (before,) * len(score.without))}
+    goal = Goal("vllm", None if target.metric == "sqnr" else 0.01)
+    found = reported_on(outcome, goal, still, score)
+    assert found.confirmed == confirmed and found.reported == (score.value, before)
+    spread = 0.0 if not score.without else score.without[2] - score.value
+    assert found.chance == pytest.approx(math.sqrt(2 / 3 * 2 * spread**2)) if spread else math.isnan(found.chance)
+    assert (
+        not replace(found, solved=False).solved
+        and not reported_on(replace(outcome, solved=False), goal, still, score).confirmed
+    )
+
+
+def test_measures_without_a_sample_are_those_of_the_other_samples() -> None:
+    pairs = [(torch.randn(1, 5, 7), torch.randn(1, 5, 7)) for _ in range(4)]
+    ids = torch.arange(5)[None]
+
+    def seen(chosen: list[int]) -> dict[str, float]:
+        made = Outputs()
+        for k in chosen:
+            made.update(*pairs[k], ids)
+        return made.metrics()
+
+    each = [Outputs() for _ in pairs]
+    for one, pair in zip(each, pairs, strict=True):
+        one.update(*pair, ids)
+    found = scores(each)
+    for name, value in seen([0, 1, 2, 3]).items():
+        assert found[name].value == pytest.approx(value)
+        others = [seen([k for k in range(4) if k != out])[name] for out in range(4)]
+        assert found[name].without == pytest.approx(others)
+
+
 def test_goals_that_cannot_be_meant() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'vllm'"):
         Goal("vlm")
@@ -75,6 +135,8 @@ def test_goals_that_cannot_be_meant() -> None:
         Goal("vllm", drop=2.0)
     with pytest.raises(ConfigError, match="cpu, npu and size are for ONNX models"):
         Goal("npu")
+    with pytest.raises(ConfigError, match="one trial after the other"):
+        quark.auto(nn.Linear(2, 2), [], workers=2)
     with pytest.raises(ConfigError, match="give the folder"):
         quark.auto(nn.Linear(2, 2), [], "out")
 
@@ -87,6 +149,7 @@ def test_the_command_writes_folder_recipe_and_page_and_goes_on_after_a_kill(tmp_
     assert main([*words, "-o", str(tmp_path / "out"), "--report", str(tmp_path / "r.html")]) == 0
     printed = capsys.readouterr().out
     assert "solved" in printed and "samples that decided nothing" in printed and "quark torch evaluate" in printed
+    assert "by chance)" in printed and "against the samples that chose it" in printed and " ± " in printed
     kept = json.loads((tmp_path / "l.json").read_text())["done"]
     assert kept and '"scatters":[{' in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert main([*words, "-o", str(tmp_path / "again")]) == 0

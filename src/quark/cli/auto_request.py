@@ -21,6 +21,8 @@ from quark.report.verdict import Verdict
 
 ACCEPTABLE = 0.2
 """A larger part of a metric is no tolerance that anybody means."""
+OTHER_SAMPLES = "within the tolerance on the samples that chose it, outside on those that decided nothing"
+"""Why a winner is not confirmed."""
 
 
 def looser(request: Auto, lost: float) -> str:

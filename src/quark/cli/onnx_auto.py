@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from quark.cli.auto_request import ACCEPTABLE, command, longer, looser, parse_drop, tell
+from quark.cli.auto_request import ACCEPTABLE, OTHER_SAMPLES, command, longer, looser, parse_drop, tell
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.samples import Samples
@@ -160,6 +160,7 @@ def why_table(request: Auto, found: Outcome) -> Table:
     rows = []
     for trial in (one for one in found.trials if one.name != found.winner.name):
         why = (trial.error and "it could not be made") or ("outside the tolerance" if not trial.passes else said)
+        why = f"the same model as {trial.same}" if trial.same else why
         rows.append((trial.name, why))
     return Table("Why the others lost", ("configuration", "why"), tuple(rows), _why(found))
 
@@ -193,7 +194,7 @@ def _verdict(request: Auto, found: Outcome) -> Verdict:
 def _result(found: Outcome) -> Line:
     """Whether the winner keeps what it has to: what chose it and what decided nothing may say two things."""
     if found.solved and not found.confirmed:
-        why = f"{_why(found)}: within the tolerance on the samples that chose it, outside on those that decided nothing"
+        why = f"{_why(found)}: {OTHER_SAMPLES}"
         return Line("result", "not confirmed", why, bad=True)
     return Line("result", "solved" if found.solved else "not solved", _why(found), bad=not found.solved)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from quark.cli.auto_request import ACCEPTABLE, longer, looser, parse_drop, tell
+from quark.cli.auto_request import ACCEPTABLE, OTHER_SAMPLES, longer, looser, parse_drop, tell
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
@@ -21,10 +21,11 @@ from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.report import ModelView, Point, Report, Scatter, Table, file_size
 from quark.report.verdict import Line, Verdict, size_line
-from quark.search.function import digest_of, load_function, number_of
+from quark.search.function import digest_of, load_function, score_of
 from quark.search.values import FLOAT
 
 if TYPE_CHECKING:
+    from quark.measure.score import Score
     from quark.torch.auto import Goal, Outcome, Trial
 
 WINDOWS = 32
@@ -72,8 +73,8 @@ def run(request: Auto) -> None:
 def _goal(request: Auto) -> Goal:
     from quark.torch.auto import Goal
 
-    def metric(model: Any) -> float:
-        return number_of(load_function(str(request.metric))(model), str(request.metric).rpartition(":")[2])
+    def metric(model: Any) -> Score:
+        return score_of(load_function(str(request.metric))(model), str(request.metric).rpartition(":")[2])
 
     seconds, own, drop = 60 * request.minutes, None, parse_drop(request.drop)
     if request.metric is not None and request.metric != "perplexity":
@@ -147,7 +148,8 @@ def trial_table(found: Outcome) -> Table:
 
 
 def _row(trial: Trial, won: bool, metric: str) -> tuple[str, ...]:
-    said = trial.error or f"{trial.value:.6g}"
+    give = "" if math.isnan(trial.chance) else f" ± {trial.chance:.2g}"
+    said = trial.error or f"{trial.value:.6g}{give}"
     name = f"* {trial.name}" if won else trial.name
     return name, said, file_size(trial.bytes), "yes" if trial.passes else "no", trial.cause
 
@@ -161,24 +163,37 @@ def _verdict(request: Auto, found: Outcome) -> Verdict:
     lines = [Line("chosen by", target.metric, f"{winner.value:.6g} (float {found.float_value:.6g})")]
     if found.reported is not None:
         after, before = found.reported
-        said = f"{after:.6g} on samples that decided nothing (float {before:.6g})"
+        give = "" if math.isnan(found.chance) else f", ± {found.chance:.2g} by chance"
+        said = f"{after:.6g} on samples that decided nothing (float {before:.6g}{give})"
         lines.append(Line("reported", target.metric, said))
+    if math.isfinite(found.gap):
+        lines.append(Line("gap", "honest", f"{_gap(found)} against the samples that chose it"))
     lines.append(size_line(found.float_bytes, winner.bytes))
     lines += [Line("note", "of this run", note) for note in found.notes]
-    lines.append(Line("result", word, why if found.solved else miss, bad=not found.solved))
+    if found.solved and not found.confirmed:
+        word, why = "not confirmed", f"{winner.name}, {OTHER_SAMPLES}"
+    bad = not (found.solved and found.confirmed)
+    lines.append(Line("result", word, why if found.solved else miss, bad=bad))
     return Verdict(tuple(lines), (_next(request, found),))
+
+
+def _gap(found: Outcome) -> str:
+    """How much better or worse the winner does on samples that decided nothing."""
+    if found.target.metric == "sqnr":
+        return f"{found.gap:+.1f} dB"
+    return f"{found.gap:+.2g}" if found.target.metric == "cosine" else f"{100 * found.gap:+.2g} %"
 
 
 def _next(request: Auto, found: Outcome) -> str:
     """The command that makes sense now."""
     data, target = ["--data", str(request.source.data)], found.target
-    if found.solved:
+    if found.solved and found.confirmed:
         measured = [*data, "--seq-len", str(request.seq_len)] if target.metric == "perplexity" else ["--metric", TASK]
         return shlex.join(["quark", "torch", "evaluate", str(request.output), *measured])
     if found.untried:
         return longer(request)
     lost = abs(found.winner.value - found.float_value) / abs(found.float_value) if found.float_value else math.nan
-    if target.metric in ("perplexity", "metric") and 0 < lost < ACCEPTABLE:
+    if not found.solved and target.metric in ("perplexity", "metric") and 0 < lost < ACCEPTABLE:
         return looser(request, lost)
     asked = f"{target.metric}{'>=' if target.least else '<='}{target.value:.6g}"
     words = ["quark", "torch", "search", str(request.model), *data, "--target", asked, "-o", "plan.yaml"]
@@ -192,7 +207,8 @@ def _facts(found: Outcome, verdict: Verdict) -> Mapping[str, Any]:
         for one in found.trials
     ]
     told = {"winner": found.winner.name, "solved": found.solved, "format": found.format, "trials": trials}
-    return {**told, "untried": found.untried, "reported": found.reported, "verdict": verdict.facts()}
+    told |= {"confirmed": found.confirmed, "reported": found.reported, "chance": found.chance}
+    return {**told, "untried": found.untried, "verdict": verdict.facts()}
 
 
 def _page(request: Auto, found: Outcome, verdict: Verdict) -> Report:

@@ -12,7 +12,6 @@ any more are removed. Where nothing is within the tolerance the nearest miss com
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -24,7 +23,8 @@ from quark.errors import DataError, QuarkError
 from quark.files.private import private_folder
 from quark.measure.answers import Answers
 from quark.measure.score import Score, error
-from quark.onnx.compare import Comparison, compare
+from quark.onnx import fingerprint
+from quark.onnx.compare import compare
 from quark.onnx.data import Feed
 from quark.onnx.describe import describe, file_bytes
 from quark.onnx.graph import model as files
@@ -39,8 +39,8 @@ from quark.onnx.result import Result
 from quark.onnx.trials import (
     PURPOSES,
     Goal,
-    KeptScore,
     Outcome,
+    Probed,
     Purpose,
     Split,
     Trial,
@@ -50,6 +50,7 @@ from quark.onnx.trials import (
     split,
 )
 from quark.report.verdict import Judged, worst
+from quark.search.clock import Clock
 from quark.search.function import checked_reference, score_of
 from quark.search.ledger import Ledger
 from quark.search.parts import how_far
@@ -83,6 +84,10 @@ __all__ = [
 ]
 BRIEFLY = 0.5
 """Seconds for a first look at how fast a trial is."""
+TIMED, TIMING = 2.0, 0.05
+"""Seconds in which the good trials are timed side by side; not more than this part of all the time."""
+LOOKS = 2.0
+"""How many times as long as a trial it takes to find the layers that lose most, about."""
 PROBES = 0.25
 """The part of the time of a preset that comparing recipes on few samples may take."""
 SAME = 0.03
@@ -97,7 +102,9 @@ class Search:
         self.trials: list[Trial] = []
         self.notes: list[str] = []
         self.pace: dict[str, float] = {}
-        self.end = self.probes_end = time.perf_counter() + goal.seconds
+        self.same: dict[str, str] = {}
+        self.clock = Clock(goal.seconds)
+        self.probes = 0.0
         self.book = ledger_of(model, samples, goal)
         self.float_score = None if goal.metric is None else self._of_float(goal.metric)
         self.situation = Situation(frozenset(describe(model).operators), (), goal.purpose == "npu")
@@ -109,26 +116,46 @@ class Search:
         if known is not None:
             self.propose(known[1])
             return self.finished(known[0])
-        try:
-            found = self._quantized(choice, path)
-        except QuarkError as error:
-            trial = Trial(name, choice, causes=causes, error=str(error))
-        else:
-            judged = worst(found.outputs, found.answers)
-            value, chance = self.measured(path)
-            trial = Trial(name, choice, judged, value, file_bytes(path), chance=chance, causes=causes, path=path)
-            trial = replace(trial, passes=self.within(trial, found.answers))
+        with self.clock.during(_kind(choice)):
+            try:
+                trial = self._made(Trial(name, choice, causes=causes, path=path), path)
+            except QuarkError as error:
+                trial = Trial(name, choice, causes=causes, error=str(error))
+        self.clock.reserved = self.clock.usual("judging") * (1 if self.goal.reporting is None else 2) + self.timing
         self.book.finish(f"trial {name}", entry_of(trial, self.situation.proposals))
         return self.finished(trial)
 
+    def _made(self, trial: Trial, path: Path) -> Trial:
+        """The trial, quantized and judged; what was judged under another name is not judged again."""
+        self._quantized(trial.choice or Choice(""), path)
+        digest = fingerprint.of_model(files.load(path))
+        before = next((one for one in self.trials if one.digest == digest), None)
+        if before is not None:
+            own: dict[str, Any] = {"name": trial.name, "choice": trial.choice, "causes": trial.causes, "path": path}
+            return replace(before, same=before.name, **own)
+        with self.clock.during("judging"):
+            found = compare(self.model, path, self.samples.choose, layers=False, libraries=self.goal.libraries)
+            judged = worst(found.outputs, found.answers)
+            value, chance = self.measured(path)
+        trial = replace(trial, judged=judged, value=value, bytes=file_bytes(path), chance=chance, digest=digest)
+        return replace(trial, passes=self.within(trial, found.answers))
+
+    def usual(self, choice: Choice) -> float:
+        """Seconds that a trial of such a choice takes; until there was one, those of a plain one."""
+        return self.clock.usual(_kind(choice)) or self.clock.usual(_kind(Choice("")))
+
+    @property
+    def timing(self) -> float:
+        """Seconds for timing the good trials, where that decides."""
+        return 0.0 if self.goal.row.cost == "rank" else min(TIMED, TIMING * self.goal.seconds)
+
     def _of_float(self, metric: Callable[[str], Any]) -> Score:
-        known = self.book.done("float model", KeptScore)
-        if known is None:
+        def made() -> Score:
             found = score_of(metric(str(self.model)), "the metric")
             checked_reference(found.value)
-            known = KeptScore(value=found.value, without=list(found.without))
-            self.book.finish("float model", known.model_dump())
-        return Score(known.value, tuple(known.without))
+            return found
+
+        return self.book.score("float model", made)
 
     def measured(self, path: Path) -> tuple[float | None, float]:
         """The metric of a model's file, and how far its difference to that of the float model is chance."""
@@ -141,6 +168,7 @@ class Search:
         """Take a trial down, and tell it."""
         self.trials.append(trial)
         said = trial.error or (trial.judged.reason if trial.judged else "nothing to compare")
+        said = f"the same model as {trial.same}" if trial.same else said
         score = "" if trial.value is None else f"metric {trial.value:.6g}, "
         self.tell(f"{trial.name}: {score}{said}")
         return trial
@@ -158,10 +186,8 @@ class Search:
         self._quantized(trial.choice, path)
         return replace(trial, path=path)
 
-    def _quantized(self, choice: Choice, path: Path) -> Comparison:
-        result = quantized(self.model, choice, path, self.samples.fit)
-        self.propose(result.plan.proposals)
-        return compare(self.model, path, self.samples.choose, layers=False, libraries=self.goal.libraries)
+    def _quantized(self, choice: Choice, path: Path) -> None:
+        self.propose(quantized(self.model, choice, path, self.samples.fit).plan.proposals)
 
     def within(self, trial: Trial, answers: Mapping[str, Answers]) -> bool:
         """Whether a trial keeps what it has to keep."""
@@ -218,32 +244,47 @@ class Search:
 
         if base.choice is None:
             return
-        end = time.perf_counter() + seconds
-        self.probes_end = time.perf_counter() + PROBES * seconds
+        end = self.clock.left - seconds  # what is to be left of all the time when this is over
+        self.probes = self.clock.left - PROBES * seconds
         few = self.samples.total > 4 * PROBED
         first, probe = Attempt(base.choice, self.as_wanted(base)), self.probe if few else None
-        best, _ = improve(first, self.situation, measure, seconds * (1 - ISLANDS), probe, self.pace)
+        usual = self.usual(Choice(base.choice.preset))
+        best, _ = improve(first, self.situation, measure, seconds * (1 - ISLANDS), probe, self.pace, usual)
         good = best.judged is not None and best.judged.level >= GOOD
-        if not good and time.perf_counter() < end and Config(best.choice.config()).compile().mode == "static":
+        if not good and Config(best.choice.config()).compile().mode == "static":
             self.islands(best, end)
 
     def probe(self, choices: Sequence[Choice]) -> list[tuple[float, ...] | None]:
-        """How choices do on few samples: the rank of their agreement; None for those that fail or came too late."""
+        """How choices do on few samples: the rank of their agreement; None for those that fail or came too late, and
+        no numbers for those whose model is that of another one."""
         few = [list(islice(part, PROBED)) for part in (self.samples.fit, self.samples.choose)]
-        kept = {one.name: self.book.done(f"probe {one.name}", dict[str, list[float]], ("rank",)) for one in choices}
-        known = {name: None if one is None else one["rank"] for name, one in kept.items()}
-        left = [one for one in choices if known[one.name] is None]
+        kept = {one.name: self.book.done(f"probe {one.name}", Probed) for one in choices}
+        left = [one for one in choices if kept[one.name] is None]
         libraries = self.goal.libraries
-        found: Iterable[list[float]] = (probed(self.model, one, few[0], few[1], libraries) for one in left)
+        found: Iterable[Probed] = (probed(self.model, one, few[0], few[1], libraries) for one in left)
         if self.goal.workers != 1:
             calls: list[parallel.Call] = [(probed, (self.model, one, *few, libraries), {}) for one in left]
             found = parallel.results(calls, self.goal.workers, "processes")
-        for choice, rank in zip(left, found, strict=False):
-            known[choice.name] = rank
-            self.book.finish(f"probe {choice.name}", {"rank": rank})
-            if time.perf_counter() > self.probes_end:
+        before = self.clock.left
+        for choice, one in zip(left, found, strict=False):
+            kept[choice.name] = one
+            self.book.finish(f"probe {choice.name}", one.model_dump())
+            last, before = before - self.clock.left, self.clock.left
+            if before - last < self.probes:
                 break
-        return [tuple(known[one.name] or ()) or None for one in choices]
+        return [self._ranked(one, choices, kept) for one in choices]
+
+    def _ranked(self, choice: Choice, among: Sequence[Choice], kept: Mapping[str, Probed | None]) -> Any:
+        own = kept[choice.name]
+        if own is None or not own.rank:
+            return None
+        for other in among[: among.index(choice)]:
+            that = kept[other.name]
+            if that is not None and that.digest == own.digest:
+                self.same[choice.name] = other.name
+                self.tell(f"{choice.name}: not tried, on few samples its model is that of {other.name}")
+                return ()
+        return tuple(own.rank)
 
     def islands(self, best: Attempt, end: float) -> None:
         """The layers that lose most, in float or in the wider preset of an NPU, until the rest is good enough.
@@ -252,6 +293,9 @@ class Search:
         """
         npu, wide = self.situation.npu, wider(best.choice.preset) if self.situation.npu else FLOAT
         if wide is None and any(trial.passes for trial in self.trials):
+            return
+        usual = self.usual(best.choice)
+        if self.clock.left - LOOKS * usual < end:
             return
         few = list(islice(self.samples.fit, TRIED))
         values = {"preset": best.choice.preset, "options": dict(best.choice.options)}
@@ -263,20 +307,20 @@ class Search:
         cause, ranked = f"a few layers lose most; they are {wide or FLOAT}", [one.layer for one in study.ranked()]
         most = BESIDE if npu and wide is None else HALF
         for choice in islands(best, ranked, wide or FLOAT, most):
-            if time.perf_counter() > end or self.attempt(choice, (*best.causes, cause)).passes:
+            if self.clock.left - usual < end or self.attempt(choice, (*best.causes, cause)).passes:
                 break
 
     def could_win(self, base: Trial) -> bool:
         """Whether a base is worth improving: for the CPU one that is slower than float is not, whatever it keeps."""
         if self.goal.row.cost != "seconds" or base.path is None:
             return True
-        stays, one = self.timed([base], BRIEFLY)
+        stays, one = self.timed([base], min(BRIEFLY, self.timing))
         faster = one.seconds < stays.seconds * (1 + SAME)
         if not faster:
             self.notes.append(f"{base.name} is slower than the float model, so no recipe was tried on it")
         return faster
 
-    def timed(self, trials: Sequence[Trial], seconds: float = 2.0) -> list[Trial]:
+    def timed(self, trials: Sequence[Trial], seconds: float) -> list[Trial]:
         """The trials with their seconds an inference, and those of the float model, side by side."""
         feed = next(iter(self.samples.choose))
         models: dict[str, Any] = {"float": self.model} | {str(k): one.path for k, one in enumerate(trials)}
@@ -285,17 +329,16 @@ class Search:
         return [stays, *(replace(one, seconds=found[str(k)]) for k, one in enumerate(trials))]
 
 
-def probed(
-    model: Path, choice: Choice, fit: Sequence[Feed], choose: Sequence[Feed], libraries: Libraries
-) -> list[float]:
-    """The rank of a choice on few samples; empty where it fails. Made for a process of its own."""
+def probed(model: Path, choice: Choice, fit: Sequence[Feed], choose: Sequence[Feed], libraries: Libraries) -> Probed:
+    """How a choice does on few samples. Made for a process of its own."""
     with private_folder() as folder:
         try:
             quantized(model, choice, folder / "probe.onnx", fit)
             found = compare(model, folder / "probe.onnx", choose, layers=False, libraries=libraries)
         except QuarkError:
-            return []
-    return list(Attempt(choice, worst(found.outputs, found.answers)).rank)
+            return Probed(rank=[], digest="")
+        digest = fingerprint.of_model(files.load(folder / "probe.onnx"))
+    return Probed(rank=list(Attempt(choice, worst(found.outputs, found.answers)).rank), digest=digest)
 
 
 def quantized(model: Path, choice: Choice, path: Path, samples: Iterable[Feed]) -> Result:
@@ -303,6 +346,11 @@ def quantized(model: Path, choice: Choice, path: Path, samples: Iterable[Feed]) 
     config = choice.config()
     config.extra_options["PrintSummary"] = False
     return ModelQuantizer(Config(global_quant_config=config)).run(model, path, samples)
+
+
+def _kind(choice: Choice) -> str:
+    """Trials that take about as long."""
+    return " ".join(("trial", *choice.algorithms))
 
 
 def _larger(limit: float, chance: float) -> float:
@@ -337,7 +385,7 @@ def _try(search: Search) -> None:
     """All bases as they are, the cheapest first; then recipes on the cheaper ones that are outside the tolerance."""
     goal, tried = search.goal, list[tuple[Trial, tuple[str, ...]]]()
     for place, preset in enumerate(goal.row.bases):
-        if place and time.perf_counter() > search.end:
+        if place and not search.clock.fits(search.usual(Choice(preset))):
             break
         search.situation = replace(search.situation, proposals=())  # those of another preset may mean nothing here
         base = search.attempt(Choice(preset))
@@ -346,7 +394,7 @@ def _try(search: Search) -> None:
         if not base.passes and not base.error:
             tried.append((base, tuple(search.situation.proposals)))
     for place, (base, proposals) in enumerate(tried):
-        left = search.end - time.perf_counter()
+        left = search.clock.left
         if left <= 0:
             search.notes.append(f"no time was left for recipes on {base.name}")
         elif search.could_win(base):
@@ -374,7 +422,7 @@ def _concluded(search: Search) -> Outcome:
         untried=untried,
     )
     if good and goal.row.cost != "rank":
-        stays, *timed = search.timed([search.with_file(one) for one in good])
+        stays, *timed = search.timed([search.with_file(one) for one in good if not one.same], search.timing)
         outcome.seconds = {one.name: one.seconds for one in timed}
         outcome.float_seconds, by_time = stays.seconds, goal.row.cost == "seconds"
         outcome.winner = min(timed, key=lambda one: one.seconds if by_time else one.bytes)
@@ -390,7 +438,7 @@ def _concluded(search: Search) -> Outcome:
 def _untried(search: Search) -> list[tuple[str, str]]:
     """Presets and recipes that no trial has, and why not."""
     presets = [trial.choice.preset for trial in search.trials if trial.choice is not None]
-    passed, over = any(trial.passes for trial in search.trials), time.perf_counter() > search.end
+    passed, over = any(trial.passes for trial in search.trials), not search.clock.fits(search.usual(Choice("")))
     late = LATE if over else "what was found before was good enough"
     found = []
     for preset in search.goal.row.bases:
@@ -399,7 +447,10 @@ def _untried(search: Search) -> list[tuple[str, str]]:
     causes = {cause for trial in search.trials for cause in trial.causes}
     for recipe in (one for one in RECIPES if one.cause not in causes):
         fits = any(recipe.applies(search.situation, Choice(preset)) for preset in presets)
-        found.append((recipe.name, late if fits else "its condition does not hold for this model and these presets"))
+        why = late if fits else "its condition does not hold for this model and these presets"
+        changed = [recipe.change(Choice(preset)).name for preset in presets] if fits else []
+        same = next((search.same[name] for name in changed if name in search.same), None)
+        found.append((recipe.name, why if same is None else f"on few samples its model is that of {same}"))
     return found
 
 

@@ -319,6 +319,7 @@ def improve(
     seconds: float,
     probe: Probe | None = None,
     pace: dict[str, float] | None = None,
+    usual: float = 0.0,
 ) -> tuple[Attempt, int]:
     """The best attempt found within about ``seconds``, and how many were made besides the first.
 
@@ -330,10 +331,13 @@ def improve(
         situation: which recipes apply.
         measure: quantizes a choice and judges it.
         seconds: no attempt begins that would, at the pace of the slowest before, end later.
-        probe: ranks choices on few samples, larger is better, None: not tried; without it they come in their order.
+        probe: ranks the first choice and its changes on few samples, larger is better; None: not known; no numbers:
+            the model of one before it, which is not tried. Without it they come in their order.
         pace: seconds that recipes took, by name, on another configuration of the model; those of this one are added.
+        usual: seconds that the first attempt took.
     """
     climb = _Climb(first, situation, measure, time.perf_counter() + seconds, {} if pace is None else pace)
+    climb.slowest = usual
     climb.over([recipe for recipe in RECIPES if recipe.first])
     rows = [recipe for recipe in RECIPES if not recipe.first]
     if probe is not None and climb.open():
@@ -387,8 +391,10 @@ class _Climb:
 def _ordered(rows: Sequence[Recipe], base: Choice, situation: Situation, probe: Probe) -> list[Recipe]:
     """Quick rows by what they did alone on few samples, the better half in front of the slow ones."""
     quick = [row for row in rows if not row.slow and row.applies(situation, base) and row.change(base) != base]
-    ranks = probe([row.change(base) for row in quick])
-    known = [(rank, row) for rank, row in zip(ranks, quick, strict=True) if rank is not None]
+    ranks = list(probe([base, *(row.change(base) for row in quick)]))[1:]
+    known = [(rank, row) for rank, row in zip(ranks, quick, strict=True) if rank]
+    idle = [row for rank, row in zip(ranks, quick, strict=True) if rank == ()]
     order = [row for _, row in sorted(known, key=lambda one: one[0], reverse=True)]
     half = order[: (len(order) + 1) // 2]
-    return [*half, *(row for row in rows if row.slow), *(row for row in rows if not row.slow and row not in half)]
+    rest = [row for row in rows if not row.slow and row not in half and row not in idle]
+    return [*half, *(row for row in rows if row.slow), *rest]

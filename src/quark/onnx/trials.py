@@ -120,6 +120,7 @@ class Trial:
         error: why it could not be made.
         passes: it is within the tolerance.
         path: its file; None for one that failed or that a ledger remembers.
+        digest, same: of its model; the name of the trial before it that made the same one.
     """
 
     name: str
@@ -133,6 +134,8 @@ class Trial:
     error: str = ""
     passes: bool = False
     path: Path | None = None
+    digest: str = ""
+    same: str = ""
 
 
 @dataclass
@@ -182,7 +185,7 @@ def entry_of(trial: Trial, proposals: Sequence[str]) -> dict[str, Any]:
     """A trial as a ledger keeps it."""
     kept: dict[str, Any] = {"error": trial.error, "bytes": trial.bytes, "passes": int(trial.passes)}
     measured = {} if trial.value is None else {"metric": trial.value, "chance": trial.chance}
-    kept |= {"proposals": list(proposals)} | measured
+    kept |= {"proposals": list(proposals), "digest": trial.digest, "same": trial.same} | measured
     return kept | ({} if trial.judged is None else asdict(trial.judged))
 
 
@@ -195,6 +198,8 @@ class _Failed(Schema):
     proposals: list[str]
     metric: float | None = None
     chance: float = math.nan
+    digest: str = ""
+    same: str = ""
 
 
 class _Tried(_Failed):
@@ -207,11 +212,11 @@ class _Tried(_Failed):
     sqnr: float
 
 
-class KeptScore(Schema):
-    """The metric of the float model in a ledger: as ``Score``."""
+class Probed(Schema):
+    """How a choice does on few samples: the rank of its agreement, empty where it fails; the digest of its model."""
 
-    value: float
-    without: list[float]
+    rank: list[float]
+    digest: str
 
 
 def remembered(book: Ledger, name: str, choice: Choice, causes: tuple[str, ...]) -> tuple[Trial, list[str]] | None:
@@ -224,5 +229,6 @@ def remembered(book: Ledger, name: str, choice: Choice, causes: tuple[str, ...])
     if kept is None:
         return None
     judged = Judged(**{one.name: getattr(kept, one.name) for one in fields(Judged)}) if hasattr(kept, "level") else None
-    told = {"error": kept.error, "passes": bool(kept.passes), "chance": kept.chance}
-    return Trial(name, choice, judged, kept.metric, kept.bytes, causes=causes, **told), kept.proposals
+    told: dict[str, Any] = {name: getattr(kept, name) for name in ("error", "chance", "digest", "same")}
+    told |= {"causes": causes, "passes": bool(kept.passes)}
+    return Trial(name, choice, judged, kept.metric, kept.bytes, **told), kept.proposals

@@ -83,6 +83,18 @@ def digest_of(text: str | None) -> str:
     return f"{name} of {hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()}"
 
 
+def digest_of_code(function: Callable[..., Any] | None) -> str:
+    """The same for a function that has no file: its name and its own code."""
+    if function is None:
+        return "none"
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    known: list[Any] = []
+    if code is not None:
+        known = [code.co_code, code.co_names, *(one for one in code.co_consts if not isinstance(one, type(code)))]
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{name} of {hashlib.blake2b(repr(known).encode(), digest_size=8).hexdigest()}"
+
+
 def number_of(value: Any, metric: str) -> float:
     """The number that a user's function returned, or the entry called ``metric`` of the dictionary.
 

@@ -25,6 +25,7 @@ from quark.files.identity import difference
 from quark.files.kept import KeptFile
 from quark.files.lock import working_on
 from quark.files.untrusted import Schema, first_reason
+from quark.measure.score import Score
 
 VERSION = 1
 #: A number of a trial; one that JSON lacks, in words.
@@ -38,6 +39,13 @@ class State(Schema):
     version: int
     belongs: dict[str, str]
     done: dict[str, Kept | list[Kept] | dict[str, Kept | list[Kept]]]
+
+
+class _Score(Schema):
+    """A metric in a file: as ``Score``."""
+
+    value: float
+    without: list[float]
 
 
 def plan_key(layers: Sequence[str], plan: Sequence[str], metric: str, data: str) -> str:
@@ -116,6 +124,15 @@ class Ledger:
             known = measure()
             self.finish(key, known)
         return float(known)
+
+    def score(self, key: str, measure: Callable[[], Score]) -> Score:
+        """The same of a metric with what tells how far it is chance."""
+        known = self.done(key, _Score)
+        if known is None:
+            found = measure()
+            self.finish(key, {"value": found.value, "without": list(found.without)})
+            return found
+        return Score(known.value, tuple(known.without))
 
     def __len__(self) -> int:
         return len(self._done)

@@ -11,7 +11,7 @@ put back, so that memory holds one model. Sizes are those of the files, from the
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -22,12 +22,14 @@ from torch import nn
 
 from quark.errors import ConfigError, DataError, QuarkError, unknown
 from quark.files.private import private_folder
-from quark.search.function import checked_reference
+from quark.measure.score import Score, error
+from quark.search.clock import Clock
+from quark.search.function import checked_reference, score_of
 from quark.search.ledger import Ledger
 from quark.search.parts import how_far, parts_of
 from quark.search.target import Target
 from quark.search.values import FLOAT
-from quark.torch.bench import Site, Traffic, lay_out, measure, running
+from quark.torch.bench import Site, Traffic, lay_out, outputs_of, running, scores
 from quark.torch.config.schemes import ROWS
 from quark.torch.config_file import config_of
 from quark.torch.digest import digest_of_model, digest_of_samples
@@ -40,6 +42,7 @@ from quark.torch.sensitivity import costs_of, matched, unfit
 PURPOSES = {"genai": "onnxruntime-genai", **{name: name for name in PROGRAMS}}
 DROP = 0.01
 SQNR = 20.0  # dB that a model without tokens has to keep where no --drop is given
+FIXED = ("sqnr", "cosine")  # metrics of the distance to the float model, which itself has none
 WIDER = "int8_wo_per_channel"  # for layers whose axes the groups of a scheme do not divide
 
 
@@ -69,7 +72,8 @@ class Goal:
     Attributes:
         purpose: the program that reads the result, a name of ``PURPOSES``.
         drop: the part of the metric that may be lost: 0.01 where it is None.
-        metric: the user's function, model → number, larger is better; None: perplexity, or SQNR without tokens.
+        metric: the user's function, model → number, or one for each sample, larger is better; None: perplexity, or
+            SQNR without tokens.
         seconds: for all trials; the one that runs is not stopped.
         ledger: a JSON file that finished trials are kept in.
         identity: what tells ``metric`` from another function.
@@ -80,7 +84,7 @@ class Goal:
 
     purpose: str = "transformers"
     drop: float | None = None
-    metric: Callable[[nn.Module], float] | None = None
+    metric: Callable[[nn.Module], Any] | None = None
     seconds: float = 600.0
     ledger: Path | None = None
     identity: str = "none"
@@ -106,7 +110,8 @@ class Trial:
         name: scheme and algorithms.
         values: of the configuration file.
         bytes: of the tensors in the file.
-        value: of the metric on the choosing samples.
+        value, chance: of the metric on the choosing samples, and how far it is chance: the standard error of its
+            difference to the float model's, or of itself where the float model has none.
         passes: it is within the tolerance.
         cause: what its recipe mends.
         error: why it could not be tried.
@@ -116,6 +121,7 @@ class Trial:
     values: Mapping[str, Any]
     bytes: int
     value: float = float("nan")
+    chance: float = float("nan")
     passes: bool = False
     cause: str = ""
     error: str = ""
@@ -133,6 +139,8 @@ class Outcome:
         trials: all, in the order in which they were made.
         untried: names of what there was no time for.
         reported: (winner, float model) on the samples that decided nothing; None: there are none.
+        chance: of the winner's value there, as that of a trial.
+        confirmed: it is within the tolerance, or within what is chance, on the samples that decided nothing, too.
         float_value, float_bytes: of the float model.
         notes: what a reader must know, a sentence each.
     """
@@ -147,6 +155,21 @@ class Outcome:
     float_value: float
     float_bytes: int
     notes: list[str] = field(default_factory=list)
+    chance: float = float("nan")
+    confirmed: bool = True
+
+    @property
+    def gap(self) -> float:
+        """How much worse (below 0) or better the winner does on the samples that decided nothing than on those that
+        chose it: as a part of the float model's value where that is what counts, or in the units of the metric.
+        """
+        if self.reported is None:
+            return float("nan")
+        after, before = self.reported
+        sign = 1.0 if self.target.least else -1.0
+        if self.target.metric in FIXED:
+            return after - self.winner.value
+        return sign * ((after - before) / abs(before) - (self.winner.value - self.float_value) / abs(self.float_value))
 
 
 class Search:
@@ -155,18 +178,20 @@ class Search:
     def __init__(self, model: nn.Module, parts: Sequence[list[Any]], goal: Goal, site: Site, book: Ledger) -> None:
         self.model, self.goal, self.site, self.book = model, goal, site, book
         self.fit, self.trials, self.untried = parts[0], list[Trial](), list[str]()
-        self.end = time.perf_counter() + goal.seconds
+        self.clock = Clock(goal.seconds)
         self.before = self.figures(site)
         self.float_bytes = sum(one.nbytes for one in model.parameters())
-        self.target = target_of(goal, self.before, vocabulary(model))
-        self.float_value = self.before.get(self.target.metric, float("inf"))
+        values = {name: one.value for name, one in self.before.items()}
+        self.target = target_of(goal, values, vocabulary(model))
+        self.float_value = values.get(self.target.metric, float("inf"))
 
-    def figures(self, site: Site) -> dict[str, float]:
+    def figures(self, site: Site) -> dict[str, Score]:
         """The measures of the model as it is."""
-        if self.goal.metric is not None:
+        with self.clock.during("judging"):
+            if self.goal.metric is None:
+                return scores(outputs_of(self.model, site))
             with running(self.model):
-                return {"metric": float(self.goal.metric(self.model))}
-        return measure(self.model, site)
+                return {"metric": score_of(self.goal.metric(self.model), "metric")}
 
     def values(self, scheme: str, algorithms: Sequence[str] = ()) -> dict[str, Any]:
         """Keys and values of a configuration; layers that the scheme does not fit get more bits, or stay float."""
@@ -191,15 +216,18 @@ class Search:
         """Quantize in place with the fitting samples, judge on the choosing ones, put the model back."""
         trial = Trial(name, values, self.size(values), cause=cause)
         try:
-            value = self.book.number(f"trial {name}", lambda: self.value(values, self.site))
+            with self.clock.during(kind_of(values)):
+                found = self.book.score(f"trial {name}", lambda: self.value(values, self.site))
         except QuarkError as error:
             trial = replace(trial, error=str(error))
         else:
-            trial = replace(trial, value=value, passes=self.target.met(value))
+            chance = chance_of(self.target, found, self.before)
+            trial = replace(trial, value=found.value, chance=chance, passes=self.target.met(found.value))
+        self.clock.reserved = self.clock.usual(kind_of({}), "judging")
         self.trials.append(trial)
         return trial
 
-    def value(self, values: Mapping[str, Any], site: Site) -> float:
+    def value(self, values: Mapping[str, Any], site: Site) -> Score:
         """The metric of the quantized model."""
         scheme, program = values["scheme"], self.goal.program
         kept = getattr(self.model, "dtype", next(self.model.parameters()).dtype)
@@ -208,9 +236,10 @@ class Search:
             ModelQuantizer(config).quantize(self.model, self.fit if needs_data(scheme, values) else None, undo)
             return self.figures(site)[self.target.metric]
 
-    def late(self, name: str) -> bool:
-        """Whether no trial begins any more; the first one always does."""
-        over = bool(self.trials) and time.perf_counter() > self.end
+    def late(self, name: str, values: Mapping[str, Any]) -> bool:
+        """Whether a trial would end too late; the first one never does."""
+        usual = self.clock.usual(kind_of(values)) or self.clock.usual(kind_of({}))
+        over = bool(self.trials) and not self.clock.fits(usual)
         if over:
             self.untried.append(name)
         return over
@@ -238,7 +267,7 @@ def auto(
         site = lay_out(model, parts[1], made(folder / "choose"))
         search = Search(model, parts, goal, site, ledger_of(model, given, goal))
         for name, values, cause in proposals(search):
-            if not search.late(name):
+            if not search.late(name, values):
                 trial = search.attempt(name, values, cause)
                 tell(f"{name}: {trial.error or f'{search.target.metric} {trial.value:.6g}'}")
         search.book.settle()
@@ -286,16 +315,41 @@ def concluded(search: Search, samples: list[Any], count: int, folder: Path) -> O
     good = [one for one in tried if one.passes]
     sign = -1 if target.least else 1
     winner = min(good, key=lambda one: (one.bytes, sign * one.value)) if good else nearest(tried, target)
-    reported, notes = None, list(how_far(count, len(samples)))
+    notes, found = list(how_far(count, len(samples))), None
     if search.goal.metric is not None:
         notes.append("the function that chose the winner also reports on it, on data of its own")
     elif samples:
         site = lay_out(search.model, samples, made(folder / "report"))
-        before = search.figures(site).get(target.metric, float("inf"))
-        reported = search.value(winner.values, site), before
+        found = search.figures(site), search.value(winner.values, site)
     program = format_for(schemes_in(winner.values), search.goal.program)
     facts = search.float_value, search.float_bytes, notes
-    return Outcome(winner, bool(good), program, target, search.trials, search.untried, reported, *facts)
+    outcome = Outcome(winner, bool(good), program, target, search.trials, search.untried, None, *facts)
+    return outcome if found is None else reported_on(outcome, search.goal, *found)
+
+
+def reported_on(outcome: Outcome, goal: Goal, before: Mapping[str, Score], after: Score) -> Outcome:
+    """What is found on the samples that decided nothing: of the float model, of the winner."""
+    target, chance = outcome.target, chance_of(outcome.target, after, before)
+    allowed = 0.0 if math.isnan(chance) else chance
+    whole = before[target.metric].value
+    if target.metric in FIXED:
+        near = target.value - after.value <= allowed
+    else:
+        target = target_of(goal, {target.metric: whole}, math.inf)
+        near = abs(after.value - whole) <= allowed
+    confirmed = outcome.solved and (target.met(after.value) or near)
+    return replace(outcome, reported=(after.value, whole), chance=chance, confirmed=confirmed)
+
+
+def chance_of(target: Target, value: Score, before: Mapping[str, Score]) -> float:
+    """How far a value is chance: the standard error of its difference to the float model's, or of itself."""
+    still = Score(0.0, (0.0,) * len(value.without))
+    return error(value, still if target.metric in FIXED else before[target.metric])
+
+
+def kind_of(values: Mapping[str, Any]) -> str:
+    """Trials that take about as long."""
+    return " ".join(("trial", *(values.get("algorithms") or ())))
 
 
 def write(model: nn.Module, found: Outcome, samples: Sequence[Any], output: Path, source: Path, program: str) -> None:

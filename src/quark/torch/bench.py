@@ -14,9 +14,9 @@ is then a whole forward pass).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from quark.errors import DataError
 from quark.files.whole import part_of
+from quark.measure.score import Score, groups_of
 from quark.torch.algorithms.blocks import find_blocks, first, record, without_cache
 from quark.torch.calibration import device_of, evaluating, run, to_device
 from quark.torch.config.model import QConfig
@@ -157,15 +158,35 @@ def running(model: nn.Module) -> Iterator[None]:
 
 def measure(model: nn.Module, site: Site, skip: Callable[[int], Any] | None = None) -> dict[str, float]:
     """Run the samples and compare; ``skip(k)`` is a context in which sample ``k`` runs."""
-    outputs = Outputs()
+    return together(outputs_of(model, site, skip)).metrics()
+
+
+def outputs_of(model: nn.Module, site: Site, skip: Callable[[int], Any] | None = None) -> list[Outputs]:
+    """The same sample by sample, before anything is divided."""
+    made = []
     with running(model):
         for index, sample in enumerate(site.samples):
             with ExitStack() as around:
                 if skip is not None:
                     around.enter_context(skip(index))
                 values = output_of(model, sample).float().cpu()
-            outputs.update(site.reference(index), values, ids_of(sample) if speaks(model) else None)
-    return outputs.metrics()
+            made.append(Outputs())
+            made[-1].update(site.reference(index), values, ids_of(sample) if speaks(model) else None)
+    return made
+
+
+def together(found: Iterable[Outputs]) -> Outputs:
+    """The outputs of several samples as one."""
+    each = list(found)
+    return Outputs(**{one.name: sum(getattr(part, one.name) for part in each) for one in fields(Outputs)})
+
+
+def scores(found: Sequence[Outputs]) -> dict[str, Score]:
+    """The measures by name, with what each is without a group of samples."""
+    groups = groups_of(len(found)) if len(found) > 1 else []
+    parts = [together(one for k, one in enumerate(found) if k not in set(group)).metrics() for group in groups]
+    whole = together(found).metrics()
+    return {name: Score(value, tuple(part.get(name, math.nan) for part in parts)) for name, value in whole.items()}
 
 
 @dataclass
