@@ -32,7 +32,7 @@ from benchmarks import measure, models, record
 from quark.numerics.affine import quantize
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import ELEMENTS
-from quark.operators import Site, add_functions, cast_pair, known_values, node, stored, stream
+from quark.operators import NodeFacts, add_functions, cast_pair, known_values, node, stored, stream
 
 OPSET = 21
 SPINNING = 0.1  # seconds after which the idle threads of a session have gone to sleep
@@ -116,7 +116,7 @@ def activation_nodes(x: str, y: str, case: Case, shape: tuple[int | None, ...] |
     if case.op_name == "Cast":
         return cast_pair(x, y, "BFLOAT16")
     inputs = [x, "activation_scale", "activation_zero_point"] if case.op_name == "QuantizeDequantize" else [x]
-    return [node(case.op_name, inputs, [y], case.attributes, Site(shape))]
+    return [node(case.op_name, inputs, [y], case.attributes, NodeFacts(shape))]
 
 
 def weights_of(model: onnx.ModelProto) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quark.cli.samples import Samples, find_samples
+from quark.cli.samples import FileSamples, find_samples
 from quark.errors import DataError
 from quark.onnx.data import ModelInput
 from quark.onnx.preprocessing import Preprocessing
@@ -17,7 +17,7 @@ IDS = ModelInput("ids", (2, 7), np.dtype(np.int64))
 RATE = ModelInput("rate", (), np.dtype(np.int64))
 
 
-def shapes(samples: Samples) -> list[dict[str, tuple[int, ...]]]:
+def shapes(samples: FileSamples) -> list[dict[str, tuple[int, ...]]]:
     return [{name: array.shape for name, array in feed.items()} for feed in samples]
 
 

@@ -11,20 +11,20 @@ import pytest
 
 from quark.algorithms.adaquant import adaquant
 from quark.algorithms.adaround import Codes, Rounding, adaround, annealed
-from quark.algorithms.reconstruction import Data, Layer, Settings, Stopper
+from quark.algorithms.reconstruction import Data, Settings, Stopper, TrainedLayer
 from quark.errors import ConfigError
 
 torch = pytest.importorskip("torch")
 SETTINGS = Settings(iterations=300, learning_rate=0.05)
 
 
-def problem(rows: int = 3, seed: int = 0) -> tuple[Layer, Codes, Data]:
+def problem(rows: int = 3, seed: int = 0) -> tuple[TrainedLayer, Codes, Data]:
     """One neuron per row whose inputs are strongly correlated, so that rounding to nearest is not best."""
     rng = np.random.default_rng(seed)
     common = rng.standard_normal((16, 8, 1))
     x = (common + 0.2 * rng.standard_normal((16, 8, 6))).astype(np.float32)
     weight = rng.uniform(-3, 3, (6, rows)).astype(np.float32)
-    layer = Layer("layer", lambda a, w, b: a @ w if b is None else a @ w + b, weight, channel_axis=-1)
+    layer = TrainedLayer("layer", lambda a, w, b: a @ w if b is None else a @ w + b, weight, channel_axis=-1)
     samples = list(x)
     return layer, Codes(np.float32(1.0), np.int32(0), -8, 7), Data(samples, samples, [a @ weight for a in samples])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quark.algorithms.hqq import Parameters, error, hqq
+from quark.algorithms.hqq import HQQParameters, error, hqq
 from quark.numerics.affine import Grid
 from quark.numerics.formats import FORMATS
 
@@ -19,8 +19,8 @@ def start(symmetric: bool, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return tiles, scale, zero
 
 
-def losses(tiles: np.ndarray, parameters: Parameters, name: str) -> np.ndarray:
-    rows = Parameters(*(np.asarray(value, np.float32).reshape(-1, 1) for value in parameters))
+def losses(tiles: np.ndarray, parameters: HQQParameters, name: str) -> np.ndarray:
+    rows = HQQParameters(*(np.asarray(value, np.float32).reshape(-1, 1) for value in parameters))
     return error(tiles, rows, FORMATS[name], P)[:, 0]
 
 
@@ -31,7 +31,7 @@ def losses(tiles: np.ndarray, parameters: Parameters, name: str) -> np.ndarray:
 def test_every_group_gets_no_worse_and_most_get_better(name: str, symmetric: bool, move_scale: bool) -> None:
     tiles, scale, zero = start(symmetric, name)
     found = hqq(tiles, scale, zero, FORMATS[name], move_scale)
-    before, after = losses(tiles, Parameters(scale, zero), name), losses(tiles, found, name)
+    before, after = losses(tiles, HQQParameters(scale, zero), name), losses(tiles, found, name)
     assert (after <= before).all()
     assert (after < before).mean() > 0.5
     assert np.array_equal(found.zero if move_scale else found.scale, zero if move_scale else scale)
@@ -42,7 +42,7 @@ def test_scale_and_zero_together_beat_either_alone() -> None:
     alone = [losses(tiles, hqq(tiles, scale, zero, FORMATS["uint3"], move), "uint3").sum() for move in (False, True)]
     both = hqq(tiles, scale, zero, FORMATS["uint3"], True, move_zero=True)
     assert losses(tiles, both, "uint3").sum() < 0.98 * min(alone)
-    assert (losses(tiles, both, "uint3") <= losses(tiles, Parameters(scale, zero), "uint3")).all()
+    assert (losses(tiles, both, "uint3") <= losses(tiles, HQQParameters(scale, zero), "uint3")).all()
 
 
 def test_constant_groups_keep_finite_parameters() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from quark.algorithms.adaquant import adaquant
 from quark.algorithms.adaround import Codes, adaround
-from quark.algorithms.reconstruction import Data, Layer, Settings
+from quark.algorithms.reconstruction import Data, Settings, TrainedLayer
 from quark.algorithms.shrinkage import pull_of
 
 torch = pytest.importorskip("torch")
@@ -25,11 +25,11 @@ def round_it(weight):
     return CODE * torch.round(weight / CODE)
 
 
-def problem(rows: int, seed: int) -> tuple[Layer, Data, Data]:
+def problem(rows: int, seed: int) -> tuple[TrainedLayer, Data, Data]:
     """A layer whose inputs do not depend on each other, its samples, and as many as needed that it has not seen."""
     rng = np.random.default_rng(seed)
     weight = rng.uniform(-0.3, 0.3, (INPUTS, OUTPUTS)).astype(np.float32)
-    layer = Layer("layer", product, weight, channel_axis=-1, linear=product)
+    layer = TrainedLayer("layer", product, weight, channel_axis=-1, linear=product)
     parts = []
     for count in (rows, 2000):
         x = rng.standard_normal((count, 1, INPUTS)).astype(np.float32) * np.linspace(0.2, 2, INPUTS, dtype=np.float32)
@@ -65,7 +65,7 @@ def test_the_energy_of_a_convolution_counts_every_position(groups: int) -> None:
     shapes = [(1, 8, 2, 2), (1, 8, 3, 2), (1, 8, 2, 2)]  # of different sizes
     inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     targets = [conv(torch.from_numpy(x), torch.from_numpy(weight), None).numpy() for x in inputs]
-    layer = Layer("conv", lambda x, w, b: conv(x, w, b).relu(), weight, channel_axis=1, linear=conv)
+    layer = TrainedLayer("conv", lambda x, w, b: conv(x, w, b).relu(), weight, channel_axis=1, linear=conv)
     pull = pull_of(torch, layer, Data(inputs, inputs, targets), "cpu")
     positions, fan_in = 4 + 6 + 4, 8 // groups * 9
     share = fan_in**2 / (positions**2 + fan_in**2)

@@ -21,7 +21,7 @@ from quark.numerics import affine
 from quark.numerics.affine import Grid
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
-from quark.operators import Site, add_functions, node
+from quark.operators import NodeFacts, add_functions, node
 from quark.operators import affine as affine_operators
 
 #: The cases come in the newest opset, which ONNX Runtime need not read.
@@ -122,7 +122,7 @@ def rebuilt(case: Any) -> tuple[onnx.ModelProto, list[np.ndarray]]:
     model = onnx.ModelProto.FromString(case.model.SerializeToString())
     real = model.graph.input[one.op_type == "DequantizeLinear"]  # the values, or beside codes the scale
     elem = onnx.TensorProto.DataType.Name(real.type.tensor_type.elem_type)
-    site = Site(tuple(inputs[0].shape), elem, inputs[1].size > 1, kind)
+    site = NodeFacts(tuple(inputs[0].shape), elem, inputs[1].size > 1, kind)
     names = list(one.input)
     if len(names) == 2:
         names.append("zero_of_the_judge")

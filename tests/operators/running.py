@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from quark.operators import DOMAIN, OWN_DOMAIN, Site, add_functions, node
+from quark.operators import DOMAIN, OWN_DOMAIN, NodeFacts, add_functions, node
 
 
 def model_of(
@@ -18,7 +18,7 @@ def model_of(
     attributes: Mapping[str, int | str],
     feeds: Mapping[str, np.ndarray],
     constants: Mapping[str, np.ndarray | TensorProto | None] | None = None,
-    site: Site | None = None,
+    site: NodeFacts | None = None,
     opset: int = 21,
     output: int = TensorProto.FLOAT,
     dynamic: bool | Literal["rank"] = False,
@@ -28,7 +28,7 @@ def model_of(
     names = [*feeds, *(name if value is not None else "" for name, value in constants.items())]
     while names[-1] == "":
         names.pop()
-    made = node(op_name, names, ["y"], attributes, site or Site(code_type="INT8"))
+    made = node(op_name, names, ["y"], attributes, site or NodeFacts(code_type="INT8"))
     if site is None:
         made.overload = ""
     inputs = [described(name, value, dynamic) for name, value in feeds.items()]

@@ -15,7 +15,7 @@ from quark.numerics.affine import fake_quantize
 from quark.numerics.elements import ELEMENTS
 from quark.numerics.granularity import Channel
 from quark.numerics.granularity import Tensor as WholeTensor
-from quark.operators import Site, add_functions, function_for, node
+from quark.operators import NodeFacts, add_functions, function_for, node
 from quark.operators.elementwise import formats
 
 INTEGERS = {"INT8": 8, "UINT8": 8, "INT16": 16, "UINT16": 16, "INT32": 32, "UINT32": 32}
@@ -81,7 +81,7 @@ def through_both(x: np.ndarray, attributes: dict, constants: dict, opset: int = 
     """ExtendedQuantizeLinear and ExtendedDequantizeLinear in one model."""
     tensors = [initializer(key, value) for key, value in constants.items()]
     rank = np.ndim(constants["scale"])
-    site = Site(x.shape, per_axis=bool(rank), code_type=TensorProto.DataType.Name(tensors[1].data_type))
+    site = NodeFacts(x.shape, per_axis=bool(rank), code_type=TensorProto.DataType.Name(tensors[1].data_type))
     nodes = [
         node("ExtendedQuantizeLinear", ["x", "scale", "zero_point"], ["q"], attributes, site),
         node("ExtendedDequantizeLinear", ["q", "scale", "zero_point"], ["y"], attributes, site),
@@ -144,7 +144,7 @@ def test_scale_of_one_element_is_one_scale() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="unknown zero point type 'FLOAT4E2M1'"):
-        node("ExtendedQuantizeLinear", ["x", "s", "z"], ["y"], {}, Site(code_type="FLOAT4E2M1"))
+        node("ExtendedQuantizeLinear", ["x", "s", "z"], ["y"], {}, NodeFacts(code_type="FLOAT4E2M1"))
     with pytest.raises(ModelError, match="FLOAT8E4M3FN needs opset 19, and the model has opset 17"):
         function_for("ExtendedQuantizeLinear", {}, 17, "FLOAT8E4M3FN.tensor.FLOAT")
     with pytest.raises(ModelError, match="needs opset 13 or higher, and the model has opset 12"):

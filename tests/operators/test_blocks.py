@@ -10,7 +10,7 @@ from tests.operators.running import assert_same, awkward, run_operator, special
 
 from quark.errors import ConfigError, ModelError
 from quark.numerics.blocks import BLOCKS
-from quark.operators import Site, node
+from quark.operators import NodeFacts, node
 from quark.operators.blockquant import formats
 from quark.operators.mx import ELEMENT_TYPES
 
@@ -76,7 +76,7 @@ def test_one_element_or_none_passes(shape: tuple[int, ...]) -> None:
 
 def test_dynamic_batch_of_a_whole_axis() -> None:
     x = awkward((5, 16, 3, 3))
-    site = Site((None, 16, None, None))
+    site = NodeFacts((None, 16, None, None))
     made = node("BFPQuantizeDequantize", ["x"], ["y"], {}, site)
     assert made.overload.endswith("@whole-3.FLOAT")
     assert_same(run_operator("BFPQuantizeDequantize", x, {}, dynamic=True), bfp_quantize_dequantize(x))
@@ -107,7 +107,7 @@ def test_a_nan_does_not_hide_the_largest_element() -> None:
 
 
 def test_every_attribute_is_written() -> None:
-    made = node("BFPQuantizeDequantize", ["x"], ["y"], {"axis": -1}, Site((4, 8)))
+    made = node("BFPQuantizeDequantize", ["x"], ["y"], {"axis": -1}, NodeFacts((4, 8)))
     written = {a.name: a.s.decode() or a.i for a in made.attribute}
     assert written == {
         "bfp_method": "to_bfp",
@@ -141,7 +141,7 @@ def test_wrong_settings_are_named(op_name: str, attributes: dict, message: str) 
 
 def test_an_axis_that_does_not_exist() -> None:
     with pytest.raises(ModelError, match=r"axis 2 does not exist in a tensor of shape \(3, 4\)"):
-        node("MXQuantizeDequantize", ["x"], ["y"], {"axis": 2}, Site((3, 4)))
+        node("MXQuantizeDequantize", ["x"], ["y"], {"axis": 2}, NodeFacts((3, 4)))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quark.report import Layer, ModelView, Point, Report, Scatter, Table, TensorView
+from quark.report import ChartPoint, LayerView, ModelView, Report, Scatter, Table, TensorView
 from quark.report.html import SUBJECTS, render, write_html
 from quark.report.pictures import LARGEST, address, png
-from quark.report.values import Answer, Box, Channels, Example, Links
+from quark.report.values import Box, Channels, Example, Links, SampleAnswer
 from quark.report.verdict import Line, Verdict, size_line
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u2028\ud800"
@@ -36,10 +36,10 @@ def view(name: str, count: int = 2, low: float = -2.0) -> ModelView:
     """A model of ``count`` layers in modules, the last of them with a hostile name."""
     names = [f"/stage{k % 7}/block{k % 3}/conv{k}" for k in range(count - 1)] + [HOSTILE]
     layers = [
-        Layer(one, "Conv" if k % 2 == 0 else "Relu", f"t{k}", 20 + k % 30 + 0.25, 0.999, 40 + k % 9, 50 - k % 11)
+        LayerView(one, "Conv" if k % 2 == 0 else "Relu", f"t{k}", 20 + k % 30 + 0.25, 0.999, 40 + k % 9, 50 - k % 11)
         for k, one in enumerate(names)
     ]
-    layers[0] = Layer(names[0], "Conv", "t0", math.inf, 1.0, None, None, rescaled=True)
+    layers[0] = LayerView(names[0], "Conv", "t0", math.inf, 1.0, None, None, rescaled=True)
     weights = {one.name: f"w{k}" for k, one in enumerate(layers) if one.op_type == "Conv"}
     tensors = [tensor(f"t{k}", low=low) for k in range(count)] + [tensor(one, 256) for one in weights.values()]
     reasons = {one: f"because of rule {k % 5}" for k, one in enumerate(names)}
@@ -48,9 +48,12 @@ def view(name: str, count: int = 2, low: float = -2.0) -> ModelView:
 
 def example(count: int = 2, models: int = 2) -> Report:
     picture = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
-    classes = (Answer(classes=((3, 0.75), (1, 0.25))), *(Answer(classes=((1, 0.5), (3, 0.5))) for _ in range(models)))
-    boxes = tuple(Answer(boxes=(Box((0.1, 0.2, 0.5, 0.6), 0.9, 7),)) for _ in range(models + 1))
-    shown = tuple(Answer(picture=picture) for _ in range(models + 1))
+    classes = (
+        SampleAnswer(classes=((3, 0.75), (1, 0.25))),
+        *(SampleAnswer(classes=((1, 0.5), (3, 0.5))) for _ in range(models)),
+    )
+    boxes = tuple(SampleAnswer(boxes=(Box((0.1, 0.2, 0.5, 0.6), 0.9, 7),)) for _ in range(models + 1))
+    shown = tuple(SampleAnswer(picture=picture) for _ in range(models + 1))
     examples = (
         Example("logits", "classes", 0, classes, picture),
         Example(HOSTILE, "boxes", 1, boxes),
@@ -59,7 +62,7 @@ def example(count: int = 2, models: int = 2) -> Report:
     views = tuple(view(f"{k}.onnx", count, -2.0 + 0.5 * k) for k in range(models))
     links = {"t0": Links(("x",), ("t1",)), "t1": Links(("t0",), ())}
     tables = (Table("Cost", ("x",), (("<i>",),)),)
-    points = (Point(HOSTILE, 1.0, 2.0, True), Point("nan", math.nan, 1.0))
+    points = (ChartPoint(HOSTILE, 1.0, 2.0, True), ChartPoint("nan", math.nan, 1.0))
     scatters = (Scatter("by size", "MB", "dB", points),)
     return Report("a <b> & c", views, links, examples, tables, scatters, notes=("measured so",))
 

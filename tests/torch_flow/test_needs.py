@@ -13,7 +13,7 @@ from tests.torch_flow.test_files import llama, tensors
 from quark.torch import LLMTemplate
 from quark.torch.files import quantize_checkpoint
 from quark.torch.files.needs import PROCESS, needs
-from quark.torch.files.skeleton import Stored
+from quark.torch.files.skeleton import StoredSource
 from quark.torch.quantization.config.config import GPTQConfig
 
 pytest.importorskip("transformers")
@@ -32,7 +32,7 @@ def test_what_is_written_is_told_to_the_byte(
 ) -> None:
     config = LLMTemplate.get("llama").get_config(scheme)
     with monkeypatch.context() as patch:
-        patch.setattr(Stored, "read", lambda *_: pytest.fail("a tensor is read"))
+        patch.setattr(StoredSource, "read", lambda *_: pytest.fail("a tensor is read"))
         found = needs(source, config)
     quantize_checkpoint(source, tmp_path / "out", config)
     assert found.written == sum(value.nbytes for value in tensors(tmp_path / "out").values())

@@ -19,11 +19,11 @@ from quark.algorithms.adaround import Adam
 from quark.algorithms.reconstruction import (
     Batches,
     Data,
-    Layer,
     Settings,
     Stopper,
     Tensor,
     Trained,
+    TrainedLayer,
     as_tensor,
     check_device,
     import_torch,
@@ -41,7 +41,9 @@ SHARE = 0.1
 Round = Callable[[Tensor], Tensor]
 
 
-def adaquant(layer: Layer, round_weight: Round, round_bias: Round | None, data: Data, settings: Settings) -> Trained:
+def adaquant(
+    layer: TrainedLayer, round_weight: Round, round_bias: Round | None, data: Data, settings: Settings
+) -> Trained:
     """Train one layer.
 
     Args:
@@ -74,7 +76,7 @@ def adaquant(layer: Layer, round_weight: Round, round_bias: Round | None, data: 
 
 def _train(
     torch: Any,
-    layer: Layer,
+    layer: TrainedLayer,
     trained: list[Tensor],
     parameters: tuple[Tensor, Tensor | None],
     rounds: tuple[Round, Round],

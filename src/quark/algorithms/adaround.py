@@ -31,10 +31,10 @@ import numpy as np
 from quark.algorithms.reconstruction import (
     Batches,
     Data,
-    Layer,
     Settings,
     Tensor,
     Trained,
+    TrainedLayer,
     as_tensor,
     check_device,
     import_torch,
@@ -67,7 +67,9 @@ class Codes:
 Round = Callable[[Tensor], Tensor]
 
 
-def adaround(layer: Layer, codes: Codes, data: Data, settings: Settings, round_bias: Round | None = None) -> Trained:
+def adaround(
+    layer: TrainedLayer, codes: Codes, data: Data, settings: Settings, round_bias: Round | None = None
+) -> Trained:
     """Train one layer.
 
     Args:
@@ -99,7 +101,7 @@ def adaround(layer: Layer, codes: Codes, data: Data, settings: Settings, round_b
 
 def _train(
     torch: Any,
-    layer: Layer,
+    layer: TrainedLayer,
     rounding: Rounding,
     bias: Bias | None,
     batches: Batches,

@@ -18,7 +18,7 @@ from quark.numerics.rounding import half_even
 TINY = 1e-8
 
 
-class Parameters(NamedTuple):
+class HQQParameters(NamedTuple):
     """Scale and zero point per row of tiles; float32."""
 
     scale: Array
@@ -36,7 +36,7 @@ def hqq(
     beta: float = 10.0,
     growth: float = 1.01,
     move_zero: bool | None = None,
-) -> Parameters:
+) -> HQQParameters:
     """Better parameters for weights.
 
     Args:
@@ -52,7 +52,7 @@ def hqq(
     xp = namespace(tiles)
     w = float32(tiles)
     s, z = (float32(as_parameter(value, tiles)).reshape(-1, 1) for value in (scale, zero))
-    best = Parameters(s, z)
+    best = HQQParameters(s, z)
     lowest = error(w, best, format, p)
     for _ in range(iterations):
         codes = round_codes(w, s, z, format)
@@ -63,11 +63,11 @@ def hqq(
         if move_zero:
             z = (codes - kept / s).mean(-1, keepdims=True)
         beta *= growth
-        now = error(w, Parameters(s, z), format, p)
+        now = error(w, HQQParameters(s, z), format, p)
         better = now < lowest
         lowest = xp.where(better, now, lowest)
-        best = Parameters(xp.where(better, s, best.scale), xp.where(better, z, best.zero))
-    return Parameters(best.scale.reshape(-1), best.zero.reshape(-1))
+        best = HQQParameters(xp.where(better, s, best.scale), xp.where(better, z, best.zero))
+    return HQQParameters(best.scale.reshape(-1), best.zero.reshape(-1))
 
 
 def slope_of(values: Array, codes: Array, middle: Array) -> Array:
@@ -90,7 +90,7 @@ def shrink(x: Array, beta: float, p: float) -> Array:
     return xp.sign(x) * xp.clip(size - xp.clip(size, TINY, None) ** (p - 1) / beta, 0, None)
 
 
-def error(w: Array, parameters: Parameters, format: Element, p: float) -> Array:
+def error(w: Array, parameters: HQQParameters, format: Element, p: float) -> Array:
     """sum |w - s (q - z)|^p per row, [groups, 1]."""
     s, z = parameters
     return cast(namespace(w).abs(w - s * (round_codes(w, s, z, format) - z)) ** p, "float32").sum(-1, keepdims=True)

@@ -75,7 +75,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Layer:
+class TrainedLayer:
     """What is trained.
 
     Attributes:
@@ -189,7 +189,7 @@ def as_tensor(torch: Any, array: np.ndarray) -> Tensor:
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
-def mean_error(layer: Layer, batches: Batches, weight: Tensor, bias: Tensor | None) -> float:
+def mean_error(layer: TrainedLayer, batches: Batches, weight: Tensor, bias: Tensor | None) -> float:
     """The error over all samples."""
     total, count = 0.0, 0
     for inputs, target in batches.all():
@@ -224,13 +224,13 @@ def learning_rate(settings: Settings, error: float) -> float:
     return adjust[1] if adjust is not None and error > adjust[0] else settings.learning_rate
 
 
-def log_step(layer: Layer, settings: Settings, step: int, loss: Tensor) -> None:
+def log_step(layer: TrainedLayer, settings: Settings, step: int, loss: Tensor) -> None:
     """One line every ``log_period`` steps."""
     if settings.log_period and step % settings.log_period == 0:
         _log.info("%s: step %d, error %.6g", layer.name, step, float(loss))
 
 
-def settled(layer: Layer, before: float, after: float, steps: int, weight: np.ndarray, bias: Any) -> Trained:
+def settled(layer: TrainedLayer, before: float, after: float, steps: int, weight: np.ndarray, bias: Any) -> Trained:
     """The result, put back where training made it worse."""
     if not after < before:
         _log.info("%s: error %.6g before, %.6g after %d steps: put back", layer.name, before, after, steps)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from quark.algorithms.reconstruction import Data, Layer, Tensor, as_tensor
+from quark.algorithms.reconstruction import Data, Tensor, TrainedLayer, as_tensor
 from quark.errors import known
 
 #: A smaller share is not worth its time.
@@ -49,7 +49,7 @@ class Pull:
         return gradient.mul_(1 - self.share).sub_(self.rest).addcmul_(weight, self.force)
 
 
-def pull_of(torch: Any, layer: Layer, data: Data, device: str, floor: float = 0.0) -> Pull | None:
+def pull_of(torch: Any, layer: TrainedLayer, data: Data, device: str, floor: float = 0.0) -> Pull | None:
     """The term for a layer and its samples; ``None`` where the samples are many, or the layer is not linear.
 
     Args:
@@ -67,7 +67,7 @@ def pull_of(torch: Any, layer: Layer, data: Data, device: str, floor: float = 0.
     return Pull(share, force, force * as_tensor(torch, layer.weight).to(device))
 
 
-def _squares(torch: Any, layer: Layer, data: Data, device: str) -> Tensor:
+def _squares(torch: Any, layer: TrainedLayer, data: Data, device: str) -> Tensor:
     """[weight]: Σ over positions of the squared input that each weight multiplies.
 
     It is the derivative, by the weights, of the sum of what the layer makes of squared inputs.

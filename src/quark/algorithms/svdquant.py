@@ -19,7 +19,7 @@ STEPS = 4
 SMALLEST, LARGEST = 1e-5, 1e5
 
 
-class Split(NamedTuple):
+class LowRankSplit(NamedTuple):
     """A weight as a sum: down [r, columns], up [rows, r], residual [rows, columns]; float32."""
 
     down: Array
@@ -34,7 +34,7 @@ def smoothing(activation_max: Array, weight_max: Array, alpha: float) -> Array:
     return xp.where(activation_max > 0, xp.clip(s, SMALLEST, LARGEST), xp.ones_like(s))
 
 
-def split(weight: Array, rank: int, steps: int = STEPS) -> Split:
+def split(weight: Array, rank: int, steps: int = STEPS) -> LowRankSplit:
     """The (nearly) best approximation of rank ``rank`` and what it leaves.
 
     Args:
@@ -53,7 +53,7 @@ def split(weight: Array, rank: int, steps: int = STEPS) -> Split:
     u, sizes, vt = svd(basis.T @ w)
     root = namespace(w).sqrt(sizes[:rank])
     up, down = (basis @ u[:, :rank]) * root, root[:, None] * vt[:rank]
-    return Split(down, up, w - up @ down)
+    return LowRankSplit(down, up, w - up @ down)
 
 
 def svd(matrix: Array) -> tuple[Array, Array, Array]:

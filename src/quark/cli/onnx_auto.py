@@ -14,7 +14,7 @@ import yaml
 from quark.cli.auto_request import ACCEPTABLE, OTHER_SAMPLES, command, longer, looser, parse_drop, tell
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
-from quark.cli.samples import Samples
+from quark.cli.samples import FileSamples
 from quark.cli.source_options import source_words
 from quark.cli.sources import feeds, preprocessing
 from quark.errors import ConfigError
@@ -29,7 +29,7 @@ from quark.onnx.graph.model import output_of
 from quark.onnx.labelled import is_name, metric_of, metrics_on, said
 from quark.onnx.labels import Given
 from quark.onnx.labels import digest_of as labels_digest
-from quark.report import ModelView, Point, Report, Scatter, Table, file_size
+from quark.report import ChartPoint, ModelView, Report, Scatter, Table, file_size
 from quark.report.verdict import LEVELS, Line, Verdict, accuracy_line, size_line, speed_line
 from quark.search.function import digest_of, load_function, score_of
 from quark.search.parts import parts_of
@@ -48,7 +48,7 @@ def run(request: Auto) -> None:
     check_outputs([recipe], [("the float model", request.model)], bool(request.overwrite))
     given = feeds(request.model, request.source)
     if name is not None:
-        given = replace(given, strict=True) if isinstance(given, Samples) else given
+        given = replace(given, strict=True) if isinstance(given, FileSamples) else given
         goal = _labelled(goal, request, name, given)
     samples = _split(given)
     outputs = {"model": output_of(request.output), "recipe": recipe}
@@ -91,7 +91,7 @@ def _goal(request: Auto) -> Goal:
 
 def _labelled(goal: Goal, request: Auto, name: str, samples: Any) -> Goal:
     """The goal with a built-in metric, on the samples that choose, and on those that decide nothing."""
-    files = [file_of(read) for read in samples.readers] if isinstance(samples, Samples) else [None] * len(samples)
+    files = [file_of(read) for read in samples.readers] if isinstance(samples, FileSamples) else [None] * len(samples)
     given = Given(request.model, request.labels, files, preprocessing(request.source))
     parts, (_, choose, report) = _split(samples), parts_of(len(samples))
     on = metrics_on(name, request.model, given, [(parts.choose, choose), (parts.report, report)])
@@ -102,7 +102,7 @@ def _split(samples: Any) -> Split:
     """Parts that are read when they are needed."""
     count = len(samples)
     parts = parts_of(count)
-    if isinstance(samples, Samples):
+    if isinstance(samples, FileSamples):
         lazy = [replace(samples, readers=[samples.readers[i] for i in part]) for part in parts]
         return Split(lazy[0], lazy[1], lazy[2], count)
     return split(samples)
@@ -284,9 +284,9 @@ def _plots(request: Auto, found: Outcome) -> Iterator[Scatter]:
         for one in judged:
             x = one.bytes / 1e6 if cost == "MB" else 1e3 * found.seconds.get(one.name, math.nan)
             y = one.value if one.value is not None else one.judged.sqnr if one.judged is not None else math.nan
-            points.append(Point(one.name, x, y, one.name == found.winner.name))
+            points.append(ChartPoint(one.name, x, y, one.name == found.winner.name))
         if found.float_value is not None:
             x = file_bytes(request.model) / 1e6 if cost == "MB" else 1e3 * found.float_seconds
-            points.append(Point("float", x, found.float_value))
+            points.append(ChartPoint("float", x, found.float_value))
         if any(math.isfinite(one.x) for one in points):
             yield Scatter(f"Accuracy by {'size' if cost == 'MB' else 'latency'}", cost, metric, tuple(points))

@@ -13,15 +13,15 @@ import typer
 
 from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
 from quark.cli.requests import Decided, Quantize
-from quark.cli.samples import Samples
+from quark.cli.samples import FileSamples
 from quark.cli.settings import parse_settings
-from quark.cli.source_options import Source, source_words
+from quark.cli.source_options import SampleSource, source_words
 from quark.cli.sources import feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies
 from quark.errors import ConfigError, unknown
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.onnx import Config, ModelQuantizer, get_default_config
-from quark.onnx.compare import Comparison, Moved, compare, moved_most
+from quark.onnx.compare import Comparison, MovedOutput, compare, moved_most
 from quark.onnx.config_file import load_config, read_values, share_of
 from quark.onnx.data import Feed
 from quark.onnx.data_files import is_picture
@@ -77,7 +77,7 @@ class Check:
     comparison: Comparison
     seconds: Mapping[str, float]
     samples: list[Feed]
-    moved: Moved | None = None
+    moved: MovedOutput | None = None
     causes: Causes | None = None
     libraries: Libraries = None
 
@@ -131,7 +131,7 @@ def _outputs(request: Quantize) -> dict[str, Output]:
     return outputs | ({} if request.plan is None else {"plan": Output(request.plan, "--plan")})
 
 
-def _preprocessing(source: Source) -> Preprocessing | None:
+def _preprocessing(source: SampleSource) -> Preprocessing | None:
     """What is done with files, where the samples are no arrays."""
     if source.data is None or (source.preprocess is None and not is_picture(source.data)):
         return None
@@ -198,7 +198,7 @@ def _feeds(request: Quantize, settings: Mapping[str, Any]) -> Any:
     if request.config is None or share_of(read_values(request.config)) == "all":
         return found
     half, _, _ = parts_of(len(found))
-    if isinstance(found, Samples):
+    if isinstance(found, FileSamples):
         return replace(found, readers=[found.readers[place] for place in half])
     return [found[place] for place in half]
 

@@ -31,7 +31,7 @@ from quark.cli.common import (
     preset_names,
 )
 from quark.cli.paths import LIKE_MODEL, Overwrite, Reads, Writes
-from quark.cli.source_options import Source
+from quark.cli.source_options import SampleSource
 
 if TYPE_CHECKING:
     from quark.config.plan import Plan
@@ -153,7 +153,7 @@ class Quantize(Decided):
     backend: Backend = None
     overwrite: Overwrite = False
     json: Json = False
-    source: Source = field(default_factory=Source)
+    source: SampleSource = field(default_factory=SampleSource)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ class Tried(Configured):
     workers: Workers = 1
     backend: Backend = None
     ledger: LedgerPath = None
-    source: Source = field(default_factory=Source)
+    source: SampleSource = field(default_factory=SampleSource)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ class Compare:
     fail_under: FailUnder = None
     overwrite: Overwrite = False
     json: Json = False
-    source: Source = field(default_factory=Source)
+    source: SampleSource = field(default_factory=SampleSource)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +237,7 @@ class Auto:
     report: ReportPath = None
     overwrite: Overwrite = False
     json: Json = False
-    source: Source = field(default_factory=Source)
+    source: SampleSource = field(default_factory=SampleSource)
 
     @property
     def goal(self) -> str:

@@ -21,7 +21,7 @@ from quark.onnx.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True)
-class Samples:
+class FileSamples:
     """Feeds that are read when asked for; iterate as often as needed.
 
     Attributes:
@@ -65,15 +65,15 @@ class Samples:
         """The first sample before its types are fitted; empty where there is none."""
         return next(self._read(), {})
 
-    def first(self, count: int | None) -> Samples:
+    def first(self, count: int | None) -> FileSamples:
         """The first ``count`` samples; all of them for None."""
         return replace(self, readers=self.readers[:count])
 
 
-class Reader:
+class SampleReader:
     """``get_next`` over samples, as ONNX Runtime's calibration expects it."""
 
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: FileSamples) -> None:
         """Read ``samples`` once."""
         self._feeds = iter(samples)
 
@@ -84,14 +84,14 @@ class Reader:
 
 def find_samples(
     path: Path, inputs: Sequence[ModelInput], settings: Preprocessing | None = None, strict: bool = True
-) -> Samples:
+) -> FileSamples:
     """The samples at ``path`` for a model with these inputs.
 
     Raises:
         DataError: nothing there that can be read as samples; the message says what would be.
     """
     types = {one.name: one.dtype for one in inputs}
-    return Samples(data_files.find_samples(path, inputs, settings), types, strict)
+    return FileSamples(data_files.find_samples(path, inputs, settings), types, strict)
 
 
 def _stored(feed: Feed, types: Mapping[str, np.dtype | None]) -> Feed:

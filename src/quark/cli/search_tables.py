@@ -7,7 +7,7 @@ from math import nan
 from typing import Any
 
 from quark.cli.common import Wanted
-from quark.report import Layer, Measure, ModelView, Table, decibels, file_size, milliseconds
+from quark.report import LayerView, Measure, ModelView, Table, decibels, file_size, milliseconds
 from quark.report.verdict import Line, Verdict
 from quark.search.values import FLOAT, Found, Study, Trial
 
@@ -55,7 +55,7 @@ def views(study: Study) -> tuple[ModelView, ...]:
     found: list[ModelView] = []
     for candidate in study.candidates:
         trials = (trial for name in study.layers if (trial := study.of(name, candidate)) is not None)
-        layers = tuple(Layer(t.layer, t.kind, t.layer, nan, nan, alone=_alone(t, study.metric)) for t in trials)
+        layers = tuple(LayerView(t.layer, t.kind, t.layer, nan, nan, alone=_alone(t, study.metric)) for t in trials)
         found.append(ModelView(candidate, layers=layers))
     return tuple(found)
 

@@ -18,7 +18,7 @@ _DATA = (
 
 
 @dataclass(frozen=True)
-class Source:
+class SampleSource:
     """Where samples come from, as typed; ``shapes`` and ``ranges`` of generated samples, per input name."""
 
     data: Annotated[Path | None, Reads(), typer.Option("--data", help=_DATA)] = None
@@ -48,7 +48,7 @@ class Source:
     ranges: Mapping[str, Sequence[float]] | None = None
 
 
-def source_words(source: Source) -> list[str]:
+def source_words(source: SampleSource) -> list[str]:
     """The words of the command line that name the same samples."""
     words: list[str] = []
     for field in fields(source):

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from quark.cli.output import say
-from quark.cli.samples import Samples, find_samples
-from quark.cli.source_options import Source
+from quark.cli.samples import FileSamples, find_samples
+from quark.cli.source_options import SampleSource
 from quark.errors import ConfigError, DataError
 from quark.onnx.data import Feed, RandomDataReader, inputs_of
 from quark.onnx.data_files import ARRAYS, is_picture
@@ -20,8 +20,8 @@ PICTURES = ("size", "resize", "bgr", "scale", "mean", "std")  # what is typed ab
 
 
 def feeds(
-    model: Path, source: Source, first: bool = False, made: Path | None = None, judged_on: Path | None = None
-) -> Samples | list[Feed]:
+    model: Path, source: SampleSource, first: bool = False, made: Path | None = None, judged_on: Path | None = None
+) -> FileSamples | list[Feed]:
     """The feeds for ``model``; what looks wrong about the first one is said.
 
     Args:
@@ -59,13 +59,13 @@ def beside(model: Path) -> Preprocessing | None:
     return settings
 
 
-def check_pictures(source: Source, judged_on: Path | None = None) -> None:
+def check_pictures(source: SampleSource, judged_on: Path | None = None) -> None:
     """Options stand beside samples that heed them: what nobody heeds would calibrate on other values in silence.
 
     Raises:
         DataError: they stand beside arrays, sounds or generated samples.
     """
-    usual, data = Source(), source.data
+    usual, data = SampleSource(), source.data
     given = [f"--{name}" for name in PICTURES if getattr(source, name) != getattr(usual, name)]
     if given and not any(one is not None and (not one.exists() or is_picture(one)) for one in (data, judged_on)):
         what = "--random" if data is None else f"--data {str(data)!r}"
@@ -78,7 +78,7 @@ def check_pictures(source: Source, judged_on: Path | None = None) -> None:
         raise DataError(f"--preprocess is called with the path of each sample, and {what}: give a folder or a list")
 
 
-def preprocessing(source: Source) -> Preprocessing:
+def preprocessing(source: SampleSource) -> Preprocessing:
     """What is done with pictures.
 
     Raises:

@@ -19,7 +19,7 @@ from quark.cli.source_options import source_words
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
-from quark.report import ModelView, Point, Report, Scatter, Table, file_size
+from quark.report import ChartPoint, ModelView, Report, Scatter, Table, file_size
 from quark.report.verdict import Line, Verdict, size_line
 from quark.search.function import digest_of, load_function, score_of
 from quark.search.values import FLOAT
@@ -105,8 +105,8 @@ def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder
     from quark.cli import torch_quantize, torch_request
     from quark.search.parts import parts
 
-    source = torch_request.Source(request.source.data, request.source.samples or WINDOWS, request.seq_len)
-    job = torch_request.Job(
+    source = torch_request.TextSource(request.source.data, request.source.samples or WINDOWS, request.seq_len)
+    job = torch_request.FolderJob(
         model=folder,
         output=work,
         source=source,
@@ -213,8 +213,8 @@ def _facts(found: Outcome, verdict: Verdict) -> Mapping[str, Any]:
 
 def _page(request: Auto, found: Outcome, verdict: Verdict) -> Report:
     tried = [one for one in found.trials if not one.error]
-    points = tuple(Point(one.name, one.bytes / 1e6, one.value, one is found.winner) for one in tried)
-    points = (*points, Point("float", found.float_bytes / 1e6, found.float_value))
+    points = tuple(ChartPoint(one.name, one.bytes / 1e6, one.value, one is found.winner) for one in tried)
+    points = (*points, ChartPoint("float", found.float_bytes / 1e6, found.float_value))
     plot = Scatter("Size and accuracy", "MB", found.target.metric, points, found.target.least)
     title = f"auto: {request.model.name} for {request.goal}"
     return Report(title, (ModelView(found.winner.name, verdict),), tables=(trial_table(found),), scatters=(plot,))

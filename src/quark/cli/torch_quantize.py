@@ -21,7 +21,7 @@ from quark.cli.torch_refusals import (
     check_samples,
     split_layers,
 )
-from quark.cli.torch_request import Converted, InMemory, Job
+from quark.cli.torch_request import Converted, FolderJob, InMemory
 from quark.cli.torch_verdict import coverage_of, sizes, tell
 from quark.errors import ConfigError, unknown
 from quark.files.folder import new_folder
@@ -50,7 +50,7 @@ def run(request: InMemory) -> None:
     tell(request, facts, request.json)
 
 
-def refuse(request: Job, resumed: bool = False) -> None:
+def refuse(request: FolderJob, resumed: bool = False) -> None:
     """Refuse what names and folders alone show to be wrong: before torch is loaded, and a tensor read.
 
     Samples that are missing wait where a format is asked for: it may not have the scheme, with samples or without.
@@ -69,7 +69,7 @@ def refuse(request: Job, resumed: bool = False) -> None:
         refuse_without_samples(request)
 
 
-def refuse_without_samples(request: Job) -> None:
+def refuse_without_samples(request: FolderJob) -> None:
     """Refuse what needs samples, where there are none."""
     if request.scheme is not None and request.source.data is None:
         check_samples(request.scheme, request.kv_cache, request.algorithms, request.layers)
@@ -94,7 +94,7 @@ def bytes_of(size: str) -> int:
     return int(float(found[1]) * 1000 ** (1 + "KMG".index(found[2].upper())))
 
 
-def describe(request: Job, facts: Mapping[str, Any], folder: Path) -> None:
+def describe(request: FolderJob, facts: Mapping[str, Any], folder: Path) -> None:
     """The model card, and the licence files, into ``folder``, which will be the output."""
     from quark.torch.config.schemes import ROWS, scheme
     from quark.torch.export.card import Card, write_card
@@ -125,7 +125,7 @@ def described(config: Any) -> str:
     return " on ".join(stage.spec.describe() for stage in reversed(stages)) or "float"
 
 
-def facts_of(request: Job, format: str, folder: Path) -> dict[str, Any]:
+def facts_of(request: FolderJob, format: str, folder: Path) -> dict[str, Any]:
     """What is told of every job: names, sizes, and the method of a source that was quantized before.
 
     ``folder``: where the output is.
@@ -139,7 +139,7 @@ def facts_of(request: Job, format: str, folder: Path) -> dict[str, Any]:
     return {**facts, "format": format, **decoded, "bytes_before": before, "bytes_after": after}
 
 
-def in_memory(request: Job, values: dict[str, Any], format: str, check: bool) -> dict[str, Any]:
+def in_memory(request: FolderJob, values: dict[str, Any], format: str, check: bool) -> dict[str, Any]:
     """Load, quantize, write, and measure."""
     from quark.torch.language import (
         calibration_samples,
@@ -167,7 +167,7 @@ def in_memory(request: Job, values: dict[str, Any], format: str, check: bool) ->
     return facts
 
 
-def checked_format(request: Job, values: dict[str, Any]) -> str:
+def checked_format(request: FolderJob, values: dict[str, Any]) -> str:
     """The format that is meant.
 
     Raises:
@@ -183,7 +183,7 @@ def checked_format(request: Job, values: dict[str, Any]) -> str:
     return format
 
 
-def chosen_values(request: Job) -> dict[str, Any]:
+def chosen_values(request: FolderJob) -> dict[str, Any]:
     """Keys and values of a configuration file: the file's, or those of a scheme, and what the command line adds.
 
     Raises:
@@ -207,7 +207,9 @@ def chosen_values(request: Job) -> dict[str, Any]:
     return values
 
 
-def quantized(model: Any, request: Job, values: dict[str, Any], samples: Sequence[Any], format: str) -> dict[str, Any]:
+def quantized(
+    model: Any, request: FolderJob, values: dict[str, Any], samples: Sequence[Any], format: str
+) -> dict[str, Any]:
     """Quantize a model and write it."""
     from quark.torch import ModelQuantizer
     from quark.torch.config_file import config_of
@@ -238,7 +240,7 @@ def quantized(model: Any, request: Job, values: dict[str, Any], samples: Sequenc
     }
 
 
-def run_files(request: Job) -> None:
+def run_files(request: FolderJob) -> None:
     """Quantize file by file, and tell on standard output."""
     refuse(request, resumed=True)
     from quark.torch.files.prequantized import as_float
@@ -250,7 +252,7 @@ def run_files(request: Job) -> None:
     tell(request, facts | {"seconds": time.perf_counter() - start}, request.json)
 
 
-def by_files(request: Job, folder: Path, format: str) -> dict[str, Any]:
+def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     """Quantize the float checkpoint in ``folder`` file by file, and convert where another format is wanted."""
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.files.carried import facts_of as facts_of_carried
@@ -292,7 +294,7 @@ def by_files(request: Job, folder: Path, format: str) -> dict[str, Any]:
     return {**facts, **facts_of_carried(carried)}
 
 
-def config_of_files(request: Job, format: str, checkpoint: Any, samples: Sequence[Any]) -> Any:
+def config_of_files(request: FolderJob, format: str, checkpoint: Any, samples: Sequence[Any]) -> Any:
     """How the checkpoint is quantized; refused where the samples or the format do not fit it."""
     from quark.torch import LLMTemplate
     from quark.torch.export.write_as import check_experts, config_for
@@ -312,7 +314,7 @@ def config_of_files(request: Job, format: str, checkpoint: Any, samples: Sequenc
     return config
 
 
-def planned(request: Job, config: Any) -> Any:
+def planned(request: FolderJob, config: Any) -> Any:
     """The configuration, changed so that it decides as the file of ``--plan-from`` says."""
     if request.plan_from is None:
         return config

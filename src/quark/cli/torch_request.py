@@ -85,7 +85,7 @@ Device = Annotated[str, typer.Option(help="Where the model runs, such as cpu or 
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """Where samples come from."""
 
     data: Text = None
@@ -109,7 +109,7 @@ class Given:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Given):
+class FolderJob(Given):
     """A quantization of a folder. Each command makes options of some fields; the others are as usual."""
 
     output: Path = Path()
@@ -121,7 +121,7 @@ class Job(Given):
     format: str | None = None
     program: str | None = None
     plan_from: Path | None = None
-    source: Annotated[Source, FIXED] = field(default_factory=Source)
+    source: Annotated[TextSource, FIXED] = field(default_factory=TextSource)
     dtype: str | None = None
     max_shard_size: str = "5GB"
     batch_size: int = 8
@@ -138,7 +138,7 @@ class Job(Given):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schemed(Job):
+class Schemed(FolderJob):
     """A quantization by a scheme."""
 
     scheme: Scheme = None
@@ -181,7 +181,7 @@ class InMemory(Explained):
     format: Format = None
     program: For = None
     plan_from: PlanFrom = None
-    source: Source = field(default_factory=Source)
+    source: TextSource = field(default_factory=TextSource)
     dtype: Annotated[
         str | None,
         typer.Option(help="What stays float, in this type: bfloat16, float16 or float32; else the source's."),
@@ -205,7 +205,7 @@ class FileByFile(Schemed):
     format: Format = None
     program: For = None
     plan_from: PlanFrom = None
-    source: Source = field(default_factory=Source)
+    source: TextSource = field(default_factory=TextSource)
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, help="Windows that run at once; files are read again for each batch.")
     ] = 8
@@ -217,7 +217,7 @@ class FileByFile(Schemed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Converted(Job):
+class Converted(FolderJob):
     """``quark torch convert``."""
 
     output: NewFolder = field()
@@ -240,7 +240,7 @@ class TriedLayers(Given):
     candidates: Candidates = ()
     exclude: Exclude = ()
     exclude_only: ExcludeOnly = ()
-    source: Source = field(default_factory=Source)
+    source: TextSource = field(default_factory=TextSource)
     workers: Annotated[
         int, typer.Option(min=1, max=parallel.MOST, help="Processes that try layers; each loads it.")
     ] = 1

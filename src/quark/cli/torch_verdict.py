@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.cli.output import print_json, say, show, write_lines
-from quark.cli.torch_request import Job
+from quark.cli.torch_request import FolderJob
 from quark.report import Table, file_size
 from quark.report.verdict import KEPT, LEVELS, Line, Verdict, coverage_line, size_line
 
@@ -28,7 +28,7 @@ MEASURES = {  # by the format, where ``quark torch evaluate`` does not load it
 }
 
 
-def tell(request: Job, facts: dict[str, Any], json: bool) -> None:
+def tell(request: FolderJob, facts: dict[str, Any], json: bool) -> None:
     """The facts and the verdict, as a table and lines or as one object."""
     found = verdict(request, facts)
     if json:
@@ -63,7 +63,7 @@ def carried_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def verdict(request: Job, facts: Mapping[str, Any]) -> Verdict:
+def verdict(request: FolderJob, facts: Mapping[str, Any]) -> Verdict:
     """What holds for the folder that was written, and the next command."""
     accuracy, size = accuracy_of(facts), size_line(facts["bytes_before"], facts["bytes_after"])
     lines = [accuracy, size]
@@ -91,7 +91,7 @@ def accuracy_of(facts: Mapping[str, Any]) -> Line:
     return Line("accuracy", LEVELS[level], said, bad=level < 2)
 
 
-def following(request: Job, facts: Mapping[str, Any], accuracy: Line) -> str:
+def following(request: FolderJob, facts: Mapping[str, Any], accuracy: Line) -> str:
     """The command that makes sense now."""
     data = request.source.data
     if accuracy.word == "not measured" or facts.get("unchanged"):
@@ -102,7 +102,7 @@ def following(request: Job, facts: Mapping[str, Any], accuracy: Line) -> str:
     return f"{request.output / 'README.md'} says how each program loads it"
 
 
-def purpose_of(request: Job, facts: Mapping[str, Any]) -> str:
+def purpose_of(request: FolderJob, facts: Mapping[str, Any]) -> str:
     """The program that the folder is for, in the words of ``quark auto --for``."""
     from quark.torch.auto import PURPOSES
     from quark.torch.export.formats import PROGRAMS

@@ -16,7 +16,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Answer:
+class NameAnswer:
     """What is known about a name that is not where AMD Quark has it.
 
     Attributes:
@@ -38,22 +38,22 @@ def table() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def names_of(module: str) -> dict[str, Answer]:
+def names_of(module: str) -> dict[str, NameAnswer]:
     """The answers about single names of a module."""
     found = {}
     for names, text in table()["names"].get(module, {}).items():
-        answer = Answer(target=text[2:]) if text.startswith("= ") else Answer(instead=text)
+        answer = NameAnswer(target=text[2:]) if text.startswith("= ") else NameAnswer(instead=text)
         found.update(dict.fromkeys(names.split(), answer))
     return found
 
 
-def module_row(module: str) -> Answer | None:
+def module_row(module: str) -> NameAnswer | None:
     """The answer about a module as a whole: its own row, or that of the nearest package above it."""
     rows, name = table()["modules"], module
     while name:
         if name in rows:
             row = rows[name]
-            return Answer(instead=row) if isinstance(row, str) else Answer("", tuple(row["in"]), row["instead"])
+            return NameAnswer(instead=row) if isinstance(row, str) else NameAnswer("", tuple(row["in"]), row["instead"])
         name = name.rpartition(".")[0]
     return None
 
@@ -81,7 +81,7 @@ def has_aliases(module: str) -> bool:
     return isinstance(row, dict) or any(answer.target for answer in names_of(module).values())
 
 
-def answer_of(module: str, name: str, here: bool) -> Answer | None:
+def answer_of(module: str, name: str, here: bool) -> NameAnswer | None:
     """What is known about ``module.name``; ``here``: this package has the module, so its packages say nothing."""
     names = names_of(module)
     if name in names:

@@ -4,8 +4,18 @@ into ranges (``SEARCHES``). Needs NumPy only."""
 from __future__ import annotations
 
 from quark.observers.histogram import Histogram
-from quark.observers.registry import SEARCHES, Search
+from quark.observers.registry import SEARCHES, CalibrationMethod
 from quark.observers.statistics import MinMax, MovingMinMax, Statistic
 from quark.observers.values import Memory, Store, Values
 
-__all__ = ["SEARCHES", "Histogram", "Memory", "MinMax", "MovingMinMax", "Search", "Statistic", "Store", "Values"]
+__all__ = [
+    "SEARCHES",
+    "CalibrationMethod",
+    "Histogram",
+    "Memory",
+    "MinMax",
+    "MovingMinMax",
+    "Statistic",
+    "Store",
+    "Values",
+]

@@ -36,7 +36,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Search:
+class CalibrationMethod:
     """A calibration method.
 
     Attributes:
@@ -97,20 +97,20 @@ def _taken(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any
 
 
 ROWS = (
-    Search("minmax", MinMax, minmax.search),
-    Search("moving_minmax", MovingMinMax, minmax.search),
-    Search("non_overflow", MinMax, non_overflow.search),
-    Search("moving_non_overflow", MovingMinMax, non_overflow.search),
-    Search("percentile", quantiles, percentile.search),
-    Search("layerwise_percentile", outlined, layerwise_percentile.search),
-    Search("mse", sampled, mse.search),
-    Search("mse_most_common", Votes, mse_modes.most_common),
-    Search("mse_percentile", Histogram, mse_modes.within_percentile),
-    Search("entropy", Histogram, entropy.search),
-    Search("distribution", Histogram, distribution.search),
+    CalibrationMethod("minmax", MinMax, minmax.search),
+    CalibrationMethod("moving_minmax", MovingMinMax, minmax.search),
+    CalibrationMethod("non_overflow", MinMax, non_overflow.search),
+    CalibrationMethod("moving_non_overflow", MovingMinMax, non_overflow.search),
+    CalibrationMethod("percentile", quantiles, percentile.search),
+    CalibrationMethod("layerwise_percentile", outlined, layerwise_percentile.search),
+    CalibrationMethod("mse", sampled, mse.search),
+    CalibrationMethod("mse_most_common", Votes, mse_modes.most_common),
+    CalibrationMethod("mse_percentile", Histogram, mse_modes.within_percentile),
+    CalibrationMethod("entropy", Histogram, entropy.search),
+    CalibrationMethod("distribution", Histogram, distribution.search),
 )
 
-SEARCHES: dict[str, Search] = {row.name: row for row in ROWS}
+SEARCHES: dict[str, CalibrationMethod] = {row.name: row for row in ROWS}
 BUILT_IN = frozenset(SEARCHES)
 
 #: What a registered method may ask for by name.
@@ -148,12 +148,12 @@ def register_calibration(
         statistic = STATISTICS[statistic]
     if not (callable(search) and callable(statistic)):
         raise ConfigError(f"the calibration method {name!r}: search and statistic must be callable")
-    SEARCHES[name] = Search(name, statistic, search)
+    SEARCHES[name] = CalibrationMethod(name, statistic, search)
 
 
 def rows_of(
     method: str, count: int, grid: Grid, settings: Mapping[str, Any]
-) -> tuple[Search, dict[str, Any], list[Statistic]]:
+) -> tuple[CalibrationMethod, dict[str, Any], list[Statistic]]:
     """The row of a method, its complete settings, and fresh statistics for so many scales.
 
     Raises:

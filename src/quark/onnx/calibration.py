@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from quark.errors import ConfigError, DataError, unknown
 from quark.numerics.affine import Grid
-from quark.observers import SEARCHES, Search, Statistic
+from quark.observers import SEARCHES, CalibrationMethod, Statistic
 from quark.observers.statistics import MinMax, MovingMinMax
 from quark.observers.tails import Tails
 from quark.onnx.data import Feed, Samples, checked, inputs_of, samples_of
@@ -29,7 +29,7 @@ from quark.onnx.discretion import inherited
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.run import Extremes, Observation, Runner, trim_heap
 from quark.onnx.graph.session import CPU
-from quark.onnx.ledger import Ledger
+from quark.onnx.ledger import CalibrationLedger
 from quark.onnx.resume import Resume
 
 #: Extremes of tensors up to so many bytes a sample are taken here, of more in the graph: measured on ResNet-50 (67 MB),
@@ -67,7 +67,7 @@ class Request:
         self.search.check(self.settings)
 
     @property
-    def search(self) -> Search:
+    def search(self) -> CalibrationMethod:
         """The row of ``SEARCHES``."""
         return SEARCHES[self.method]
 
@@ -136,7 +136,7 @@ def observe(
     Statistics of several calls over parts of the data can be merged (``Statistic.merge``) before ``find_ranges``.
     """
     statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
-    ledger = Ledger(resume or Resume(), statistics)
+    ledger = CalibrationLedger(resume or Resume(), statistics)
     source = samples_of(samples)
     feeds = ledger.unseen(reported(checked(source, inputs_of(model)), source, progress))
     if ledger.complete:
@@ -170,7 +170,7 @@ def _bytes_of(model: ir.Model, names: Iterable[str]) -> int:
 
 
 def _stream(
-    runner: Runner, feeds: Iterable[Feed], statistics: Statistics, worker: ThreadPoolExecutor, ledger: Ledger
+    runner: Runner, feeds: Iterable[Feed], statistics: Statistics, worker: ThreadPoolExecutor, ledger: CalibrationLedger
 ) -> None:
     """Run every sample; count the last one in ``worker`` meanwhile."""
     counting: list[Future[None]] = []
@@ -184,7 +184,7 @@ def _stream(
     _join(counting, ledger)
 
 
-def _join(counting: list[Future[None]], ledger: Ledger) -> None:
+def _join(counting: list[Future[None]], ledger: CalibrationLedger) -> None:
     """Wait until a sample is in the statistics, and remember it."""
     for counter in counting:
         counter.result()

@@ -27,7 +27,7 @@ import onnx_ir as ir
 
 from quark.measure.distance import Distance
 from quark.measure.scaling import Scaling
-from quark.onnx.compare import QUANTIZERS, Comparison, Model, Pair, outputs_of, pairs_of, relaid
+from quark.onnx.compare import QUANTIZERS, ComparedTensors, Comparison, Model, outputs_of, pairs_of, relaid
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
@@ -202,7 +202,9 @@ class _Bench:
             self._injected = Runner(model, self._endings, libraries=self.libraries)
 
 
-def cut_at(model: ir.Model, pairs: Iterable[Pair], types: Mapping[str, ir.DataType]) -> tuple[ir.Model, dict[str, str]]:
+def cut_at(
+    model: ir.Model, pairs: Iterable[ComparedTensors], types: Mapping[str, ir.DataType]
+) -> tuple[ir.Model, dict[str, str]]:
     """A copy in which every reader of a tensor reads a new input instead; the inputs, by tensor of the float model."""
     cut = model.clone()
     values = {value.name: value for value in [*cut.graph.inputs, *(v for node in cut.graph for v in node.outputs)]}

@@ -37,7 +37,7 @@ from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.surgery import constant_array
 from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs, channels_last_outputs
-from quark.report.values import Layer, TensorView, Weakness
+from quark.report.values import LayerView, TensorView, Weakness
 
 Model = str | Path | onnx.ModelProto
 BINS = 128
@@ -46,7 +46,7 @@ QUANTIZERS = ("QuantizeLinear", "QuantizeDequantize")  # endings: other domains 
 
 
 @dataclass(frozen=True)
-class Pair:
+class ComparedTensors:
     """A tensor of the float model and where its quantized twin is.
 
     Attributes:
@@ -100,7 +100,7 @@ class Comparison:
     """
 
     outputs: dict[str, Distance]
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerView, ...]
     tensors: tuple[TensorView, ...]
     samples: int
     weak: tuple[Weakness, ...] = ()
@@ -159,7 +159,7 @@ MOVED = 0.5
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedOutput:
     """An output that ONNX Runtime's optimizations move: dB of a default session, and of the graph as it is written.
 
     A default session puts integer kernels in the place of Q, DQ and what lies between them, which round once where the
@@ -171,7 +171,9 @@ class Moved:
     written: float
 
 
-def moved_most(float_model: Model, quantized_model: Model, feed: Feed, libraries: Libraries = None) -> Moved | None:
+def moved_most(
+    float_model: Model, quantized_model: Model, feed: Feed, libraries: Libraries = None
+) -> MovedOutput | None:
     """The output that the optimizations move most on a sample, if by more than ``MOVED``; arguments as ``compare``."""
     first, second = load(float_model), load(quantized_model)
     names, layout = outputs_of(first, second), relaid(first, second)
@@ -184,7 +186,7 @@ def moved_most(float_model: Model, quantized_model: Model, feed: Feed, libraries
             if x.dtype.kind == "f" and x.shape == y.shape:
                 distance.update(x, y)
             found[name].append(distance.sqnr)
-    moved = [Moved(name, *decibels) for name, decibels in found.items() if all(map(math.isfinite, decibels))]
+    moved = [MovedOutput(name, *decibels) for name, decibels in found.items() if all(map(math.isfinite, decibels))]
     most = max(moved, key=lambda one: abs(one.optimized - one.written), default=None)
     return most if most is not None and abs(most.optimized - most.written) > MOVED else None
 
@@ -199,19 +201,21 @@ def _observe(distance: Distance, scaling: Scaling, codes: CodeRange | None, x: n
         codes.update(x.astype(np.float32))
 
 
-def _layers(pairs: Iterable[Pair], distances: Iterable[Distance], scalings: Iterable[Scaling]) -> tuple[Layer, ...]:
+def _layers(
+    pairs: Iterable[ComparedTensors], distances: Iterable[Distance], scalings: Iterable[Scaling]
+) -> tuple[LayerView, ...]:
     measured = (
         (p, d, s) for p, d, s in zip(pairs, distances, scalings, strict=True) if d.count and p.op_type != "input"
     )
     return tuple(_layer(pair, distance, scaling.sqnr) for pair, distance, scaling in measured)
 
 
-def _layer(pair: Pair, distance: Distance, unscaled: float | None) -> Layer:
+def _layer(pair: ComparedTensors, distance: Distance, unscaled: float | None) -> LayerView:
     sqnr = distance.sqnr if unscaled is None else unscaled
-    return Layer(pair.node, pair.op_type, pair.name, sqnr, distance.cosine, rescaled=unscaled is not None)
+    return LayerView(pair.node, pair.op_type, pair.name, sqnr, distance.cosine, rescaled=unscaled is not None)
 
 
-def _views(pairs: Iterable[Pair], ranges: Iterable[CodeRange | None]) -> tuple[TensorView, ...]:
+def _views(pairs: Iterable[ComparedTensors], ranges: Iterable[CodeRange | None]) -> tuple[TensorView, ...]:
     found = zip(pairs, ranges, strict=True)
     return tuple(codes.view(pair.name) for pair, codes in found if codes is not None and codes.count)
 
@@ -291,7 +295,7 @@ def outputs_of(first: ir.Model, second: ir.Model) -> list[str]:
     return a
 
 
-def pairs_of(first: ir.Model, second: ir.Model) -> Iterator[Pair]:
+def pairs_of(first: ir.Model, second: ir.Model) -> Iterator[ComparedTensors]:
     """Every tensor that both models have, graph inputs first, then in the order of the float graph."""
     twins = _by_name(second)
     for name in _by_name(first):
@@ -301,7 +305,7 @@ def pairs_of(first: ir.Model, second: ir.Model) -> Iterator[Pair]:
         quantizer = _quantizer(twin)
         behind = _behind(quantizer) if quantizer else twin
         node, op_type = _maker(twin, quantizer)
-        yield Pair(name, str(behind.name), node, op_type, quantizer)
+        yield ComparedTensors(name, str(behind.name), node, op_type, quantizer)
 
 
 def _maker(twin: ir.Value, quantizer: ir.Node | None) -> tuple[str, str]:
@@ -330,7 +334,7 @@ def _behind(quantizer: ir.Node) -> ir.Value:
     return next((node.outputs[0] for node in readers), quantizer.inputs[0] or codes)
 
 
-def _code_range(pair: Pair) -> CodeRange | None:
+def _code_range(pair: ComparedTensors) -> CodeRange | None:
     """The range of a tensor's codes, where scale and zero point are stored numbers."""
     if pair.quantizer is None or len(pair.quantizer.inputs) < 2:
         return None

@@ -34,7 +34,7 @@ _ACTIVATIONS = frozenset(["Relu", "Clip", "LeakyRelu", "PRelu", "HardSwish", "Ha
 
 
 @dataclass(frozen=True)
-class Layer:
+class Product:
     """A sum of products.
 
     Attributes:
@@ -60,7 +60,7 @@ class Coverage:
         codes: of these, elements of 8 bits or fewer.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[Product, ...]
     weights: int
     codes: int
 
@@ -97,7 +97,7 @@ def coverage(
     sizes = Sizes(opened, feed)
     nodes = list(ir.traversal.RecursiveGraphIterator(opened.graph))
     layers = tuple(
-        Layer(node.name or "", node.op_type, kind.macs(node, sizes), kind.integer(node))
+        Product(node.name or "", node.op_type, kind.macs(node, sizes), kind.integer(node))
         for node in nodes
         if (kind := LAYERS.get(node.op_type)) is not None
     )
@@ -266,7 +266,7 @@ LAYERS: dict[str, Kind] = {
 }
 
 
-def float_layers(found: Coverage, share: float = 0.01) -> list[Layer]:
+def float_layers(found: Coverage, share: float = 0.01) -> list[Product]:
     """The layers that stay float and have at least ``share`` of the multiplications, the largest first."""
     left = [layer for layer in found.layers if not layer.integer and layer.macs >= share * found.macs]
     return sorted(left, key=lambda layer: -layer.macs)

@@ -15,7 +15,7 @@ from quark.errors import ConfigError
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.data import CachedDataReader, RandomDataReader, readable_again, samples_of
 from quark.report.tables import decibels
-from quark.report.values import Layer, Table
+from quark.report.values import LayerView, Table
 
 
 def check_evaluation(options: Options, reader: Any) -> None:
@@ -81,7 +81,7 @@ def layer_table(found: Comparison, shown: int | None = None) -> Table:
     return Table("Layer by layer, worst first", columns, rows, f"{left} more." if left else "")
 
 
-def advice(layer: Layer, found: Comparison) -> str:
+def advice(layer: LayerView, found: Comparison) -> str:
     """Why a layer's output is off, as far as its own weights and codes tell; empty where they are fine."""
     said = [one.advice for one in found.weak if one.node == layer.name]
     clipped = next((tensor.clipped for tensor in found.tensors if tensor.name == layer.tensor), 0.0)

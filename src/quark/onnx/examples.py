@@ -21,7 +21,7 @@ from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Feed, Runner
-from quark.report.values import Answer, Box, Example
+from quark.report.values import Box, Example, SampleAnswer
 
 SAMPLES = 3
 OUTPUTS = 4
@@ -53,7 +53,7 @@ def _detections(index: int, feed: Feed, said: Sequence[Mapping[str, np.ndarray]]
     if layout is None or any(one[layout.boxes].shape != said[0][layout.boxes].shape for one in said):
         return None
     size = np.array((1, 1) if layout.relative else _size(feed))
-    answers = tuple(Answer(boxes=_boxes(read(one, layout), size)) for one in said)
+    answers = tuple(SampleAnswer(boxes=_boxes(read(one, layout), size)) for one in said)
     return Example(layout.boxes, "boxes", index, answers, _input(feed))
 
 
@@ -65,9 +65,13 @@ def _single(name: str, index: int, feed: Feed, said: Sequence[Mapping[str, np.nd
         return None
     if is_picture(before):
         span = float(np.nanmin(before)), float(np.nanmax(before))
-        return Example(name, "picture", index, tuple(Answer(picture=_grey(value, span)) for value in values), shown)
+        return Example(
+            name, "picture", index, tuple(SampleAnswer(picture=_grey(value, span)) for value in values), shown
+        )
     if kind_of(before) == "classes":
-        return Example(name, "classes", index, tuple(Answer(classes=_likeliest(value)) for value in values), shown)
+        return Example(
+            name, "classes", index, tuple(SampleAnswer(classes=_likeliest(value)) for value in values), shown
+        )
     return None
 
 

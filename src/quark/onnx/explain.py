@@ -34,7 +34,7 @@ SUFFIXES = (
 )
 
 
-class Told(Schema):
+class StoredDecisions(Schema):
     """The decisions in the metadata of a model."""
 
     version: int
@@ -117,7 +117,7 @@ def bases(name: str) -> list[str]:
     return [name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)]
 
 
-def _decisions(model: ir.Model, path: str | Path) -> Told:
+def _decisions(model: ir.Model, path: str | Path) -> StoredDecisions:
     text = model.metadata_props.get(KEY)
     if text is None:
         raise ModelError(
@@ -131,4 +131,6 @@ def _decisions(model: ir.Model, path: str | Path) -> Told:
         words = unpacked_text(text)
     except ValueError as error:
         raise refuse(str(error)) from error
-    return checked(parse_json(words, f"{str(path)!r}: the text of its decisions ({KEY})", ModelError), Told, refuse)
+    return checked(
+        parse_json(words, f"{str(path)!r}: the text of its decisions ({KEY})", ModelError), StoredDecisions, refuse
+    )

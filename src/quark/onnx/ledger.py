@@ -20,7 +20,7 @@ from quark.onnx.resume import Arrays, Resume
 STAGE, KEY = "calibrate", "statistics"
 
 
-class Ledger:
+class CalibrationLedger:
     """What is counted of one calibration.
 
     Args:

@@ -26,7 +26,7 @@ from quark.onnx.passes import constants
 from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs
 from quark.onnx.passes.registry import apply, get_pass
 from quark.onnx.qdq.carriers import opset_of
-from quark.onnx.shapeshifter import Recipe, Steps, read, run_passes
+from quark.onnx.shapeshifter import ShapeShifterConfig, Steps, read, run_passes
 
 _log = logging.getLogger(__name__)
 _QUANTIZED_OPS = frozenset(
@@ -269,7 +269,7 @@ def _in_opset(model: ir.Model, job: Job) -> ir.Model:
     return lift(model, needed)
 
 
-def _preprocess(model: ir.Model, recipe: Recipe, secret: bool, write: bool) -> list[PassReport]:
+def _preprocess(model: ir.Model, recipe: ShapeShifterConfig, secret: bool, write: bool) -> list[PassReport]:
     """The passes of ``PreprocessYAML``; the model they make is written where the file says so.
 
     Raises:

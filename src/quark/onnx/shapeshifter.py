@@ -39,7 +39,7 @@ TEMPLATES = ("xint8", "a8w8", "a16w8", "bf16", "bfp16")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ShapeShifterConfig:
     """A checked configuration.
 
     Attributes:
@@ -63,7 +63,7 @@ class Transformed:
     reports: tuple[PassReport, ...]
 
 
-def read(config: Config) -> Recipe:
+def read(config: Config) -> ShapeShifterConfig:
     """Check a configuration: a mapping, the path of a YAML file, or the name of a template.
 
     Raises:
@@ -83,7 +83,7 @@ def read(config: Config) -> Recipe:
     if isinstance(given, Mapping) and given.get("model_type", "onnx") != "onnx":
         raise ConfigError(f"{where}: model_type {given['model_type']!r}: only onnx models are transformed")
     source = given.get("input_model_path") if isinstance(given, Mapping) else None
-    return Recipe(
+    return ShapeShifterConfig(
         before,
         after,
         _path(source or data.get("input_model_path")),

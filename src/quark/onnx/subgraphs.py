@@ -45,7 +45,7 @@ LAYERS = frozenset(["Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "R
 
 
 @dataclass(frozen=True)
-class Body:
+class QuantizedBody:
     """A quantized body: where it belongs, and which of its inputs are values of the graph around it."""
 
     node: str
@@ -59,7 +59,7 @@ class Body:
 class Made:
     """What became of the bodies of a graph."""
 
-    bodies: tuple[Body, ...] = ()
+    bodies: tuple[QuantizedBody, ...] = ()
     reports: tuple[PassReport, ...] = ()
 
 
@@ -101,7 +101,7 @@ def quantize_bodies(model: ir.Model, job: Job, reader: Any, known: Sequence[Node
             refused.append(f"{attribute} of {label(node)} stays float: {made}")
             continue
         quantized, plan = made
-        bodies.append(Body(str(node.name), attribute, quantized, captured, plan))
+        bodies.append(QuantizedBody(str(node.name), attribute, quantized, captured, plan))
         fired += 1
     return Made(tuple(bodies), (PassReport("subgraphs", fired, tuple(refused)),) if fired or refused else ())
 

@@ -28,7 +28,7 @@ FOLDED = "as stored: the float model's weight was changed before it was quantize
 
 
 @dataclass(frozen=True)
-class Stored:
+class WeightView:
     """A weight behind a DequantizeLinear.
 
     ``values``: what its codes stand for; ``low``, ``high``: the least and largest value that they can express, in a
@@ -55,7 +55,7 @@ def weight_views(first: ir.Model, second: ir.Model) -> dict[str, TensorView]:
     return found
 
 
-def stored(value: ir.Value) -> Stored | None:
+def stored(value: ir.Value) -> WeightView | None:
     """The weight that ``value`` is, where a DequantizeLinear makes it of stored codes."""
     reader = value.producer()
     if reader is None or not reader.op_type.endswith("DequantizeLinear") or len(reader.inputs) < 2:
@@ -72,7 +72,7 @@ def stored(value: ir.Value) -> Stored | None:
     shift = np.float32(0) if zero is None else _over(zero.astype(np.float32), codes.shape, axis, block)
     values = (codes.astype(np.float32) - shift) * step
     even = step if isinstance(row, Int) else np.zeros_like(step)
-    return Stored(values, (row.min - shift) * step, (row.max - shift) * step, even, row.name)
+    return WeightView(values, (row.min - shift) * step, (row.max - shift) * step, even, row.name)
 
 
 def _over(scale: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
@@ -86,7 +86,7 @@ def _over(scale: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> n
 
 
 def _view(
-    node: ir.Node, rule: OpRule, codes: Stored | None, plain: np.ndarray | None, before: np.ndarray | None
+    node: ir.Node, rule: OpRule, codes: WeightView | None, plain: np.ndarray | None, before: np.ndarray | None
 ) -> tuple[str, float, float, np.ndarray, np.ndarray, float, Channels | None, str] | None:
     """What a ``TensorView`` has behind its name."""
     held = codes.values if codes is not None else plain
@@ -109,7 +109,7 @@ def _view(
     return codes.format, low, high, counts, edges, clipped, _channels(values, codes, axis), note
 
 
-def _stands_for(codes: Stored, before: np.ndarray) -> bool:
+def _stands_for(codes: WeightView, before: np.ndarray) -> bool:
     """Whether the codes were made from these values: by rounding, to either side, and clipping."""
     if before.shape != codes.values.shape or before.dtype.kind != "f":
         return False
@@ -121,7 +121,7 @@ def _stands_for(codes: Stored, before: np.ndarray) -> bool:
     return distance.sqnr >= NEAR
 
 
-def _channels(values: np.ndarray, codes: Stored | None, axis: int) -> Channels:
+def _channels(values: np.ndarray, codes: WeightView | None, axis: int) -> Channels:
     def ends(array: np.ndarray, join: np.ufunc) -> np.ndarray:
         whole = np.broadcast_to(array, values.shape)
         over = tuple(k for k in range(values.ndim) if k != axis % values.ndim)

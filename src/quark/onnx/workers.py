@@ -31,7 +31,7 @@ from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import CPU
-from quark.onnx.ledger import Ledger
+from quark.onnx.ledger import CalibrationLedger
 from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
 from quark.report.process import lent
@@ -42,7 +42,7 @@ Chunk = tuple[int, list[Feed]]
 
 
 @dataclass
-class Site:
+class WorkerTask:
     """What a worker needs. It travels to other processes without the session; they open one of their own.
 
     Attributes:
@@ -86,7 +86,7 @@ def observe_with_workers(
     if workers > parallel.MOST:
         raise ConfigError(f"CalibWorkerNum is {workers}; at most {parallel.MOST} workers are taken")
     statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
-    ledger = Ledger(resume or Resume(), statistics)
+    ledger = CalibrationLedger(resume or Resume(), statistics)
     source = samples_of(samples)
     feeds = ledger.unseen(reported(checked(source, inputs_of(model)), source, progress))
     if ledger.complete:
@@ -108,11 +108,11 @@ def _site(
     workers: int,
     scratch: Scratch,
     where: tuple[Sequence[str], Libraries],
-) -> Site:
+) -> WorkerTask:
     """The model where the workers can reach it: this process's session, or a file."""
     whole, reduced = split_by_need(model, requests)
     session = (*where, max(1, lent() // workers))
-    site = Site({name: _in_memory(request) for name, request in requests.items()}, whole, reduced, session)
+    site = WorkerTask({name: _in_memory(request) for name, request in requests.items()}, whole, reduced, session)
     if parallel.shares_memory():
         return replace(site, runner=Runner(model, whole, reduced, *session, complete=True))
     path = scratch.folder("calibration by processes (set joblib back to threads)") / "model.onnx"
@@ -135,14 +135,14 @@ def _chunks(feeds: Iterable[Feed], first: int, size: int) -> Iterator[Chunk]:
         first += len(chunk)
 
 
-def _results(site: Site, chunks: Iterator[Chunk], workers: int) -> Iterator[tuple[int, Statistics]]:
+def _results(site: WorkerTask, chunks: Iterator[Chunk], workers: int) -> Iterator[tuple[int, Statistics]]:
     """(samples, their statistics), in order; a few chunks are under way at a time."""
     yield from parallel.results(
         (parallel.delayed(_work, site, *chunk) for chunk in chunks), workers, "threads", ahead=workers + 1
     )
 
 
-def _work(site: Site, first: int, feeds: list[Feed]) -> tuple[int, Statistics]:
+def _work(site: WorkerTask, first: int, feeds: list[Feed]) -> tuple[int, Statistics]:
     """Run and count a few samples."""
     runner = site.opened()
     statistics = {name: request.search.observe(request.settings) for name, request in site.requests.items()}

@@ -17,17 +17,17 @@ from quark.operators.registry import (
     node,
     overload,
 )
-from quark.operators.site import Site
-from quark.operators.storage import Stored, stored, stream
+from quark.operators.site import NodeFacts
+from quark.operators.storage import StoredWeight, stored, stream
 
 __all__ = [
     "DOMAIN",
     "OPERATORS",
     "OWN_DOMAIN",
     "VERSION",
+    "NodeFacts",
     "Operator",
-    "Site",
-    "Stored",
+    "StoredWeight",
     "add_functions",
     "bfloat16_bounds",
     "cast_pair",

@@ -17,7 +17,7 @@ import numpy as np
 from quark.errors import ConfigError, ModelError, unknown
 from quark.numerics.elements import ELEMENTS, Element, Float, Int
 from quark.operators.body import LOWEST_OPSET, Body
-from quark.operators.site import Site, from_float, to_float
+from quark.operators.site import NodeFacts, from_float, to_float
 
 ATTRIBUTES: dict[str, int | str] = {"axis": 0}
 #: ``TensorProto`` type of the zero point -> the format stored in it.
@@ -30,7 +30,7 @@ _CLIPPED_FLOATS = ("FLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2")
 _CAST_FROM = {"FLOAT8E4M3FN": 19, "FLOAT8E5M2": 19, "INT4": 21, "UINT4": 21, "INT2": 25, "UINT2": 25}  # opset
 
 
-def variant(attributes: Mapping, site: Site) -> str:
+def variant(attributes: Mapping, site: NodeFacts) -> str:
     """The overload of a node at ``site``: stored type, granularity, type of x.
 
     Raises:

@@ -24,7 +24,7 @@ from quark.errors import ConfigError
 from quark.operators.arithmetic import floor_power, round_integer
 from quark.operators.blockwise import all_finite, copy_nonfinite, is_finite, shared_power, spread
 from quark.operators.body import Body
-from quark.operators.site import Site, View, from_blocks, from_float, to_blocks, to_float, view_of
+from quark.operators.site import NodeFacts, View, from_blocks, from_float, to_blocks, to_float, view_of
 
 TWO_LEVELS = ("to_bfp_prime", "to_bfp_prime_shared")
 METHODS = ("to_bfp", *TWO_LEVELS)
@@ -44,7 +44,7 @@ _SMALLEST_NORMAL = 2.0**-126
 _NO_SUBNORMAL_MATTERS = 2.0**-90  # above it, what is subnormal rounds to zero by itself
 
 
-def variant(attributes: Mapping, site: Site) -> str:
+def variant(attributes: Mapping, site: NodeFacts) -> str:
     """The overload of a node at ``site``.
 
     Raises:

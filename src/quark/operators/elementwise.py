@@ -19,7 +19,7 @@ from quark.numerics.elements import ELEMENTS, Float, Int
 from quark.operators.affine import beside
 from quark.operators.arithmetic import round_float
 from quark.operators.body import Body
-from quark.operators.site import Site, from_float, to_float
+from quark.operators.site import NodeFacts, from_float, to_float
 
 ATTRIBUTES: dict[str, int | str] = {"format": "fp8_e4m3", "axis": 0}
 
@@ -29,7 +29,7 @@ def formats() -> tuple[str, ...]:
     return tuple(name for name, row in ELEMENTS.items() if isinstance(row, Int | Float))
 
 
-def variant(attributes: Mapping, site: Site) -> str:
+def variant(attributes: Mapping, site: NodeFacts) -> str:
     """The overload of a node at ``site``: granularity and type of x."""
     return f"{'axis' if site.per_axis else 'tensor'}.{site.elem_type}"
 

@@ -25,13 +25,13 @@ from onnx import (
 
 from quark.errors import ModelError
 from quark.operators.registry import DOMAIN, OPERATORS, OWN_DOMAIN, VERSION, function_for, get_operator, overload
-from quark.operators.site import Site
+from quark.operators.site import NodeFacts
 
 #: The IR version from which functions and nodes have overload names.
 OVERLOADS_FROM_IR = 10
 
 
-class Known(NamedTuple):
+class KnownValue(NamedTuple):
     """What a model says about one of its values; ``constant`` where it is an initializer held in the model itself."""
 
     elem_type: str
@@ -91,30 +91,30 @@ def add_functions(model: ModelProto) -> None:
         model.ir_version = max(model.ir_version, OVERLOADS_FROM_IR)
 
 
-def site_of(node: NodeProto, known: dict[str, Known]) -> Site:
+def site_of(node: NodeProto, known: dict[str, KnownValue]) -> NodeFacts:
     """What ``known`` says about the tensors of ``node``."""
-    x = known.get(node.input[0], Known("FLOAT", None))
+    x = known.get(node.input[0], KnownValue("FLOAT", None))
     if node.op_type in ("BFPQuantizeDequantize", "MXQuantizeDequantize", "BlockQuantizeDequantize"):
-        return Site(x.shape, x.elem_type, finite=x.finite)
+        return NodeFacts(x.shape, x.elem_type, finite=x.finite)
     if node.op_type in ("BlockDequantize", "ExtendedInstanceNormalization", "ExtendedLSTM"):
-        return Site()
-    scale = known.get(node.input[1], Known("FLOAT", None))
+        return NodeFacts()
+    scale = known.get(node.input[1], KnownValue("FLOAT", None))
     per_axis = scale.shape is not None and None not in scale.shape and prod(n or 0 for n in scale.shape) != 1
     if not node.op_type.startswith("Extended"):
-        return Site(x.shape, x.elem_type, per_axis)
+        return NodeFacts(x.shape, x.elem_type, per_axis)
     if node.input[2] not in known:
         raise ModelError(f"node {node.name!r}: the type of its zero point {node.input[2]!r} is not known")
     side = scale if node.op_type == "ExtendedDequantizeLinear" else x
-    return Site(x.shape, side.elem_type, per_axis, known[node.input[2]].elem_type)
+    return NodeFacts(x.shape, side.elem_type, per_axis, known[node.input[2]].elem_type)
 
 
-def known_values(graph: GraphProto) -> dict[str, Known]:
+def known_values(graph: GraphProto) -> dict[str, KnownValue]:
     """Type and shape of every value that ``graph`` and the graphs inside it describe."""
-    known: dict[str, Known] = {}
+    known: dict[str, KnownValue] = {}
     for inside in _graphs(graph):
         for tensor in inside.initializer:
             held = tensor if tensor.data_location != TensorProto.EXTERNAL else None
-            known[tensor.name] = Known(TensorProto.DataType.Name(tensor.data_type), tuple(tensor.dims), held)
+            known[tensor.name] = KnownValue(TensorProto.DataType.Name(tensor.data_type), tuple(tensor.dims), held)
         for value in (*inside.input, *inside.value_info, *inside.output):
             if value.type.HasField("tensor_type"):
                 known.setdefault(value.name, _described(value))
@@ -122,16 +122,16 @@ def known_values(graph: GraphProto) -> dict[str, Known]:
             for attribute in node.attribute:
                 if node.op_type == "Constant" and attribute.name == "value":
                     kind = TensorProto.DataType.Name(attribute.t.data_type)
-                    known[node.output[0]] = Known(kind, tuple(attribute.t.dims))
+                    known[node.output[0]] = KnownValue(kind, tuple(attribute.t.dims))
     return known
 
 
-def _described(value: ValueInfoProto) -> Known:
+def _described(value: ValueInfoProto) -> KnownValue:
     tensor = value.type.tensor_type
     elem_type = TensorProto.DataType.Name(tensor.elem_type)
     if not tensor.HasField("shape"):
-        return Known(elem_type, None)
-    return Known(elem_type, tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim))
+        return KnownValue(elem_type, None)
+    return KnownValue(elem_type, tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim))
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:

@@ -17,7 +17,7 @@ from onnx import FunctionProto, NodeProto, helper
 from quark.errors import ConfigError, ModelError, unknown
 from quark.operators import affine, bfp, blockquant, elementwise, instance_norm, lstm, mx, storage
 from quark.operators.body import LOWEST_OPSET, Body
-from quark.operators.site import Site
+from quark.operators.site import NodeFacts
 
 DOMAIN = "com.amd.quark"
 OWN_DOMAIN = "org.openquark"
@@ -44,7 +44,7 @@ class Operator:
     inputs: tuple[str, ...]
     attributes: Mapping[str, float | str]
     allowed: Mapping[str, tuple | range | Callable[[], tuple]]
-    variant: Callable[[Mapping, Site], str]
+    variant: Callable[[Mapping, NodeFacts], str]
     write: Callable[[Body, Mapping, str], str]
     optional: tuple[str, ...] = ()
 
@@ -196,7 +196,7 @@ def get_operator(name: str) -> Operator:
     return OPERATORS[name]
 
 
-def overload(name: str, attributes: Mapping[str, float | str] | None = None, site: Site = Site()) -> str:  # noqa: B008
+def overload(name: str, attributes: Mapping[str, float | str] | None = None, site: NodeFacts = NodeFacts()) -> str:  # noqa: B008
     """The overload name of a node: every attribute value, and the body to use at ``site``."""
     operator = get_operator(name)
     settings = operator.settings(attributes)
@@ -208,7 +208,7 @@ def node(
     inputs: Sequence[str],
     outputs: Sequence[str],
     attributes: Mapping[str, float | str] | None = None,
-    site: Site = Site(),  # noqa: B008 (a frozen value)
+    site: NodeFacts = NodeFacts(),  # noqa: B008 (a frozen value)
     name: str = "",
 ) -> NodeProto:
     """A node of one of our operators, with every attribute written and the overload of its ``site``.
@@ -249,7 +249,7 @@ def function_for(
     settings = operator.settings(attributes)
     if opset < LOWEST_OPSET:
         raise ModelError(f"{op_name} needs opset {LOWEST_OPSET} or higher, and the model has opset {opset}")
-    label = operator.variant(settings, Site()) if label is None else label
+    label = operator.variant(settings, NodeFacts()) if label is None else label
     body = Body(opset)
     output = operator.write(body, settings, label)
     full = ",".join(str(value) for value in settings.values()) + "@" + label

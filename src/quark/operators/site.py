@@ -22,7 +22,7 @@ Shape = Sequence["int | None"]
 
 
 @dataclass(frozen=True)
-class Site:
+class NodeFacts:
     """What is known about the tensors of one node; every default means "not known" or "the usual".
 
     Attributes:
@@ -72,7 +72,7 @@ class View:
         return View(found[1], int(found[2]), found[3], found[4] is not None)
 
 
-def view_of(site: Site, axis: int, size: int) -> View:
+def view_of(site: NodeFacts, axis: int, size: int) -> View:
     """The cheapest view of the tensor at ``site`` as blocks of ``size`` along ``axis``.
 
     Raises:

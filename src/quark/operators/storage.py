@@ -38,7 +38,7 @@ from quark.numerics.packing import pack, sign_extended
 from quark.operators.affine import beside
 from quark.operators.blockwise import block_of, format_attributes
 from quark.operators.body import Body
-from quark.operators.site import Site
+from quark.operators.site import NodeFacts
 
 BLOCK_ATTRIBUTES: dict[str, int | str] = {"format": "mxfp4", "axis": -1, "length": 0}
 BLOCK_INPUTS = ("codes", "scales", "shifts", "tensor_scale")
@@ -57,7 +57,7 @@ def block_formats() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredWeight:
     """The constants of one weight, and the attributes of the node that reads them.
 
     Attributes:
@@ -69,7 +69,7 @@ class Stored:
     attributes: dict[str, int | str]
 
 
-def stored(encoded: Encoded, format: Block, axis: int, tensor_scale: np.ndarray | float | None = None) -> Stored:
+def stored(encoded: Encoded, format: Block, axis: int, tensor_scale: np.ndarray | float | None = None) -> StoredWeight:
     """What a file keeps of a weight.
 
     Args:
@@ -99,7 +99,7 @@ def stored(encoded: Encoded, format: Block, axis: int, tensor_scale: np.ndarray 
         tensors["tensor_scale"] = np.asarray(tensor_scale, np.float32).reshape(())
     ragged = 0 if length == blocks * format.size else length
     kind = format_attributes(format)
-    return Stored(tensors, {"format": kind.pop("format"), "axis": axis - len(shape), "length": ragged, **kind})
+    return StoredWeight(tensors, {"format": kind.pop("format"), "axis": axis - len(shape), "length": ragged, **kind})
 
 
 def _no_longer(format: Block, length: int) -> Block:
@@ -115,7 +115,7 @@ def stream(codes: np.ndarray, bits: int) -> np.ndarray:
     return pack(codes.reshape(-1), bits)
 
 
-def block_variant(attributes: Mapping, site: Site) -> str:
+def block_variant(attributes: Mapping, site: NodeFacts) -> str:
     """One body serves every site; the axis must be counted from the back, because the function knows no rank."""
     if attributes["axis"] >= 0:
         raise ConfigError(f"axis of BlockDequantize is {attributes['axis']}; it is counted from the back: -1, -2 ..")
@@ -164,7 +164,7 @@ def _step(body: Body, block: Block, before: str, after: list[str], runs: int) ->
     return body.op("Mul", step, body.op("Reshape", factors, body.concat(before, body.ints(runs, 1), *after)))
 
 
-def packed_variant(attributes: Mapping, site: Site) -> str:
+def packed_variant(attributes: Mapping, site: NodeFacts) -> str:
     """The overload of a node at ``site``: granularity."""
     return "axis" if site.per_axis else "tensor"
 

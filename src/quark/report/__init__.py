@@ -12,15 +12,15 @@ _state = random.getstate()  # rich draws a number when it is first imported, and
 
 from quark.report.page import Measure, ModelView, Report  # noqa: E402
 from quark.report.tables import decibels, file_size, milliseconds, print_table, to_rich  # noqa: E402
-from quark.report.values import Layer, Point, Scatter, Table, TensorView  # noqa: E402
+from quark.report.values import ChartPoint, LayerView, Scatter, Table, TensorView  # noqa: E402
 
 random.setstate(_state)
 
 __all__ = [
-    "Layer",
+    "ChartPoint",
+    "LayerView",
     "Measure",
     "ModelView",
-    "Point",
     "Report",
     "Scatter",
     "Table",

@@ -21,7 +21,7 @@ from quark.files.outputs import Output, write_output
 from quark.report.page import ModelView, Report
 from quark.report.pictures import address
 from quark.report.tables import is_numeric, plain
-from quark.report.values import Answer, Channels, Example, Layer, Point, Scatter, Table, TensorView
+from quark.report.values import Channels, ChartPoint, Example, LayerView, SampleAnswer, Scatter, Table, TensorView
 from quark.report.verdict import Line, Verdict
 
 #: What a page about a model shows large; a subject that nothing was measured of says so.
@@ -163,7 +163,7 @@ def _layers(report: Report) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _figures(layer: Layer) -> list[Any]:
+def _figures(layer: LayerView) -> list[Any]:
     """Alone, own, accumulated, cosine, and 1 where the tensor is rescaled."""
     found = (layer.alone, layer.own, layer.sqnr)
     return [*(None if one is None else plain(round(one, 2)) for one in found), plain(round(layer.cosine, 6))] + (
@@ -235,7 +235,7 @@ def _example(one: Example) -> dict[str, Any]:
     return found if one.picture is None else {**found, "picture": address(one.picture)}
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer(answer: SampleAnswer) -> dict[str, Any]:
     if answer.picture is not None:
         return {"picture": address(answer.picture)}
     boxes = [[*(round(float(x), 4) for x in box.corners), round(box.score, 3), box.kind] for box in answer.boxes]
@@ -243,7 +243,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
 
 
 def _scatter(scatter: Scatter) -> dict[str, Any]:
-    def dots(points: tuple[Point, ...]) -> list[dict[str, Any]]:
+    def dots(points: tuple[ChartPoint, ...]) -> list[dict[str, Any]]:
         shown = (one for one in points if math.isfinite(one.x) and math.isfinite(one.y))
         return [{"name": one.name, "x": one.x, "y": one.y, "chosen": one.chosen} for one in shown]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from quark.report.values import Example, Layer, Links, Scatter, Table, TensorView
+from quark.report.values import Example, LayerView, Links, Scatter, Table, TensorView
 from quark.report.verdict import Verdict
 
 
@@ -24,7 +24,7 @@ class ModelView:
 
     name: str
     verdict: Verdict = field(default_factory=lambda: Verdict(()))
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[LayerView, ...] = ()
     tensors: tuple[TensorView, ...] = ()
     weights: Mapping[str, str] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)

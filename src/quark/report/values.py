@@ -26,7 +26,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerView:
     """How far one node's output is from the float model's.
 
     Attributes:
@@ -126,7 +126,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SampleAnswer:
     """What one model says in one output about one sample; one of the three is filled.
 
     Attributes:
@@ -155,12 +155,12 @@ class Example:
     output: str
     kind: str
     sample: int
-    answers: tuple[Answer, ...]
+    answers: tuple[SampleAnswer, ...]
     picture: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
-class Point:
+class ChartPoint:
     """One model in a plot; ``chosen``: it is the one that was taken."""
 
     name: str
@@ -184,15 +184,15 @@ class Scatter:
     title: str
     cost: str
     metric: str
-    points: tuple[Point, ...]
+    points: tuple[ChartPoint, ...]
     more: bool = True
 
     @property
-    def front(self) -> tuple[Point, ...]:
+    def front(self) -> tuple[ChartPoint, ...]:
         """The points that no other one beats in cost and in the metric, by cost."""
         sign = 1 if self.more else -1
         shown = [one for one in self.points if math.isfinite(one.x) and math.isfinite(one.y)]
-        front: list[Point] = []
+        front: list[ChartPoint] = []
         for one in sorted(shown, key=lambda one: (one.x, -sign * one.y)):
             if not front or sign * one.y > sign * front[-1].y:
                 front.append(one)

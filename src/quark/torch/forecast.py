@@ -19,7 +19,7 @@ from quark.torch.config.model import QConfig, check_available
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.layout import store
 from quark.torch.fake_quantize import calibrate_with
-from quark.torch.files.decision import Decision, decide, quantizer_of
+from quark.torch.files.decision import CheckpointDecision, decide, quantizer_of
 from quark.torch.files.needs import Needs, needs_of
 from quark.torch.matching import is_static
 
@@ -67,7 +67,7 @@ def forecast(checkpoint: Checkpoint, config: QConfig) -> Forecast:
     return Forecast(decision.found.plan, needs, sum(sizes), largest, samples, seconds)
 
 
-def speeds(decision: Decision) -> tuple[float, float]:
+def speeds(decision: CheckpointDecision) -> tuple[float, float]:
     """Multiplications, and weights rounded and packed, in a second of this machine."""
     side = torch.rand(SIDE, SIDE)
     products = SIDE**3 / timed(lambda: side @ side)

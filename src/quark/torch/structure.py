@@ -60,7 +60,7 @@ class NormGroup:
 
 
 @dataclass(frozen=True)
-class Pair:
+class LayerPair:
     """Two linear layers, the second of which reads what the first wrote, channel by channel.
 
     Attributes:
@@ -89,7 +89,7 @@ class Structure:
     blocks: str
     names: tuple[str, ...]
     groups: tuple[NormGroup, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[LayerPair, ...]
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ def find_structure(model: nn.Module, sample: Any = None, path: str = "", home: H
             blocks, stream = record(model, find_blocks(model, path), [sample])
         inside = {module for block in blocks.modules.values() for module in block.modules()} if blocks.path else set()
         groups: list[NormGroup] = []
-        pairs: list[Pair] = []
+        pairs: list[LayerPair] = []
         if blocks.path:
             with home.recording():
                 single = single_token(model, blocks, sample)
-            known: dict[Hashable, tuple[str, list[NormGroup], list[Pair]]] = {}
+            known: dict[Hashable, tuple[str, list[NormGroup], list[LayerPair]]] = {}
             for segment in segments(blocks, stream, single, home):
                 found = found_in(segment, known)
                 groups += found[0]
@@ -147,8 +147,8 @@ def find_structure(model: nn.Module, sample: Any = None, path: str = "", home: H
 
 
 def found_in(
-    segment: Segment, known: dict[Hashable, tuple[str, list[NormGroup], list[Pair]]]
-) -> tuple[list[NormGroup], list[Pair]]:
+    segment: Segment, known: dict[Hashable, tuple[str, list[NormGroup], list[LayerPair]]]
+) -> tuple[list[NormGroup], list[LayerPair]]:
     """Groups and pairs of a block: those of one that is built alike, where they hold here, else searched.
 
     Args:
@@ -225,7 +225,9 @@ def built(block: nn.Module) -> Hashable:
     )
 
 
-def alike(block: str, other: str, groups: list[NormGroup], pairs: list[Pair]) -> tuple[list[NormGroup], list[Pair]]:
+def alike(
+    block: str, other: str, groups: list[NormGroup], pairs: list[LayerPair]
+) -> tuple[list[NormGroup], list[LayerPair]]:
     """Groups and pairs of the block ``other`` under the names that they have in ``block``."""
 
     def here(name: str) -> str:
@@ -240,7 +242,7 @@ def alike(block: str, other: str, groups: list[NormGroup], pairs: list[Pair]) ->
     )
 
 
-def holds(segment: Segment, groups: list[NormGroup], pairs: list[Pair]) -> bool:
+def holds(segment: Segment, groups: list[NormGroup], pairs: list[LayerPair]) -> bool:
     """Whether these are groups and pairs of a block: all are scaled at once, and every layer that can be quantized has
     to read what it read before, and the block to answer what it answered."""
     modules = dict(segment.module.named_modules())
@@ -373,19 +375,19 @@ def offset_of(norm: nn.Module, x: torch.Tensor) -> float:
 # ---- pairs -----------------------------------------------------------------------------------------------------------
 
 
-def pairs_of(segment: Segment, normed: set[str]) -> list[Pair]:
+def pairs_of(segment: Segment, normed: set[str]) -> list[LayerPair]:
     """The pairs of a segment; ``normed`` are the layers that read a norm, which are in no pair as targets."""
     linears = {name: module for name, module in segment.module.named_modules() if is_linear(module)}
     seen = trace(linears, segment.forward)
     alone = None if segment.single is None else trace(linears, segment.single)
-    found: list[Pair] = []
+    found: list[LayerPair] = []
     for place, target in enumerate(seen.order):
         if full(segment, target) in normed:
             continue
         for source in reversed(seen.order[:place]):
             channels = channels_of(segment, linears, seen, alone, source, target)
             if channels is not None:
-                found.append(Pair(full(segment, source), full(segment, target), channels, segment.prefix))
+                found.append(LayerPair(full(segment, source), full(segment, target), channels, segment.prefix))
                 break
     return found + siblings(segment, linears, found)
 
@@ -469,7 +471,7 @@ def settle(found: torch.Tensor, dead: torch.Tensor, among: range) -> torch.Tenso
     return among.start + among.step * found
 
 
-def siblings(segment: Segment, linears: dict[str, nn.Module], found: list[Pair]) -> list[Pair]:
+def siblings(segment: Segment, linears: dict[str, nn.Module], found: list[LayerPair]) -> list[LayerPair]:
     """Pairs of experts that no token reached, by those that were: same names but for the number, same shapes."""
     inner = (pair for pair in found if NUMBER.findall(pair.source) == NUMBER.findall(pair.target))  # of one expert
     known = {(numberless(pair.source), numberless(pair.target)): pair for pair in inner}

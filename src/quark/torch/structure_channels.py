@@ -22,7 +22,7 @@ from quark.torch.probe import Trace, edited, equal, powers, trace
 
 
 @dataclass(frozen=True)
-class Reader:
+class ChannelReader:
     """A layer that reads channels of another.
 
     Attributes:
@@ -44,7 +44,7 @@ class Spread:
     """
 
     source: str
-    readers: tuple[Reader, ...]
+    readers: tuple[ChannelReader, ...]
 
 
 def find_spreads(model: nn.Module, forward: Callable[[], torch.Tensor]) -> Iterator[Spread]:
@@ -88,7 +88,7 @@ def magnitude(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def readers_of(
     layers: dict[str, nn.Module], seen: Trace, source: str, forward: Callable[[], torch.Tensor]
-) -> list[Reader]:
+) -> list[ChannelReader]:
     """The layers whose inputs grow with the channels of ``source``."""
     module, y = layers[source], seen.outputs[source]
     r = powers(y.shape[axis_of(module, y)], 3, y.device)
@@ -108,7 +108,7 @@ def readers_of(
     for name in later:
         channels = runs(magnitude(layers[name], seen.inputs[name]), grown[name], r)
         if channels is not None:
-            found.append(Reader(name, channels))
+            found.append(ChannelReader(name, channels))
     return found
 
 
@@ -139,14 +139,14 @@ def proved(
     layers: dict[str, nn.Module],
     seen: Trace,
     source: str,
-    readers: list[Reader],
+    readers: list[ChannelReader],
     forward: Callable[[], torch.Tensor],
 ) -> bool:
     """Whether the answer stays when the readers take the powers back."""
     module, y = layers[source], seen.outputs[source]
     r = powers(y.shape[axis_of(module, y)], 4, y.device)
 
-    def back(reader: Reader) -> Callable[[torch.Tensor], torch.Tensor]:
+    def back(reader: ChannelReader) -> Callable[[torch.Tensor], torch.Tensor]:
         s = torch.where(reader.channels < 0, torch.ones_like(reader.channels, dtype=r.dtype), r[reader.channels])
         return lambda x: x / along(s, layers[reader.name], x)
 

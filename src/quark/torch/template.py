@@ -29,7 +29,7 @@ from quark.torch.config.tensor import QTensorConfig
 from quark.torch.kv_cache import role_of
 from quark.torch.layers import kind_of
 from quark.torch.matching import Usual
-from quark.torch.template_reading import GATE_UP, Told, read_modules
+from quark.torch.template_reading import GATE_UP, ModuleFacts, read_modules
 
 ALIASES = {"smoothquant": "smooth", "quarot": "rotation"}
 
@@ -230,7 +230,7 @@ class LLMTemplate:
         return AlgoConfig.registry[known]() if chosen is None else chosen
 
 
-def of_row(row: LLMTemplate, told: Told, model: nn.Module) -> LLMTemplate:
+def of_row(row: LLMTemplate, told: ModuleFacts, model: nn.Module) -> LLMTemplate:
     """A template of the table for one model: patterns that fit none of its layers are those that its modules tell."""
     layers = [name for name, module in model.named_modules() if kind_of(module) is not None]
     queries = [row.q_layer_name] if isinstance(row.q_layer_name, str) else row.q_layer_name or []

@@ -21,7 +21,7 @@ GATE_UP = ("gate_proj", "up_proj")
 
 
 @dataclass(frozen=True)
-class Told:
+class ModuleFacts:
     """What modules tell.
 
     Attributes:
@@ -37,7 +37,7 @@ class Told:
     floats: list[str]
 
 
-def read_modules(model: nn.Module) -> Told:
+def read_modules(model: nn.Module) -> ModuleFacts:
     """What the modules of a model tell; nothing about layers that it does not have."""
     blocks = [(name, module) for name, module in model.named_modules() if argument_of(module) and is_innermost(module)]
     layers = [name for name, _ in own_layers(blocks)]
@@ -48,7 +48,7 @@ def read_modules(model: nn.Module) -> Told:
     queries = [glob for glob, roles in made.items() if glob.rpartition(".")[2].startswith(("q", "wq")) and not roles]
     floats = dict.fromkeys([*heads(model), *routers(model), *towers(model)])
     floats |= dict.fromkeys(convolutions(model, list(floats)))
-    return Told(kv, queries or kv[:1], gates(model), list(floats))
+    return ModuleFacts(kv, queries or kv[:1], gates(model), list(floats))
 
 
 def towers(model: nn.Module) -> list[str]:

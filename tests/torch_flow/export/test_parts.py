@@ -31,7 +31,7 @@ from quark.torch.export import (
     shards,
 )
 from quark.torch.export.storage import SHIFTS, flat, storage_of
-from quark.torch.export.stored import Parameters
+from quark.torch.export.stored import StoredParameters
 from quark.torch.rotated import Dense, matrix_of
 
 PACKED = {"int2": "high", "uint2": "high", "int3": "low", "uint3": "low", "int4": "low", "uint4": "low", "int5": "low"}
@@ -54,7 +54,7 @@ def test_a_stored_form_holds_the_bits_of_its_format(name: str) -> None:
 
 def test_parameters_keep_their_types_when_the_model_is_cast() -> None:
     form = {"scale": ((2,), torch.float32), "codes": ((3,), torch.uint8), "zero_point_2": ((1,), torch.float16)}
-    made, layer = Parameters(form, torch.device("cpu")), nn.Linear(1, 1)
+    made, layer = StoredParameters(form, torch.device("cpu")), nn.Linear(1, 1)
     made.scale.copy_(torch.tensor([1e-30, 3.0]))
     made.to(torch.bfloat16)
     assert {name: value.dtype for name, value in made._buffers.items()} == {k: v[1] for k, v in form.items()}  # type: ignore[union-attr]

@@ -27,7 +27,7 @@ LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
 
 @dataclass(frozen=True)
-class Layer:
+class ChannelLayer:
     """A Conv, ConvTranspose or Gemm with constant weights.
 
     Attributes:
@@ -75,7 +75,7 @@ class Layer:
         _scale(self.node, 1, self.read, s)
 
 
-def layer_of(node: ir.Node | None) -> Layer | None:
+def layer_of(node: ir.Node | None) -> ChannelLayer | None:
     """The layer that a node is; ``None`` for other operators, computed weights, and grouped convolutions."""
     if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in LAYERS:
         return None
@@ -86,18 +86,18 @@ def layer_of(node: ir.Node | None) -> Layer | None:
         return _gemm(node, weight)
     groups = int_attribute(node, "group", 1)
     if groups == 1:
-        return Layer(node, 1, 0) if node.op_type == "ConvTranspose" else Layer(node, 0, 1)
-    return Layer(node, 0, 0) if weight.shape[1] == 1 and weight.shape[0] == groups else None
+        return ChannelLayer(node, 1, 0) if node.op_type == "ConvTranspose" else ChannelLayer(node, 0, 1)
+    return ChannelLayer(node, 0, 0) if weight.shape[1] == 1 and weight.shape[0] == groups else None
 
 
-def _gemm(node: ir.Node, weight: np.ndarray) -> Layer | None:
+def _gemm(node: ir.Node, weight: np.ndarray) -> ChannelLayer | None:
     transposed, bias = int_attribute(node, "transB", 0), constant_array(input_at(node, 2))
     channels = weight.shape[0 if transposed else 1]
     if int_attribute(node, "transA", 0) or (bias is not None and bias.shape[-1:] != (channels,)):
         return None
     if float_attribute(node, "alpha", 1.0) != 1.0 or float_attribute(node, "beta", 1.0) != 1.0:
         return None
-    return Layer(node, 0, 1) if transposed else Layer(node, 1, 0)
+    return ChannelLayer(node, 0, 1) if transposed else ChannelLayer(node, 1, 0)
 
 
 def _scale(node: ir.Node, position: int, axis: int, s: np.ndarray) -> None:

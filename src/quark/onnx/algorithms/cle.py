@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.cle import magnitudes, pair_scales, triple_scales
-from quark.onnx.algorithms.channels import LAYERS, Layer, layer_of
+from quark.onnx.algorithms.channels import LAYERS, ChannelLayer, layer_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, sole_consumer
 from quark.onnx.qdq.slots import clip_bounds, pads_with_zero
@@ -54,7 +54,7 @@ def run(
     return PassReport("cle", len(chains))
 
 
-def _until_it_stops(chains: list[tuple[Layer, ...]], config: CLEConfig, part: float) -> None:
+def _until_it_stops(chains: list[tuple[ChannelLayer, ...]], config: CLEConfig, part: float) -> None:
     """Equalize all chains until their weights hardly change, or change no less than before."""
     stagnant, last = 0, np.inf
     while stagnant < STAGNANT_STEPS and last > config.cle_total_layer_diff_threshold:
@@ -63,7 +63,7 @@ def _until_it_stops(chains: list[tuple[Layer, ...]], config: CLEConfig, part: fl
         last = change
 
 
-def _changed(chain: tuple[Layer, ...], config: CLEConfig, part: float) -> float:
+def _changed(chain: tuple[ChannelLayer, ...], config: CLEConfig, part: float) -> float:
     """Equalize a chain; the sum of mean changes of its weights."""
     before = [layer.weight for layer in chain]
     equalize(chain, config, part)
@@ -72,9 +72,9 @@ def _changed(chain: tuple[Layer, ...], config: CLEConfig, part: float) -> float:
     )
 
 
-def find_chains(model: ir.Model) -> Iterator[tuple[Layer, ...]]:
+def find_chains(model: ir.Model) -> Iterator[tuple[ChannelLayer, ...]]:
     """Pairs in graph order; a triple comes after the pair that ends in its depthwise layer."""
-    first: tuple[Layer, ...] = ()
+    first: tuple[ChannelLayer, ...] = ()
     for node in model.graph:
         head = layer_of(node)
         middle = None if head is None else layer_of(_next_layer(node))
@@ -96,7 +96,7 @@ def _is_plain(node: ir.Node) -> bool:
     return after is not None and after.op_type in LAYERS
 
 
-def _fits(head: Layer, tail: Layer) -> bool:
+def _fits(head: ChannelLayer, tail: ChannelLayer) -> bool:
     return head.weight.shape[head.made] == tail.weight.shape[tail.read]
 
 
@@ -140,7 +140,7 @@ def _is_spatial(node: ir.Node) -> bool:
     return bool(((array.reshape(-1) % len(shape)) >= 2).all()) and array.size > 0
 
 
-def equalize(chain: tuple[Layer, ...], config: CLEConfig, part: float = 1.0) -> None:
+def equalize(chain: tuple[ChannelLayer, ...], config: CLEConfig, part: float = 1.0) -> None:
     """Scale one chain."""
     if len(chain) == 2:
         head, tail = chain
@@ -158,7 +158,7 @@ def equalize(chain: tuple[Layer, ...], config: CLEConfig, part: float = 1.0) -> 
         tail.scale_read(1 / second)
 
 
-def _made(layer: Layer, config: CLEConfig) -> np.ndarray:
+def _made(layer: ChannelLayer, config: CLEConfig) -> np.ndarray:
     return magnitudes(layer.rows(layer.made), layer.bias if config.cle_scale_append_bias else None)
 
 

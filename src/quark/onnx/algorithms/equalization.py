@@ -22,7 +22,7 @@ import onnx_ir as ir
 from quark.algorithms.equalization import Term, equalizing_scales
 from quark.config.job import Job
 from quark.numerics.granularity import Channel
-from quark.onnx.algorithms.channels import Layer, layer_of
+from quark.onnx.algorithms.channels import ChannelLayer, layer_of
 from quark.onnx.algorithms.cle import is_homogeneous
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import feeds_of
@@ -42,10 +42,10 @@ _GRAIN = 0.25
 
 
 @dataclass(frozen=True)
-class Tail:
+class ChannelTail:
     """A layer that reads the channels from ``start`` on of its input."""
 
-    layer: Layer
+    layer: ChannelLayer
     start: int
 
 
@@ -53,10 +53,10 @@ class Tail:
 class Chain:
     """A layer, the Sigmoid of its SiLU (``None``: there is none), the tensor whose channels are scaled, its readers."""
 
-    head: Layer
+    head: ChannelLayer
     gate: ir.Node | None
     target: ir.Value
-    tails: tuple[Tail, ...]
+    tails: tuple[ChannelTail, ...]
 
     @property
     def channels(self) -> int:
@@ -112,16 +112,16 @@ def _activation(node: ir.Node, through_silu: bool) -> tuple[ir.Node | None, ir.V
     return (gate, product.outputs[0]) if product.op_type == "Mul" and both else (None, u)
 
 
-def _tails(value: ir.Value, start: int) -> list[Tail]:
+def _tails(value: ir.Value, start: int) -> list[ChannelTail]:
     """The layers that read a tensor; empty where something else does."""
-    found: list[Tail] = []
+    found: list[ChannelTail] = []
     for use in value.uses():
         node = use.node
         layer = layer_of(node)
         if layer is not None and use.idx == 0 and node.op_type == "Conv":
-            found.append(Tail(layer, start))
+            found.append(ChannelTail(layer, start))
             continue
-        more: list[Tail] = []
+        more: list[ChannelTail] = []
         if use.idx == 0 and (is_homogeneous(node) or node.op_type in _POOLS) and len(node.outputs) == 1:
             more = _tails(node.outputs[0], start)
         elif node.op_type == "Concat" and int_attribute(node, "axis", 0) == 1:
@@ -207,7 +207,7 @@ def _terms(chain: Chain, seen: _Seen, s: np.ndarray, job: Job) -> list[Term]:
     return terms
 
 
-def _share(chain: Chain, tail: Tail, power: np.ndarray) -> np.ndarray:
+def _share(chain: Chain, tail: ChannelTail, power: np.ndarray) -> np.ndarray:
     """What a unit of noise in every channel is at the result of a layer, its signal being 1."""
     if tail.layer.depthwise:
         return np.asarray(1 / power / len(power))

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from quark.algorithms.adaquant import adaquant
 from quark.algorithms.adaround import Codes, adaround
-from quark.algorithms.reconstruction import Data, Forward, Layer, Settings, Trained, check_device, import_torch
+from quark.algorithms.reconstruction import Data, Forward, Settings, Trained, TrainedLayer, check_device, import_torch
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import ConfigError, known
 from quark.numerics.elements import Int
@@ -195,7 +195,7 @@ class _Stage:
         linear = forward_of(layer.node, None, self.torch) if layer.node.op_type in LINEAR else None
         function = known(forward, f"how {layer.name!r} computes")
         float_bias = None if bias is None else np.asarray(bias, np.float32)
-        trained = Layer(layer.name, function, weight, float_bias, axis, linear)
+        trained = TrainedLayer(layer.name, function, weight, float_bias, axis, linear)
         round_bias = None if layer.bias is None else partial(_rounded_tensor, self.torch, tensor=layer.bias)
         if isinstance(config, AdaRoundConfig):
             return adaround(trained, codes_of(layer.weight, weight.shape), data, settings_of(config), round_bias)

@@ -40,7 +40,7 @@ Tune = Callable[[ir.Model, Plan, Any, Context], PassReport]
 
 
 @dataclass(frozen=True)
-class State:
+class ConstantState:
     """The contents and the plan of one constant."""
 
     content: ir.TensorProtocol
@@ -52,8 +52,8 @@ class Change:
     """What became of the constants of one node: by name, before and after."""
 
     node: str
-    before: Mapping[str, State]
-    after: Mapping[str, State]
+    before: Mapping[str, ConstantState]
+    after: Mapping[str, ConstantState]
 
 
 def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: Context) -> PassReport:
@@ -88,17 +88,17 @@ def guarded_tune(run: Tune, model: ir.Model, plan: Plan, config: Any, context: C
     return replace(report, fired=fired, refused=(*report.refused, reason + ", ".join(map(repr, back))))
 
 
-def _states(model: ir.Model, plan: Plan) -> dict[str, State]:
+def _states(model: ir.Model, plan: Plan) -> dict[str, ConstantState]:
     """Every constant of the graph; contents are shared, not copied."""
     values = model.graph.initializers.items()
     return {
-        name: State(value.const_value, plan.tensors.get(name))
+        name: ConstantState(value.const_value, plan.tensors.get(name))
         for name, value in values
         if value.const_value is not None
     }
 
 
-def _changes(model: ir.Model, plan: Plan, before: Mapping[str, State]) -> list[Change]:
+def _changes(model: ir.Model, plan: Plan, before: Mapping[str, ConstantState]) -> list[Change]:
     """What is no longer what it was, by the first node that reads it, in the order of the graph."""
     now = _states(model, plan)
     open_names = {name for name, state in now.items() if name in before and not _same(state, before[name])}
@@ -112,7 +112,7 @@ def _changes(model: ir.Model, plan: Plan, before: Mapping[str, State]) -> list[C
     return found
 
 
-def _same(state: State, other: State) -> bool:
+def _same(state: ConstantState, other: ConstantState) -> bool:
     return state.content is other.content and state.plan is other.plan
 
 

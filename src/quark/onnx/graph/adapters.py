@@ -1,7 +1,7 @@
 """What has to change on a node when its operator changed between opsets: one small function a change.
 
 ``ADAPTERS[op_type]`` lists ``(opset, adapter)``: the adapter rewrites a node of the form before ``opset`` into the form
-of ``opset``. It edits the node in place (names stay), adds constants through its :class:`Site`, and raises
+of ``opset``. It edits the node in place (names stay), adds constants through its :class:`AdapterTarget`, and raises
 :class:`Refused` with the reason where the old meaning cannot be expressed. Changes of an operator that are not listed
 are compatible (new types, new attributes whose default is the old behaviour); a test goes through all of ONNX's
 operator schemas and holds this table complete.
@@ -29,7 +29,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Site:
+class AdapterTarget:
     """Where adapters put new constants and nodes. Equal constants of the main graph are shared."""
 
     main: ir.Graph
@@ -62,7 +62,7 @@ class Site:
         return node.outputs[0]
 
 
-Adapter: TypeAlias = Callable[[ir.Node, Site], None]
+Adapter: TypeAlias = Callable[[ir.Node, AdapterTarget], None]
 
 
 def _take(node: ir.Node, name: str) -> object:
@@ -96,7 +96,7 @@ def _scalar(value: object, dtype: np.dtype) -> np.ndarray:
 def _moved_ints(*attributes: tuple[str, int]) -> Adapter:
     """Integer attributes that became int64 inputs at the given positions."""
 
-    def adapt(node: ir.Node, site: Site) -> None:
+    def adapt(node: ir.Node, site: AdapterTarget) -> None:
         for name, position in attributes:
             value = _take(node, name)
             if value is not None:
@@ -105,21 +105,21 @@ def _moved_ints(*attributes: tuple[str, int]) -> Adapter:
     return adapt
 
 
-def _broadcast_axis(node: ir.Node, site: Site) -> None:
+def _broadcast_axis(node: ir.Node, site: AdapterTarget) -> None:
     """Opset 7 broadcasts as NumPy does; before, ``axis`` said where the second input starts."""
     axis, broadcast = _take(node, "axis"), _take(node, "broadcast")
     if broadcast and isinstance(axis, int):
         _align(node, 1, axis, site)
 
 
-def _slope_axis(node: ir.Node, site: Site) -> None:
+def _slope_axis(node: ir.Node, site: AdapterTarget) -> None:
     """PRelu-7: the slope broadcasts as NumPy does; before, a vector belonged to the channels."""
     slope = _dimensions(node.inputs[1])
     if slope is None or (len(slope) == 1 and slope[0] != 1):
         _align(node, 1, 1, site)
 
 
-def _align(node: ir.Node, position: int, axis: int, site: Site) -> None:
+def _align(node: ir.Node, position: int, axis: int, site: AdapterTarget) -> None:
     """Append axes of size 1 to an input so that its first axis meets ``axis`` of the first input."""
     left, right = _dimensions(node.inputs[0]), _dimensions(node.inputs[position])
     if left is None or right is None:
@@ -130,7 +130,7 @@ def _align(node: ir.Node, position: int, axis: int, site: Site) -> None:
         node.replace_input_with(position, site.insert(node, "Reshape", [node.inputs[position], shape], "aligned"))
 
 
-def _moved_bound(node: ir.Node, site: Site) -> None:
+def _moved_bound(node: ir.Node, site: AdapterTarget) -> None:
     """Clip-11: min and max became inputs of the type of the data."""
     for position, name in enumerate(("min", "max"), start=1):
         value = _take(node, name)
@@ -138,7 +138,7 @@ def _moved_bound(node: ir.Node, site: Site) -> None:
             set_input(node, position, site.constant(node, _scalar(value, _data_type(node)), f"clip_{name}"))
 
 
-def _moved_padding(node: ir.Node, site: Site) -> None:
+def _moved_padding(node: ir.Node, site: AdapterTarget) -> None:
     """Pad-11: pads and value became inputs."""
     set_input(node, 1, site.constant(node, _ints(_take(node, "pads")), "pads"))
     value = _take(node, "value")
@@ -146,18 +146,18 @@ def _moved_padding(node: ir.Node, site: Site) -> None:
         set_input(node, 2, site.constant(node, _scalar(value, _data_type(node)), "pad_value"))
 
 
-def _moved_scales(node: ir.Node, site: Site) -> None:
+def _moved_scales(node: ir.Node, site: AdapterTarget) -> None:
     """Upsample-9: scales became an input."""
     scales = np.array(_take(node, "scales"), np.float32)
     set_input(node, 1, site.constant(node, scales, "scales"))
 
 
-def _upsample_to_resize(node: ir.Node, site: Site) -> None:
+def _upsample_to_resize(node: ir.Node, site: AdapterTarget) -> None:
     """Upsample-9 is Resize-10 under another name."""
     node.op_type = "Resize"
 
 
-def _resize_modes(node: ir.Node, site: Site) -> None:
+def _resize_modes(node: ir.Node, site: AdapterTarget) -> None:
     """Resize-11 got a region of interest as its second input, and names for what Resize-10 did."""
     scales = input_at(node, 1)
     set_input(node, 1, site.constant(node, np.zeros(0, np.float32), "roi"))
@@ -178,7 +178,7 @@ def _nearest_mode(scales: ir.Value | None) -> str:
 
 
 def _renamed(op_type: str) -> Adapter:
-    def adapt(node: ir.Node, site: Site) -> None:
+    def adapt(node: ir.Node, site: AdapterTarget) -> None:
         node.op_type = op_type
 
     return adapt
@@ -187,7 +187,7 @@ def _renamed(op_type: str) -> Adapter:
 def _drop(name: str) -> Adapter:
     """An attribute that has no meaning at inference."""
 
-    def adapt(node: ir.Node, site: Site) -> None:
+    def adapt(node: ir.Node, site: AdapterTarget) -> None:
         node.attributes.pop(name, None)
 
     return adapt
@@ -196,7 +196,7 @@ def _drop(name: str) -> Adapter:
 def _only_first_output(what: str) -> Adapter:
     """Further outputs changed their meaning or went: fine where nobody reads them."""
 
-    def adapt(node: ir.Node, site: Site) -> None:
+    def adapt(node: ir.Node, site: AdapterTarget) -> None:
         if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
             raise Refused(what)
         node.resize_outputs(1)
@@ -204,19 +204,19 @@ def _only_first_output(what: str) -> Adapter:
     return adapt
 
 
-def _batch_statistics(node: ir.Node, site: Site) -> None:
+def _batch_statistics(node: ir.Node, site: AdapterTarget) -> None:
     """BatchNormalization-9 lost `spatial`; only spatial=1 has a later form."""
     if _take(node, "spatial") == 0:
         raise Refused("spatial=0 (statistics for every position) has no form in later opsets")
 
 
-def _split_count(node: ir.Node, site: Site) -> None:
+def _split_count(node: ir.Node, site: AdapterTarget) -> None:
     """Split-18 wants to be told the number of equal parts."""
     if input_at(node, 1) is None:
         node.attributes.add(ir.AttrInt64("num_outputs", len(node.outputs)))
 
 
-def _softmax_axis(node: ir.Node, site: Site) -> None:
+def _softmax_axis(node: ir.Node, site: AdapterTarget) -> None:
     """Softmax-13 normalizes over one axis; before, over all axes from ``axis`` on, taken together.
 
     One of those axes suffices where the others have size 1. Otherwise: flatten, normalize, restore the shape.
@@ -242,7 +242,7 @@ def _long_axes(shape: Sequence[int | None], axis: int) -> list[int]:
     return [k for k in range(axis % len(shape) if shape else 0, len(shape)) if shape[k] != 1]
 
 
-def _flatten_around(node: ir.Node, site: Site, axis: int) -> None:
+def _flatten_around(node: ir.Node, site: AdapterTarget, axis: int) -> None:
     data, output = node.inputs[0], node.outputs[0]
     shape = site.insert(node, "Shape", [data], "shape")
     flat = site.insert(node, "Flatten", [data], "flat", [ir.AttrInt64("axis", axis)])
@@ -251,7 +251,7 @@ def _flatten_around(node: ir.Node, site: Site, axis: int) -> None:
     _append_reshape(node, output, shape, site)
 
 
-def _append_reshape(node: ir.Node, output: ir.Value, shape: ir.Value, site: Site) -> None:
+def _append_reshape(node: ir.Node, output: ir.Value, shape: ir.Value, site: AdapterTarget) -> None:
     """The result of ``node`` in ``shape`` takes the name, the readers and the place of its output."""
     name = output.name
     reshape = ir.Node("", "Reshape", [None, shape], num_outputs=1, name=site.names.fresh(f"{node.name or name}_shape"))
@@ -264,27 +264,27 @@ def _append_reshape(node: ir.Node, output: ir.Value, shape: ir.Value, site: Site
         node.graph.insert_after(node, reshape)
 
 
-def _roi_offset(node: ir.Node, site: Site) -> None:
+def _roi_offset(node: ir.Node, site: AdapterTarget) -> None:
     """RoiAlign-16 shifts by half a pixel unless told not to."""
     if "coordinate_transformation_mode" not in node.attributes:
         node.attributes.add(ir.AttrString("coordinate_transformation_mode", "output_half_pixel"))
 
 
-def _dft_axis(node: ir.Node, site: Site) -> None:
+def _dft_axis(node: ir.Node, site: AdapterTarget) -> None:
     """DFT-20: the axis became an input, and its default another one."""
     axis = int_attribute(node, "axis", 1)
     node.attributes.pop("axis", None)
     set_input(node, 2, site.constant(node, np.array(axis, np.int64), "dft_axis"))
 
 
-def _grid_mode(node: ir.Node, site: Site) -> None:
+def _grid_mode(node: ir.Node, site: AdapterTarget) -> None:
     """GridSample-20 renamed its modes."""
     mode = _take(node, "mode") or "bilinear"
     renamed = {"bilinear": "linear", "bicubic": "cubic"}.get(str(mode), str(mode))
     node.attributes.add(ir.AttrString("mode", renamed))
 
 
-def _scale_per_channel(node: ir.Node, site: Site) -> None:
+def _scale_per_channel(node: ir.Node, site: AdapterTarget) -> None:
     """GroupNormalization-21: scale and bias have one value a channel, before one a group."""
     groups = int_attribute(node, "num_groups", 1)
     shape = _dimensions(node.inputs[0])
@@ -300,7 +300,7 @@ def _scale_per_channel(node: ir.Node, site: Site) -> None:
             node.replace_input_with(position, _repeat(node, value, shape[1] // groups, site))
 
 
-def _repeat(node: ir.Node, value: ir.Value | None, times: int, site: Site) -> ir.Value:
+def _repeat(node: ir.Node, value: ir.Value | None, times: int, site: AdapterTarget) -> ir.Value:
     """Each element of a vector ``times`` times, by nodes."""
     column = site.insert(node, "Reshape", [value, site.constant(node, _ints([-1, 1]), "column")], "column")
     block = site.insert(node, "Expand", [column, site.constant(node, _ints([1, times]), "times")], "repeated")
@@ -308,7 +308,7 @@ def _repeat(node: ir.Node, value: ir.Value | None, times: int, site: Site) -> ir
 
 
 def _refuse(reason: str) -> Adapter:
-    def adapt(node: ir.Node, site: Site) -> None:
+    def adapt(node: ir.Node, site: AdapterTarget) -> None:
         raise Refused(reason)
 
     return adapt

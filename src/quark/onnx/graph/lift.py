@@ -21,7 +21,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
-from quark.onnx.graph.adapters import ADAPTERS, TYPED, Refused, Site
+from quark.onnx.graph.adapters import ADAPTERS, TYPED, AdapterTarget, Refused
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.graph.surgery import Names, all_nodes, input_at, label, name_nodes, opset
 from quark.onnx.graph.weightless import through_proto
@@ -69,7 +69,7 @@ def _to_oldest(model: ir.Model) -> ir.Model:
 def _lift_nodes(model: ir.Model, version: int) -> None:
     if opset(model) < 7 or any(_type_is_missing(node) for node in all_nodes(model)):
         infer_shapes(model)
-    site = Site(model.graph, Names(model))
+    site = AdapterTarget(model.graph, Names(model))
     for body, start in _bodies(model):
         nodes = [node for node in ir.traversal.RecursiveGraphIterator(body) if node.domain == ""]
         for node in nodes:
@@ -93,7 +93,7 @@ def _type_is_missing(node: ir.Node) -> bool:
     return data is not None and node.op_type in TYPED and (data.type is None or data.shape is None)
 
 
-def _adapt(node: ir.Node, start: int, version: int, site: Site) -> None:
+def _adapt(node: ir.Node, start: int, version: int, site: AdapterTarget) -> None:
     """Apply the changes between ``start`` (excluded) and ``version``; an operator may change its name on the way."""
     at = start
     while (change := _next_change(node.op_type, at, version)) is not None:

@@ -16,26 +16,26 @@ import onnx_ir as ir
 from quark.config.plan import Plan
 from quark.onnx.graph.report import PassReport
 from quark.onnx.npu.positions import Positions
-from quark.onnx.npu.rules import Rule
+from quark.onnx.npu.rules import PositionRule
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedTensor:
     """A tensor that a rule moved, and where to."""
 
-    rule: Rule
+    rule: PositionRule
     name: str
     position: int
 
 
-def limit(model: ir.Model, plan: Plan, rules: Sequence[Rule], rounds: int) -> PassReport:
+def limit(model: ir.Model, plan: Plan, rules: Sequence[PositionRule], rounds: int) -> PassReport:
     """Move the positions in ``plan`` until the rules hold."""
     nodes = {rule: [node for node in model.graph if node.op_type in rule.op_types] for rule in rules}
     positions, total = Positions(plan), 0
-    before: list[Moved] = []
-    moved: list[Moved] = []
+    before: list[MovedTensor] = []
+    moved: list[MovedTensor] = []
     for _ in range(rounds):
         before, moved = moved, [move for rule in rules for move in _apply(rule, nodes[rule], positions)]
         total += len(moved)
@@ -44,17 +44,17 @@ def limit(model: ir.Model, plan: Plan, rules: Sequence[Rule], rounds: int) -> Pa
     return PassReport("npu_limits", total, _unsettled([move for move in moved if move.rule.repeats]))
 
 
-def _apply(rule: Rule, nodes: list[ir.Node], positions: Positions) -> list[Moved]:
+def _apply(rule: PositionRule, nodes: list[ir.Node], positions: Positions) -> list[MovedTensor]:
     """What one rule moved."""
     return [
-        Moved(rule, name, int(np.min(position)))
+        MovedTensor(rule, name, int(np.min(position)))
         for node in nodes
         for name, position in rule.moves(node, positions)
         if positions.move(name, position, f"{rule.name} of {node.name}")
     ]
 
 
-def _unsettled(moves: list[Moved]) -> tuple[str, ...]:
+def _unsettled(moves: list[MovedTensor]) -> tuple[str, ...]:
     """One sentence about tensors on which rules disagree, or that needed more rounds."""
     if not moves:
         return ()

@@ -46,7 +46,7 @@ ACCUMULATOR, CODES = 24, 8
 
 
 @dataclass(frozen=True)
-class Rule:
+class PositionRule:
     """One rule.
 
     Attributes:
@@ -186,18 +186,18 @@ def _gate_source(value: ir.Value | None) -> ir.Value | None:
 
 
 #: In the order in which a round applies them.
-RULES: tuple[Rule, ...] = (
-    Rule("align_concat", "AlignConcat", frozenset(["Concat"]), align_concat),
-    Rule("align_pool", "AlignPool", frozenset(["MaxPool", "AveragePool", "GlobalAveragePool"]), align_same),
-    Rule("align_pad", "AlignPad", frozenset(["Pad"]), align_same),
-    Rule("align_slice", "AlignSlice", frozenset(["Slice"]), align_same),
-    Rule("align_transpose", "AlignTranspose", frozenset(["Transpose"]), align_same),
-    Rule("align_reshape", "AlignReshape", frozenset(["Reshape"]), align_same),
-    Rule("shift_read", "AdjustShiftRead", frozenset(["Add", "Sub"]), shift_read),
-    Rule("shift_write", "AdjustShiftWrite", frozenset(["Add"]), write_add),
-    Rule("shift_write", "AdjustShiftWrite", frozenset(["Mul"]), write_mul, repeats=False),
-    Rule("shift_cut", "AdjustShiftCut", frozenset(["Conv", "Gemm"]), shift_cut),
-    Rule("shift_bias", "AdjustShiftBias", frozenset(["Conv", "Gemm"]), shift_bias),
-    Rule("hard_sigmoid", "AdjustHardSigmoid", frozenset(["HardSigmoid"]), hard_sigmoid),
-    Rule("shift_swish", "AdjustShiftSwish", frozenset(["Mul"]), shift_swish),
+RULES: tuple[PositionRule, ...] = (
+    PositionRule("align_concat", "AlignConcat", frozenset(["Concat"]), align_concat),
+    PositionRule("align_pool", "AlignPool", frozenset(["MaxPool", "AveragePool", "GlobalAveragePool"]), align_same),
+    PositionRule("align_pad", "AlignPad", frozenset(["Pad"]), align_same),
+    PositionRule("align_slice", "AlignSlice", frozenset(["Slice"]), align_same),
+    PositionRule("align_transpose", "AlignTranspose", frozenset(["Transpose"]), align_same),
+    PositionRule("align_reshape", "AlignReshape", frozenset(["Reshape"]), align_same),
+    PositionRule("shift_read", "AdjustShiftRead", frozenset(["Add", "Sub"]), shift_read),
+    PositionRule("shift_write", "AdjustShiftWrite", frozenset(["Add"]), write_add),
+    PositionRule("shift_write", "AdjustShiftWrite", frozenset(["Mul"]), write_mul, repeats=False),
+    PositionRule("shift_cut", "AdjustShiftCut", frozenset(["Conv", "Gemm"]), shift_cut),
+    PositionRule("shift_bias", "AdjustShiftBias", frozenset(["Conv", "Gemm"]), shift_bias),
+    PositionRule("hard_sigmoid", "AdjustHardSigmoid", frozenset(["HardSigmoid"]), hard_sigmoid),
+    PositionRule("shift_swish", "AdjustShiftSwish", frozenset(["Mul"]), shift_swish),
 )

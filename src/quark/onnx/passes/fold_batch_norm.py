@@ -66,7 +66,7 @@ DROWNED = 0.1
 
 
 @dataclass(frozen=True)
-class Match:
+class FoldableNorm:
     """A BatchNormalization y = x · s + shift (float64) that can go into ``node``."""
 
     norm: ir.Node
@@ -94,9 +94,9 @@ def run(
     names: Names | None = None
     for norm in [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == ""]:
         found = match(norm)
-        if keep_resolution and isinstance(found, Match):
+        if keep_resolution and isinstance(found, FoldableNorm):
             found = drowned(found) or found
-        if isinstance(found, Match):
+        if isinstance(found, FoldableNorm):
             names = names or Names(model)
             _fold(found, model.graph, names)
             fired += 1
@@ -105,7 +105,7 @@ def run(
     return PassReport("fold_batch_norm", fired, tuple(refused))
 
 
-def match(norm: ir.Node) -> Match | str:
+def match(norm: ir.Node) -> FoldableNorm | str:
     """What a BatchNormalization can be folded into, or the reason why it cannot."""
     if in_training(norm):
         return "it is in training form"
@@ -118,10 +118,14 @@ def match(norm: ir.Node) -> Match | str:
     if isinstance(found, str):
         return found
     weight = node.inputs[1]
-    return f"{label(node)} has no weight" if weight is None else Match(norm, node, weight, input_at(node, 2), *found)
+    return (
+        f"{label(node)} has no weight"
+        if weight is None
+        else FoldableNorm(norm, node, weight, input_at(node, 2), *found)
+    )
 
 
-def drowned(found: Match) -> str | None:
+def drowned(found: FoldableNorm) -> str | None:
     """Why folding would leave a depthwise weight with one 8-bit scale too few codes, or None."""
     node, weight = found.node, np.asarray(constant_array(found.weight), np.float64)
     channels = found.s.size
@@ -188,7 +192,7 @@ def affine(parameters: Sequence[np.ndarray], epsilon: float) -> tuple[np.ndarray
     return s, bias - mean * s
 
 
-def _fold(found: Match, graph: ir.Graph, names: Names) -> None:
+def _fold(found: FoldableNorm, graph: ir.Graph, names: Names) -> None:
     node = found.node
     scale_outputs(node, found.s, found.shift, graph, names)
     parameters = found.norm.inputs[1:5]  # a node that is taken out forgets them

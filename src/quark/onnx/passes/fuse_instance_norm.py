@@ -65,7 +65,7 @@ SCALED = op("Mul", _centered("a"), _RATIO)
 
 
 @dataclass(frozen=True)
-class Match:
+class InstanceNormMatch:
     """An instance normalization that ends in ``last``."""
 
     last: ir.Value
@@ -91,7 +91,7 @@ def run(model: ir.Model) -> PassReport:
     return PassReport("fuse_instance_norm", fired, tuple(refused))
 
 
-def _find(value: ir.Value) -> Match | str | None:
+def _find(value: ir.Value) -> InstanceNormMatch | str | None:
     found = match(SHIFTED, value) or match(SCALED, value) or match(PLAIN, value)
     if found is None:
         return None
@@ -110,7 +110,7 @@ def _find(value: ir.Value) -> Match | str | None:
     scales, biases = _per_channel(scale, 1.0, channels, rank), _per_channel(bias, 0.0, channels, rank)
     if scales is None or biases is None:
         return "its scale or bias does not hold one number per channel"
-    return Match(last, found["x"], epsilon, scales, biases)
+    return InstanceNormMatch(last, found["x"], epsilon, scales, biases)
 
 
 def _not_spatial(found: Bound) -> str | None:
@@ -156,7 +156,7 @@ def _per_channel(value: ir.Value | None, default: float, channels: int, rank: in
     return array.reshape(-1) if shape == (1, channels, *[1] * (rank - 2)) else None
 
 
-def _rewrite(found: Match, model: ir.Model, names: Names) -> None:
+def _rewrite(found: InstanceNormMatch, model: ir.Model, names: Names) -> None:
     dtype = (found.x.dtype or ir.DataType.FLOAT).numpy()
     scale = add_initializer(model.graph, found.scale.astype(dtype), names.fresh(f"{found.last.name}_scale"))
     bias = add_initializer(model.graph, found.bias.astype(dtype), names.fresh(f"{found.last.name}_bias"))

@@ -56,7 +56,7 @@ NORMALIZED = _normalized()
 
 
 @dataclass(frozen=True)
-class Match:
+class LayerNormMatch:
     """A layer normalization that ends in ``last``."""
 
     last: ir.Value
@@ -69,7 +69,7 @@ class Match:
 
 def run(model: ir.Model, lift: Lift = False) -> PassReport:
     """Fuse every layer normalization, in place."""
-    if lift and opset(model) < OPSET and any(isinstance(what, Match) for what in _found(model)):
+    if lift and opset(model) < OPSET and any(isinstance(what, LayerNormMatch) for what in _found(model)):
         opset_version.run(model, OPSET)
     fired, refused, names = 0, [], None
     for node in nodes_of(model, "Div", "Mul"):
@@ -86,7 +86,7 @@ def run(model: ir.Model, lift: Lift = False) -> PassReport:
     return PassReport("fuse_layer_norm", fired, tuple(refused))
 
 
-def _found(model: ir.Model) -> Iterator[Match | str]:
+def _found(model: ir.Model) -> Iterator[LayerNormMatch | str]:
     """What every layer normalization would become, whatever the opset."""
     for node in nodes_of(model, "Div", "Mul"):
         found = match(NORMALIZED, node.outputs[0])
@@ -98,7 +98,7 @@ def _too_old(model: ir.Model) -> str:
     return f"LayerNormalization needs opset {OPSET} and the model has {opset(model)}; FuseLayerNorm=True lifts it"
 
 
-def why_not(node: ir.Node, found: Bound) -> Match | str:
+def why_not(node: ir.Node, found: Bound) -> LayerNormMatch | str:
     """The match, or the reason why it stays."""
     epsilon, axis = scalar(found["epsilon"]), _first_axis(found)
     if epsilon is None:
@@ -112,7 +112,7 @@ def why_not(node: ir.Node, found: Bound) -> Match | str:
             return f"{value.name!r} does not have the shape of the normalized axes"
     if scale is None and _size(found["x"], axis) is None:
         return "it has no scale, and the size of the normalized axes is not known"
-    return Match(last, found["x"], axis, epsilon, scale, bias)
+    return LayerNormMatch(last, found["x"], axis, epsilon, scale, bias)
 
 
 def _first_axis(found: Bound) -> int | str:
@@ -162,7 +162,7 @@ def _size(x: ir.Value, axis: int) -> list[int] | None:
     return known if len(known) == -axis else None
 
 
-def _rewrite(found: Match, model: ir.Model, names: Names) -> None:
+def _rewrite(found: LayerNormMatch, model: ir.Model, names: Names) -> None:
     scale = found.scale
     if scale is None:
         dtype = (found.x.dtype or ir.DataType.FLOAT).numpy()

@@ -15,7 +15,7 @@ from quark.config.options import Options
 from quark.config.plan import TensorPlan
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.qdq.carriers import ROUNDING_MODES, Kind, block_operator, onnx_type
-from quark.onnx.qdq.initializers import Parameters, stem
+from quark.onnx.qdq.initializers import ParameterInitializers, stem
 
 AMD, OWN = "com.amd.quark", "org.openquark"
 LARGEST_BFLOAT16 = 255 * 2.0**120
@@ -27,7 +27,7 @@ class Carried:
 
     tensor: TensorPlan
     value: ir.Value
-    parameters: Parameters
+    parameters: ParameterInitializers
     options: Options
     suffix: str = ""
 

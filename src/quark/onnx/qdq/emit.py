@@ -23,7 +23,7 @@ from quark.onnx.qdq import second_type
 from quark.onnx.qdq.carriers import activation_kind, constant_kind
 from quark.onnx.qdq.carry import ACTIVATION_NODES, AMD, OWN, Carried, single
 from quark.onnx.qdq.channel_axes import is_off_channel
-from quark.onnx.qdq.initializers import Parameters
+from quark.onnx.qdq.initializers import ParameterInitializers
 from quark.onnx.qdq.recurrent import is_alone
 from quark.onnx.qdq.shield import shield
 from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant
@@ -36,7 +36,7 @@ Builder = Callable[[Carried], list[ir.Node]]
 def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     """Insert the nodes of a complete plan. ``model`` is used up; the result may be another object with its data."""
     values = {value.name: value for value in _all_values(model)}
-    parameters, lookups = Parameters(model), list[tuple[Carried, list[ir.Node]]]()
+    parameters, lookups = ParameterInitializers(model), list[tuple[Carried, list[ir.Node]]]()
     for tensor in plan:
         if tensor.scale is None:
             raise ModelError(f"the plan has no scale for {tensor.name!r}")

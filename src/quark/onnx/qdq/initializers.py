@@ -32,7 +32,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= LONGEST else f"{name[-KEPT:]}_{zlib.crc32(name.encode()):08x}"
 
 
-class Parameters:
+class ParameterInitializers:
     """The parameter initializers of one graph. Members of a group share theirs."""
 
     def __init__(self, model: ir.Model) -> None:

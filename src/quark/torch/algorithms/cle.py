@@ -27,7 +27,7 @@ from quark.torch.config.algorithms import CLEConfig
 from quark.torch.layers import kind_of, known_kind, own_parameter
 from quark.torch.matching import Match
 from quark.torch.structure import answer, run_model
-from quark.torch.structure_channels import Reader, Spread, find_spreads
+from quark.torch.structure_channels import ChannelReader, Spread, find_spreads
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def equalize(context: Context, spread: Spread, config: CLEConfig) -> None:
         set_view(context, module, view / back.reshape(view.shape[0], 1, view.shape[2], 1))
 
 
-def read_magnitudes(module: nn.Module, reader: Reader, count: int) -> np.ndarray:
+def read_magnitudes(module: nn.Module, reader: ChannelReader, count: int) -> np.ndarray:
     """The largest weight that each of ``count`` channels meets in a layer, [count]."""
     view = channel_view(module)
     columns = view.abs().amax((1, 3)).reshape(-1)

@@ -12,17 +12,17 @@ from quark.algorithms.qronos import qronos
 from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.grids import refit_of
 from quark.torch.algorithms.inputs import Sums
-from quark.torch.algorithms.tune import Job, tune
+from quark.torch.algorithms.tune import RoundingTask, tune
 from quark.torch.config.algorithms import GPTAQConfig, GPTQConfig, QronosConfig
 
 
 def run_gptq(context: Context, config: GPTQConfig) -> None:
     """Tune the weights of ``context.model``."""
 
-    def rounder(sums: Sums) -> Callable[[Job], torch.Tensor]:
+    def rounder(sums: Sums) -> Callable[[RoundingTask], torch.Tensor]:
         feedback = feedback_of(sums.hessian, config.damp_percent, config.desc_act)
 
-        def rounding(job: Job) -> torch.Tensor:
+        def rounding(job: RoundingTask) -> torch.Tensor:
             groups = None if config.static_groups else refit_of(job.quantizer, job.transposed)
             size, refit = groups or (config.block_size, None)
             return round_columns(job.weight, feedback, job.grid, size, refit=refit)
@@ -35,7 +35,7 @@ def run_gptq(context: Context, config: GPTQConfig) -> None:
 def run_gptaq(context: Context, config: GPTAQConfig) -> None:
     """Tune the weights of ``context.model`` towards what the float model computes."""
 
-    def rounder(sums: Sums) -> Callable[[Job], torch.Tensor]:
+    def rounder(sums: Sums) -> Callable[[RoundingTask], torch.Tensor]:
         cross = sums.hessian if sums.cross is None else sums.cross
         feedback, drift = asymmetric_feedback(sums.hessian, cross, config.alpha, config.damp_percent, config.desc_act)
         return lambda job: round_columns(job.weight, feedback, job.grid, config.block_size, drift)
@@ -46,7 +46,7 @@ def run_gptaq(context: Context, config: GPTAQConfig) -> None:
 def run_qronos(context: Context, config: QronosConfig) -> None:
     """Tune the weights of ``context.model`` towards what the float model computes."""
 
-    def rounder(sums: Sums) -> Callable[[Job], torch.Tensor]:
+    def rounder(sums: Sums) -> Callable[[RoundingTask], torch.Tensor]:
         cross = sums.hessian if sums.cross is None else sums.cross
         return lambda job: qronos(
             job.weight, sums.hessian, cross, job.grid, config.block_size, config.alpha, config.desc_act

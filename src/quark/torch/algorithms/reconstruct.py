@@ -23,7 +23,7 @@ from torch import nn
 
 from quark.algorithms.adaquant import adaquant
 from quark.algorithms.adaround import Codes, adaround
-from quark.algorithms.reconstruction import Data, Layer, Settings, Trained
+from quark.algorithms.reconstruction import Data, Settings, Trained, TrainedLayer
 from quark.errors import DataError
 from quark.numerics.elements import Int
 from quark.torch.algorithms.answers import some_rows
@@ -44,7 +44,7 @@ Config = AdaRoundConfig | AdaQuantConfig
 
 
 @dataclass(frozen=True)
-class Pair:
+class BlockPair:
     """A block on its way, and its float twin, with what enters them."""
 
     name: str
@@ -85,7 +85,7 @@ def run_reconstruction(context: Context, config: Config) -> None:
     clean, trained = Stream(list(stream.hidden), dict(stream.calls), stream.values), 0
     for name, block in blocks.modules.items():
         with context.home.holding(name, block) as again:
-            pair = Pair(name, block, stream, float_twin(block), clean)
+            pair = BlockPair(name, block, stream, float_twin(block), clean)
             if again is None:
                 trained += train_block(context, config, items, pair)
             else:
@@ -113,7 +113,7 @@ def integers(item: Match) -> bool:
     return not others and part.stage.calibrated and isinstance(part.stage.format, Int) and not part.stage.real_zero
 
 
-def train_block(context: Context, config: Config, items: dict[nn.Module, Match], pair: Pair) -> int:
+def train_block(context: Context, config: Config, items: dict[nn.Module, Match], pair: BlockPair) -> int:
     """Train the layers of one block; how many are different now."""
     layers = {key: module for key, module in pair.block.named_modules() if module in items}
     order = [key for group in find_groups(pair.name, pair.block, pair.stream, layers) for key in group.layers]
@@ -129,7 +129,7 @@ def train_block(context: Context, config: Config, items: dict[nn.Module, Match],
     return 0
 
 
-def data_of(pair: Pair, key: str) -> Data:
+def data_of(pair: BlockPair, key: str) -> Data:
     """What the layer called ``key`` multiplies, what its float twin does, and what that makes of it; of all calls."""
     layer, twin = pair.block.get_submodule(key), pair.twin.get_submodule(key)
     inputs, float_inputs, targets = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
@@ -168,7 +168,7 @@ def train_layer(context: Context, config: Config, layer: nn.Module, name: str, d
 
     known = None if bias is None else array(bias if quantizer is None else quantizer(bias.detach()))
     axis = axis_of(layer, torch.from_numpy(data.targets[0]))
-    task = Layer(name, forward, array(weight), known, axis, forward)
+    task = TrainedLayer(name, forward, array(weight), known, axis, forward)
     settings = settings_of(config, weight.device)
     with torch.enable_grad():
         if isinstance(config, AdaRoundConfig):

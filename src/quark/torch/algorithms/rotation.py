@@ -40,7 +40,7 @@ from quark.torch.layers import kind_of, own_parameter
 from quark.torch.probe import CLOSE, equal
 from quark.torch.rotated import attach_rotation, detach_rotation
 from quark.torch.short_sample import example
-from quark.torch.structure import NormGroup, Pair, Structure, find_structure
+from quark.torch.structure import LayerPair, NormGroup, Structure, find_structure
 
 log = logging.getLogger(__name__)
 SEEDS = (0, 2, 3)  # of signs; 0: the rotation of the configuration
@@ -264,7 +264,7 @@ def turn_values(context: Context, turns: Turns, part: str) -> None:
         set_weight(context, target, turn.apply(weight.reshape(len(weight), -1, width)).reshape(weight.shape))
 
 
-def is_value(pair: Pair, structure: Structure) -> bool:
+def is_value(pair: LayerPair, structure: Structure) -> bool:
     """Whether a pair is that of attention: its source is read with the queries', or makes them too."""
     groups = [group for group in structure.groups if pair.source in group.linears]
     first = next((group for group in structure.groups if group.block == pair.block), None)

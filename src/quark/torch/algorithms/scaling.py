@@ -104,7 +104,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ScalingChoice:
     """What was chosen at a place.
 
     Attributes:
@@ -208,21 +208,21 @@ def scale_places(
         change_all(walk, best)
 
 
-def subsets(found: list[Choice]) -> Iterator[list[Choice]]:
+def subsets(found: list[ScalingChoice]) -> Iterator[list[ScalingChoice]]:
     """The choices that are tried together: all, those at norms, those between linear layers."""
     kinds = [[choice for choice in found if (choice.place.channels is None) == norms] for norms in (True, False)]
     yield from ([found] if found else [])
     yield from (kinds if all(kinds) else [])
 
 
-def make(walk: Walk, some: Sequence[Choice], context: Context, part: str) -> None:
+def make(walk: Walk, some: Sequence[ScalingChoice], context: Context, part: str) -> None:
     """Change what was chosen in one part of the model."""
     for choice in some:
         if part == (choice.place.block if choice.place.block in walk.blocks.modules else ""):
             apply(context, choice)
 
 
-def apply(context: Context, choice: Choice) -> None:
+def apply(context: Context, choice: ScalingChoice) -> None:
     """Change one place."""
     if choice.scale is not None:
         fold(context, choice.place, choice.scale)
@@ -237,7 +237,7 @@ def choices(
     choose: Chooser,
     finish: Finisher | None,
     squares: bool,
-) -> list[Choice]:
+) -> list[ScalingChoice]:
     """What is chosen at each place, block by block; the model stays as it is."""
     from quark.report.progress import bars
 
@@ -250,7 +250,7 @@ def choices(
             inputs, hidden = read_block(own, name, module, stream, here, squares)
             for place, seen in inputs:
                 readers = [items[reader] for reader in place.readers if reader in items]
-                choice = Choice(place, choose(own, place, readers, seen))
+                choice = ScalingChoice(place, choose(own, place, readers, seen))
                 apply(own, choice)
                 if finish is not None:
                     choice = replace(choice, changes=finish(own, readers, seen, choice.scale))

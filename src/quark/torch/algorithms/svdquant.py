@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from quark.algorithms.svdquant import Split, smoothing, split
+from quark.algorithms.svdquant import LowRankSplit, smoothing, split
 from quark.errors import DataError
 from quark.torch.algorithms.context import Context, matrix, new_quantizer
 from quark.torch.algorithms.guard import WORTH
@@ -92,13 +92,13 @@ def correct(context: Context, item: Match, inputs: Inputs, config: SVDQuantConfi
     wrap(context, item, *best)
 
 
-def error_of(item: Match, parts: Split, x: torch.Tensor, wanted: torch.Tensor) -> float:
+def error_of(item: Match, parts: LowRankSplit, x: torch.Tensor, wanted: torch.Tensor) -> float:
     """Mean squared error of a split layer."""
     quantized = quantize_new(new_quantizer(item, "input_tensors"), x) @ quantized_matrix(item, parts.residual).T
     return float((quantized + x @ parts.down.T @ parts.up.T - wanted).square().mean())
 
 
-def wrap(context: Context, item: Match, parts: Split, s: torch.Tensor) -> None:
+def wrap(context: Context, item: Match, parts: LowRankSplit, s: torch.Tensor) -> None:
     """Put ``ErrorCorrected`` in the place of a layer, under all its names."""
     layer = item.layer.module
     stored = parts.residual.T.contiguous() if item.layer.kind.transposed else parts.residual

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Job:
+class RoundingTask:
     """A weight to round.
 
     Attributes:
@@ -57,7 +57,9 @@ class Job:
         return value.T if self.transposed else value
 
 
-Rounder = Callable[[Sums], Callable[[Job], torch.Tensor]]  # prepared once per group of layers that share their inputs
+Rounder = Callable[
+    [Sums], Callable[[RoundingTask], torch.Tensor]
+]  # prepared once per group of layers that share their inputs
 
 
 @torch.no_grad()
@@ -118,12 +120,12 @@ def tune_block(
                 round_layer(context, items[layers[layer]], rounding, sums)
 
 
-def round_layer(context: Context, item: Match, rounding: Callable[[Job], torch.Tensor], sums: Sums) -> None:
+def round_layer(context: Context, item: Match, rounding: Callable[[RoundingTask], torch.Tensor], sums: Sums) -> None:
     """Round one weight, and keep the better of the result and of rounding to nearest, row by row."""
     module, kind = item.layer.module, item.layer.kind
     weight, quantizer = matrix(module, kind), weight_quantizer(module)
     grid = grid_of(quantizer, weight.T if kind.transposed else weight)
-    job = Job(weight, grid.transposed if kind.transposed else grid, quantizer, kind.transposed)
+    job = RoundingTask(weight, grid.transposed if kind.transposed else grid, quantizer, kind.transposed)
     nearest, before = job.quantized(weight), [(part.scale, part.zero_point) for part in parts(job.quantizer)]
     for part in parts(job.quantizer):
         part.scale, part.zero_point = (None if x is None else x.clone() for x in (part.scale, part.zero_point))

@@ -26,14 +26,14 @@ from quark.torch.export.custom_modes import BACK, quark_name
 from quark.torch.export.extras import BRANCH, ROTATION
 from quark.torch.export.original import names_of
 from quark.torch.export.skeleton import mark_loaded
-from quark.torch.export.stored import Parameters
+from quark.torch.export.stored import StoredParameters
 from quark.torch.quantized_layer import OWN, QuantLayer, quantized_layers
 
 
-class Known(frozenset[str]):
+class SharedNames(frozenset[str]):
     """Names that are shared by copies."""
 
-    def __deepcopy__(self, memo: Any) -> Known:
+    def __deepcopy__(self, memo: Any) -> SharedNames:
         return self
 
 
@@ -62,7 +62,7 @@ class ByLayer(WeightRenaming):
 class IfKnown(WeightConverter):
     """A conversion of the model's, of those tensors only that the model has a place for."""
 
-    def __init__(self, step: Any, known: Known) -> None:
+    def __init__(self, step: Any, known: SharedNames) -> None:
         sources, targets = list(step._original_source_patterns), list(step._original_target_patterns)
         super().__init__(sources, targets, operations=step.operations)
         self.scope_prefix, self.base_model_prefix = step.scope_prefix, step.base_model_prefix
@@ -96,7 +96,7 @@ class QuarkLoader(QuarkHfQuantizer):
         base = model.base_model_prefix
         names = model.state_dict()
         longer, shorter = (f"{base}.{name}" for name in names), (name.removeprefix(f"{base}.") for name in names)
-        known = Known([*names, *longer, *shorter])
+        known = SharedNames([*names, *longer, *shorter])
         renames = [step for step in weight_conversions if isinstance(step, WeightRenaming)]
         converters = [IfKnown(step, known) for step in weight_conversions if isinstance(step, WeightConverter)]
         layers = {outside: inside for inside, outside in names_of(model).layers.items()}
@@ -138,7 +138,7 @@ def check_loaded(model: nn.Module) -> None:
     for name, layer in quantized_layers(model):
         values: dict[str, Any] = {own: layer._parameters.get(own) for own in OWN}
         for own, quantizer in layer.quantizers():
-            if isinstance(quantizer, Parameters):
+            if isinstance(quantizer, StoredParameters):
                 values |= {f"{own} {key}": value for key, value in quantizer.stored.items()}
         for own, value in values.items():
             if value is not None and not getattr(value, "_is_hf_initialized", False):

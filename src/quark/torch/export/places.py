@@ -14,7 +14,7 @@ from quark.torch.export.custom_modes import quark_name
 from quark.torch.export.left_out import is_ignored
 from quark.torch.export.original import way_in
 from quark.torch.export.state import attention_parameters
-from quark.torch.export.stored import PREFIXES, Parameters, activation_name
+from quark.torch.export.stored import PREFIXES, StoredParameters, activation_name
 from quark.torch.fake_quantize import FakeQuantize, parts
 from quark.torch.kv_cache import CacheQuantizer
 from quark.torch.matching import FLOATS
@@ -117,7 +117,7 @@ def quantizer_places(layer: QuantLayer) -> Iterator[tuple[str, Place]]:
     """(name behind the layer's, place) of the parameters of a layer's quantizers."""
     for slot, quantizer in layer.quantizers():
         prefix = PREFIXES[slot]
-        if isinstance(quantizer, Parameters):
+        if isinstance(quantizer, StoredParameters):
             yield from ((f"{prefix}_{name}", (quantizer, name)) for name in quantizer._buffers)
             continue
         for number, part in enumerate(parts(quantizer), 1):

@@ -19,7 +19,7 @@ from quark.torch.attention import find_targets
 from quark.torch.config.model import QConfig
 from quark.torch.experts import fuse_untouched, unfuse_experts
 from quark.torch.export.layout import CODES, layout_of_quantizer
-from quark.torch.export.stored import PREFIXES, Parameters, StoredScales, StoredTensor, activation_form
+from quark.torch.export.stored import PREFIXES, StoredParameters, StoredScales, StoredTensor, activation_form
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, make_quantizer, parts
 from quark.torch.kv_cache import CacheQuantizer
 from quark.torch.layers import own_parameter
@@ -62,7 +62,7 @@ def map_layers(
         for slot, quantizer in quantizers.items():
             if quantizer is not None:
                 quantizer.train(item.layer.module.training)
-            if isinstance(quantizer, Parameters):
+            if isinstance(quantizer, StoredParameters):
                 quantizer.settle(item.layer.module, PREFIXES[slot])
     mark_quantized(model, config)
 

@@ -18,7 +18,7 @@ from quark.errors import ModelError, known
 from quark.torch.export.extras import extra_items
 from quark.torch.export.layout import CODES, Stored, layout_of_quantizer, store
 from quark.torch.export.shards import Item, item_of
-from quark.torch.export.stored import PREFIXES, Parameters, StoredTensor, activation_name, stored_activation
+from quark.torch.export.stored import PREFIXES, StoredParameters, StoredTensor, activation_name, stored_activation
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
 from quark.torch.kv_cache import CacheQuantizer, cache_quantizers
 from quark.torch.layers import own_parameter
@@ -72,7 +72,7 @@ def own_tensors(model: nn.Module, layers: Mapping[str, QuantLayer]) -> Iterator[
 def numbered_names(layer: QuantLayer) -> Iterator[str]:
     """Buffers of a layer that belong to its quantizers."""
     for _, quantizer in layer.quantizers():
-        if isinstance(quantizer, Parameters):
+        if isinstance(quantizer, StoredParameters):
             yield from quantizer.numbered.values()
 
 
@@ -100,7 +100,7 @@ def identity(value: torch.Tensor) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True)
-class Source:
+class QuantizedParameter:
     """A weight or bias that is quantized.
 
     Attributes:
@@ -123,7 +123,7 @@ def quantized_item(layer: QuantLayer, name: str, slot: str, pack_method: str, we
     """The weight or bias of a quantized layer."""
     quantizer, value = layer.own_quantizer(slot), own_parameter(layer, slot)
     if not isinstance(quantizer, StoredTensor):
-        source = Source(name, lambda: value, quantizer, tuple(value.shape), value.dtype, layer.frozen)
+        source = QuantizedParameter(name, lambda: value, quantizer, tuple(value.shape), value.dtype, layer.frozen)
     elif weight_format == "real_quantized" and quantizer.layout.pack_method == pack_method:
         form = quantizer.layout.form()
         codes = value.detach().view(form[CODES][1])  # those of FP8 may be held as bytes
@@ -131,11 +131,13 @@ def quantized_item(layer: QuantLayer, name: str, slot: str, pack_method: str, we
         return Item(held, lambda: renamed(name, {**quantizer.stored, CODES: codes}))
     else:
         again = quantizer.quantizer(value)
-        source = Source(name, lambda: quantizer(value), again, quantizer.layout.shape, quantizer.dtype, True)
+        source = QuantizedParameter(
+            name, lambda: quantizer(value), again, quantizer.layout.shape, quantizer.dtype, True
+        )
     return real_item(source, pack_method) if weight_format == "real_quantized" else fake_item(source)
 
 
-def real_item(source: Source, pack_method: str) -> Item:
+def real_item(source: QuantizedParameter, pack_method: str) -> Item:
     """Codes and their parameters."""
     form = layout_of_quantizer(source.quantizer, source.shape, pack_method).form()
     return Item(
@@ -144,7 +146,7 @@ def real_item(source: Source, pack_method: str) -> Item:
     )
 
 
-def fake_item(source: Source) -> Item:
+def fake_item(source: QuantizedParameter) -> Item:
     """Float values, and the static parameters that quantize them."""
     kept: Stored = {}
     for number, part in enumerate(parts(source.quantizer), 1):

@@ -22,7 +22,7 @@ PREFIXES = {"input_tensors": "input", "output_tensors": "output", "weight": "wei
 NUMBERED = re.compile(r"(scale|zero_point)_\d+$")
 
 
-class Parameters(Quantizer):
+class StoredParameters(Quantizer):
     """Buffers of a given form, that keep their types whatever the model is cast to."""
 
     def __init__(self, form: Form, device: torch.device) -> None:
@@ -65,7 +65,7 @@ class Parameters(Quantizer):
         return {**own, **{key: self.__dict__["owner"]._buffers[name] for key, name in self.numbered.items()}}
 
 
-class StoredTensor(Parameters):
+class StoredTensor(StoredParameters):
     """Decodes a weight or bias from its codes.
 
     Attributes:
@@ -114,7 +114,7 @@ def parameters(layout: Layout, stored: Stored) -> tuple[torch.Tensor | None, tor
     return above, None if above is None else torch.zeros_like(above, dtype=torch.int32)
 
 
-class StoredScales(Parameters):
+class StoredScales(StoredParameters):
     """Quantizes an activation under static parameters that have the names of a file.
 
     Needed where a ``FakeQuantize`` would call them otherwise: two stages, and scales above blocks (``scale_2``).

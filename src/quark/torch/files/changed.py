@@ -34,7 +34,7 @@ from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.shards import is_whole
 from quark.torch.files.home import InFiles, opened_model
-from quark.torch.files.skeleton import DTYPES, Stored, read_skeleton
+from quark.torch.files.skeleton import DTYPES, StoredSource, read_skeleton
 from quark.torch.matching import Matches, find_candidates
 from quark.torch.rotated import Dense, online_rotations
 
@@ -54,7 +54,7 @@ class Changes:
         untied: the head no longer shares the embedding's weight.
     """
 
-    tensors: Mapping[str, Stored] = field(default_factory=dict)
+    tensors: Mapping[str, StoredSource] = field(default_factory=dict)
     turns: Mapping[str, Rotation] = field(default_factory=dict)
     untied: bool = False
 
@@ -161,13 +161,13 @@ def read(path: Path) -> Changes | None:
     if not all(map(is_whole, set(places.values()))):
         return None
     tensors = {
-        name: Stored(str(places[name]), name, row.shape, DTYPES[row.dtype]) for name, row in found.tensors.items()
+        name: StoredSource(str(places[name]), name, row.shape, DTYPES[row.dtype]) for name, row in found.tensors.items()
     }
     turns = {name: Rotation(row.size, row.orders, row.signs) for name, row in found.turns.items()}
     return Changes(tensors, turns, found.untied)
 
 
-def homes(changes: Changes, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+def homes(changes: Changes, tensors: Mapping[str, StoredSource]) -> dict[str, StoredSource]:
     """The tensors of a checkpoint and the new ones, each with the file that it will be in.
 
     A head that was tied comes into the file of the embedding.

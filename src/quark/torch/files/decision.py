@@ -11,14 +11,14 @@ from quark.errors import ModelError
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.fake_quantize import Quantizer, make_quantizer
-from quark.torch.files.skeleton import Skeleton, Stored, read_skeleton
+from quark.torch.files.skeleton import Skeleton, StoredSource, read_skeleton
 from quark.torch.matching import Match, Matches, check_patterns, find_candidates, match
 from quark.torch.plan_rows import stages_in, tensor_name
 from quark.torch.quantized_layer import OWN
 
 
 @dataclass(frozen=True)
-class Decision:
+class CheckpointDecision:
     """What becomes of a checkpoint, before a value is read.
 
     Attributes:
@@ -30,8 +30,8 @@ class Decision:
 
     skeleton: Skeleton
     found: Matches
-    weights: dict[str, Stored]
-    tensors: dict[str, Stored]
+    weights: dict[str, StoredSource]
+    tensors: dict[str, StoredSource]
 
     def stored_apart(self) -> tuple[dict[str, int], dict[str, int]]:
         """Bytes, as they are stored now, of the tensors that are quantized, and of the others."""
@@ -40,7 +40,7 @@ class Decision:
         return {name: sizes[name] for name in self.weights}, others
 
 
-def decide(checkpoint: Checkpoint, config: QConfig) -> Decision:
+def decide(checkpoint: Checkpoint, config: QConfig) -> CheckpointDecision:
     """Decide for every tensor of a checkpoint; arguments and errors as in ``quantize_checkpoint``."""
     skeleton = read_skeleton(checkpoint, eager=config.softmax_quant_spec is not None)
     check_patterns(skeleton.model, config, list(find_candidates(skeleton.model)))
@@ -51,10 +51,10 @@ def decide(checkpoint: Checkpoint, config: QConfig) -> Decision:
         for slot in OWN
         if item.stages[slot]
     }
-    return Decision(skeleton, found, weights, skeleton.kept(weights))
+    return CheckpointDecision(skeleton, found, weights, skeleton.kept(weights))
 
 
-def stored_of(item: Match, slot: str, tensors: Mapping[str, Stored]) -> Stored:
+def stored_of(item: Match, slot: str, tensors: Mapping[str, StoredSource]) -> StoredSource:
     """The stored tensor of a layer.
 
     Raises:

@@ -38,7 +38,7 @@ from quark.torch.fake_quantize import make_quantizer
 from quark.torch.files.carried import codes_under
 from quark.torch.files.grids import GRIDS, Grid, Parts, refuse
 from quark.torch.files.prequantized import LEFT, METHODS, Coded, Found, method_of
-from quark.torch.files.skeleton import Stored, architecture_of, stored_tensors
+from quark.torch.files.skeleton import StoredSource, architecture_of, stored_tensors
 from quark.torch.layers import kind_of
 
 OWN = ("quark", "fp8")  # methods that the import reads as they are
@@ -55,8 +55,8 @@ class Translated(Checkpoint):
         stacks: what takes stacked tensors apart whose experts are quantized, by their names.
     """
 
-    source: Mapping[str, Stored] = None  # type: ignore[assignment]
-    layers: Mapping[str, Layer] = None  # type: ignore[assignment]
+    source: Mapping[str, StoredSource] = None  # type: ignore[assignment]
+    layers: Mapping[str, FolderLayer] = None  # type: ignore[assignment]
     taken: frozenset[str] = frozenset()
     stacks: Mapping[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class Translated(Checkpoint):
 
 
 @dataclass(frozen=True)
-class Layer:
+class FolderLayer:
     """One quantized layer of a folder.
 
     Attributes:
@@ -132,7 +132,7 @@ def layers_in(
     folder: Path,
 ) -> tuple[
     nn.Module,
-    dict[str, Layer],
+    dict[str, FolderLayer],
     dict[str, str],
     dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]],
     frozenset[str],
@@ -160,7 +160,7 @@ def layers_in(
 
 def layers_of_model(
     model: nn.Module, checkpoint: Checkpoint, found: Found, grid: Grid
-) -> tuple[dict[str, Layer], dict[str, str], dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]]]:
+) -> tuple[dict[str, FolderLayer], dict[str, str], dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]]]:
     """The quantized layers of a folder by the names of their weights outside, these by the names in memory, and what
     takes the float parts of stacked experts apart."""
     stacks = {path: module for path, module in model.named_modules() if is_fused(module)}
@@ -169,7 +169,7 @@ def layers_of_model(
         shells[path].__dict__["_parameters"] = dict(module._parameters)
     apart = unfuse_experts(model)
     names, tensors = names_of(model), stored_tensors(checkpoint)
-    layers: dict[str, Layer] = {}
+    layers: dict[str, FolderLayer] = {}
     inside: dict[str, str] = {}
     for path, module in model.named_modules():
         if kind_of(module) is None:
@@ -217,7 +217,9 @@ def is_stack(name: str, stacks: Mapping[str, nn.Module], names: Names) -> bool:
     )
 
 
-def layer_of(name: str, coded: Coded, grid: Grid, checkpoint: Checkpoint, tensors: Mapping[str, Stored]) -> Layer:
+def layer_of(
+    name: str, coded: Coded, grid: Grid, checkpoint: Checkpoint, tensors: Mapping[str, StoredSource]
+) -> FolderLayer:
     """A layer with tensors of its own."""
 
     def read() -> Parts:
@@ -233,12 +235,12 @@ def layer_of(name: str, coded: Coded, grid: Grid, checkpoint: Checkpoint, tensor
     given = {
         key: tensors[f"{prefix}{key}"].read(checkpoint.folder) for key in grid.inputs if f"{prefix}{key}" in tensors
     }
-    return Layer(name, config, values, grid.activations(config, given))
+    return FolderLayer(name, config, values, grid.activations(config, given))
 
 
 def stacked_layer(
     shell: nn.Module, parent: str, path: str, names: Names, found: Found, grid: Grid, checkpoint: Checkpoint
-) -> Layer | None:
+) -> FolderLayer | None:
     """A layer of one expert, whose values are a part of a stacked tensor; None where that is float."""
     own = path.removeprefix(f"{parent}.")
     source = names.renamed(f"{parent}.{stacked_name(shell, f'{own}.weight')}")
@@ -254,10 +256,10 @@ def stacked_layer(
         weight = next(weight for key, weight, _ in layers_of(twin, int(number)) if key == name)
         return weight.contiguous(), None, None
 
-    return Layer(f"{names.layer(path)}.weight", grid.config(source, dict), values, {})
+    return FolderLayer(f"{names.layer(path)}.weight", grid.config(source, dict), values, {})
 
 
-def config_of(model: nn.Module, layers: Mapping[str, Layer], inside: Mapping[str, str]) -> QConfig:
+def config_of(model: nn.Module, layers: Mapping[str, FolderLayer], inside: Mapping[str, str]) -> QConfig:
     """The configuration of a model with these layers: what most of them have, and what others have by name."""
     if not layers:
         raise ModelError("the folder has no quantized layer")

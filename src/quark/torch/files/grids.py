@@ -16,11 +16,11 @@ from quark.torch.config.model import QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType, ScaleType
 from quark.torch.export.checkpoint import Checkpoint
-from quark.torch.files.skeleton import Stored
+from quark.torch.files.skeleton import StoredSource
 
 Parts = dict[str, torch.Tensor]
 Parameters = tuple[torch.Tensor | None, torch.Tensor | None]
-Tensors = Mapping[str, Stored]
+Tensors = Mapping[str, StoredSource]
 SCALES = {torch.float16: ScaleType.float16, torch.bfloat16: ScaleType.bfloat16}
 
 

@@ -22,7 +22,7 @@ from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.context import Home, Undo
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.shards import item_of, write_file
-from quark.torch.files.skeleton import Skeleton, Stored
+from quark.torch.files.skeleton import Skeleton, StoredSource
 from quark.torch.files.static import check_loaded, drop, load
 
 
@@ -42,10 +42,10 @@ class InFiles(Home):
 
     blocks: Mapping[str, nn.Module]
     model: nn.Module
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredSource]
     source: Path
     folder: Path
-    replaced: dict[int, dict[str, Stored]] = field(default_factory=dict)
+    replaced: dict[int, dict[str, StoredSource]] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
     def own(self, name: str) -> list[str]:
@@ -108,7 +108,7 @@ class InFiles(Home):
             before.setdefault(key, self.tensors[key])
             self.tensors[key] = stored
 
-    def write(self, name: str, values: Mapping[str, torch.Tensor]) -> dict[str, Stored]:
+    def write(self, name: str, values: Mapping[str, torch.Tensor]) -> dict[str, StoredSource]:
         """A new file of changed tensors, which appears when it is whole; where each is then."""
         if not values:
             return {}
@@ -116,7 +116,7 @@ class InFiles(Home):
         with part_of(path) as part:
             write_file(part, [item_of(key, value.contiguous()) for key, value in values.items()])
         self.files.append(path.name)
-        return {key: Stored(str(path), key, tuple(value.shape), value.dtype) for key, value in values.items()}
+        return {key: StoredSource(str(path), key, tuple(value.shape), value.dtype) for key, value in values.items()}
 
     def put_back(self, undo: Undo) -> None:
         """Forget the files of changes."""

@@ -18,9 +18,9 @@ from pathlib import Path
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
-from quark.torch.files.decision import Decision, decide
+from quark.torch.files.decision import CheckpointDecision, decide
 from quark.torch.files.quantize import jobs_of
-from quark.torch.files.skeleton import Skeleton, Stored
+from quark.torch.files.skeleton import Skeleton, StoredSource
 
 PROCESS = 430_000_000  # bytes of a process that has loaded everything
 ROUNDED = 7  # bytes per weight while it is rounded and packed, piece by piece
@@ -80,7 +80,12 @@ def needs(
 
 
 def needs_of(
-    checkpoint: Checkpoint, decision: Decision, samples: int = 0, tokens: int = 0, batch: int = 8, workers: int = 1
+    checkpoint: Checkpoint,
+    decision: CheckpointDecision,
+    samples: int = 0,
+    tokens: int = 0,
+    batch: int = 8,
+    workers: int = 1,
 ) -> Needs:
     """The same of what is decided already; arguments as in ``needs``."""
     skeleton, weights = decision.skeleton, decision.weights
@@ -100,7 +105,7 @@ def needs_of(
     return Needs(count, read, written, moved, passes, memory, products(tuned.values(), samples * tokens))
 
 
-def bytes_of(stored: Stored) -> int:
+def bytes_of(stored: StoredSource) -> int:
     """Bytes of a tensor as it is stored."""
     return prod(stored.shape) * stored.dtype.itemsize
 
@@ -110,7 +115,7 @@ def blocks_of(skeleton: Skeleton) -> tuple[str, ...]:
     return tuple(f"{name}." for name in find_blocks(skeleton.model).modules if name)
 
 
-def tuned_of(skeleton: Skeleton, weights: Mapping[str, Stored]) -> dict[str, Stored]:
+def tuned_of(skeleton: Skeleton, weights: Mapping[str, StoredSource]) -> dict[str, StoredSource]:
     """The matrices in the blocks that algorithms work on."""
     inside = blocks_of(skeleton)
     return {
@@ -120,7 +125,7 @@ def tuned_of(skeleton: Skeleton, weights: Mapping[str, Stored]) -> dict[str, Sto
     }
 
 
-def with_samples(skeleton: Skeleton, tuned: Mapping[str, Stored], tokens: int, at_once: int) -> int:
+def with_samples(skeleton: Skeleton, tuned: Mapping[str, StoredSource], tokens: int, at_once: int) -> int:
     """Bytes at the peak while blocks are worked on; ``tokens`` of all samples, of which ``at_once`` run together."""
     inside = blocks_of(skeleton)
     outside = sum(bytes_of(stored) for name, stored in skeleton.tensors.items() if not name.startswith(inside))
@@ -134,7 +139,7 @@ def with_samples(skeleton: Skeleton, tuned: Mapping[str, Stored], tokens: int, a
     return PROCESS + outside + 2 * max(sizes) + STATE * tokens * hidden + 3 * running + layer
 
 
-def products(rows: Iterable[Stored], tokens: int) -> int:
+def products(rows: Iterable[StoredSource], tokens: int) -> int:
     """Multiplications: samples through layers, sums of squares of their inputs, rounding."""
     shapes = [row.shape for row in rows]
     runs = RUNS * tokens * sum(out * width for out, width in shapes)

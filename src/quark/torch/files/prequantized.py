@@ -40,7 +40,7 @@ from quark.torch.export.model_files import read_object
 from quark.torch.export.shards import Item, item_of, write_file, write_index
 from quark.torch.files.grids import GRIDS as KNOWN
 from quark.torch.files.grids import Grid, scheme_of
-from quark.torch.files.skeleton import Stored, stored_tensors
+from quark.torch.files.skeleton import StoredSource, stored_tensors
 
 ENDS = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "k_scale", "v_scale")
 LEFT = re.compile(rf"\.({'|'.join(ENDS)}|input_global_scale|input_zero_point|output_scale)$")
@@ -66,7 +66,7 @@ class Coded:
 
 
 Found = dict[str, Coded]
-Tensors = Mapping[str, Stored]
+Tensors = Mapping[str, StoredSource]
 
 
 def method_of(folder: Path) -> str | None:
@@ -162,7 +162,7 @@ def foreign_items(checkpoint: Checkpoint, found: Found) -> list[list[Item]]:
     return [items for items in groups if items]
 
 
-def plain_item(folder: Path, name: str, stored: Stored) -> Item:
+def plain_item(folder: Path, name: str, stored: StoredSource) -> Item:
     """A tensor as it is."""
     return Item({name: (stored.shape, stored.dtype)}, lambda: {name: stored.read(folder).contiguous()})
 
@@ -262,7 +262,7 @@ def awq(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) 
     }
 
 
-def transposed(stored: Stored) -> tuple[int, ...]:
+def transposed(stored: StoredSource) -> tuple[int, ...]:
     """[out, in] of AWQ's words [in, out / 8]."""
     rows, words = stored.shape
     return words * WORD, rows

@@ -62,9 +62,9 @@ from quark.torch.files.carried import (
     write_record,
 )
 from quark.torch.files.changed import Changes, changed_model, homes
-from quark.torch.files.decision import Decision, decide, quantizer_of
+from quark.torch.files.decision import CheckpointDecision, decide, quantizer_of
 from quark.torch.files.prequantized import as_float
-from quark.torch.files.skeleton import Skeleton, Stored, read_skeleton
+from quark.torch.files.skeleton import Skeleton, StoredSource, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
 from quark.torch.files.target import CHANGED, PROGRESS, SCALES, TUNED, begin, finish
 from quark.torch.files.tuned import set_scales, tuned_weights
@@ -107,9 +107,9 @@ class Job:
     source: Path
     target: Path
     file: str
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredSource]
     plan: Plan
-    weights: Mapping[str, Stored]
+    weights: Mapping[str, StoredSource]
     pack_method: str
     device: str
     given: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -373,14 +373,16 @@ def with_scales(jobs: list[Job], scales: Mapping[str, torch.Tensor]) -> list[Job
     return [replace(job, given=of_file[job.file]) for job in jobs]
 
 
-def warn_of_stacked(tensors: Mapping[str, Stored]) -> None:
+def warn_of_stacked(tensors: Mapping[str, StoredSource]) -> None:
     """Name the stacked experts, which stay float."""
     stacked = [name for name, stored in tensors.items() if len(stored.shape) == 3 and "expert" in name]
     if stacked:
         log.warning("%d tensors of stacked experts stay float: %s", len(stacked), ", ".join(stacked))
 
 
-def jobs_of(checkpoint: Checkpoint, goal: Path, decision: Decision, pack_method: str, device: str) -> list[Job]:
+def jobs_of(
+    checkpoint: Checkpoint, goal: Path, decision: CheckpointDecision, pack_method: str, device: str
+) -> list[Job]:
     """One job a file."""
     jobs, every = [], decision.weights
     groups = weights_in_groups(decision.found.plan)

@@ -46,7 +46,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredSource:
     """A tensor of a file, or a part of one.
 
     Attributes:
@@ -91,8 +91,8 @@ class Skeleton:
     """
 
     model: nn.Module
-    tensors: dict[str, Stored]
-    stacked: dict[str, tuple[Stored, tuple[str, ...]]]
+    tensors: dict[str, StoredSource]
+    stacked: dict[str, tuple[StoredSource, tuple[str, ...]]]
     names: Names
 
     def outside(self, name: str, quantized: Collection[str]) -> str:
@@ -107,7 +107,7 @@ class Skeleton:
             return f"{weight.name.removesuffix('.weight')}.{own}"
         return self.names.outside(name)
 
-    def kept(self, quantized: Iterable[str]) -> dict[str, Stored]:
+    def kept(self, quantized: Iterable[str]) -> dict[str, StoredSource]:
         """The tensors to write: stacked ones stay together where no part of their module is quantized."""
         modules, found = {name.rsplit(".", 3)[0] for name in quantized}, dict(self.tensors)
         for name, (stored, parts) in self.stacked.items():
@@ -140,7 +140,7 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     layers = {name: inside for inside, name in outside.layers.items()}
     names = names_in_memory(stored, together | set(model.state_dict()), renames, layers)
     tensors = {names[name]: value for name, value in stored.items()}
-    stacked: dict[str, tuple[Stored, tuple[str, ...]]] = {}
+    stacked: dict[str, tuple[StoredSource, tuple[str, ...]]] = {}
     for name, (shape, views) in apart.items():
         if name in tensors:
             whole = tensors.pop(name)
@@ -152,7 +152,7 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
     return Skeleton(model, tensors, stacked, outside)
 
 
-def check_shapes(checkpoint: Checkpoint, model: nn.Module, tensors: Mapping[str, Stored]) -> None:
+def check_shapes(checkpoint: Checkpoint, model: nn.Module, tensors: Mapping[str, StoredSource]) -> None:
     """Every tensor has the shape that ``config.json`` asks for.
 
     Raises:
@@ -192,7 +192,7 @@ def stacks(model: nn.Module) -> dict[str, tuple[tuple[int, ...], dict[str, torch
     return found
 
 
-def shares(whole: Stored, shape: tuple[int, ...], views: Mapping[str, torch.Tensor]) -> dict[str, Stored]:
+def shares(whole: StoredSource, shape: tuple[int, ...], views: Mapping[str, torch.Tensor]) -> dict[str, StoredSource]:
     """What every expert has of a stacked tensor: where a view of the tensor in memory lies, it lies in the file."""
     if whole.shape != shape:
         raise ModelError(f"{whole.file!r}: {whole.name!r} has the shape {whole.shape}; the model has {shape}")
@@ -200,13 +200,13 @@ def shares(whole: Stored, shape: tuple[int, ...], views: Mapping[str, torch.Tens
     for name, view in views.items():
         number, offset = divmod(int(view.storage_offset()), size)
         part = Part(number, tuple(view.shape), tuple(view.stride()), offset)
-        found[name] = Stored(whole.file, whole.name, part.shape, whole.dtype, part)
+        found[name] = StoredSource(whole.file, whole.name, part.shape, whole.dtype, part)
     return found
 
 
-def stored_tensors(checkpoint: Checkpoint) -> dict[str, Stored]:
+def stored_tensors(checkpoint: Checkpoint) -> dict[str, StoredSource]:
     """Every tensor of a checkpoint, by its name there; values are not read."""
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredSource] = {}
     for file, names in checkpoint.files.items():
         with opened(checkpoint.folder / file) as source:
             for name in names:
@@ -214,7 +214,7 @@ def stored_tensors(checkpoint: Checkpoint) -> dict[str, Stored]:
                 dtype = DTYPES.get(view.get_dtype())
                 if dtype is None:
                     raise ModelError(f"{file!r}: {name!r} has the type {view.get_dtype()}, which torch does not have")
-                found[name] = Stored(file, name, tuple(view.get_shape()), dtype)
+                found[name] = StoredSource(file, name, tuple(view.get_shape()), dtype)
     return found
 
 
@@ -280,7 +280,7 @@ def emptied(model: nn.Module) -> nn.Module:
     return model
 
 
-def add_layers(model: nn.Module, tensors: Mapping[str, Stored]) -> None:
+def add_layers(model: nn.Module, tensors: Mapping[str, StoredSource]) -> None:
     """Layers for the matrices that the architecture does not have."""
     known = {name for name, _ in model.named_modules()}
     for name, found in tensors.items():
@@ -289,7 +289,7 @@ def add_layers(model: nn.Module, tensors: Mapping[str, Stored]) -> None:
             add_layer(model, path, found, bias=f"{path}.bias" in tensors)
 
 
-def add_layer(model: nn.Module, path: str, found: Stored, bias: bool) -> None:
+def add_layer(model: nn.Module, path: str, found: StoredSource, bias: bool) -> None:
     """A layer that is only known by its weight, with the modules that lead to it."""
     last = path.rpartition(".")[2]
     if last.endswith("norm"):

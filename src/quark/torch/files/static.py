@@ -23,7 +23,7 @@ from quark.torch.attention import Targets, find_targets
 from quark.torch.calibration import calibrate
 from quark.torch.config.model import QConfig
 from quark.torch.export.state import activations_item, attention_items
-from quark.torch.files.skeleton import Skeleton, Stored
+from quark.torch.files.skeleton import Skeleton, StoredSource
 from quark.torch.kv_cache import settle_scales
 from quark.torch.matching import ACTIVATIONS, Match, Matches, is_static
 from quark.torch.prepare import prepare, restore
@@ -104,7 +104,7 @@ def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
         raise ModelError(f"the checkpoint has the tensor {name!r}, for which the model has no module") from error
 
 
-def load(model: nn.Module, names: Iterable[str], tensors: Mapping[str, Stored], folder: Path) -> None:
+def load(model: nn.Module, names: Iterable[str], tensors: Mapping[str, StoredSource], folder: Path) -> None:
     """Give parameters and buffers the values of the files."""
     for name in names:
         owner, last = owner_of(model, name)

@@ -9,7 +9,7 @@ from quark.numerics.granularity import Channel, Tensor
 from quark.torch.fake_quantize import FakeQuantize
 from quark.torch.graph.bias import BiasQuantizer
 from quark.torch.graph.place import Places
-from quark.torch.graph.point import Point
+from quark.torch.graph.point import QuantizationPoint
 from quark.torch.learned import learning_quantizer
 from quark.torch.plan_rows import stages_in
 from quark.torch.quantized_layer import QuantLayer
@@ -39,7 +39,7 @@ def point_of(model: GraphModule, row: str, places: Places, made: dict[str, str])
             number += 1
             name = f"{base}_{number}"
         stages = stages_in(places.layers.plan, row)
-        model.add_submodule(name, Point(learning_quantizer(stages, f"the tensor {tensor!r}", False)))
+        model.add_submodule(name, QuantizationPoint(learning_quantizer(stages, f"the tensor {tensor!r}", False)))
         made[group] = name
     return made[group]
 
@@ -76,7 +76,7 @@ def point_before(model: GraphModule, node: Node) -> FakeQuantize | None:
     module = (
         model.get_submodule(str(before.target)) if isinstance(before, Node) and before.op == "call_module" else None
     )
-    found = module.quantizer if isinstance(module, Point) else None
+    found = module.quantizer if isinstance(module, QuantizationPoint) else None
     return found if isinstance(found, FakeQuantize) else None
 
 

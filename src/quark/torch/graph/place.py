@@ -80,7 +80,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Unit:
+class Pattern:
     """A pattern: a layer or operator, with the activation behind it.
 
     Attributes:
@@ -123,7 +123,7 @@ def place(model: GraphModule, config: QConfig) -> Places:
     return Places(Matches(plan, tuple(dict.fromkeys(layers.values()))), spots, names)
 
 
-def put_constants(plan: Plan, unit: Unit) -> None:
+def put_constants(plan: Plan, unit: Pattern) -> None:
     """Write the decisions about a unit into the plan, and the rows of its weight and bias."""
     layer, kind = unit.candidate, operator(unit.start) or type(unit.candidate.module).__name__
     plan.nodes[layer.name] = NodePlan(layer.name, kind, any(unit.stages.values()), unit.reason)
@@ -132,7 +132,7 @@ def put_constants(plan: Plan, unit: Unit) -> None:
             plan.put(row)
 
 
-def activations(plan: Plan, units: list[Unit], names: Mapping[Node, str]) -> dict[str, Spot]:
+def activations(plan: Plan, units: list[Pattern], names: Mapping[Node, str]) -> dict[str, Spot]:
     """Write the rows of the activations into the plan; where each is."""
     written, spots = written_by(units), {}
     read = tuple(reads(units, written))
@@ -160,7 +160,7 @@ def activations(plan: Plan, units: list[Unit], names: Mapping[Node, str]) -> dic
 
 def find_units(
     model: GraphModule, config: QConfig, layers: Mapping[str, Candidate], names: Mapping[Node, str]
-) -> Iterator[Unit]:
+) -> Iterator[Pattern]:
     """The patterns of a graph, in order."""
     taken: set[Node] = set()
     for node in model.graph.nodes:
@@ -170,7 +170,7 @@ def find_units(
         end = end_of(node, layer is not None)
         taken |= inside(node, end)
         candidate = layer or Candidate((names[node],), nn.Module(), OPERATOR)
-        yield Unit(node, end, candidate, *given_to(candidate, config))
+        yield Pattern(node, end, candidate, *given_to(candidate, config))
 
 
 def given_to(candidate: Candidate, config: QConfig) -> tuple[Mapping[str, Stages], str]:
@@ -185,19 +185,19 @@ def given_to(candidate: Candidate, config: QConfig) -> tuple[Mapping[str, Stages
     return {slot: found.stages(slot) for slot in ACTIVATIONS}, origin
 
 
-def unused(layers: Mapping[str, Candidate], units: list[Unit]) -> list[Candidate]:
+def unused(layers: Mapping[str, Candidate], units: list[Pattern]) -> list[Candidate]:
     """Layers that the graph holds and does not call."""
     called = {unit.candidate for unit in units}
     return [layer for layer in dict.fromkeys(layers.values()) if layer not in called]
 
 
-def written_by(units: list[Unit]) -> dict[Node, Stages]:
+def written_by(units: list[Pattern]) -> dict[Node, Stages]:
     """The outputs that are quantized for all readers."""
     found = ((unit, unit.stages.get("output_tensors", ())) for unit in units if is_real(unit.end))
     return {unit.end: stages for unit, stages in found if stages}
 
 
-def reads(units: list[Unit], written: Mapping[Node, Stages]) -> Iterator[Read]:
+def reads(units: list[Pattern], written: Mapping[Node, Stages]) -> Iterator[Read]:
     """The inputs that are quantized for one reader, because nobody did before."""
     for unit in units:
         stages = unit.stages.get("input_tensors", ())
@@ -206,7 +206,7 @@ def reads(units: list[Unit], written: Mapping[Node, Stages]) -> Iterator[Read]:
                 yield tensor, unit.start, stages
 
 
-def joined(units: list[Unit], written: Mapping[Node, Stages], read: tuple[Read, ...]) -> tuple[tuple[Key, ...], ...]:
+def joined(units: list[Pattern], written: Mapping[Node, Stages], read: tuple[Read, ...]) -> tuple[tuple[Key, ...], ...]:
     """Groups of tensors with one static scale each: what concatenations join, and what they make of it."""
     keys = {(source(tensor), stages) for tensor, _, stages in read} | set(written.items())
     groups: dict[Key, set[Key]] = {}

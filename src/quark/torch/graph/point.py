@@ -10,7 +10,7 @@ from torch import nn
 from quark.torch.fake_quantize import Quantizer
 
 
-class Point(nn.Module):
+class QuantizationPoint(nn.Module):
     """Quantizes an activation; the graph may call it for several tensors, which then share its scale."""
 
     def __init__(self, quantizer: Quantizer) -> None:
@@ -22,6 +22,6 @@ class Point(nn.Module):
         return self.quantizer(x)
 
 
-def points(model: nn.Module) -> Iterator[tuple[str, Point]]:
+def points(model: nn.Module) -> Iterator[tuple[str, QuantizationPoint]]:
     """(name, module) of the quantizers of activations in a graph."""
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, Point))
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizationPoint))

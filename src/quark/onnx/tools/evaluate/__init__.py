@@ -27,7 +27,7 @@ ARRAYS = (".npy",)
 
 
 @dataclass(frozen=True)
-class Result:
+class FileResult:
     """How far one file of the quantized folder is from its baseline."""
 
     name: str
@@ -36,7 +36,7 @@ class Result:
     psnr: float
 
 
-def compare_folders(baseline: str | Path, quantized: str | Path) -> list[Result]:
+def compare_folders(baseline: str | Path, quantized: str | Path) -> list[FileResult]:
     """Compare every NPY, PNG and JPG file of ``baseline`` with the file of the same relative name in ``quantized``.
 
     Raises:
@@ -47,7 +47,7 @@ def compare_folders(baseline: str | Path, quantized: str | Path) -> list[Result]
     return [compare_files(name, Path(baseline) / name, Path(quantized) / name) for name in names]
 
 
-def compare_files(name: str, baseline: Path, quantized: Path) -> Result:
+def compare_files(name: str, baseline: Path, quantized: Path) -> FileResult:
     """Compare two files of one kind."""
     reference, value = read(baseline), read(quantized)
     if not reference.size:
@@ -57,14 +57,14 @@ def compare_files(name: str, baseline: Path, quantized: Path) -> Result:
     a, b = reference.astype(np.float64), value.astype(np.float64)
     is_image = baseline.suffix.lower() in IMAGES
     psnr = metrics.decibel(255.0**2, metrics.mse(a, b)) if is_image else metrics.psnr(a, b)
-    return Result(name, metrics.cosine(a, b), metrics.l2(a, b), psnr)
+    return FileResult(name, metrics.cosine(a, b), metrics.l2(a, b), psnr)
 
 
-def mean(results: Iterable[Result]) -> Result:
+def mean(results: Iterable[FileResult]) -> FileResult:
     """The arithmetic mean of each measure; the PSNR is infinite as soon as one file's is."""
     columns = [(result.cosine, result.l2, result.psnr) for result in results]
     cosine, l2, psnr = (float(column) for column in np.mean(columns, axis=0))
-    return Result("mean", cosine, l2, psnr)
+    return FileResult("mean", cosine, l2, psnr)
 
 
 def read(path: Path) -> np.ndarray:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from quark.errors import QuarkError
-from quark.onnx.tools.evaluate import Result, compare_folders, mean
+from quark.onnx.tools.evaluate import FileResult, compare_folders, mean
 from quark.report.tables import plain, print_table
 from quark.report.values import Table
 
@@ -39,14 +39,14 @@ def folders(arguments: argparse.Namespace) -> tuple[Path, Path]:
     return given[0], given[1]
 
 
-def as_table(results: list[Result]) -> Table:
+def as_table(results: list[FileResult]) -> Table:
     """One row a file and one for the mean."""
     rows = (*results, mean(results))
     cells = tuple((row.name, f"{row.cosine:.6f}", f"{row.l2:.6g}", f"{row.psnr:.2f}") for row in rows)
     return Table("Quantized against baseline", ("file", "cosine", "L2", "PSNR, dB"), cells)
 
 
-def as_json(results: list[Result]) -> str:
+def as_json(results: list[FileResult]) -> str:
     """``{"files": [...], "mean": {...}}``."""
     rows = [{name: plain(v) if isinstance(v, float) else v for name, v in asdict(row).items()} for row in results]
     average = {name: plain(v) for name, v in asdict(mean(results)).items() if name != "name"}
