@@ -18,7 +18,7 @@ from quark.demo import data
 from quark.errors import ConfigError
 from quark.onnx.auto import PURPOSES, Goal, Search, Trial, _dearness, auto, quantized, split
 from quark.onnx.compare import compare
-from quark.onnx.recipes import Choice
+from quark.onnx.recipes import RECIPES, Choice
 from quark.report.verdict import Judged, worst
 
 Capture = pytest.CaptureFixture[str]
@@ -211,6 +211,31 @@ def test_a_trial_whose_model_was_judged_is_not_judged_again_and_says_so(
         )
         assert f"{idle.name}: metric 1, the same model as XINT8" in capsys.readouterr().out
     assert len(asked) == 3  # the float model, and two others
+
+
+def test_what_the_engine_proposes_is_tried_on_all_presets_before_anything_else_and_trials_tell_what_they_mend(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(self: Search, trial: Trial, path: Path) -> Trial:
+        """Only A16W8 with what is proposed is good; cheaper types never are, whatever is tried on them."""
+        self.propose(["set FloatDecoding"])
+        made = trial.choice or Choice("")
+        good = made.preset == "A16W8" and "FloatDecoding" in made.options
+        return replace(trial, judged=Judged("y", 2 if good else 0, "", 20.0 * good, 20.0 * good), passes=good, bytes=9)
+
+    monkeypatch.setattr(Search, "_made", judge)
+    monkeypatch.setattr(Search, "with_file", lambda self, trial: replace(trial, path=self.model))
+    monkeypatch.setattr(Search, "islands", lambda *args: None)
+    found = auto(folder / "model.onnx", split(samples()), Goal("npu", seconds=20), tmp_path)
+    tried = [one.choice for one in found.trials]
+    proposed = [Choice(name, {"FloatDecoding": True}) for name in ("XINT8", "A8W8", "A16W8")]
+    assert tried[:7] == [Choice(name) for name in PURPOSES["npu"].bases] + proposed
+    assert found.solved and found.winner.choice == proposed[2] and found.winner.causes
+    assert len(tried) > 10 and not any("BF16" in one.name for one in found.trials[4:])
+    assert len({one.name for one in found.trials}) == len(tried)
+    assert all(one.causes for one in found.trials[4:])
+    causes = {cause for one in found.trials for cause in one.causes}
+    assert not {one.name for one in RECIPES if one.cause in causes} & {name for name, _ in found.untried}
 
 
 @pytest.mark.parametrize(("purpose", "seconds"), [("npu", 1.0), ("cpu", 1.0), ("size", 0.5)])

@@ -93,8 +93,8 @@ def jackknifed(value: float, spread: float) -> Score:
 def test_the_winner_is_confirmed_within_the_tolerance_or_what_is_chance_on_other_samples(
     target: Target, after: float | Score, before: float, confirmed: bool
 ) -> None:
-    winner = Trial("fp8", {"scheme": "fp8"}, 1, target.value, passes=True)
-    outcome = Outcome(winner, True, "quark", target, [winner], [], None, 10.0, 2)
+    winner = Trial("fp8", {"scheme": "fp8"}, target.value, passes=True)
+    outcome = Outcome(winner, True, [winner], "quark", target, 10.0, 2)
     score = after if isinstance(after, Score) else Score(after)
     still = {target.metric: Score(before, (before,) * len(score.without))}
     goal = Goal("vllm", None if target.metric == "sqnr" else 0.01)
@@ -151,6 +151,8 @@ def test_the_command_writes_folder_recipe_and_page_and_goes_on_after_a_kill(tmp_
     assert "solved" in printed and "samples that decided nothing" in printed and "quark torch evaluate" in printed
     assert "by chance)" in printed and "against the samples that chose it" in printed and " ± " in printed
     kept = json.loads((tmp_path / "l.json").read_text())["done"]
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "a smaller one is within the tolerance" in page
     assert kept and '"scatters":[{' in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert main([*words, "-o", str(tmp_path / "again")]) == 0
     assert main([*words, "-o", str(tmp_path / "out")]) == 1 and "add a file name" not in capsys.readouterr().err

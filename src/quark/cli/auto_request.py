@@ -18,6 +18,7 @@ from quark.cli.verdicts import FAILED
 from quark.errors import ConfigError
 from quark.report import Table
 from quark.report.verdict import Verdict
+from quark.search.trials import Outcome, Trial
 
 ACCEPTABLE = 0.2
 """A larger part of a metric is no tolerance that anybody means."""
@@ -42,7 +43,7 @@ def command(asked: Auto) -> str:
     words = ["quark", "auto", str(asked.model), "-o", str(output), *source_words(asked.source)]
     told: dict[str, Any] = {"for": asked.goal, "metric": asked.metric, "labels": asked.labels, "drop": asked.drop}
     told |= {"minutes": f"{asked.minutes:g}", "ledger": asked.ledger}
-    told |= {"seq-len": asked.seq_len} if folder else {}
+    told |= {"seq-len": asked.seq_len} if folder else {"workers": asked.workers if asked.workers != 1 else None}
     words += [word for name, value in told.items() if value is not None for word in (f"--{name}", str(value))]
     return shlex.join(words if folder else [*words, "--overwrite"])
 
@@ -65,6 +66,16 @@ def parse_drop(text: str | None) -> float | None:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError as error:
         raise ConfigError(f"--drop {text!r}: write a part, as in 1% or 0.01") from error
+
+
+def why_not(trial: Trial, dearer: str) -> str:
+    """Why a trial did not win; ``dearer``: where it is within the tolerance."""
+    return (trial.error and "it could not be made") or (dearer if trial.passes else "outside the tolerance")
+
+
+def untried_table(found: Outcome[Any]) -> Table:
+    """What was not tried, and why."""
+    return Table("Not tried", ("configuration", "why"), tuple(found.untried))
 
 
 def tell(found: Mapping[str, Any] | Table, verdict: Verdict, wrote: tuple[Path, Path], solved: bool) -> None:

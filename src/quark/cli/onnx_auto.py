@@ -11,7 +11,17 @@ from typing import Any
 
 import yaml
 
-from quark.cli.auto_request import ACCEPTABLE, OTHER_SAMPLES, command, longer, looser, parse_drop, tell
+from quark.cli.auto_request import (
+    ACCEPTABLE,
+    OTHER_SAMPLES,
+    command,
+    longer,
+    looser,
+    parse_drop,
+    tell,
+    untried_table,
+    why_not,
+)
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.samples import FileSamples
@@ -22,17 +32,18 @@ from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.files.private import private_folder
 from quark.measure.score import error
-from quark.onnx.auto import DROP, LATE, Goal, Outcome, Split, Trial, auto, split, write_model
+from quark.onnx.auto import Goal, Outcome, Split, Trial, auto, split, write_model
 from quark.onnx.data_files import file_of
 from quark.onnx.describe import file_bytes
 from quark.onnx.graph.model import output_of
 from quark.onnx.labelled import is_name, metric_of, metrics_on, said
-from quark.onnx.labels import LabelSource
+from quark.onnx.labels import Given
 from quark.onnx.labels import digest_of as labels_digest
 from quark.report import ChartPoint, ModelView, Report, Scatter, Table, file_size
 from quark.report.verdict import LEVELS, Line, Verdict, accuracy_line, size_line, speed_line
 from quark.search.function import digest_of, load_function, score_of
 from quark.search.parts import parts_of
+from quark.search.trials import DROP, LATE
 
 
 def run(request: Auto) -> None:
@@ -85,14 +96,14 @@ def _goal(request: Auto) -> Goal:
     name = "" if own is None else own.rpartition(":")[2]
     metric = None if function is None else lambda path: score_of(function(path), name)
     seconds, drop = 60 * request.minutes, parse_drop(request.drop)
-    kept = Goal(request.goal, drop, metric, seconds, None, request.ledger, digest_of(own))
+    kept = Goal(request.goal, drop, metric, seconds, request.ledger, digest_of(own))
     return replace(kept, workers=request.workers)
 
 
 def _labelled(goal: Goal, request: Auto, name: str, samples: Any) -> Goal:
     """The goal with a built-in metric, on the samples that choose, and on those that decide nothing."""
     files = [file_of(read) for read in samples.readers] if isinstance(samples, FileSamples) else [None] * len(samples)
-    given = LabelSource(request.model, request.labels, files, preprocessing(request.source))
+    given = Given(request.model, request.labels, files, preprocessing(request.source))
     parts, (_, choose, report) = _split(samples), parts_of(len(samples))
     on = metrics_on(name, request.model, given, [(parts.choose, choose), (parts.report, report)])
     return replace(goal, metric=on[0], reporting=on[1], identity=f"{name} by {labels_digest(request.labels)}")
@@ -148,20 +159,13 @@ def _row(trial: Trial, won: bool) -> tuple[str, ...]:
     )
 
 
-def untried_table(found: Outcome) -> Table:
-    """What was not tried, and why."""
-    return Table("Not tried", ("preset or recipe", "why"), tuple(found.untried))
-
-
 def why_table(request: Auto, found: Outcome) -> Table:
     """Why the winner won over every other trial that could have."""
     cost = {"cpu": "seconds", "npu": "rank", "size": "bytes"}[request.goal]
     said = {"seconds": "slower", "rank": "a costlier type for an NPU, or less accurate", "bytes": "larger"}[cost]
     rows = []
     for trial in (one for one in found.trials if one.name != found.winner.name):
-        why = (trial.error and "it could not be made") or ("outside the tolerance" if not trial.passes else said)
-        why = f"the same model as {trial.same}" if trial.same else why
-        rows.append((trial.name, why))
+        rows.append((trial.name, f"the same model as {trial.same}" if trial.same else why_not(trial, said)))
     return Table("Why the others lost", ("configuration", "why"), tuple(rows), _why(found))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from quark.cli.auto_request import ACCEPTABLE, OTHER_SAMPLES, longer, looser, parse_drop, tell
+from quark.cli.auto_request import ACCEPTABLE, OTHER_SAMPLES, longer, looser, parse_drop, tell, untried_table, why_not
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
@@ -22,6 +22,7 @@ from quark.files.outputs import Output, check_outputs, drafts
 from quark.report import ChartPoint, ModelView, Report, Scatter, Table, file_size
 from quark.report.verdict import Line, Verdict, size_line
 from quark.search.function import digest_of, load_function, score_of
+from quark.search.trials import LATE
 from quark.search.values import FLOAT
 
 if TYPE_CHECKING:
@@ -143,15 +144,25 @@ def _recipe(found: Outcome, request: Auto) -> str:
 def trial_table(found: Outcome) -> Table:
     """Every trial with its figures."""
     rows = tuple(_row(one, one is found.winner, found.target.metric) for one in found.trials)
-    note = "* the winner" + (f". No time for: {', '.join(found.untried)}" if found.untried else "")
+    late = [name for name, why in found.untried if why == LATE]
+    note = "* the winner" + (f". No time for: {', '.join(late)}" if late else "")
     return Table("Trials", ("configuration", found.target.metric, "size", "within", "mends"), rows, note)
+
+
+def why_table(found: Outcome) -> Table:
+    """Why the winner won over every other trial."""
+    others = [one for one in found.trials if one is not found.winner]
+    said = "larger, or as large and less accurate"
+    return Table(
+        "Why the others lost", ("configuration", "why"), tuple((one.name, why_not(one, said)) for one in others)
+    )
 
 
 def _row(trial: Trial, won: bool, metric: str) -> tuple[str, ...]:
     give = "" if math.isnan(trial.chance) else f" ± {trial.chance:.2g}"
     said = trial.error or f"{trial.value:.6g}{give}"
     name = f"* {trial.name}" if won else trial.name
-    return name, said, file_size(trial.bytes), "yes" if trial.passes else "no", trial.cause
+    return name, said, file_size(trial.bytes), "yes" if trial.passes else "no", "; ".join(trial.causes)
 
 
 def _verdict(request: Auto, found: Outcome) -> Verdict:
@@ -190,7 +201,7 @@ def _next(request: Auto, found: Outcome) -> str:
     if found.solved and found.confirmed:
         measured = [*data, "--seq-len", str(request.seq_len)] if target.metric == "perplexity" else ["--metric", TASK]
         return shlex.join(["quark", "torch", "evaluate", str(request.output), *measured])
-    if found.untried:
+    if any(why == LATE for _, why in found.untried):
         return longer(request)
     lost = abs(found.winner.value - found.float_value) / abs(found.float_value) if found.float_value else math.nan
     if not found.solved and target.metric in ("perplexity", "metric") and 0 < lost < ACCEPTABLE:
@@ -208,7 +219,7 @@ def _facts(found: Outcome, verdict: Verdict) -> Mapping[str, Any]:
     ]
     told = {"winner": found.winner.name, "solved": found.solved, "format": found.format, "trials": trials}
     told |= {"confirmed": found.confirmed, "reported": found.reported, "chance": found.chance}
-    return {**told, "untried": found.untried, "verdict": verdict.facts()}
+    return {**told, "untried": dict(found.untried), "verdict": verdict.facts()}
 
 
 def _page(request: Auto, found: Outcome, verdict: Verdict) -> Report:
@@ -217,4 +228,5 @@ def _page(request: Auto, found: Outcome, verdict: Verdict) -> Report:
     points = (*points, ChartPoint("float", found.float_bytes / 1e6, found.float_value))
     plot = Scatter("Size and accuracy", "MB", found.target.metric, points, found.target.least)
     title = f"auto: {request.model.name} for {request.goal}"
-    return Report(title, (ModelView(found.winner.name, verdict),), tables=(trial_table(found),), scatters=(plot,))
+    tables = (trial_table(found), why_table(found), untried_table(found))
+    return Report(title, (ModelView(found.winner.name, verdict),), tables=tables, scatters=(plot,))

@@ -59,3 +59,17 @@ def error(one: Score, other: Score) -> float:
     if not np.isfinite(gaps).all():
         return math.nan
     return float(np.sqrt((len(gaps) - 1) / len(gaps) * np.sum((gaps - gaps.mean()) ** 2)))
+
+
+def by_chance(before: Score, after: Score, limit: float) -> float:
+    """How much of a loss is chance; NaN where nothing is known of samples.
+
+    That is its standard error, or all of it where the samples are too few to see ``limit`` and the loss rests on one of
+    their groups: without that one it is within ``limit``. (A single picture that differs makes a loss of exactly one
+    standard error.)
+    """
+    spread = error(before, after)
+    if not spread > limit:
+        return spread
+    rest = min(float(one - other) for one, other in zip(before.without, after.without, strict=True))
+    return max(spread, before.value - after.value) if rest <= limit else spread

@@ -2,7 +2,8 @@
 
     samples → fit (ranges), choose (which trial wins), report (what is said about the winner)
     bases   → the presets of the purpose, one trial each
-    recipes → for a base outside the tolerance, ``quark.onnx.recipes``, one after the other, while they help
+    recipes → for bases outside the tolerance, ``quark.onnx.recipes``: on each of them what the engine proposes, then
+              the others one after the other, while they help
     winner  → the cheapest trial within the tolerance: in time (cpu), in bits (npu), in bytes (size)
 
 One quantized model is in memory at a time; the files of trials lie in a folder of their own, and those that cannot win
@@ -22,7 +23,7 @@ from quark import parallel
 from quark.errors import DataError, QuarkError
 from quark.files.private import private_folder
 from quark.measure.answers import Answers
-from quark.measure.score import Score, error
+from quark.measure.score import Score, by_chance
 from quark.onnx import fingerprint
 from quark.onnx.compare import compare
 from quark.onnx.data import Feed
@@ -34,7 +35,7 @@ from quark.onnx.latency import median_seconds
 from quark.onnx.one_pass import estimate
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantizer import ModelQuantizer
-from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improve, islands, wider
+from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Climb, Situation, islands, wider
 from quark.onnx.result import Result
 from quark.onnx.trials import (
     PURPOSES,
@@ -54,6 +55,7 @@ from quark.search.clock import Clock
 from quark.search.function import checked_reference, score_of
 from quark.search.ledger import Ledger
 from quark.search.parts import how_far
+from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
 
 ISLANDS = 0.4
@@ -62,15 +64,9 @@ HALF, BESIDE = 0.5, 0.125
 """The part of the layers that may be islands; and where each of them leaves an NPU for the CPU."""
 TRIED = 8
 """Samples that single layers are tried on."""
-DROP = 0.01
-"""The part of a metric that may be lost where nothing is said; or one standard error of the difference, if larger."""
 PROBED = 8
 """Samples, of each part, that recipes are compared on before the better ones get all."""
-LATE = "no time was left"
-"""Why something was not tried."""
 __all__ = [
-    "DROP",
-    "LATE",
     "PURPOSES",
     "Goal",
     "Outcome",
@@ -112,6 +108,9 @@ class Search:
     def attempt(self, choice: Choice, causes: tuple[str, ...] = ()) -> Trial:
         """Quantize with the fitting samples and judge on the choosing ones."""
         name = choice.name
+        before = next((one for one in self.trials if one.name == name), None)
+        if before is not None:  # recipes on a cheaper base may end at a dearer one
+            return before
         path, known = self.folder / f"{len(self.trials)}.onnx", remembered(self.book, name, choice, causes)
         if known is not None:
             self.propose(known[1])
@@ -158,11 +157,11 @@ class Search:
         return self.book.score("float model", made)
 
     def measured(self, path: Path) -> tuple[float | None, float]:
-        """The metric of a model's file, and how far its difference to that of the float model is chance."""
+        """The metric of a model's file, and how much of its loss is chance."""
         if self.goal.metric is None or self.float_score is None:
             return None, math.nan
         found = score_of(self.goal.metric(str(path)), "the metric")
-        return found.value, error(self.float_score, found)
+        return found.value, by_chance(self.float_score, found, self.limit)
 
     def finished(self, trial: Trial) -> Trial:
         """Take a trial down, and tell it."""
@@ -193,7 +192,7 @@ class Search:
         """Whether a trial keeps what it has to keep."""
         drop = self.goal.drop
         if self.float_score is not None and trial.value is not None:
-            close = trial.value >= self.float_score.value - _larger(self.limit, trial.chance)
+            close = self.float_score.value - trial.value <= _larger(self.limit, trial.chance)
             return close and (self.told(trial) or (trial.judged is not None and trial.judged.level >= GOOD))
         if trial.judged is None:
             return False
@@ -207,7 +206,7 @@ class Search:
         if outcome.reported_values is not None:
             after, before = outcome.reported_values
             allowed = abs(before.value) * (DROP if self.goal.drop is None else self.goal.drop)
-            return after.value >= before.value - _larger(allowed, error(after, before))
+            return before.value - after.value <= _larger(allowed, by_chance(before, after, allowed))
         return self.goal.metric is not None or self.within(replace(outcome.winner, judged=outcome.reported), answers)
 
     @property
@@ -236,20 +235,22 @@ class Search:
         """The most accurate of the trials."""
         return max(trials, key=lambda one: Attempt(one.choice or Choice(""), self.as_wanted(one)).rank)
 
-    def improved(self, base: Trial, seconds: float) -> None:
+    def climb(self, base: Trial) -> Climb:
         """Recipes on a base that is outside the tolerance."""
 
         def measure(choice: Choice) -> Judged | None:
-            return self.as_wanted(self.attempt(choice))
+            return self.as_wanted(self.attempt(choice, made.trying.causes))
 
-        if base.choice is None:
-            return
+        choice = base.choice or Choice("")
+        made = Climb(Attempt(choice, self.as_wanted(base)), self.situation, measure, self.pace, self.usual(choice))
+        return made
+
+    def improved(self, climb: Climb, seconds: float) -> None:
+        """All recipes that apply, and then islands, in about this time."""
         end = self.clock.left - seconds  # what is to be left of all the time when this is over
         self.probes = self.clock.left - PROBES * seconds
-        few = self.samples.total > 4 * PROBED
-        first, probe = Attempt(base.choice, self.as_wanted(base)), self.probe if few else None
-        usual = self.usual(Choice(base.choice.preset))
-        best, _ = improve(first, self.situation, measure, seconds * (1 - ISLANDS), probe, self.pace, usual)
+        self.situation = climb.situation
+        best = climb.others(seconds * (1 - ISLANDS), self.probe if self.samples.total > 4 * PROBED else None)
         good = best.judged is not None and best.judged.level >= GOOD
         if not good and Config(best.choice.config()).compile().mode == "static":
             self.islands(best, end)
@@ -382,8 +383,9 @@ def auto(
 
 
 def _try(search: Search) -> None:
-    """All bases as they are, the cheapest first; then recipes on the cheaper ones that are outside the tolerance."""
-    goal, tried = search.goal, list[tuple[Trial, tuple[str, ...]]]()
+    """All bases as they are, the cheapest first; on those outside the tolerance what the engine proposes; then the
+    other recipes, on bases that are cheaper than the first that is within."""
+    goal, climbs = search.goal, list[Climb]()
     for place, preset in enumerate(goal.row.bases):
         if place and not search.clock.fits(search.usual(Choice(preset))):
             break
@@ -391,18 +393,21 @@ def _try(search: Search) -> None:
         base = search.attempt(Choice(preset))
         if base.passes and goal.row.cost == "rank":
             break
-        if not base.passes and not base.error:
-            tried.append((base, tuple(search.situation.proposals)))
-    for place, (base, proposals) in enumerate(tried):
-        left = search.clock.left
+        if not base.passes and not base.error and search.could_win(base):
+            climbs.append(search.climb(base))
+    for place, climb in enumerate(climbs):
+        search.situation, best = climb.situation, climb.proposed(search.clock.left)
+        if goal.row.cost == "rank" and best.judged is not None and best.judged.level >= GOOD:
+            climbs = climbs[:place]
+            break
+    for place, climb in enumerate(climbs):
+        left, count = search.clock.left, len(search.trials)
         if left <= 0:
-            search.notes.append(f"no time was left for recipes on {base.name}")
-        elif search.could_win(base):
-            search.situation = replace(search.situation, proposals=proposals)
-            count = len(search.trials)
-            search.improved(base, left / (len(tried) - place))
-            if goal.row.cost == "rank" and any(trial.passes for trial in search.trials[count:]):
-                break
+            search.notes.append(f"no time was left for recipes on {climb.best.choice.name}")
+            continue
+        search.improved(climb, left / (len(climbs) - place))
+        if goal.row.cost == "rank" and any(trial.passes for trial in search.trials[count:]):
+            break
 
 
 def _concluded(search: Search) -> Outcome:
@@ -439,17 +444,16 @@ def _untried(search: Search) -> list[tuple[str, str]]:
     """Presets and recipes that no trial has, and why not."""
     presets = [trial.choice.preset for trial in search.trials if trial.choice is not None]
     passed, over = any(trial.passes for trial in search.trials), not search.clock.fits(search.usual(Choice("")))
-    late = LATE if over else "what was found before was good enough"
+    late = LATE if over or not passed else "what was found before was good enough"
     found = []
     for preset in search.goal.row.bases:
         if preset not in presets:
             found.append((preset, "a cheaper one is within the tolerance" if passed else late))
     causes = {cause for trial in search.trials for cause in trial.causes}
     for recipe in (one for one in RECIPES if one.cause not in causes):
-        fits = any(recipe.applies(search.situation, Choice(preset)) for preset in presets)
+        fits = [one for one in map(Choice, dict.fromkeys(presets)) if recipe.applies(search.situation, one)]
+        same = next((search.same[name] for one in fits if (name := recipe.change(one).name) in search.same), None)
         why = late if fits else "its condition does not hold for this model and these presets"
-        changed = [recipe.change(Choice(preset)).name for preset in presets] if fits else []
-        same = next((search.same[name] for name in changed if name in search.same), None)
         found.append((recipe.name, why if same is None else f"on few samples its model is that of {same}"))
     return found
 

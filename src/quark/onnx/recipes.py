@@ -336,32 +336,50 @@ def improve(
         pace: seconds that recipes took, by name, on another configuration of the model; those of this one are added.
         usual: seconds that the first attempt took.
     """
-    climb = _Climb(first, situation, measure, time.perf_counter() + seconds, {} if pace is None else pace)
-    climb.slowest = usual
-    climb.over([recipe for recipe in RECIPES if recipe.first])
-    rows = [recipe for recipe in RECIPES if not recipe.first]
-    if probe is not None and climb.open():
-        rows = _ordered(rows, climb.best.choice, situation, probe)
-    climb.over(rows)
+    climb = Climb(first, situation, measure, {} if pace is None else pace, usual)
+    climb.proposed(seconds)
+    climb.others(max(0.0, climb.end - time.perf_counter()), probe)
     return climb.best, climb.tried
 
 
 Probe = Callable[[Sequence[Choice]], Sequence[tuple[float, ...] | None]]
 
 
-class _Climb:
-    """Recipes one after the other on the best so far."""
+class Climb:
+    """Recipes one after the other on the best so far, as ``improve``.
+
+    Attributes:
+        best: so far.
+        trying: what ``measure`` is asked about, with the causes that it mends; not judged yet.
+        tried: how many were measured.
+    """
 
     def __init__(
         self,
         first: Attempt,
         situation: Situation,
-        measure: Callable[..., Judged | None],
-        end: float,
+        measure: Callable[[Choice], Judged | None],
         pace: dict[str, float],
+        usual: float,
     ) -> None:
-        self.best, self.situation, self.measure, self.end, self.pace = first, situation, measure, end, pace
-        self.tried, self.slowest = 0, 0.0
+        self.best = self.trying = first
+        self.situation, self.measure, self.pace, self.slowest = situation, measure, pace, usual
+        self.tried, self.end = 0, 0.0
+
+    def proposed(self, seconds: float) -> Attempt:
+        """The best with what the engine itself proposed: quick, and likely to help."""
+        self.end = time.perf_counter() + seconds
+        self.over([recipe for recipe in RECIPES if recipe.first])
+        return self.best
+
+    def others(self, seconds: float, probe: Probe | None = None) -> Attempt:
+        """The best with all other recipes."""
+        self.end = time.perf_counter() + seconds
+        rows = [recipe for recipe in RECIPES if not recipe.first]
+        if probe is not None and self.open():
+            rows = _ordered(rows, self.best.choice, self.situation, probe)
+        self.over(rows)
+        return self.best
 
     def open(self, recipe: Recipe | None = None) -> bool:
         """Whether another attempt makes sense: it would end in time, at its own pace or that of the slowest."""
@@ -380,7 +398,8 @@ class _Climb:
             choice, start = recipe.change(self.best.choice), time.perf_counter()
             if choice == self.best.choice:  # it has been told so already
                 continue
-            attempt = Attempt(choice, self.measure(choice), (*self.best.causes, recipe.cause))
+            self.trying = Attempt(choice, None, (*self.best.causes, recipe.cause))
+            attempt = replace(self.trying, judged=self.measure(choice))
             self.pace[recipe.name] = time.perf_counter() - start
             self.slowest = max(self.slowest, self.pace[recipe.name] / (SLOW if recipe.slow else 1))
             self.tried += 1

@@ -19,6 +19,7 @@ from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.recipes import Choice
 from quark.report.verdict import LEVELS, Judged
+from quark.search import trials
 from quark.search.ledger import Ledger
 from quark.search.parts import parts
 
@@ -64,19 +65,12 @@ def split(samples: Sequence[Feed]) -> Split:
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What is wanted.
+class Goal(trials.Goal):
+    """What is wanted: as ``quark.search.trials.Goal``; ``metric`` gets the path of a model.
 
     Attributes:
-        purpose: a row of ``PURPOSES``.
-        drop: the part of the metric, or of the float model's answers, that may be lost; None: a good verdict.
-        metric: path of a model → number, or ``Score`` that knows its error, larger is better; None: agreement with the
-            float model.
-        reporting: the same on the samples that decide nothing, where the metric knows parts.
-        seconds: for all trials; the one that runs is not stopped.
+        reporting: the metric on the samples that decide nothing, where it knows parts.
         libraries: files with the model's custom operators.
-        ledger: a JSON file that finished trials are kept in; after a kill the same call goes on from there.
-        identity: what tells ``metric`` from another function.
         workers: recipes that are compared at once; processes, or what joblib is set to.
 
     Raises:
@@ -84,21 +78,15 @@ class Goal:
     """
 
     purpose: str = "cpu"
-    drop: float | None = None
-    metric: Callable[[str], Any] | None = None
-    seconds: float = 600.0
-    libraries: Libraries = None
-    ledger: Path | None = None
-    identity: str = "none"
     reporting: Callable[[str], Any] | None = None
+    libraries: Libraries = None
     workers: int = 1
 
     def __post_init__(self) -> None:
         if self.purpose not in PURPOSES:
             said = unknown("--for", self.purpose, PURPOSES)
             raise ConfigError(f"{said}, for an ONNX model; programs such as vllm read folders of torch models")
-        if self.drop is not None and not 0 <= self.drop < 1:
-            raise ConfigError(f"--drop is {self.drop:g}: it is the part that may be lost, from 0 to 1, such as 0.01")
+        super().__post_init__()
 
     @property
     def row(self) -> Purpose:
@@ -107,66 +95,44 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A configuration that was tried.
+class Trial(trials.Trial):
+    """A configuration that was tried: as ``quark.search.trials.Trial``.
 
     Attributes:
-        name: in the words of the command line.
         choice: the configuration; None: the float model.
         judged: its agreement with the float model on the choosing samples.
-        value, chance: of the metric, and the standard error of its difference to the float model's.
-        bytes, seconds: of its file, of an inference where that was timed.
-        causes: what its recipes mend.
-        error: why it could not be made.
-        passes: it is within the tolerance.
+        value: of the metric there.
+        seconds: of an inference where that was timed.
         path: its file; None for one that failed or that a ledger remembers.
         digest, same: of its model; the name of the trial before it that made the same one.
     """
 
-    name: str
     choice: Choice | None
     judged: Judged | None = None
     value: float | None = None
-    bytes: int = 0
-    seconds: float = float("nan")
-    chance: float = float("nan")
-    causes: tuple[str, ...] = ()
-    error: str = ""
-    passes: bool = False
+    seconds: float = math.nan
     path: Path | None = None
     digest: str = ""
     same: str = ""
 
 
 @dataclass
-class Outcome:
-    """What ``auto`` found.
+class Outcome(trials.Outcome[Trial]):
+    """What ``auto`` found: as ``quark.search.trials.Outcome``; a winner without ``choice`` is the float model.
 
     Attributes:
-        winner: the trial whose model is to be used; its ``choice`` is None for the float model.
-        solved: it is within the tolerance, and it is not the float model.
-        confirmed: it is within the tolerance on the samples that decided nothing, too, where they can be asked.
-        trials: all, in the order in which they were made.
         reported: the winner on the samples that decided nothing; None for the float model.
         float_value: the metric of the float model.
         float_seconds: an inference of it, where time counts.
         seconds: an inference of the trials that were timed, by name.
         reported_values: (winner, float model) of the metric on the samples that decided nothing.
-        notes: what a reader must know, a sentence each.
-        untried: (preset or recipe, why it was not tried).
     """
 
-    winner: Trial
-    solved: bool
-    trials: list[Trial]
     reported: Judged | None = None
     float_value: float | None = None
-    float_seconds: float = float("nan")
+    float_seconds: float = math.nan
     seconds: dict[str, float] = field(default_factory=dict)
     reported_values: tuple[Score, Score] | None = None
-    notes: list[str] = field(default_factory=list)
-    untried: list[tuple[str, str]] = field(default_factory=list)
-    confirmed: bool = True
 
 
 def ledger_of(model: Path, samples: Split, goal: Goal) -> Ledger:
@@ -230,5 +196,5 @@ def remembered(book: Ledger, name: str, choice: Choice, causes: tuple[str, ...])
         return None
     judged = Judged(**{one.name: getattr(kept, one.name) for one in fields(Judged)}) if hasattr(kept, "level") else None
     told: dict[str, Any] = {name: getattr(kept, name) for name in ("error", "chance", "digest", "same")}
-    told |= {"causes": causes, "passes": bool(kept.passes)}
-    return Trial(name, choice, judged, kept.metric, kept.bytes, **told), kept.proposals
+    told |= {"bytes": kept.bytes, "causes": causes, "passes": bool(kept.passes)}
+    return Trial(name, choice, judged, kept.metric, **told), kept.proposals

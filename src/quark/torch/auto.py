@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ from torch import nn
 from quark.errors import ConfigError, DataError, QuarkError, unknown
 from quark.files.private import private_folder
 from quark.measure.score import Score, error
+from quark.search import trials
 from quark.search.clock import Clock
 from quark.search.function import checked_reference, score_of
 from quark.search.ledger import Ledger
 from quark.search.parts import how_far, parts_of
 from quark.search.target import Target
+from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
 from quark.torch.bench import Site, Traffic, lay_out, outputs_of, running, scores
 from quark.torch.config.schemes import ROWS
@@ -40,7 +42,7 @@ from quark.torch.quantizer import ModelQuantizer
 from quark.torch.sensitivity import costs_of, matched, unfit
 
 PURPOSES = {"genai": "onnxruntime-genai", **{name: name for name in PROGRAMS}}
-DROP = 0.01
+SMALLER = "a smaller one is within the tolerance"
 SQNR = 20.0  # dB that a model without tokens has to keep where no --drop is given
 FIXED = ("sqnr", "cosine")  # metrics of the distance to the float model, which itself has none
 WIDER = "int8_wo_per_channel"  # for layers whose axes the groups of a scheme do not divide
@@ -66,35 +68,22 @@ RECIPES = (
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What is wanted.
+class Goal(trials.Goal):
+    """What is wanted: as ``quark.search.trials.Goal``; ``metric`` gets the model.
 
-    Attributes:
-        purpose: the program that reads the result, a name of ``PURPOSES``.
-        drop: the part of the metric that may be lost: 0.01 where it is None.
-        metric: the user's function, model → number, or one for each sample, larger is better; None: perplexity, or
-            SQNR without tokens.
-        seconds: for all trials; the one that runs is not stopped.
-        ledger: a JSON file that finished trials are kept in.
-        identity: what tells ``metric`` from another function.
+    Without one it is the perplexity, or the SQNR of a model without tokens.
 
     Raises:
         ConfigError: an unknown purpose, or a drop outside 0..1.
     """
 
     purpose: str = "transformers"
-    drop: float | None = None
-    metric: Callable[[nn.Module], Any] | None = None
-    seconds: float = 600.0
-    ledger: Path | None = None
-    identity: str = "none"
 
     def __post_init__(self) -> None:
         if self.purpose not in PURPOSES:
             said = unknown("--for", self.purpose, PURPOSES)
             raise ConfigError(f"{said}, for a folder of a torch model; cpu, npu and size are for ONNX models")
-        if self.drop is not None and not 0 <= self.drop < 1:
-            raise ConfigError(f"--drop is {self.drop:g}: it is the part that may be lost, from 0 to 1, such as 0.01")
+        super().__post_init__()
 
     @property
     def program(self) -> str:
@@ -103,60 +92,37 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A configuration that was tried.
+class Trial(trials.Trial):
+    """A configuration that was tried: as ``quark.search.trials.Trial``; ``chance`` is that of the value itself where
+    the float model has none.
 
     Attributes:
-        name: scheme and algorithms.
         values: of the configuration file.
-        bytes: of the tensors in the file.
-        value, chance: of the metric on the choosing samples, and how far it is chance: the standard error of its
-            difference to the float model's, or of itself where the float model has none.
-        passes: it is within the tolerance.
-        cause: what its recipe mends.
-        error: why it could not be tried.
+        value: of the metric on the choosing samples.
     """
 
-    name: str
     values: Mapping[str, Any]
-    bytes: int
-    value: float = float("nan")
-    chance: float = float("nan")
-    passes: bool = False
-    cause: str = ""
-    error: str = ""
+    value: float = math.nan
 
 
 @dataclass
-class Outcome:
-    """What ``auto`` found.
+class Outcome(trials.Outcome[Trial]):
+    """What ``auto`` found: as ``quark.search.trials.Outcome``.
 
     Attributes:
-        winner: the trial that is to be used.
-        solved: it is within the tolerance.
         format: that the program reads it in.
         target: what had to be kept, on the choosing samples.
-        trials: all, in the order in which they were made.
-        untried: names of what there was no time for.
+        float_value, float_bytes: of the float model.
         reported: (winner, float model) on the samples that decided nothing; None: there are none.
         chance: of the winner's value there, as that of a trial.
-        confirmed: it is within the tolerance, or within what is chance, on the samples that decided nothing, too.
-        float_value, float_bytes: of the float model.
-        notes: what a reader must know, a sentence each.
     """
 
-    winner: Trial
-    solved: bool
     format: str
     target: Target
-    trials: list[Trial]
-    untried: list[str]
-    reported: tuple[float, float] | None
     float_value: float
     float_bytes: int
-    notes: list[str] = field(default_factory=list)
-    chance: float = float("nan")
-    confirmed: bool = True
+    reported: tuple[float, float] | None = None
+    chance: float = math.nan
 
     @property
     def gap(self) -> float:
@@ -177,7 +143,7 @@ class Search:
 
     def __init__(self, model: nn.Module, parts: Sequence[list[Any]], goal: Goal, site: Site, book: Ledger) -> None:
         self.model, self.goal, self.site, self.book = model, goal, site, book
-        self.fit, self.trials, self.untried = parts[0], list[Trial](), list[str]()
+        self.fit, self.trials, self.untried = parts[0], list[Trial](), list[tuple[str, str]]()
         self.clock = Clock(goal.seconds)
         self.before = self.figures(site)
         self.float_bytes = sum(one.nbytes for one in model.parameters())
@@ -214,7 +180,7 @@ class Search:
 
     def attempt(self, name: str, values: Mapping[str, Any], cause: str = "") -> Trial:
         """Quantize in place with the fitting samples, judge on the choosing ones, put the model back."""
-        trial = Trial(name, values, self.size(values), cause=cause)
+        trial = Trial(name, values, bytes=self.size(values), causes=(cause,) if cause else ())
         try:
             with self.clock.during(kind_of(values)):
                 found = self.book.score(f"trial {name}", lambda: self.value(values, self.site))
@@ -241,7 +207,7 @@ class Search:
         usual = self.clock.usual(kind_of(values)) or self.clock.usual(kind_of({}))
         over = bool(self.trials) and not self.clock.fits(usual)
         if over:
-            self.untried.append(name)
+            self.untried.append((name, LATE))
         return over
 
 
@@ -287,7 +253,9 @@ def proposals(search: Search) -> Iterator[tuple[str, dict[str, Any], str]]:
     plain = [(scheme, search.values(scheme)) for scheme in ROWS if reads([scheme], search.goal.program)]
     sized = [(search.size(values), scheme, values) for scheme, values in plain]
     for size, scheme, values in sorted(sized, key=lambda one: one[:1]):
-        if not solved_within(search, size):
+        if solved_within(search, size):
+            search.untried.append((scheme, SMALLER))
+        else:
             yield scheme, values, ""
     missed = sorted(
         (one for one in search.trials if not one.error), key=lambda one: abs(one.value - search.target.value)
@@ -322,8 +290,8 @@ def concluded(search: Search, samples: list[Any], count: int, folder: Path) -> O
         site = lay_out(search.model, samples, made(folder / "report"))
         found = search.figures(site), search.value(winner.values, site)
     program = format_for(schemes_in(winner.values), search.goal.program)
-    facts = search.float_value, search.float_bytes, notes
-    outcome = Outcome(winner, bool(good), program, target, search.trials, search.untried, None, *facts)
+    facts = program, target, search.float_value, search.float_bytes
+    outcome = Outcome(winner, bool(good), search.trials, *facts, notes=notes, untried=search.untried)
     return outcome if found is None else reported_on(outcome, search.goal, *found)
 
 

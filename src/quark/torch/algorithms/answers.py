@@ -32,7 +32,7 @@ Change = Callable[[Context, str], None]  # of one block, or ("") of what is in n
 
 
 @dataclass(frozen=True)
-class BlockWalk:
+class Walk:
     """A float model, and what runs through it.
 
     Attributes:
@@ -67,7 +67,7 @@ class BlockWalk:
         return ["", *self.blocks.modules] if self.blocks.path else [""]
 
 
-def walk_of(context: Context, path: str) -> BlockWalk:
+def walk_of(context: Context, path: str) -> Walk:
     """The blocks of a model, and what enters them.
 
     Args:
@@ -78,16 +78,16 @@ def walk_of(context: Context, path: str) -> BlockWalk:
     with context.home.recording():
         blocks, stream = record(context.model, find_blocks(context.model, path), context.samples)
         wanted = some_rows(answer(run_model(context.model, context.samples[0])))
-    walk = BlockWalk(context, blocks, stream)
+    walk = Walk(context, blocks, stream)
     if blocks.path and not torch.equal(answers(walk, [0])[0], wanted):
         log.info("%r are not all that computes in the model; it runs as a whole", blocks.path)
-        return BlockWalk(context, *whole)
+        return Walk(context, *whole)
     return walk
 
 
 @torch.no_grad()
 def answers(
-    walk: BlockWalk, samples: list[int], quantized: bool = False, change: Change | None = None
+    walk: Walk, samples: list[int], quantized: bool = False, change: Change | None = None
 ) -> list[torch.Tensor]:
     """Rows of what the model answers to some samples.
 
@@ -116,7 +116,7 @@ def answers(
 
 
 def through(
-    walk: BlockWalk, name: str, block: nn.Module, stream: Stream, quantized: bool, change: Change | None
+    walk: Walk, name: str, block: nn.Module, stream: Stream, quantized: bool, change: Change | None
 ) -> list[torch.Tensor]:
     """What a block makes of all samples."""
     undo = Undo()
@@ -149,7 +149,7 @@ def entrance(model: nn.Module, blocks: Blocks, sample: Any) -> torch.Tensor:
     return found[0]
 
 
-def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> torch.Tensor:
+def exit_of(walk: Walk, sample: int, hidden: torch.Tensor) -> torch.Tensor:
     """Rows of what the model answers where its last block hands on ``hidden``."""
     *others, last = walk.blocks.modules.values()
     values = walk.stream.values
