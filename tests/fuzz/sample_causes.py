@@ -18,7 +18,7 @@ from tests.fuzz.torch_causes import LONG, TEXTS
 
 from quark.cli.samples import find_samples
 from quark.onnx.data import ModelInput, checked
-from quark.onnx.labels import Given, boxes_of, classes_of, mask_of, masks_of
+from quark.onnx.labels import LabelSource, boxes_of, classes_of, mask_of, masks_of
 from quark.onnx.preprocessing import Preprocessing
 
 SOUND_INPUT = ModelInput("x", (1, None), np.dtype(np.float32))
@@ -43,15 +43,15 @@ def read(folder: Path) -> None:
                 raise Finding(f"accepted {feed['x'].shape}")
         return
     path = next(one for one in sorted(folder.iterdir()) if one.name.startswith("labels"))
-    labels(Given(folder / "m.onnx", path, [folder / name for name in NAMES]))
+    labels(LabelSource(folder / "m.onnx", path, [folder / name for name in NAMES]))
 
 
-def labels(given: Given) -> None:
+def labels(given: LabelSource) -> None:
     name = str(given.labels)
     if name.endswith(".json"):
         for boxes in boxes_of(given):
             for resize in ("stretch", "letterbox"):
-                there = Given(given.model, given.labels, given.files, Preprocessing(resize=resize))
+                there = LabelSource(given.model, given.labels, given.files, Preprocessing(resize=resize))
                 if not np.isfinite(there.seen(boxes, (8, 8), False)).all():
                     raise Finding("a box without numbers")
     elif "masks" in name:

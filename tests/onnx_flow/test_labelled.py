@@ -18,10 +18,10 @@ from quark.cli import main
 from quark.demo import data
 from quark.errors import ConfigError, DataError
 from quark.measure import labelled as arrays
-from quark.measure.detections import Found, average_precision
+from quark.measure.detections import Detections, average_precision
 from quark.measure.score import Score, error, mean, score
 from quark.onnx.labelled import METRICS, metric_of, metrics_on
-from quark.onnx.labels import Given, classes_of
+from quark.onnx.labels import LabelSource, classes_of
 from quark.onnx.preprocessing import Preprocessing
 from quark.search.function import score_of
 
@@ -66,15 +66,15 @@ def test_a_function_of_the_user_gives_a_number_or_one_for_every_sample() -> None
 
 def test_average_precision_is_that_of_hand_made_curves() -> None:
     truth = [np.array([[0, 0, 10, 10, 0], [20, 20, 30, 30, 1]]), np.array([[0, 0, 10, 10, 0]])]
-    exact = [Found(one[:, :4].astype(float), np.full(len(one), 0.9), one[:, 4].astype(int)) for one in truth]
+    exact = [Detections(one[:, :4].astype(float), np.full(len(one), 0.9), one[:, 4].astype(int)) for one in truth]
     assert average_precision(exact, truth)([0, 1]) == pytest.approx(1.0)
     # class 0: the first of two is missed: recall 1/2 at precision 1 → 51 of 101 points; class 1 found
-    half = [Found(exact[0].boxes[1:], exact[0].scores[1:], exact[0].classes[1:]), exact[1]]
+    half = [Detections(exact[0].boxes[1:], exact[0].scores[1:], exact[0].classes[1:]), exact[1]]
     assert average_precision(half, truth)([0, 1]) == pytest.approx((51 / 101 + 1) / 2)
     assert average_precision(half, truth)([1]) == pytest.approx(1.0)  # the second picture alone
-    moved = [Found(one.boxes + 6, one.scores, one.classes) for one in exact]
+    moved = [Detections(one.boxes + 6, one.scores, one.classes) for one in exact]
     assert average_precision(moved, truth)([0, 1]) == pytest.approx(0.0)  # boxes overlap by less than a half
-    none = Found(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
+    none = Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
     assert average_precision([none, none], truth)([0, 1]) == 0.0
 
 
@@ -128,16 +128,16 @@ def test_classes_of_every_kind_of_file(tmp_path: Path) -> None:
     kinds: dict[str, str] = {"l.txt": "3\n1\n", "l.csv": "file,class\ny.jpg,1\nx.jpg,3\n", "one.csv": "label\n3\n1\n"}
     for name, text in kinds.items():
         (tmp_path / name).write_text(text)
-        assert classes_of(Given(tmp_path / "m", tmp_path / name, files)) == [3, 1]
+        assert classes_of(LabelSource(tmp_path / "m", tmp_path / name, files)) == [3, 1]
     np.save(tmp_path / "l.npy", np.array([3, 1]))
-    assert classes_of(Given(tmp_path / "m", tmp_path / "l.npy", files)) == [3, 1]
-    assert classes_of(Given(tmp_path / "m", None, files)) == [0, 1]  # the order of the folders' names
+    assert classes_of(LabelSource(tmp_path / "m", tmp_path / "l.npy", files)) == [3, 1]
+    assert classes_of(LabelSource(tmp_path / "m", None, files)) == [0, 1]  # the order of the folders' names
     for text, message in (("x.jpg,3\n", "no class for the sample 'y.jpg'"), ("a,b,c\n1,2,3\n", "a file and its class")):
         (tmp_path / "w.csv").write_text(text)
         with pytest.raises(DataError, match=message):
-            classes_of(Given(tmp_path / "m", tmp_path / "w.csv", files))
+            classes_of(LabelSource(tmp_path / "m", tmp_path / "w.csv", files))
     with pytest.raises(DataError, match="rows of one file"):
-        classes_of(Given(tmp_path / "m", None, [None, None]))
+        classes_of(LabelSource(tmp_path / "m", None, [None, None]))
 
 
 def test_an_unknown_metric_is_named_with_the_nearest_and_what_labels_it_needs() -> None:
@@ -146,13 +146,13 @@ def test_an_unknown_metric_is_named_with_the_nearest_and_what_labels_it_needs() 
     for name in METRICS:
         if METRICS[name].labels:
             with pytest.raises(ConfigError, match=f"--metric {name} needs --labels"):
-                metrics_on(name, Path("m.onnx"), Given(Path("m.onnx"), None, [None]), [([], [])])
+                metrics_on(name, Path("m.onnx"), LabelSource(Path("m.onnx"), None, [None]), [([], [])])
 
 
 # ---- whole models ----------------------------------------------------------------------------------------------------
 
 
-def boxes(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], Given, float]:
+def boxes(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], LabelSource, float]:
     """A detector whose boxes are its input: what it finds is written down as the truth of a picture twice as large."""
     rows = 64
     model = saved(
@@ -179,7 +179,7 @@ def boxes(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], Given, float
     told = {"images": images, "annotations": found, "categories": [{"id": 5}, {"id": 7}], "info": {"year": 2026}}
     (folder / "coco.json").write_text(json.dumps(told))
     feeds = [{"image": np.zeros((1, 3, 32, 64), np.float32)} for _ in files]
-    return model, feeds, Given(model, folder / "coco.json", files), 1.0
+    return model, feeds, LabelSource(model, folder / "coco.json", files), 1.0
 
 
 def _corners(rows: int) -> np.ndarray:
@@ -203,7 +203,7 @@ def _flat(path: Path) -> Path:
     return path
 
 
-def masks(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], Given, float]:
+def masks(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], LabelSource, float]:
     """A network that says the class of a pixel is the brightest channel; one pixel of the truth differs."""
     model = saved(
         folder / "m.onnx",
@@ -219,10 +219,10 @@ def masks(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], Given, float
         feeds.append({"image": image})
         files.append(folder / f"p{k}.png")
         Image.fromarray(image[0].argmax(0).astype(np.uint8)).resize((8, 8), 0).save(folder / "masks" / f"p{k}.png")
-    return model, feeds, Given(model, folder / "masks", files), 1.0
+    return model, feeds, LabelSource(model, folder / "masks", files), 1.0
 
 
-def sounds(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], Given, float]:
+def sounds(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], LabelSource, float]:
     """A network that makes sounds half as loud, which SI-SDR does not see."""
     model = saved(
         folder / "m.onnx",
@@ -240,10 +240,10 @@ def sounds(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], Given, floa
             file.writeframes(frames.tobytes())
         noise = random.standard_normal(160) * 30 / 32768
         feeds.append({"x": (frames / 32768 + noise).astype(np.float32)[None]})
-    return model, feeds, Given(model, folder / "clean", [folder / f"{k}.wav" for k in range(2)]), 40.0
+    return model, feeds, LabelSource(model, folder / "clean", [folder / f"{k}.wav" for k in range(2)]), 40.0
 
 
-def tokens(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], Given, float]:
+def tokens(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], LabelSource, float]:
     """A table of logits in which every token is followed by the next one with the probability 1/2 of 3."""
     logits = np.log(np.where(np.roll(np.eye(3), 1, 1) > 0, 0.5, 0.25)).astype(np.float32)
     model = saved(
@@ -254,7 +254,7 @@ def tokens(folder: Path) -> tuple[Path, list[dict[str, np.ndarray]], Given, floa
         {"table": logits},
     )
     feeds = [{"input_ids": np.array([[0, 1, 2, 0]])}, {"input_ids": np.array([[2, 0, 1, 2]])}]
-    return model, feeds, Given(model, None, [None, None]), -2.0
+    return model, feeds, LabelSource(model, None, [None, None]), -2.0
 
 
 MODELS: dict[str, Callable[[Path], Any]] = {"map50": boxes, "miou": masks, "si-sdr": sounds, "perplexity": tokens}
@@ -276,6 +276,6 @@ def test_the_metric_of_a_model_whose_answers_are_known(name: str, tmp_path: Path
 def test_boxes_lie_where_the_picture_was_put() -> None:
     label = type("L", (), {"size": (100, 50), "rows": ((10.0, 10.0, 20.0, 20.0, 0.0, 0.0),)})
     for resize, expected in (("stretch", (4, 8, 8, 16)), ("letterbox", (4, 14, 8, 18)), ("crop", (0, 8, 0, 16))):
-        given = Given(Path("m"), Path("l"), [None], Preprocessing(resize=resize))
+        given = LabelSource(Path("m"), Path("l"), [None], Preprocessing(resize=resize))
         assert given.seen(label, (40, 40), False)[0, :4] == pytest.approx(expected)  # type: ignore[arg-type]
         assert given.seen(label, (40, 40), True)[0, :4] == pytest.approx(np.array(expected) / 40)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from quark.torch.algorithms.channels import by_channel
 from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.guard import best_change, best_of
 from quark.torch.algorithms.registry import ALGORITHMS
-from quark.torch.algorithms.scaling import Judge, Place
+from quark.torch.algorithms.scaling import Place, ScaleJudge
 from quark.torch.algorithms.trial import quantizing
 from quark.torch.algorithms.tune import float_twin
 from quark.torch.config.algorithms import AlgoConfig
@@ -353,8 +353,8 @@ def test_scales_are_improved_channel_by_channel(layer: str) -> None:
     linear = nn.Linear(64, 48, bias=False)
     size = torch.logspace(-1, 1, 64)[torch.randperm(64)]
     (item,) = match(nn.Sequential(linear), QConfig(LAYERS[layer])).quantized
-    s = by_channel(Place("norm", ("0",)), Judge([item], torch.randn(256, 64) * size), torch.ones(64))
-    fresh = Judge([item], torch.randn(256, 64) * size)
+    s = by_channel(Place("norm", ("0",)), ScaleJudge([item], torch.randn(256, 64) * size), torch.ones(64))
+    fresh = ScaleJudge([item], torch.randn(256, 64) * size)
     assert s is not None and fresh.error(s) < 0.9 * fresh.error()
 
 
@@ -362,7 +362,7 @@ def test_channels_that_share_a_row_keep_a_common_scale() -> None:
     """Two heads of queries read one of values; a group that reads two rows in another order has no scales."""
     torch.manual_seed(0)
     (item,) = match(nn.Sequential(nn.Linear(32, 8, bias=False)), QConfig(INT4)).quantized
-    judge, once = Judge([item], torch.randn(64, 32)), torch.arange(16)
+    judge, once = ScaleJudge([item], torch.randn(64, 32)), torch.arange(16)
     s = by_channel(Place("v", ("0",), channels=torch.cat([once, once])), judge, torch.ones(32))
     assert s is not None and torch.equal(s[:16], s[16:]) and not torch.equal(s, torch.ones(32))
     assert by_channel(Place("v", ("0",), channels=torch.cat([once, once.flip(0)])), judge, torch.ones(32)) is None

@@ -43,15 +43,15 @@ def error(algorithms: list[Any] | None) -> float:
 def test_a_part_of_the_outputs_chooses_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     without, whole = error(None), error([AWQConfig()])
     seen: set[int] = set()
-    weight = scaling.Judge.weight
+    weight = scaling.ScaleJudge.weight
 
-    def watched(self: scaling.Judge, item: Any) -> torch.Tensor:
+    def watched(self: scaling.ScaleJudge, item: Any) -> torch.Tensor:
         found = weight(self, item)
         seen.add(len(found))
         return found
 
     monkeypatch.setattr(scaling, "OUTPUTS", 32)
-    monkeypatch.setattr(scaling.Judge, "weight", watched)
+    monkeypatch.setattr(scaling.ScaleJudge, "weight", watched)
     part = error([AWQConfig()])
     assert 32 in seen and max(seen) > 32  # candidates by some outputs, the chosen ones by all
     assert part < without and part < 1.25 * whole

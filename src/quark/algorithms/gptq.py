@@ -115,12 +115,12 @@ def round_columns(
                 moved = wanted + solve_unit_upper(matrix[here, here], pull)
                 part = refit(contiguous(moved.T), start, stop).transposed.map(contiguous)
             bent = None if drift is None else drift[here, here]
-            span = Span(matrix[here, here], bent, wanted, pull, errors[here], seen[here], rounded[here])
+            span = ColumnSpan(matrix[here, here], bent, wanted, pull, errors[here], seen[here], rounded[here])
             round_span(span, part, (block_size, STRIP))
     return contiguous(take(rounded, namespace(rounded).argsort(feedback.order), 0).T)
 
 
-class Span(NamedTuple):
+class ColumnSpan(NamedTuple):
     """Neighbouring columns on their way: [n, n] and [n, rows], in the order of rounding."""
 
     feedback: Array
@@ -131,18 +131,18 @@ class Span(NamedTuple):
     seen: Array  # filled, where there is a drift: wanted + pull
     rounded: Array  # filled
 
-    def part(self, here: slice) -> Span:
+    def part(self, here: slice) -> ColumnSpan:
         """Some of its columns, in the same memory."""
         drift = None if self.drift is None else self.drift[here, here]
-        return Span(self.feedback[here, here], drift, *(rows[here] for rows in self[2:]))
+        return ColumnSpan(self.feedback[here, here], drift, *(rows[here] for rows in self[2:]))
 
     @property
-    def shared(self) -> Span:
+    def shared(self) -> ColumnSpan:
         """Its arrays as ``quark.numerics.array.shared`` has them."""
-        return Span(*(None if part is None else shared(part) for part in self))
+        return ColumnSpan(*(None if part is None else shared(part) for part in self))
 
 
-def round_span(span: Span, grid: Columns, sizes: tuple[int, ...]) -> None:
+def round_span(span: ColumnSpan, grid: Columns, sizes: tuple[int, ...]) -> None:
     """The columns of a span rounded; ``grid`` is theirs, [n, rows].
 
     One matrix product for every ``sizes[0]`` columns brings them the feedback of those before them in the span; then
@@ -162,7 +162,7 @@ def round_span(span: Span, grid: Columns, sizes: tuple[int, ...]) -> None:
         round_span(span.part(here), grid.map(itemgetter(here)), sizes[1:])
 
 
-def round_column(span: Span, grid: Columns, j: int) -> None:
+def round_column(span: ColumnSpan, grid: Columns, j: int) -> None:
     """Round column ``j`` of a span, and add what it does to the columns behind it to theirs."""
     target = span.wanted[j]
     x = target + span.pull[j]

@@ -28,7 +28,7 @@ from quark.report.verdict import Verdict
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedModel:
     """One quantized model: how far it is, what its layers cause where a page is wanted, and the verdict."""
 
     path: Path
@@ -68,14 +68,14 @@ def run(request: Compare) -> None:
         raise typer.Exit(FAILED)
 
 
-def _compared(request: Compare, path: Path, samples: Any, causing: bool) -> Compared:
+def _compared(request: Compare, path: Path, samples: Any, causing: bool) -> ComparedModel:
     with bars() as update:
         found = compare(request.model, path, samples, progress=lambda done: update("compare", done, len(samples)))
         if not causing:
-            return Compared(path, found, _verdict(request, path, found, {}))
+            return ComparedModel(path, found, _verdict(request, path, found, {}))
         measured = causes(request.model, path, samples, progress=lambda done: update("causes", done, SAMPLES))
     seconds = median_seconds({"float": request.model, "quantized": path}, next(iter(samples)))
-    return Compared(path, with_causes(found, measured), _verdict(request, path, found, seconds), measured)
+    return ComparedModel(path, with_causes(found, measured), _verdict(request, path, found, seconds), measured)
 
 
 def _verdict(request: Compare, path: Path, found: Comparison, seconds: Mapping[str, float]) -> Verdict:
@@ -108,7 +108,7 @@ def facts(found: Comparison) -> dict[str, object]:
     return {"samples": found.samples, "outputs": outputs, "layers": layers}
 
 
-def page(request: Compare, found: Sequence[Compared], samples: Any) -> Report:
+def page(request: Compare, found: Sequence[ComparedModel], samples: Any) -> Report:
     """The HTML page of one model or several."""
     views = [model_view(one.path.name, request.model, one.path, one.comparison, one.verdict) for one in found]
     measured = [one.causes for one in found if one.causes is not None]
@@ -118,6 +118,6 @@ def page(request: Compare, found: Sequence[Compared], samples: Any) -> Report:
     return report_of(title, request.model, views, measured, seen, tables)
 
 
-def _tables(one: Compared, several: bool) -> list[Table]:
+def _tables(one: ComparedModel, several: bool) -> list[Table]:
     tables = [output_table(one.comparison), layer_table(one.comparison)]
     return [replace(table, title=f"{one.path.name}: {table.title}") for table in tables] if several else tables

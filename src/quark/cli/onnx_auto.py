@@ -37,7 +37,7 @@ from quark.onnx.data_files import file_of
 from quark.onnx.describe import file_bytes
 from quark.onnx.graph.model import output_of
 from quark.onnx.labelled import is_name, metric_of, metrics_on, said
-from quark.onnx.labels import Given
+from quark.onnx.labels import LabelSource
 from quark.onnx.labels import digest_of as labels_digest
 from quark.report import ChartPoint, ModelView, Report, Scatter, Table, file_size
 from quark.report.verdict import LEVELS, Line, Verdict, accuracy_line, size_line, speed_line
@@ -103,7 +103,7 @@ def _goal(request: Auto) -> Goal:
 def _labelled(goal: Goal, request: Auto, name: str, samples: Any) -> Goal:
     """The goal with a built-in metric, on the samples that choose, and on those that decide nothing."""
     files = [file_of(read) for read in samples.readers] if isinstance(samples, FileSamples) else [None] * len(samples)
-    given = Given(request.model, request.labels, files, preprocessing(request.source))
+    given = LabelSource(request.model, request.labels, files, preprocessing(request.source))
     parts, (_, choose, report) = _split(samples), parts_of(len(samples))
     on = metrics_on(name, request.model, given, [(parts.choose, choose), (parts.report, report)])
     return replace(goal, metric=on[0], reporting=on[1], identity=f"{name} by {labels_digest(request.labels)}")

@@ -38,7 +38,7 @@ class Schema(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Foreign(BaseModel):
+class OpenSchema(BaseModel):
     """A part of a file of other people: these fields, of these types; fields that are not read are left alone."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)

@@ -30,7 +30,7 @@ RELATIVE = 2.0  # boxes whose far corners mostly stay below are parts of the pic
 
 
 @dataclass(frozen=True)
-class Layout:
+class DetectionLayout:
     """Where detections are.
 
     Attributes:
@@ -50,7 +50,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Found:
+class Detections:
     """The detections of one picture: corners [n, 4], scores [n], classes [n]."""
 
     boxes: np.ndarray
@@ -58,7 +58,7 @@ class Found:
     classes: np.ndarray
 
 
-def layout_of(outputs: Mapping[str, np.ndarray]) -> Layout | None:
+def layout_of(outputs: Mapping[str, np.ndarray]) -> DetectionLayout | None:
     """Where the detections are in the float model's outputs; None: none were recognized."""
     for name, x in outputs.items():
         if answers.kind_of(x) == "boxes":
@@ -73,10 +73,10 @@ def layout_of(outputs: Mapping[str, np.ndarray]) -> Layout | None:
     return None
 
 
-def _layout(name: str, scores: str, boxes: np.ndarray, like: np.ndarray) -> Layout:
+def _layout(name: str, scores: str, boxes: np.ndarray, like: np.ndarray) -> DetectionLayout:
     form = form_of(boxes) or likelier(boxes)
     _, far = corners(boxes, form)
-    return Layout(name, scores, form, like, bool(np.median(far.max(1)) < RELATIVE))
+    return DetectionLayout(name, scores, form, like, bool(np.median(far.max(1)) < RELATIVE))
 
 
 def _alone(x: np.ndarray) -> np.ndarray:
@@ -84,7 +84,7 @@ def _alone(x: np.ndarray) -> np.ndarray:
     return np.moveaxis(x, axis, -1).reshape(-1, COORDINATES)
 
 
-def read(outputs: Mapping[str, np.ndarray], layout: Layout) -> Found:
+def read(outputs: Mapping[str, np.ndarray], layout: DetectionLayout) -> Detections:
     """The detections of one picture, the same objects once, in the coordinates of the output."""
     if layout.boxes == layout.scores:
         boxes, rest = np.split(answers.as_rows(outputs[layout.boxes]), [COORDINATES], axis=1)
@@ -99,7 +99,7 @@ def read(outputs: Mapping[str, np.ndarray], layout: Layout) -> Found:
     return distinct(np.concatenate([low, high], 1), np.nan_to_num(scores))
 
 
-def distinct(boxes: np.ndarray, scores: np.ndarray) -> Found:
+def distinct(boxes: np.ndarray, scores: np.ndarray) -> Detections:
     """The boxes [n, 4] (corners) with their scores [n, classes], without those that overlap a better one."""
     rows, classes = np.nonzero(scores > LIKELY)
     values = scores[rows, classes]
@@ -112,10 +112,10 @@ def distinct(boxes: np.ndarray, scores: np.ndarray) -> Found:
         kept.append(best)
         same = overlap(boxes[rows[best]][None], boxes[rows[left]], "corners") > SAME
         left = left[~(same & (classes[left] == classes[best]))]
-    return Found(boxes[rows[kept]], values[kept], classes[kept])
+    return Detections(boxes[rows[kept]], values[kept], classes[kept])
 
 
-def average_precision(found: Sequence[Found], truths: Sequence[np.ndarray]) -> Callable[[Sequence[int]], float]:
+def average_precision(found: Sequence[Detections], truths: Sequence[np.ndarray]) -> Callable[[Sequence[int]], float]:
     """mAP50 of some of the pictures, given by their indices: the mean over classes that occur in their truth.
 
     Args:

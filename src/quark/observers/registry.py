@@ -36,7 +36,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class CalibrationMethod:
+class RangeMethod:
     """A calibration method.
 
     Attributes:
@@ -97,20 +97,20 @@ def _taken(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any
 
 
 ROWS = (
-    CalibrationMethod("minmax", MinMax, minmax.search),
-    CalibrationMethod("moving_minmax", MovingMinMax, minmax.search),
-    CalibrationMethod("non_overflow", MinMax, non_overflow.search),
-    CalibrationMethod("moving_non_overflow", MovingMinMax, non_overflow.search),
-    CalibrationMethod("percentile", quantiles, percentile.search),
-    CalibrationMethod("layerwise_percentile", outlined, layerwise_percentile.search),
-    CalibrationMethod("mse", sampled, mse.search),
-    CalibrationMethod("mse_most_common", Votes, mse_modes.most_common),
-    CalibrationMethod("mse_percentile", Histogram, mse_modes.within_percentile),
-    CalibrationMethod("entropy", Histogram, entropy.search),
-    CalibrationMethod("distribution", Histogram, distribution.search),
+    RangeMethod("minmax", MinMax, minmax.search),
+    RangeMethod("moving_minmax", MovingMinMax, minmax.search),
+    RangeMethod("non_overflow", MinMax, non_overflow.search),
+    RangeMethod("moving_non_overflow", MovingMinMax, non_overflow.search),
+    RangeMethod("percentile", quantiles, percentile.search),
+    RangeMethod("layerwise_percentile", outlined, layerwise_percentile.search),
+    RangeMethod("mse", sampled, mse.search),
+    RangeMethod("mse_most_common", Votes, mse_modes.most_common),
+    RangeMethod("mse_percentile", Histogram, mse_modes.within_percentile),
+    RangeMethod("entropy", Histogram, entropy.search),
+    RangeMethod("distribution", Histogram, distribution.search),
 )
 
-SEARCHES: dict[str, CalibrationMethod] = {row.name: row for row in ROWS}
+SEARCHES: dict[str, RangeMethod] = {row.name: row for row in ROWS}
 BUILT_IN = frozenset(SEARCHES)
 
 #: What a registered method may ask for by name.
@@ -148,12 +148,12 @@ def register_calibration(
         statistic = STATISTICS[statistic]
     if not (callable(search) and callable(statistic)):
         raise ConfigError(f"the calibration method {name!r}: search and statistic must be callable")
-    SEARCHES[name] = CalibrationMethod(name, statistic, search)
+    SEARCHES[name] = RangeMethod(name, statistic, search)
 
 
 def rows_of(
     method: str, count: int, grid: Grid, settings: Mapping[str, Any]
-) -> tuple[CalibrationMethod, dict[str, Any], list[Statistic]]:
+) -> tuple[RangeMethod, dict[str, Any], list[Statistic]]:
     """The row of a method, its complete settings, and fresh statistics for so many scales.
 
     Raises:

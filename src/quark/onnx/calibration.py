@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from quark.errors import ConfigError, DataError, unknown
 from quark.numerics.affine import Grid
-from quark.observers import SEARCHES, CalibrationMethod, Statistic
+from quark.observers import SEARCHES, RangeMethod, Statistic
 from quark.observers.statistics import MinMax, MovingMinMax
 from quark.observers.tails import Tails
 from quark.onnx.data import Feed, Samples, checked, inputs_of, samples_of
@@ -67,7 +67,7 @@ class Request:
         self.search.check(self.settings)
 
     @property
-    def search(self) -> CalibrationMethod:
+    def search(self) -> RangeMethod:
         """The row of ``SEARCHES``."""
         return SEARCHES[self.method]
 

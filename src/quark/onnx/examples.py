@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 
 from quark.measure.answers import CONFIDENT, kind_of, probabilities
-from quark.measure.detections import Found, layout_of, read
+from quark.measure.detections import Detections, layout_of, read
 from quark.onnx.compare import Model, outputs_of, relaid
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.libraries import Libraries
@@ -112,7 +112,7 @@ def _likeliest(x: np.ndarray) -> tuple[tuple[int, float], ...]:
     return tuple((int(kind), float(row[kind])) for kind in chosen)
 
 
-def _boxes(found: Found, size: np.ndarray) -> tuple[Box, ...]:
+def _boxes(found: Detections, size: np.ndarray) -> tuple[Box, ...]:
     """The confident ones, as shares of a picture of this width and height."""
     shares = np.clip(found.boxes / np.tile(size, 2), -1, 2).tolist()
     told = zip(shares, found.scores, found.classes, strict=True)

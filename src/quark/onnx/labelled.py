@@ -26,14 +26,14 @@ import numpy as np
 
 from quark.errors import ConfigError, DataError, nearest, unknown
 from quark.measure import labelled as arrays
-from quark.measure.detections import Layout, average_precision, layout_of, read
+from quark.measure.detections import DetectionLayout, average_precision, layout_of, read
 from quark.measure.score import Score, score
 from quark.onnx.data import Feed, inputs_of
 from quark.onnx.data_files import find_samples
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import open_session
-from quark.onnx.labels import Given, boxes_of, classes_of, mask_of, masks_of
+from quark.onnx.labels import LabelSource, boxes_of, classes_of, mask_of, masks_of
 
 Outputs = dict[str, np.ndarray]
 Total = Callable[[Sequence[int]], float]
@@ -52,11 +52,11 @@ class Metric:
         labels: whether labels have to be given.
     """
 
-    read: Callable[[Given], Sequence[Any]]
+    read: Callable[[LabelSource], Sequence[Any]]
     judge: Callable[[Outputs, Feed, Any, Any], Any]
     total: Callable[[Sequence[Any]], Total]
     words: str = "{:.4g}"
-    know: Callable[[Outputs, Given], Any] = field(default=lambda outputs, given: None)
+    know: Callable[[Outputs, LabelSource], Any] = field(default=lambda outputs, given: None)
     labels: bool = True
 
 
@@ -103,7 +103,7 @@ def outputs_of(model: str | Path, feeds: Iterable[Feed]) -> Iterator[tuple[Feed,
 
 
 def metrics_on(
-    name: str, model: Path, given: Given, parts: Sequence[tuple[Iterable[Feed], Sequence[int]]]
+    name: str, model: Path, given: LabelSource, parts: Sequence[tuple[Iterable[Feed], Sequence[int]]]
 ) -> list[Callable[[str], Score]]:
     """The metric by its name, as functions of a model's path, on parts of the samples.
 
@@ -143,7 +143,7 @@ def _of_sums(value: Callable[[np.ndarray], float]) -> Callable[[Sequence[Any]], 
     return lambda said: lambda chosen: value(np.asarray([said[k] for k in chosen]))
 
 
-def _classes(outputs: Outputs, given: Given) -> int:
+def _classes(outputs: Outputs, given: LabelSource) -> int:
     """How many classes the first output tells apart."""
     scores = next(iter(outputs.values()))
     if scores.size != max(scores.shape, default=0):
@@ -165,11 +165,11 @@ def _among_first(first: int, outputs: Outputs, feed: Feed, label: int, classes: 
 
 @dataclass(frozen=True)
 class _Boxes:
-    layout: Layout
-    given: Given
+    layout: DetectionLayout
+    given: LabelSource
 
 
-def _layout(outputs: Outputs, given: Given) -> _Boxes:
+def _layout(outputs: Outputs, given: LabelSource) -> _Boxes:
     layout = layout_of(outputs)
     if layout is None:
         raise DataError(
@@ -193,7 +193,7 @@ def _precision(said: Sequence[Any]) -> Total:
         raise ConfigError("--metric map50 needs pycocotools: pip install pycocotools (the extra vision)") from error
 
 
-def _overlaps(outputs: Outputs, feed: Feed, label: Any, known: Given) -> np.ndarray:
+def _overlaps(outputs: Outputs, feed: Feed, label: Any, known: LabelSource) -> np.ndarray:
     scores = next(iter(outputs.values()))
     labels = scores.dtype.kind in "iu"
     if scores.ndim != (3 if labels else 4) and not (labels and scores.ndim == 4 and scores.shape[1] == 1):
@@ -216,7 +216,7 @@ def _sound(outputs: Outputs, feed: Feed, label: np.ndarray, known: Any) -> tuple
     return arrays.si_sdr(label, made)
 
 
-def _sounds(given: Given) -> list[np.ndarray]:
+def _sounds(given: LabelSource) -> list[np.ndarray]:
     inputs = [one for one in inputs_of(load(given.model)) if one.dtype is not None and one.dtype.kind == "f"]
     feeds = [reader() for reader in find_samples(Path(str(given.labels)), inputs[:1], given.settings)]
     return [next(iter(feed.values())) for feed in feeds]
@@ -230,7 +230,7 @@ def _tokens(outputs: Outputs, feed: Feed, label: Any, known: str) -> tuple[float
     return arrays.log_loss(logits, ids)
 
 
-def _ids(outputs: Outputs, given: Given) -> str:
+def _ids(outputs: Outputs, given: LabelSource) -> str:
     whole = [one.name for one in inputs_of(load(given.model)) if one.dtype is not None and one.dtype.kind == "i"]
     named = [name for name in whole if "ids" in name and "position" not in name and "type" not in name]
     if len(named or whole) != 1:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from quark.errors import DataError, nearest
 from quark.files.identity import digest_of_file
-from quark.files.untrusted import Foreign, checked
+from quark.files.untrusted import OpenSchema, checked
 from quark.measure.labelled import IGNORED
 from quark.numerics.array_files import load_array
 from quark.onnx.image_files import read_mask
@@ -25,7 +25,7 @@ MOST_DIGITS = 9
 
 
 @dataclass(frozen=True)
-class Given:
+class LabelSource:
     """What was given.
 
     Attributes:
@@ -115,7 +115,7 @@ def digest_of(labels: Path | None) -> str:
 # ---- classes ---------------------------------------------------------------------------------------------------------
 
 
-def classes_of(given: Given) -> list[int]:
+def classes_of(given: LabelSource) -> list[int]:
     """The class of every sample: from a file, or from the folders, whose sorted names are the classes from 0 on.
 
     Raises:
@@ -133,13 +133,13 @@ def classes_of(given: Given) -> list[int]:
     return [_class(one, given) for one in found]
 
 
-def _class(text: str, given: Given) -> int:
+def _class(text: str, given: LabelSource) -> int:
     if not text.isdecimal() or len(text) > MOST_DIGITS:
         raise DataError(f"{given.said}: {text[:40]!r} is no class; write one number from 0 on for each sample")
     return int(text)
 
 
-def _by_folder(given: Given) -> list[int]:
+def _by_folder(given: LabelSource) -> list[int]:
     if None in given.files:
         raise DataError("the samples are rows of one file, so no folder names their classes: give --labels")
     names = given.folders()
@@ -150,7 +150,7 @@ def _by_folder(given: Given) -> list[int]:
     return [places[file.parent.name] for file in given.files if file is not None]
 
 
-def _by_table(path: Path, given: Given) -> list[int]:
+def _by_table(path: Path, given: LabelSource) -> list[int]:
     """One column of classes in the order of the samples, or the file and its class; a first row of words is a head."""
     lines = read_text(path, DataError, "--labels").splitlines()
     try:
@@ -179,31 +179,31 @@ class Boxes:
     rows: tuple[tuple[float, ...], ...] = ()
 
 
-class _Image(Foreign):
+class _Image(OpenSchema):
     id: int
     file_name: str = ""
     width: int = Field(gt=0, lt=2**31)
     height: int = Field(gt=0, lt=2**31)
 
 
-class _Annotation(Foreign):
+class _Annotation(OpenSchema):
     image_id: int
     category_id: int
     bbox: list[Annotated[float, Field(allow_inf_nan=False)]]
     iscrowd: int = 0
 
 
-class _Category(Foreign):
+class _Category(OpenSchema):
     id: int
 
 
-class _Coco(Foreign):
+class _Coco(OpenSchema):
     images: list[_Image]
     annotations: list[_Annotation]
     categories: list[_Category] = Field(default_factory=list)
 
 
-def boxes_of(given: Given) -> list[Boxes]:
+def boxes_of(given: LabelSource) -> list[Boxes]:
     """The boxes of every sample; class k is the k-th category by id.
 
     Raises:
@@ -235,7 +235,7 @@ def boxes_of(given: Given) -> list[Boxes]:
 # ---- masks -----------------------------------------------------------------------------------------------------------
 
 
-def masks_of(given: Given) -> list[Path | np.ndarray]:
+def masks_of(given: LabelSource) -> list[Path | np.ndarray]:
     """The mask of every sample: a file, or an array [height, width].
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Architecture:
+class LayerGlobs:
     """Globs of the layers of a kind of language model.
 
     Attributes:
@@ -29,31 +29,31 @@ SHARED_GATE = "*.shared_expert_gate"
 ROUTER = "*router*"
 EYES = ("*vision*", "*visual*", "*multi_modal_projector*", "*mm_projector*", "*audio*")
 
-DENSE = Architecture()
-MOE = Architecture(exclude=("lm_head", GATE, SHARED_GATE))
-ROUTED = Architecture(exclude=("lm_head", ROUTER))
-SEEING = Architecture(exclude=("lm_head", "*.lm_head", *EYES))
-SEEING_MOE = Architecture(exclude=("lm_head", "*.lm_head", GATE, SHARED_GATE, ROUTER, *EYES))
-LATENT = Architecture(kv=("*kv_b_proj",), q="*q_b_proj", exclude=("lm_head", "*self_attn*", GATE))
-GPT = Architecture(("*query_key_value",), "*query_key_value", ("lm_head", "embed_out"), ("dense_h_to_4h",))
+DENSE = LayerGlobs()
+MOE = LayerGlobs(exclude=("lm_head", GATE, SHARED_GATE))
+ROUTED = LayerGlobs(exclude=("lm_head", ROUTER))
+SEEING = LayerGlobs(exclude=("lm_head", "*.lm_head", *EYES))
+SEEING_MOE = LayerGlobs(exclude=("lm_head", "*.lm_head", GATE, SHARED_GATE, ROUTER, *EYES))
+LATENT = LayerGlobs(kv=("*kv_b_proj",), q="*q_b_proj", exclude=("lm_head", "*self_attn*", GATE))
+GPT = LayerGlobs(("*query_key_value",), "*query_key_value", ("lm_head", "embed_out"), ("dense_h_to_4h",))
 
-ARCHITECTURES: dict[str, Architecture] = {}
+ARCHITECTURES: dict[str, LayerGlobs] = {}
 
 for architecture, names in (
     (DENSE, ("cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4", "glm", "hunyuan_v1_dense", "instella")),
     (DENSE, ("lfm2", "llama", "mistral", "ministral", "muse_glimmer", "olmo", "olmo2", "qwen2", "qwen3", "qwen3_5")),
     (DENSE, ("qwen4_exp_text", "smollm3", "stablelm")),
-    (Architecture(gate_up=("fc1",)), ("opt", "phi")),
-    (Architecture(gate_up=("c_fc",)), ("starcoder2",)),
-    (Architecture(gate_up=("fc_in",)), ("gptj",)),
-    (Architecture(("*qkv_proj",), "*qkv_proj", gate_up=("gate_up_proj",)), ("phi3",)),
-    (Architecture(("*c_attn",), "*c_attn", gate_up=("w1", "w2")), ("qwen",)),
-    (Architecture(("*c_attn",), "*c_attn", gate_up=("c_fc",)), ("gpt2",)),
+    (LayerGlobs(gate_up=("fc1",)), ("opt", "phi")),
+    (LayerGlobs(gate_up=("c_fc",)), ("starcoder2",)),
+    (LayerGlobs(gate_up=("fc_in",)), ("gptj",)),
+    (LayerGlobs(("*qkv_proj",), "*qkv_proj", gate_up=("gate_up_proj",)), ("phi3",)),
+    (LayerGlobs(("*c_attn",), "*c_attn", gate_up=("w1", "w2")), ("qwen",)),
+    (LayerGlobs(("*c_attn",), "*c_attn", gate_up=("c_fc",)), ("gpt2",)),
     (GPT, ("gpt_neox", "bloom", "falcon")),
     (replace(GPT, exclude=("*output_layer",)), ("chatglm",)),
     (MOE, ("glm4_moe", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen4_exp", "minimax_m2", "mixtral")),
     (ROUTED, ("gpt_oss", "granitemoehybrid", "grok-1")),
-    (Architecture(("*Wqkv",), "*Wqkv", ("lm_head", ROUTER), ("w1", "v1")), ("dbrx",)),
+    (LayerGlobs(("*Wqkv",), "*Wqkv", ("lm_head", ROUTER), ("w1", "v1")), ("dbrx",)),
     (SEEING, ("gemma3", "gemma4_unified", "mllama", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")),
     (SEEING_MOE, ("llama4", "minimax_m3_vl", "qwen3_vl_moe")),
     (LATENT, ("deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_vl_v2")),

@@ -20,7 +20,7 @@ from quark.numerics.granularity import Channel, Granularity, Group
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.divide import Divide, divider
 from quark.onnx.algorithms.linear import Linear, by_input
-from quark.onnx.algorithms.local import Judge, Seen, judge_of, look
+from quark.onnx.algorithms.local import RoundingJudge, Seen, judge_of, look
 from quark.onnx.graph.report import PassReport
 from quark.onnx.quantization.config.algorithm import AWQConfig
 
@@ -54,7 +54,7 @@ def _apply(divide: Divide, layers: list[Linear], s: np.ndarray) -> None:
         layer.write(layer.weight * s)
 
 
-def _scale(judge: Judge, value: ir.Value, layers: list[Linear], here: Seen) -> np.ndarray | None:
+def _scale(judge: RoundingJudge, value: ir.Value, layers: list[Linear], here: Seen) -> np.ndarray | None:
     """The best scale of the family; None where the layers answer best without."""
     weights = np.max([np.abs(layer.weight).max(0) for layer in layers], axis=0).astype(np.float32)
 
@@ -70,7 +70,7 @@ def _scale(judge: Judge, value: ir.Value, layers: list[Linear], here: Seen) -> n
     )
 
 
-def _clip(judge: Judge, layers: list[Linear], rows: np.ndarray) -> int:
+def _clip(judge: RoundingJudge, layers: list[Linear], rows: np.ndarray) -> int:
     """Clip the weights that read rows [n, channels] of one tensor; how many are changed."""
     wanted = [layer for layer in layers if is_clipped(_own_name(layer)) and judge.tensor_of(layer) is not None]
     if not wanted or not len(rows):

@@ -24,7 +24,7 @@ from quark.onnx.algorithms.forward import CHANNEL_AXIS
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.twin import rounded, twin_of
-from quark.onnx.algorithms.walk import Walk, inputs_of
+from quark.onnx.algorithms.walk import GraphWalk, inputs_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import constant_array, input_at, input_name, is_constant, set_constant
 from quark.onnx.qdq.parameters import set_biases
@@ -52,8 +52,8 @@ def run(model: ir.Model, plan: Plan, config: BiasCorrectionConfig, context: Cont
     names = {layer.name: str(layer.node.outputs[0].name) for layer in layers}
     twins = {layer.name: str(nodes[layer.name].outputs[0].name) for layer in layers}
     providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
-    floats = Walk(context.reference or model, feeds, names.values(), providers, libraries)
-    quantized = Walk(twin, feeds, twins.values(), providers, libraries)
+    floats = GraphWalk(context.reference or model, feeds, names.values(), providers, libraries)
+    quantized = GraphWalk(twin, feeds, twins.values(), providers, libraries)
     fired, last = 0, _last_layers(model) if config.gain else frozenset()
     for done, layer in enumerate(layers, 1):
         axis = CHANNEL_AXIS.get(layer.node.op_type, 1)

@@ -28,7 +28,7 @@ from quark.onnx.algorithms.forward import CHANNEL_AXIS, LINEAR, forward_of
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.samples import feeds_of, keeper, providers_of
 from quark.onnx.algorithms.twin import rounded, twin_of
-from quark.onnx.algorithms.walk import Walk
+from quark.onnx.algorithms.walk import GraphWalk
 from quark.onnx.discretion import inherited
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
@@ -128,8 +128,8 @@ class _Stage:
         stops = [*(layer.target for layer in todo), *float_reads]
         _check_names(reference, stops, config.ref_model_path)
         libraries = options.UserCustomOpLibPath
-        floats = Walk(reference, feeds, stops, providers, libraries, keep)
-        quantized = Walk(twin, feeds, reads.values(), providers, libraries, keep)
+        floats = GraphWalk(reference, feeds, stops, providers, libraries, keep)
+        quantized = GraphWalk(twin, feeds, reads.values(), providers, libraries, keep)
         early = floats.advance(stops) if config.mem_opt_level == 0 else None
         judge = _Judge(self._float, twin, feeds, config, providers) if config.selective_update else None
         for group in _groups(todo, quantized, reads, config.parallel):
@@ -309,7 +309,7 @@ def _check_names(model: ir.Model, names: Sequence[str], path: str | None) -> Non
             raise ConfigError(f"ref_model_path: {path!r} has no tensor {name!r}, which a layer's target is")
 
 
-def _groups(layers: list[Tunable], walk: Walk, reads: dict[str, str], parallel: bool) -> list[list[Tunable]]:
+def _groups(layers: list[Tunable], walk: GraphWalk, reads: dict[str, str], parallel: bool) -> list[list[Tunable]]:
     """Layers one at a time, or neighbours that do not depend on each other together."""
     if not parallel:
         return [[layer] for layer in layers]

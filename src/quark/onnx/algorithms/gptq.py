@@ -28,7 +28,7 @@ from quark.onnx.algorithms.linear import Linear, linear_of
 from quark.onnx.algorithms.moments import Moments, Pair, summed
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.twin import twin_of
-from quark.onnx.algorithms.walk import Walk
+from quark.onnx.algorithms.walk import GraphWalk
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import input_name, set_constant
 from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTAQConfig, GPTQConfig, QronosConfig
@@ -71,7 +71,7 @@ def lost(rounded: np.ndarray, weight: np.ndarray, seen: Moments) -> float:
     return float(parts.sum())
 
 
-class Inputs:
+class LayerInputs:
     """What layers read, in the order of the graph.
 
     Args:
@@ -91,8 +91,8 @@ class Inputs:
     ) -> None:
         options = context.job.options
         rest = options.ExecutionProviders, options.UserCustomOpLibPath
-        self._walk = Walk(model, samples, reads, *rest)
-        self._float = None if reference is None else Walk(reference[0], samples, reference[1], *rest)
+        self._walk = GraphWalk(model, samples, reads, *rest)
+        self._float = None if reference is None else GraphWalk(reference[0], samples, reference[1], *rest)
 
     def of(self, name: str, source: str) -> Iterable[Pair]:
         """Sample by sample, what is called ``name`` in the model and ``source`` in the float model."""
@@ -122,7 +122,7 @@ def run(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassRepor
     reads = {layer.name: _source(nodes[layer.name]) for layer, _ in layers}
     float_reads = [layer.source for layer, _ in layers]
     beside = (context.reference or model.clone(), float_reads) if isinstance(config, PAIRED) else None
-    walks = Inputs(twin, list(reads.values()), context, feeds_of(model, context), beside)
+    walks = LayerInputs(twin, list(reads.values()), context, feeds_of(model, context), beside)
     better = 0
     for done, (layer, linear) in enumerate(layers, 1):
         finished = context.resume.done(config.name, layer.name)

@@ -78,7 +78,7 @@ def look(model: ir.Model, found: Mapping[ir.Value, Sequence[Linear]], context: C
 
 
 @dataclass(frozen=True)
-class Judge:
+class RoundingJudge:
     """Knows how a job rounds the tensors of a model before anything is changed."""
 
     plan: Plan
@@ -135,11 +135,11 @@ class Judge:
         return _round(rows, tensor.spec, found, self.options.ActivationScaled)
 
 
-def judge_of(model: ir.Model, context: Context) -> Judge:
+def judge_of(model: ir.Model, context: Context) -> RoundingJudge:
     """The judge of a model as it is."""
     job = context.job
     nbits = parse_nbits(job.options.MatMulNBitsParams) if job.mode == "nbits" else None
-    return Judge(MODES[job.mode].place(model.clone(), job, context.known), job.options, nbits)
+    return RoundingJudge(MODES[job.mode].place(model.clone(), job, context.known), job.options, nbits)
 
 
 def _round(values: np.ndarray, spec: TensorSpec, found: tuple[Any, Any], scaled: bool) -> np.ndarray:

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Candidate:
+class LayerTargets:
     """Layers that are chosen together, and the targets that they may get."""
 
     name: str
@@ -64,10 +64,10 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Score:
+class TargetScore:
     """The metric with one candidate alone in a target's precision; ``None`` where nothing had to be measured."""
 
-    candidate: Candidate
+    candidate: LayerTargets
     target: int
     value: float | None
 
@@ -85,7 +85,7 @@ class Mixed:
     """
 
     job: Job
-    scores: tuple[Score, ...] = ()
+    scores: tuple[TargetScore, ...] = ()
     chosen: tuple[str, ...] = ()
     metric: float | None = None
     name: str = ""
@@ -129,7 +129,7 @@ def mix(model: ir.Model, context: Context) -> Mixed:
         raise ConfigError(f"AutoMixprecisionConfig: no quantized layer may be chosen (target_op_type: {kinds})")
     decider = _Decider(model, job, config, layers, context, Trials(model, context, known))
     if not needs_data(config):
-        scores = tuple(Score(one, one.targets[0], None) for one in found)
+        scores = tuple(TargetScore(one, one.targets[0], None) for one in found)
         return decider.decided(scores, found, None)
     try:
         return decider.measured(found)
@@ -168,7 +168,7 @@ def _layer(one: Any, job: Job) -> LayerSpec | None:
 
 def _candidates(
     model: ir.Model, job: Job, config: AutoMixprecisionConfig, known: Sequence[NodeInfo]
-) -> Iterator[Candidate]:
+) -> Iterator[LayerTargets]:
     """Layers or subgraphs, in the order of the graph; those that share a weight together."""
     plan = MODES["static"].place(model.clone(), job, known)
     nodes, infos = {node.name or "": node for node in model.graph}, known_nodes(model)
@@ -177,7 +177,7 @@ def _candidates(
     for name, members in _groups(free, nodes, config, infos, known):
         targets = tuple(i for i, names in enumerate(allowed) if names is None or set(members) <= names)
         if members and targets:
-            yield Candidate(name, members, targets)
+            yield LayerTargets(name, members, targets)
 
 
 def _groups(
@@ -253,14 +253,14 @@ class _Decider:
         chosen = replace(self.job.rules, rules=(*(r for r in rules if r.selectors), *self.job.rules.rules))
         return for_target(replace(self.job, rules=chosen))
 
-    def decided(self, scores: tuple[Score, ...], chosen: Iterable[Candidate], metric: float | None) -> Mixed:
+    def decided(self, scores: tuple[TargetScore, ...], chosen: Iterable[LayerTargets], metric: float | None) -> Mixed:
         """The result, told in the log."""
         names, targets = [one.name for one in chosen], {one.candidate.name: one.target for one in scores}
         choice = {n: targets[one.candidate.name] for one in scores if one.candidate.name in names for n in _of(one)}
         log.info("automatic mixed precision: %d of %d candidates are chosen", len(names), len(scores))
         return Mixed(self.job_of(choice), scores, tuple(names), metric, _metric_name(self.config))
 
-    def measured(self, found: tuple[Candidate, ...]) -> Mixed:
+    def measured(self, found: tuple[LayerTargets, ...]) -> Mixed:
         """Score the candidates, rank them, and choose."""
         site, data = self._site()
         if self.context.resume:
@@ -272,17 +272,17 @@ class _Decider:
             self.quantized({n: number for one in found if number in one.targets for n in one.nodes})
         choices = [dict.fromkeys(one.nodes, target) for one, target in tasks]
         values = list(self._values(choices, site, ledger))
-        best: dict[str, Score] = {}
+        best: dict[str, TargetScore] = {}
         for (one, target), value in zip(tasks, values, strict=True):
             if one.name not in best or self.harm(value) < self.harm(best[one.name].value):
-                best[one.name] = Score(one, target, value)
+                best[one.name] = TargetScore(one, target, value)
         scores = tuple(sorted(best.values(), key=lambda score: self.harm(score.value)))
         chosen, metric = self._choose(scores, lambda choice: self.value(choice, site, ledger))
         return self.decided(scores, chosen, metric)
 
     def _choose(
-        self, scores: tuple[Score, ...], value: Callable[[Choice], float]
-    ) -> tuple[list[Candidate], float | None]:
+        self, scores: tuple[TargetScore, ...], value: Callable[[Choice], float]
+    ) -> tuple[list[LayerTargets], float | None]:
         """Candidates in the order of their scores, until the threshold says stop."""
         bound, chosen, choice = self.config.metric_threshold, [], Choice()
         if bound is None:
@@ -413,7 +413,7 @@ def _key(choice: Choice) -> str:
     return fingerprint.of_arrays({named: np.zeros(0)}).hex()
 
 
-def _of(score: Score) -> tuple[str, ...]:
+def _of(score: TargetScore) -> tuple[str, ...]:
     return score.candidate.nodes
 
 

@@ -27,7 +27,7 @@ from quark.errors import ConfigError
 from quark.numerics.elements import Element
 from quark.numerics.formats import get_format
 from quark.onnx.algorithms.context import Context
-from quark.onnx.algorithms.gptq import PAIRED, ROUNDERS, Inputs, lost, on_grid
+from quark.onnx.algorithms.gptq import PAIRED, ROUNDERS, LayerInputs, lost, on_grid
 from quark.onnx.algorithms.layers import named
 from quark.onnx.algorithms.linear import Linear, linear_of
 from quark.onnx.algorithms.moments import Moments, Pair, in_halves
@@ -59,7 +59,7 @@ def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: Cont
     layers = [layer for layer in found if wanted is None or layer.name in wanted]
     reads = [_source(layer) for layer in layers]
     beside = (model.clone(), reads) if isinstance(config, PAIRED) else None
-    walks = Inputs(model, reads, context, feeds_of(model, context), beside)
+    walks = LayerInputs(model, reads, context, feeds_of(model, context), beside)
     stage, better = f"nbits_{config.name}", 0
     for done, (layer, name) in enumerate(zip(layers, reads, strict=True), 1):
         finished = context.resume.done(stage, layer.name)

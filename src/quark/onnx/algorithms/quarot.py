@@ -23,7 +23,7 @@ from quark.errors import ConfigError, unknown
 from quark.onnx.algorithms.channels import write_operand
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.linear import Linear, by_input, linear_of
-from quark.onnx.algorithms.local import Judge, judge_of, look
+from quark.onnx.algorithms.local import RoundingJudge, judge_of, look
 from quark.onnx.algorithms.turning import Turning
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import Names, constant_array, input_at
@@ -61,7 +61,7 @@ def run(model: ir.Model, config: QuarotConfig, context: Context) -> PassReport:
     return PassReport(config.name, len(found) - len(refused), tuple(refused))
 
 
-def _helps(judge: Judge, value: ir.Value, layers: list[Linear], rows: np.ndarray, turn: Rotation) -> bool:
+def _helps(judge: RoundingJudge, value: ir.Value, layers: list[Linear], rows: np.ndarray, turn: Rotation) -> bool:
     """Whether the layers' loss is smaller with the rotation."""
 
     def turned(x: np.ndarray) -> np.ndarray:

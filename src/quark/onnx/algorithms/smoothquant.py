@@ -18,7 +18,7 @@ from quark.algorithms.smoothquant import smoothing_scales
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.divide import divider, put_in_front
 from quark.onnx.algorithms.linear import Linear, by_input
-from quark.onnx.algorithms.local import Judge, judge_of, look
+from quark.onnx.algorithms.local import RoundingJudge, judge_of, look
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import Names
 from quark.onnx.qdq.slots import STAYS_FLOAT
@@ -51,7 +51,7 @@ def run(model: ir.Model, config: SmoothQuantConfig, context: Context) -> PassRep
     return PassReport(config.name, len(found) - len(refused), tuple(refused))
 
 
-def _best(judge: Judge, value: ir.Value, layers: list[Linear], rows: np.ndarray, s: np.ndarray) -> float:
+def _best(judge: RoundingJudge, value: ir.Value, layers: list[Linear], rows: np.ndarray, s: np.ndarray) -> float:
     """The strength with the least loss; of equal ones the least."""
 
     def loss(strength: float) -> float:

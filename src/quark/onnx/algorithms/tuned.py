@@ -48,7 +48,7 @@ class ConstantState:
 
 
 @dataclass(frozen=True)
-class Change:
+class NodeChange:
     """What became of the constants of one node: by name, before and after."""
 
     node: str
@@ -98,7 +98,7 @@ def _states(model: ir.Model, plan: Plan) -> dict[str, ConstantState]:
     }
 
 
-def _changes(model: ir.Model, plan: Plan, before: Mapping[str, ConstantState]) -> list[Change]:
+def _changes(model: ir.Model, plan: Plan, before: Mapping[str, ConstantState]) -> list[NodeChange]:
     """What is no longer what it was, by the first node that reads it, in the order of the graph."""
     now = _states(model, plan)
     open_names = {name for name, state in now.items() if name in before and not _same(state, before[name])}
@@ -108,7 +108,7 @@ def _changes(model: ir.Model, plan: Plan, before: Mapping[str, ConstantState]) -
         if names:
             open_names.difference_update(names)
             old, new = ({name: states[name] for name in names} for states in (before, now))
-            found.append(Change(node.name or "", old, new))
+            found.append(NodeChange(node.name or "", old, new))
     return found
 
 
@@ -131,7 +131,7 @@ class _Trial:
         """The loss with the weights as they are now."""
         return distance_to(self.expected, self.twin, self.feeds, self.options)
 
-    def put(self, changes: Sequence[Change], after: bool) -> None:
+    def put(self, changes: Sequence[NodeChange], after: bool) -> None:
         """Give some layers what they had after or before the algorithm."""
         for change in changes:
             for name, state in (change.after if after else change.before).items():
@@ -143,14 +143,14 @@ class _Trial:
                     array = np.asarray(rounded(array, state.plan)).astype(array.dtype)
                 set_constant(self.twin.graph.initializers[name], array)
 
-    def best_of(self, changes: Sequence[Change], best: Loss, halvings: int) -> tuple[list[Change], Loss]:
+    def best_of(self, changes: Sequence[NodeChange], best: Loss, halvings: int) -> tuple[list[NodeChange], Loss]:
         """The changes that stay, of those that are not in the model now, and the loss with them.
 
         Args:
             best: the loss as the model is now.
             halvings: how often a half may be halved again.
         """
-        kept: list[Change] = []
+        kept: list[NodeChange] = []
         middle = -(-len(changes) // 2)
         for half in (changes[:middle], changes[middle:]):
             if not half:

@@ -27,7 +27,7 @@ Feed = Mapping[str, np.ndarray]
 Keep = Callable[[np.ndarray], np.ndarray]
 
 
-class Walk:
+class GraphWalk:
     """The state of a walk: the cut, and the tensors at it for every sample.
 
     Args:

@@ -44,7 +44,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True)
-class Stage:
+class QuantizedActivation:
     """A quantized activation: ``first`` quantizes, ``last`` dequantize; one node that does both is its own last."""
 
     first: ir.Node
@@ -64,24 +64,24 @@ def all_nodes_in_graphs(model: ir.Model) -> list[ir.Node]:
     return list(ir.traversal.RecursiveGraphIterator(model.graph))
 
 
-def stages(model: ir.Model) -> list[Stage]:
+def stages(model: ir.Model) -> list[QuantizedActivation]:
     """The quantized activations whose codes only DequantizeLinear nodes read."""
     return [stage for node in all_nodes_in_graphs(model) if (stage := stage_of(node)) is not None]
 
 
-def stage_of(node: ir.Node) -> Stage | None:
+def stage_of(node: ir.Node) -> QuantizedActivation | None:
     """The stage that begins with a node, None where there is none."""
     if not node.inputs or node.inputs[0] is None or constant_array(node.inputs[0]) is not None:
         return None
     if node.op_type in FUSED:
-        return Stage(node, (node,))
+        return QuantizedActivation(node, (node,))
     if node.op_type not in QUANTIZE or node.outputs[0].is_graph_output():
         return None
     readers = tuple(dict.fromkeys(use.node for use in node.outputs[0].uses()))
-    return Stage(node, readers) if readers and all(one.op_type in DEQUANTIZE for one in readers) else None
+    return QuantizedActivation(node, readers) if readers and all(one.op_type in DEQUANTIZE for one in readers) else None
 
 
-def remove(stage: Stage) -> str | None:
+def remove(stage: QuantizedActivation) -> str | None:
     """Let the readers of a stage read the float tensor; the reason why one cannot, or None."""
     reasons = [bypass(node, stage.source) for node in stage.last]
     parameters = [value for node in (stage.first, *stage.last) for value in node.inputs[1:]]
@@ -135,7 +135,9 @@ class Rewriter:
             self._made[key] = add_initializer(self.model.graph, tensor, name)
         return self._made[key]
 
-    def set_parameters(self, stage: Stage, scale: np.ndarray, zero_point: np.ndarray, dtype: ir.DataType) -> None:
+    def set_parameters(
+        self, stage: QuantizedActivation, scale: np.ndarray, zero_point: np.ndarray, dtype: ir.DataType
+    ) -> None:
         """Give every node of a stage another scale, zero point and type of codes."""
         old = [value for node in (stage.first, *stage.last) for value in node.inputs[1:3]]
         base = str(stage.source.name)

@@ -14,7 +14,16 @@ from typing import Annotated, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.quantized import LIMITS, QUANTIZE, Rewriter, Stage, code_type, dequantizer, parameters, stage_of
+from quark.onnx.graph.quantized import (
+    LIMITS,
+    QUANTIZE,
+    QuantizedActivation,
+    Rewriter,
+    code_type,
+    dequantizer,
+    parameters,
+    stage_of,
+)
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import label, nodes_of
 from quark.onnx.passes import bias_scale
@@ -29,7 +38,7 @@ def run(model: ir.Model, align_scale: Which = list(MOVING)) -> PassReport:  # no
     types = [align_scale] if isinstance(align_scale, str) else align_scale
     fired, refused = 0, []
     joined: dict[ir.Node, list[ir.Node]] = {}
-    stage_of_first: dict[ir.Node, Stage] = {}
+    stage_of_first: dict[ir.Node, QuantizedActivation] = {}
     for node in nodes_of(model, *types):
         found = around(node)
         if len(found) < 2:
@@ -55,20 +64,20 @@ def _join(joined: dict[ir.Node, list[ir.Node]], firsts: list[ir.Node]) -> None:
     joined.update(dict.fromkeys(group, group))
 
 
-def _single(stage: Stage) -> Parameters | None:
+def _single(stage: QuantizedActivation) -> Parameters | None:
     """The parameters of a stage, None where they are computed or several."""
     found = parameters(stage.first)
     return None if found is None or found[0].size != 1 else found
 
 
-def _alike(group: list[Stage]) -> bool:
+def _alike(group: list[QuantizedActivation]) -> bool:
     """Whether all stages have the same parameters."""
     found = [parameters(stage.first) for stage in group]
     known = [one for one in found if one is not None]
     return all(np.array_equal(one[0], known[0][0]) and np.array_equal(one[1], known[0][1]) for one in known)
 
 
-def _align(group: list[Stage], rewriter: Rewriter) -> None:
+def _align(group: list[QuantizedActivation], rewriter: Rewriter) -> None:
     """Give all of a group the parameters of the union of their ranges."""
     if _alike(group):
         return
@@ -78,7 +87,7 @@ def _align(group: list[Stage], rewriter: Rewriter) -> None:
         rewriter.set_parameters(stage, scale, zero_point, ir.DataType[kind])
 
 
-def around(node: ir.Node) -> list[Stage]:
+def around(node: ir.Node) -> list[QuantizedActivation]:
     """The stages that feed a node and those that it feeds."""
     before = [dequantizer(value) for value in (node.inputs if node.op_type == "Concat" else node.inputs[:1])]
     makers = [dq.inputs[0].producer() for dq in before if dq is not None and dq.inputs[0] is not None]

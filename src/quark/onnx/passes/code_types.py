@@ -22,7 +22,7 @@ from quark.onnx.passes import bias_scale
 
 
 @dataclass(frozen=True)
-class Change:
+class CodeChange:
     """codes' = codes / ratio + shift, scale' = scale · ratio."""
 
     old: str
@@ -32,11 +32,11 @@ class Change:
 
 
 CHANGES = {
-    "s8_to_u8": Change("INT8", "UINT8", 128),
-    "u8_to_s8": Change("UINT8", "INT8", -128),
-    "u16_to_s16": Change("UINT16", "INT16", -32768),
-    "s16_to_u16": Change("INT16", "UINT16", 32768),
-    "u16_to_u8": Change("UINT16", "UINT8", 0, 257),
+    "s8_to_u8": CodeChange("INT8", "UINT8", 128),
+    "u8_to_s8": CodeChange("UINT8", "INT8", -128),
+    "u16_to_s16": CodeChange("UINT16", "INT16", -32768),
+    "s16_to_u16": CodeChange("INT16", "UINT16", 32768),
+    "u16_to_u8": CodeChange("UINT16", "UINT8", 0, 257),
 }
 Which = Annotated[str, f"Which change: {', '.join(CHANGES)}."]
 

@@ -34,7 +34,7 @@ MOVES = frozenset(["Reshape", "Transpose", "Squeeze", "Unsqueeze"])
 
 
 @dataclass
-class Way:
+class Rescaling:
     """The way back from a division: (node, position) of every constant that has to be scaled."""
 
     constants: list[tuple[ir.Node, int]] = field(default_factory=list)
@@ -48,7 +48,7 @@ def run(model: ir.Model) -> PassReport:
         source, factor = _scaled(node)
         if source is None or factor is None:
             continue
-        way = Way()
+        way = Rescaling()
         reason = _walk(source, node, way)
         if reason is not None:
             refused.append(f"{label(node)} stays: {reason}")
@@ -75,7 +75,7 @@ def _scaled(node: ir.Node) -> tuple[ir.Value | None, float | None]:
     return None, None
 
 
-def _walk(value: ir.Value, reader: ir.Node, way: Way) -> str | None:
+def _walk(value: ir.Value, reader: ir.Node, way: Rescaling) -> str | None:
     """Collect the constants behind ``value``; the reason why it cannot be scaled, or None."""
     while True:
         node = value.producer()

@@ -22,8 +22,8 @@ from quark.config.tensor import TensorSpec
 from quark.onnx.graph.quantized import (
     DEQUANTIZE,
     LIMITS,
+    QuantizedActivation,
     Rewriter,
-    Stage,
     code_type,
     parameters,
     remove,
@@ -46,7 +46,7 @@ def run(model: ir.Model, max_loop_num: Rounds = 5) -> PassReport:
     """Move scales in place, until every rule holds."""
     view, plan = model.clone(), Plan()
     name_nodes(view)
-    made: dict[str, Stage | ir.Node] = {}
+    made: dict[str, QuantizedActivation | ir.Node] = {}
     for original, node in zip(stored(model), stored(view), strict=True):
         if node.op_type in DEQUANTIZE and _put(plan, str(node.outputs[0].name), "weight", node, None):
             made[str(node.outputs[0].name)] = original
@@ -108,11 +108,11 @@ def _alike(one: TensorPlan, other: TensorPlan) -> bool:
     return same and np.array_equal(np.asarray(one.zero_point), np.asarray(other.zero_point))
 
 
-def _write(rewriter: Rewriter, target: Stage | ir.Node, tensor: TensorPlan) -> None:
+def _write(rewriter: Rewriter, target: QuantizedActivation | ir.Node, tensor: TensorPlan) -> None:
     """Give Q and DQ nodes, or a stored constant, the parameters of the Plan."""
     scale, zero_point = np.asarray(tensor.scale), np.asarray(tensor.zero_point)
     dtype = ir.DataType[tensor.spec.format.upper()]
-    if isinstance(target, Stage):
+    if isinstance(target, QuantizedActivation):
         rewriter.set_parameters(target, scale, zero_point, dtype)
         return
     found, codes = parameters(target), constant_array(target.inputs[0])

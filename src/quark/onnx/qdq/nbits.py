@@ -39,7 +39,7 @@ from quark.onnx.graph.surgery import (
 )
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.index_paths import computes_shapes
-from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, Blocks, on_grid
+from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, WeightGroups, on_grid
 from quark.onnx.qdq.selection import bound
 
 MICROSOFT = "com.microsoft"
@@ -157,16 +157,16 @@ def _write(model: ir.Model, names: Names, plan: Plan, weight: ir.Value, nbits: N
     return _initializers(model, names, f"{weight.name}", blocks, nbits, weight, shape[1] if rows else shape[0])
 
 
-def _blocks(values: np.ndarray, nbits: NBits, tensor: TensorPlan) -> Blocks:
+def _blocks(values: np.ndarray, nbits: NBits, tensor: TensorPlan) -> WeightGroups:
     """The codes under the parameters of the Plan, where it has any; by the chosen algorithm otherwise."""
     if tensor.scale is None or tensor.zero_point is None:
         return ALGORITHMS[nbits.Algorithm].run(values, nbits)
     codes = on_grid(values, nbits, tensor.scale, tensor.zero_point)
-    return Blocks(codes, tensor.scale, None if nbits.Symmetric else tensor.zero_point.astype(np.uint8))
+    return WeightGroups(codes, tensor.scale, None if nbits.Symmetric else tensor.zero_point.astype(np.uint8))
 
 
 def _initializers(
-    model: ir.Model, names: Names, name: str, blocks: Blocks, nbits: NBits, weight: ir.Value, columns: int
+    model: ir.Model, names: Names, name: str, blocks: WeightGroups, nbits: NBits, weight: ir.Value, columns: int
 ) -> Written:
     def add(array: np.ndarray, label: str) -> ir.Value:
         return add_initializer(model.graph, array, names.fresh(f"{name}_{label}"))

@@ -24,7 +24,7 @@ CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Blocks:
+class WeightGroups:
     """A weight in groups.
 
     Attributes:
@@ -39,7 +39,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class NBitsAlgorithm:
     """One algorithm.
 
     Attributes:
@@ -48,11 +48,11 @@ class Algorithm:
             (``quark.onnx.algorithms.nbits``); ``run`` is then for those that have no data.
     """
 
-    run: Callable[[np.ndarray, NBits], Blocks]
+    run: Callable[[np.ndarray, NBits], WeightGroups]
     needs_data: bool = False
 
 
-def nearest(weight: np.ndarray, nbits: NBits) -> Blocks:
+def nearest(weight: np.ndarray, nbits: NBits) -> WeightGroups:
     """Round to nearest."""
     rows, columns = weight.shape
     groups = -(-columns // nbits.GroupSize)
@@ -67,7 +67,7 @@ def nearest(weight: np.ndarray, nbits: NBits) -> Blocks:
             codes[part], scales[part] = _symmetric(tiled, nbits.Bits)
         else:
             codes[part], scales[part], zero_points[part] = _asymmetric(tiled, nbits.Bits)
-    return Blocks(codes, scales, zero_points)
+    return WeightGroups(codes, scales, zero_points)
 
 
 def _tiled(weight: np.ndarray, groups: int, size: int) -> np.ndarray:
@@ -104,7 +104,7 @@ def _asymmetric(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nd
     return codes.astype(np.uint8), scale, zero_point.astype(np.uint8)
 
 
-def half_quadratic(weight: np.ndarray, nbits: NBits) -> Blocks:
+def half_quadratic(weight: np.ndarray, nbits: NBits) -> WeightGroups:
     """HQQ: the zero points of rounding to nearest (the runtime takes integers), scales moved for outliers' sake."""
     found, kind = nearest(weight, nbits), get_format(f"uint{nbits.Bits}")
     tiles = _tiled(weight, found.scales.shape[1], nbits.GroupSize).reshape(-1, nbits.GroupSize)
@@ -116,7 +116,7 @@ def half_quadratic(weight: np.ndarray, nbits: NBits) -> Blocks:
     scale = np.asarray(found.scales, np.float32).reshape(-1) * sign  # negative ones are positive for mirrored weights
     moved = hqq(tiles * sign[:, None], scale, zero.reshape(-1), kind, move_scale=True, move_zero=False).scale
     scale = (np.asarray(moved) * sign).reshape(found.scales.shape)
-    return Blocks(on_grid(weight, nbits, scale, zero), scale, found.zero_points)
+    return WeightGroups(on_grid(weight, nbits, scale, zero), scale, found.zero_points)
 
 
 def on_grid(weight: np.ndarray, nbits: NBits, scales: np.ndarray, zero_points: np.ndarray) -> np.ndarray:
@@ -126,7 +126,7 @@ def on_grid(weight: np.ndarray, nbits: NBits, scales: np.ndarray, zero_points: n
     return np.asarray(np.clip(codes, 0, (1 << nbits.Bits) - 1), np.uint8)
 
 
-def values_of(blocks: Blocks, bits: int, columns: int) -> np.ndarray:
+def values_of(blocks: WeightGroups, bits: int, columns: int) -> np.ndarray:
     """The weight [rows, columns] that blocks stand for, float32."""
     middle = np.float32(1 << (bits - 1))
     zero = middle if blocks.zero_points is None else blocks.zero_points[..., None].astype(np.float32)
@@ -134,8 +134,8 @@ def values_of(blocks: Blocks, bits: int, columns: int) -> np.ndarray:
     return values.reshape(len(values), -1)[:, :columns]
 
 
-ALGORITHMS: dict[str, Algorithm] = {
-    "DEFAULT": Algorithm(nearest),
-    "GPTQ": Algorithm(nearest, needs_data=True),
-    "HQQ": Algorithm(half_quadratic),
+ALGORITHMS: dict[str, NBitsAlgorithm] = {
+    "DEFAULT": NBitsAlgorithm(nearest),
+    "GPTQ": NBitsAlgorithm(nearest, needs_data=True),
+    "HQQ": NBitsAlgorithm(half_quadratic),
 }

@@ -32,7 +32,7 @@ Change = Callable[[Context, str], None]  # of one block, or ("") of what is in n
 
 
 @dataclass(frozen=True)
-class Walk:
+class BlockWalk:
     """A float model, and what runs through it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Walk:
         return ["", *self.blocks.modules] if self.blocks.path else [""]
 
 
-def walk_of(context: Context, path: str) -> Walk:
+def walk_of(context: Context, path: str) -> BlockWalk:
     """The blocks of a model, and what enters them.
 
     Args:
@@ -78,16 +78,16 @@ def walk_of(context: Context, path: str) -> Walk:
     with context.home.recording():
         blocks, stream = record(context.model, find_blocks(context.model, path), context.samples)
         wanted = some_rows(answer(run_model(context.model, context.samples[0])))
-    walk = Walk(context, blocks, stream)
+    walk = BlockWalk(context, blocks, stream)
     if blocks.path and not torch.equal(answers(walk, [0])[0], wanted):
         log.info("%r are not all that computes in the model; it runs as a whole", blocks.path)
-        return Walk(context, *whole)
+        return BlockWalk(context, *whole)
     return walk
 
 
 @torch.no_grad()
 def answers(
-    walk: Walk, samples: list[int], quantized: bool = False, change: Change | None = None
+    walk: BlockWalk, samples: list[int], quantized: bool = False, change: Change | None = None
 ) -> list[torch.Tensor]:
     """Rows of what the model answers to some samples.
 
@@ -116,7 +116,7 @@ def answers(
 
 
 def through(
-    walk: Walk, name: str, block: nn.Module, stream: Stream, quantized: bool, change: Change | None
+    walk: BlockWalk, name: str, block: nn.Module, stream: Stream, quantized: bool, change: Change | None
 ) -> list[torch.Tensor]:
     """What a block makes of all samples."""
     undo = Undo()
@@ -149,7 +149,7 @@ def entrance(model: nn.Module, blocks: Blocks, sample: Any) -> torch.Tensor:
     return found[0]
 
 
-def exit_of(walk: Walk, sample: int, hidden: torch.Tensor) -> torch.Tensor:
+def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> torch.Tensor:
     """Rows of what the model answers where its last block hands on ``hidden``."""
     *others, last = walk.blocks.modules.values()
     values = walk.stream.values

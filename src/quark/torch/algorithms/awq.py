@@ -14,7 +14,7 @@ from quark.algorithms.awq import GRID, best_clips, clipped, is_clipped
 from quark.errors import known
 from quark.numerics.granularity import Channel, Group
 from quark.torch.algorithms.context import Context, matrix, new_quantizer, set_matrix
-from quark.torch.algorithms.scaling import Inputs, Place, judge_of, scale_places
+from quark.torch.algorithms.scaling import Place, PlaceInputs, judge_of, scale_places
 from quark.torch.algorithms.smooth import search, weight_ranges
 from quark.torch.algorithms.trial import quantized_matrix
 from quark.torch.config.algorithms import AWQConfig
@@ -25,14 +25,14 @@ from quark.torch.matching import Match
 def run_awq(context: Context, config: AWQConfig) -> None:
     """Scales at every place, then clips of the layers that read it."""
 
-    def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> torch.Tensor | None:
+    def choose(context: Context, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
         return search(context, place, judge_of(items, inputs), inputs.mean, weight_ranges(items), *GRID)
 
     scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, clip_all, squares=True)
 
 
 def clip_all(
-    context: Context, items: list[Match], inputs: Inputs, s: torch.Tensor | None
+    context: Context, items: list[Match], inputs: PlaceInputs, s: torch.Tensor | None
 ) -> tuple[Callable[[Context], None], ...]:
     """Clip the weights that read one place, which have its scales; the clips."""
     hessian = inputs.hessian

@@ -22,7 +22,7 @@ import torch
 
 from quark.numerics.granularity import Group
 from quark.torch.algorithms.context import new_quantizer
-from quark.torch.algorithms.scaling import Judge, Place
+from quark.torch.algorithms.scaling import Place, ScaleJudge
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
@@ -33,7 +33,7 @@ ROWS = 256  # of quantized inputs
 SMALL = 1 << 20  # values of a weight that is rounded together with others
 
 
-def by_channel(place: Place, judge: Judge, s: torch.Tensor) -> torch.Tensor | None:
+def by_channel(place: Place, judge: ScaleJudge, s: torch.Tensor) -> torch.Tensor | None:
     """Better scales than ``s`` [channels] for the sum over groups; None where no groups have scales of their own.
 
     Args:
@@ -129,7 +129,7 @@ class Groups:
         return torch.bmm(error.mT, error), torch.bmm(error.mT, self.inputs)
 
 
-def groups_of(judge: Judge, size: int) -> Groups:
+def groups_of(judge: ScaleJudge, size: int) -> Groups:
     """The layers and inputs of a judge in groups."""
     quantized = bool(judge.items[0].stages["input_tensors"])
     rows = judge.rows[:: max(1, len(judge.rows) // ROWS)] if quantized else judge.rows

@@ -21,7 +21,7 @@ from quark.errors import DataError
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.context import Context, matrix
 from quark.torch.algorithms.guard import model_error
-from quark.torch.algorithms.scaling import Inputs, Judge, Place, scale_places
+from quark.torch.algorithms.scaling import Place, PlaceInputs, ScaleJudge, scale_places
 from quark.torch.algorithms.smooth import best
 from quark.torch.config.algorithms import CLEConfig
 from quark.torch.layers import kind_of, known_kind, own_parameter
@@ -79,7 +79,7 @@ def answer_of(context: Context) -> torch.Tensor:
 
 
 def equalize_pair(
-    config: CLEConfig, context: Context, place: Place, items: list[Match], inputs: Inputs
+    config: CLEConfig, context: Context, place: Place, items: list[Match], inputs: PlaceInputs
 ) -> torch.Tensor | None:
     """One pair of linear layers of a block."""
     if place.channels is None:
@@ -89,7 +89,7 @@ def equalize_pair(
     tail = torch.stack([matrix(item.layer.module, item.layer.kind).abs().amax(0) for item in items]).amax(0)
     s = pair_scales(head.double().cpu().numpy(), tail.double().cpu().numpy(), config.cle_weight_threshold)
     wanted = torch.from_numpy(1 / s).float().to(head.device)
-    return best(context, place, Judge(items, inputs.sample), [wanted])
+    return best(context, place, ScaleJudge(items, inputs.sample), [wanted])
 
 
 def equalize(context: Context, spread: Spread, config: CLEConfig) -> None:

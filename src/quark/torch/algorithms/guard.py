@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 import torch
 from torch import nn
 
-from quark.torch.algorithms.answers import Change, Walk, answers, walk_of
+from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
 from quark.torch.algorithms.context import Context
 
 MODEL_SAMPLES = 32  # that a model is judged on
@@ -77,7 +77,7 @@ class Ruler:
         distance: of two answers.
     """
 
-    walk: Walk
+    walk: BlockWalk
     samples: list[int]
     wanted: list[torch.Tensor]
     distance: Callable[[torch.Tensor, torch.Tensor], float]
@@ -88,7 +88,7 @@ class Ruler:
         return tuple(self.distance(x, y) for x, y in zip(found, self.wanted, strict=True))
 
 
-def ruler(walk: Walk, samples: list[int]) -> Ruler:
+def ruler(walk: BlockWalk, samples: list[int]) -> Ruler:
     """A ruler for the model as it is now."""
     wanted = answers(walk, samples)
     tables = [module.num_embeddings for module in walk.context.model.modules() if isinstance(module, nn.Embedding)]
@@ -112,7 +112,7 @@ def divergence(x: torch.Tensor, y: torch.Tensor) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-def best_change(walk: Walk, changes: Sequence[Change]) -> Change | None:
+def best_change(walk: BlockWalk, changes: Sequence[Change]) -> Change | None:
     """The change by which the quantized answers get better; None: no change is worth it.
 
     Args:
@@ -129,7 +129,7 @@ def best_change(walk: Walk, changes: Sequence[Change]) -> Change | None:
     return None if best is None else changes[best]
 
 
-def change_all(walk: Walk, change: Change) -> None:
+def change_all(walk: BlockWalk, change: Change) -> None:
     """Make a change in every part of the model."""
     for part in walk.parts:
         with walk.context.home.changing(part, walk.context.undo):

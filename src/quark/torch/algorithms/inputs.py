@@ -21,7 +21,7 @@ from quark.torch.quantized_layer import QuantLayer
 
 
 @dataclass(frozen=True)
-class Group:
+class SharedInput:
     """Layers of a block that read one tensor.
 
     Attributes:
@@ -110,7 +110,7 @@ def read(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return x if quantizer is None else quantizer(x)
 
 
-def find_groups(name: str, block: nn.Module, stream: Stream, layers: dict[str, nn.Module]) -> list[Group]:
+def find_groups(name: str, block: nn.Module, stream: Stream, layers: dict[str, nn.Module]) -> list[SharedInput]:
     """Which of ``layers`` read one tensor, in the order in which they are called; layers that no sample reaches are
     in no group."""
     found: dict[tuple[int, int], list[str]] = {}
@@ -127,7 +127,7 @@ def find_groups(name: str, block: nn.Module, stream: Stream, layers: dict[str, n
         Watch(layers, see, stop=False).run(partial(stream.forward, name, block, k))
         if len(seen) == len(layers):
             break
-    return [Group(tuple(names)) for names in found.values()]
+    return [SharedInput(tuple(names)) for names in found.values()]
 
 
 def keep(lists: dict[str, list[torch.Tensor]], name: str, x: torch.Tensor) -> None:
@@ -144,9 +144,9 @@ def collect(
     name: str,
     block: nn.Module,
     stream: Stream,
-    groups: list[Group],
+    groups: list[SharedInput],
     twin: tuple[nn.Module, Stream] | None = None,
-) -> dict[Group, Sums]:
+) -> dict[SharedInput, Sums]:
     """The sums of ``groups``, all in one run of the block per sample.
 
     Args:
@@ -154,7 +154,7 @@ def collect(
         groups: of which the sums are wanted; experts that no sample reaches are missing in the result.
         twin: the float block and the stream that enters it.
     """
-    sums: dict[Group, Sums] = {}
+    sums: dict[SharedInput, Sums] = {}
     modules = dict(block.named_modules())
     heads = {group.layers[0]: group for group in groups}
     others = {} if twin is None else dict(twin[0].named_modules())

@@ -32,7 +32,7 @@ from torch import nn
 
 from quark.algorithms.hadamard import Rotation, rotation
 from quark.errors import ConfigError, ModelError
-from quark.torch.algorithms.answers import Change, Walk, answers, walk_of
+from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
 from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.guard import MODEL_SAMPLES, best_of, change_all, ruler
 from quark.torch.config.algorithms import RotationConfig
@@ -126,7 +126,7 @@ def together(turns: Sequence[Turns]) -> Change:
     return change
 
 
-def check(walk: Walk, turns: Sequence[Turns]) -> None:
+def check(walk: BlockWalk, turns: Sequence[Turns]) -> None:
     """The first sample gets the same answer from the turned model.
 
     Raises:
@@ -151,7 +151,7 @@ def candidates(config: RotationConfig, structure: Structure) -> Iterator[list[Tu
         yield found + [Turns(replace(turn, rotation_size=size), structure) for size in sizes]
 
 
-def worthwhile(walk: Walk, tried: Iterable[list[Turns]]) -> list[Turns]:
+def worthwhile(walk: BlockWalk, tried: Iterable[list[Turns]]) -> list[Turns]:
     """The turns that make the quantized answers better, each beside those before it."""
     measure = ruler(walk, list(range(len(walk.context.samples)))[:MODEL_SAMPLES])
     lowest = measure.errors()
@@ -165,7 +165,7 @@ def worthwhile(walk: Walk, tried: Iterable[list[Turns]]) -> list[Turns]:
     return kept
 
 
-def fits(walk: Walk, turn: Turns) -> bool:
+def fits(walk: BlockWalk, turn: Turns) -> bool:
     """Whether the size of a turn's blocks divides what it turns; that of a configuration must."""
     size = turn.config.rotation_size
     modules = dict(walk.context.model.named_modules())

@@ -23,7 +23,7 @@ from torch import nn
 from quark.algorithms.smoothquant import shared_channels
 from quark.errors import ConfigError, known, unknown
 from quark.numerics.granularity import Group
-from quark.torch.algorithms.answers import Walk, walk_of
+from quark.torch.algorithms.answers import BlockWalk, walk_of
 from quark.torch.algorithms.blocks import Stream, first
 from quark.torch.algorithms.context import Context, Undo, matrix, new_quantizer
 from quark.torch.algorithms.guard import best_change, change_all
@@ -60,7 +60,7 @@ class Place:
 
 
 @dataclass
-class Inputs:
+class PlaceInputs:
     """What was read at a place.
 
     Attributes:
@@ -118,8 +118,8 @@ class ScalingChoice:
     changes: tuple[Callable[[Context], None], ...] = ()
 
 
-Chooser = Callable[[Context, Place, list[Match], Inputs], torch.Tensor | None]
-Finisher = Callable[[Context, list[Match], Inputs, torch.Tensor | None], tuple[Callable[[Context], None], ...]]
+Chooser = Callable[[Context, Place, list[Match], PlaceInputs], torch.Tensor | None]
+Finisher = Callable[[Context, list[Match], PlaceInputs, torch.Tensor | None], tuple[Callable[[Context], None], ...]]
 
 
 def places(structure: Structure) -> Iterator[Place]:
@@ -215,7 +215,7 @@ def subsets(found: list[ScalingChoice]) -> Iterator[list[ScalingChoice]]:
     yield from (kinds if all(kinds) else [])
 
 
-def make(walk: Walk, some: Sequence[ScalingChoice], context: Context, part: str) -> None:
+def make(walk: BlockWalk, some: Sequence[ScalingChoice], context: Context, part: str) -> None:
     """Change what was chosen in one part of the model."""
     for choice in some:
         if part == (choice.place.block if choice.place.block in walk.blocks.modules else ""):
@@ -231,7 +231,7 @@ def apply(context: Context, choice: ScalingChoice) -> None:
 
 
 def choices(
-    walk: Walk,
+    walk: BlockWalk,
     wanted: list[Place],
     items: Mapping[str, Match],
     choose: Chooser,
@@ -274,21 +274,21 @@ def choices(
 
 def read_block(
     context: Context, name: str, block: nn.Module, stream: Stream, here: list[Place], squares: bool
-) -> tuple[list[tuple[Place, Inputs]], list[Any]]:
+) -> tuple[list[tuple[Place, PlaceInputs]], list[Any]]:
     """The inputs of the places of one block, and what it hands on, from one run per sample.
 
     Readers that are called with one tensor share what is kept of it.
     """
     modules = dict(context.model.named_modules())
     keep = max(1, ROWS // max(len(stream.hidden), 1))
-    found: dict[str, Inputs] = {}
+    found: dict[str, PlaceInputs] = {}
     source = {reader: place.source for place in here for reader in place.readers}
     latest: dict[str, torch.Tensor] = {}
 
     def see(reader: str, x: torch.Tensor) -> None:
         if x.numel() and latest.get(source[reader]) is not x:
             size = torch.zeros(x.shape[-1], device=x.device)
-            found.setdefault(reader, Inputs(size, size.clone())).add(x, keep, squares)
+            found.setdefault(reader, PlaceInputs(size, size.clone())).add(x, keep, squares)
             latest[source[reader]] = x
 
     watch, hidden = Watch({reader: modules[reader] for reader in source}, see, stop=False), []
@@ -341,7 +341,7 @@ def effective(context: Context, place: Place, s: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Judge:
+class ScaleJudge:
     """Says how far the outputs of quantized layers are from those of the float ones, under a scale per channel.
 
     Attributes:
@@ -357,7 +357,7 @@ class Judge:
     outputs: int | None = None
 
     @cached_property
-    def coarse(self) -> Judge:
+    def coarse(self) -> ScaleJudge:
         """A judge that looks at some outputs: what tells many candidates apart; the best one is for a full judge."""
         return self if self.full(OUTPUTS) else replace(self, outputs=OUTPUTS)
 
@@ -408,8 +408,8 @@ def some_rows(weight: torch.Tensor, most: int | None) -> torch.Tensor:
     return weight if most is None else weight[:: -(-len(weight) // most)]
 
 
-def judge_of(items: list[Match], inputs: Inputs, power: float = 2.0) -> Judge:
+def judge_of(items: list[Match], inputs: PlaceInputs, power: float = 2.0) -> ScaleJudge:
     """A judge of what was read at a place: of all rows, where sums of squares tell and are fewer; of those kept."""
     telling = power == 2 and inputs.hessian is not None and not any(item.stages["input_tensors"] for item in items)
     few = telling and len(inputs.amax) < sum(len(rows) for rows in inputs.rows)
-    return Judge(items, inputs.root if few else inputs.sample, power)
+    return ScaleJudge(items, inputs.root if few else inputs.sample, power)

@@ -19,7 +19,7 @@ from quark.algorithms.awq import Pair, best_exponents, scale_of
 from quark.algorithms.smoothquant import smoothing_scales
 from quark.torch.algorithms.channels import by_channel
 from quark.torch.algorithms.context import Context, matrix
-from quark.torch.algorithms.scaling import Inputs, Judge, Place, effective, judge_of, scale_places
+from quark.torch.algorithms.scaling import Place, PlaceInputs, ScaleJudge, effective, judge_of, scale_places
 from quark.torch.config.algorithms import AutoSmoothQuantConfig, SmoothQuantConfig
 from quark.torch.matching import Match
 
@@ -33,7 +33,7 @@ def run_smooth(context: Context, config: SmoothQuantConfig) -> None:
     """SmoothQuant at every place of the model."""
     alpha = config.alpha
 
-    def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> torch.Tensor | None:
+    def choose(context: Context, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
         judge, ranges = judge_of(items, inputs), weight_ranges(items)
         whole = smoothing_scales(inputs.amax, ranges, alpha, config.scale_clamp_min)
         shares, others = [part * alpha for part in PARTS], [part * (1 - alpha) for part in PARTS]
@@ -46,7 +46,7 @@ def run_autosmooth(context: Context, config: AutoSmoothQuantConfig) -> None:
     """The best exponents at every place of the model."""
     power = POWERS[config.compute_scale_loss]
 
-    def choose(context: Context, place: Place, items: list[Match], inputs: Inputs) -> torch.Tensor | None:
+    def choose(context: Context, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
         judge = judge_of(items, inputs, power)
         return search(context, place, judge, inputs.amax, weight_ranges(items), *GRID)
 
@@ -61,7 +61,7 @@ def weight_ranges(items: Iterable[Match]) -> torch.Tensor:
 def search(
     context: Context,
     place: Place,
-    judge: Judge,
+    judge: ScaleJudge,
     inputs: torch.Tensor,
     weights: torch.Tensor,
     exponents: Sequence[float],
@@ -89,7 +89,7 @@ def search(
 
 
 def measured(
-    context: Context, place: Place, judge: Judge, candidates: Iterable[torch.Tensor]
+    context: Context, place: Place, judge: ScaleJudge, candidates: Iterable[torch.Tensor]
 ) -> Iterator[tuple[float, torch.Tensor]]:
     """Candidates as they would be applied, with their errors."""
     for candidate in candidates:
@@ -97,12 +97,12 @@ def measured(
         yield judge.error(s), s
 
 
-def best(context: Context, place: Place, judge: Judge, candidates: Iterable[torch.Tensor]) -> torch.Tensor | None:
+def best(context: Context, place: Place, judge: ScaleJudge, candidates: Iterable[torch.Tensor]) -> torch.Tensor | None:
     """The candidate with the least error, as it would be applied, if that is less than without scales."""
     return keep_best(place, judge, measured(context, place, judge, candidates))
 
 
-def keep_best(place: Place, judge: Judge, found: Iterable[tuple[float, torch.Tensor]]) -> torch.Tensor | None:
+def keep_best(place: Place, judge: ScaleJudge, found: Iterable[tuple[float, torch.Tensor]]) -> torch.Tensor | None:
     """As ``best``, of candidates with their errors."""
     error, s = min(found, key=lambda pair: pair[0])
     if error < judge.error():

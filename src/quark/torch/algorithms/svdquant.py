@@ -18,7 +18,7 @@ from quark.errors import DataError
 from quark.torch.algorithms.context import Context, matrix, new_quantizer
 from quark.torch.algorithms.guard import WORTH
 from quark.torch.algorithms.inputs import Watch
-from quark.torch.algorithms.scaling import ROWS, Inputs
+from quark.torch.algorithms.scaling import ROWS, PlaceInputs
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.calibration import run
 from quark.torch.config.algorithms import SVDQuantConfig
@@ -56,16 +56,16 @@ def is_wanted(item: Match, config: SVDQuantConfig) -> bool:
     return not excluded and weight is not None and min(weight.shape) >= config.min_layer_size
 
 
-def read_all(context: Context, items: list[Match]) -> dict[nn.Module, Inputs]:
+def read_all(context: Context, items: list[Match]) -> dict[nn.Module, PlaceInputs]:
     """The inputs of layers, from one run of the float model per sample."""
     names = {item.layer.name: item.layer.module for item in items}
     keep = max(1, ROWS // len(context.samples))
-    found: dict[nn.Module, Inputs] = {}
+    found: dict[nn.Module, PlaceInputs] = {}
 
     def see(name: str, x: torch.Tensor) -> None:
         if x.numel():
             zeros = torch.zeros(x.shape[-1], device=x.device)
-            found.setdefault(names[name], Inputs(zeros, zeros.clone())).add(x, keep, squares=False)
+            found.setdefault(names[name], PlaceInputs(zeros, zeros.clone())).add(x, keep, squares=False)
 
     watch = Watch(names, see, stop=False)
     for sample in context.samples:
@@ -73,7 +73,7 @@ def read_all(context: Context, items: list[Match]) -> dict[nn.Module, Inputs]:
     return found
 
 
-def correct(context: Context, item: Match, inputs: Inputs, config: SVDQuantConfig) -> None:
+def correct(context: Context, item: Match, inputs: PlaceInputs, config: SVDQuantConfig) -> None:
     """Find the best smoothing of one layer and wrap it, if that pays."""
     weight, rows = matrix(item.layer.module, item.layer.kind), inputs.sample[:ROWS]
     wanted = rows @ weight.T

@@ -25,7 +25,7 @@ from quark.errors import ConfigError, unknown
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled, float_weights, forget_twins, matrix, set_matrix
 from quark.torch.algorithms.grids import grid_of
-from quark.torch.algorithms.inputs import Group, Sums, collect, find_groups
+from quark.torch.algorithms.inputs import SharedInput, Sums, collect, find_groups
 from quark.torch.fake_quantize import FakeQuantize, Parameters, Quantizer, parts
 from quark.torch.matching import Match
 from quark.torch.quantized_layer import weight_quantizer
@@ -174,18 +174,18 @@ def fits(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 
 
-def batches(groups: list[Group], inside: list[str], whole: bool) -> Iterable[list[Group]]:
+def batches(groups: list[SharedInput], inside: list[str], whole: bool) -> Iterable[list[SharedInput]]:
     """Groups whose sums are taken in one run: siblings in a block; in a model without blocks all of them."""
     if whole:
         return [groups] if groups else []
-    found: dict[str, list[Group]] = {}
+    found: dict[str, list[SharedInput]] = {}
     for group in groups:
         found.setdefault(group.pattern, []).append(group)
     if not inside:
         return list(found.values())
     place = {pattern: rank for rank, pattern in enumerate(inside)}
 
-    def rank(batch: list[Group]) -> int:
+    def rank(batch: list[SharedInput]) -> int:
         return min(number for pattern, number in place.items() if fits(batch[0].layers[0], pattern))
 
     return sorted(found.values(), key=rank)

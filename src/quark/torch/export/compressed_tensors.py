@@ -35,7 +35,7 @@ from quark.torch.export.huggingface import config_of
 from quark.torch.export.layout import BlockLayout, layout_of_quantizer, store
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, write_config
-from quark.torch.export.original import Names, names_of, outside_items
+from quark.torch.export.original import FileNames, names_of, outside_items
 from quark.torch.export.reader_scales import in_type_of_model, moved, warn_of_casts
 from quark.torch.export.shards import SHARD_SIZE, Item, write_shards
 from quark.torch.export.state import items_of
@@ -102,7 +102,7 @@ def export_compressed_tensors(
 
 
 def foreign(
-    schemes: Mapping[str, Any], formats: Mapping[str, Any], names: Names, items: Iterable[Item]
+    schemes: Mapping[str, Any], formats: Mapping[str, Any], names: FileNames, items: Iterable[Item]
 ) -> dict[str, Foreign]:
     """How the weights are read back, by the names in memory of their layers."""
     written = {name for item in items for name in item.form}
@@ -213,7 +213,7 @@ def block_arguments(name: str, row: Block, weight: bool) -> Arguments:
 
 
 def quantization_config(
-    schemes: Mapping[str, Any], outside: Names, floats: Iterable[str]
+    schemes: Mapping[str, Any], outside: FileNames, floats: Iterable[str]
 ) -> tuple[Arguments, dict[str, Any]]:
     """``quantization_config``, with names outside and in memory, and the format of each layer."""
     from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus

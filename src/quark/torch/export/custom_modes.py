@@ -35,7 +35,7 @@ from quark.torch.export.decoded import (
     rows_cut,
 )
 from quark.torch.export.layout import ElementLayout, Form, Layout, PairLayout, Stored
-from quark.torch.export.original import Names
+from quark.torch.export.original import FileNames
 from quark.torch.export.shards import Item
 from quark.torch.quantized_layer import quantized_layers
 
@@ -165,7 +165,7 @@ def renamed_item(item: Item, naming: str, coded: set[str], signed: bool) -> Item
     return Item(form, make)
 
 
-def foreign(model: nn.Module, names: Names, entry: Mapping[str, Any]) -> dict[str, Foreign]:
+def foreign(model: nn.Module, names: FileNames, entry: Mapping[str, Any]) -> dict[str, Foreign]:
     """How the weights of a mode are read back, by the names in memory of their layers; none of modes without a rule.
 
     Args:

@@ -22,12 +22,12 @@ from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.type import Dtype, QSchemeType
 from quark.torch.experts import is_fused
 from quark.torch.export.config.config import JsonExporterConfig
-from quark.torch.export.original import Names
+from quark.torch.export.original import FileNames
 from quark.torch.matching import Candidate, candidate, choose, find_candidates, matches
 
 
 def described(
-    config: QConfig, export: JsonExporterConfig, model: nn.Module, names: Names, quantized: Collection[str]
+    config: QConfig, export: JsonExporterConfig, model: nn.Module, names: FileNames, quantized: Collection[str]
 ) -> dict[str, Any]:
     """The ``quantization_config`` of ``config.json``.
 
@@ -49,7 +49,7 @@ def as_it_is(config: QConfig, export: JsonExporterConfig) -> dict[str, Any]:
     return {**config.to_dict(), "quant_method": "quark", "export": export.to_dict()}
 
 
-def excluded(config: QConfig, model: nn.Module, names: Names, quantized: Collection[str]) -> list[str]:
+def excluded(config: QConfig, model: nn.Module, names: FileNames, quantized: Collection[str]) -> list[str]:
     """What stays float, by its names outside and in memory."""
     floats = [*float_layers(model, quantized)]
     outside = [*(names.layer(name) for name in floats), *stacked_modules(model, names)]
@@ -64,7 +64,7 @@ def float_layers(model: nn.Module, quantized: Collection[str]) -> Iterator[str]:
             yield name
 
 
-def stacked_modules(model: nn.Module, names: Names) -> Iterator[str]:
+def stacked_modules(model: nn.Module, names: FileNames) -> Iterator[str]:
     """Everything outside of the modules whose experts stay stacked, and float."""
     for path, module in model.named_modules():
         if is_fused(module):
@@ -74,7 +74,7 @@ def stacked_modules(model: nn.Module, names: Names) -> Iterator[str]:
             yield ".".join([*shared, "*"])
 
 
-def outside_layers(config: QConfig, model: nn.Module, names: Names) -> dict[str, QLayerConfig]:
+def outside_layers(config: QConfig, model: nn.Module, names: FileNames) -> dict[str, QLayerConfig]:
     """``layer_quant_config``; before a pattern, the names outside of the layers that it does not fit outside."""
     if not config.layer_quant_config:
         return {}

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from quark.errors import ModelError
-from quark.files.untrusted import Foreign, checked
+from quark.files.untrusted import OpenSchema, checked
 from quark.reading import reason_of
 from quark.torch.export.model_files import read_object
 
@@ -133,19 +133,19 @@ def sentencepiece_tokens(folder: Path) -> tuple[str, list[str], list[float], lis
     return "llama", tokens, [score for _, score, _ in entries], [int(kind) for _, _, kind in entries]
 
 
-class _Model(Foreign):
+class _Model(OpenSchema):
     vocab: dict[str, Annotated[int, Field(ge=0)]]
     merges: list[str | list[str]] | None = None
     byte_fallback: bool | None = None
 
 
-class _Added(Foreign):
+class _Added(OpenSchema):
     id: int = Field(ge=0)
     content: str
     special: bool = False
 
 
-class _File(Foreign):
+class _File(OpenSchema):
     """What is read of ``tokenizer.json``."""
 
     model: _Model

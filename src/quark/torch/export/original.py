@@ -33,7 +33,7 @@ WEIGHT = ".weight"
 
 
 @dataclass(frozen=True)
-class Names:
+class FileNames:
     """The way from names in memory to names in files.
 
     Attributes:
@@ -93,14 +93,14 @@ class Names:
         return {self.renamed(name): value for name, value in made.items()}
 
 
-def names_of(model: nn.Module) -> Names:
+def names_of(model: nn.Module) -> FileNames:
     """The names of the tensors of a model in files; of one that transformers does not know, those in memory."""
     steps = [step.reverse_transform() for step in conversions_of(model)[::-1]]
     renames = tuple(step for step in steps if not hasattr(step, "operations"))
     converters = tuple(step for step in steps if hasattr(step, "operations"))
-    bare = Names({}, renames, converters, model)
+    bare = FileNames({}, renames, converters, model)
     layers = {name: base_of(name, bare.renamed) for name in owners(model)} | expert_names(bare, model)
-    return Names(layers, renames, converters, model)
+    return FileNames(layers, renames, converters, model)
 
 
 def conversions_of(model: Any) -> list[Any]:
@@ -137,7 +137,7 @@ def base_of(layer: str, renamed: Callable[[str], str]) -> str:
     return name.removesuffix(WEIGHT) if name.endswith(WEIGHT) else layer
 
 
-def expert_names(names: Names, model: nn.Module) -> dict[str, str]:
+def expert_names(names: FileNames, model: nn.Module) -> dict[str, str]:
     """The names outside of the layers of experts that are taken apart, where the original has them one by one."""
     stacks: dict[str, torch.Tensor] = {}
     wanted: dict[bytes, str] = {}
@@ -205,7 +205,7 @@ def natural(name: str) -> list[tuple[int, int | str]]:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def outside_items(items: Iterable[Item], names: Names) -> list[Item]:
+def outside_items(items: Iterable[Item], names: FileNames) -> list[Item]:
     """Items under their names outside; tensors that were joined are taken apart."""
     items = list(items)
     single = {name: item for item in items for name in item.form if len(item.form) == 1}
@@ -224,7 +224,7 @@ def renamed_item(item: Item, outside: Callable[[str], str]) -> Item:
     return Item(form, lambda: {known[name]: value for name, value in item.make().items()})
 
 
-def group_item(key: str, members: list[Item], names: Names) -> Item:
+def group_item(key: str, members: list[Item], names: FileNames) -> Item:
     """What tensors become that are converted together."""
     forms = {name: entry for item in members for name, entry in item.form.items()}
     empty = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in forms.items()}
@@ -240,7 +240,7 @@ def group_item(key: str, members: list[Item], names: Names) -> Item:
 
 
 @dataclass(frozen=True)
-class Way:
+class LoadingOrder:
     """How the tensors of files come to a model.
 
     Attributes:
@@ -253,7 +253,7 @@ class Way:
     single: Mapping[str, str]
     member: Mapping[str, str]
     groups: Mapping[str, tuple[list[str], list[str]]]
-    names: Names
+    names: FileNames
 
     def joined(self, key: str, tensors: Tensors) -> dict[str, torch.Tensor]:
         """The tensors in memory of a group whose tensors outside are given."""
@@ -271,7 +271,7 @@ class Way:
         return made
 
 
-def way_in(model: nn.Module, places: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Way:
+def way_in(model: nn.Module, places: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> LoadingOrder:
     """How the tensors of files come to a model that has these places (shape and type by name)."""
     names = names_of(model)
     groups: dict[str, tuple[list[str], list[str]]] = {}
@@ -283,4 +283,4 @@ def way_in(model: nn.Module, places: Mapping[str, tuple[tuple[int, ...], torch.d
         member |= dict.fromkeys(outside, key)
     joined = {name for inside, _ in groups.values() for name in inside}
     single = {names.outside(name): name for name in places if name not in joined}
-    return Way({**{name: name for name in places if name not in joined}, **single}, member, groups, names)
+    return LoadingOrder({**{name: name for name in places if name not in joined}, **single}, member, groups, names)

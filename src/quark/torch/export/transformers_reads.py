@@ -24,7 +24,7 @@ from torch import nn
 
 from quark.torch.experts import UnfusedExperts, numbered_stacks
 from quark.torch.export.model_files import float_dtype, is_untied
-from quark.torch.export.original import WEIGHT, Names, base_of, conversions_of
+from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of
 from quark.torch.quantized_layer import detach
 
 METHOD = "compressed-tensors"
@@ -36,7 +36,7 @@ def why_not(
     model: nn.Module,
     schemes: Mapping[str, Any],
     formats: Mapping[str, Any],
-    names: Names,
+    names: FileNames,
     described: Mapping[str, Any],
 ) -> str | None:
     """Why transformers would not read the checkpoint of a model as it is; None: it does.
@@ -77,7 +77,7 @@ def blocks(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
     )
 
 
-def experts(model: nn.Module, schemes: Mapping[str, Any], names: Names) -> str | None:
+def experts(model: nn.Module, schemes: Mapping[str, Any], names: FileNames) -> str | None:
     """Experts that are quantized: stacked ones are made up at random, others have float inputs."""
     for path, module in model.named_modules():
         own = next((name for name in schemes if name.startswith(f"{path}.")), None)
@@ -98,7 +98,7 @@ def is_replaced(module: UnfusedExperts) -> bool:
     return METHOD in found.get("quantization_methods", ())
 
 
-def is_listed(path: str, module: UnfusedExperts, names: Names) -> bool:
+def is_listed(path: str, module: UnfusedExperts, names: FileNames) -> bool:
     """Whether the original has the experts one by one: then their stacks come apart on the way out."""
     own, hit = f"{path}.0.down_proj", names.hit(f"{path}.down_proj") is not None
     form = {f"{path}.{name}": (tuple(x.shape), x.dtype) for name, x in numbered_stacks(module)[0].items()}
@@ -117,7 +117,7 @@ def ties(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
 
 
 def conversions(
-    described: Mapping[str, Any], names: Names, schemes: Iterable[str], packed: Iterable[str]
+    described: Mapping[str, Any], names: FileNames, schemes: Iterable[str], packed: Iterable[str]
 ) -> str | None:
     """Conversions of transformers' own that do not survive the names of quantized tensors: it is asked for them."""
     from transformers.quantizers.auto import AutoHfQuantizer
@@ -128,7 +128,7 @@ def conversions(
     try:
         reader = AutoHfQuantizer.from_config(dict(described))
         reader.validate_environment()
-        made = reader.update_weight_conversions(copy.deepcopy(steps), Prepared(names.model, schemes))
+        made = reader.update_weight_conversions(copy.deepcopy(steps), ConversionView(names.model, schemes))
     except ValueError:
         return "it makes several tensors of one when it loads the original, and cannot where weights have scales"
     joins = [step for step in made if is_join(step.source_patterns)]
@@ -145,7 +145,7 @@ def is_join(sources: Iterable[str]) -> bool:
     return coded and sum(name.endswith(WEIGHT) for name in sources) > 1 and not any("*" in name for name in sources)
 
 
-class Prepared:
+class ConversionView:
     """A model as transformers sees it when it asks for conversions: the layers that it quantizes have scales."""
 
     def __init__(self, model: nn.Module, schemes: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from quark.numerics.granularity import Block2D, Channel, Granularity, Group
 from quark.torch.export.checkpoint import opened, tensor_of, weight_files
 from quark.torch.export.decoded import Foreign, Windows
 from quark.torch.export.layout import Stored, layout_of_quantizer
-from quark.torch.export.original import Names
+from quark.torch.export.original import FileNames
 from quark.torch.export.shards import MAKERS, Item
 from quark.torch.export.state import named
 from quark.torch.export.stored import StoredTensor
@@ -41,7 +41,7 @@ def verify(
     folder: Path,
     model: nn.Module,
     items: Iterable[Item],
-    names: Names,
+    names: FileNames,
     pack_method: str,
     foreign: Mapping[str, Foreign] | None = None,
 ) -> None:
@@ -70,7 +70,7 @@ def tasks_of(
     reader: Reader,
     model: nn.Module,
     items: Iterable[Item],
-    names: Names,
+    names: FileNames,
     pack_method: str,
     foreign: Mapping[str, Foreign] | None,
 ) -> Iterator[Callable[[], None]]:

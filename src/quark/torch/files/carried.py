@@ -39,7 +39,7 @@ Known = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Carried:
+class CarriedLayers:
     """What became of the layers of a folder that was quantized before.
 
     Attributes:
@@ -58,8 +58,8 @@ class Carried:
         """Norm of the differences over the norm of the values."""
         return float((self.error / self.total) ** 0.5) if self.total else 0.0
 
-    def __add__(self, other: Carried) -> Carried:
-        return Carried(
+    def __add__(self, other: CarriedLayers) -> CarriedLayers:
+        return CarriedLayers(
             self.kept + other.kept, self.anew + other.anew, self.error + other.error, self.total + other.total
         )
 
@@ -134,31 +134,31 @@ def one_scale(known: Iterable[Known | None]) -> bool:
     return first is not None and all(scale is not None and torch.equal(scale, first) for scale in scales)
 
 
-def changed_to(value: torch.Tensor, made: Stored, quantizer: Quantizer, pack_method: str) -> Carried:
+def changed_to(value: torch.Tensor, made: Stored, quantizer: Quantizer, pack_method: str) -> CarriedLayers:
     """What one layer that is quantized anew loses."""
     found = layout_of_quantizer(quantizer, tuple(value.shape), pack_method).restore(made)
     error, total = (float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2 for x in (found - value, value))
-    return Carried(0, 1, error, total)
+    return CarriedLayers(0, 1, error, total)
 
 
-def unchanged(value: torch.Tensor) -> Carried:
+def unchanged(value: torch.Tensor) -> CarriedLayers:
     """One layer that keeps its codes."""
-    return Carried(1, 0, 0.0, float(torch.linalg.vector_norm(value, dtype=torch.float64)) ** 2)
+    return CarriedLayers(1, 0, 0.0, float(torch.linalg.vector_norm(value, dtype=torch.float64)) ** 2)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def write_record(goal: Path, found: Carried) -> None:
+def write_record(goal: Path, found: CarriedLayers) -> None:
     """What became of the layers of one file, beside it until the job is done."""
     replace_file(record_of(goal), json.dumps(vars(found)))
 
 
-def read_record(goal: Path) -> Carried | None:
+def read_record(goal: Path) -> CarriedLayers | None:
     """What ``write_record`` wrote; None where it is not there, or not whole: then the file is made again."""
     path = record_of(goal)
     try:
-        return Carried(**vars(read_state(path, Record, ConfigError))) if path.is_file() else None
+        return CarriedLayers(**vars(read_state(path, Record, ConfigError))) if path.is_file() else None
     except ConfigError:
         return None
 
@@ -171,7 +171,7 @@ def record_of(goal: Path) -> Path:
 # ---- models in memory ------------------------------------------------------------------------------------------------
 
 
-def carry_over(model: nn.Module, folder: Path, groups: Iterable[Iterable[str]] = ()) -> Carried | None:
+def carry_over(model: nn.Module, folder: Path, groups: Iterable[Iterable[str]] = ()) -> CarriedLayers | None:
     """Give the quantized weights of a model the codes that they had in the folder that it was decoded from.
 
     Args:
@@ -182,7 +182,7 @@ def carry_over(model: nn.Module, folder: Path, groups: Iterable[Iterable[str]] =
     places = places_of(folder)
     if not places:
         return None
-    names, total = names_of(model), Carried()
+    names, total = names_of(model), CarriedLayers()
     patterns = [[name.rpartition(".")[2] for name in group] for group in groups]
     layers = dict(quantized_layers(model))
     known = {name: known_of(places, f"{names.layer(name)}.weight") for name in layers}
@@ -213,7 +213,7 @@ def siblings_of(name: str, layers: Mapping[str, QuantLayer], patterns: list[list
                     yield other
 
 
-def facts_of(found: Carried | None) -> dict[str, Any]:
+def facts_of(found: CarriedLayers | None) -> dict[str, Any]:
     """What the summary of a command says."""
     if found is None:
         return {}

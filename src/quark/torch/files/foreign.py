@@ -28,7 +28,7 @@ from quark.torch.experts import count_of, is_fused, layers_of, stacked_name, unf
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.formats import FORMATS
-from quark.torch.export.original import Names, names_of
+from quark.torch.export.original import FileNames, names_of
 from quark.torch.export.places import load
 from quark.torch.export.reload import Scheme, import_model_from_safetensors, map_model
 from quark.torch.export.skeleton import mark_loaded
@@ -36,7 +36,7 @@ from quark.torch.export.state import renamed
 from quark.torch.export.write_as import export_as
 from quark.torch.fake_quantize import make_quantizer
 from quark.torch.files.carried import codes_under
-from quark.torch.files.grids import GRIDS, Grid, Parts, refuse
+from quark.torch.files.grids import GRIDS, FolderGrid, Parts, refuse
 from quark.torch.files.prequantized import LEFT, METHODS, Coded, Found, method_of
 from quark.torch.files.skeleton import StoredSource, architecture_of, stored_tensors
 from quark.torch.layers import kind_of
@@ -159,7 +159,7 @@ def layers_in(
 
 
 def layers_of_model(
-    model: nn.Module, checkpoint: Checkpoint, found: Found, grid: Grid
+    model: nn.Module, checkpoint: Checkpoint, found: Found, grid: FolderGrid
 ) -> tuple[dict[str, FolderLayer], dict[str, str], dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]]]:
     """The quantized layers of a folder by the names of their weights outside, these by the names in memory, and what
     takes the float parts of stacked experts apart."""
@@ -196,7 +196,9 @@ def layers_of_model(
     return layers, inside, shares
 
 
-def taken_apart(shell: nn.Module, path: str, own: str, names: Names, value: torch.Tensor) -> dict[str, torch.Tensor]:
+def taken_apart(
+    shell: nn.Module, path: str, own: str, names: FileNames, value: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """What every expert has of the float tensor ``own`` of a stack, by its name outside."""
     twin = copy.copy(shell)
     twin.__dict__["_parameters"] = {**shell._parameters, own: value}
@@ -210,7 +212,7 @@ def taken_apart(shell: nn.Module, path: str, own: str, names: Names, value: torc
     return made
 
 
-def is_stack(name: str, stacks: Mapping[str, nn.Module], names: Names) -> bool:
+def is_stack(name: str, stacks: Mapping[str, nn.Module], names: FileNames) -> bool:
     """Whether a coded tensor is one of stacked experts."""
     return any(
         name == names.renamed(f"{path}.{own}") for path in stacks for own in ("gate_up_proj", "up_proj", "down_proj")
@@ -218,7 +220,7 @@ def is_stack(name: str, stacks: Mapping[str, nn.Module], names: Names) -> bool:
 
 
 def layer_of(
-    name: str, coded: Coded, grid: Grid, checkpoint: Checkpoint, tensors: Mapping[str, StoredSource]
+    name: str, coded: Coded, grid: FolderGrid, checkpoint: Checkpoint, tensors: Mapping[str, StoredSource]
 ) -> FolderLayer:
     """A layer with tensors of its own."""
 
@@ -239,7 +241,7 @@ def layer_of(
 
 
 def stacked_layer(
-    shell: nn.Module, parent: str, path: str, names: Names, found: Found, grid: Grid, checkpoint: Checkpoint
+    shell: nn.Module, parent: str, path: str, names: FileNames, found: Found, grid: FolderGrid, checkpoint: Checkpoint
 ) -> FolderLayer | None:
     """A layer of one expert, whose values are a part of a stacked tensor; None where that is float."""
     own = path.removeprefix(f"{parent}.")

@@ -25,7 +25,7 @@ SCALES = {torch.float16: ScaleType.float16, torch.bfloat16: ScaleType.bfloat16}
 
 
 @dataclass(frozen=True)
-class Grid:
+class FolderGrid:
     """How the layers of a folder are quantized.
 
     Attributes:
@@ -67,7 +67,7 @@ def integers(bits: int, group: int | None, symmetric: bool, scale: torch.dtype) 
     )
 
 
-def words(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Grid:
+def words(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
     """GPTQ and AWQ: integers in groups; symmetric where every zero point of the folder is the middle."""
     method, bits = described["quant_method"], int(described["bits"])
     lowered = int(method == "gptq" and described.get("checkpoint_format", "gptq") != "gptq_v2")
@@ -105,10 +105,10 @@ def words(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint
     def parameters(name: str, parts: Parts) -> Parameters:
         return parts["scales"].T, zeros(parts) - (middle if symmetric else 0)
 
-    return Grid(config, parameters)
+    return FolderGrid(config, parameters)
 
 
-def compressed(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Grid:
+def compressed(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
     """compressed-tensors: integers and FP8."""
     from compressed_tensors.quantization import QuantizationConfig
 
@@ -137,7 +137,7 @@ def compressed(tensors: Tensors, described: Mapping[str, Any], checkpoint: Check
             return scale, unpack(stream, bits, scale.shape[0], "low").T.to(torch.int32)
         return parts["weight_scale"], (torch.zeros(1) if zero is None else zero).to(torch.int32) + shift
 
-    return Grid(config, parameters, ("input_scale", "input_zero_point"))
+    return FolderGrid(config, parameters, ("input_scale", "input_zero_point"))
 
 
 def of_arguments(name: str, found: Any, scale: torch.dtype) -> QTensorConfig:
@@ -209,20 +209,20 @@ def scheme_of(layer: str, config: Any) -> Any:
     return plain[0]
 
 
-def fp8(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Grid:
+def fp8(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
     """FP8 weights under scales of the tensor, of rows, or of blocks; the import reads what is around them."""
-    return Grid(
+    return FolderGrid(
         lambda name, read: refuse(f"{name!r} is read by the import"), lambda name, parts: (parts["scale"], None)
     )
 
 
-def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Grid:
+def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
     """gpt_oss: FP4 under powers of two, which the values tell."""
     layer = QLayerConfig(weight=specs.OCP_MXFP4Spec(-1, is_dynamic=False).to_quantization_spec())
-    return Grid(lambda name, read: layer, lambda name, parts: (None, None))
+    return FolderGrid(lambda name, read: layer, lambda name, parts: (None, None))
 
 
-GRIDS: dict[str, Callable[[Tensors, Mapping[str, Any], Checkpoint], Grid]] = {
+GRIDS: dict[str, Callable[[Tensors, Mapping[str, Any], Checkpoint], FolderGrid]] = {
     "fp8": fp8,
     "gptq": words,
     "awq": words,

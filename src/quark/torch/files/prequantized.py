@@ -39,7 +39,7 @@ from quark.torch.export.layout import Form
 from quark.torch.export.model_files import read_object
 from quark.torch.export.shards import Item, item_of, write_file, write_index
 from quark.torch.files.grids import GRIDS as KNOWN
-from quark.torch.files.grids import Grid, scheme_of
+from quark.torch.files.grids import FolderGrid, scheme_of
 from quark.torch.files.skeleton import StoredSource, stored_tensors
 
 ENDS = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "k_scale", "v_scale")
@@ -177,7 +177,7 @@ def coded_item(checkpoint: Checkpoint, name: str, coded: Coded, tensors: Tensors
     return Item({name: (coded.shape, torch.float32)}, make)
 
 
-def grid_items(checkpoint: Checkpoint, found: Found, grid: Grid) -> list[Item]:
+def grid_items(checkpoint: Checkpoint, found: Found, grid: FolderGrid) -> list[Item]:
     """What ``carried`` keeps of the grid of each coded tensor."""
     tensors, items = stored_tensors(checkpoint), []
     for name, coded in found.items():
@@ -190,7 +190,7 @@ def grid_items(checkpoint: Checkpoint, found: Found, grid: Grid) -> list[Item]:
     return items
 
 
-def grid_of(folder: Path, name: str, coded: Coded, grid: Grid, tensors: Tensors) -> Parts:
+def grid_of(folder: Path, name: str, coded: Coded, grid: FolderGrid, tensors: Tensors) -> Parts:
     """The scales and zero points of one tensor, flat."""
     scale, zeros = grid.parameters(name, {role: tensors[one].read(folder) for role, one in coded.parts.items()})
     scale = torch.empty(0) if scale is None else scale

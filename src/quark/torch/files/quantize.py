@@ -50,7 +50,7 @@ from quark.torch.export.vllm_reads import cache_scale_name
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
 from quark.torch.files.algorithms import refined, stages_of
 from quark.torch.files.carried import (
-    Carried,
+    CarriedLayers,
     Known,
     changed_to,
     codes_under,
@@ -118,7 +118,7 @@ class Job:
     turns: Mapping[str, Rotation] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=dict)
     grids: Mapping[str, Path] = field(default_factory=dict)
-    found: list[Carried] = field(default_factory=list)
+    found: list[CarriedLayers] = field(default_factory=list)
     verify: bool = True
     expected: dict[str, Expected] = field(default_factory=dict)
 
@@ -131,7 +131,7 @@ class Job:
                 if self.verify:
                     self.read_back(part)
                 if self.grids:
-                    write_record(goal, sum(self.found, Carried()))
+                    write_record(goal, sum(self.found, CarriedLayers()))
         return goal.stat().st_size
 
     def read_back(self, path: Path) -> None:
@@ -242,7 +242,7 @@ def quantize_checkpoint(
     samples: Iterable[Any] | None = None,
     describe: Callable[[Path], None] | None = None,
     program: str | None = None,
-) -> Carried | None:
+) -> CarriedLayers | None:
     """Quantize the checkpoint in ``source`` into the folder ``target``.
 
     Args:
@@ -290,7 +290,7 @@ def quantize_float(
     samples: Iterable[Any] | None,
     describe: Callable[[Path], None] | None = None,
     program: str | None = None,
-) -> Carried | None:
+) -> CarriedLayers | None:
     """The job, of a checkpoint that is float or was decoded."""
     decision = decide(checkpoint, config)
     skeleton, found, plan = decision.skeleton, decision.found, decision.found.plan
@@ -319,9 +319,9 @@ def quantize_float(
             warn_of_fixed([quantizer_of(plan, name) for name in names])
         jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton, for_vllm) for job in jobs]
         run([replace(job, grids=grids, found=[]) for job in jobs], workers)
-        records = [read_record(goal / job.file) or Carried() for job in jobs]
+        records = [read_record(goal / job.file) or CarriedLayers() for job in jobs]
         finish(goal, checkpoint, {job.file: job.items() for job in jobs}, entry, changes.untied, describe)
-    return sum(records, Carried()) if grids else None
+    return sum(records, CarriedLayers()) if grids else None
 
 
 def static_scales(

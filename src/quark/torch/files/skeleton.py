@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from quark.errors import ModelError, known
 from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
-from quark.torch.export.original import Names, names_of
+from quark.torch.export.original import FileNames, names_of
 from quark.torch.files.fitting import check_counts, check_layers, told
 from quark.torch.files.names import names_in_memory, renames_of
 
@@ -31,7 +31,7 @@ EMBEDDING = re.compile(r"embed|(^|\.)wte$|(^|\.)wpe$")
 
 
 @dataclass(frozen=True)
-class Part:
+class ExpertShare:
     """One expert's share of a stacked tensor.
 
     Attributes:
@@ -60,7 +60,7 @@ class StoredSource:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    part: Part | None = None
+    part: ExpertShare | None = None
 
     def read(self, folder: Path) -> torch.Tensor:
         """The values, from the checkpoint in ``folder``; of a part only its expert is read.
@@ -93,7 +93,7 @@ class Skeleton:
     model: nn.Module
     tensors: dict[str, StoredSource]
     stacked: dict[str, tuple[StoredSource, tuple[str, ...]]]
-    names: Names
+    names: FileNames
 
     def outside(self, name: str, quantized: Collection[str]) -> str:
         """The name in written files of a tensor, or of a parameter beside it: as in those that are read."""
@@ -199,7 +199,7 @@ def shares(whole: StoredSource, shape: tuple[int, ...], views: Mapping[str, torc
     found, size = {}, math.prod(shape[1:])
     for name, view in views.items():
         number, offset = divmod(int(view.storage_offset()), size)
-        part = Part(number, tuple(view.shape), tuple(view.stride()), offset)
+        part = ExpertShare(number, tuple(view.shape), tuple(view.stride()), offset)
         found[name] = StoredSource(whole.file, whole.name, part.shape, whole.dtype, part)
     return found
 
