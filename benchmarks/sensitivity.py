@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks import record
 from benchmarks.search import SHARED, helper
-from quark.search.ledger import Ledger
+from quark.files.journal import Journal
 from quark.search.values import Study
 
 ONNX: dict[str, tuple[str, str]] = {
@@ -67,7 +67,7 @@ def onnx(name: str, count: int, plans: bool) -> Row:
         layers = bench.candidate_layers(CANDIDATES, "any", job)
         made = bench.open_bench(path, job, layers, samples[:count], scratch, 1)
         start = time.process_time()
-        trials = study(made, CANDIDATES, "sqnr", 1, Ledger(None, {}))
+        trials = study(made, CANDIDATES, "sqnr", 1, Journal())
         middle = time.process_time()
         passes = one_pass.study(made, CANDIDATES, "sqnr")
         end = time.process_time()
@@ -121,9 +121,9 @@ def torch(name: str, count: int, plans: bool) -> Row:
         site = lay_out(model, samples[:count], Path(folder))
         base = {"scheme": TORCH[0], "exclude": exclude}
         start = time.process_time()
-        trials = study(Source(model), model, site, base, TORCH, "kl", 1, Ledger(None, {}))
+        trials = study(Source(model), model, site, base, TORCH, "kl", 1, Journal())
         middle = time.process_time()
-        passes = study(Source(model), model, site, base, TORCH, "kl", 1, Ledger(None, {}), estimate=True)
+        passes = study(Source(model), model, site, base, TORCH, "kl", 1, Journal(), estimate=True)
         end = time.process_time()
     seen = min(one_pass.SEEN, count)
     runs = 3 * seen + 2 * seen * len(TORCH)

@@ -297,7 +297,6 @@ ALLOWED = {
     "quark.onnx.workers": PRIVATE,
     "quark.onnx.graph.model": DRAFT,
     "quark.search.knapsack": "os.devnull, where the solver's own lines go",
-    "quark.onnx.resume": OWN,
     "quark.demo.__main__": "makes the folder of its results",
     "quark.cli.torch_quantize": OWN,
     "quark.torch.auto": PRIVATE,

@@ -15,9 +15,9 @@ import pytest
 from tests.onnx_flow import models
 
 from quark.errors import ConfigError, DataError
+from quark.files.journal import Journal
 from quark.onnx import GPTQConfig, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, fingerprint
 from quark.onnx.graph.model import load
-from quark.onnx.resume import Resume
 
 # ---- the digest of a model -------------------------------------------------------------------------------------------
 
@@ -88,16 +88,16 @@ def quantized(
     config = QConfig(
         QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec()), algo_config=[GPTQConfig()], extra_options=options
     )
-    finish, count = Resume.finish, [0]
+    write, count = Journal._write, [0]
 
-    def counted(self: Resume, *arguments: Any) -> None:
+    def counted(self: Journal, *arguments: Any) -> None:
         if count[0] == stop:
             raise Stopped
-        finish(self, *arguments)
+        write(self, *arguments)
         count[0] += 1
 
     with monkeypatch.context() as patch:
-        patch.setattr(Resume, "finish", counted)
+        patch.setattr(Journal, "_write", counted)
         ModelQuantizer(config).quantize_model(proto, folder / "q.onnx", samples)
     return (folder / "q.onnx").read_bytes()
 
@@ -137,17 +137,15 @@ def test_an_input_of_an_onnx_job_that_changes_after_a_kill_is_refused(
 
 
 def test_the_content_of_a_file_that_the_configuration_names_counts(tmp_path: Path) -> None:
-    from quark.onnx.resume import open_resume
-
     (tmp_path / "library.so").write_bytes(b"first")
     layer = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
     config = QConfig(layer, extra_options={"SaveAndRestore": str(tmp_path / "s.json")})
     job, model, files = config.compile(), load(two_layers()), [("the library", tmp_path / "library.so")]
-    open_resume(model, job, files).finish("a", "b", {})
-    open_resume(model, job, files)
+    fingerprint.journal_of(model, job, files).finish("a", 1.0)
+    fingerprint.journal_of(model, job, files)
     (tmp_path / "library.so").write_bytes(b"second")
     with pytest.raises(ConfigError, match="content of the library"):
-        open_resume(model, job, files)
+        fingerprint.journal_of(model, job, files)
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------

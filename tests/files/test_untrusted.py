@@ -11,49 +11,62 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from tests.onnx_flow import models
 
 from quark.errors import ConfigError, ModelError, QuarkError
+from quark.files.journal import Journal
 from quark.files.untrusted import parse_yaml, read_settings, unpacked_text
 from quark.onnx.explain import KEY, explain
-from quark.onnx.resume import Resume
 from quark.onnx.shapeshifter import read
 from quark.onnx.shapeshifter import transform as shapeshifter
-from quark.search.ledger import Ledger
 from quark.search.plan_file import read_config
 
+FIRST = "0.safetensors"
 NAMES = [
-    *("../victim", "../../victim", "/etc/hostname", "C:\\victim", "..\\victim", "sub/0.bin", "./0.bin", "0.bin/", ""),
-    *(".", "..", "0.bin\0", "0.bin\n", "~/x", "0", "0.BIN.", "x" * 300, "state.json", "NUL", "0.bin:stream"),
+    *(
+        "../victim",
+        "../../victim",
+        "/etc/hostname",
+        "C:\\victim",
+        "..\\victim",
+        f"sub/{FIRST}",
+        f"./{FIRST}",
+        f"{FIRST}/",
+    ),
+    *("", ".", "..", f"{FIRST}\0", f"{FIRST}\n", "~/x", "0", f"{FIRST.upper()}.", "x" * 300, "state.json", "NUL"),
+    f"{FIRST}:stream",
 ]
 
 
 def kept(folder: Path) -> tuple[Path, dict[str, Any]]:
     """The file of a job with two entries."""
-    resume = Resume(folder / "state.json", "model", {"a": "1"})
-    resume.finish("tune", "first", {"w": np.arange(3.0)})
-    resume.finish("tune", "second", {"w": np.arange(4.0)})
-    resume.settle()
+    journal = Journal(folder / "state.json", {"a": "1"})
+    journal.finish_arrays("tune first", {"w": np.arange(3.0)})
+    journal.finish_arrays("tune second", {"w": np.arange(4.0), "codes": np.zeros(4, ml_dtypes.int4)})
+    journal.finish("conv as A8W8", {"sqnr": float("inf"), "kl": 0.1})
+    journal.settle()
     return folder / "state.json", json.loads((folder / "state.json").read_text())
 
 
-def look(path: Path) -> Resume:
+def look(path: Path) -> Journal:
     """All that a job reads of it."""
-    resume = Resume(path, "model", {"a": "1"})
+    journal = Journal(path, {"a": "1"})
     for key in ("first", "second"):
-        resume.done("tune", key)
-    return resume
+        journal.arrays(f"tune {key}")
+    journal.done("conv as A8W8", dict[str, float], ("sqnr",))
+    return journal
 
 
 def use(path: Path) -> None:
     """And all that it writes."""
-    resume = look(path)
-    resume.finish("tune", "first", {"w": np.zeros(2)})
-    resume.finish("tune", "first", {"w": np.zeros(1)})
-    resume.settle()
+    journal = look(path)
+    journal.finish_arrays("tune first", {"w": np.zeros(2)})
+    journal.finish_arrays("tune first", {"w": np.zeros(1)})
+    journal.settle()
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -65,16 +78,19 @@ def test_a_state_that_names_another_file_touches_nothing(name: str, tmp_path: Pa
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "job").mkdir()
     path, state = kept(tmp_path / "job")
-    state["entries"]["tune"]["first"]["file"] = name
+    state["tensors"]["tune first"]["file"] = name
     path.write_text(json.dumps(state))
     before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match="SaveAndRestore") as caught:
+    with pytest.raises(ConfigError, match="cannot be used") as caught:
         use(path)
     assert "\n" not in str(caught.value) and snapshot(tmp_path) == before
 
 
+LINKS = [FIRST, "2.safetensors", ".2.safetensors.part", ".state.json.part", ".state.json.previous"]
+
+
 @pytest.mark.skipif(os.name == "nt", reason="links")
-@pytest.mark.parametrize("name", ["0.bin", "2.bin", ".2.bin.part", ".state.json.part", "previous.json"])
+@pytest.mark.parametrize("name", LINKS)
 def test_links_in_the_folder_are_not_followed_to_what_they_point_at(name: str, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -125,7 +141,7 @@ def test_every_damage_of_a_state_is_one_sentence_or_harmless(tmp_path: Path) -> 
 
 def test_every_damage_of_a_ledger_is_one_sentence_or_harmless(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
-    book = Ledger(path, {"model": "a", "data": "b"})
+    book = Journal(path, {"model": "a", "data": "b"})
     book.finish("conv as A8W8", {"sqnr": float("inf"), "kl": 0.1})
     book.settle()
     state, refused, count = json.loads(path.read_text()), 0, 0
@@ -133,7 +149,7 @@ def test_every_damage_of_a_ledger_is_one_sentence_or_harmless(tmp_path: Path) ->
         path.write_text(json.dumps(damaged))
         count += 1
         try:
-            Ledger(path, {"model": "a", "data": "b"})
+            Journal(path, {"model": "a", "data": "b"})
         except QuarkError as error:
             refused += 1
             assert "\n" not in str(error), what

@@ -25,11 +25,11 @@ from tests.onnx_flow import models
 from quark.config.plan import TensorPlan
 from quark.config.plan_diff import differences, read_plan
 from quark.config.tensor import TensorSpec
+from quark.files.journal import Journal
 from quark.measure.score import Score
 from quark.onnx.recipes import Choice
-from quark.onnx.resume import Resume
 from quark.onnx.trials import Probed, remembered
-from quark.search.ledger import Ledger
+from quark.search.function import kept_score
 
 with contextlib.suppress(ImportError):  # before a process is forked for every cause
     import quark.torch.files.target  # noqa: F401
@@ -63,17 +63,17 @@ def read(folder: Path) -> None:
 
 
 def resume(path: Path) -> None:
-    kept = Resume(path, "model", {"preset": "A8W8"})
+    kept = Journal(path, BELONGS)
     for key in ("one", "two"):
-        found = kept.done("ranges", key)
+        found = kept.arrays(f"ranges {key}")
         if found is not None and any(not np.isfinite(one.astype(np.float64)).all() for one in found.values()):
             raise Finding("numbers that nobody kept")
 
 
 def ledger(path: Path) -> None:
-    book = Ledger(path, BELONGS)
+    book = Journal(path, BELONGS)
     found = remembered(book, "XINT8", Choice("XINT8"), ())
-    book.score("float model", lambda: Score(1.0))
+    kept_score(book, "float model", lambda: Score(1.0))
     book.done("probe XINT8", Probed)
     book.done("conv1 as A8W8", dict[str, float], ("value", "noise"))
     if found is not None and found[0].judged is not None and not 0 <= found[0].judged.level < 3:
@@ -109,14 +109,14 @@ def written(kind: str) -> dict[str, bytes]:
 
 
 def resumed(folder: Path) -> None:
-    kept = Resume(folder / "state.json", "model", {"preset": "A8W8"})
-    kept.finish("ranges", "one", ARRAYS)
-    kept.finish("ranges", "two", ARRAYS)
+    kept = Journal(folder / "state.json", BELONGS)
+    kept.finish_arrays("ranges one", ARRAYS)
+    kept.finish_arrays("ranges two", ARRAYS)
     kept.settle()
 
 
 def booked(folder: Path) -> None:
-    book = Ledger(folder / "ledger.json", BELONGS)
+    book = Journal(folder / "ledger.json", BELONGS)
     for name, value in TRIALS.items():
         book.finish(name, value)
     book.settle()
@@ -222,11 +222,10 @@ TENSOR = [one.name for one in fields(TensorPlan)]
 SPEC = [one.name for one in fields(TensorSpec)]
 SKETCHES: dict[str, Any] = {
     "resume": {
-        "version": 1, "model": "m", "configuration": {"preset": "A8W8"}, "next": 2,
-        "entries": {"ranges": {"one": {"file": "0.bin", "crc32": 1, "size": 26, "arrays": [
-            {"name": "low", "dtype": "float32", "shape": [2, 3]}]}}},
+        "version": 2, "belongs": BELONGS, "next": 2, "values": {},
+        "tensors": {"ranges one": {"file": "0.safetensors", "crc32": 1, "size": 158, "types": {"low": "float16"}}},
     },
-    "ledger": {"version": 1, "belongs": BELONGS, "done": {**TRIALS, "trial XINT8": {**TRIALS["trial XINT8"]}}},
+    "ledger": {"version": 2, "belongs": BELONGS, "next": 0, "values": {**TRIALS}, "tensors": {}},
     "mark": {"version": 1, "belongs": BELONGS},
     "plan file": {
         "tensors": [dict.fromkeys(TENSOR, 0) | {"spec": dict.fromkeys(SPEC, 0) | {"granularity": {"kind": 0}}}],
@@ -241,15 +240,15 @@ RESUMES, LEDGERS, MARKS, PLAN_FILES = (
 
 def tensors_as(kind: str, folder: Path) -> None:
     """The file of tensors of a resume file is something else."""
-    write("resume", {"state.tensors/0.bin": None}, folder)
-    place = folder / "state.tensors" / "0.bin"
+    write("resume", {"state.tensors/0.safetensors": None}, folder)
+    place = folder / "state.tensors" / "0.safetensors"
     if kind == "a folder":
         place.mkdir()
     elif kind == "a link to a stranger":
         (folder / "stranger").write_bytes(b"x" * 26)
         place.symlink_to(folder / "stranger")
     elif kind in ("a byte more", "a byte less", "flipped"):
-        whole = written("resume")["state.tensors/0.bin"]
+        whole = written("resume")["state.tensors/0.safetensors"]
         place.write_bytes(
             {"a byte more": whole + b"x", "a byte less": whole[:-1], "flipped": b"\xff" + whole[1:]}[kind]
         )

@@ -44,7 +44,10 @@ APART = {
     "code of the user's, which is run": ("search.function.load_function", "cli.transformation.register"),
     "a package of Python's that is imported": ("migration.finder.exec_module",),
     "data of the demonstration": ("demo.data",),
-    "fuzzed elsewhere than in an undamaged case": ("files.kept", "torch.export.gguf_vocabulary.sentencepiece_tokens"),
+    "fuzzed elsewhere than in an undamaged case": (
+        "files.journal",
+        "torch.export.gguf_vocabulary.sentencepiece_tokens",
+    ),
     "quoted, whatever its bytes are": ("torch.export.card",),
     "reads on from files of `index` and `safetensors`, which are fuzzed": (
         "torch.language.load_model", "torch.language.is_quantized", "torch.export.reload", "torch.files",

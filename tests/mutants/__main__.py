@@ -39,7 +39,7 @@ from tests.mutants.trying import QUIET, Trial, Warm, cold, forked
 #: What is broken.
 TARGETS = (
     *("quark/numerics", "quark/observers", "quark/onnx/qdq", "quark/onnx/npu"),
-    *("quark/onnx/resume.py", "quark/onnx/ledger.py", "quark/onnx/fingerprint.py", "quark/files", "quark/torch/export"),
+    *("quark/onnx/counted.py", "quark/onnx/fingerprint.py", "quark/files", "quark/torch/export"),
 )
 ONNX = (
     *("parameters", "place", "emit", "attack", "overrides", "dual_pairs", "dynamic", "nbits", "selection", "subgraphs"),

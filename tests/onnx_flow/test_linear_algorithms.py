@@ -11,6 +11,7 @@ import pytest
 from tests.onnx_flow import models
 
 from quark.errors import ConfigError
+from quark.files.journal import Journal
 from quark.onnx import (
     AlgoConfig,
     CalibMethod,
@@ -30,7 +31,6 @@ from quark.onnx import (
 from quark.onnx.algorithms import quarot, smoothquant
 from quark.onnx.algorithms.context import Context
 from quark.onnx.graph.model import load, to_proto
-from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
 
 INT8 = Int8Spec(calibration_method=CalibMethod.MinMax)
@@ -80,7 +80,7 @@ def transformed(config: AlgoConfig, proto: onnx.ModelProto = NET) -> onnx.ModelP
     model, job = load(proto), QConfig(QLayerConfig(INT8, weight=INT8)).compile()
     run = {"smooth_quant": smoothquant.run, "quarot": quarot.run}[config.name]
     with Scratch(job.options) as scratch:
-        run(model, config, Context(job, SAMPLES, scratch, Resume(), lambda *_: None))
+        run(model, config, Context(job, SAMPLES, scratch, Journal(), lambda *_: None))
     return to_proto(model)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from quark.demo import data
 from quark.errors import ConfigError
+from quark.files.journal import Journal
 from quark.onnx import bench, one_pass
 from quark.onnx.bench import Bench, opened
 from quark.onnx.config_file import config_of
@@ -19,7 +20,6 @@ from quark.onnx.quantization.config.config import Config
 from quark.onnx.scratch import Scratch
 from quark.onnx.search import search
 from quark.onnx.sensitivity import study
-from quark.search.ledger import Ledger
 from quark.search.values import Study
 
 NAMES = ("uint8/int4", "uint8/int8@channel", "float")
@@ -37,7 +37,7 @@ def both(preset: str, count: int) -> tuple[Study, Study, int]:
         layers = bench.candidate_layers(names, job.target, job)
         made: Bench = bench.open_bench(data.model_path(), job, layers, samples(count), scratch)
         try:
-            found = study(made, names, "sqnr", 1, Ledger(None, {})), one_pass.study(made, names, "sqnr")
+            found = study(made, names, "sqnr", 1, Journal()), one_pass.study(made, names, "sqnr")
             return *found, one_pass.runs(made, names)
         finally:
             bench.close()

@@ -17,7 +17,6 @@ from tests.onnx_flow import models
 from quark.errors import ConfigError, DataError
 from quark.onnx import ModelQuantizer, QConfig, QLayerConfig
 from quark.onnx.quantization.config.spec import CalibMethod, Int8Spec
-from quark.onnx.resume import Resume
 
 SAMPLES = 6
 METHODS = (CalibMethod.MinMax, CalibMethod.Percentile, CalibMethod.MinMSE)
@@ -26,7 +25,7 @@ METHODS = (CalibMethod.MinMax, CalibMethod.Percentile, CalibMethod.MinMSE)
 JOB = """
 import os, signal, sys
 from tests.onnx_flow.test_resume import quantize, samples
-from quark.onnx import ledger
+from quark.onnx.counted import CountedSamples
 folder, method, when, stop = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 def reader():
@@ -34,13 +33,13 @@ def reader():
         print("read", index, flush=True)
         if when == "read" and index == stop: die()
         yield sample
-count = ledger.Ledger.count
+count = CountedSamples.count
 def counted(self, samples=1):
-    print("counted", self.counted, flush=True)
-    if when == "before" and self.counted == stop: die()
+    print("counted", self.samples, flush=True)
+    if when == "before" and self.samples == stop: die()
     count(self, samples)
-    if when == "after" and self.counted > stop: die()
-ledger.Ledger.count = counted
+    if when == "after" and self.samples > stop: die()
+CountedSamples.count = counted
 quantize(folder, method, reader())
 """
 
@@ -112,9 +111,11 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
 
 def test_another_model_and_another_configuration_are_refused_with_the_difference(tmp_path: Path) -> None:
     quantize(tmp_path, "Percentile", samples(), Percentile=99.0)
-    with pytest.raises(ConfigError, match=r"another configuration: Percentile was 99.0, is 99.5"):
+    with pytest.raises(ConfigError, match=r"belongs to another configuration: Percentile \(was 99.0, is 99.5\)"):
         quantize(tmp_path, "Percentile", samples(), Percentile=99.5)
-    with pytest.raises(ConfigError, match=r'rules.default.inputs.method was "percentile", is "minmax"'):
+    with pytest.raises(
+        ConfigError, match=r'another configuration: rules.default.inputs.method \(was "percentile", is "minmax"\)'
+    ):
         quantize(tmp_path, "MinMax", samples(), Percentile=99.0)
     other = models.cnn()
     other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(models.normal(8, 3, 3, 3, seed=9), "w1"))
@@ -126,7 +127,7 @@ def test_another_model_and_another_configuration_are_refused_with_the_difference
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"version": 1}', "not json"])
 def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
     (tmp_path / "resume.json").write_text(content)
-    with pytest.raises(ConfigError, match="is no file of SaveAndRestore"):
+    with pytest.raises(ConfigError, match="is no journal of a job"):
         quantize(tmp_path, "MinMax", samples())
     assert (tmp_path / "resume.json").read_text() == content
 
@@ -143,38 +144,9 @@ def test_damaged_and_missing_tensors_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_path_must_be_a_json_file_in_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must be the path of a"):
-        Resume(tmp_path / "state.txt")
-    with pytest.raises(ConfigError, match="does not exist"):
-        Resume(tmp_path / "nowhere" / "state.json")
-
-
-def test_entries_come_back_with_type_and_shape_and_the_last_one_counts(tmp_path: Path) -> None:
-    import ml_dtypes
-
-    arrays = {
-        "w": np.arange(6, dtype=np.float16).reshape(2, 3),
-        "b": np.array([1, 2], ml_dtypes.bfloat16),
-        "n": np.array(7),
-        "none": np.zeros((0, 4), np.int8),
-    }
-    resume = Resume(tmp_path / "r.json", "m", {"a": "1"})
-    resume.finish("tune", "layer/1", {"w": np.zeros(3)})
-    resume.finish("tune", "layer/1", arrays)
-    resume.finish("tune", "layer 2", {})
-    again = Resume(tmp_path / "r.json", "m", {"a": "1"})
-    found = again.done("tune", "layer/1")
-    assert found is not None and list(found) == list(arrays)
-    for name, array in arrays.items():
-        assert found[name].dtype == array.dtype and found[name].shape == array.shape
-        np.testing.assert_array_equal(found[name].astype(np.float64), array.astype(np.float64))
-    assert again.done("tune", "layer 2") == {} and again.done("tune", "x") is None and again.done("y", "x") is None
-    again.settle()
-    resume.settle()
-    assert len(list((tmp_path / "r.tensors").iterdir())) == 2
-
-
-def test_without_a_path_nothing_is_remembered() -> None:
-    resume = Resume()
-    resume.finish("tune", "layer", {"w": np.zeros(3)})
-    assert resume.done("tune", "layer") is None and not resume
+    for path, words in (
+        (tmp_path / "state.txt", "must be the path of a"),
+        (tmp_path / "no" / "s.json", "does not exist"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            ModelQuantizer(config("MinMax", path)).quantize_model(models.cnn(), None, samples())

@@ -29,12 +29,13 @@ WEIGHTS = {
 
 DRIVER = """
 import json, os, signal, sys
+from contextlib import contextmanager
 from pathlib import Path
 from tests.onnx_flow.test_resume_kills import GRAPH, WEIGHTS, models, np
 import torch, onnxruntime
 from quark.onnx import AdaQuantConfig, AdaRoundConfig, CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig
-from quark.files import kept
-from quark.onnx import flow, ledger, resume
+from quark.files import journal
+from quark.onnx import counted, flow
 from quark.onnx.algorithms import finetune
 
 folder, proto = Path(sys.argv[1]), models.model(GRAPH, WEIGHTS)
@@ -46,18 +47,24 @@ def event(name):
     if len(events) - 1 == dies_at:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def replaced(path, content, name=""):  # resume.replace_file, with a chance to die between all its steps
-    event(f"{path.name}: nothing written")
-    content = content.encode() if isinstance(content, str) else content
-    draft = path.with_name(f".{path.name}.part")
+@contextmanager
+def part_of(goal, also=OSError):  # journal.part_of and replace_file, with a chance to die between all their steps
+    event(f"{goal.name}: nothing written")
+    draft = goal.with_name(f".{goal.name}.part")
+    yield draft
+    content = draft.read_bytes()
     draft.write_bytes(content[: len(content) // 2])
     event("half written")
     draft.write_bytes(content)
     event("written")
-    os.replace(draft, path)
+    os.replace(draft, goal)
     event("replaced")
 
-resume.replace_file = kept.replace_file = replaced
+def replaced(path, content, name=""):
+    with part_of(path) as part:
+        part.write_text(content)
+
+journal.part_of, journal.replace_file = part_of, replaced
 
 def quantize(name, **options):
     tuned = [AdaRoundConfig(num_iterations=6, batch_size=1), AdaQuantConfig(num_iterations=6, batch_size=1)]

@@ -275,7 +275,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(path: Path, tmp_pat
     root = Path(__file__).parents[2]
     call = [sys.executable, "-c", KILLED, str(path), str(ledger)]
     assert subprocess.run(call, env=environment, cwd=root, capture_output=True).returncode == -signal.SIGKILL
-    kept = json.loads(ledger.read_text())["done"]
+    kept = json.loads(ledger.read_text())["values"]
     assert len(kept) == 4
     seen: list[int] = []
     kinds = ["uint8/int4", "uint8/int8"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from quark.errors import ConfigError
 from quark.search import Study, Trial, parse_target
-from quark.search.ledger import Ledger
 from quark.search.loop import cheapest, within
 from quark.search.plan_file import check_kind, read_config, write_plan
 from quark.search.target import METRICS
@@ -107,42 +105,6 @@ def test_targets_that_cannot_be(text: str, words: str) -> None:
 def test_nan_meets_nothing() -> None:
     for text in ("sqnr>=-inf", "kl<=inf"):
         assert not parse_target(text, METRICS).met(math.nan)
-
-
-# ---- ledgers ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_ledger_remembers_numbers_exactly(tmp_path: Path) -> None:
-    path = tmp_path / "l.json"
-    book = Ledger(path, {"model": "a"})
-    book.finish("conv", {"sqnr": math.inf, "kl": 0.1 + 0.2, "list": [-math.inf]})
-    book.finish("probe", [1.5, math.inf])
-    path.write_text(path.read_text()[:20])  # a disk that lost the last write: the one before counts
-    assert Ledger(path, {"model": "a"}).done("probe", list[float]) is None
-    book.finish("probe", [1.5, math.inf])
-    book.settle()
-    assert Ledger(path, {"model": "a"}).done("probe", list[float]) == [1.5, math.inf]
-    kept = Ledger(path, {"model": "a"}).done("conv", dict[str, float | list[float]])
-    assert kept == {"sqnr": math.inf, "kl": 0.1 + 0.2, "list": [-math.inf]}
-    json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert [file.name for file in tmp_path.iterdir()] == ["l.json"]
-
-
-@pytest.mark.parametrize("other", ["model", "data"])
-def test_a_ledger_of_something_else_is_refused_and_kept(tmp_path: Path, other: str) -> None:
-    path = tmp_path / "l.json"
-    Ledger(path, {"model": "a", "data": "b"}).finish("conv", 1.0)
-    before = path.read_bytes()
-    with pytest.raises(ConfigError, match=f"another {other} "):
-        Ledger(path, {"model": "a", "data": "b", other: "new"})
-    assert path.read_bytes() == before
-
-
-def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "l.json"
-    path.write_text('{"version": 1, "done": {')
-    with pytest.raises(ConfigError, match="damaged"):
-        Ledger(path, {})
 
 
 # ---- plan files ------------------------------------------------------------------------------------------------------

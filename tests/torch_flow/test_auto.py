@@ -150,7 +150,7 @@ def test_the_command_writes_folder_recipe_and_page_and_goes_on_after_a_kill(tmp_
     printed = capsys.readouterr().out
     assert "solved" in printed and "samples that decided nothing" in printed and "quark torch evaluate" in printed
     assert "by chance)" in printed and "against the samples that chose it" in printed and " ± " in printed
-    kept = json.loads((tmp_path / "l.json").read_text())["done"]
+    kept = json.loads((tmp_path / "l.json").read_text())["values"]
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "a smaller one is within the tolerance" in page
     assert kept and '"scatters":[{' in (tmp_path / "r.html").read_text(encoding="utf-8")

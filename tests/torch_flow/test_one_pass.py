@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark.search.ledger import Ledger
+from quark.files.journal import Journal
 from quark.torch.bench import lay_out
 from quark.torch.sensitivity import Source, study
 
@@ -41,7 +41,7 @@ def test_losses_are_those_of_trials(tmp_path: Path, metric: str) -> None:
     site = lay_out(model, [torch.randn(4, 5, 32) for _ in range(6)], tmp_path)
     base = {"scheme": CANDIDATES[0], "exclude": []}
     trials, passes = (
-        study(Source(model), model, site, base, CANDIDATES, metric, 1, Ledger(None, {}), estimate=estimate)
+        study(Source(model), model, site, base, CANDIDATES, metric, 1, Journal(), estimate=estimate)
         for estimate in (False, True)
     )
     for name in CANDIDATES:

@@ -189,7 +189,7 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     call = [sys.executable, "-c", KILLED, str(ledger)]
     done = subprocess.run(call, env=environment, cwd=Path(__file__).parents[2], capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-500:]
-    assert len(json.loads(ledger.read_text())["done"]) == 5
+    assert len(json.loads(ledger.read_text())["values"]) == 5
     seen: list[int] = []
     again = sensitivity(
         llama(), samples(), ["int4_wo_32"], ledger=ledger, progress=lambda done, total: seen.append(done)

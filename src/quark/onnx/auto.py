@@ -21,6 +21,7 @@ from typing import Any
 
 from quark import parallel
 from quark.errors import DataError, QuarkError
+from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.measure.answers import Answers
 from quark.measure.score import Score, by_chance
@@ -52,8 +53,7 @@ from quark.onnx.trials import (
 )
 from quark.report.verdict import Judged, worst
 from quark.search.clock import Clock
-from quark.search.function import checked_reference, score_of
-from quark.search.ledger import Ledger
+from quark.search.function import checked_reference, kept_score, score_of
 from quark.search.parts import how_far
 from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
@@ -154,7 +154,7 @@ class Search:
             checked_reference(found.value)
             return found
 
-        return self.book.score("float model", made)
+        return kept_score(self.book, "float model", made)
 
     def measured(self, path: Path) -> tuple[float | None, float]:
         """The metric of a model's file, and how much of its loss is chance."""
@@ -374,7 +374,7 @@ def auto(
     Raises:
         ConfigError, DataError, ModelError: nothing can be tried at all.
     """
-    with Ledger.held(goal.ledger):
+    with Journal.held(goal.ledger):
         search = Search(model, samples, goal, folder, tell)
         _try(search)
         outcome = _concluded(search)

@@ -29,6 +29,7 @@ from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import Rule
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError, DataError
+from quark.files.journal import Journal
 from quark.onnx import fingerprint
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import rereadable
@@ -52,7 +53,6 @@ from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundCon
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.tuners import split, with_tuners
 from quark.onnx.ranges import samples_of
-from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import wants_bodies
 from quark.report.process import lent
@@ -186,7 +186,7 @@ def open_bench(
     prepared = prepare(source, replace(job, rules=rules))
     model, job = prepared.model, prepared.job
     reader = in_layout(rereadable(reader), prepared.moved)
-    transform(model, Context(job, reader, scratch, Resume(), lambda stage, done, total: None, known))
+    transform(model, Context(job, reader, scratch, Journal(), lambda stage, done, total: None, known))
     for spec in specs:  # constants that layers share get copies, the same for all candidates
         MODES["static"].place(model, _whole(job, spec), known)
     plans = {n: MODES["static"].place(model, _whole(job, s), known) for n, s in candidates.items() if s is not None}
@@ -195,7 +195,7 @@ def open_bench(
     folder = scratch.folder("single layers").resolve()
     ir.save(model.clone(), folder / MODEL, external_data=f"{MODEL}.data")
     tuned = _tuned(
-        model, plans, Context(job, reader, scratch, Resume(), lambda stage, done, total: None, known), folder
+        model, plans, Context(job, reader, scratch, Journal(), lambda stage, done, total: None, known), folder
     )
     site = Site(folder, "data", _float_outputs(model), 0, job, threads, tuned)
     site, data = lay_out(site, samples_of(model, job.options, reader))

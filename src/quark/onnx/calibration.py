@@ -20,17 +20,17 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.errors import ConfigError, DataError, unknown
+from quark.files.journal import Journal
 from quark.numerics.affine import Grid
 from quark.observers import SEARCHES, RangeMethod, Statistic
 from quark.observers.statistics import MinMax, MovingMinMax
 from quark.observers.tails import Tails
+from quark.onnx.counted import CountedSamples
 from quark.onnx.data import Feed, Samples, checked, inputs_of, samples_of
 from quark.onnx.discretion import inherited
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.run import Extremes, Observation, Runner, trim_heap
 from quark.onnx.graph.session import CPU
-from quark.onnx.ledger import CalibrationLedger
-from quark.onnx.resume import Resume
 
 #: Extremes of tensors up to so many bytes a sample are taken here, of more in the graph: measured on ResNet-50 (67 MB),
 #: 4 ms a sample against 24 ms for the graph's ReduceMin, ReduceMax and IsNaN.
@@ -86,7 +86,7 @@ def calibrate(
     libraries: Libraries = None,
     threads: int | None = None,
     progress: Progress | None = None,
-    resume: Resume | None = None,
+    journal: Journal | None = None,
 ) -> dict[str, Range]:
     """The range of every requested tensor.
 
@@ -96,7 +96,7 @@ def calibrate(
         samples: anything ``quark.onnx.data.samples_of`` takes.
         providers, libraries, threads: of ``quark.onnx.graph.run.Runner``.
         progress: called after every sample with the number done and, if it is known, the number there will be.
-        resume: where finished samples are remembered.
+        journal: where finished samples are remembered.
 
     Returns:
         Tensor name -> (lo, hi); (0, 0) for a tensor that was empty in every sample.
@@ -106,7 +106,7 @@ def calibrate(
         ModelError: a requested tensor does not exist, or ONNX Runtime refuses the model.
         ConfigError: a setting that a method does not have.
     """
-    statistics = observe(model, requests, samples, providers, libraries, threads, progress, resume)
+    statistics = observe(model, requests, samples, providers, libraries, threads, progress, journal)
     return find_ranges(requests, statistics)
 
 
@@ -129,25 +129,25 @@ def observe(
     libraries: Libraries = None,
     threads: int | None = None,
     progress: Progress | None = None,
-    resume: Resume | None = None,
+    journal: Journal | None = None,
 ) -> Statistics:
     """The statistics of every requested tensor over all samples; arguments of ``calibrate``.
 
     Statistics of several calls over parts of the data can be merged (``Statistic.merge``) before ``find_ranges``.
     """
     statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
-    ledger = CalibrationLedger(resume or Resume(), statistics)
+    counted = CountedSamples(journal or Journal(), statistics)
     source = samples_of(samples)
-    feeds = ledger.unseen(reported(checked(source, inputs_of(model)), source, progress))
-    if ledger.complete:
+    feeds = counted.unseen(reported(checked(source, inputs_of(model)), source, progress))
+    if counted.complete:
         list(feeds)  # no sample is left; they are looked at because others would need other statistics
         return statistics
     whole, reduced = split_by_need(model, requests)
     light = all(isinstance(statistic, LIGHT) for statistic in statistics.values())
     runner = Runner(model, whole, reduced, providers, libraries, threads, spin=light, complete=True)
     with ThreadPoolExecutor(COUNTERS, "calibration", inherited()) as worker:
-        _stream(runner, feeds, statistics, worker, ledger)
-    ledger.close()
+        _stream(runner, feeds, statistics, worker, counted)
+    counted.close()
     del runner
     trim_heap()
     return statistics
@@ -170,26 +170,26 @@ def _bytes_of(model: ir.Model, names: Iterable[str]) -> int:
 
 
 def _stream(
-    runner: Runner, feeds: Iterable[Feed], statistics: Statistics, worker: ThreadPoolExecutor, ledger: CalibrationLedger
+    runner: Runner, feeds: Iterable[Feed], statistics: Statistics, worker: ThreadPoolExecutor, counted: CountedSamples
 ) -> None:
     """Run every sample; count the last one in ``worker`` meanwhile."""
     counting: list[Future[None]] = []
-    for index, feed in enumerate(feeds, ledger.counted):
+    for index, feed in enumerate(feeds, counted.samples):
         observation = _run(runner, feed, index)
-        _join(counting, ledger)
+        _join(counting, counted)
         _add_extremes(statistics, observation.extremes, index)
         values = _kept(observation.values, feed)
         counting = [worker.submit(_count, statistics, values, index) for _ in range(COUNTERS)]
         del observation, values
-    _join(counting, ledger)
+    _join(counting, counted)
 
 
-def _join(counting: list[Future[None]], ledger: CalibrationLedger) -> None:
+def _join(counting: list[Future[None]], counted: CountedSamples) -> None:
     """Wait until a sample is in the statistics, and remember it."""
     for counter in counting:
         counter.result()
     if counting:
-        ledger.count()
+        counted.count()
 
 
 def count_sample(runner: Runner, feed: Feed, statistics: Statistics, index: int) -> None:

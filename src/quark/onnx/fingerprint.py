@@ -11,8 +11,9 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ import onnxruntime
 
 from quark import __version__
 from quark.config.job import Job
+from quark.errors import ConfigError
+from quark.files.identity import digest_of_file
+from quark.files.journal import Journal
 from quark.onnx.graph.surgery import let_go
 from quark.onnx.graph.weightless import external_proto
 
@@ -33,6 +37,7 @@ HOW = frozenset(
 )
 #: What computes: another release may round another way.
 RELEASES = {"quark": __version__, "onnxruntime": onnxruntime.__version__}
+RELEASE = "release of "
 _PLACES = frozenset(["options", "external_data"])
 
 
@@ -50,7 +55,7 @@ def of_model(model: ir.Model) -> str:
 def of_job(job: Job) -> dict[str, str]:
     """Everything in a job that decides about the result: name of the option or field -> its value in words."""
     found = {name: _words(value) for name, value in job.options if name not in HOW}
-    found |= {f"release of {name}": _words(release) for name, release in RELEASES.items()}
+    found |= {f"{RELEASE}{name}": _words(release) for name, release in RELEASES.items()}
     return {**found, **{f.name: _words(getattr(job, f.name)) for f in fields(job) if f.name not in _PLACES}}
 
 
@@ -63,22 +68,27 @@ def of_arrays(arrays: Mapping[str, np.ndarray], before: bytes = b"") -> bytes:
     return digest.digest()
 
 
-def difference(before: str, now: str) -> tuple[str, str, str]:
-    """Where two values of ``of_job`` differ first, innermost: (path such as ``.default.inputs.method``, was, is)."""
-    path, was, now_is = _differ(json.loads(before), json.loads(now))
-    return path, json.dumps(was), json.dumps(now_is)
+def journal_of(model: ir.Model, job: Job, files: Iterable[tuple[str, Path]] = ()) -> Journal:
+    """The journal of a job on a loaded model; its weights are read only where the option is set.
 
+    Args:
+        model: the float model.
+        job: how it is quantized.
+        files: what the configuration reads, by name; their contents count.
 
-def _differ(before: Any, now: Any) -> tuple[str, Any, Any]:
-    """The same of parsed values; a field is a list of its name and its value."""
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        apart = [place for place, (one, other) in enumerate(zip(before, now, strict=True)) if one != other]
-        if len(before) == 2 and apart == [1] and isinstance(before[0], str):
-            path, was, now_is = _differ(before[1], now[1])
-            return f".{before[0]}{path}", was, now_is
-        if apart and isinstance(before[apart[0]], list):
-            return _differ(before[apart[0]], now[apart[0]])
-    return "", before, now
+    Raises:
+        ConfigError: as ``Journal``, or a path that is not that of a .json file.
+    """
+    path = job.options.SaveAndRestore
+    if path is None:
+        return Journal()
+    if Path(path).suffix != ".json":
+        raise ConfigError(f"SaveAndRestore is {str(path)!r}; it must be the path of a .json file")
+    words = {
+        name if name.startswith(RELEASE) else f"configuration: {name}": value for name, value in of_job(job).items()
+    }
+    contents = {f"content of {name}": digest_of_file(file) for name, file in files}
+    return Journal(path, {"model": of_model(model), **words, **contents}, "SaveAndRestore")
 
 
 def _bytes(array: np.ndarray) -> Any:

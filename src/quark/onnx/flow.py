@@ -20,7 +20,7 @@ from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.errors import ModelError
-from quark.files.lock import working_on
+from quark.files.journal import Journal
 from quark.onnx.algorithms.calibration_search import search_calibration
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.mixprecision import Mixed, mix
@@ -33,6 +33,7 @@ from quark.onnx.diagnosis import of_plan
 from quark.onnx.discretion import check_secret, discreet, tell_decisions, tell_idle
 from quark.onnx.evaluation import check_evaluation, evaluate, kept_for_evaluation, metric_tables
 from quark.onnx.explain import attach
+from quark.onnx.fingerprint import journal_of
 from quark.onnx.first_run import first_kept, first_run, told
 from quark.onnx.follow import follow
 from quark.onnx.forecast import written_bytes
@@ -48,7 +49,6 @@ from quark.onnx.qdq.slower import REASON as FASTER
 from quark.onnx.qdq.slower import TUNED
 from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.result import Result
-from quark.onnx.resume import Resume, open_resume
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record, wants_bodies
 from quark.onnx.tuned_speed import into_plan, tune_speed
@@ -73,8 +73,7 @@ def quantize(
     check_secret(job.options, model_input, model_output)
     check_evaluation(job.options, reader)
     check_files(job, model_input, model_output, reader)
-    kept = job.options.SaveAndRestore and Path(job.options.SaveAndRestore)
-    with discreet(job.options), _rare_collections(), working_on(kept or None, "SaveAndRestore"):
+    with discreet(job.options), _rare_collections(), Journal.held(job.options.SaveAndRestore, "SaveAndRestore"):
         result = _quantize(job, model_input, model_output, reader, progress)
         read = getattr(reader, "preprocessing", None)
         result.plan.preprocessing = read.to_dict() if isinstance(read, Preprocessing) else None
@@ -87,14 +86,14 @@ class Opened(NamedTuple):
     Attributes:
         source: what is never changed.
         bytes: of its files, None where it came in memory.
-        resume: what an earlier run of the same job has finished.
+        journal: what an earlier run of the same job has finished.
         inside: bodies of If and Loop are quantized too.
         nodes, tensors: the names that a configuration may use.
     """
 
     source: ir.Model
     bytes: int | None
-    resume: Resume
+    journal: Journal
     inside: bool
     nodes: list[NodeInfo]
     tensors: frozenset[str]
@@ -104,9 +103,9 @@ def _open(model_input: Given, job: Job) -> Opened:
     tell_idle(job)
     source = files.load(model_input)
     size = file_bytes(model_input) if isinstance(model_input, (str, Path)) else None
-    resume, inside = open_resume(source, job, named_files(job)), wants_bodies(source, job.options)
+    journal, inside = journal_of(source, job, named_files(job)), wants_bodies(source, job.options)
     nodes = all_known(source) if inside else known_nodes(source)
-    return Opened(source, size, resume, inside, nodes, known_tensors(source))
+    return Opened(source, size, journal, inside, nodes, known_tensors(source))
 
 
 def _samples(reader: Any, job: Job, prepared: Prepared, opened: Opened) -> Any:
@@ -136,7 +135,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             check_names(model, job, opened.nodes, opened.tensors)
         given = reader = kept_for_evaluation(job.options, reader)
         reader = _samples(reader, job, prepared, opened)
-        context = Context(job, reader, scratch, opened.resume, update, opened.nodes)
+        context = Context(job, reader, scratch, opened.journal, update, opened.nodes)
         with _timed(seconds, "transform"):
             prepared.reports.extend(transform(model, context))
             context, decided = search_calibration(model, context)
@@ -149,7 +148,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             plan = _settled(model, plan, job, bodies)
         with _timed(seconds, "calibrate"):
             counted = Counted(partial(update, "calibrate"))
-            ranges = calibrated(model, plan, job, reader, scratch, opened.resume, counted)
+            ranges = calibrated(model, plan, job, reader, scratch, opened.journal, counted)
         with _timed(seconds, "parameters"):
             mode.set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
@@ -163,7 +162,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             tried = partial(first_run, model, source=model_input, reader=reader, job=job)
             proto, idle = _publish(model, model_output, job, tried)
             prepared.reports.append(told(idle))
-            opened.resume.settle()
+            opened.journal.settle()
     made = proto if model_output is None else Path(model_output)
     metrics = _metrics(model_input, made, job, given)
     result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples, opened.bytes, made)

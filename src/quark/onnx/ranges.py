@@ -11,12 +11,12 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ConfigError, DataError
+from quark.files.journal import Journal
 from quark.observers import Histogram
 from quark.onnx import data
 from quark.onnx.calibration import Progress, Request, Statistics, find_ranges, observe
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.settings import request_of
-from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
 from quark.report import ModelView, Report, TensorView
 
@@ -26,7 +26,7 @@ FIGURES = Path("tensor_hist") / "index.html"
 
 
 def calibrated(
-    model: ir.Model, plan: Plan, job: Job, reader: Any, scratch: Scratch, resume: Resume, progress: Progress
+    model: ir.Model, plan: Plan, job: Job, reader: Any, scratch: Scratch, journal: Journal, progress: Progress
 ) -> dict[str, Any]:
     """Ranges of the observed activations; no data is read when none is needed.
 
@@ -44,11 +44,11 @@ def calibrated(
         )
     samples = samples_of(model, options, reader)
     if not options.SaveTensorHistFig:
-        if not resume and any("samples" in request.search.settings for request in requests.values()):
+        if not journal and any("samples" in request.search.settings for request in requests.values()):
             samples = data.told_ahead(samples)
         total = samples.total  # asked once: a reader may have to count
         requests = {name: request.foreseeing(total) for name, request in requests.items()}
-    statistics = _statistics(model, requests, samples, options, scratch, resume, progress)
+    statistics = _statistics(model, requests, samples, options, scratch, journal, progress)
     ranges = find_ranges(requests, statistics)
     if options.SaveTensorHistFig:
         _save_figures(plan, statistics, ranges)
@@ -61,16 +61,16 @@ def _statistics(
     samples: Any,
     options: Options,
     scratch: Scratch,
-    resume: Resume,
+    journal: Journal,
     progress: Progress,
 ) -> Statistics:
     providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
     if options.CalibWorkerNum == 1:
-        return observe(model, requests, samples, providers, libraries, None, progress, resume)
+        return observe(model, requests, samples, providers, libraries, None, progress, journal)
     from quark.onnx.workers import observe_with_workers
 
     workers = options.CalibWorkerNum
-    return observe_with_workers(model, requests, samples, workers, scratch, providers, libraries, progress, resume)
+    return observe_with_workers(model, requests, samples, workers, scratch, providers, libraries, progress, journal)
 
 
 def samples_of(model: ir.Model, options: Options, reader: Any) -> data.Samples:

@@ -18,6 +18,7 @@ from typing import Any
 import onnx
 
 from quark.errors import ConfigError, unknown
+from quark.files.journal import Journal
 from quark.onnx import bench, one_pass
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.bench import Bench, Site
@@ -37,12 +38,11 @@ from quark.onnx.sensitivity import Outputs, Progress, losses, open_ledger, study
 from quark.onnx.tuned_speed import repeating
 from quark.search.energy import check_table, is_table, read_table, with_energy
 from quark.search.function import digest_of, load_function, number_of
-from quark.search.ledger import Ledger, plan_key
 from quark.search.parts import APART, Every, how_far, parts_of
 from quark.search.plan_file import figures_of, measured_words, write_plan
 from quark.search.solve import Alone, Judges, Question, solve
 from quark.search.target import Target, parse_target
-from quark.search.values import BUDGETS, FLOAT, Found, Study, total
+from quark.search.values import BUDGETS, FLOAT, Found, Study, plan_key, total
 
 Model = str | Path | onnx.ModelProto
 METRICS = ("sqnr", "psnr", "cosine", "mse", "kl")
@@ -71,7 +71,7 @@ class Whole:
     site: Site
     metric: str
     function: str | None
-    ledger: Ledger
+    ledger: Journal
     study: Study
     data: str
     settings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -178,7 +178,7 @@ def search(
     values = {"preset": config} if isinstance(config, str) else dict(config)
     goal = checked_goal(target, limit, budget, metric, estimate, candidates)
     job, split = Config(config_of(values)).compile(), split_of(samples, evaluation, metric is not None)
-    with Scratch(job.options) as scratch, Ledger.held(ledger):
+    with Scratch(job.options) as scratch, Journal.held(ledger):
         layers = bench.candidate_layers(candidates, job.target, job)
         made = bench.open_bench(model_input, job, layers, split.fit, scratch, workers)
         try:

@@ -22,6 +22,7 @@ import onnx_ir as ir
 from quark import parallel
 from quark.config.job import Job
 from quark.errors import ConfigError, DataError, unknown
+from quark.files.journal import Journal
 from quark.measure.distance import Distance
 from quark.onnx import bench, fingerprint
 from quark.onnx.bench import Bench, Site, Tensors, Unit
@@ -31,7 +32,6 @@ from quark.onnx.quantization.config.config import Config, QuantizationConfig
 from quark.onnx.quantization.config.tuners import split
 from quark.onnx.scratch import Scratch
 from quark.search.function import digest_of, load_function, number_of
-from quark.search.ledger import Ledger
 from quark.search.values import FLOAT, Study, Trial
 
 #: Measures that need no function; each is also a loss, in which ``sqnr`` and ``cosine`` are the noise.
@@ -129,7 +129,7 @@ def sensitivity(
     """
     base, names = settings_of(config, candidates)
     job = Config(base).compile()
-    with Scratch(job.options) as scratch, Ledger.held(ledger):
+    with Scratch(job.options) as scratch, Journal.held(ledger):
         layers = bench.candidate_layers(names, base.target, job)
         check_metric(metric)
         made = bench.open_bench(model_input, job, layers, samples, scratch, workers)
@@ -167,15 +167,15 @@ def check_metric(metric: str) -> None:
         raise ConfigError(f"{unknown('metric', metric, MEASURES)}, or FILE.py:FUNCTION")
 
 
-def open_ledger(path: str | Path | None, made: Bench, job: Job, metric: str) -> Ledger:
+def open_ledger(path: str | Path | None, made: Bench, job: Job, metric: str) -> Journal:
     """The ledger of a study; refused where it belongs to another one."""
     own = {"model": made.model, "data": made.data, "metric": digest_of(metric) if ":" in metric else metric}
     words = {name: value for name, value in fingerprint.of_job(job).items() if name not in ("algorithms", "target")}
-    return Ledger(path, {**own, **words})
+    return Journal(path, {**own, **words})
 
 
 def study(
-    made: Bench, names: Sequence[str], metric: str, workers: int, ledger: Ledger, progress: Progress | None = None
+    made: Bench, names: Sequence[str], metric: str, workers: int, ledger: Journal, progress: Progress | None = None
 ) -> Study:
     """All trials, finished ones from the ledger."""
     start = time.perf_counter()
@@ -184,7 +184,7 @@ def study(
     return Study(trials, metric, made.site.samples, time.perf_counter() - start)
 
 
-def losses(made: Bench, pairs: Sequence[tuple[str, str]], metric: str, workers: int, ledger: Ledger) -> list[float]:
+def losses(made: Bench, pairs: Sequence[tuple[str, str]], metric: str, workers: int, ledger: Journal) -> list[float]:
     """The measured losses of layers under candidates, in their order; finished ones from the ledger."""
     units = {unit.name: unit for unit in made.units}
     tasks = [(units[layer], name) for layer, name in pairs]
@@ -192,7 +192,7 @@ def losses(made: Bench, pairs: Sequence[tuple[str, str]], metric: str, workers: 
 
 
 def _trials(
-    site: Site, tasks: Sequence[Task], metric: str, workers: int, ledger: Ledger, progress: Progress | None = None
+    site: Site, tasks: Sequence[Task], metric: str, workers: int, ledger: Journal, progress: Progress | None = None
 ) -> Iterator[Trial]:
     """The trials of tasks, in their order."""
     reference = _reference(site, metric, ledger)
@@ -226,7 +226,7 @@ def loss_name(metric: str) -> str:
     return metric if metric in ("mse", "kl") else "noise"
 
 
-def _reference(site: Site, metric: str, ledger: Ledger) -> float:
+def _reference(site: Site, metric: str, ledger: Journal) -> float:
     """What a function of the user's says of the float model; 0 for other metrics."""
     if ":" not in metric:
         return 0.0

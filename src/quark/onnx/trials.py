@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from quark.errors import ConfigError, unknown
+from quark.files.journal import Journal
 from quark.files.untrusted import Schema
 from quark.measure.score import Score
 from quark.onnx import fingerprint
@@ -20,7 +21,6 @@ from quark.onnx.graph.libraries import Libraries
 from quark.onnx.recipes import Choice
 from quark.report.verdict import LEVELS, Judged
 from quark.search import trials
-from quark.search.ledger import Ledger
 from quark.search.parts import parts
 
 
@@ -135,16 +135,16 @@ class Outcome(trials.Outcome[Trial]):
     reported_values: tuple[Score, Score] | None = None
 
 
-def ledger_of(model: Path, samples: Split, goal: Goal) -> Ledger:
+def ledger_of(model: Path, samples: Split, goal: Goal) -> Journal:
     """The ledger of a run; refused where it belongs to another one."""
     if goal.ledger is None:
-        return Ledger(None, {})
+        return Journal(None, {})
     digest = b""
     for part in (samples.fit, samples.choose, samples.report):
         for feed in part:
             digest = fingerprint.of_arrays(feed, digest)
     wanted = {"purpose": goal.purpose, "metric": goal.identity, "tolerance": str(goal.drop)}
-    return Ledger(goal.ledger, {"model": fingerprint.of_model(files.load(model)), "data": digest.hex(), **wanted})
+    return Journal(goal.ledger, {"model": fingerprint.of_model(files.load(model)), "data": digest.hex(), **wanted})
 
 
 def entry_of(trial: Trial, proposals: Sequence[str]) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Probed(Schema):
     digest: str
 
 
-def remembered(book: Ledger, name: str, choice: Choice, causes: tuple[str, ...]) -> tuple[Trial, list[str]] | None:
+def remembered(book: Journal, name: str, choice: Choice, causes: tuple[str, ...]) -> tuple[Trial, list[str]] | None:
     """A trial that a ledger has, and what the engine proposed then; ``None`` where it is still to be made.
 
     Raises:

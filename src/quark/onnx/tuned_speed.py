@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from quark.config.job import Job
@@ -81,14 +80,13 @@ def tune_speed(model: ir.Model, context: Context) -> tuple[Context, Tuned | None
         return context, None
     if job.mode != "static" or job.options.WeightsOnly:
         raise ConfigError("TuneSpeed times static integer kernels; dynamic and weight-only quantization have one form")
-    kept = context.resume.done(STAGE, STAGE)
+    kept = context.journal.done(STAGE, str)
     if kept is not None:
-        found = json.loads(kept["found"].tobytes())
+        found = json.loads(kept)
         tuned = Tuned(tuple(found["names"]), found["record"])
     else:
         tuned = _measured(model, context)
-        text = json.dumps({"names": tuned.names, "record": tuned.record}).encode()
-        context.resume.finish(STAGE, STAGE, {"found": np.frombuffer(text, np.uint8)})
+        context.journal.finish(STAGE, json.dumps({"names": tuned.names, "record": tuned.record}))
     options = job.options.model_copy(update={"TunedFloat": list(tuned.names)})
     return replace(context, job=replace(job, options=options)), tuned
 

@@ -24,15 +24,15 @@ import onnx_ir as ir
 
 from quark import parallel
 from quark.errors import ConfigError
+from quark.files.journal import Journal
 from quark.observers import Memory, MovingMinMax
 from quark.onnx.calibration import Progress, Request, Statistics, count_sample, reported, split_by_need
+from quark.onnx.counted import CountedSamples
 from quark.onnx.data import Feed, checked, inputs_of, samples_of
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import CPU
-from quark.onnx.ledger import CalibrationLedger
-from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
 from quark.report.process import lent
 
@@ -76,7 +76,7 @@ def observe_with_workers(
     providers: Sequence[str] = CPU,
     libraries: Libraries = None,
     progress: Progress | None = None,
-    resume: Resume | None = None,
+    journal: Journal | None = None,
 ) -> Statistics:
     """``quark.onnx.calibration.observe`` by ``workers`` workers; the same statistics.
 
@@ -86,19 +86,19 @@ def observe_with_workers(
     if workers > parallel.MOST:
         raise ConfigError(f"CalibWorkerNum is {workers}; at most {parallel.MOST} workers are taken")
     statistics = {name: request.search.observe(request.settings) for name, request in requests.items()}
-    ledger = CalibrationLedger(resume or Resume(), statistics)
+    counted = CountedSamples(journal or Journal(), statistics)
     source = samples_of(samples)
-    feeds = ledger.unseen(reported(checked(source, inputs_of(model)), source, progress))
-    if ledger.complete:
+    feeds = counted.unseen(reported(checked(source, inputs_of(model)), source, progress))
+    if counted.complete:
         list(feeds)
         return statistics
     site = _site(model, requests, workers, scratch, (providers, libraries))
-    ordered = ledger or any(isinstance(statistic, MovingMinMax) for statistic in statistics.values())
-    for count, found in _results(site, _chunks(feeds, ledger.counted, 1 if ordered else CHUNK), workers):
+    ordered = counted or any(isinstance(statistic, MovingMinMax) for statistic in statistics.values())
+    for count, found in _results(site, _chunks(feeds, counted.samples, 1 if ordered else CHUNK), workers):
         for name, statistic in found.items():
             statistics[name].merge(statistic)
-        ledger.count(count)
-    ledger.close()
+        counted.count(count)
+    counted.close()
     return statistics
 
 

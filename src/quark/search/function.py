@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from quark.errors import ConfigError, QuarkError, unknown
+from quark.files.journal import Journal
+from quark.files.untrusted import Schema
 from quark.measure.score import Score, mean
 
 
@@ -128,6 +130,23 @@ def score_of(value: Any, metric: str) -> Score:
         return mean([float(one) for one in value]) if len(value) else Score(number_of(None, metric))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"--metric returned a list for {metric!r} whose entries are not all numbers") from error
+
+
+class _Score(Schema):
+    """A metric in a journal: as ``Score``."""
+
+    value: float
+    without: list[float]
+
+
+def kept_score(journal: Journal, key: str, measure: Callable[[], Score]) -> Score:
+    """What a journal has of a metric under ``key``; measured, and kept, where it has nothing."""
+    known = journal.done(key, _Score)
+    if known is None:
+        found = measure()
+        journal.finish(key, {"value": found.value, "without": list(found.without)})
+        return found
+    return Score(known.value, tuple(known.without))
 
 
 def checked_reference(value: float) -> float:

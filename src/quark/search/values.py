@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -130,3 +131,9 @@ def total(study: Study, name: str, chosen: Sequence[str]) -> float:
     """A cost, or ``loss``, of one candidate per layer, added up."""
     table, columns = study.table(name), study.candidates
     return float(sum(table[row, columns.index(candidate)] for row, candidate in enumerate(chosen)))
+
+
+def plan_key(layers: Sequence[str], plan: Sequence[str], metric: str, data: str) -> str:
+    """The entry of a whole plan (a candidate for each layer), measured by ``metric`` on data of this digest."""
+    named = "\n".join(f"{layer} as {name}" for layer, name in zip(layers, plan, strict=True))
+    return f"plan {hashlib.blake2b(named.encode(), digest_size=8).hexdigest()} {metric} on {data}"

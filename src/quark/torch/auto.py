@@ -21,12 +21,12 @@ from typing import Any
 from torch import nn
 
 from quark.errors import ConfigError, DataError, QuarkError, unknown
+from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.measure.score import Score, error
 from quark.search import trials
 from quark.search.clock import Clock
-from quark.search.function import checked_reference, score_of
-from quark.search.ledger import Ledger
+from quark.search.function import checked_reference, kept_score, score_of
 from quark.search.parts import how_far, parts_of
 from quark.search.target import Target
 from quark.search.trials import DROP, LATE
@@ -141,7 +141,7 @@ class Outcome(trials.Outcome[Trial]):
 class Search:
     """The trials of one model."""
 
-    def __init__(self, model: nn.Module, parts: Sequence[list[Any]], goal: Goal, site: Site, book: Ledger) -> None:
+    def __init__(self, model: nn.Module, parts: Sequence[list[Any]], goal: Goal, site: Site, book: Journal) -> None:
         self.model, self.goal, self.site, self.book = model, goal, site, book
         self.fit, self.trials, self.untried = parts[0], list[Trial](), list[tuple[str, str]]()
         self.clock = Clock(goal.seconds)
@@ -183,7 +183,7 @@ class Search:
         trial = Trial(name, values, bytes=self.size(values), causes=(cause,) if cause else ())
         try:
             with self.clock.during(kind_of(values)):
-                found = self.book.score(f"trial {name}", lambda: self.value(values, self.site))
+                found = kept_score(self.book, f"trial {name}", lambda: self.value(values, self.site))
         except QuarkError as error:
             trial = replace(trial, error=str(error))
         else:
@@ -229,7 +229,7 @@ def auto(
     given = list(samples)
     indices = parts_of(len(given))
     parts = [[given[k] for k in part] for part in indices]
-    with private_folder() as folder, Ledger.held(goal.ledger):
+    with private_folder() as folder, Journal.held(goal.ledger):
         site = lay_out(model, parts[1], made(folder / "choose"))
         search = Search(model, parts, goal, site, ledger_of(model, given, goal))
         for name, values, cause in proposals(search):
@@ -240,12 +240,12 @@ def auto(
         return concluded(search, parts[2] if indices[1] != indices[2] else [], len(given), folder)
 
 
-def ledger_of(model: nn.Module, samples: Sequence[Any], goal: Goal) -> Ledger:
+def ledger_of(model: nn.Module, samples: Sequence[Any], goal: Goal) -> Journal:
     """The ledger of a run; refused where it belongs to another one."""
     if goal.ledger is None:
-        return Ledger(None, {})
+        return Journal(None, {})
     own = {"model": digest_of_model(model), "data": digest_of_samples(samples), "metric": goal.identity}
-    return Ledger(goal.ledger, {**own, "purpose": goal.program})
+    return Journal(goal.ledger, {**own, "purpose": goal.program})
 
 
 def proposals(search: Search) -> Iterator[tuple[str, dict[str, Any], str]]:

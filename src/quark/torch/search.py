@@ -18,16 +18,16 @@ from typing import Any
 from torch import nn
 
 from quark.errors import ConfigError, unknown
+from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.search.energy import check_table, is_table, read_table, with_energy
 from quark.search.function import digest_of, load_function, number_of
-from quark.search.ledger import Ledger, plan_key
 from quark.search.parts import APART, how_far, parts
 from quark.search.plan_file import figures_of, measured_words, write_plan
 from quark.search.solve import Judges, Question, solve
 from quark.search.target import Target, parse_target
 from quark.search.ties import fused
-from quark.search.values import BUDGETS, FLOAT, Found, Study
+from quark.search.values import BUDGETS, FLOAT, Found, Study, plan_key
 from quark.torch.bench import Site, lay_out, measure, running, traffic_of
 from quark.torch.config.schemes import scheme
 from quark.torch.config.tensor import QTensorConfig
@@ -61,7 +61,7 @@ class Whole:
     site: Site
     metric: str
     function: str | None
-    ledger: Ledger
+    ledger: Journal
 
     def __call__(self, plan: Mapping[str, str]) -> float:
         """The metric of the model quantized by a plan, a candidate by layer."""
@@ -135,7 +135,7 @@ def search(
     if program is not None:
         format_for([split(name)[0] for name in candidates if name != FLOAT], program)
     apart, loaded = _split(given, evaluation, metric is not None), source.load()
-    with private_folder() as folder, Ledger.held(ledger):
+    with private_folder() as folder, Journal.held(ledger):
         site = lay_out(loaded, apart.fit, made(folder / "trials"))
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
         book = open_ledger(ledger, loaded, site, values, f"{name} for {goal.metric} by {digest_of(metric)}")

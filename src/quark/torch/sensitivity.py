@@ -24,9 +24,9 @@ from torch import nn
 
 from quark import parallel
 from quark.errors import ConfigError, unknown
+from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.search.function import digest_of, load_function, number_of
-from quark.search.ledger import Ledger
 from quark.search.values import FLOAT, Study, Trial
 from quark.torch import one_pass
 from quark.torch.bench import Bench, Site, Traffic, lay_out, open_bench, running, traffic_of
@@ -110,7 +110,7 @@ def sensitivity(
     source = source_of(model, workers, device, trust_remote_code)
     check_metric(metric)
     kept, loaded = list(samples), source.load()
-    with private_folder() as folder, Ledger.held(ledger):
+    with private_folder() as folder, Journal.held(ledger):
         site = lay_out(loaded, kept, folder)
         book = open_ledger(ledger, loaded, site, base, metric)
         found = study(source, loaded, site, base, candidates, metric, workers, book, progress)
@@ -179,17 +179,17 @@ def unfit(model: nn.Module, config: QConfig) -> Iterator[str]:
 # ---- ledgers ---------------------------------------------------------------------------------------------------------
 
 
-def open_ledger(path: str | Path | None, model: nn.Module, site: Site, base: Mapping[str, Any], metric: str) -> Ledger:
+def open_ledger(path: str | Path | None, model: nn.Module, site: Site, base: Mapping[str, Any], metric: str) -> Journal:
     """The ledger of a study; refused where it belongs to another one."""
     if path is None:
-        return Ledger(None, {})
+        return Journal(None, {})
     own = {
         "model": digest_of_model(model),
         "data": digest_of_samples(site.samples),
         "metric": digest_of(metric) if ":" in metric else metric,
         "exclude": json.dumps([*(base.get("exclude") or ["usual"]), *(base.get("also_exclude") or ())]),
     }
-    return Ledger(path, own)
+    return Journal(path, own)
 
 
 # ---- trials ----------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def study(
     candidates: Sequence[str],
     metric: str,
     workers: int,
-    ledger: Ledger,
+    ledger: Journal,
     progress: Progress | None = None,
     machine: Machine = MI300X,
     estimate: bool = False,
@@ -240,7 +240,7 @@ def study(
 
 
 def finished(
-    ledger: Ledger, layers: Mapping[str, Iterable[str]], metric: str
+    ledger: Journal, layers: Mapping[str, Iterable[str]], metric: str
 ) -> dict[tuple[str, str], dict[str, float]]:
     """(layer, candidate) -> what an earlier run has measured."""
     found = {}
@@ -259,7 +259,7 @@ def alone_losses(
     base: Mapping[str, Any],
     pairs: Sequence[tuple[str, str]],
     metric: str,
-    ledger: Ledger,
+    ledger: Journal,
 ) -> list[float]:
     """The measured losses of layers under candidates, in their order; finished ones from the ledger."""
     found: dict[tuple[str, str], dict[str, float]] = {}

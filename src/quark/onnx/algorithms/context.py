@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from quark.config.job import Job
 from quark.config.rules import NodeInfo
-from quark.onnx.resume import Resume
+from quark.files.journal import Journal
 from quark.onnx.scratch import Scratch
 
 
@@ -22,7 +22,7 @@ class Context:
     job: Job
     reader: Any
     scratch: Scratch
-    resume: Resume
+    journal: Journal
     progress: Callable[[str, int, int | None], None]
     known: Sequence[NodeInfo] = ()
     reference: ir.Model | None = None

@@ -100,7 +100,7 @@ class _Stage:
         job, config = self.context.job, self.config
         twin = twin_of(self.model, self.plan, job.options)
         nodes = {node.name: node for node in twin.graph}
-        finished = {layer.name: self.context.resume.done(config.name, layer.name) for layer in self.layers}
+        finished = {layer.name: self.context.journal.arrays(f"{config.name} {layer.name}") for layer in self.layers}
         results = {name: arrays for name, arrays in finished.items() if arrays is not None}
         if len(results) < len(self.layers):
             self._walk(twin, nodes, results)
@@ -144,7 +144,7 @@ class _Stage:
                 if judge is not None:
                     chosen = judge.choose(partial(self._into_twin, twin, layer), arrays, self._untouched(layer))
                 results[layer.name] = chosen
-                self.context.resume.finish(config.name, layer.name, chosen)
+                self.context.journal.finish_arrays(f"{config.name} {layer.name}", chosen)
                 self.context.progress(config.name, len(results), len(self.layers))
             for layer in group:
                 self._into_twin(twin, layer, results[layer.name])

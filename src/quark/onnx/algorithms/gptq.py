@@ -125,11 +125,11 @@ def run(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassRepor
     walks = LayerInputs(twin, list(reads.values()), context, feeds_of(model, context), beside)
     better = 0
     for done, (layer, linear) in enumerate(layers, 1):
-        finished = context.resume.done(config.name, layer.name)
+        finished = context.journal.arrays(f"{config.name} {layer.name}")
         inputs = walks.of(reads[layer.name], layer.source)
         arrays = _rounded(layer, linear, inputs, config) if finished is None else finished
         if finished is None:
-            context.resume.finish(config.name, layer.name, arrays)
+            context.journal.finish_arrays(f"{config.name} {layer.name}", arrays)
         if arrays["better"]:
             better += 1
             linear.write(arrays["weight"])

@@ -27,6 +27,7 @@ from quark.config.job import Job, for_target
 from quark.config.rules import NodeInfo, Rule, Rules
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError
+from quark.files.journal import Journal
 from quark.measure.distance import Distance
 from quark.onnx import bench, fingerprint
 from quark.onnx.algorithms.context import Context
@@ -41,12 +42,10 @@ from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.quantization.config.config import merged_layer
 from quark.onnx.quantization.config.mixprecision import METRICS, AutoMixprecisionConfig
 from quark.onnx.ranges import samples_of
-from quark.onnx.resume import Resume
 from quark.onnx.scratch import Scratch
 from quark.onnx.sensitivity import divergence
 from quark.report.values import Table
 from quark.search.function import digest_of, load_function, number_of
-from quark.search.ledger import Ledger
 
 SOURCE = "auto_mixprecision"
 #: node name -> number of its target
@@ -151,7 +150,7 @@ def foreseen(model: ir.Model, job: Job, known: Sequence[NodeInfo]) -> Job:
     if config is None or needs_data(config):
         return job
     with Scratch(job.options) as scratch:
-        return mix(model, Context(job, None, scratch, Resume(), lambda stage, done, total: None, known)).job
+        return mix(model, Context(job, None, scratch, Journal(), lambda stage, done, total: None, known)).job
 
 
 def needs_data(config: AutoMixprecisionConfig) -> bool:
@@ -263,8 +262,8 @@ class _Decider:
     def measured(self, found: tuple[LayerTargets, ...]) -> Mixed:
         """Score the candidates, rank them, and choose."""
         site, data = self._site()
-        if self.context.resume:
-            self.context.resume.same("the samples of mixed precision", data.encode())
+        if self.context.journal:
+            self.context.journal.same("the samples of mixed precision", data.encode())
         ledger = self._ledger(data)
         tasks = [(one, target) for one in found for target in one.targets]
         self.quantized({})
@@ -312,7 +311,7 @@ class _Decider:
         """The metric with a sign that makes less better."""
         return 0.0 if value is None else -value if _more_is_better(self.config) else value
 
-    def _values(self, choices: list[Choice], site: Site, ledger: Ledger) -> Iterator[float]:
+    def _values(self, choices: list[Choice], site: Site, ledger: Journal) -> Iterator[float]:
         """The metric of every choice; several at a time, and known ones not again. Only this thread writes files."""
         known = [self._known(choice, ledger) for choice in choices]
         todo = [choice for choice, value in zip(choices, known, strict=True) if value is None]
@@ -321,20 +320,19 @@ class _Decider:
             yield self._keep(choice, next(fresh), ledger) if value is None else value
             self.context.progress(SOURCE, number, len(choices))
 
-    def value(self, choice: Choice, site: Site, ledger: Ledger) -> float:
+    def value(self, choice: Choice, site: Site, ledger: Journal) -> float:
         """The metric of the model of a choice; a known one is not measured again."""
         return next(self._values([choice], site, ledger))
 
     def _measured(self, choice: Choice, site: Site) -> float:
         return self.measure(self.quantized(choice), site)
 
-    def _known(self, choice: Choice, ledger: Ledger) -> float | None:
+    def _known(self, choice: Choice, ledger: Journal) -> float | None:
         found = ledger.done(_key(choice), float)
-        kept = self.context.resume.done(SOURCE, _key(choice)) if found is None else None
-        return float(kept["metric"]) if kept is not None else found
+        return self.context.journal.done(f"{SOURCE} {_key(choice)}", float) if found is None else found
 
-    def _keep(self, choice: Choice, value: float, ledger: Ledger) -> float:
-        self.context.resume.finish(SOURCE, _key(choice), {"metric": np.array(value)})
+    def _keep(self, choice: Choice, value: float, ledger: Journal) -> float:
+        self.context.journal.finish(f"{SOURCE} {_key(choice)}", value)
         ledger.finish(_key(choice), value)
         return value
 
@@ -375,18 +373,18 @@ class _Decider:
             samples = Samples(samples, self.config.data_size)
         return bench.lay_out(Site(folder, SOURCE, (output,), 0, self.job), samples)
 
-    def _ledger(self, data: str) -> Ledger:
+    def _ledger(self, data: str) -> Journal:
         """Finished measurements; what only says which of them are wanted does not count."""
         path = self.config.sensitivity_cache_file
         if path is None:
-            return Ledger(None, {})
+            return Journal(None, {})
         fields: dict[str, Any] = {"metric_threshold": 0, "metric_optimize_object": "speed", "worker_num": 1}
         config = replace(self.config, sensitivity_cache_file=None, **fields)
         words = fingerprint.of_job(replace(self.job, algorithms=(config,)))
         functions = [self.config.metric_distance_fn, self.config.metric_evaluate_fn]
         written = [digest_of(one) for one in functions if isinstance(one, str)]
         model = fingerprint.of_model(self.model)
-        return Ledger(path, {"model": model, "data": data, "functions": " ".join(written), **words})
+        return Journal(path, {"model": model, "data": data, "functions": " ".join(written), **words})
 
 
 def metric_of(name: str, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:

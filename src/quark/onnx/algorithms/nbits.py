@@ -62,11 +62,11 @@ def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: Cont
     walks = LayerInputs(model, reads, context, feeds_of(model, context), beside)
     stage, better = f"nbits_{config.name}", 0
     for done, (layer, name) in enumerate(zip(layers, reads, strict=True), 1):
-        finished = context.resume.done(stage, layer.name)
+        finished = context.journal.arrays(f"{stage} {layer.name}")
         inputs = walks.of(name, name)
         arrays = _rounded(layer.weight, inputs, nbits, config) if finished is None else finished
         if finished is None:
-            context.resume.finish(stage, layer.name, arrays)
+            context.journal.finish_arrays(f"{stage} {layer.name}", arrays)
         if arrays["better"]:
             better += 1
             tensor = plan.tensors[input_name(layer.node, 1)]

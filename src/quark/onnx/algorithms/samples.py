@@ -52,11 +52,11 @@ def feeds_of(model: ir.Model, context: Context, limit: int | None = None, joined
     samples = samples_of(model, context.job.options, context.reader)
     found = checked(samples, inputs_of(model))
     feeds = list(found) if limit is None else spread(found, limit)
-    if context.resume:
+    if context.journal:
         digest = b""
         for feed in feeds:
             digest = of_arrays(feed, digest)
-        context.resume.same("the samples of algorithms" + ("" if limit is None else f", at most {limit}"), digest)
+        context.journal.same("the samples of algorithms" + ("" if limit is None else f", at most {limit}"), digest)
     if joined == 1:
         return feeds
     fixed = [one for one in inputs_of(model) if not one.shape or one.shape[0] is not None]

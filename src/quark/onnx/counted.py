@@ -1,6 +1,6 @@
 """Which samples a calibration has counted already, so that an interrupted one goes on after the last of them.
 
-After every counted sample the exact statistics of all tensors go into the ``Resume`` of the job, with a digest chained
+After every counted sample the exact statistics of all tensors go into the ``Journal`` of the job, with a digest chained
 over the samples. On the next run the same samples are read again but not computed: their digest must be the same, so
 that statistics of other data are never mixed in.
 """
@@ -12,37 +12,37 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from quark.errors import DataError
+from quark.files.journal import Arrays, Journal
 from quark.observers import Statistic
 from quark.onnx.data import Feed
 from quark.onnx.fingerprint import of_arrays
-from quark.onnx.resume import Arrays, Resume
 
-STAGE, KEY = "calibrate", "statistics"
+KEY = "statistics of calibration"
 
 
-class CalibrationLedger:
+class CountedSamples:
     """What is counted of one calibration.
 
     Args:
-        resume: where it is kept; one that remembers nothing makes every method do nothing.
+        journal: where it is kept; one that nothing outlives makes every method do nothing.
         statistics: tensor name -> a fresh statistic; filled with what is remembered.
         names: what was asked, in an order that is the same in every run.
     """
 
-    def __init__(self, resume: Resume, statistics: dict[str, Statistic]) -> None:
-        self._resume, self._statistics = resume, statistics
+    def __init__(self, journal: Journal, statistics: dict[str, Statistic]) -> None:
+        self._journal, self._statistics = journal, statistics
         self._digests: list[bytes] = []
-        self.counted, self.complete = 0, False
+        self.samples, self.complete = 0, False
         self._remembered = b""
-        arrays = resume.done(STAGE, KEY)
+        arrays = journal.arrays(KEY)
         if arrays is not None:
-            self.counted, self.complete = int(arrays["counted"]), bool(arrays["complete"])
+            self.samples, self.complete = int(arrays["counted"]), bool(arrays["complete"])
             self._remembered = arrays["digest"].tobytes()
             restore(statistics, arrays)
 
     def __bool__(self) -> bool:
         """Whether anything is remembered."""
-        return bool(self._resume)
+        return bool(self._journal)
 
     def unseen(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
         """The samples that are still to be counted; the others are compared with those that were.
@@ -50,10 +50,10 @@ class CalibrationLedger:
         Raises:
             DataError: other samples were counted, or fewer or more than there are.
         """
-        if not self._resume:
+        if not self._journal:
             yield from feeds
             return
-        known, digest, index = self.counted, b"", -1
+        known, digest, index = self.samples, b"", -1
         for index, feed in enumerate(feeds):
             digest = of_arrays(feed, digest)
             if index == known - 1 and digest != self._remembered:
@@ -70,26 +70,26 @@ class CalibrationLedger:
 
     def count(self, samples: int = 1) -> None:
         """Remember that so many more samples, the next ones in order, are in the statistics."""
-        if not self._resume:
+        if not self._journal:
             return
-        self.counted += samples
+        self.samples += samples
         self._remembered = self._digests[samples - 1]
         del self._digests[:samples]
         self._save()
 
     def close(self) -> None:
         """Remember that there are no more samples."""
-        if self._resume and not self.complete:
+        if self._journal and not self.complete:
             self.complete = True
             self._save()
 
     def _save(self) -> None:
         own = {
-            "counted": np.array(self.counted),
+            "counted": np.array(self.samples),
             "complete": np.array(self.complete),
             "digest": np.frombuffer(self._remembered, np.uint8),
         }
-        self._resume.finish(STAGE, KEY, {**own, **state_of(self._statistics)})
+        self._journal.finish_arrays(KEY, {**own, **state_of(self._statistics)})
 
 
 def state_of(statistics: Mapping[str, Statistic]) -> Arrays:
