@@ -37,6 +37,8 @@ ALLOWED = {
             *(
                 "torch/export/gguf_tensors.py",
                 "torch/export/modelopt.py",
+                "torch/export/stacked_blocks.py",
+                "torch/export/formats.py",
                 "torch/files/prequantized.py",
                 "torch/files/grids.py",
             ),

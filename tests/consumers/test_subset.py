@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from quark.errors import ConfigError
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.export.write_as import check_experts, export_as
+from quark.torch.files.foreign import quantized_model
 
 pytest.importorskip("transformers")
 
@@ -64,6 +70,49 @@ def test_compressed_tensors(name: str, scheme: str) -> None:
     made = tiny.tiny_model(name, dict(tiny.model_types())[name])
     found = cell.check(made, scheme, "compressed-tensors", tiny.inputs_of(made), tiny.answer)
     assert found["cell"] == "right", found
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_experts_of_gpt_oss_as_they_were_published(tmp_path: Path) -> None:
+    """transformers' own loader has the values that were evaluated, and so has ours; a changed nibble is seen."""
+    from quark.torch.experts import unfuse_experts
+
+    model = tiny.tiny_model("gpt_oss", "GptOssForCausalLM").to(torch.bfloat16)
+    inputs, config = tiny.inputs_of(model), LLMTemplate.for_model(model).get_config("mxfp4_weight_only")
+    with pytest.raises(ConfigError, match=r"self_attn.q_proj' is quantized, and only experts can be"):
+        check_experts(model, config, "mxfp4", "vllm", tmp_path)
+    config = replace(config, exclude=[*config.exclude, "*self_attn*"])
+    check_experts(model, config, "mxfp4", "vllm", tmp_path)
+    model = ModelQuantizer(config).quantize_model(model, [inputs])
+    export_as(model, tmp_path / "m", "mxfp4", tmp_path, program="vllm")
+    loaded = type(model).from_pretrained(tmp_path / "m")
+    unfuse_experts(loaded)
+    wanted = dict(cell.effective(model))
+    assert len(wanted) == 2 * 4 * 3 and all(".experts." in name for name in wanted)
+    assert all(torch.equal(value, cell.weight_of(loaded, name)) for name, value in wanted.items())
+    again = quantized_model(tmp_path / "m")
+    assert torch.equal(tiny.answer(again, inputs), tiny.answer(model, inputs))
+    file = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.experts.gate_up_proj_blocks"][3, 5, 0, 0] ^= 0x30
+    save_file(tensors, file, {"format": "pt"})
+    changed = dict(cell.effective(quantized_model(tmp_path / "m")))
+    assert [name for name in wanted if not torch.equal(wanted[name], changed[name])] == [
+        "model.layers.1.mlp.experts.3.up_proj"
+    ]
+
+
+def test_stacks_of_blocks_are_experts_alone(tmp_path: Path) -> None:
+    """Experts in another layout, or layers that are none, are refused by name."""
+    for name, told in (("mixtral", "do not take turns"), ("llama", "only experts can be")):
+        model = tiny.tiny_model(name, dict(tiny.model_types())[name])
+        config = LLMTemplate.for_model(model).get_config("mxfp4_weight_only")
+        with pytest.raises(ConfigError, match=told):
+            check_experts(model, config, "mxfp4", None, tmp_path)
+        cell.quantize(model, "mxfp4_weight_only", tiny.inputs_of(model))
+        with pytest.raises(ConfigError, match=told):
+            export_as(model, tmp_path / name, "mxfp4", tmp_path)
+        assert not (tmp_path / name).exists()
 
 
 # ---- the eyes --------------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 
 EXPERT = re.compile(r"^(.*experts)\.(\d+)\.(\w+)$")
 ROLES = {"w1": "gate", "gate_proj": "gate", "w3": "up", "up_proj": "up", "w2": "down", "down_proj": "down"}
+ROLES_IN_ORDER = ("gate", "up", "down")
+IN_TURN = "swigluoai"  # vLLM's activation of rows that take turns
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 LIMIT = 1e-3
 
@@ -44,11 +46,11 @@ def compare(model: Any, expected: dict[str, Any]) -> tuple[int, int]:
     for ours, theirs in zip(sorted(wanted, key=natural), sorted(layers, key=natural), strict=False):
         parts = dict(projections(layers[theirs]))
         for (number, role), (x, _, plain) in wanted[ours].items():
-            values = parts.get(role)
+            values, bias = parts.get(role) or (None, None)
             if values is None:
                 left += 1
                 continue
-            found = F.linear(x, values[number].to(x.dtype)).float()
+            found = F.linear(x, values[number].to(x.dtype), None if bias is None else bias[number].to(x.dtype)).float()
             error = float((found - plain.float()).norm() / plain.float().norm())
             if not error <= LIMIT:
                 raise ValueError(f"{role} of expert {number} of {theirs!r}: relative error {error:.3g}")
@@ -67,11 +69,22 @@ def weight_of(layer: Any, name: str) -> torch.Tensor | None:
     return own.get(f"{name}_weight", own.get(f"{name}_weight_packed"))
 
 
-def projections(layer: Any) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """(role, [experts, out, in] or None) of one layer."""
-    both, down = decoded(layer, "w13"), decoded(layer, "w2")
-    halves = (None, None) if both is None else both.chunk(2, 1)
-    yield from zip(("gate", "up", "down"), (*halves, down), strict=True)
+def projections(layer: Any) -> Iterator[tuple[str, tuple[torch.Tensor | None, torch.Tensor | None]]]:
+    """(role, (values [experts, out, in] or None, biases [experts, out] or None)) of one layer."""
+    own = dict(layer.named_parameters(recurse=False))
+    for role in ROLES_IN_ORDER:
+        name = "w2" if role == "down" else "w13"
+        values, bias = decoded(layer, name), own.get(f"{name}_bias")
+        yield role, tuple(half(layer, role, value) for value in (values, bias))
+
+
+def half(layer: Any, role: str, value: torch.Tensor | None) -> torch.Tensor | None:
+    """The rows of gate or up, which take turns where the activation of a layer reads them so (gpt_oss)."""
+    if value is None or role == "down":
+        return value
+    turns = str(getattr(layer, "activation", "")).rpartition(".")[2].lower() == IN_TURN
+    first = role == "gate"
+    return value[:, 1 - first :: 2] if turns else value.chunk(2, 1)[1 - first]
 
 
 def decoded(layer: Any, name: str) -> torch.Tensor | None:

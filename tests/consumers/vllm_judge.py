@@ -37,7 +37,9 @@ import vllm_experts  # noqa: E402
 import vllm_plain  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
-DEFAULTS = re.compile(r"\.attn\.([kqv]|prob)_(scale|zero_point)$")  # vLLM's own, without a quantized cache
+# vLLM's own: scales without a quantized cache, and zero points that it discards (QuarkW8A8Int8MoEMethod)
+DEFAULTS = re.compile(r"\.attn\.([kqv]|prob)_(scale|zero_point)$|\.w(13|2)_input_zero_point$")
+INPUTS = re.compile(r"input_scale$")
 
 CAST = 2**-8  # the parameters of scales have the type of the model, bfloat16
 
@@ -96,12 +98,29 @@ class Judged:
 
         with set_current_vllm_config(self.settings):
             loaded = set(self.model.load_weights(tensors(self.folder)) or ())
-        names = {name for name, _ in self.model.named_parameters()}
-        missing = sorted(name for name in names - loaded if not DEFAULTS.search(name))
-        cache = sum(1 for name in loaded if DEFAULTS.search(name))
+            names = {name for name, _ in self.model.named_parameters()}
+            missing = sorted(name for name in names - loaded if not DEFAULTS.search(name))
+            loaded |= self.filled(missing) if missing else set()
+        missing = [name for name in missing if name not in loaded]
+        cache = sum(1 for name in loaded if ".attn." in name and DEFAULTS.search(name))
         self.found |= {"loaded": len(loaded), "cache_scales": cache}
         if missing:
             raise ValueError(f"never loaded: {', '.join(missing[:4])}")
+
+    def filled(self, names: list[str]) -> set[str]:
+        """Those of ``names`` that the files fill whole, though the loader does not say so (granitemoehybrid's experts).
+
+        The files are loaded over zeros, and again over other bytes: what was filled is the same both times. Scales of
+        inputs stay one, of which vLLM asks that it is there, until they are filled.
+        """
+        known, made = dict(self.model.named_parameters()), []
+        for byte in (0, 0x55):
+            for name in names:
+                known[name].data.fill_(1) if INPUTS.search(name) else bytes_of(known[name]).fill_(byte)
+            self.model.load_weights(tensors(self.folder))
+            made.append([bytes_of(known[name]).clone() for name in names])
+        same = {name for name, *values in zip(names, *made, strict=True) if torch.equal(*values)}
+        return {name for name in same if not INPUTS.search(name) or bool((known[name] != 1).all())}
 
     def caches(self) -> None:
         """The scales of keys and values are those that were evaluated, layer by layer."""
@@ -189,6 +208,11 @@ class Judged:
         if any(one is None for one in found):
             return None
         return found[0][0], *(torch.cat([one[place] for one in found], -1) for place in (1, 2))  # type: ignore[index]
+
+
+def bytes_of(parameter: torch.Tensor) -> torch.Tensor:
+    """The memory of a parameter, [bytes]."""
+    return parameter.data.reshape(-1).view(torch.uint8)
 
 
 def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -126,9 +126,17 @@ def offer_integers() -> None:
 
 
 def offer_experts() -> None:
-    """Experts in int4: the backend that vLLM has for every GPU, which decodes them once."""
+    """Backends of experts that vLLM has for every GPU: without one it would not even load the weights."""
     from vllm.model_executor.layers.fused_moe.experts.int4_emulation_moe import Int4EmulationTritonExperts as Emulation
-    from vllm.model_executor.layers.fused_moe.oracle import int_wna16
+    from vllm.model_executor.layers.fused_moe.oracle import int8, int_wna16, mxfp4, nvfp4
+
+    for oracle, backend in (
+        (mxfp4, mxfp4.Mxfp4MoeBackend.EMULATION),
+        (nvfp4, nvfp4.NvFp4MoeBackend.EMULATION),
+        (int8, int8.Int8MoeBackend.TRITON),
+    ):
+        for kernel in oracle.backend_to_kernel_cls(backend):
+            kernel.is_supported_config = staticmethod(lambda *a: (True, None))
 
     Emulation._supports_current_device = staticmethod(lambda: True)
     int_wna16._get_priority_backends = lambda: [int_wna16.WNA16MoEBackend.EMULATION]

@@ -31,7 +31,7 @@ SAMPLED = (
 )
 PLAIN = ("rotation", "hqq", "bias_correction", "quarot")  # algorithms that need no samples
 ALGORITHMS = (*SAMPLED, *PLAIN)
-FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "gguf", "onnx")
+FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "mxfp4", "gguf", "onnx")
 #: Kinds of devices -> names in ``torch.version`` of libraries; torch must have been built with one of them.
 DEVICES: dict[str, tuple[str, ...]] = {"cpu": (), "meta": (), "cuda": ("cuda", "hip"), "xpu": ("xpu",), "mps": ()}
 BEGUN = "quark_progress.json"  # in a folder whose job is not finished

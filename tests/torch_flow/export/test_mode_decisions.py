@@ -22,7 +22,13 @@ from quark.numerics.granularity import Block2D, Channel, Group, Tensor, Token
 from quark.torch.config.type import ZeroPointType
 from quark.torch.export import compressed_tensors as compressed
 from quark.torch.export import custom_modes, gptq, layout, modelopt, vllm_reads
-from quark.torch.quantization.config.config import FP8E4M3PerGroupSpec, FP8E4M3PerTensorSpec, QConfig, QLayerConfig
+from quark.torch.quantization.config.config import (
+    FP8E4M3PerGroupSpec,
+    FP8E4M3PerTensorSpec,
+    OCP_MXFP4Spec,
+    QConfig,
+    QLayerConfig,
+)
 from quark.torch.quantization.config.config import QTensorConfig as Spec
 from quark.torch.quantization.config.type import Dtype, QSchemeType
 
@@ -83,10 +89,32 @@ def test_what_awq_can_say(name: str) -> None:
     assert back.global_quant_config.weight.dtype is Dtype.uint4 and not back.global_quant_config.weight.symmetric
 
 
-@pytest.mark.parametrize("mode", ["awq", "fp8", "gptq", "modelopt"])
+MXFP4, MXFP4_DYNAMIC = (OCP_MXFP4Spec(-1, is_dynamic=on).to_quantization_spec() for on in (False, True))
+STACKED = {
+    "weights": (of(weight=MXFP4), None),
+    "inputs too": (of(weight=MXFP4, input_tensors=MXFP4_DYNAMIC), "input_tensors quantized"),
+    "biases too": (of(weight=MXFP4, bias=INT8), "bias quantized"),
+    "int4": (of(weight=INT4), "the weight is int4"),
+    "nothing": (of(), "the weight is float"),
+    "two stages": (of(weight=[MXFP4, INT8]), r"mxfp4_even \+ int8"),
+}
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_what_stacks_of_blocks_can_say(name: str) -> None:
+    layer, refused = STACKED[name]
+    if refused is not None:
+        with pytest.raises(ConfigError, match=refused):
+            custom_modes.custom_config(QConfig(layer), "mxfp4", {}, [])
+        return
+    found = custom_modes.custom_config(QConfig(layer), "mxfp4", {}, ["lm_head"])
+    assert found == {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+
+
+@pytest.mark.parametrize("mode", ["awq", "fp8", "gptq", "modelopt", "mxfp4"])
 @pytest.mark.parametrize("field", ["layer_quant_config", "layer_type_quant_config", "kv_cache_post_rope", "cache"])
 def test_all_layers_are_alike(mode: str, field: str) -> None:
-    weight = {"awq": INT4, "fp8": FP8, "gptq": INT4, "modelopt": FP8}[mode]
+    weight = {"awq": INT4, "fp8": FP8, "gptq": INT4, "modelopt": FP8, "mxfp4": MXFP4}[mode]
     more: dict[str, Any] = {
         "layer_quant_config": {"layer_quant_config": {"a": of(weight=weight)}},
         "layer_type_quant_config": {"layer_type_quant_config": {nn.Linear: of(weight=weight)}},

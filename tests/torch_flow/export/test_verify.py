@@ -69,6 +69,16 @@ def test_whatever_shares_a_scale_reads_back(spec: Any, shape: tuple[int, int], t
     assert (tmp_path / "m" / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4, 8, 15, 17])
+def test_rows_that_fill_no_words_read_back(rows: int, tmp_path: Path) -> None:
+    """Codes of several outputs share a word, and the next layer begins with a word of its own."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({str(number): torch.nn.Linear(64, rows) for number in range(8)})
+    spec = Int4PerGroupSpec(ch_axis=-1, group_size=32).to_quantization_spec()
+    export_safetensors(ModelQuantizer(QConfig(QLayerConfig(weight=spec))).quantize_model(model), tmp_path / "m")
+    assert (tmp_path / "m" / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4", "int8_wo_per_channel", "nvfp4", "int4_fp8", "mx6"])
 def test_what_is_right_is_written(scheme: str, tmp_path: Path) -> None:
     export_safetensors(quantized(scheme), tmp_path / "m")

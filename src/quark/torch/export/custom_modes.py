@@ -1,4 +1,4 @@
-"""Checkpoints under the names of other programs: ``custom_mode`` "fp8", "awq", "gptq", "gptq_v2" and "modelopt".
+"""Checkpoints under the names of other programs: ``custom_mode`` "fp8", "awq", "gptq", "gptq_v2", "modelopt", "mxfp4".
 
     fp8   weight and activations E4M3 per tensor; ``input_scale``, ``weight_scale``, and ``k_scale``, ``v_scale`` of the
           attention module; or weights in blocks (DeepSeek's 128 x 128), ``weight_scale_inv``, and activations in groups
@@ -6,6 +6,7 @@
     awq   4-bit codes in groups along the inputs; ``qweight``, ``qzeros``, ``scales``, version "gemm"
     gptq, gptq_v2   integers of 2 to 8 bits, weights only: ``quark.torch.export.gptq``
     modelopt        FP8, MXFP8 and NVFP4: ``quark.torch.export.modelopt``
+    mxfp4           experts of gpt_oss: ``quark.torch.export.stacked_blocks``
 
 The tensors are those of ``quark``; only names and ``quantization_config`` differ, and for GPTQ the packing. A
 configuration that a mode cannot say is refused. AWQ kernels read unsigned codes with zero points.
@@ -24,7 +25,7 @@ from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
 from quark.torch.config.specs import FP8E4M3PerGroupSpec, FP8E4M3PerTensorSpec, Uint4PerGroupSpec
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType
-from quark.torch.export import gptq, modelopt
+from quark.torch.export import gptq, modelopt, stacked_blocks
 from quark.torch.export.decoded import (
     Decoder,
     Foreign,
@@ -39,7 +40,7 @@ from quark.torch.export.original import FileNames
 from quark.torch.export.shards import Item
 from quark.torch.quantized_layer import quantized_layers
 
-CUSTOM_MODES = ("fp8", "awq", *gptq.VERSIONS, "modelopt")
+CUSTOM_MODES = ("fp8", "awq", *gptq.VERSIONS, "modelopt", stacked_blocks.MODE)
 SIGNS = -0x77777778  # 0x88888888: the highest bit of each of eight codes
 RENAMED = {
     "quark": (),
@@ -114,21 +115,26 @@ def custom_config(config: QConfig, mode: str, export: Mapping[str, Any], exclude
         return gptq.gptq_config(config, mode, excluded)
     if mode == "modelopt":
         return modelopt.modelopt_config(config, excluded)
+    if mode == stacked_blocks.MODE:
+        return stacked_blocks.stacked_config(config, excluded)
     made = fp8_config(config) if mode == "fp8" else awq_config(config)
     return {"quant_method": mode, **made, "export": dict(export)}
 
 
 def custom_items(
-    items: Iterable[Item], layouts: Mapping[str, Layout | PairLayout], mode: str, config: QConfig
+    model: nn.Module, items: Iterable[Item], layouts: Mapping[str, Layout | PairLayout], mode: str, config: QConfig
 ) -> list[Item]:
     """Items as a mode has them.
 
     Args:
+        model: quantized.
         items: tensors as ``quark`` stores them.
         layouts: how the weights that are kept as codes are stored, by their names.
         mode: one of ``CUSTOM_MODES``.
         config: of the model.
     """
+    if mode == stacked_blocks.MODE:
+        return stacked_blocks.stacked_items(model, items, layouts)
     if mode in gptq.VERSIONS:
         return [gptq_item(item, layouts, mode) for item in items]
     weight = single(config.global_quant_config, "weight", mode)
@@ -174,6 +180,8 @@ def foreign(model: nn.Module, names: FileNames, entry: Mapping[str, Any]) -> dic
         entry: ``quantization_config`` of the mode.
     """
     method, bits = entry.get("quant_method"), int(entry.get("bits") or 0)
+    if method == stacked_blocks.MODE:
+        return stacked_blocks.stacked_foreign(model, names)
     lowered, blocks = int(entry.get("checkpoint_format") == "gptq"), entry.get("weight_block_size")
     scale = "weight_scale_inv" if blocks else "weight_scale"
     decoder = fp8_decoder(tuple(blocks) if blocks else None)

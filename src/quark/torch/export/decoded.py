@@ -56,12 +56,14 @@ class Foreign:
         decode: makes float32 values [rows, columns] of them.
         cut: (parts, rows) → the parts of these rows.
         exact: bit for bit; else within 2^-8 (the library decodes NVFP4 to bfloat16).
+        index: of a weight that lies in stacked tensors: its place on their first axis.
     """
 
     parts: Mapping[str, str]
     decode: Decoder
     cut: Callable[[Parts, Windows], Parts]
     exact: bool = True
+    index: int | None = None
 
 
 def fp8_decoder(blocks: tuple[int, ...] | None) -> Decoder:

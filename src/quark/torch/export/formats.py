@@ -79,6 +79,7 @@ FORMATS = {
         Format("gptq", "GPTQ", "gptq"),
         Format("fp8", "fp8", "fp8"),
         Format("modelopt", "ModelOpt", "modelopt"),
+        Format("mxfp4", "MXFP4 (gpt_oss)", "mxfp4"),
         Format("gguf", "GGUF"),
         Format("onnx", "ONNX"),
     )

@@ -53,8 +53,8 @@ def export_safetensors(
     Args:
         model: from ``ModelQuantizer.quantize_model`` (frozen or not), or imported.
         output_dir: new folder, or one without a model in it.
-        custom_mode: "quark"; or "fp8", "awq", "gptq", "gptq_v2" or "modelopt", which other programs read, for
-            configurations that they can say.
+        custom_mode: "quark"; or "fp8", "awq", "gptq", "gptq_v2", "modelopt" or "mxfp4", which other programs
+            read, for configurations that they can say.
         weight_format: "real_quantized" (codes; the default, but for diffusers) or "fake_quantized" (float values).
         pack_method: order of 4-bit codes in a word: "reorder" (that of AWQ) or "order".
         max_shard_size: bytes of tensors per file; a single layer may be larger.
@@ -83,7 +83,7 @@ def export_safetensors(
     if custom_mode != "quark":
         if custom_mode in PACKED_INTEGERS:
             warn_of_casts(custom_mode, model, worst_cast(model))
-        items = custom_items(items, coded_layouts(model, pack_method), custom_mode, config)
+        items = custom_items(model, items, coded_layouts(model, pack_method), custom_mode, config)
     items = cache_scales_for(program, config, [*outside_items(items, names), *left_out_items(model)])
     with new_folder(output_dir) as folder:
         write_shards(folder, items, stem_of(model), max_shard_size)

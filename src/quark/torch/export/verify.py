@@ -20,7 +20,7 @@ from torch import nn
 
 from quark.errors import ModelError
 from quark.numerics.granularity import Block2D, Channel, Granularity, Group
-from quark.torch.export.checkpoint import opened, tensor_of, weight_files
+from quark.torch.export.checkpoint import opened, row_of, tensor_of, weight_files
 from quark.torch.export.decoded import Foreign, Windows
 from quark.torch.export.layout import Stored, layout_of_quantizer
 from quark.torch.export.original import FileNames
@@ -104,11 +104,11 @@ class Reader:
         sources = {file: undo.enter_context(opened(folder / file)) for file in found}
         self.files = {name: (sources[file], folder / file) for file, names in found.items() for name in names}
 
-    def __call__(self, name: str) -> torch.Tensor:
-        """One tensor, from its file."""
+    def __call__(self, name: str, index: int | None = None) -> torch.Tensor:
+        """One tensor, from its file; of a stack one element."""
         if name not in self.files:
             raise ModelError(f"the tensor {name!r} is not in the files that were written")
-        return tensor_of(*self.files[name], name)
+        return tensor_of(*self.files[name], name) if index is None else row_of(*self.files[name], name, index)
 
 
 class Coded:
@@ -129,7 +129,7 @@ class Coded:
         stages = list(parts(own))
         self.windows = windows_of(self.quantizer, self.shape)
         self.key: Any = None
-        whole = not self.windows.count % unit_of(self.quantizer, len(self.shape))  # no block lacks rows
+        whole = not self.windows.count % math.lcm(ROWS, unit_of(self.quantizer, len(self.shape)))  # no word or block
         if not isinstance(held, StoredTensor) and all(map(goes_along_rows, stages)) and len(self.shape) == 2 and whole:
             known = tuple((part.stage, part.granularity) for part in stages)
             self.key = known, self.shape[1:], self.value.dtype, self.frozen, type(self)
@@ -153,7 +153,7 @@ class OfForeign(Coded):
 
     def compare(self, wanted: torch.Tensor) -> None:
         """Compare."""
-        stored = {role: self.reader(name) for role, name in self.foreign.parts.items()}
+        stored = {role: self.reader(name, self.foreign.index) for role, name in self.foreign.parts.items()}
         found = self.foreign.decode(self.foreign.cut(stored, self.windows))
         near = found.shape == wanted.shape and not self.foreign.exact
         if not (near and bool(torch.isclose(found.float(), wanted.float(), rtol=2**-8, atol=0).all())):

@@ -19,6 +19,7 @@ from quark.torch.config.model import QConfig
 from quark.torch.experts import UnfusedExperts, fact, is_fused
 from quark.torch.export.original import names_of, renamed_item
 from quark.torch.export.shards import Item
+from quark.torch.export.stacked_blocks import MODE
 from quark.torch.kv_cache import is_cached
 from quark.torch.matching import find_candidates
 
@@ -43,7 +44,8 @@ def check_for_vllm(model: nn.Module, config: QConfig, format: str) -> None:
     Raises:
         ConfigError: experts or caches of a kind; the message names the class or error of vLLM, and what reads them.
     """
-    check_experts(model, config, format)
+    if format != MODE:
+        check_experts(model, config, format)
     check_cache_scales(model, config, format)
 
 
@@ -57,7 +59,8 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
             where = ROWS_IN_TURN.get(format, "GptOssModel.load_weights")
             raise ConfigError(
                 f"vLLM reads gate and up of {path!r}, whose rows take turns, as one tensor ({where}), and files in "
-                f"{format} have others; float experts are read: --format compressed-tensors --exclude '*experts*'"
+                f"{format} have others; --format {MODE} (--scheme mxfp4_weight_only --exclude '*self_attn*') has them, "
+                f"and float experts are read: --format compressed-tensors --exclude '*experts*'"
             )
         if floats:
             continue

@@ -26,6 +26,7 @@ from quark.torch.export.model_files import copy_beside
 from quark.torch.export.onnx_model import FILE, export_onnx
 from quark.torch.export.reader_scales import with_scales_in
 from quark.torch.export.shards import SHARD_SIZE
+from quark.torch.export.stacked_blocks import MODE, check_stacks
 from quark.torch.export.vllm_reads import check_for_vllm
 
 #: A tensor of stacked experts in a checkpoint: no module of its own, and so no ``.weight``.
@@ -113,6 +114,8 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
     """
     if format == "gguf":
         check_before(model.config, Path(source))
+    if format == MODE:
+        check_stacks(model, config)
     if program == "vllm":
         check_for_vllm(model, config, format)
     if format != "compressed-tensors" or program == "vllm":

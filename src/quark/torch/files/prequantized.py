@@ -30,21 +30,19 @@ import torch
 from quark.errors import ConfigError, ModelError, unknown
 from quark.files.folder import new_folder
 from quark.files.lock import working_on
-from quark.numerics.elements import ELEMENTS
-from quark.numerics.packing import unpack
 from quark.torch.digest import GRIDS
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
 from quark.torch.export.decoded import COMPRESSED, Parts, awq_values, decompressor, fp8_decoder, gptq_decoder
 from quark.torch.export.layout import Form
 from quark.torch.export.model_files import read_object
 from quark.torch.export.shards import Item, item_of, write_file, write_index
+from quark.torch.export.stacked_blocks import block_values
 from quark.torch.files.grids import GRIDS as KNOWN
 from quark.torch.files.grids import FolderGrid, scheme_of
 from quark.torch.files.skeleton import StoredSource, stored_tensors
 
 ENDS = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "k_scale", "v_scale")
 LEFT = re.compile(rf"\.({'|'.join(ENDS)}|input_global_scale|input_zero_point|output_scale)$")
-FP4 = ELEMENTS["fp4_e2m1"]
 WORD = 8  # codes of 4 bits in an int32
 SCALES = ("weight_global_scale", "scales", "weight_scale", "scale")  # roles: the scale that a layer is quantized under
 KEPT = {"scale": torch.float32, "zero_point": torch.int32}
@@ -292,11 +290,8 @@ def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint
 
 
 def mxfp4_values(parts: Parts) -> torch.Tensor:
-    """FP4 codes, low nibbles first, under E8M0 exponents."""
-    blocks = parts["blocks"]
-    codes = unpack(blocks.contiguous(), 4, blocks.shape[-1] * 2, "low")
-    values = FP4.decode(codes).float() * torch.exp2(parts["scales"].float() - 127)[..., None]
-    return values.flatten(-2).transpose(1, 2)
+    """What transformers has in memory of a stack."""
+    return block_values(parts).transpose(1, 2)
 
 
 def compressed_tensors(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Found:
