@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from tests.onnx_flow import models
 
+from quark.config.presets import PRESETS
 from quark.errors import ConfigError
 from quark.onnx import (
     AdaQuantConfig,
@@ -330,6 +331,34 @@ def test_algorithms_are_combined_in_the_order_given() -> None:
 def test_bad_settings_are_refused_by_name(make, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+# ---- nothing to train ------------------------------------------------------------------------------------------------
+
+TRAINING = [name for name in PRESETS if "ADAROUND" in name or "ADAQUANT" in name]
+UNTRAINABLE = {
+    "no layer": (
+        "no (float[2, 8, 4] x) => (float[2, 8, 4] y) { a = Add (x, c)  s = Sigmoid (a)  y = Mul (a, s) }",
+        {"c": models.normal(8, 1)},
+    ),
+    "weights are computed": (
+        "wc (float[2, 8, 4] x, float[2, 4, 5] w) => (float[2, 8, 5] y) { k = Relu (w) m = MatMul (x, k) y = Tanh (m) }",
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNTRAINABLE)
+@pytest.mark.parametrize("preset", TRAINING)
+def test_presets_quantize_models_that_have_nothing_to_train(preset: str, kind: str) -> None:
+    proto = models.model(*UNTRAINABLE[kind])
+    chosen = QConfig.get_default_config(preset)
+    chosen.global_quant_config.extra_options["PrintSummary"] = False
+    made = ModelQuantizer(chosen).run(proto, None, [models.feeds(proto, seed=seed) for seed in range(2)])
+    assert made.plan.tensors
+    (said,) = [one for one in made.passes if one.name in ("adaround", "adaquant")]
+    assert said.fired == 0
+    assert "finds nothing to train" in said.refused[0]
 
 
 # ---- the parts -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ lie on their grid. A layer that got worse is put back. With ``SaveAndRestore`` f
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -36,12 +37,14 @@ from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.surgery import constant_array, input_name, set_constant
 from quark.onnx.quantization.config.finetune import AdaRoundConfig, FineTuneConfig
 
+_log = logging.getLogger(__name__)
+
 
 def run(model: ir.Model, plan: Plan, config: FineTuneConfig, context: Context) -> PassReport:
     """Train every layer that the configuration names, in place.
 
     Raises:
-        ConfigError: torch or the device is not there, or no weight has a type that the algorithm can train.
+        ConfigError: torch or the device is not there, or nothing that the configuration asks for can be trained.
         DataError: there is no calibration data.
     """
     title = type(config).__name__.removesuffix("Config")
@@ -50,7 +53,9 @@ def run(model: ir.Model, plan: Plan, config: FineTuneConfig, context: Context) -
     layers, refused = tunable_layers(model, plan, config.target_op_type, config.layers)
     layers, beyond = _trainable(layers, config, torch)
     refused += beyond
-    _refuse_none(layers, refused, title)
+    if not layers:
+        asked = bool(beyond or config.layers) or config.target_op_type != type(config)().target_op_type
+        return _nothing(config, refused, title, asked)
     stage = _Stage(model, plan, config, context, torch, layers)
     results = stage.train()
     refused += [_put_back(name, arrays) for name, arrays in results.items() if not arrays["kept"]]
@@ -78,10 +83,17 @@ def _trainable(layers: list[Tunable], config: FineTuneConfig, torch: Any) -> tup
     return found, refused
 
 
-def _refuse_none(layers: list[Tunable], refused: list[str], title: str) -> None:
-    if not layers:
-        shown = "; ".join(refused[:3]) or "the model has no layer of the types in target_op_type"
-        raise ConfigError(f"{title} finds nothing to train: {shown}")
+def _nothing(config: FineTuneConfig, refused: list[str], title: str, asked: bool) -> PassReport:
+    """A model without layers to train is quantized without: presets have the algorithm for models that have some.
+
+    Raises:
+        ConfigError: somebody has ``asked`` for layers, operators or data types that cannot be trained.
+    """
+    sentence = f"{title} finds nothing to train: {'; '.join(refused[:3]) or 'no layer of the types in target_op_type'}"
+    if asked:
+        raise ConfigError(sentence)
+    _log.warning("%s", sentence)
+    return PassReport(config.name, 0, (sentence,))
 
 
 @dataclass

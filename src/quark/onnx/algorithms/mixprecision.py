@@ -124,8 +124,11 @@ def mix(model: ir.Model, context: Context) -> Mixed:
     layers = tuple(None if one is None else _layer(one, job) for one, _ in config.targets())
     found = tuple(_candidates(model, job, config, known))
     if not found:
-        kinds = ", ".join(config.target_op_type)
-        raise ConfigError(f"AutoMixprecisionConfig: no quantized layer may be chosen (target_op_type: {kinds})")
+        sentence = f"no quantized layer may be chosen (target_op_type: {', '.join(config.target_op_type)})"
+        if config.include_layers or config.subgraph_json or config.target_op_type != type(config)().target_op_type:
+            raise ConfigError(f"AutoMixprecisionConfig: {sentence}")
+        log.warning("mixed precision: %s; all tensors have the one data type", sentence)
+        return Mixed(job)
     decider = _Decider(model, job, config, layers, context, Trials(model, context, known))
     if not needs_data(config):
         scores = tuple(TargetScore(one, one.targets[0], None) for one in found)
