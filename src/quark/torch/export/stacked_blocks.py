@@ -24,7 +24,7 @@ from quark.torch.config.model import SLOTS, QConfig
 from quark.torch.experts import UnfusedExperts, fact, is_fused
 from quark.torch.export.decoded import Foreign, Parts, Windows, rows_cut
 from quark.torch.export.layout import Form, Stored
-from quark.torch.export.original import Names
+from quark.torch.export.original import FileNames
 from quark.torch.export.shards import Item
 from quark.torch.matching import choose_all, find_candidates
 
@@ -160,7 +160,7 @@ def bias_stack(name: str, layers: list[list[str]], items: Mapping[str, Item]) ->
     return Item({f"{name}_bias": ((len(layers), rows * len(layers[0])), dtype)}, make)
 
 
-def stacked_foreign(model: nn.Module, names: Names) -> dict[str, Foreign]:
+def stacked_foreign(model: nn.Module, names: FileNames) -> dict[str, Foreign]:
     """How the weight of each expert is read back, by its name in memory."""
     found = {}
     for path, module in stacks_of(model):
