@@ -244,3 +244,16 @@ def test_features_beside_boxes_are_no_logits() -> None:
         answers = {name: Answers() for name in first}
         update(answers, first, first)
         assert {one.kind for one in answers.values()} == {"values"}
+
+
+def test_values_that_are_often_high_in_later_samples_were_no_scores() -> None:
+    """The gains of a denoiser: seldom high in noise, often in speech. A detector's crowded picture among empty ones."""
+    draw = np.random.default_rng(0)
+    noise, speech = draw.uniform(0, 0.32, (1, 64, 33)), draw.uniform(0, 1, (1, 64, 33))
+    empty, crowded = draw.uniform(0, 0.1, (1, 64, 33)), draw.uniform(0, 0.1, (1, 64, 33))
+    empty[0, 0, :3] = crowded[0, :16] = 0.9
+    for first, second, kind in ((noise, speech, "values"), (empty, crowded, "scores")):
+        answers = {"y": Answers()}
+        for x in (first, second):
+            update(answers, {"y": x}, {"y": x * 0.9})
+        assert answers["y"].kind == kind and (answers["y"].share is None) == (kind == "values")

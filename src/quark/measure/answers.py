@@ -70,7 +70,9 @@ class Answers:
         kept, total: answers that both give, and all of them, per sample; for scores and boxes 2 tp and 2 tp + fp + fn.
         unlike: samples in which the outputs have different shapes (another number of detections).
         detected: the outputs that this one holds detections with.
-        inside: all values of the first sample are in 0..1; scores that leave it later were none.
+        inside: all values of the first sample are in 0..1; scores that leave it later, or are often high in the samples
+            together, were none.
+        high, seen: of them, the confident values so far, and all.
     """
 
     kind: Kind | None = None
@@ -79,6 +81,8 @@ class Answers:
     unlike: int = 0
     detected: Detected | None = None
     inside: bool = False
+    high: int = 0
+    seen: int = 0
 
     def update(self, reference: np.ndarray, value: np.ndarray, pair: tuple[Outputs, Outputs] = ({}, {})) -> None:
         """Add one sample's output of the float model and of the other; ``pair``: all outputs, for ``detected``."""
@@ -86,7 +90,7 @@ class Answers:
         if self.kind is None:
             self.kind = "boxes" if together else kind_of(reference)
             self.inside = bool(reference.size) and _bounded(reference)
-        elif self.kind == "scores" and self.inside and reference.size and not _bounded(reference):
+        if self.kind == "scores" and self.inside and reference.size and not self._still_scores(reference):
             self.kind = "values"  # the first one was silence, or the like, which looked like scores that are never high
             self.kept, self.total = [0.0] * len(self.kept), [0.0] * len(self.total)
         if reference.shape != value.shape or (together and not together.alike(*pair)):
@@ -98,6 +102,12 @@ class Answers:
             counted = together.tally(*pair) if together else _COUNTED[self.kind](reference, value)
         self.kept.append(counted[0])
         self.total.append(counted[1])
+
+    def _still_scores(self, reference: np.ndarray) -> bool:
+        """Whether values that looked like scores still do; a distribution with a background is seldom high anyway."""
+        self.high += int(np.sum(reference >= CONFIDENT))
+        self.seen += reference.size
+        return _bounded(reference) and (self.high <= SELDOM * self.seen or _class_axis(reference) is not None)
 
     @property
     def share(self) -> float | None:

@@ -283,7 +283,7 @@ class Search:
             that = kept[other.name]
             if that is not None and that.digest == own.digest:
                 self.same[choice.name] = other.name
-                self.tell(f"{choice.name}: not tried, on few samples its model is that of {other.name}")
+                self.tell(f"{choice.name}: comes last, on few samples its model is that of {other.name}")
                 return ()
         return tuple(own.rank)
 
@@ -454,7 +454,7 @@ def _untried(search: Search) -> list[tuple[str, str]]:
         fits = [one for one in map(Choice, dict.fromkeys(presets)) if recipe.applies(search.situation, one)]
         same = next((search.same[name] for one in fits if (name := recipe.change(one).name) in search.same), None)
         why = late if fits else "its condition does not hold for this model and these presets"
-        found.append((recipe.name, why if same is None else f"on few samples its model is that of {same}"))
+        found.append((recipe.name, why if same is None else f"{late}, and on few samples its model is that of {same}"))
     return found
 
 

@@ -332,7 +332,7 @@ def improve(
         measure: quantizes a choice and judges it.
         seconds: no attempt begins that would, at the pace of the slowest before, end later.
         probe: ranks the first choice and its changes on few samples, larger is better; None: not known; no numbers:
-            the model of one before it, which is not tried. Without it they come in their order.
+            the model of one before it, which comes last. Without it they come in their order.
         pace: seconds that recipes took, by name, on another configuration of the model; those of this one are added.
         usual: seconds that the first attempt took.
     """
@@ -416,4 +416,4 @@ def _ordered(rows: Sequence[Recipe], base: Choice, situation: Situation, probe: 
     order = [row for _, row in sorted(known, key=lambda one: one[0], reverse=True)]
     half = order[: (len(order) + 1) // 2]
     rest = [row for row in rows if not row.slow and row not in half and row not in idle]
-    return [*half, *(row for row in rows if row.slow), *rest]
+    return [*half, *(row for row in rows if row.slow), *rest, *idle]  # what is put back on few samples may help on all

@@ -45,7 +45,7 @@ class Purpose:
 PURPOSES: dict[str, Purpose] = {
     "cpu": Purpose(("A8W8_CPU", "UINT8_DYNAMIC_QUANT"), "seconds"),
     "npu": Purpose(("XINT8", "A8W8", "A16W8", "BF16"), "rank"),
-    "size": Purpose(("A8W8_CPU", "UINT8_DYNAMIC_QUANT", "MATMUL_NBITS"), "bytes"),
+    "size": Purpose(("A8W8_CPU", "UINT8_DYNAMIC_QUANT", "MATMUL_NBITS", "A16W8"), "bytes"),
 }
 
 
