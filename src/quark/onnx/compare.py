@@ -30,7 +30,7 @@ from quark.measure.scaling import Scaling
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
 from quark.observers.histogram import Histogram
-from quark.onnx.data import checked, inputs_of
+from quark.onnx.data import checked, inputs_of, widened
 from quark.onnx.diagnosis import of_model
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
@@ -235,10 +235,10 @@ class Relaid:
     def __bool__(self) -> bool:
         return bool(self.moved or self.widened)
 
-    def taken(self, name: str, array: np.ndarray) -> np.ndarray:
-        """An input of the first model, as the second takes it."""
-        array = np.moveaxis(array, 1, -1) if name in self.moved else array
-        return array.astype(np.float32) if name in self.widened else array
+    def taken(self, feed: Feed) -> Feed:
+        """The inputs of the first model, as the second takes them."""
+        moved = {name: np.moveaxis(array, 1, -1) if name in self.moved else array for name, array in feed.items()}
+        return widened(moved, self.widened)
 
 
 def relaid(first: ir.Model, second: ir.Model) -> Relaid:
@@ -268,8 +268,7 @@ def _paired(
 ) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
 
     def run(feed: Feed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        taken = {name: layout.taken(name, array) for name, array in feed.items()}
-        x, y = ours.run(feed).values, theirs.run(taken).values
+        x, y = ours.run(feed).values, theirs.run(layout.taken(feed)).values
         pairs = zip(names, twins, strict=True)
         back = (np.moveaxis(y[twin], -1, 1) if name in layout.moved else y[twin] for name, twin in pairs)
         return ((x[name], array) for name, array in zip(names, back, strict=True))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -341,6 +341,12 @@ def _typed(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
 
 
 # ---- random data -----------------------------------------------------------------------------------------------------
+
+
+def widened(feed: Mapping[str, np.ndarray], wide: Set[str]) -> Feed:
+    """A sample of a float16 model, as one takes it whose inputs ``wide`` are float32."""
+    half = {name for name, array in feed.items() if array.dtype == np.float16}
+    return {name: array.astype(np.float32) if name in half & wide else array for name, array in feed.items()}
 
 
 class RandomDataReader(CalibrationDataReader):

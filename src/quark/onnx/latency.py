@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from quark.onnx.data import widened
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.model import load
 from quark.onnx.graph.session import open_session, quiet_options
@@ -62,9 +63,7 @@ def _session(model: str | Path | onnx.ModelProto, libraries: Libraries) -> onnxr
 def _block(session: onnxruntime.InferenceSession, feed: Mapping[str, np.ndarray]) -> list[float]:
     """The seconds of the counted inferences of one block."""
     found = []
-    widened = {one.name for one in session.get_inputs() if one.type == "tensor(float)"}  # float16 in the other model
-    half = {name for name, array in feed.items() if array.dtype == np.float16}
-    feed = {name: array.astype(np.float32) if name in half & widened else array for name, array in feed.items()}
+    feed = widened(feed, {one.name for one in session.get_inputs() if one.type == "tensor(float)"})
     for _ in range(BLOCK):
         start = time.perf_counter()
         session.run(None, feed)

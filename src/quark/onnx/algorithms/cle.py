@@ -19,7 +19,8 @@ from quark.algorithms.cle import magnitudes, pair_scales, triple_scales
 from quark.onnx.algorithms.channels import LAYERS, ChannelLayer, layer_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, sole_consumer
-from quark.onnx.qdq.slots import clip_bounds, pads_with_zero
+from quark.onnx.passes import clip6_to_relu
+from quark.onnx.qdq.slots import pads_with_zero
 from quark.onnx.quantization.config.algorithm import CLEConfig
 
 #: Steps without progress after which ``cle_steps=-1`` gives up.
@@ -43,7 +44,7 @@ def run(
         part: how far every step goes, from 0 (nothing) to 1 (until both sides are equal).
     """
     if replace_clip6:
-        _clip6_to_relu(model)
+        clip6_to_relu.run(model, _between_layers)
     found = find_chains(model)
     chains = [chain for chain in found if takes_part is None or all(takes_part(layer.node) for layer in chain)]
     if config.cle_steps < 0 and chains:
@@ -160,21 +161,6 @@ def equalize(chain: tuple[ChannelLayer, ...], config: CLEConfig, part: float = 1
 
 def _made(layer: ChannelLayer, config: CLEConfig) -> np.ndarray:
     return magnitudes(layer.rows(layer.made), layer.bias if config.cle_scale_append_bias else None)
-
-
-def _clip6_to_relu(model: ir.Model) -> None:
-    """Every Clip(0, 6) between two layers becomes a Relu. Others stay: x · clip(x + 3, 0, 6) / 6 would grow like x²."""
-    for node in list(model.graph):
-        if node.op_type == "Clip" and clip_bounds(node) == (0.0, 6.0) and _between_layers(node):
-            relu = ir.Node("", "Relu", [node.inputs[0]], name=node.name)
-            relu.outputs[0].name, relu.outputs[0].type, relu.outputs[0].shape = (
-                node.outputs[0].name,
-                node.outputs[0].type,
-                node.outputs[0].shape,
-            )
-            model.graph.insert_before(node, relu)
-            node.outputs[0].replace_all_uses_with(relu.outputs[0], replace_graph_outputs=True)
-            model.graph.remove(node, safe=True)
 
 
 def _between_layers(node: ir.Node) -> bool:

@@ -13,8 +13,14 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.reconstruction import Forward, Tensor
-from quark.onnx.graph.surgery import constant_array, float_attribute, input_at, int_attribute, ints_attribute
-from quark.onnx.qdq.slots import clip_bounds
+from quark.onnx.graph.surgery import (
+    clip_bounds,
+    constant_array,
+    float_attribute,
+    input_at,
+    int_attribute,
+    ints_attribute,
+)
 
 Function = Callable[[Tensor], Tensor]
 

@@ -392,3 +392,15 @@ def tensor_bytes(model: ir.Model) -> int:
 
 def _bytes_of(values: Iterable[ir.Value]) -> int:
     return sum(value.const_value.nbytes for value in values if value.const_value is not None)
+
+
+def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
+    """(min, max) of a Clip, infinite where they are left out; ``None`` where they are computed."""
+    found = []
+    for position, absent in ((1, -np.inf), (2, np.inf)):
+        value = input_at(node, position)
+        array = constant_array(value)
+        if value is not None and array is None:
+            return None
+        found.append(absent if array is None else float(array.reshape(-1)[0]))
+    return found[0], found[1]

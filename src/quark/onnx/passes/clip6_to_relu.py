@@ -8,18 +8,26 @@ trained with ReLU6 keep their accuracy only where the cut does little; measure i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import label, nodes_of
-from quark.onnx.passes.clip_to_relu import bounds_of, to_relu
+from quark.onnx.graph.surgery import clip_bounds, label, nodes_of
+from quark.onnx.passes.clip_to_relu import to_relu
 
 
-def run(model: ir.Model) -> PassReport:
-    """Rewrite ``model`` in place."""
+def run(model: ir.Model, where: Callable[[ir.Node], bool] | None = None) -> PassReport:
+    """Rewrite ``model`` in place.
+
+    Args:
+        where: which Clips are looked at; all where it is None.
+    """
     fired, refused = 0, []
     for node in nodes_of(model, "Clip"):
-        bounds = bounds_of(node)
+        if where is not None and not where(node):
+            continue
+        bounds = clip_bounds(node)
         if bounds == (0.0, 6.0):
             to_relu(node)
             fired += 1

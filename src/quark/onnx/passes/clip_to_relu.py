@@ -21,9 +21,9 @@ import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import (
+    clip_bounds,
     constant_array,
     drop_if_unused,
-    input_at,
     label,
     nodes_of,
 )
@@ -57,7 +57,7 @@ def to_relu(node: ir.Node) -> None:
 
 def why_not(node: ir.Node, loose: bool) -> str | None:
     """The reason why a Clip is no Relu, or None."""
-    bounds = bounds_of(node)
+    bounds = clip_bounds(node)
     if bounds is None:
         return "its bounds are computed"
     low, high = bounds
@@ -75,18 +75,6 @@ def why_not(node: ir.Node, loose: bool) -> str | None:
         return f"the codes behind it reach {largest:g}, beyond its upper bound {high:g}"
     _log.warning("%s becomes a Relu, but the codes behind it reach %g, beyond its bound %g", node.name, largest, high)
     return None
-
-
-def bounds_of(node: ir.Node) -> tuple[float, float] | None:
-    """(min, max) of a Clip, infinite where they are left out; None where they are computed."""
-    found = []
-    for position, absent in ((1, -np.inf), (2, np.inf)):
-        value = input_at(node, position)
-        array = None if value is None else constant_array(value)
-        if value is not None and array is None:
-            return None
-        found.append(absent if array is None else float(array.reshape(-1)[0]))
-    return found[0], found[1]
 
 
 def reach_of(value: ir.Value) -> tuple[float, float] | None:

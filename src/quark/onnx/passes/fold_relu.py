@@ -12,8 +12,16 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import constant_array, drop_if_unused, label, nodes_of, sole_consumer, take_over
-from quark.onnx.passes.clip_to_relu import bounds_of, reach_of
+from quark.onnx.graph.surgery import (
+    clip_bounds,
+    constant_array,
+    drop_if_unused,
+    label,
+    nodes_of,
+    sole_consumer,
+    take_over,
+)
+from quark.onnx.passes.clip_to_relu import reach_of
 
 LOWEST = {"INT8": -128, "UINT8": 0, "INT16": -32768, "UINT16": 0}
 PRODUCERS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Sub", "BatchNormalization"])
@@ -50,7 +58,7 @@ def why_not(node: ir.Node) -> str | None:
         return "its output is not quantized for every reader"
     if any(not _starts_at_zero(use.node) for use in output.uses()):
         return "the codes behind it have negative numbers"
-    bounds = (0.0, float("inf")) if node.op_type == "Relu" else bounds_of(node)
+    bounds = (0.0, float("inf")) if node.op_type == "Relu" else clip_bounds(node)
     if bounds is None or bounds[0] > 0:
         return "its bounds are computed, or its lower bound is above 0"
     largest, step = reach

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
-from quark.onnx.qdq import slots
+from quark.onnx.graph.surgery import clip_bounds
 from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.op_rules import FUSED_PRODUCERS, OP_RULES
 
@@ -102,7 +102,7 @@ def _is_fused(producer: ir.Node, value: ir.Value, node: ir.Node, plan: Plan, job
     if job.target == "cpu":
         return _codes_do_the_clipping(node, plan)
     if node.op_type == "Clip":
-        bounds, asked = slots.clip_bounds(node), _SWITCH["Clip"] in job.options.model_fields_set
+        bounds, asked = clip_bounds(node), _SWITCH["Clip"] in job.options.model_fields_set
         return bounds in _NPU_CLIPS or (asked and bounds is not None)
     return True
 
@@ -116,5 +116,5 @@ def _codes_do_the_clipping(node: ir.Node, plan: Plan) -> bool:
     output = plan.tensors.get(node.outputs[0].name or "")
     if output is None or node.op_type not in ("Relu", "Clip"):
         return False
-    starts_at_zero = node.op_type == "Relu" or (slots.clip_bounds(node) or (None,))[0] == 0.0
+    starts_at_zero = node.op_type == "Relu" or (clip_bounds(node) or (None,))[0] == 0.0
     return starts_at_zero and not output.spec.symmetric

@@ -19,7 +19,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
-from quark.onnx.graph.surgery import bodies, is_constant, own_copy
+from quark.onnx.graph.surgery import bodies, clip_bounds, is_constant, own_copy
 from quark.onnx.qdq import (
     align,
     biases,
@@ -322,7 +322,7 @@ def _for_operand(layer: LayerSpec, job: Job) -> TensorSpec:
 
 def _for_output(spec: TensorSpec, node: ir.Node, job: Job) -> TensorSpec:
     """The output's spec; results that are never negative take the whole unsigned range where that is asked for."""
-    clipped = node.op_type == "Relu" or (node.op_type == "Clip" and (slots.clip_bounds(node) or (None,))[0] == 0.0)
+    clipped = node.op_type == "Relu" or (node.op_type == "Clip" and (clip_bounds(node) or (None,))[0] == 0.0)
     positive = clipped or (job.target == "cpu" and node.op_type in NON_NEGATIVE)
     if positive and job.options.UseUnsignedReLU and spec.symmetric and spec.format in UNSIGNED_TWIN:
         return replace(spec, format=UNSIGNED_TWIN[spec.format], symmetric=False)

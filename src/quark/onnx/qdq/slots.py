@@ -50,18 +50,6 @@ def bias_input(node: ir.Node, rule: OpRule) -> ir.Value | None:
     return value if is_float(value) and is_constant(value) else None
 
 
-def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
-    """(min, max) of a Clip whose bounds are constant; an absent bound is infinite."""
-    bounds = []
-    for position, absent in ((1, -np.inf), (2, np.inf)):
-        value = input_at(node, position)
-        array = constant_array(value)
-        if value is not None and array is None:
-            return None
-        bounds.append(absent if array is None else float(array.reshape(-1)[0]))
-    return bounds[0], bounds[1]
-
-
 def leaves_range(node: ir.Node) -> str | None:
     """Why a layout operator may write values beyond those it reads; ``None`` for one that only moves or mixes them."""
     if node.op_type == "Pad" and not pads_with_zero(node):
