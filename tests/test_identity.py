@@ -155,6 +155,10 @@ def edit(path: Path, key: str, value: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def flip(path: Path) -> None:
     """One bit of the last tensor, and the times of the file as they were."""
     import os
@@ -193,7 +197,7 @@ def test_an_input_of_a_job_on_files_that_changes_after_a_kill_is_refused(
         patch.setattr(quantize, "write_file", second_fails)
         with pytest.raises(Stopped):
             quantize_checkpoint(source, target, config, samples=samples)
-    before = {path: path.read_bytes() for path in target.iterdir()}
+    before = contents(target)
     kept = tmp_path / "kept"
     shutil.copytree(source, kept)
     int8 = LLMTemplate.get("llama").get_config("int8_wo_per_channel")
@@ -213,7 +217,7 @@ def test_an_input_of_a_job_on_files_that_changes_after_a_kill_is_refused(
         shutil.rmtree(source)
         shutil.copytree(kept, source)
         monkeypatch.undo()
-        assert {path: path.read_bytes() for path in target.iterdir()} == before
+        assert contents(target) == before
     quantize_checkpoint(source, target, config, samples=samples)
     made = {path.name: path.read_bytes() for path in target.iterdir()}
     assert made == {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}

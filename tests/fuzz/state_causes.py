@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from tests.fuzz.causes import Cause, Finding
 from tests.fuzz.config_causes import VALUES
@@ -36,7 +37,7 @@ with contextlib.suppress(ImportError):  # before a process is forked for every c
 
 Job = dict[str, str]
 BELONGS: Job = {"model": "0" * 16, "data": "1" * 16, "purpose": "npu"}
-ARRAYS = {"low": np.arange(6, dtype=np.float32).reshape(2, 3), "codes": np.array([3, -3], np.int8)}
+ARRAYS = {"low": np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3), "codes": np.array([3, -3], np.int8)}
 TRIALS: dict[str, Any] = {
     "trial XINT8": {
         "error": "", "bytes": 1000, "passes": 1, "proposals": ["set Percentile"], "metric": 0.5, "chance": float("nan"),
@@ -123,11 +124,10 @@ def booked(folder: Path) -> None:
 
 
 def marked(folder: Path) -> None:
-    from quark.torch.files.target import PROGRESS, VERSION
+    from quark.torch.files.target import begin
 
-    (folder / "job").mkdir()
+    begin(folder / "job", BELONGS).settle()
     (folder / "job" / "model.safetensors").write_bytes(b"weights of which the first part is done")
-    (folder / "job" / PROGRESS).write_text(json.dumps({"version": VERSION, "belongs": BELONGS}) + "\n")
 
 
 def planned(folder: Path) -> None:
@@ -223,10 +223,10 @@ SPEC = [one.name for one in fields(TensorSpec)]
 SKETCHES: dict[str, Any] = {
     "resume": {
         "version": 2, "belongs": BELONGS, "next": 2, "values": {},
-        "tensors": {"ranges one": {"file": "0.safetensors", "crc32": 1, "size": 158, "types": {"low": "float16"}}},
+        "tensors": {"ranges one": {"file": "0.safetensors", "crc32": 1, "size": 158, "types": {"low": "bfloat16"}}},
     },
     "ledger": {"version": 2, "belongs": BELONGS, "next": 0, "values": {**TRIALS}, "tensors": {}},
-    "mark": {"version": 1, "belongs": BELONGS},
+    "mark": {"version": 2, "belongs": BELONGS, "next": 0, "values": {}, "tensors": {}},
     "plan file": {
         "tensors": [dict.fromkeys(TENSOR, 0) | {"spec": dict.fromkeys(SPEC, 0) | {"granularity": {"kind": 0}}}],
         "nodes": [{"name": 0, "op_type": 0, "quantized": 0, "reason": 0}], "proposals": [], "floats": {"z": 0},

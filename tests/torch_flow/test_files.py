@@ -301,7 +301,7 @@ def test_a_killed_job_goes_on_where_it_was(source: Path, tmp_path: Path, monkeyp
     assert run.returncode == -signal.SIGKILL
     there = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "target").glob("*.safetensors")}
     assert len(there) == 2 and not (tmp_path / "target" / "config.json").exists()
-    with pytest.raises(ConfigError, match="another job"):
+    with pytest.raises(ConfigError, match=r"an unfinished job.*another configuration: "):
         quantize_checkpoint(source, tmp_path / "target", LLMTemplate.get("llama").get_config("int8_wo_per_channel"))
     quantize_checkpoint(source, tmp_path / "target", config)
     quantize_checkpoint(source, tmp_path / "whole", config)

@@ -41,8 +41,9 @@ def sweep(parent: Path, replaced: Set[str] = frozenset()) -> None:
     Such a copy goes when ``replaced``, the file that it was, is there anew.
     """
     for folder in parent.glob(f"{DRAFTS}*"):
-        kept = {one.name for one in (folder / PREVIOUS).glob("*")}
-        if folder.is_dir() and not folder.is_symlink() and is_abandoned(folder) and kept <= replaced:
+        if not folder.is_dir() or folder.is_symlink() or not is_abandoned(folder):
+            continue  # what lies in one that is alive may go while it is listed
+        if {one.name for one in (folder / PREVIOUS).glob("*")} <= replaced:
             shutil.rmtree(folder, ignore_errors=True)
 
 

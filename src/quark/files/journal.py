@@ -248,8 +248,11 @@ class Journal:
             self._remove_stale()
 
     def remove(self) -> None:
-        """The job is over, and nothing of it is kept."""
+        """The job is over, and nothing of it is kept. Killed meanwhile, it has done nothing yet."""
         if self._path is not None:
+            if self._state.tensors:
+                for _ in range(2):  # no generation names a file that is gone
+                    self._write(self._path, {"values": {}, "tensors": {}})
             shutil.rmtree(self._folder(self._path), ignore_errors=True)
             self._previous(self._path).unlink(missing_ok=True)
             self._path.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ the folder; else it is quantized anew. So nothing has to be believed about forma
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,9 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import ConfigError
-from quark.files.untrusted import Schema, read_state
-from quark.files.whole import replace_file
+from quark.files.untrusted import Schema
 from quark.numerics.elements import Int
 from quark.torch.digest import GRIDS
 from quark.torch.export.checkpoint import names_in, opened
@@ -33,7 +30,6 @@ from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.shared_scales import tensor_parts
 
-RECORDS = ".quark_carried"  # in the target while it is not complete
 EXPERT = re.compile(r"\.\d+\.[^.]+\.weight$")
 Known = Mapping[str, torch.Tensor]
 
@@ -65,7 +61,7 @@ class CarriedLayers:
 
 
 class Record(Schema):
-    """A ``Carried`` in a file."""
+    """A ``CarriedLayers`` in a journal."""
 
     kept: int
     anew: int
@@ -144,28 +140,6 @@ def changed_to(value: torch.Tensor, made: Stored, quantizer: Quantizer, pack_met
 def unchanged(value: torch.Tensor) -> CarriedLayers:
     """One layer that keeps its codes."""
     return CarriedLayers(1, 0, 0.0, float(torch.linalg.vector_norm(value, dtype=torch.float64)) ** 2)
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def write_record(goal: Path, found: CarriedLayers) -> None:
-    """What became of the layers of one file, beside it until the job is done."""
-    replace_file(record_of(goal), json.dumps(vars(found)))
-
-
-def read_record(goal: Path) -> CarriedLayers | None:
-    """What ``write_record`` wrote; None where it is not there, or not whole: then the file is made again."""
-    path = record_of(goal)
-    try:
-        return CarriedLayers(**vars(read_state(path, Record, ConfigError))) if path.is_file() else None
-    except ConfigError:
-        return None
-
-
-def record_of(goal: Path) -> Path:
-    """Where the record of a file is."""
-    return goal.with_name(f"{RECORDS}.{goal.name}.json")
 
 
 # ---- models in memory ------------------------------------------------------------------------------------------------

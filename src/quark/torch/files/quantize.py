@@ -19,19 +19,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from quark import parallel
 from quark.algorithms.hadamard import Rotation
 from quark.config.plan import Plan
 from quark.errors import ConfigError
-from quark.files.lock import working_on
+from quark.files.journal import Journal
 from quark.files.whole import part_of
 from quark.torch.algorithms.hqq import refine, warn_of_fixed
 from quark.torch.attention import find_targets
@@ -52,21 +51,20 @@ from quark.torch.files.algorithms import refined, stages_of
 from quark.torch.files.carried import (
     CarriedLayers,
     Known,
+    Record,
     changed_to,
     codes_under,
     known_of,
     one_scale,
     places_of,
-    read_record,
     unchanged,
-    write_record,
 )
 from quark.torch.files.changed import Changes, changed_model, homes
 from quark.torch.files.decision import CheckpointDecision, decide, quantizer_of
 from quark.torch.files.prequantized import as_float
 from quark.torch.files.skeleton import Skeleton, StoredSource, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
-from quark.torch.files.target import CHANGED, PROGRESS, SCALES, TUNED, begin, finish
+from quark.torch.files.target import CHANGED, PROGRESS, TUNED, begin, finish
 from quark.torch.files.tuned import set_scales, tuned_weights
 from quark.torch.files.verified import Expected, expected, reading
 from quark.torch.layouts import tell_layouts
@@ -77,6 +75,7 @@ from quark.torch.shared_scales import has_tensor_scale, share
 log = logging.getLogger(__name__)
 
 
+SCALES = "scales of activations"  # an entry of the journal
 Codes = dict[str, torch.Tensor]
 Made = tuple[Codes, torch.Tensor, Quantizer]  # stored tensors, what they were made of, and by what
 
@@ -100,6 +99,7 @@ class Job:
         outside: names in the file, by names in memory.
         grids: where the grids are that tensors of the source had, by their names there.
         found: what became of these.
+        known: that of a file which an interrupted job has finished.
         verify: whether the file is read back.
         expected: what is found then.
     """
@@ -119,20 +119,20 @@ class Job:
     outside: Mapping[str, str] = field(default_factory=dict)
     grids: Mapping[str, Path] = field(default_factory=dict)
     found: list[CarriedLayers] = field(default_factory=list)
+    known: CarriedLayers | None = None
     verify: bool = True
     expected: dict[str, Expected] = field(default_factory=dict)
 
-    def run(self) -> int:
-        """Write the file; bytes."""
+    def run(self) -> tuple[str, CarriedLayers]:
+        """Write the file; its name, and what became of the codes that it had."""
         goal = self.target / self.file
-        if not is_whole(goal) or (self.grids and read_record(goal) is None):
-            with part_of(goal) as part:
-                write_file(part, self.items())
-                if self.verify:
-                    self.read_back(part)
-                if self.grids:
-                    write_record(goal, sum(self.found, CarriedLayers()))
-        return goal.stat().st_size
+        if is_whole(goal) and (self.known is not None or not self.grids):
+            return self.file, self.known or CarriedLayers()
+        with part_of(goal) as part:
+            write_file(part, self.items())
+            if self.verify:
+                self.read_back(part)
+        return self.file, sum(self.found, CarriedLayers())
 
     def read_back(self, path: Path) -> None:
         """Compare what was written with what the quantizers make of the source.
@@ -305,9 +305,11 @@ def quantize_float(
     entry = described(told, export, skeleton.model, skeleton.names, layers)
     grids, pack_method = places_of(checkpoint.folder), export.pack_method
     for_vllm = program == "vllm" and bool(config.kv_cache_quant_config)
-    begin(goal, identity_of(checkpoint, {**entry, "program": program} if for_vllm else entry, device, samples))
-    with working_on(goal / PROGRESS, "the folder of the job"):
-        scales = static_scales(checkpoint, config, plan, goal, samples) if static else {}
+    journal = begin(
+        goal, identity_of(checkpoint, {**entry, "program": program} if for_vllm else entry, device, samples)
+    )
+    with Journal.held(goal / PROGRESS, "the folder of the job"):
+        scales = static_scales(checkpoint, config, plan, journal, samples) if static else {}
         changes = changed_model(checkpoint, config, plan, stages.change, goal / CHANGED, samples)
         jobs = jobs_of(checkpoint, goal, replace(decision, tensors=homes(changes, tensors)), pack_method, device)
         jobs = with_scales(jobs, scales)
@@ -318,28 +320,26 @@ def quantize_float(
             names = (name for name in decision.weights if name.endswith(".weight") and refined(stages.refine, name))
             warn_of_fixed([quantizer_of(plan, name) for name in names])
         jobs = [with_names(replace(changed(job, changes), refine=stages.refine), skeleton, for_vllm) for job in jobs]
-        run([replace(job, grids=grids, found=[]) for job in jobs], workers)
-        records = [read_record(goal / job.file) or CarriedLayers() for job in jobs]
-        finish(goal, checkpoint, {job.file: job.items() for job in jobs}, entry, changes.untied, describe)
+        records = run([replace(job, grids=grids, found=[]) for job in jobs], workers, journal)
+        finish(goal, checkpoint, {job.file: job.items() for job in jobs}, entry, journal, changes.untied, describe)
     return sum(records, CarriedLayers()) if grids else None
 
 
 def static_scales(
-    checkpoint: Checkpoint, config: QConfig, plan: Plan, goal: Path, samples: Iterable[Any] | None
+    checkpoint: Checkpoint, config: QConfig, plan: Plan, journal: Journal, samples: Iterable[Any] | None
 ) -> dict[str, torch.Tensor]:
     """Scales of static activations by their names in a file; those of an interrupted job are the job's.
 
-    They come from the file in either case, in one order, so that a job that went on writes the same files.
+    They come in one order in either case, so that a job that went on writes the same files.
     """
-    kept = goal / SCALES
-    if is_whole(kept):
+    if (kept := journal.file(SCALES)) is not None:
         return dict(sorted(load_file(kept).items()))
     skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
     found = Matches(plan, tuple(find_candidates(skeleton.model)))
     made = activation_parameters(skeleton, found, config, checkpoint.folder, samples or ())
     scales = {name: value.contiguous() for name, value in made.items()}
-    with part_of(kept, SafetensorError) as part:
-        save_file({name: value.clone() for name, value in scales.items()}, part)
+    separate = {name: value.clone() for name, value in scales.items()}
+    journal.finish_file(SCALES, lambda part: save_file(separate, part))
     return dict(sorted(scales.items()))
 
 
@@ -394,14 +394,26 @@ def jobs_of(
     return jobs
 
 
-def run(jobs: list[Job], workers: int | None) -> None:
-    """All jobs, with a progress bar where there is a terminal."""
+def run(jobs: list[Job], workers: int | None, journal: Journal) -> list[CarriedLayers]:
+    """All jobs, with a progress bar where there is a terminal; what became of the codes of each file."""
     from joblib import delayed
 
     from quark.report.progress import bars
 
     with bars() as update:
         useful = workers and min(workers, max(len(jobs), 1))  # joblib starts every process that it is allowed
+        jobs = [replace(job, known=carried_before(journal, job.file)) for job in jobs]
         results = parallel.results((delayed(Job.run)(job) for job in jobs), useful, ordered=False)
-        for done, _ in enumerate(results, 1):
+        found: dict[str, CarriedLayers] = {}
+        for done, (file, carried) in enumerate(results, 1):
+            found[file] = carried
+            if jobs[0].grids:
+                journal.finish(f"codes of {file}", asdict(carried))
             update("quantize files", done, len(jobs))
+    return [found[job.file] for job in jobs]
+
+
+def carried_before(journal: Journal, file: str) -> CarriedLayers | None:
+    """What became of the codes of a file that an interrupted job has finished."""
+    record = journal.done(f"codes of {file}", Record)
+    return None if record is None else CarriedLayers(**vars(record))

@@ -10,29 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import ConfigError, OutputError
-from quark.files.identity import difference
-from quark.files.untrusted import Schema, read_state
+from quark.files.journal import Journal
 from quark.files.whole import replace_file
 from quark.torch.export.card import CARD
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint
 from quark.torch.export.shards import Item
-from quark.torch.files.carried import record_of
 
 log = logging.getLogger(__name__)
-VERSION = 1
-PROGRESS = "quark_progress.json"  # in the target while it is not complete
-SCALES = ".quark_activations"  # beside it, where activations are static
+PROGRESS = "quark_progress.json"  # the journal in the target while it is not complete
+UNBORN = {f".{PROGRESS}.{end}" for end in ("lock", "part", "previous")} | {f"..{PROGRESS}.previous.part"}
+"""What a job leaves that was killed before it began."""
 TUNED = ".quark_tuned"  # a folder beside it, where an algorithm tunes weights
 CHANGED = ".quark_changed"  # and one where algorithms change the float model
 INDEX = ".index.json"
 LEFT_OUT = ("config.json", CARD)
-
-
-class Progress(Schema):
-    """What the file of an unfinished job holds."""
-
-    version: int
-    belongs: dict[str, str]
 
 
 def is_finished(goal: Path) -> bool:
@@ -40,22 +31,16 @@ def is_finished(goal: Path) -> bool:
     return (goal / "config.json").is_file() and not (goal / PROGRESS).exists()
 
 
-def begin(goal: Path, belongs: Mapping[str, str]) -> None:
-    """Mark the target as that of this job, or find the mark of this job there.
+def begin(goal: Path, belongs: Mapping[str, str]) -> Journal:
+    """The journal of this job in its target, which it marks as unfinished.
 
     Raises:
         ConfigError: the folder holds something else, or the beginning of a job with another input, which is named.
     """
     if goal.exists() and not goal.is_dir():
         raise ConfigError(f"{str(goal)!r} is a file; the quantized checkpoint needs a folder")
-    unborn = {f".{PROGRESS}.lock", f".{PROGRESS}.part"}  # of a job that was killed before it began
-    there = sorted({path.name for path in goal.iterdir()} - unborn) if goal.is_dir() else []
-    unwritten = PROGRESS in there and is_lost(goal)
-    if PROGRESS in there and not unwritten:
-        check_mark(goal, belongs)
-        log.info("%s: %d files are there already", goal, sum(name.endswith(SUFFIX) for name in there))
-        return
-    if there and not unwritten:
+    there = sorted({path.name for path in goal.iterdir()} - UNBORN) if goal.is_dir() else []
+    if there and PROGRESS not in there:
         raise ConfigError(
             f"{str(goal)!r} is not empty (it holds {there[0]!r}); nothing is overwritten: use a new folder"
         )
@@ -63,26 +48,13 @@ def begin(goal: Path, belongs: Mapping[str, str]) -> None:
         goal.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"the folder {str(goal)!r} cannot be made: {error.strerror}") from error
-    write_json(goal / PROGRESS, {"version": VERSION, "belongs": dict(belongs)})
-
-
-def is_lost(goal: Path) -> bool:
-    """Whether the disk lost the end of the mark, and nothing was finished under it: then the job begins anew."""
-    files = [path for path in goal.rglob("*") if path.is_file() and not path.name.endswith((".part", ".lock"))]
-    return files == [goal / PROGRESS] and not files[0].read_bytes().endswith(b"}\n")
-
-
-def check_mark(goal: Path, belongs: Mapping[str, str]) -> None:
-    """Raise where the unfinished job in ``goal`` is another one."""
-
-    def refuse(why: str) -> ConfigError:
-        return ConfigError(f"{str(goal)!r} holds the beginning of another job: {why}. Delete it, or use another folder")
-
-    mark = read_state(goal / PROGRESS, Progress, lambda why: refuse(f"{PROGRESS} {why}"))
-    if mark.version != VERSION:
-        raise refuse(f"{PROGRESS} has the version {mark.version}, and this release reads {VERSION}")
-    if (other := difference(mark.belongs, belongs)) is not None:
-        raise refuse(f"it has {other}")
+    journal = Journal(
+        goal / PROGRESS, belongs, "the mark of an unfinished job", "Delete its folder, or use another one"
+    )
+    if PROGRESS in there:
+        log.info("%s: %d files are there already", goal, sum(name.endswith(SUFFIX) for name in there))
+    journal.begin()
+    return journal
 
 
 def finish(
@@ -90,6 +62,7 @@ def finish(
     checkpoint: Checkpoint,
     items: Mapping[str, list[Item]],
     entry: Mapping[str, Any],
+    journal: Journal,
     untied: bool = False,
     describe: Callable[[Path], None] | None = None,
 ) -> None:
@@ -99,15 +72,12 @@ def finish(
         write_index(goal, checkpoint, items)
     config = without_quantization(checkpoint.config) | ({"tie_word_embeddings": False} if untied else {})
     write_json(goal / "config.json", {**config, "quantization_config": dict(entry)})
-    (goal / SCALES).unlink(missing_ok=True)
-    for file in items:
-        record_of(goal / file).unlink(missing_ok=True)
     for folder in (TUNED, CHANGED):
         shutil.rmtree(goal / folder, ignore_errors=True)
     if describe is not None:
         (goal / CARD).unlink(missing_ok=True)  # of a process that was killed here
         describe(goal)
-    (goal / PROGRESS).unlink()
+    journal.remove()
 
 
 def copy_others(checkpoint: Checkpoint, goal: Path) -> None:
