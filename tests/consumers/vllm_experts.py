@@ -113,8 +113,8 @@ def decoded(layer: Any, name: str) -> torch.Tensor | None:
         return None
     factor = scale.data.float() if scale.dtype is not torch.uint8 else 2.0 ** (scale.data.float() - 127)
     if factor.dim() == 3 and factor.shape[-1] > 1:
-        size = values.shape[-1] // factor.shape[-1]
-        return values * factor.repeat_interleave(size, -1) * whole if size in blocks else None
+        size = values.shape[-1] // factor.shape[-1]  # scales first, as NVFP4 is defined: one rounding is another value
+        return values * (factor * whole).repeat_interleave(size, -1) if size in blocks else None
     return values * rows(factor, values) * whole
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import json
 import logging
 import subprocess
@@ -22,7 +23,10 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "results" / "vllm.md"
-TYPES = "llama,qwen3,gemma3_text,mixtral,qwen3_moe,phimoe,deepseek_v3,gpt_oss"
+TYPES = "llama,qwen3,gemma3_text,mixtral,qwen3_moe,phimoe,deepseek_v3,gpt_oss,granitemoehybrid,jamba,bloom"
+FORMATS = ("quark", "compressed-tensors")
+ALONE = {"gpt_oss": ("mxfp4_weight_only", "mxfp4", ("*self_attn*",))}  # a scheme, the only format, what stays float
+FLOAT = {"jamba": ("*.mamba.*",), "bloom": ("*query_key_value",)}  # what vLLM has in float, which is refused otherwise
 SCHEMES = "fp8,ptpc_fp8,int4_wo_32,uint4_wo_32,int8,ptpc_int8,mxfp4,mxfp6_e2m3,mxfp8,nvfp4"
 LIMITS = (1e-3, 0.03)  # relative error of a layer's output: weights alone; activations in vLLM's bfloat16 arithmetic
 LONG = 240  # of a reason
@@ -33,9 +37,11 @@ of vLLM 0.33 on a CPU (configuration, parameters, weights, `process_weights_afte
 layers, those that it fuses as one, are compared with the layers that were evaluated (relative error; compiled operators
 that a CPU lacks are computed in plain torch, from the codes and scales that vLLM has loaded). *weights*: vLLM's
 emulation leaves activations in float, and the weights are right. *no backend*: vLLM has the class, and no kernel for
-experts on a CPU. Experts are not run: each projection of each expert is decoded from what vLLM has loaded and compared;
-*loaded* stands where their layout has no decoder in `vllm_experts.py`. Scales of caches are compared layer by layer.
-*refused* is our own sentence, before anything is written.
+experts on a CPU, even emulated. Experts are not run: each projection of each expert is decoded from what vLLM has
+loaded and compared; *loaded* stands where their layout has no decoder in `vllm_experts.py`. Scales of caches are
+compared layer by layer. *refused* is our own sentence, before anything is written. What vLLM holds in float stays float
+here, and is refused otherwise: `*.mamba.*` of jamba, `*query_key_value` of bloom, `*self_attn*` of gpt_oss in its own
+format.
 """
 
 
@@ -70,14 +76,17 @@ def exported(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
             model.config.topk_method = "noaux_tc"  # as in the original's config.json; vLLM asks for it
         pairs = [(scheme, "") for scheme in given.schemes.split(",")]
         pairs += [("fp8", cache) for cache in given.caches.split(",") if cache]
-        for scheme, cache in pairs:
-            for form in ("quark", "compressed-tensors"):
-                key = f"{name}/{scheme}{f' + {cache} cache' if cache else ''}:{form}"
-                if (why := written(model, scheme, cache, form, given.folder / key)) is not None:
-                    yield key, {"refused": why}
+        cells = [(scheme, cache, form, FLOAT.get(name, ())) for scheme, cache in pairs for form in FORMATS]
+        if name in ALONE:
+            scheme, form, floats = ALONE[name]
+            cells.append((scheme, "", form, floats))
+        for scheme, cache, form, floats in cells:
+            key = f"{name}/{scheme}{f' + {cache} cache' if cache else ''}:{form}"
+            if (why := written(model, scheme, cache, form, given.folder / key, floats)) is not None:
+                yield key, {"refused": why}
 
 
-def written(model: Any, scheme: str, cache: str, form: str, goal: Path) -> str | None:
+def written(model: Any, scheme: str, cache: str, form: str, goal: Path, floats: tuple[str, ...] = ()) -> str | None:
     """Write one model and what its layers compute; the sentence of a refusal."""
     import tiny
     import torch
@@ -94,6 +103,7 @@ def written(model: Any, scheme: str, cache: str, form: str, goal: Path) -> str |
         check_formats([scheme], form, "vllm")
         check_caches(cache or None, form, "vllm")
         config = LLMTemplate.for_model(model).get_config(scheme, kv_cache_scheme=cache or None)
+        config = dataclasses.replace(config, exclude=[*config.exclude, *floats])
         check_experts(model, config, form, "vllm", goal.parent)
         config = config_for(config, form, "vllm", model.dtype)
         quantized = ModelQuantizer(config).quantize_model(copy.deepcopy(model), [tiny.inputs_of(model)])

@@ -436,6 +436,31 @@ def test_caches_that_vllm_has_no_place_for(format: str, behind: bool, cached: bo
         vllm_reads.check_for_vllm(nn.Module(), config, format)
 
 
+class BloomForCausalLM(nn.Module):
+    """As vLLM's class is called."""
+
+
+def test_layers_that_vllm_holds_in_float() -> None:
+    mixer = nn.ModuleDict({name: nn.Linear(8, 8) for name in vllm_reads.SCANNED})
+    model, plain = nn.ModuleDict({"0": nn.ModuleDict({"mixer": mixer})}), nn.ModuleDict({"in_proj": nn.Linear(8, 8)})
+    vllm_reads.check_for_vllm(model, QConfig(of(weight=FP8)), "quark")  # no scan
+    mixer.A_log = nn.Parameter(torch.zeros(8))
+    told = r"'0.mixer.in_proj' is quantized, which vLLM holds in float .* --exclude '\*.mixer.\*'"
+    with pytest.raises(ConfigError, match=told):
+        vllm_reads.check_for_vllm(model, QConfig(of(weight=FP8)), "quark")
+    vllm_reads.check_for_vllm(model, QConfig(of(weight=FP8), exclude=["*.mixer.*"]), "quark")
+    vllm_reads.check_for_vllm(plain, QConfig(of(weight=FP8)), "quark")
+
+
+def test_layers_that_vllm_packs_anew() -> None:
+    for kind, told in ((BloomForCausalLM, r"--exclude '\*query_key_value'"), (nn.Module, None)):
+        model = kind()
+        model.query_key_value = nn.Linear(8, 8)
+        with pytest.raises(ConfigError, match=told) if told else nullcontext():
+            vllm_reads.check_for_vllm(model, QConfig(of(weight=FP8)), "quark")
+        vllm_reads.check_for_vllm(model, QConfig(of(weight=FP8), exclude=["*query_key_value"]), "quark")
+
+
 @pytest.mark.parametrize("across", [True, False])
 def test_caches_of_encoder_decoders(across: bool) -> None:
     model = nn.ModuleDict({"self_attn": nn.ModuleDict({"k_proj": nn.Linear(8, 8)})})

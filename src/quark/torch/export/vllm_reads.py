@@ -1,4 +1,5 @@
-"""What vLLM 0.33 does not load of models whose scheme it has, experts by their layout; and the names that it keeps.
+"""What vLLM 0.33 does not load of models whose scheme it has: experts by their layout, layers that it builds in float
+or whose rows it puts in another order; and the names that it keeps.
 
 Many of its classes take ``k_proj.output_scale``, the scale of a cache in the quark format, for a part of ``qkv_proj``
 and find no place for it: their own renaming comes first. Every class finds ``<attention>.k_scale``, which files for
@@ -21,11 +22,15 @@ from quark.torch.export.original import names_of, renamed_item
 from quark.torch.export.shards import Item
 from quark.torch.export.stacked_blocks import MODE
 from quark.torch.kv_cache import is_cached
-from quark.torch.matching import find_candidates
+from quark.torch.matching import choose_all, find_candidates
 
 #: What reads experts whose rows take turns (gpt_oss), by format: the same for every scheme. In the quark format float
 #: ones are not read either, and vLLM does not say so; in compressed-tensors they are.
 ROWS_IN_TURN = {"quark": "GptOssModel._load_weights_quark", "compressed-tensors": "GptOssModel._load_weights_other"}
+#: Layers of state-space models whose class in vLLM is handed no configuration of a quantization: they are float.
+SCANNED = ("in_proj", "x_proj", "dt_proj", "out_proj")
+#: Classes that put the rows of a layer in another order while they load it, as if all of its tensors were weights.
+REPACKED = {"BloomForCausalLM": ("query_key_value", "BloomModel._repack_qkv")}
 #: Scales of caches in a file, and their names for vLLM; it adds ``.attn`` where a name does not have it.
 CACHE_SCALES = (
     (re.compile(r"\.([kv])_proj\.output_scale$"), r".\1_scale"),
@@ -42,10 +47,11 @@ def check_for_vllm(model: nn.Module, config: QConfig, format: str) -> None:
         format: that it will be written in.
 
     Raises:
-        ConfigError: experts or caches of a kind; the message names the class or error of vLLM, and what reads them.
+        ConfigError: layers, experts or caches of a kind; the message names the class or error of vLLM, and a way.
     """
     if format != MODE:
         check_experts(model, config, format)
+    check_float_layers(model, config)
     check_cache_scales(model, config, format)
 
 
@@ -69,6 +75,27 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
                 f"vLLM does not load {path!r} in compressed-tensors with integers of one scale per tensor "
                 f"(RuntimeError: Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --format quark has them"
             )
+
+
+def check_float_layers(model: nn.Module, config: QConfig) -> None:
+    """Layers that vLLM holds in float, or cannot put in its own order with their scales."""
+    mixers = tuple(f"{path}." for path, one in model.named_modules() if is_selective_scan(one))
+    last, where = REPACKED.get(type(model).__name__, ("", ""))
+    for layer in find_candidates(model):
+        owner, _, own = layer.name.rpartition(".")
+        inside = layer.name.startswith(mixers or "\0")
+        if not (inside or own == last) or choose_all(layer, config)[0] is None:
+            continue
+        if inside:
+            what, kept = "holds in float (MambaMixer has no quant_config)", f"*.{owner.rpartition('.')[2]}.*"
+        else:
+            what, kept = f"packs anew, and has no way for its scales ({where})", f"*{own}"
+        raise ConfigError(f"{layer.name!r} is quantized, which vLLM {what}; --exclude '{kept}' leaves it in float")
+
+
+def is_selective_scan(module: nn.Module) -> bool:
+    """Whether a module is a state-space mixer of the first kind, whose steps are projected from its inputs."""
+    return hasattr(module, "A_log") and all(isinstance(getattr(module, name, None), nn.Linear) for name in SCANNED)
 
 
 def check_cache_scales(model: nn.Module, config: QConfig, format: str) -> None:
