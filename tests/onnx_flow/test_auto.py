@@ -18,7 +18,7 @@ from quark.demo import data
 from quark.errors import ConfigError
 from quark.onnx.auto import PURPOSES, Goal, Search, Trial, _dearness, auto, quantized, split
 from quark.onnx.compare import compare
-from quark.onnx.recipes import RECIPES, Choice
+from quark.onnx.recipes import RECIPES, Choice, Climb
 from quark.report.verdict import Judged, worst
 
 Capture = pytest.CaptureFixture[str]
@@ -236,6 +236,26 @@ def test_what_the_engine_proposes_is_tried_on_all_presets_before_anything_else_a
     assert all(one.causes for one in found.trials[4:])
     causes = {cause for one in found.trials for cause in one.causes}
     assert not {one.name for one in RECIPES if one.cause in causes} & {name for name, _ in found.untried}
+
+
+@pytest.mark.parametrize("solvable", [True, False])
+def test_where_nothing_is_within_the_nearest_preset_is_improved_first_and_cheaper_ones_after_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solvable: bool
+) -> None:
+    levels, improved = {"XINT8": 1.0, "A8W8": 3.0, "A16W8": 9.0, "BF16": 2.0}, list[str]()
+
+    def judge(self: Search, trial: Trial, path: Path) -> Trial:
+        return replace(trial, judged=Judged("y", 0, "", levels[trial.name], 0.0), bytes=9)
+
+    def improve(self: Search, climb: Climb, seconds: float) -> bool:
+        improved.append(climb.preset)
+        return solvable and climb.preset == "A16W8"
+
+    monkeypatch.setattr(Search, "_made", judge)
+    monkeypatch.setattr(Search, "improved", improve)
+    monkeypatch.setattr(Search, "with_file", lambda self, trial: replace(trial, path=self.model))
+    auto(folder / "model.onnx", split(samples()), Goal("npu", seconds=20), tmp_path)
+    assert improved == ["A16W8", "XINT8", "A8W8", *([] if solvable else ["BF16"])]
 
 
 @pytest.mark.parametrize(("purpose", "seconds"), [("npu", 1.0), ("cpu", 1.0), ("size", 0.5)])

@@ -84,6 +84,8 @@ TIMED, TIMING = 2.0, 0.05
 """Seconds in which the good trials are timed side by side; not more than this part of all the time."""
 LOOKS = 2.0
 """How many times as long as a trial it takes to find the layers that lose most, about."""
+NEAREST = 0.5
+"""The part of the time that the nearest preset gets first, where nothing is within the tolerance."""
 PROBES = 0.25
 """The part of the time of a preset that comparing recipes on few samples may take."""
 SAME = 0.03
@@ -115,7 +117,7 @@ class Search:
         if known is not None:
             self.propose(known[1])
             return self.finished(known[0])
-        with self.clock.during(_kind(choice)):
+        with self.clock.during(choice.pace):
             try:
                 trial = self._made(Trial(name, choice, causes=causes, path=path), path)
             except QuarkError as error:
@@ -141,7 +143,7 @@ class Search:
 
     def usual(self, choice: Choice) -> float:
         """Seconds that a trial of such a choice takes; until there was one, those of a plain one."""
-        return self.clock.usual(_kind(choice)) or self.clock.usual(_kind(Choice("")))
+        return self.clock.usual(choice.pace) or self.clock.usual(Choice("").pace)
 
     @property
     def timing(self) -> float:
@@ -245,8 +247,9 @@ class Search:
         made = Climb(Attempt(choice, self.as_wanted(base)), self.situation, measure, self.pace, self.usual(choice))
         return made
 
-    def improved(self, climb: Climb, seconds: float) -> None:
-        """All recipes that apply, and then islands, in about this time."""
+    def improved(self, climb: Climb, seconds: float) -> bool:
+        """All recipes that apply, and then islands, in about this time; whether one of them is within the tolerance."""
+        count = len(self.trials)
         end = self.clock.left - seconds  # what is to be left of all the time when this is over
         self.probes = self.clock.left - PROBES * seconds
         self.situation = climb.situation
@@ -254,6 +257,7 @@ class Search:
         good = best.judged is not None and best.judged.level >= GOOD
         if not good and Config(best.choice.config()).compile().mode == "static":
             self.islands(best, end)
+        return any(trial.passes for trial in self.trials[count:])
 
     def probe(self, choices: Sequence[Choice]) -> list[tuple[float, ...] | None]:
         """How choices do on few samples: the rank of their agreement; None for those that fail or came too late, and
@@ -349,11 +353,6 @@ def quantized(model: Path, choice: Choice, path: Path, samples: Iterable[Feed]) 
     return ModelQuantizer(Config(global_quant_config=config)).run(model, path, samples)
 
 
-def _kind(choice: Choice) -> str:
-    """Trials that take about as long."""
-    return " ".join(("trial", *choice.algorithms))
-
-
 def _larger(limit: float, chance: float) -> float:
     """The tolerance, or the standard error where that is larger; NaN is no error."""
     return max(limit, 0.0 if math.isnan(chance) else chance)
@@ -384,7 +383,7 @@ def auto(
 
 def _try(search: Search) -> None:
     """All bases as they are, the cheapest first; on those outside the tolerance what the engine proposes; then the
-    other recipes, on bases that are cheaper than the first that is within."""
+    other recipes: where nothing is within, on the nearest, and on those that are cheaper than the first within."""
     goal, climbs = search.goal, list[Climb]()
     for place, preset in enumerate(goal.row.bases):
         if place and not search.clock.fits(search.usual(Choice(preset))):
@@ -400,13 +399,16 @@ def _try(search: Search) -> None:
         if goal.row.cost == "rank" and best.judged is not None and best.judged.level >= GOOD:
             climbs = climbs[:place]
             break
+    if len(climbs) > 1 and not any(trial.passes for trial in search.trials) and search.clock.left > 0:
+        nearest = max(climbs, key=lambda one: one.best.rank)
+        climbs.remove(nearest)
+        if search.improved(nearest, NEAREST * search.clock.left) and goal.row.cost == "rank":
+            climbs = [one for one in climbs if goal.row.place(one.preset) < goal.row.place(nearest.preset)]
     for place, climb in enumerate(climbs):
-        left, count = search.clock.left, len(search.trials)
+        left = search.clock.left
         if left <= 0:
             search.notes.append(f"no time was left for recipes on {climb.best.choice.name}")
-            continue
-        search.improved(climb, left / (len(climbs) - place))
-        if goal.row.cost == "rank" and any(trial.passes for trial in search.trials[count:]):
+        elif search.improved(climb, left / (len(climbs) - place)) and goal.row.cost == "rank":
             break
 
 

@@ -59,6 +59,11 @@ class Choice:
         held = [f"{list(self.layers.values()).count(kind)} layers {kind}" for kind in kinds]
         return " ".join((*self.flags()[1:], *(["with", ", ".join(held)] if held else [])))
 
+    @property
+    def pace(self) -> str:
+        """The same for choices that take about as long."""
+        return " ".join(("trial", *self.algorithms))
+
     def flags(self) -> list[str]:
         """The words of the command line."""
         said = ["--preset", self.preset]
@@ -350,6 +355,7 @@ class Climb:
 
     Attributes:
         best: so far.
+        preset: of the first attempt.
         trying: what ``measure`` is asked about, with the causes that it mends; not judged yet.
         tried: how many were measured.
     """
@@ -363,6 +369,7 @@ class Climb:
         usual: float,
     ) -> None:
         self.best = self.trying = first
+        self.preset = first.choice.preset
         self.situation, self.measure, self.pace, self.slowest = situation, measure, pace, usual
         self.tried, self.end = 0, 0.0
 
