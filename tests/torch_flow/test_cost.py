@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from torch import nn
 from quark.algorithms import awq as mathematics
 from quark.algorithms.svdquant import EXTRA
 from quark.torch import ModelQuantizer
-from quark.torch.algorithms import awq
+from quark.torch.algorithms import awq, channels
+from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone
+from quark.torch.algorithms.scaling import Place, ScaleJudge
+from quark.torch.matching import match
 from quark.torch.quantization.config.config import AWQConfig, QConfig, SVDQuantConfig
 
 
@@ -56,3 +60,52 @@ def test_svdquant_decomposes_only_small_matrices(monkeypatch: pytest.MonkeyPatch
     config = QConfig(LAYERS["int4"], algo_config=[SVDQuantConfig(svd_rank=4, min_layer_size=16)])
     ModelQuantizer(config).quantize_model(model, inputs)
     assert sizes and max(sizes) <= 4 + EXTRA
+
+
+def improved(kind: str, layer: nn.Module, shared: bool) -> torch.Tensor | None:
+    """The scales of the inputs of a layer, improved channel by channel."""
+    (item,) = match(nn.Sequential(layer), QConfig(replace(LAYERS[kind], input_tensors=None))).quantized
+    width = layer.weight.shape[1]
+    x = torch.randn(256, width) * torch.logspace(-1, 1, width)
+    twice = torch.arange(width // 2).repeat(2) if shared else None
+    return channels.by_channel(Place("source", ("0",), channels=twice), ScaleJudge([item], x), torch.ones(width))
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "shared"),
+    [("int4", 128, False), ("uint4", 128, True), ("mxfp4", 80, False)],
+    ids=["symmetric", "with a zero point, rows shared", "powers of two, a short last group"],
+)
+def test_a_step_that_rounds_one_column_chooses_what_rounding_all_chooses(
+    kind: str, width: int, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scales of the definition, from less than half of the roundings, in groups as small as 16 columns."""
+    quantized, sizes, found = channels.quantized_matrix, [0], []
+
+    def counted(item: Any, weight: torch.Tensor) -> torch.Tensor:
+        sizes[-1] += weight.numel()
+        return quantized(item, weight)
+
+    monkeypatch.setattr(channels, "quantized_matrix", counted)
+    for every in (False, True):
+        torch.manual_seed(0)
+        if every:
+            sizes.append(0)
+            monkeypatch.setattr(channels, "steps_of_columns", lambda *_: None)
+        found.append(improved(kind, nn.Linear(width, 96, bias=False), shared))
+    few, all_ = found
+    assert few is not None and all_ is not None and torch.equal(few, all_) and bool((few != 1).any())
+    assert 2 * sizes[0] < sizes[1]
+
+
+def test_scales_that_depend_on_more_than_extremes_round_everything() -> None:
+    """A rounding by the mean of a row fails the trial, so its steps are not taken column by column."""
+    weight = torch.randn(2, 16, 8)
+    scale = torch.ones(2, 16)
+    for rounded, alone in (
+        (lambda w: (w / w.abs().amax(1, keepdim=True)).mul(7).round() / 7 * w.abs().amax(1, keepdim=True), True),
+        (lambda w: (w / w.abs().mean(1, keepdim=True)).round() * w.abs().mean(1, keepdim=True), False),
+    ):
+        error = (rounded(weight.mT.reshape(-1, 16)).reshape(2, 8, 16).mT - weight).contiguous()
+        columns = ScaledColumns(rounded, weight, weight, error, torch.eye(16).expand(2, 16, 16))
+        assert columns_alone(columns, scale) == alone

@@ -10,19 +10,26 @@ of the weight find scales for all of its channels. With d = Q(x / s) s - x and e
 
 of which only products as large as a group are needed, and which cancels nothing.
 
+Where only weights are quantized, and a scale of theirs depends on the extremes of its group alone (which is tried out),
+a step rounds one column of each group anew, and all of it only in rows whose extremes change (``column_steps``): a
+hundred times less work than all of the weight.
+
 What the groups of one output lose together, and scales of activations that all groups share, are not seen here: the
 scales that come out must stand the error of the whole layers (``scaling.Judge``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from quark.numerics.granularity import Group
+from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone
 from quark.torch.algorithms.context import new_quantizer
-from quark.torch.algorithms.scaling import Place, ScaleJudge
+from quark.torch.algorithms.scaling import Place, ScaleJudge, row_by_row
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
@@ -49,23 +56,67 @@ def by_channel(place: Place, judge: ScaleJudge, s: torch.Tensor) -> torch.Tensor
     labels = alike(place, len(s), size, s.device)
     if labels is None:
         return None
-    lowest = groups.losses(s, labels)
     starts = torch.arange(0, len(s), size, device=s.device)
+    try_steps = steps_of_columns(groups, s, labels) or steps_of_all(groups, s, labels)
     for factor in FACTORS:
         for offset in range(0, size, -(-size // CHANNELS)):
             here = starts + offset < len(s)
             tried = s.clone()
             tried[(starts + offset)[here]] *= factor
-            found = groups.losses(tried, labels)
-            better = (found < lowest)[labels] & here
-            s = s.clone()
-            s[(starts + offset)[better]] *= factor
-            lowest = torch.where(found < lowest, found, lowest)
+            better = try_steps(tried, offset)[labels] & here
+            s = torch.where(spread(better, size, len(s)), tried, s)
     return s
 
 
+Steps = Callable[[torch.Tensor, int], torch.Tensor]  # scales, and which column of each group is new → label: better
+
+
+def steps_of_all(groups: Groups, s: torch.Tensor, labels: torch.Tensor) -> Steps:
+    """Steps that round all weights and inputs anew."""
+    lowest = groups.losses(s, labels)
+
+    def step(tried: torch.Tensor, offset: int) -> torch.Tensor:
+        nonlocal lowest
+        found = groups.losses(tried, labels)
+        before, lowest = lowest, torch.minimum(found, lowest)
+        return found < before
+
+    return step
+
+
+def steps_of_columns(groups: Groups, s: torch.Tensor, labels: torch.Tensor) -> Steps | None:
+    """Steps that round what changes; None where inputs are quantized, or roundings depend on more than extremes."""
+    if groups.stacks[0][0].stages["input_tensors"] or not all(row_by_row(items[0]) for items in groups.stacks):
+        return None
+    every = []
+    for items, weight in zip(groups.stacks, groups.weights, strict=True):
+        rounded = partial(quantized_matrix, items[0])
+        error = rounded(weight * s) / s - weight
+        own, scaled, lost = (in_groups(x, groups.size).mT for x in (weight, weight * s, error))
+        columns = ScaledColumns(rounded, own, scaled, lost, groups.squares)
+        if not columns_alone(columns, in_groups(s[None], groups.size)[:, 0]):
+            return None
+        every.append(columns)
+
+    def step(tried: torch.Tensor, offset: int) -> torch.Tensor:
+        scales = in_groups(tried[None], groups.size)[:, 0]
+        made = [columns.tried(scales, offset) for columns in every]
+        gained = torch.stack([one.change for one in made]).sum(0)
+        better = torch.zeros_like(gained).index_add(0, labels, gained) < 0
+        for columns, one in zip(every, made, strict=True):
+            columns.take(one, better[labels])
+        return better
+
+    return step
+
+
+def spread(groups: torch.Tensor, size: int, count: int) -> torch.Tensor:
+    """A value per group as one per channel."""
+    return groups.repeat_interleave(size)[:count]
+
+
 def columns_of(item: Match) -> int | None:
-    """Columns of a layer's weight [out, in] that share a scale in a row; None where no such groups are."""
+    """ScaledColumns of a layer's weight [out, in] that share a scale in a row; None where no such groups are."""
     written = item.written(item.stages["weight"][0])
     return written.size if isinstance(written, Group) and written.axis % 2 == 1 else None
 
