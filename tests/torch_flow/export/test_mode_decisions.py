@@ -461,6 +461,26 @@ def test_layers_that_vllm_packs_anew() -> None:
         vllm_reads.check_for_vllm(model, QConfig(of(weight=FP8), exclude=["*query_key_value"]), "quark")
 
 
+WORDS = [(12, INT4, "quark"), (12, INT4, "compressed-tensors"), (16, INT4, "quark"), (12, FP8, "quark")]
+
+
+@pytest.mark.parametrize(("rows", "weight", "format"), [*WORDS, (12, INT8, "quark")])
+def test_outputs_that_fill_no_words(rows: int, weight: Any, format: str) -> None:
+    config, refused = QConfig(of(weight=weight)), (rows, weight, format) == (12, INT4, "quark")
+    with pytest.raises(ConfigError, match="'a' has 12 outputs of 4 bits") if refused else nullcontext():
+        vllm_reads.check_for_vllm(nn.ModuleDict({"a": nn.Linear(32, rows)}), config, format)
+
+
+def test_classes_without_scales_of_caches() -> None:
+    caches = {"*k_proj": of(output_tensors=FP8)}
+    for name, told in (("JambaForCausalLM", "drops '.self_attn'"), ("LlamaForCausalLM", None)):
+        model = type(name, (nn.Module,), {})()
+        model.k_proj = nn.Linear(8, 8)
+        config = QConfig(of(weight=FP8), kv_cache_quant_config=caches)
+        with pytest.raises(ConfigError, match=told) if told else nullcontext():
+            vllm_reads.check_for_vllm(model, config, "compressed-tensors")
+
+
 @pytest.mark.parametrize("across", [True, False])
 def test_caches_of_encoder_decoders(across: bool) -> None:
     model = nn.ModuleDict({"self_attn": nn.ModuleDict({"k_proj": nn.Linear(8, 8)})})

@@ -31,6 +31,9 @@ ROWS_IN_TURN = {"quark": "GptOssModel._load_weights_quark", "compressed-tensors"
 SCANNED = ("in_proj", "x_proj", "dt_proj", "out_proj")
 #: Classes that put the rows of a layer in another order while they load it, as if all of its tensors were weights.
 REPACKED = {"BloomForCausalLM": ("query_key_value", "BloomModel._repack_qkv")}
+#: Classes that find no place for the scales of a cache, and where they lose them.
+CACHELESS = {"JambaForCausalLM": "its hf_to_vllm_mapper drops '.self_attn' from names"}
+WORD = 32  # bits
 #: Scales of caches in a file, and their names for vLLM; it adds ``.attn`` where a name does not have it.
 CACHE_SCALES = (
     (re.compile(r"\.([kv])_proj\.output_scale$"), r".\1_scale"),
@@ -52,6 +55,8 @@ def check_for_vllm(model: nn.Module, config: QConfig, format: str) -> None:
     if format != MODE:
         check_experts(model, config, format)
     check_float_layers(model, config)
+    if format == "quark":
+        check_words(model, config)
     check_cache_scales(model, config, format)
 
 
@@ -93,6 +98,20 @@ def check_float_layers(model: nn.Module, config: QConfig) -> None:
         raise ConfigError(f"{layer.name!r} is quantized, which vLLM {what}; --exclude '{kept}' leaves it in float")
 
 
+def check_words(model: nn.Module, config: QConfig) -> None:
+    """Integers of which several outputs share a word: vLLM takes those that fill the last word for outputs, too."""
+    for layer in find_candidates(model):
+        found = choose_all(layer, config)[0]
+        stages = found.stages("weight") if found is not None else ()
+        bits = min((stage.format.bits for stage in stages if isinstance(stage.format, Int)), default=WORD)
+        rows = getattr(layer.module, "out_features", 0)
+        if bits < 8 and rows * bits % WORD:
+            raise ConfigError(
+                f"{layer.name!r} has {rows} outputs of {bits} bits, which fill no words of {WORD}, and vLLM takes the "
+                f"rest for outputs (QuarkW4A16Int4); --format compressed-tensors has them"
+            )
+
+
 def is_selective_scan(module: nn.Module) -> bool:
     """Whether a module is a state-space mixer of the first kind, whose steps are projected from its inputs."""
     return hasattr(module, "A_log") and all(isinstance(getattr(module, name, None), nn.Linear) for name in SCANNED)
@@ -108,6 +127,8 @@ def check_cache_scales(model: nn.Module, config: QConfig, format: str) -> None:
             f"it reads those of the outputs of 'k_proj' and 'v_proj' (QuarkConfig.get_cache_scale_mapper); leave out "
             f"--kv-cache"
         )
+    if (lost := CACHELESS.get(type(model).__name__)) is not None:
+        raise ConfigError(f"vLLM has no scales for the cache of {type(model).__name__} ({lost}); leave out --kv-cache")
     if format == "quark" and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise ConfigError(
             f"vLLM does not read the cache of {type(model).__name__} in the quark format: attention across encoder and "
