@@ -78,6 +78,17 @@ def test_tables_take_a_quarter_of_the_bytes_and_no_accuracy(preset: str) -> None
     assert loss(reference, models.run(made, data)[0]) > loss(reference, models.run(plain, data)[0]) - 0.3
 
 
+@pytest.mark.parametrize("preset", ["A16W8", "S16S8_ASWS", "U16S8_AAWS"])
+def test_rows_are_no_coarser_than_the_activations_they_are(preset: str) -> None:
+    """With 8 bits they lose what 16-bit activations are there to keep: more than 0.1 dB beside 8-bit weights."""
+    model, data = lookups(), feed(9)
+    made, plain = quantized(model, preset), quantized(model, preset, QuantizeEmbeddings=False)
+    assert types(made)["words_quantized"] == types(made)["places_quantized"] == TensorProto.INT16
+    assert made.ByteSize() < 0.6 * plain.ByteSize()
+    reference = models.run(model, data)[0]
+    assert loss(reference, models.run(made, data)[0]) > loss(reference, models.run(plain, data)[0]) - 0.1
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 def test_what_is_looked_up_is_the_rounded_row(kind: type[Any]) -> None:
     """Where the rows are all that changes: half a step of each row's own scale."""

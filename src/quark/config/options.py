@@ -167,7 +167,7 @@ class Options(BaseModel):
         True,
         2,
         "Tables that Gather takes rows of (embeddings) become codes with a scale for every row, where that keeps their "
-        "values to 35 dB; with weights in integers only.",
+        "values to 35 dB; in 16 bits where activations have more than 8; with weights in integers only.",
     )
     EnableSubgraph: bool | None = _option(
         None,

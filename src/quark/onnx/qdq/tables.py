@@ -46,6 +46,8 @@ FAITHFUL = 35.0
 #: Rows that the loss is measured on.
 _ROWS = 1 << 12
 _FORMATS = ("int8", "uint8", "int16", "uint16")
+#: Activations of more bits than these get rows of 16.
+_BITS = 8
 
 
 def store_tables(
@@ -65,7 +67,7 @@ def store_tables(
             continue
         if layer is None or layer.weight is None or not isinstance(layer.weight.row, Int):
             continue
-        table, spec = node.inputs[0], _for_rows(layer.weight)
+        table, spec = node.inputs[0], _for_rows(layer.weight, layer.inputs)
         name = "" if table is None else table.name or ""
         if name not in suited:
             suited[name] = _suits(table, plan, spec)
@@ -116,9 +118,14 @@ def _is_faithful(table: ir.Value, spec: TensorSpec) -> bool:
     return sqnr(rows, fake_quantize(rows, scale, zero_point, spec.row, spec.granularity)) > FAITHFUL
 
 
-def _for_rows(spec: TensorSpec) -> TensorSpec:
-    """A float scale for every row and no zero point: no kernel has to know them. Never fewer than 8 bits."""
-    format = spec.format if spec.format in _FORMATS else "int8"
+def _for_rows(spec: TensorSpec, inputs: TensorSpec | None) -> TensorSpec:
+    """A float scale for every row and no zero point: no kernel has to know them.
+
+    Never fewer than 8 bits, and never fewer than activations have: what is looked up is one.
+    """
+    wide = inputs is not None and isinstance(inputs.row, Int) and inputs.row.bits > _BITS
+    kept = spec.format in _FORMATS and (spec.row.bits > _BITS or not wide)
+    format = spec.format if kept else "int16" if wide else "int8"
     return TensorSpec(format, granularity=Channel(0), rounding=spec.rounding)
 
 
