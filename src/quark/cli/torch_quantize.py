@@ -157,11 +157,13 @@ def in_memory(request: FolderJob, values: dict[str, Any], format: str, check: bo
     model = load_model(request.model, request.device, remote)
     model = model if request.dtype is None else model.to(dtype_of(request.dtype))
     check_ids(model, [sample["input_ids"][0] for sample in samples])
+    model = model.float() if format == "onnx" else model
+    config = decided(model, request, values, format)
     facts: dict[str, Any] = {}
     measured = [row[: source.samples * source.seq_len] for row in rows[: source.samples]] if check else []
     if measured:
         facts["perplexity_before"] = perplexity(model, measured, source.seq_len)
-    facts |= quantized(model.float() if format == "onnx" else model, request, values, samples, format)
+    facts |= quantized(model, request, config, samples, format)
     if measured:
         facts["perplexity_after"] = perplexity(model, measured, source.seq_len)
     return facts
@@ -207,29 +209,33 @@ def chosen_values(request: FolderJob) -> dict[str, Any]:
     return values
 
 
-def quantized(
-    model: Any, request: FolderJob, values: dict[str, Any], samples: Sequence[Any], format: str
-) -> dict[str, Any]:
+def decided(model: Any, request: FolderJob, values: dict[str, Any], format: str) -> Any:
+    """How a model is quantized; refused, before anything runs, where the format does not fit it."""
+    from quark.torch.config_file import config_of
+    from quark.torch.export.write_as import check_experts, config_for
+
+    config = planned(request, config_for(config_of(values, model), format, request.program, model.dtype))
+    check_experts(model, config, format, request.program, request.model)
+    return config
+
+
+def quantized(model: Any, request: FolderJob, config: Any, samples: Sequence[Any], format: str) -> dict[str, Any]:
     """Quantize a model and write it."""
     from quark.torch import ModelQuantizer
-    from quark.torch.config_file import config_of
-    from quark.torch.export.write_as import check_experts, config_for, export_as
+    from quark.torch.export.write_as import export_as
     from quark.torch.files.carried import carry_over
     from quark.torch.files.carried import facts_of as facts_of_carried
     from quark.torch.quantized_layer import quantized_layers, stored_apart
 
-    config = planned(request, config_for(config_of(values, model), format, request.program, model.dtype))
-    check_experts(model, config, format, request.program, request.model)
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
     carried = carry_over(model, request.model, config.shared_scale_groups)
     size = bytes_of(request.max_shard_size)
     loss = export_as(model, request.output, format, request.model, size, request.verify, request.program)
-    lost = {} if loss is None else {"file_loss": loss.relative, "kept_as_f32": loss.rescued}
     coverage = coverage_of(*stored_apart(model, () if loss is None else loss.rescued))
     return {
-        **lost,
+        **lost_in(loss),
         **facts_of_carried(carried),
         **coverage,
         "seconds": time.perf_counter() - start,
@@ -238,6 +244,11 @@ def quantized(
         "unreached": quantizer.unreached,
         "calibration_windows": len(samples),
     }
+
+
+def lost_in(loss: Any) -> dict[str, Any]:
+    """Facts of what a file loses against the values of the model; none of a format that has them as they are."""
+    return {} if loss is None else {"file_loss": loss.relative, "kept_as_f32": loss.rescued}
 
 
 def run_files(request: FolderJob) -> None:
@@ -288,7 +299,7 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     )
     if goal != request.output:
         with new_folder(request.output) as work:
-            convert(goal, work, format, request.program)
+            facts.update(lost_in(convert(goal, work, format, request.program)))
             finish(work)
             shutil.rmtree(goal)
     return {**facts, **facts_of_carried(carried)}
@@ -342,8 +353,8 @@ def run_convert(request: Converted) -> None:
     format, method = chosen_format(request.format, request.program), method_of(request.model)
     check_target(request.output.expanduser().resolve())
     start = time.perf_counter()
-    convert(request.model, request.output, format, request.program)
-    told = {"scheme": f"{method} codes, unchanged", "unchanged": True, "seconds": time.perf_counter() - start}
+    lost = lost_in(convert(request.model, request.output, format, request.program))
+    told = {"scheme": f"{method} codes, unchanged", "unchanged": True, "seconds": time.perf_counter() - start, **lost}
     facts = facts_of(request, format, request.output) | told
     facts.pop("decoded_from")
     tell(request, facts, request.json)

@@ -28,6 +28,7 @@ from quark.torch.experts import count_of, is_fused, layers_of, stacked_name, unf
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.formats import FORMATS
+from quark.torch.export.gguf_tensors import Loss
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.export.places import load
 from quark.torch.export.reload import Scheme, import_model_from_safetensors, map_model
@@ -275,8 +276,11 @@ def config_of(model: nn.Module, layers: Mapping[str, FolderLayer], inside: Mappi
     return QConfig(common, layer_quant_config=others, exclude=floats)
 
 
-def convert(source: Path, target: Path, format: str, program: str | None = None) -> None:
+def convert(source: Path, target: Path, format: str, program: str | None = None) -> Loss | None:
     """Write the quantized model in ``source`` in another format, with the codes and scales that it has.
+
+    Returns:
+        What the file loses, as ``export_as`` says.
 
     Raises:
         ModelError: a folder without a quantized model that can be read.
@@ -284,4 +288,4 @@ def convert(source: Path, target: Path, format: str, program: str | None = None)
     """
     if format not in FORMATS:
         raise ConfigError(unknown("format", format, FORMATS))
-    export_as(quantized_model(Path(source)), target, format, source, program=program)
+    return export_as(quantized_model(Path(source)), target, format, source, program=program)
