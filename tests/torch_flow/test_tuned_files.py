@@ -12,7 +12,7 @@ from tests.torch_flow.test_files import HEADS, assert_same, llama, tensors
 
 from quark.errors import ConfigError, DataError
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark.torch.algorithms import tune
+from quark.torch.algorithms import scaling, tune
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
 from quark.torch.files import quantize_checkpoint
 from quark.torch.files.home import InFiles
@@ -107,6 +107,31 @@ def test_a_killed_job_does_not_tune_a_block_again(
     in_memory(source, settings, tmp_path / "memory")
     assert_same(tensors(tmp_path / "files"), tensors(tmp_path / "memory"))
     assert not list((tmp_path / "files").glob(".*"))
+
+
+def test_a_killed_job_does_not_search_a_block_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the second block of the last search; the bytes are those of a job that nobody killed."""
+    settings, searched, goal = config([SmoothQuantConfig(), AWQConfig()]), [], tmp_path / "files"
+    whole, count = scaling.read_block, HEADS["num_hidden_layers"] + 2
+
+    def killed(context: Any, name: str, *rest: Any) -> Any:
+        searched.append(name)
+        if len(searched) == count:
+            raise KeyboardInterrupt
+        return whole(context, name, *rest)
+
+    monkeypatch.setattr(scaling, "read_block", killed)
+    with pytest.raises(KeyboardInterrupt):
+        quantize_checkpoint(source, goal, settings, samples=SAMPLES)
+    quantize_checkpoint(source, goal, settings, samples=SAMPLES)
+    assert searched[count - 1 :] == [f"model.layers.{k}" for k in (1, 1, 2)]
+    monkeypatch.setattr(scaling, "read_block", whole)
+    quantize_checkpoint(source, tmp_path / "whole", settings, samples=SAMPLES)
+    files = sorted(path.name for path in goal.iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert all((goal / name).read_bytes() == (tmp_path / "whole" / name).read_bytes() for name in files)
 
 
 @pytest.mark.parametrize(

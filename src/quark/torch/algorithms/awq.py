@@ -5,7 +5,6 @@ Both searches run on statistics collected once; the model is not run again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -14,7 +13,7 @@ from quark.algorithms.awq import GRID, best_clips, clipped, is_clipped
 from quark.errors import known
 from quark.numerics.granularity import Channel, Group
 from quark.torch.algorithms.context import Context, matrix, new_quantizer, set_matrix
-from quark.torch.algorithms.scaling import Place, PlaceInputs, judge_of, scale_places
+from quark.torch.algorithms.scaling import Finisher, Place, PlaceInputs, judge_of, scale_places
 from quark.torch.algorithms.smooth import search, weight_ranges
 from quark.torch.algorithms.trial import quantized_matrix
 from quark.torch.config.algorithms import AWQConfig
@@ -28,23 +27,22 @@ def run_awq(context: Context, config: AWQConfig) -> None:
     def choose(context: Context, place: Place, items: list[Match], inputs: PlaceInputs) -> torch.Tensor | None:
         return search(context, place, judge_of(items, inputs), inputs.mean, weight_ranges(items), *GRID)
 
-    scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, clip_all, squares=True)
+    clips = Finisher(clips_of, clip)
+    scale_places(context, config.scaling_layers, config.model_decoder_layers, choose, clips, squares=True)
 
 
-def clip_all(
+def clips_of(
     context: Context, items: list[Match], inputs: PlaceInputs, s: torch.Tensor | None
-) -> tuple[Callable[[Context], None], ...]:
-    """Clip the weights that read one place, which have its scales; the clips."""
+) -> dict[str, torch.Tensor]:
+    """How the weights that read one place, which have its scales, are best clipped, by the names of their layers."""
     hessian = inputs.hessian
     if hessian is None:
-        return ()
+        return {}
     if s is not None:
         hessian = hessian / s / s[:, None]
-    found = [(item, steps_of(item, hessian)) for item in items if is_clipped(item.layer.name.rsplit(".", 1)[-1])]
-    changes = tuple(partial(clip, item=item, steps=steps) for item, steps in found if steps is not None)
-    for change in changes:
-        change(context)
-    return changes
+    names = {item.layer.name: item for item in items if is_clipped(item.layer.name.rsplit(".", 1)[-1])}
+    found = {name: steps_of(item, hessian) for name, item in names.items()}
+    return {name: steps for name, steps in found.items() if steps is not None}
 
 
 def clip(context: Context, item: Match, steps: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +46,17 @@ class Undo:
         self.seen.clear()
 
 
+class BlockNotes:
+    """What was found out about a block, kept for a job that is interrupted; in memory nothing is."""
+
+    def read(self) -> dict[str, torch.Tensor] | None:
+        """The tensors of an interrupted job; None: there are none."""
+        return None
+
+    def write(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Keep tensors."""
+
+
 class Home:
     """Where decoder blocks are when it is not their turn: in memory; here next to nothing is to be done."""
 
@@ -64,6 +75,10 @@ class Home:
     def put_back(self, undo: Undo) -> None:
         """Take back all changes since ``undo`` was made."""
         undo.restore()
+
+    def known(self, name: str) -> BlockNotes:
+        """What an algorithm finds out about one block; asked in the same order by every run of a job."""
+        return BlockNotes()
 
     def holding(self, name: str, block: nn.Module) -> AbstractContextManager[Callable[[], None] | None]:
         """Around the work on one block, which is float at first; yields what makes it what an interrupted job made."""

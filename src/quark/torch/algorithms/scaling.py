@@ -110,16 +110,28 @@ class ScalingChoice:
     Attributes:
         place: where.
         scale: per input channel of the readers; None: as it is.
-        changes: of readers, behind the scale.
+        values: of readers, by name, from which ``Finisher`` changes them, behind the scale.
     """
 
     place: Place
     scale: torch.Tensor | None = None
-    changes: tuple[Callable[[Context], None], ...] = ()
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 Chooser = Callable[[Context, Place, list[Match], PlaceInputs], torch.Tensor | None]
-Finisher = Callable[[Context, list[Match], PlaceInputs, torch.Tensor | None], tuple[Callable[[Context], None], ...]]
+
+
+@dataclass(frozen=True)
+class Finisher:
+    """Changes readers of a place that has its scales.
+
+    Attributes:
+        find: called with the readers, their inputs and the scales; values by the names of the readers that change.
+        make: changes a reader from its values.
+    """
+
+    find: Callable[[Context, list[Match], PlaceInputs, torch.Tensor | None], dict[str, torch.Tensor]]
+    make: Callable[[Context, Match, torch.Tensor], None]
 
 
 def places(structure: Structure) -> Iterator[Place]:
@@ -186,7 +198,7 @@ def scale_places(
         context: the float model.
         layers, path: ``scaling_layers`` and ``model_decoder_layers`` of a configuration.
         choose: called with each place, its quantized readers and their inputs; the scales, or None.
-        finish: called when a place has its scales; further changes of its readers.
+        finish: further changes of its readers.
         squares: the inputs hold their Hessian.
 
     Raises:
@@ -200,7 +212,8 @@ def scale_places(
         log.warning("the model stays as it was: no quantized layer reads a norm, or channels that can be scaled")
         return
     walk = walk_of(context, path)
-    changes = [partial(make, walk, some) for some in subsets(choices(walk, wanted, items, choose, finish, squares))]
+    tried = subsets(choices(walk, wanted, items, choose, finish, squares))
+    changes = [partial(make, walk, items, finish, some) for some in tried]
     best = best_change(walk, changes)
     if best is None:
         log.warning("the model keeps its scales: no others make its quantized answers better than chance")
@@ -215,19 +228,27 @@ def subsets(found: list[ScalingChoice]) -> Iterator[list[ScalingChoice]]:
     yield from (kinds if all(kinds) else [])
 
 
-def make(walk: BlockWalk, some: Sequence[ScalingChoice], context: Context, part: str) -> None:
+def make(
+    walk: BlockWalk,
+    items: Mapping[str, Match],
+    finish: Finisher | None,
+    some: Sequence[ScalingChoice],
+    context: Context,
+    part: str,
+) -> None:
     """Change what was chosen in one part of the model."""
     for choice in some:
         if part == (choice.place.block if choice.place.block in walk.blocks.modules else ""):
-            apply(context, choice)
+            apply(context, items, finish, choice)
 
 
-def apply(context: Context, choice: ScalingChoice) -> None:
+def apply(context: Context, items: Mapping[str, Match], finish: Finisher | None, choice: ScalingChoice) -> None:
     """Change one place."""
     if choice.scale is not None:
         fold(context, choice.place, choice.scale)
-    for change in choice.changes:
-        change(context)
+    for name, values in choice.values.items():
+        if finish is not None:
+            finish.make(context, items[name], values)
 
 
 def choices(
@@ -238,24 +259,30 @@ def choices(
     finish: Finisher | None,
     squares: bool,
 ) -> list[ScalingChoice]:
-    """What is chosen at each place, block by block; the model stays as it is."""
+    """What is chosen at each place, block by block; the model stays as it is.
+
+    What an interrupted job has chosen in a block (``Home.known``) is not searched again; the block is run.
+    """
     from quark.report.progress import bars
 
-    context, stream, found = walk.context, walk.stream, []
+    context, stream = walk.context, walk.stream
+    found: list[ScalingChoice] = []
 
     def chosen_at(name: str, module: nn.Module, stream: Stream, here: list[Place]) -> list[Any]:
+        kept = context.home.known(name)
+        if (values := kept.read()) is not None:
+            found.extend(choices_of(here, values))
+            return [first(stream.forward(name, module, k)) for k in range(len(stream.hidden))]
         undo = Undo()
         own = replace(context, undo=undo)
+        made: list[ScalingChoice] = []
         try:
             inputs, hidden = read_block(own, name, module, stream, here, squares)
             for place, seen in inputs:
-                readers = [items[reader] for reader in place.readers if reader in items]
-                choice = ScalingChoice(place, choose(own, place, readers, seen))
-                apply(own, choice)
-                if finish is not None:
-                    choice = replace(choice, changes=finish(own, readers, seen, choice.scale))
-                if choice.scale is not None or choice.changes:
-                    found.append(choice)
+                choice = choice_at(own, place, seen, items, choose, finish)
+                made += [choice] if choice.scale is not None or choice.values else []
+            kept.write(values_of(here, made))
+            found.extend(made)
             return hidden
         finally:
             undo.restore()
@@ -270,6 +297,44 @@ def choices(
         with context.home.recording():
             chosen_at("", context.model, Stream(list(context.samples)), outside)
     return found
+
+
+def choice_at(
+    context: Context,
+    place: Place,
+    seen: PlaceInputs,
+    items: Mapping[str, Match],
+    choose: Chooser,
+    finish: Finisher | None,
+) -> ScalingChoice:
+    """What is chosen at one place, which is changed so."""
+    readers = [items[reader] for reader in place.readers if reader in items]
+    choice = ScalingChoice(place, choose(context, place, readers, seen))
+    apply(context, items, finish, choice)
+    if finish is not None:
+        choice = replace(choice, values=finish.find(context, readers, seen, choice.scale))
+        apply(context, items, finish, replace(choice, scale=None))
+    return choice
+
+
+def values_of(here: list[Place], made: list[ScalingChoice]) -> dict[str, torch.Tensor]:
+    """The choices at some places as tensors by name."""
+    found: dict[str, torch.Tensor] = {}
+    for choice in made:
+        number = next(k for k, place in enumerate(here) if place is choice.place)
+        found |= {} if choice.scale is None else {f"{number}.scale": choice.scale}
+        found |= {f"{number}.values.{name}": value for name, value in choice.values.items()}
+    return found
+
+
+def choices_of(here: list[Place], values: Mapping[str, torch.Tensor]) -> Iterator[ScalingChoice]:
+    """What ``values_of`` was made of."""
+    for number, place in enumerate(here):
+        start = f"{number}.values."
+        own = {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
+        scale = values.get(f"{number}.scale")
+        if scale is not None or own:
+            yield ScalingChoice(place, scale, own)
 
 
 def read_block(

@@ -4,7 +4,8 @@
     block by block → what changed, and where it is
 
 The changes are those that a model in memory gets, bit for bit. Memory holds what is outside of the decoder blocks, one
-block, and the samples' hidden states. An interrupted job begins this stage anew; a finished one is not done again.
+block, and the samples' hidden states. An interrupted job makes the changes anew, from what it had found block by block
+(scales and clips, which take the time); a finished one is not done again.
 
 Not handled: SVDQuant, which puts modules beside layers, and is refused by name.
 """
@@ -12,7 +13,6 @@ Not handled: SVDQuant, which puts modules beside layers, and is refused by name.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.shards import is_whole
-from quark.torch.files.home import InFiles, opened_model
+from quark.torch.files.home import FOUND, InFiles, opened_model
 from quark.torch.files.skeleton import DTYPES, StoredSource, read_skeleton
 from quark.torch.matching import Matches, find_candidates
 from quark.torch.rotated import Dense, online_rotations
@@ -83,8 +83,9 @@ def changed_model(
         return Changes()
     if (known := read(folder / DONE)) is not None:
         return known
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    (folder / FOUND).mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.safetensors"):  # of an interrupted job, whose changes are made anew
+        path.unlink()
     skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
     model, found = skeleton.model, Matches(plan, tuple(find_candidates(skeleton.model)))
     blocks = opened_model(skeleton, checkpoint, getattr(early[0], "model_decoder_layers", None) or "")

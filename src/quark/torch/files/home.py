@@ -14,16 +14,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from quark.errors import ModelError
 from quark.files.whole import part_of
 from quark.torch.algorithms.blocks import find_blocks
-from quark.torch.algorithms.context import Home, Undo
+from quark.torch.algorithms.context import BlockNotes, Home, Undo
 from quark.torch.export.checkpoint import Checkpoint
-from quark.torch.export.shards import item_of, write_file
+from quark.torch.export.shards import is_whole, item_of, write_file
 from quark.torch.files.skeleton import Skeleton, StoredSource
 from quark.torch.files.static import check_loaded, drop, load
+
+FOUND = "found"  # a folder of what was found out about blocks
+
+
+@dataclass(frozen=True)
+class BlockNotesInFile(BlockNotes):
+    """Tensors in a file that appears when it is whole.
+
+    Attributes:
+        path: of the file.
+    """
+
+    path: Path
+
+    def read(self) -> dict[str, torch.Tensor] | None:
+        """Those of an interrupted job."""
+        return load_file(self.path) if is_whole(self.path) else None
+
+    def write(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Keep tensors."""
+        with part_of(self.path) as part:
+            write_file(part, [item_of(name, value.contiguous()) for name, value in values.items()])
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,7 @@ class InFiles(Home):
         folder: where changes are kept.
         replaced: what changed tensors were, by the ``Undo`` that takes them back.
         files: names of the files of changes.
+        asked: the blocks of which something was to be kept, in order.
     """
 
     blocks: Mapping[str, nn.Module]
@@ -47,6 +71,7 @@ class InFiles(Home):
     folder: Path
     replaced: dict[int, dict[str, StoredSource]] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
 
     def own(self, name: str) -> list[str]:
         """The tensors of a block."""
@@ -117,6 +142,11 @@ class InFiles(Home):
             write_file(part, [item_of(key, value.contiguous()) for key, value in values.items()])
         self.files.append(path.name)
         return {key: StoredSource(str(path), key, tuple(value.shape), value.dtype) for key, value in values.items()}
+
+    def known(self, name: str) -> BlockNotes:
+        """What an algorithm finds out about a block, in a file that is named by when it was asked for."""
+        self.asked.append(name)
+        return BlockNotesInFile(self.folder / FOUND / f"{len(self.asked)}.{name}.safetensors")
 
     def put_back(self, undo: Undo) -> None:
         """Forget the files of changes."""
