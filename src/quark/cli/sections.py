@@ -14,7 +14,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Options": ("--output", "--preset", "--scheme", "--data", "--for", "--exclude", "--help"),
     "What is quantized": (
         *("--config", "--algorithm", "--set", "--layout", "--tune-speed", "--layer", "--exclude-only", "--kv-cache"),
-        *("--plan-from", "--requantize", "--register"),
+        *("--gguf-type", "--plan-from", "--requantize", "--register"),
     ),
     "What is searched": (
         *(

@@ -36,7 +36,9 @@ torch_app = typer.Typer(no_args_is_help=True, help="Quantize and evaluate PyTorc
 
 `quark torch quantize llama/ -o llama-w4a16/ --scheme int4_wo_128 --format compressed-tensors --for vllm`
 
-`quark torch quantize llama/ -o llama-gguf/ --scheme int4_wo_32 --for llama.cpp`""",
+`quark torch quantize llama/ -o llama-gguf/ --scheme int4_wo_32 --for llama.cpp`
+
+`quark torch quantize llama/ -o llama-q4k/ --gguf-type Q4_K --gguf-type '*down_proj=Q6_K'`""",
 )
 @takes_values()
 def quantize(request: InMemory) -> None:
@@ -44,9 +46,9 @@ def quantize(request: InMemory) -> None:
 
     Schemes with static activations and algorithms need data; about 128 windows of text like the real one are enough.
     """
-    from quark.cli import torch_quantize
+    from quark.cli import torch_gguf, torch_quantize
 
-    torch_quantize.run(request)
+    (torch_gguf if request.gguf_types else torch_quantize).run(request)
 
 
 @torch_app.command(

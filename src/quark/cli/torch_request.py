@@ -182,6 +182,15 @@ class InMemory(Explained):
     program: For = None
     plan_from: PlanFrom = None
     source: TextSource = field(default_factory=TextSource)
+    gguf_types: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--gguf-type",
+            metavar="[GLOB=]TYPE",
+            help="Round to a type of GGUF instead of a scheme, such as Q4_K, or *down_proj=Q6_K for some layers; may "
+            "be repeated, the last that fits counts.",
+        ),
+    ] = ()
     dtype: Annotated[
         str | None,
         typer.Option(help="What stays float, in this type: bfloat16, float16 or float32; else the source's."),
@@ -194,6 +203,29 @@ class InMemory(Explained):
     verify: Annotated[bool, typer.Option(help="Read the files back and compare them with the model.")] = True
     trust_remote_code: Remote = False
     json: Json = False
+
+    def __post_init__(self) -> None:
+        if not self.gguf_types:
+            super().__post_init__()
+            return
+        given = {
+            "--scheme": self.scheme,
+            "--config": self.config,
+            "--algorithm": self.algorithms,
+            "--layer": self.layers,
+            "--kv-cache": self.kv_cache,
+            "--exclude-only": self.exclude_only,
+            "--plan-from": self.plan_from,
+            "--format": self.format not in (None, "gguf"),
+            "--for": self.program not in (None, "llama.cpp"),
+        }
+        if wrong := [name for name, value in given.items() if value]:
+            raise typer.BadParameter(f"--gguf-type rounds the float model for llama.cpp; leave out {wrong[0]}")
+
+    @property
+    def named(self) -> str:
+        """The configuration in a word."""
+        return ", ".join(self.gguf_types) or super().named
 
 
 @dataclass(frozen=True, kw_only=True)

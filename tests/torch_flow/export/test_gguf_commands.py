@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.torch_flow.export.test_gguf import bpe, model_of  # noqa: F401
+import torch
+from tests.torch_flow.export.test_gguf import bpe, model_of, of_transformers, read  # noqa: F401
 
 from quark.cli import main
+from quark.torch.language import perplexity
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
@@ -58,4 +60,50 @@ def test_a_tokenizer_that_cannot_be_written_is_refused_before_the_perplexity(
     words = ("quantize", folder, "-o", tmp_path / "out", *SCHEME, "--data", tmp_path / "ids.npy", "--seq-len", "32")
     assert main(["torch", *map(str, words)]) != 0
     assert "'Unigram'; only BPE can be written" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_types_are_asked_for_by_layer_and_what_is_told_is_what_the_file_holds(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Types, the values in the file and the perplexity, all by the decoders of gguf and of transformers."""
+    np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(3, 290, (2, 96)))
+    kinds = {"*": "Q4_K", "*v_proj": "Q6_K", "*layers.1.*down_proj": "Q5_K"}
+    words = [f"--gguf-type={glob}={kind}".replace("=*=", "=") for glob, kind in kinds.items()]
+    data = ("--exclude", "*o_proj", "--data", tmp_path / "ids.npy", "--seq-len", "48")
+    facts = told(capsys, "quantize", folder, "-o", tmp_path / "out", *words, *data)
+    _, tensors = read(tmp_path / "out" / "llama.gguf")
+    found = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
+    for block, down in enumerate(("Q4_K", "Q5_K")):
+        wanted = {"attn_q": "Q4_K", "attn_v": "Q6_K", "attn_output": "F16", "ffn_up": "Q4_K", "ffn_down": down}
+        assert {name: found[f"blk.{block}.{name}.weight"] for name in wanted} == wanted
+    assert found["output.weight"] == "F16"
+    model = of_transformers(tmp_path / "out" / "llama.gguf").eval()
+    rows = list(torch.from_numpy(np.load(tmp_path / "ids.npy")))
+    assert facts["perplexity_after"] == pytest.approx(perplexity(model, rows, 48), rel=1e-4)
+    assert facts["perplexity_after"] != pytest.approx(facts["perplexity_before"], rel=1e-4)
+    differ = total = 0.0
+    for name, weight in model_of().named_parameters():
+        if weight.dim() > 1:
+            differ += float((model.get_parameter(name) - weight).square().sum())
+            total += float(weight.square().sum())
+    assert facts["file_loss"] == pytest.approx((differ / total) ** 0.5, rel=1e-3)
+    assert "Q4_K" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--gguf-type", "Q4K"], "Did you mean 'Q4_K'"),
+        (["--gguf-type", "Q4_K", "--gguf-type", "*down_prj=Q6_K"], "'*down_prj'"),
+        (["--gguf-type", "*down_proj=Q6_K"], "has no type; --gguf-type TYPE without a glob"),
+        (["--gguf-type", "Q4_K", "--scheme", "int4_wo_32"], "leave out --scheme"),
+        (["--gguf-type", "Q4_K", "--for", "vllm"], "leave out --for"),
+    ],
+)
+def test_types_that_cannot_be_are_refused(
+    words: list[str], sentence: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["torch", "quantize", str(folder), "-o", str(tmp_path / "out"), *words]) != 0
+    assert sentence in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
