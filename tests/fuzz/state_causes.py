@@ -256,7 +256,7 @@ def tensors_as(kind: str, folder: Path) -> None:
 
 
 for damage in ("gone", "a folder", "a link to a stranger", "a byte more", "a byte less", "flipped"):
-    RESUMES.append(Cause("resume", "tensors", damage, partial(tensors_as, damage)))
+    RESUMES.append(Cause("resume", "the file of tensors", damage, partial(tensors_as, damage)))
 for damage in ("strangers.txt", "config.json", "a file", "a link"):
 
     def beside(what: str, folder: Path) -> None:
