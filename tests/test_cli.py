@@ -21,12 +21,15 @@ from quark import __version__
 from quark.cli import main
 from quark.cli.common import THREADS
 from quark.cli.settings import parse_settings
+from quark.cli.verdicts import Bound
 from quark.config.plan import Plan
 from quark.config.presets import HARDWARE, PRESETS
 from quark.config.tensor import TensorSpec
 from quark.demo import data
 from quark.errors import ConfigError
+from quark.measure.distance import Distance
 from quark.numerics.formats import FORMATS, Block
+from quark.onnx.compare import Comparison
 from quark.onnx.graph import model as graph_model
 
 Capture = pytest.CaptureFixture[str]
@@ -341,10 +344,20 @@ def test_compare_ends_with_a_verdict_and_holds_to_a_bound(folder: Path, capsys: 
     words = ["onnx", "compare", *files[:2], "--data", files[2]]
     assert main([*words, "--fail-under", "sqnr=20"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]] == ["accuracy", "size", "coverage"]
-    for bound, said in (("sqnr=90", "the worst output has"), ("kept=0.9", "too few answers")):
+    for bound, said in (("sqnr=90", "the worst output, '"), ("kept=0.9", "too few answers")):
         assert main([*words, "--fail-under", bound]) == 3
         told = capsys.readouterr().err
         assert f"--fail-under {bound}" in told and said in told
+
+
+@pytest.mark.parametrize("order", [("good", "broken"), ("broken", "good")])
+def test_an_output_that_is_not_a_number_is_below_every_bound(order: tuple[str, str]) -> None:
+    """The worst output is named, wherever it stands."""
+    outputs = {name: Distance() for name in order}
+    for name, value in (("good", 1.0), ("broken", np.nan)):
+        outputs[name].update(np.ones(4), np.full(4, value))
+    said = Bound("sqnr", 20).failure(Comparison(outputs, (), (), 1))
+    assert said == "--fail-under sqnr=20: the worst output, 'broken', has nan dB"
 
 
 # ---- samples ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from quark.onnx.graph.model import load
 from quark.onnx.graph.surgery import apart, let_go
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.search import in_order, save_plan, search
-from quark.onnx.sensitivity import sensitivity
+from quark.onnx.sensitivity import Outputs, sensitivity
 
 LAYERS = 5
 PLANTED = "conv3"  # reads a tensor with one channel 300 times the others
@@ -392,3 +392,12 @@ def test_a_search_fails_for_what_its_model_lacks_and_says_when_nothing_is_to_be_
     assert main([*words, "--budget", "size"]) == 0
     verdict = json.loads(capsys.readouterr().out)["verdict"]
     assert "nothing to win" in verdict["speed"]["reason"] and "stay with the float model" in verdict["next"][0]
+
+
+@pytest.mark.parametrize("order", [("good", "broken"), ("broken", "good")])
+def test_an_output_that_is_not_a_number_is_the_worst(order: tuple[str, str]) -> None:
+    """Wherever it stands: the other output alone would say that nothing is wrong."""
+    made = Outputs()
+    values = {"good": np.ones(4), "broken": np.full(4, np.nan)}
+    made.update({name: np.ones(4) for name in order}, {name: values[name] for name in order}, kl=False)
+    assert all(np.isnan(made.metrics()[name]) for name in ("sqnr", "cosine", "psnr", "mse"))

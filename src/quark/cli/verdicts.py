@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,13 @@ FAILED = 3
 """The exit code of a bound that is not met."""
 _BOUND = re.compile(r"^\s*([A-Za-z_]\w*)\s*=\s*([-+.\w]+)\s*$")
 #: Metrics of ``--fail-under``: how each is read off a comparison, the worst output counting.
-METRICS: Mapping[str, Callable[[Comparison], Iterable[float]]] = {
-    "sqnr": lambda found: (one.sqnr for one in found.outputs.values() if one.count),
-    "psnr": lambda found: (one.psnr for one in found.outputs.values() if one.count),
-    "cosine": lambda found: (one.cosine for one in found.outputs.values() if one.count),
-    "kept": lambda found: (one.share for one in found.answers.values() if one.share is not None),
+METRICS: Mapping[str, Callable[[Comparison], Mapping[str, float]]] = {
+    "sqnr": lambda found: {name: one.sqnr for name, one in found.outputs.items() if one.count},
+    "psnr": lambda found: {name: one.psnr for name, one in found.outputs.items() if one.count},
+    "cosine": lambda found: {name: one.cosine for name, one in found.outputs.items() if one.count},
+    "kept": lambda found: {name: one.share for name, one in found.answers.items() if one.share is not None},
 }
+_UNITS = {"sqnr": " dB", "psnr": " dB"}
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,15 @@ class Bound:
     value: float
 
     def failure(self, found: Comparison) -> str | None:
-        """What is below the bound, or None. A metric that no output has is below it."""
-        values = [*METRICS[self.metric](found)]
-        least = min(values, default=float("nan"))
-        if least >= self.value:
+        """What is below the bound, or None. A metric that no output has, or that is not a number, is."""
+        values = METRICS[self.metric](found)
+        bound = f"--fail-under {self.metric}={self.value:g}"
+        if not values:
+            return f"{bound}: the outputs have too few answers to tell"
+        worst = min(values, key=lambda name: -inf if isnan(values[name]) else values[name])
+        if values[worst] >= self.value:
             return None
-        said = f"the worst output has {least:.4g}" if values else "the outputs have too few answers to tell"
-        return f"--fail-under {self.metric}={self.value:g}: {said}"
+        return f"{bound}: the worst output, {worst!r}, has {values[worst]:.4g}{_UNITS.get(self.metric, '')}"
 
 
 def parse_bound(text: str) -> Bound:

@@ -121,7 +121,9 @@ def causes(
             progress(index + 1)
     found.own = {name: one.sqnr for name, one in own.items()}
     exact = {name: np.inf for name, sqnr in found.own.items() if sqnr == np.inf}
-    found.alone = exact | {name: min(one.sqnr for one in each.values()) for name, each in ends.items() if each}
+    found.alone = exact | {
+        name: float(np.min([one.sqnr for one in each.values()])) for name, each in ends.items() if each
+    }
     return found
 
 

@@ -64,6 +64,8 @@ class Outputs:
     def metrics(self) -> dict[str, float]:
         """The measures: the worst output's SQNR and cosine, the mean MSE, the mean divergence where it was wanted.
 
+        An output that is not a number is the worst, and no measure is a number then.
+
         Raises:
             DataError: no output had a shape of its own in both models.
         """
@@ -72,10 +74,10 @@ class Outputs:
             raise DataError("no output of the quantized model has the shape of the float model's")
         noise = sum(one.noise / one.signal if one.signal else float(one.noise > 0) for one in found)
         measured = {
-            "sqnr": min(one.sqnr for one in found),
-            "cosine": min(one.cosine for one in found),
+            "sqnr": float(np.min([one.sqnr for one in found])),
+            "cosine": float(np.min([one.cosine for one in found])),
             "mse": float(np.mean([one.noise / one.count for one in found])),
-            "psnr": min(one.psnr for one in found),
+            "psnr": float(np.min([one.psnr for one in found])),
             "noise": float(noise),
         }
         return measured | ({"kl": self.divergence / self.positions} if self.positions else {})
