@@ -20,6 +20,7 @@ from tests.torch_flow.export.programs import loaded_by
 from tests.torch_flow.export.test_gguf import EXACT, ROUNDED, WORDS, bpe, model_of, of_transformers, sentencepiece  # noqa: F401
 from tests.torch_flow.export.test_gguf_architectures import FAMILIES, network
 from tests.torch_flow.export.test_reload import quantized
+from tests.torch_flow.export.test_vocabularies import unigram
 from torch import nn
 
 from quark.torch.export.api import export_gguf
@@ -146,3 +147,11 @@ def test_every_architecture_answers_as_transformers(family: str, request: Any, t
     assert len(theirs) > 200
     assert (theirs - wanted).norm() < 0.02 * wanted.norm()  # keys and values are float16 there
     loaded_by("GGUF", f"F32 of a float model ({family})", "xllamacpp")
+
+
+def test_unigram_models_split_as_sentencepiece(tmp_path: Path) -> None:
+    processor = unigram(tmp_path)
+    export_gguf(model_of(), tmp_path, "llama", tmp_path)
+    program = Program(tmp_path / "llama.gguf")
+    for text in (WORDS, "quick foxes answering quantum scales", "the  quick ", "éè quick", "ﬁve"):
+        assert program.ask("tokenize", content=text, add_special=False)["tokens"] == processor.encode(text), text

@@ -139,3 +139,37 @@ def test_no_tokenizer_at_all_is_told(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"no model")
     with pytest.raises(ModelError, match="cannot be read"):
         vocabulary.add_vocabulary(Writer(), tmp_path, 5, "llama")
+
+
+def unigram(folder: Path, vocab_size: int = 60, **options: Any) -> Any:
+    """A Unigram model of SentencePiece in ``folder``."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    text = "the quick brown fox jumps over the lazy dog while models answer questions about numbers and scales"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text] * 20), model_prefix=str(folder / "tokenizer"), vocab_size=vocab_size,
+        model_type="unigram", hard_vocab_limit=False, minloglevel=2, **options,
+    )  # fmt: skip
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+
+
+def test_unigram_models_are_no_merges(tmp_path: Path) -> None:
+    """llama.cpp would merge by scores what SentencePiece splits by the best sum of them."""
+    processor = unigram(tmp_path)
+    writer = gguf.GGUFWriter(None, "llama")
+    vocabulary.add_vocabulary(writer, tmp_path, 300, "llama")
+    found = {key: field.value for key, field in writer.kv_data[0].items()}
+    assert found["tokenizer.ggml.model"] == "t5"
+    for name in ("unk", "bos", "eos"):
+        stored = {"unk": "unknown"}.get(name, name)
+        assert found[f"tokenizer.ggml.{stored}_token_id"] == getattr(processor, f"{name}_id")()
+    assert (found["tokenizer.ggml.add_bos_token"], found["tokenizer.ggml.add_eos_token"]) == (True, False)
+    assert found["tokenizer.ggml.add_space_prefix"] is True
+    assert len(found["tokenizer.ggml.precompiled_charsmap"]) > 1000
+    scores = [processor.get_score(number) for number in range(processor.vocab_size())]
+    assert found["tokenizer.ggml.scores"][: len(scores)] == scores
+
+
+def test_unigram_models_with_bytes_are_refused(tmp_path: Path) -> None:
+    unigram(tmp_path, byte_fallback=True, vocab_size=290)
+    with pytest.raises(ModelError, match="Unigram model with byte_fallback"):
+        vocabulary.add_vocabulary(gguf.GGUFWriter(None, "llama"), tmp_path, 300, "llama")

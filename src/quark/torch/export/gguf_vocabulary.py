@@ -39,6 +39,7 @@ RULES = {  # that a file says
 BYTES = ("ByteLevel", True)  # which splits as GPT-2 does
 STEPS = {(BYTES,): "gpt-2", (("Digits", True), BYTES): "smollm"}  # without a rule in the file
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
+UNIGRAM = "t5"  # llama.cpp's name of the kind, of any network
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -50,7 +51,9 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
     """
     import gguf
 
+    unigram: Any = None
     if (folder / "tokenizer.model").is_file():
+        unigram = unigram_of(folder)
         kind, tokens, scores, types = sentencepiece_tokens(folder)
     elif (folder / "tokenizer.json").is_file():
         kind, tokens, scores, types = json_tokens(folder / "tokenizer.json", size)
@@ -62,7 +65,7 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
         tokens.append(f"[PAD{number}]")
         scores.append(-10000.0)
         types.append(UNUSED)
-    writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_model(kind if unigram is None else UNIGRAM)
     writer.add_tokenizer_pre("default" if kind == "llama" else pre_tokenizer(folder / "tokenizer.json", family))
     writer.add_token_list(tokens)
     if kind == "llama":
@@ -72,7 +75,49 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
         if (folder / name).exists():
             read_object(folder / name)
     with _said(folder):
-        gguf.SpecialVocab(folder, load_merges=kind == "gpt2", n_vocab=size).add_to_gguf(writer, quiet=True)
+        special = gguf.SpecialVocab(folder, load_merges=kind == "gpt2", n_vocab=size)
+        if unigram is not None:
+            add_unigram(writer, unigram, special)
+        special.add_to_gguf(writer, quiet=True)
+
+
+def unigram_of(folder: Path) -> Any:
+    """The description of ``tokenizer.model`` if it is a Unigram model; None for BPE.
+
+    Raises:
+        ModelError: a file that cannot be read, or bytes in the place of unknown letters, which llama.cpp does not have.
+    """
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2
+
+    messages: Any = sentencepiece_model_pb2  # made at import
+    found = messages.ModelProto()
+    try:
+        found.ParseFromString((folder / "tokenizer.model").read_bytes())
+    except (OSError, DecodeError) as error:
+        raise ModelError(f"the tokenizer in {str(folder)!r} cannot be read: {reason_of(error)}") from error
+    if found.trainer_spec.model_type != found.trainer_spec.UNIGRAM:
+        return None
+    if found.trainer_spec.byte_fallback:
+        raise ModelError(
+            f"the tokenizer in {str(folder)!r} is a Unigram model with byte_fallback, and llama.cpp makes '<unk>' of "
+            f"letters that such a model has no piece for"
+        )
+    return found
+
+
+def add_unigram(writer: Any, found: Any, special: Any) -> None:
+    """What llama.cpp takes from a Unigram model, and otherwise would take from T5: rules, special tokens, their use."""
+    rules, ids = found.normalizer_spec, found.trainer_spec
+    writer.add_add_space_prefix(rules.add_dummy_prefix)
+    writer.add_remove_extra_whitespaces(rules.remove_extra_whitespaces)
+    if rules.precompiled_charsmap:
+        writer.add_precompiled_charsmap(rules.precompiled_charsmap)
+    for name, number in (("unk", ids.unk_id), ("bos", ids.bos_id), ("eos", ids.eos_id), ("pad", ids.pad_id)):
+        if number >= 0:
+            special.special_token_ids.setdefault(name, number)
+    for name, added in (("bos", True), ("eos", False)):  # as of other models of SentencePiece
+        special.add_special_token.setdefault(name, added)
 
 
 @contextmanager
