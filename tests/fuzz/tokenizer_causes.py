@@ -136,3 +136,7 @@ for damage, content in TEXTS.items():
         TOKENIZERS.append(Cause("tokenizer", name, damage, partial(put, {name: content})))
     TOKENIZERS.append(Cause("tokenizer", "tokenizer.model", damage, partial(put, {"tokenizer.model": content})))
 TOKENIZERS.append(Cause("tokenizer", "files", "as they should be", partial(put, {})))
+PIECES = b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02" + b"".join(  # text, score, kind
+    b"\n\x08\n\x01%c\x15\0\0\x80\xbf" % letter for letter in b"abc"
+)
+TOKENIZERS.append(Cause("tokenizer", "tokenizer.model", "as it should be", partial(put, {"tokenizer.model": PIECES})))
