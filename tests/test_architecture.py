@@ -40,6 +40,7 @@ LAYERS = {  # a module imports from lower numbers only, and from its own package
     "automatic": 5,
     "cli": 5,
     "demo": 5,
+    "extension": 5,
     "integrations": 5,
     "shapeshifter": 5,
     "__main__": 6,

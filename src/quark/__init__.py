@@ -19,8 +19,10 @@ for _switch in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # the name 
 #: What is for both flows, and where it is; imported when it is asked for.
 _OF_BOTH = {
     "auto": "quark.automatic",
+    "register_algorithm": "quark.extension",
     "register_calibration": "quark.observers.registry",
     "register_format": "quark.numerics.formats",
+    "unregister_algorithm": "quark.extension",
     "unregister_format": "quark.numerics.formats",
 }
 

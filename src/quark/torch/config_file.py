@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import nn
 
+from quark.algorithms.own import OWN
 from quark.errors import ConfigError, ModelError, unknown
 from quark.search.plan_file import read_config
 from quark.search.values import FLOAT
@@ -129,7 +130,7 @@ def check_candidate(candidate: str) -> None:
     """
     name, algorithms = split(candidate)
     scheme(name)
-    tuning = [row.config.name for row in ALGORITHMS if row.tunes]
+    tuning = [*(row.config.name for row in ALGORITHMS if row.tunes), *OWN]
     for algorithm in algorithms:
         if algorithm not in tuning:
             raise ConfigError(unknown("algorithm for single layers", algorithm, tuning))

@@ -61,6 +61,10 @@ PAIRED = (GPTAQConfig, QronosConfig)
 
 def on_grid(weight: np.ndarray, seen: Moments, grid: Columns, config: AlgoConfig) -> np.ndarray:
     """The weight [out, in] as the algorithm of ``config`` rounds it, float32; ``seen`` are means."""
+    own = config.own
+    if own is not None:
+        values = {name: getattr(config, name) for name in own.settings}
+        return own.rounded(weight, np.asarray(seen.hessian, np.float32), grid, values)
     return np.asarray(ROUNDERS[type(config)](weight, seen, grid, config), np.float32)
 
 

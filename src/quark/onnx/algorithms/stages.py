@@ -117,7 +117,7 @@ READS_DATA = frozenset([*_LOOK, *TUNES])
 def reader_for(job: Job, reader: Any) -> Any:
     """The reader, its samples kept in memory where an algorithm reads it again and it cannot be."""
     judged = any(isinstance(config, CLEConfig) and not config.keep_worse for config in job.algorithms)
-    reads = judged or any(type(config) in READS_DATA for config in job.algorithms)
+    reads = judged or any(config.own is not None or type(config) in READS_DATA for config in job.algorithms)
     return rereadable(reader) if reads else reader
 
 
@@ -154,7 +154,7 @@ def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
         from quark.onnx.algorithms import nbits
 
         return nbits.run(model, plan, _tuning(context), context)
-    chosen = [(TUNES[type(config)], config) for config in _tuning(context)]
+    chosen = [(TUNES.get(type(config), _round_columns), config) for config in _tuning(context)]
     if chosen and context.job.mode != "static":
         names = ", ".join(type(config).__name__ for _, config in chosen)
         raise ConfigError(f"algo_config: {names} needs scales that are known beforehand, not dynamic quantization")
@@ -176,4 +176,4 @@ def _unjudged(config: Any) -> bool:
 
 
 def _tuning(context: Context) -> list[AlgoConfig]:
-    return [config for config in context.job.algorithms if type(config) in TUNES]
+    return [config for config in context.job.algorithms if config.own is not None or type(config) in TUNES]

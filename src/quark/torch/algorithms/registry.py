@@ -18,6 +18,7 @@ from quark.torch.algorithms.cle import run_cle
 from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.gptq import run_gptaq, run_gptq, run_qronos
 from quark.torch.algorithms.hqq import run_hqq
+from quark.torch.algorithms.own import run_own
 from quark.torch.algorithms.reconstruct import run_reconstruction
 from quark.torch.algorithms.rotation import run_rotation
 from quark.torch.algorithms.smooth import run_autosmooth, run_smooth
@@ -83,6 +84,8 @@ def algorithm_of(config: AlgoConfig) -> Algorithm:
     Raises:
         ConfigError: there is none.
     """
+    if config.own is not None:
+        return Algorithm(type(config), run_own, tunes=True)
     for row in ALGORITHMS:
         if type(config) is row.config:
             return row

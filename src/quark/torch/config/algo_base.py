@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
+from quark.algorithms.own import OwnAlgorithm
 from quark.errors import ConfigError, unknown
 
 
@@ -23,6 +24,7 @@ class AlgoConfig:
     """
 
     registry: ClassVar[dict[str, type[AlgoConfig]]] = {}
+    own: ClassVar[OwnAlgorithm | None] = None
     name: str = ""
     layers: list[str] = field(default_factory=list, kw_only=True)
 

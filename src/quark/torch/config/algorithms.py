@@ -6,10 +6,11 @@ they are found from the modules. Values that no algorithm can use are refused wh
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
 
+from quark.algorithms.own import OWN
 from quark.errors import ConfigError
 from quark.reading import read_json
 from quark.torch.config.algo_base import AlgoConfig
@@ -446,3 +447,15 @@ __all__ = [
     "load_pre_optimization_config_from_file",
     "load_quant_algo_config_from_file",
 ]
+
+
+def take_own() -> None:
+    """Configuration classes for the registered algorithms that have none yet; they enter ``AlgoConfig.registry``."""
+    for row in OWN.values():
+        if row.name not in AlgoConfig.registry:
+            named = [("name", str, row.name), *((name, type(value), value) for name, value in row.settings.items())]
+            namespace = {"own": row, "__doc__": f"The algorithm {row.name!r}, which was registered."}
+            make_dataclass(row.name, named, bases=(AlgoConfig,), namespace=namespace)
+
+
+take_own()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from quark.algorithms.own import OwnAlgorithm
 from quark.errors import ConfigError
 
 
@@ -13,6 +14,7 @@ class AlgoConfig:
     """Base of the algorithm configurations. ``name`` is what dictionaries call them."""
 
     name: ClassVar[str] = ""
+    own: ClassVar[OwnAlgorithm | None] = None
 
     def to_dict(self) -> dict[str, Any]:
         """The name and the fields that differ from their defaults."""

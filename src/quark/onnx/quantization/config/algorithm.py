@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, make_dataclass, replace
+from typing import Any, ClassVar, cast
 
+from quark.algorithms.own import OwnAlgorithm
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Channel, Group
@@ -342,6 +343,15 @@ ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
         *(BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig),
     )
 }
+
+
+def config_of_own(row: OwnAlgorithm) -> type[AlgoConfig]:
+    """The configuration class of a registered algorithm: its settings, and what all that tune have."""
+    settings = [(name, type(default), default) for name, default in row.settings.items()]
+    common: list[Any] = [("keep_worse", bool, False), ("layers", Any, ())]
+    namespace = {"name": row.name, "own": row, "__doc__": f"The algorithm {row.name!r}, which was registered."}
+    made = make_dataclass(row.name, [*settings, *common], bases=(AlgoConfig,), namespace=namespace, frozen=True)
+    return cast(type[AlgoConfig], made)
 
 
 def from_dict(data: Mapping[str, Any]) -> AlgoConfig:

@@ -1,0 +1,79 @@
+"""Algorithms of users, for both flows: one function on arrays that rounds the weight of a linear layer.
+
+What both flows do around it is theirs: they sum what the layers read, give the function the grid of a weight, put what
+it returns on that grid, and keep it where it loses less on the calibration data than rounding to nearest.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quark.algorithms.columns import Columns
+from quark.errors import ConfigError
+
+Function = Callable[..., np.ndarray]
+GIVEN = 3
+"""Arguments that the flows give: the weight, what is known of its inputs, its grid."""
+KINDS = (bool, int, float, str)
+"""Types of settings."""
+
+
+@dataclass(frozen=True)
+class OwnAlgorithm:
+    """An algorithm that somebody registered.
+
+    Attributes:
+        name: what configurations call it.
+        function: (weight, hessian, grid, **settings) -> values.
+        settings: name -> default.
+    """
+
+    name: str
+    function: Function
+    settings: Mapping[str, Any]
+
+    def rounded(self, weight: np.ndarray, hessian: np.ndarray, grid: Columns, values: Mapping[str, Any]) -> np.ndarray:
+        """The weight [out, in] on its grid, float32.
+
+        Raises:
+            ConfigError: the function returns another shape, or values that are not finite.
+        """
+        found = np.asarray(self.function(weight.copy(), hessian.copy(), grid, **values))
+        if found.shape != weight.shape or found.dtype.kind != "f":
+            raise ConfigError(
+                f"the algorithm {self.name!r} must return floats of the shape {weight.shape}, not {found.dtype} of "
+                f"{found.shape}"
+            )
+        if not np.isfinite(found).all():
+            raise ConfigError(f"the algorithm {self.name!r} returned values that are not finite")
+        return np.asarray(grid.round(found.astype(np.float32)), np.float32)
+
+
+OWN: dict[str, OwnAlgorithm] = {}
+"""By name, those that are registered."""
+
+
+def own_algorithm(name: str, function: Function) -> OwnAlgorithm:
+    """The row of a function.
+
+    Raises:
+        ConfigError: a name that is no identifier, no function, or one whose settings have no defaults of a plain type.
+    """
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise ConfigError(f"the name of an algorithm must be an identifier, not {name!r}")
+    if not callable(function):
+        raise ConfigError(f"the algorithm {name!r} must be a function, not {function!r}")
+    rest = list(inspect.signature(function).parameters.values())[GIVEN:]
+    settings = {one.name: one.default for one in rest if one.kind is not one.VAR_KEYWORD}
+    for setting, default in settings.items():
+        if type(default) not in KINDS or setting in ("name", "layers", "keep_worse"):
+            raise ConfigError(
+                f"the algorithm {name!r}: the setting {setting!r} needs a default that is a number, a text or a bool, "
+                "and a name other than name, layers, keep_worse"
+            )
+    return OwnAlgorithm(name, function, settings)
