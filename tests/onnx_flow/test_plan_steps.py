@@ -15,6 +15,7 @@ from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.onnx import Int8Spec, QConfig, QLayerConfig, XInt8Spec
+from quark.onnx.graph import surgery
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.qdq import (
     align,
@@ -805,7 +806,7 @@ def test_layout_operators_that_leave_the_range(body: str, leaves: bool) -> None:
 )
 def test_bounds_of_a_clip(body: str, bounds: tuple[float, float] | None) -> None:
     model = graph("float[2] x, float z", "float y", f"[n] y = {body}", low=np.float32(-2), high=np.float32(3))
-    assert slots.clip_bounds(node(model, "n")) == bounds
+    assert surgery.clip_bounds(node(model, "n")) == bounds
 
 
 @pytest.mark.parametrize(

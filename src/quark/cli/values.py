@@ -36,15 +36,15 @@ def takes_values(samples: int | None = None) -> Callable[[Callable[..., None]], 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         values = {name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)}
-        plain = [one.replace(kind=_KIND) for name, one in signature.parameters.items() if name not in values]
-        options = [*plain, *(option for cls in values.values() for option in options_of(cls))]
+        options: list[inspect.Parameter] = []
+        for name, one in signature.parameters.items():  # arguments stand in the order of the signature
+            options += options_of(values[name]) if name in values else [one.replace(kind=_KIND)]
         own = {} if samples is None else {"samples": samples}
         every = [one.replace(default=own.get(one.name, one.default)) for one in options]
 
         def _run(**given: Any) -> None:
-            command(
-                **{name: made(cls, given) for name, cls in values.items()}, **{p.name: given[p.name] for p in plain}
-            )
+            requests = {name: made(cls, given) for name, cls in values.items()}
+            command(**requests, **{name: given[name] for name in signature.parameters if name not in values})
 
         _run.__name__, _run.__doc__, _run.__module__ = command.__name__, command.__doc__, command.__module__
         _run.__dict__["__signature__"] = signature.replace(parameters=every)

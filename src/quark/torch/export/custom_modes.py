@@ -137,8 +137,8 @@ def custom_items(
         return stacked_blocks.stacked_items(model, items, layouts)
     if mode in gptq.VERSIONS:
         return [gptq_item(item, layouts, mode) for item in items]
-    weight = single(config.global_quant_config, "weight", mode)
-    signed = mode == "awq" and weight is not None and weight.dtype is Dtype.int4
+    weight = single(config.global_quant_config, "weight", mode) if mode == "awq" else None
+    signed = weight is not None and weight.dtype is Dtype.int4
     naming = naming_of(config, mode)
     return [renamed_item(item, naming, set(layouts), signed) for item in items]
 
