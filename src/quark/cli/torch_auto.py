@@ -117,7 +117,8 @@ def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder
     )
     model = model.float() if found.format == "onnx" else model
     fit, _, _ = parts(samples)
-    facts = torch_quantize.quantized(model, job, dict(found.winner.values), fit, found.format)
+    config = torch_quantize.decided(model, job, dict(found.winner.values), found.format)
+    facts = torch_quantize.quantized(model, job, config, fit, found.format)
     torch_quantize.describe(job, {**facts, **torch_quantize.facts_of(job, found.format, work)}, work)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark.cli.torch_refusals import (
     check_algorithms,
@@ -25,6 +25,9 @@ from quark.cli.torch_request import Converted, FolderJob, InMemory
 from quark.cli.torch_verdict import coverage_of, sizes, tell
 from quark.errors import ConfigError, unknown
 from quark.files.folder import new_folder
+
+if TYPE_CHECKING:
+    from quark.torch.config.model import QConfig
 
 DTYPES = ("bfloat16", "float16", "float32")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KkMmGg])[Bb]")
@@ -209,7 +212,7 @@ def chosen_values(request: FolderJob) -> dict[str, Any]:
     return values
 
 
-def decided(model: Any, request: FolderJob, values: dict[str, Any], format: str) -> Any:
+def decided(model: Any, request: FolderJob, values: dict[str, Any], format: str) -> QConfig:
     """How a model is quantized; refused, before anything runs, where the format does not fit it."""
     from quark.torch.config_file import config_of
     from quark.torch.export.write_as import check_experts, config_for
@@ -219,7 +222,7 @@ def decided(model: Any, request: FolderJob, values: dict[str, Any], format: str)
     return config
 
 
-def quantized(model: Any, request: FolderJob, config: Any, samples: Sequence[Any], format: str) -> dict[str, Any]:
+def quantized(model: Any, request: FolderJob, config: QConfig, samples: Sequence[Any], format: str) -> dict[str, Any]:
     """Quantize a model and write it."""
     from quark.torch import ModelQuantizer
     from quark.torch.export.write_as import export_as
@@ -325,7 +328,7 @@ def config_of_files(request: FolderJob, format: str, checkpoint: Any, samples: S
     return config
 
 
-def planned(request: FolderJob, config: Any) -> Any:
+def planned(request: FolderJob, config: QConfig) -> QConfig:
     """The configuration, changed so that it decides as the file of ``--plan-from`` says."""
     if request.plan_from is None:
         return config
