@@ -257,3 +257,68 @@ def test_values_that_are_often_high_in_later_samples_were_no_scores() -> None:
         for x in (first, second):
             update(answers, {"y": x}, {"y": x * 0.9})
         assert answers["y"].kind == kind and (answers["y"].share is None) == (kind == "values")
+
+
+def waves(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """[rows, columns] in 0..1, a quarter of it and less above a half: a field that changes slowly along both axes."""
+    draw = np.random.default_rng(seed)
+    t, f = np.linspace(0, 1, rows)[:, None], np.linspace(0, 1, columns)[None]
+    waves = sum(np.sin(2 * np.pi * (a * t + b * f + c)) for a, b, c in draw.uniform(0.5, 3, (5, 3)))
+    return np.asarray(1 / (1 + np.exp(3 - 1.5 * waves)), np.float32)
+
+
+def text_map(size: int = 96) -> np.ndarray:
+    """[size, size]: blocks of nearly 1 with soft edges on nearly 0."""
+    y, x = np.mgrid[:size, :size]
+    distance = np.minimum.reduce([np.hypot(x - a, y - b) for a, b in ((20, 30), (70, 25), (50, 80))]) - 8
+    return np.asarray(1 / (1 + np.exp(4 * distance)), np.float32)
+
+
+SIGNALS = {
+    "gains [1, frames, bins]": waves(60, 161)[None],
+    "gains [1, bins, frames]": waves(161, 60)[None],
+    "gains [frames, bins]": waves(60, 161),
+    "gains [1, 1, frames, bins]": waves(200, 81)[None, None],
+    "gains, more frames than bins": waves(1000, 161)[None],
+    "magnitudes beyond 1": 5 * waves(60, 161)[None],
+    "powers, quiet above": waves(60, 161)[None] ** 2 * np.geomspace(50, 0.01, 161),
+}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_over_two_axes_holds_no_detections(name: str) -> None:
+    """Its share would count values above a threshold, where nobody reads any."""
+    x = SIGNALS[name].astype(np.float32)
+    assert kind_of(x) == "values"
+    answers = {"y": Answers()}
+    update(answers, {"y": np.zeros_like(x) + np.float32(0.01)}, {"y": np.zeros_like(x)})  # silence comes first
+    update(answers, {"y": x}, {"y": x})
+    assert answers["y"].kind == "values" and answers["y"].share is None
+
+
+def a_grid_of_scores(side: int = 20, classes: int = 12) -> np.ndarray:
+    """[1, cells, classes]: cells beside an object see it too; columns are classes."""
+    y, x = np.mgrid[:side, :side]
+    found = np.zeros((side * side, classes))
+    for k, (a, b) in enumerate(rng().uniform(2, side - 2, (6, 2))):
+        found[:, 2 * k] = 0.9 * np.exp(-((x - a) ** 2 + (y - b) ** 2) / 8).ravel()
+    return found[None].astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        (a_grid_of_scores(), "scores"),
+        (a_grid_of_scores().swapaxes(1, 2), "scores"),
+        (text_map()[None, None], "scores"),
+        (detections([3, 9]), "boxes"),
+        (detections([3, 9], transposed=True), "boxes"),
+        (rng().uniform(0, 0.25, (1, 60, 161)), "scores"),
+    ],
+)
+def test_detections_and_maps_of_what_is_there_are_no_signals(output: np.ndarray, kind: str) -> None:
+    assert kind_of(output) == kind
+    answers = {"y": Answers()}
+    for _ in range(2):
+        update(answers, {"y": output}, {"y": output})
+    assert answers["y"].kind == kind

@@ -13,7 +13,8 @@ of the float model decide what an output looks like, and its *answers* are compa
     boxes     [rows, 4] beside an output of scores of as many rows, or the first columns of detections: scores as above,
               each of which counts where its box overlaps that of the float model too (``measure.boxes``)
     labels    integers: the share of equal ones
-    values    anything else: only the distance says how near it is
+    values    anything else: only the distance says how near it is; so it is for a signal over two axes, whatever its
+              shape (``measure.signals``)
 
 What is not handled: answers that a program computes first (boxes decoded from anchors): a metric of the user's own
 does that.
@@ -29,6 +30,7 @@ import numpy as np
 
 from quark.measure.boxes import COORDINATES, form_of, likelier, matched
 from quark.measure.logits import Reading, reading_of
+from quark.measure.signals import is_signal
 
 Kind = Literal["classes", "scores", "boxes", "labels", "values"]
 
@@ -90,7 +92,7 @@ class Answers:
         if self.kind is None:
             self.kind = "boxes" if together else kind_of(reference)
             self.inside = bool(reference.size) and _bounded(reference)
-        if self.kind == "scores" and self.inside and reference.size and not self._still_scores(reference):
+        if self.kind in ("scores", "boxes") and not together and reference.size and not self._still(reference):
             self.kind = "values"  # the first one was silence, or the like, which looked like scores that are never high
             self.kept, self.total = [0.0] * len(self.kept), [0.0] * len(self.total)
         if reference.shape != value.shape or (together and not together.alike(*pair)):
@@ -103,8 +105,12 @@ class Answers:
         self.kept.append(counted[0])
         self.total.append(counted[1])
 
-    def _still_scores(self, reference: np.ndarray) -> bool:
-        """Whether values that looked like scores still do; a distribution with a background is seldom high anyway."""
+    def _still(self, reference: np.ndarray) -> bool:
+        """Whether what looked like detections still does; a distribution with a background is seldom high anyway."""
+        if _class_axis(reference) is None and is_signal(reference):
+            return False
+        if self.kind == "boxes" or not self.inside:
+            return True
         self.high += int(np.sum(reference >= CONFIDENT))
         self.seen += reference.size
         return _bounded(reference) and (self.high <= SELDOM * self.seen or _class_axis(reference) is not None)
@@ -196,6 +202,8 @@ def kind_of(x: np.ndarray) -> Kind:
         return "values"
     if _class_axis(x) is not None:
         return "scores" if _background(x) is not None else "classes"
+    if is_signal(x):
+        return "values"
     if _is_boxed(x):
         return "boxes"
     if _score_columns(x) is not None:
