@@ -169,7 +169,8 @@ CASES = {
 
 def found(case: Case, purpose: str, options: argparse.Namespace, data: Data, folder: Path) -> dict[str, Any]:
     """What the tool makes of a model, measured on the half that it never saw."""
-    from quark.onnx.auto import PURPOSES, Goal, auto, split
+    from quark.onnx.auto import PURPOSES, Goal, auto
+    from quark.search.parts import split
 
     model, (first, second) = SHARED / "models" / f"{case.file}.onnx", case.halves(data)
     start = time.perf_counter()

@@ -265,7 +265,6 @@ TWO_DIALECTS = {
         "Recipe",
         "Search",
         "Site",
-        "Split",
         "Trial",
         "Whole",
     ),

@@ -65,9 +65,10 @@ def auto(
 
 
 def _onnx(model: Path, samples: Iterable[Any], output: Any, wanted: dict[str, Any]) -> OnnxOutcome:
-    from quark.onnx.auto import Goal, split, write_model
+    from quark.onnx.auto import Goal, write_model
     from quark.onnx.auto import auto as search
     from quark.onnx.graph.model import inputs_of_model, output_of
+    from quark.search.parts import split
 
     outputs = {} if output is None else {"model": output_of(Path(output))}
     check_outputs(outputs.values(), inputs_of_model(model, "the float model"))

@@ -16,10 +16,11 @@ import pytest
 from quark.cli import main
 from quark.demo import data
 from quark.errors import ConfigError
-from quark.onnx.auto import PURPOSES, Goal, Search, Trial, _dearness, auto, quantized, split
+from quark.onnx.auto import PURPOSES, Goal, Search, Trial, _dearness, auto, quantized
 from quark.onnx.compare import compare
 from quark.onnx.recipes import RECIPES, Choice, Climb
 from quark.report.verdict import Judged, worst
+from quark.search.parts import split
 
 Capture = pytest.CaptureFixture[str]
 

@@ -21,7 +21,7 @@ from quark.cli import main
 from quark.errors import ConfigError
 from quark.torch.bench import lay_out, measure, open_bench, traffic_of
 from quark.torch.config_file import config_of, read_values
-from quark.torch.search import checked_goal, save_plan, search, types_of
+from quark.torch.search import ASKED, save_plan, search, types_of
 from quark.torch.sensitivity import sensitivity
 
 transformers = pytest.importorskip("transformers")
@@ -279,4 +279,4 @@ def test_a_table_of_energies_is_a_budget(tmp_path: Path) -> None:
     for name, types in (("nvfp4", "fp4/fp4"), ("int4_fp8", "fp8_e4m3/int4"), ("float", "float/float")):
         assert types_of(name) == types
     with pytest.raises(ConfigError, match="no line 'float/uint4', for the candidate 'uint4_wo_32'"):
-        checked_goal("kl<=1", None, str(path), None, ["uint4_wo_32"])
+        ASKED.goal("kl<=1", None, str(path), None, ["uint4_wo_32"])

@@ -32,7 +32,7 @@ from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.files.private import private_folder
 from quark.measure.score import error
-from quark.onnx.auto import Goal, Outcome, Split, Trial, auto, split, write_model
+from quark.onnx.auto import Goal, Outcome, Trial, auto, write_model
 from quark.onnx.data_files import file_of
 from quark.onnx.describe import file_bytes
 from quark.onnx.graph.model import output_of
@@ -42,7 +42,7 @@ from quark.onnx.labels import digest_of as labels_digest
 from quark.report import ChartPoint, ModelView, Report, Scatter, Table, file_size
 from quark.report.verdict import LEVELS, Line, Verdict, accuracy_line, size_line, speed_line
 from quark.search.function import digest_of, load_function, score_of
-from quark.search.parts import parts_of
+from quark.search.parts import Split, how_far, parts_of, split
 from quark.search.trials import DROP, LATE
 
 
@@ -115,7 +115,7 @@ def _split(samples: Any) -> Split:
     parts = parts_of(count)
     if isinstance(samples, FileSamples):
         lazy = [replace(samples, readers=[samples.readers[i] for i in part]) for part in parts]
-        return Split(lazy[0], lazy[1], lazy[2], count)
+        return Split(lazy[0], lazy[1], lazy[2], count, how_far(count, len(parts[2])))
     return split(samples)
 
 

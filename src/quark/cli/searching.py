@@ -22,11 +22,12 @@ from quark.onnx import Config, ModelQuantizer
 from quark.onnx.config_file import config_of, read_values
 from quark.onnx.data import samples_of
 from quark.onnx.recipes import Choice
-from quark.onnx.search import METRICS, Split, save_plan, search, split_of
+from quark.onnx.search import ASKED, save_plan, search, split_of
 from quark.onnx.sensitivity import sensitivity
 from quark.onnx.tuned_speed import repeating
 from quark.report.progress import bars
 from quark.report.verdict import Line
+from quark.search.parts import Split
 from quark.search.plan_file import check_kind
 from quark.search.target import parse_target
 from quark.search.values import FLOAT, Found
@@ -128,7 +129,7 @@ def _following(request: Search, wanted: Wanted) -> str:
 def _again(request: Search, wanted: Wanted, lines: Sequence[Line]) -> list[str]:
     """The search that asks for what a model by the plan lacks; it has not been run."""
     bad = {line.subject: line.word for line in lines if line.bad}
-    goal = parse_target(wanted.target, METRICS, wanted.metric is not None) if wanted.target else None
+    goal = parse_target(wanted.target, ASKED.metrics, wanted.metric is not None) if wanted.target else None
     decibels = goal is not None and wanted.metric is None and goal.metric in ("sqnr", "psnr")
     raised, slow = decibels and "accuracy" in bad, bad.get("speed") == "slower" and wanted.budget != "latency"
     if goal is None or not (raised or slow):

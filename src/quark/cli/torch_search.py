@@ -95,10 +95,10 @@ def run_search(request: SearchLayers) -> None:
     """Find a plan, write it, and tell on standard output."""
     data, wanted = given(request.source.data), replace(request.wanted, budget=request.wanted.budget or "size")
     from quark.torch.export.formats import format_for
-    from quark.torch.search import checked_goal, save_plan, search
+    from quark.torch.search import ASKED, save_plan, search
 
     candidates, values = asked(request)
-    checked_goal(wanted.target, wanted.limit, wanted.budget, wanted.metric, candidates)
+    ASKED.goal(wanted.target, wanted.limit, wanted.budget, wanted.metric, candidates)
     check_kind(wanted.output, "--output")
     samples = windows_of(request, data)
     held_out = None if wanted.eval_data is None else windows_of(request, wanted.eval_data, ahead=1)

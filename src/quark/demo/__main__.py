@@ -18,7 +18,7 @@ from quark.demo import data
 from quark.errors import QuarkError
 from quark.files.outputs import Output, check_outputs
 from quark.onnx import Config, ModelQuantizer, get_default_config
-from quark.onnx.auto import Goal, auto, split
+from quark.onnx.auto import Goal, auto
 from quark.onnx.causes import causes, with_causes
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.coverage import coverage
@@ -30,6 +30,7 @@ from quark.onnx.page import page as report_of
 from quark.report import Report, Table, decibels, file_size, milliseconds, print_table
 from quark.report.html import write_html
 from quark.report.verdict import Verdict, accuracy_line, coverage_line, size_line, speed_line, worst
+from quark.search.parts import split
 
 PRESETS = {
     "A8W8": "int8 × int8, float scales",

@@ -44,17 +44,15 @@ from quark.onnx.trials import (
     Outcome,
     Probed,
     Purpose,
-    Split,
     Trial,
     entry_of,
     ledger_of,
     remembered,
-    split,
 )
 from quark.report.verdict import Judged, worst
 from quark.search.clock import Clock
 from quark.search.function import checked_reference, kept_score, score_of
-from quark.search.parts import how_far
+from quark.search.parts import Split
 from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
 
@@ -72,10 +70,8 @@ __all__ = [
     "Outcome",
     "Purpose",
     "Search",
-    "Split",
     "Trial",
     "auto",
-    "split",
     "write_model",
 ]
 BRIEFLY = 0.5
@@ -425,7 +421,7 @@ def _concluded(search: Search) -> Outcome:
         search.trials,
         None,
         None if search.float_score is None else search.float_score.value,
-        notes=[*search.notes, *how_far(search.samples.total, len(list(search.samples.report)))],
+        notes=[*search.notes, *search.samples.notes],
         untried=untried,
     )
     if good and goal.row.cost != "rank":

@@ -17,7 +17,7 @@ from typing import Any
 
 import onnx
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.onnx import bench, one_pass
 from quark.onnx.algorithms.samples import rereadable
@@ -36,16 +36,17 @@ from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.scratch import Scratch
 from quark.onnx.sensitivity import Outputs, Progress, losses, open_ledger, study
 from quark.onnx.tuned_speed import repeating
-from quark.search.energy import check_table, is_table, read_table, with_energy
+from quark.search import parts
+from quark.search.energy import is_table, read_table, with_energy
 from quark.search.function import digest_of, load_function, number_of
-from quark.search.parts import APART, Every, how_far, parts_of
+from quark.search.parts import Split
 from quark.search.plan_file import figures_of, measured_words, write_plan
 from quark.search.solve import Alone, Judges, Question, solve
-from quark.search.target import Target, parse_target
-from quark.search.values import BUDGETS, FLOAT, Found, Study, plan_key, total
+from quark.search.target import Asked
+from quark.search.values import FLOAT, Found, Study, plan_key, total
 
 Model = str | Path | onnx.ModelProto
-METRICS = ("sqnr", "psnr", "cosine", "mse", "kl")
+ASKED = Asked(("sqnr", "psnr", "cosine", "mse", "kl"), "sqnr", "sqnr>=30", types_of)
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def search(
         samples: half of them calibrate and try single layers, a quarter chooses the plan, and a quarter, which decides
             nothing, says how good it is; of fewer than 4 samples none is set apart.
         candidates: what a layer may become.
-        target: such as ``sqnr>=30``; a metric in ``METRICS``, or any name where ``metric`` is given.
+        target: such as ``sqnr>=30``; a metric of ``ASKED``, or any name where ``metric`` is given.
         budget: ``size``, ``bits``, ``latency``, or the file of a table of energies: what is to be small.
         limit: the most of ``budget``, in the place of a target: bytes, bits or seconds.
         metric: ``file.py:function``, called with the path of a model, gives the metric of the target.
@@ -176,7 +177,9 @@ def search(
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
     values = {"preset": config} if isinstance(config, str) else dict(config)
-    goal = checked_goal(target, limit, budget, metric, estimate, candidates)
+    if estimate and metric is not None:
+        raise ConfigError("--estimate follows errors to the outputs: a function of your own needs whole models, trials")
+    goal = ASKED.goal(target, limit, budget, metric, candidates)
     job, split = Config(config_of(values)).compile(), split_of(samples, evaluation, metric is not None)
     with Scratch(job.options) as scratch, Journal.held(ledger):
         layers = bench.candidate_layers(candidates, job.target, job)
@@ -217,61 +220,13 @@ def _key(plan: Mapping[str, str]) -> str:
     return repr(sorted(plan.items()))
 
 
-@dataclass(frozen=True)
-class Split:
-    """Samples by what they decide; ``choose``: None where those that fit choose too."""
-
-    fit: Any
-    choose: Any = None
-    report: Any = None
-    notes: tuple[str, ...] = ()
-
-
 def split_of(samples: Any, evaluation: Any, function: bool) -> Split:
-    """The samples of ``search`` in parts: nothing is set apart where they are few, or where the user's function, which
-    ``function`` says that there is, has its own."""
+    """The samples of ``search`` in parts that are read when they are needed; ``function``: one of the user's judges."""
     if function:
-        return Split(samples, notes=("the function that chose the plan also reports on it, on data of its own",))
-    if samples is None and evaluation is None:  # generated ones
-        return Split(None, notes=("the samples are generated: nothing is known of real ones",))
-    given = samples_of(rereadable(samples if evaluation is None else evaluation))
-    count = sum(1 for _ in given)
+        return parts.split_of(samples, None, True)
     if evaluation is not None:
-        kept = rereadable(samples)
-        if count < 2:
-            return Split(kept, given, notes=("one sample chose the plan, and none is left to report on",))
-        return Split(kept, Every(given, 0, 2), Every(given, 1, 2), how_far(2 * count, count // 2))
-    if count < APART:
-        return Split(given, notes=how_far(count, count))
-    return Split(Every(given, 0, 2), Every(given, 1, 4), Every(given, 3, 4), how_far(count, len(parts_of(count)[2])))
-
-
-def checked_goal(
-    target: str | None,
-    limit: float | None,
-    budget: str,
-    function: str | None,
-    estimate: bool = False,
-    candidates: Sequence[str] = (),
-) -> Target:
-    """The target; for a limit one that everything meets.
-
-    Raises:
-        ConfigError: neither or both, or an unknown metric or budget.
-    """
-    if estimate and function is not None:
-        raise ConfigError("--estimate follows errors to the outputs: a function of your own needs whole models, trials")
-    if is_table(budget):
-        check_table(read_table(budget), candidates, types_of)
-    elif budget not in BUDGETS:
-        raise ConfigError(unknown("budget", budget, BUDGETS))
-    if (target is None) == (limit is None):
-        raise ConfigError("give either a target such as 'sqnr>=30' or a limit of the budget")
-    if function is not None:
-        load_function(function)
-    if target is not None:
-        return parse_target(target, METRICS, function is not None)
-    return Target("sqnr" if function is None else function.rpartition(":")[2], True, float("-inf"))
+        return parts.split_of(rereadable(samples), samples_of(rereadable(evaluation)), False)
+    return parts.split_of(None if samples is None else samples_of(rereadable(samples)), None, False)
 
 
 def _other(made: Bench, samples: Any, name: str) -> tuple[Site, str]:

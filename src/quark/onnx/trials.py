@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +15,12 @@ from quark.files.journal import Journal
 from quark.files.untrusted import Schema
 from quark.measure.score import Score
 from quark.onnx import fingerprint
-from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.recipes import Choice
 from quark.report.verdict import LEVELS, Judged
 from quark.search import trials
-from quark.search.parts import parts
+from quark.search.parts import Split
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,6 @@ PURPOSES: dict[str, Purpose] = {
     "npu": Purpose(("XINT8", "A8W8", "A16W8", "BF16"), "rank"),
     "size": Purpose(("A8W8_CPU", "UINT8_DYNAMIC_QUANT", "MATMUL_NBITS", "A16W8"), "bytes"),
 }
-
-
-@dataclass(frozen=True)
-class Split:
-    """Samples, each part iterable any number of times; ``total``: how many there are."""
-
-    fit: Iterable[Feed]
-    choose: Iterable[Feed]
-    report: Iterable[Feed]
-    total: int
-
-
-def split(samples: Sequence[Feed]) -> Split:
-    """The parts of a list of samples."""
-    return Split(*parts(samples), len(samples))
 
 
 @dataclass(frozen=True)

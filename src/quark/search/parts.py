@@ -27,6 +27,25 @@ class Every:
         return (sample for place, sample in enumerate(self.samples) if place % self.step == self.start)
 
 
+@dataclass(frozen=True)
+class Split:
+    """Samples by what they decide, each part iterable any number of times.
+
+    Attributes:
+        fit: those that calibrate; None: they are generated.
+        choose: those that choose; None: those that fit choose too.
+        report: those that decide nothing; None: there are none.
+        total: how many there are; 0 where nobody has counted.
+        notes: what a reader must know of figures that rest on them, a sentence each.
+    """
+
+    fit: Any
+    choose: Any = None
+    report: Any = None
+    total: int = 0
+    notes: tuple[str, ...] = ()
+
+
 def parts_of(count: int) -> tuple[list[int], list[int], list[int]]:
     """Indices to fit, choose and report with: half, a quarter, a quarter, spread over all; all of them where few.
 
@@ -52,3 +71,38 @@ def how_far(count: int, reported: int) -> tuple[str, ...]:
     if count < FEW:
         return (f"with {count} samples the figures rest on {reported}: take them as a hint",)
     return ()
+
+
+def split(samples: Sequence[Any]) -> Split:
+    """A list in its parts; all of it in each where it is short."""
+    fit, choose, report = parts(samples)
+    return Split(fit, choose, report, len(samples), how_far(len(samples), len(report)))
+
+
+def split_of(samples: Any, evaluation: Any, function: bool) -> Split:
+    """The samples of a search in parts: none is set apart where they are few, or where the user's function has its own.
+
+    Args:
+        samples: can be read again; None: they are generated.
+        evaluation: samples that plans are measured on, half to choose and half to report; all of ``samples`` then fit.
+        function: whether a function of the user's judges.
+    """
+    if function:
+        return Split(samples, notes=("the function that chose the plan also reports on it, on data of its own",))
+    if evaluation is not None:
+        count = sum(1 for _ in evaluation)
+        if count < 2:
+            return Split(samples, evaluation, notes=("one sample chose the plan, and none is left to report on",))
+        return Split(samples, _every(evaluation, 0, 2), _every(evaluation, 1, 2), 0, how_far(2 * count, count // 2))
+    if samples is None:
+        return Split(None, notes=("the samples are generated: nothing is known of real ones",))
+    count = sum(1 for _ in samples)
+    if count < APART:
+        return Split(samples, total=count, notes=how_far(count, count))
+    notes = how_far(count, len(parts_of(count)[2]))
+    return Split(_every(samples, 0, 2), _every(samples, 1, 4), _every(samples, 3, 4), count, notes)
+
+
+def _every(samples: Any, start: int, step: int) -> Any:
+    """A list of those in a list; what is read when it is needed stays so."""
+    return samples[start::step] if isinstance(samples, list) else Every(samples, start, step)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from quark.errors import ConfigError, nearest, unknown
+from quark.search.energy import check_table, is_table, read_table
+from quark.search.function import load_function
+from quark.search.values import BUDGETS
 
 #: Metrics that need no function: name -> whether more is better.
 METRICS = {"sqnr": True, "psnr": True, "cosine": True, "mse": False, "kl": False, "perplexity": False}
@@ -77,3 +80,48 @@ def parse_target(text: str, known: Iterable[str], function: bool = False) -> Tar
         side = "larger" if METRICS[metric] else "smaller"
         raise ConfigError(f"--target {text!r}: {metric} is better when it is {side}; write {metric}{right}{number}")
     return Target(metric, least, value)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a flow can be asked for.
+
+    Attributes:
+        metrics: those that need no function.
+        usual: the metric of a search within a limit.
+        example: a target, for messages.
+        types: ``inputs/weights`` of a candidate, for a table of energies.
+    """
+
+    metrics: tuple[str, ...]
+    usual: str
+    example: str
+    types: Callable[[str], str]
+
+    def goal(
+        self, target: str | None, limit: float | None, budget: str, function: str | None, candidates: Sequence[str] = ()
+    ) -> Target:
+        """The target; for a limit one that everything meets.
+
+        Args:
+            target, limit: one of them: what is to be reached, or the most of ``budget``.
+            budget: a name in ``BUDGETS``, or the file of a table of energies.
+            function: ``file.py:function`` of a metric of the user's.
+            candidates: what the table must have lines for.
+
+        Raises:
+            ConfigError: neither or both, or an unknown metric or budget.
+        """
+        if is_table(budget):
+            check_table(read_table(budget), candidates, self.types)
+        elif budget not in BUDGETS:
+            raise ConfigError(unknown("budget", budget, BUDGETS))
+        if (target is None) == (limit is None):
+            raise ConfigError(f"give either a target such as {self.example!r} or a limit of the budget")
+        if function is not None:
+            load_function(function)
+        if target is not None:
+            return parse_target(target, self.metrics, function is not None)
+        least = METRICS[self.usual]
+        name = self.usual if function is None else function.rpartition(":")[2]
+        return Target(name, least, -math.inf if least else math.inf)

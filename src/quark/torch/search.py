@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,17 +16,17 @@ from typing import Any
 
 from torch import nn
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.files.private import private_folder
-from quark.search.energy import check_table, is_table, read_table, with_energy
+from quark.search.energy import is_table, read_table, with_energy
 from quark.search.function import digest_of, load_function, number_of
-from quark.search.parts import APART, how_far, parts
+from quark.search.parts import Split, split_of
 from quark.search.plan_file import figures_of, measured_words, write_plan
 from quark.search.solve import Judges, Question, solve
-from quark.search.target import Target, parse_target
+from quark.search.target import Asked
 from quark.search.ties import fused
-from quark.search.values import BUDGETS, FLOAT, Found, Study, plan_key
+from quark.search.values import FLOAT, Found, Study, plan_key
 from quark.torch.bench import Site, lay_out, measure, running, traffic_of
 from quark.torch.config.schemes import scheme
 from quark.torch.config.tensor import QTensorConfig
@@ -37,8 +36,6 @@ from quark.torch.export.formats import format_for
 from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.sensitivity import Progress, Source, alone_losses, first_scheme, open_ledger, source_of, study
-
-METRICS = ("kl", "perplexity", "sqnr", "cosine", "mse")
 
 
 @dataclass(frozen=True)
@@ -130,11 +127,12 @@ def search(
         ConfigError: an unknown name, a scheme that the program does not read, too low a limit, a ledger of another job.
         ModelError, DataError: as ``ModelQuantizer.quantize_model``.
     """
-    values, goal = whole_values(config, candidates), checked_goal(target, limit, budget, metric)
+    values, goal = whole_values(config, candidates), ASKED.goal(target, limit, budget, metric, candidates)
     source, given = source_of(model, workers, device, trust_remote_code), list(samples)
     if program is not None:
         format_for([split(name)[0] for name in candidates if name != FLOAT], program)
-    apart, loaded = _split(given, evaluation, metric is not None), source.load()
+    held_out = None if evaluation is None else list(evaluation)
+    apart, loaded = split_of(given, held_out, metric is not None), source.load()
     with private_folder() as folder, Journal.held(ledger):
         site = lay_out(loaded, apart.fit, made(folder / "trials"))
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
@@ -152,39 +150,13 @@ def _solved(whole: Whole, found: Study, apart: Split, question: Question, source
     if source is not None:
         made_of = source, whole.model, whole.site, whole.values
         alone = partial(alone_losses, *made_of, metric=found.metric, ledger=whole.ledger)
-    if apart.choose is not apart.fit:
+    if apart.choose is not None:
         whole = replace(whole, site=lay_out(whole.model, apart.choose, made(folder / "choose")))
-    if apart.report:
+    if apart.report is not None:
         report = replace(whole, site=lay_out(whole.model, apart.report, made(folder / "report")))
     solved = solve(found, question, Judges(whole, report, notes=apart.notes, alone=alone))
     whole.ledger.settle()
     return solved
-
-
-@dataclass(frozen=True)
-class Split:
-    """Samples by what they decide; none to report on where they are few; ``notes``: what is to be said of that."""
-
-    fit: list[Any]
-    choose: list[Any]
-    report: list[Any]
-    notes: tuple[str, ...]
-
-
-def _split(samples: list[Any], evaluation: Iterable[Any] | None, function: bool) -> Split:
-    """The samples in parts."""
-    if function:
-        notes = ("the function that chose the plan also reports on it, on data of its own",)
-        return Split(samples, samples, [], notes)
-    if evaluation is not None:
-        held = list(evaluation)
-        if len(held) < 2:
-            return Split(samples, held, [], ("one sample chose the plan, and none is left to report on",))
-        return Split(samples, held[::2], held[1::2], how_far(2 * len(held), len(held) // 2))
-    if len(samples) < APART:
-        return Split(samples, samples, [], how_far(len(samples), len(samples)))
-    fit, choose, report = parts(samples)
-    return Split(fit, choose, report, how_far(len(samples), len(report)))
 
 
 def together(model: nn.Module, layers: Sequence[str], program: str | None) -> list[tuple[str, ...]]:
@@ -209,27 +181,6 @@ def whole_values(config: Mapping[str, Any] | str | None, candidates: Sequence[st
         raise ConfigError("a search needs a configuration file with the key scheme, not a whole QConfig")
     check_values(values)
     return values
-
-
-def checked_goal(
-    target: str | None, limit: float | None, budget: str, function: str | None, candidates: Sequence[str] = ()
-) -> Target:
-    """The target; for a limit one that everything meets.
-
-    Raises:
-        ConfigError: neither or both, or an unknown metric or budget.
-    """
-    if is_table(budget):
-        check_table(read_table(budget), candidates, types_of)
-    elif budget not in BUDGETS:
-        raise ConfigError(unknown("budget", budget, BUDGETS))
-    if (target is None) == (limit is None):
-        raise ConfigError("give either a target such as 'perplexity<=32' or a limit of the budget")
-    if function is not None:
-        load_function(function)
-    if target is not None:
-        return parse_target(target, METRICS, function is not None)
-    return Target("kl" if function is None else function.rpartition(":")[2], False, math.inf)
 
 
 def with_energies(found: Study, model: nn.Module, site: Site, budget: str) -> tuple[Study, str]:
@@ -260,6 +211,10 @@ def stored_type(found: QTensorConfig | list[QTensorConfig] | None) -> str:
         return FLOAT
     types = [one.dtype for one in (found if isinstance(found, list) else [found])]
     return str(min(types, key=lambda one: one.to_bitwidth()).value)
+
+
+#: What this flow can be asked for.
+ASKED = Asked(("kl", "perplexity", "sqnr", "cosine", "mse"), "kl", "perplexity<=32", types_of)
 
 
 def made(folder: Path) -> Path:
