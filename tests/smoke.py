@@ -1,7 +1,7 @@
 """The built package in clean environments: ``python -m build``, then ``python tests/smoke.py install|matrix``.
 
     install    the wheel and the extra `onnx` into an environment of this Python, with the newest dependencies
-    matrix     the same for every Python that is here (3.10 to 3.14), wheel and source distribution, and with the lowest
+    matrix     the same for every Python that is here (3.11 to 3.14), wheel and source distribution, and with the lowest
                versions that pyproject.toml allows; a Python that is not here is named and skipped
 
 In each environment: `quark doctor`, the demonstration (which quantizes its model three ways and runs the results), and
@@ -15,13 +15,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import tomllib
-
 ROOT = Path(__file__).resolve().parents[1]
-PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 CODE = """
 import json, pathlib, quark, quark.onnx
 home = pathlib.Path(quark.__file__).parent

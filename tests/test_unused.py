@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-
-import tomllib
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "quark"

@@ -12,7 +12,7 @@ Pipelines load their parts in the same way. Not handled: static activations of a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,7 +38,7 @@ from quark.torch.quantizer import ModelQuantizer
 __all__ = ["QuarkDiffusersQuantizer", "QuarkQuantizationConfig"]
 
 
-class Method(str, Enum):
+class Method(StrEnum):
     """The name of the quantizer, as diffusers asks for it."""
 
     QUARK = "quark"

@@ -61,8 +61,7 @@ def noted(model: nn.Module, sample: Any, number: int) -> int:
     try:
         return run(model, sample)
     except Exception as error:
-        note = f"raised by sample {number} of the dataloader: {described(sample)}"
-        vars(error).setdefault("__notes__", []).append(note)  # PEP 678; Python 3.10 keeps it and does not print it
+        error.add_note(f"raised by sample {number} of the dataloader: {described(sample)}")
         raise
 
 

@@ -31,7 +31,7 @@ class _Formats(EnumMeta):
     """Makes an enumeration go on with the formats that are registered."""
 
     def __getattr__(cls, name: str) -> Any:
-        spelled = cls.__dict__.get("_member_map_", {})  # Python 3.10 looks members up here
+        spelled = cls.__dict__.get("_member_map_", {})  # Python 3.11 looks members up here
         found = spelled[name] if name in spelled else registered(cls, name)
         if found is None:
             raise AttributeError(f"{cls.__name__} has no member {name!r}")
