@@ -67,7 +67,7 @@ def _factors(weights: np.ndarray, bias: np.ndarray, bounds: tuple[float, ...]) -
     count, total, more = 0, 0.0, [0] * len(bounds)
     for found in _pieces(weights, bias):
         count, total = count + found.size, total + float(found.sum())
-        more = [before + np.count_nonzero(found > bound) for before, bound in zip(more, bounds, strict=True)]
+        more = [before + int(np.count_nonzero(found > bound)) for before, bound in zip(more, bounds, strict=True)]
     if not count:
         return None, (False,) * len(bounds)
     above = (

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 
 from quark.errors import ConfigError
 from quark.operators.arithmetic import floor_power, round_integer
@@ -145,7 +144,7 @@ def _sub_peaks(body: Body, magnitude: str, view: View, runs: int, sub: int) -> s
 
 def _finite_and_normal(body: Body, rows: str, peaks: str) -> str:
     """A scalar: no infinity, no NaN, and no block so small that its subnormal elements would not round to zero."""
-    nonzero = body.op("Where", body.op("Equal", peaks, np.float32(0)), 1.0, peaks)
+    nonzero = body.op("Where", body.op("Equal", peaks, 0.0), 1.0, peaks)
     smallest = body.op("ReduceMin", nonzero, attributes={"keepdims": 0})
     normal = body.op("Greater", smallest, _NO_SUBNORMAL_MATTERS)
     return body.op("And", all_finite(body, rows), normal)

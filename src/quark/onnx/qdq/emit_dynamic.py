@@ -146,7 +146,8 @@ def _conv(writer: Writer, node: ir.Node) -> None:
 
 def _scale(writer: Writer, weight: ir.Value, factor: float = 1.0, shape: tuple[int, ...] | None = None) -> ir.Value:
     """The scale of a weight as the product needs it."""
-    scale = np.asarray(writer.plan.tensors[weight.name or ""].scale * np.float32(factor), np.float32)
+    found = np.asarray(writer.plan.tensors[weight.name or ""].scale)
+    scale = np.asarray(found * np.float32(factor), np.float32)
     return writer.constant(scale.reshape(shape) if shape is not None and scale.ndim else scale, f"{weight.name}_scale")
 
 

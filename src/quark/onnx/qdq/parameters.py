@@ -29,7 +29,7 @@ from quark.onnx.qdq.carriers import REDUCED_RANGE, block_size
 from quark.onnx.qdq.float_biases import check_half, float_biases
 from quark.onnx.qdq.small_weights import ranges_of_small
 
-_ONE, _ZERO = np.float32(1), np.int64(0)
+_ONE, _ZERO = np.asarray(1, np.float32), np.asarray(0, np.int64)
 _INT32_MAX = 2.0**31 - 1
 _INT16_MAX = 2.0**15 - 1
 #: A scale that is further off than this has nothing to do with the range any more.

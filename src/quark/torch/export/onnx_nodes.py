@@ -188,7 +188,8 @@ def dynamic(nodes: Nodes, part: FakeQuantize, x: str) -> str:
     low = nodes.op("Min", [nodes.op("ReduceMin", [x, *axes], keepdims=1), number(nodes, "zero", 0.0)])
     grid = part.stage.grid
     span = nodes.op("Max", [high, nodes.op("Neg", [low])]) if grid.centred else nodes.op("Sub", [high, low])
-    wide = [nodes.op("Cast", [span], to=TensorProto.DOUBLE), nodes.constant("divisor", np.float64(grid.divisor)[()])]
+    divisor = nodes.constant("divisor", np.asarray(grid.divisor, np.float64))
+    wide = [nodes.op("Cast", [span], to=TensorProto.DOUBLE), divisor]
     exact = nodes.op("Div", wide)
     scale = nodes.op("Cast", [exact], to=TensorProto.FLOAT)
     tiny = nodes.op("Less", [scale, number(nodes, "tiny", SMALLEST)])
@@ -200,7 +201,7 @@ def dynamic(nodes: Nodes, part: FakeQuantize, x: str) -> str:
         bounds = [number(nodes, "lowest", float(row.min)), number(nodes, "highest", float(row.max))]
         y = nodes.op("Sub", [nodes.op("Clip", [placed, *bounds]), zero])
     else:
-        inputs = [y, number(nodes, "unit", 1.0), nodes.constant("nothing", np.int32(0)[()])]
+        inputs = [y, number(nodes, "unit", 1.0), nodes.constant("nothing", np.asarray(0, np.int32))]
         y = nodes.op("QuantizeDequantize", inputs, OWN_DOMAIN, format=row.name, axis=0)
     y = nodes.op("Mul", [y, scale])
     return y if shape is None else nodes.op("Reshape", [y, shape])
@@ -217,7 +218,7 @@ def number(nodes: Nodes, kind: str, value: float) -> str:
     """A float constant, once per tensor."""
     name = f"{nodes.name}.{kind}"
     if not any(made.name == name for made in nodes.constants):
-        nodes.constant(kind, np.float32(value)[()])
+        nodes.constant(kind, np.asarray(value, np.float32))
     return name
 
 
