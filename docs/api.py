@@ -98,7 +98,7 @@ def described(one: Any) -> dict[str, str]:
 
 
 def parameters(one: Any) -> dict[str, inspect.Parameter]:
-    """The parameters that a user gives; those of enumerations are no parameters of ours."""
+    """The parameters that a user gives; those of enumerations are not parameters of ours."""
     if type(one).__name__ == "EnumType" or type(one).__name__ == "EnumMeta":
         return {}
     return {name: given for name, given in inspect.signature(one).parameters.items() if given.kind != given.VAR_KEYWORD}

@@ -65,7 +65,7 @@ def as_a(cls: type[T], value: object) -> T:
         TypeError: it is not, by a defect of ours.
     """
     if not isinstance(value, cls):
-        raise TypeError(f"{value!r} is no {cls.__name__}")
+        raise TypeError(f"{value!r} is not a {cls.__name__}")
     return value
 
 

@@ -10,7 +10,7 @@
 
 The report has the rate of each package and every survivor. One that ``equivalent.tsv`` names is not tried, and listed
 with the reason why nothing can notice it: the first rate counts it as not killed, the second leaves it out. A test that
-fails without a change is no witness: what it has killed is tried without it. Nothing in the working tree changes.
+fails without a change is not a witness: what it has killed is tried without it. Nothing in the working tree changes.
 """
 
 from __future__ import annotations

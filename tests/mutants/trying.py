@@ -103,7 +103,7 @@ class Warm:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of the tests: the mutants, then their witnesses on the unchanged code.
 
-        A test that fails without a change is no witness: what it had killed is tried without it.
+        A test that fails without a change is not a witness: what it had killed is tried without it.
         """
         for one in gc.get_objects():
             if type(one) is FunctionType and one.__code__.co_filename.startswith(str(SOURCES)):

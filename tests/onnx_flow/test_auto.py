@@ -293,7 +293,7 @@ def test_labels_choose_and_what_is_reported_is_top_1_on_samples_that_decided_not
     (tmp_path / "classes.txt").write_text("0\n1\n")
     assert main([*words, "--overwrite"]) == 1 and "has 2 labels for 16 samples" in capsys.readouterr().err
     (tmp_path / "classes.txt").write_text("cat\n" * 16)
-    assert main([*words, "--overwrite"]) == 1 and "'cat' is no class" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) == 1 and "'cat' is not a class" in capsys.readouterr().err
 
 
 TASK = """

@@ -111,7 +111,7 @@ def test_a_scale_per_channel_is_told_from_noise(axis: int) -> None:
     assert shifted.sqnr is None
     drowned = Scaling()
     drowned.update(x, 10 * x + 10 * generator.standard_normal(x.shape))
-    assert drowned.sqnr is None  # a scale takes most of the error away, and what is left is no copy of the values
+    assert drowned.sqnr is None  # a scale takes most of the error away, and what is left is not a copy of the values
 
 
 def test_rescaled_layers_are_compared_once_the_scale_is_undone() -> None:

@@ -142,7 +142,7 @@ def fits(*samples: Any, inputs: tuple[ModelInput, ...] = (IMAGE,)) -> list[dict[
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        ({"imag": image()}, r"sample 1 has 'imag', which is no input of the model\. Did you mean 'image'\?"),
+        ({"imag": image()}, r"sample 1 has 'imag', which is not an input of the model\. Did you mean 'image'\?"),
         ({}, r"sample 1 lacks the input 'image'; it has nothing"),
         ({"image": image()[0]}, r"sample 1: .*\[3, 4, 4\] does not fit the input 'image' .*\(add the batch axis"),
         ({"image": np.zeros((1, 1, 4, 4), np.float32)}, r"sample 1: .*\[1, 1, 4, 4\] .*\[any, 3, 4, 4\]"),

@@ -103,7 +103,7 @@ def test_layers_inside_functions_are_quantized(preset: str) -> None:
 @pytest.mark.parametrize("computed", ["W", "R"])
 @pytest.mark.parametrize("op_type", GATES)
 def test_a_layer_that_computes_one_of_its_weights_keeps_both(op_type: str, computed: str) -> None:
-    """Codes of one weight alone would be no layer's storage; those of a computed one are no constant at all."""
+    """Codes of one weight alone would be no layer's storage; those of a computed one are not constant at all."""
     model = recurrent(op_type)
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=0),

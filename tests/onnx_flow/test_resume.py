@@ -127,7 +127,7 @@ def test_another_model_and_another_configuration_are_refused_with_the_difference
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"version": 1}', "not json"])
 def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
     (tmp_path / "resume.json").write_text(content)
-    with pytest.raises(ConfigError, match="is no journal of a job"):
+    with pytest.raises(ConfigError, match="is not a journal of a job"):
         quantize(tmp_path, "MinMax", samples())
     assert (tmp_path / "resume.json").read_text() == content
 

@@ -127,7 +127,7 @@ def test_mistakes_in_a_configuration_file_are_named(tmp_path: Path) -> None:
         ("layerz: {}", "Did you mean 'layers'"),
         ("layers: {a: b, a: c}", "'a' is given twice"),
         ("[1]", "must hold a mapping"),
-        ("a: [", "is no valid YAML"),
+        ("a: [", "is not valid YAML"),
     ):
         path = tmp_path / "plan.yaml"
         path.write_text(text)

@@ -1,4 +1,4 @@
-"""A network of awkward shapes: numbers of channels differ, images are no squares, the batch is free.
+"""A network of awkward shapes: numbers of channels differ, images are not squares, the batch is free.
 
 Two inputs and two outputs; a convolution with bias, a depthwise and a grouped one, a transposed one, a normalization, a
 Gemm with a turned weight and one without, a MatMul without bias, pools, a concatenation, and activations of many kinds.

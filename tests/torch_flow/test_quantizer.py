@@ -424,7 +424,7 @@ ONE, TWO = data(2)
 ITEMS = {
     "tensor": [ONE, TWO],
     "dict": [{"x": ONE}, {"x": TWO}],
-    "mapping that is no dict": [UserDict({"x": ONE}), UserDict({"x": TWO})],
+    "mapping that is not a dict": [UserDict({"x": ONE}), UserDict({"x": TWO})],
     "tuple": [(ONE,), (TWO,)],
     "list": [[ONE], [TWO]],
     "two arguments": [(ONE, torch.zeros(5, 16)), (TWO, None)],

@@ -112,7 +112,7 @@ def test_pairs_and_their_channels(found: tuple[str, nn.Module, Structure]) -> No
 
 
 def test_folding_along_the_structure_keeps_the_answers(found: tuple[str, nn.Module, Structure]) -> None:
-    """The meaning of groups and pairs, by the weights themselves, with scales that are no powers of two."""
+    """The meaning of groups and pairs, by the weights themselves, with scales that are not powers of two."""
     _, model, structure = found
     modules, ids = (
         dict(model.named_modules()),

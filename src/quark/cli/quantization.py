@@ -132,7 +132,7 @@ def _outputs(request: Quantize) -> dict[str, Output]:
 
 
 def _preprocessing(source: SampleSource) -> Preprocessing | None:
-    """What is done with files, where the samples are no arrays."""
+    """What is done with files, where the samples are not arrays."""
     if source.data is None or (source.preprocess is None and not is_picture(source.data)):
         return None
     return preprocessing(source)

@@ -78,7 +78,7 @@ def check_format(name: str | None) -> None:
 
 
 def check_folder(model: Path) -> None:
-    """Refuse a model that is no folder.
+    """Refuse a model that is not a folder.
 
     Raises:
         ModelError: its path.

@@ -88,7 +88,7 @@ def read_plan(path: Path) -> Plan:
     """The plan in a file that ``--plan`` wrote.
 
     Raises:
-        ConfigError: the file is no plan, or one that was changed into none.
+        ConfigError: the file is not a plan, or one that was changed into none.
     """
 
     def refuse(why: str) -> ConfigError:

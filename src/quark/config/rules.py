@@ -92,7 +92,7 @@ class Rules:
         Args:
             nodes: of the model as it is quantized.
             before: of the model as the user knows it, where graph passes have changed it since: what a selector finds
-                there counts as well, so that a name that a pass has folded away is no error.
+                there counts as well, so that a name that a pass has folded away is not an error.
 
         Raises:
             ConfigError: a name or pattern matches no node (the nearest name is shown), or a subgraph is not closed.

@@ -150,7 +150,7 @@ def scale_rule_of(given: str | None, implied: str | None, by: str, format: str) 
         raise ConfigError(f"scale_rule={given!r} contradicts {by}, which means {implied!r}: give one of them")
     if isinstance(get_format(format), Block) and given not in BLOCK_RULES and given != "float32":
         allowed = ", ".join(sorted(BLOCK_RULES))
-        raise ConfigError(f"scale_rule={given!r} is no rule for the blocks of {format}; allowed are {allowed}")
+        raise ConfigError(f"scale_rule={given!r} is not a rule for the blocks of {format}; allowed are {allowed}")
     return given
 
 

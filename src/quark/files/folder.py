@@ -80,7 +80,7 @@ def publish(work: Path, goal: Path) -> None:
     new = [path for path in work.iterdir() if not (goal / path.name).exists()]
     kept = {path.name for path in work.iterdir()} - {path.name for path in new}
     if lost := sorted(name for name in kept if name.endswith(MODEL)):
-        raise ConfigError(f"{str(goal / lost[0])!r} is there already; delete it, or export to another folder")
+        raise ConfigError(f"{str(goal / lost[0])!r} already exists; delete it, or export to another folder")
     moved: list[Path] = []
     try:
         for path in sorted(new, key=lambda path: (path.name in LAST, path.name)):

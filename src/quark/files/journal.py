@@ -134,7 +134,7 @@ class Journal:
         try:
             found = TypeAdapter(kind).validate_python(known, strict=True)
         except ValidationError as error:
-            raise self._useless(f"its entry {key!r:.80} is none: {first_reason(error)}") from error
+            raise self._useless(f"its entry {key!r:.80} is not valid: {first_reason(error)}") from error
         if one_of and not any(name in found for name in one_of):
             raise self._useless(f"its entry {key!r:.80} has no {one_of[0]!r}")
         return found
@@ -335,7 +335,7 @@ class Journal:
             )
 
     def _strange(self, why: str) -> ConfigError:
-        return self._useless(f"is no journal of a job, or {why}")
+        return self._useless(f"is not a journal of a job, or {why}")
 
     def _useless(self, why: str) -> ConfigError:
         why = why.removeprefix("it ")

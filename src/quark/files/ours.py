@@ -40,7 +40,7 @@ def _names(file: BinaryIO) -> Iterator[bytes]:
     """The producer and the metadata keys of a model.
 
     Raises:
-        ValueError: the file is no protocol buffer.
+        ValueError: the file is not a protocol buffer.
     """
     for _ in range(FIELDS):
         tag = _varint(file)

@@ -3,8 +3,8 @@
     with drafts({"model": Output(model, kind="model"), "report": Output(report)}, inputs) as paths:
         ...                     # write to paths["model"]; whatever fails in here leaves everything as it was
 
-Before: links are followed; what is no regular file is refused, and so is a path that is an input or another output,
-whatever way it is spelled (links, hard links, upper and lower case); a command does not replace what is no result of
+Before: links are followed; what is not a regular file is refused, and so is a path that is an input or another output,
+whatever way it is spelled (links, hard links, upper and lower case); a command does not replace what is not a result of
 this package unless it is told to. At the end the drafts, which lie in folders of their own beside their targets, take
 their places: all of them, or none. A file that is replaced keeps its mode.
 
@@ -70,7 +70,7 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input] = (), overw
     Args:
         outputs: all that one call or command writes.
         inputs: all that it reads; looked at only where an output exists.
-        overwrite: replace files that are no results of this package.
+        overwrite: replace files that are not results of this package.
 
     Raises:
         OutputError: a folder, a device, a folder that is missing or takes no files, an input, two outputs in one place,
@@ -93,7 +93,7 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input] = (), overw
     for output, file in () if overwrite else there.values():
         if output.kind != "state" and not is_ours(file, output.kind) and not _is_data(output, file):
             raise OutputError(
-                f"{output}: {str(file)!r} is there and is no result of quark: remove it, or give --overwrite"
+                f"{output}: {str(file)!r} is there and is not a result of quark: remove it, or give --overwrite"
             )
 
 

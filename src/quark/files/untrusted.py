@@ -145,7 +145,7 @@ def parse_yaml(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Plain)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, *DAMAGED_TEXT) as error:
-        raise ConfigError(f"{source} is no valid YAML: {reason_of(error)}") from error
+        raise ConfigError(f"{source} is not valid YAML: {reason_of(error)}") from error
 
 
 def read_settings(path: Path, what: str) -> Any:

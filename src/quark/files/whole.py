@@ -1,7 +1,7 @@
 """One file replaced by its next content: whenever the process or the machine stops, the old or the new one is there.
 
 The content is written beside the file, brought to the disk (fsync), then renamed. Links are followed, the mode of a
-file that is there stays, and what is no regular file is refused.
+file that is there stays, and what is not a regular file is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def replace_file(path: Path, content: bytes | str, name: str = "the output path"
     """Give ``path`` a new content. The file beside it that is written first is ``.<name>.part``.
 
     Raises:
-        OutputError: it is no regular file, or it cannot be written; what was there is there still.
+        OutputError: it is not a regular file, or it cannot be written; what was there is there still.
     """
     place = resolved(path, name)
     try:
@@ -72,7 +72,7 @@ def resolved(path: Path, name: str) -> Path:
         example = str(path / "model.onnx")
         raise OutputError(f"{name} {str(path)!r} is a folder: add a file name, as in {example!r}")
     if not stat.S_ISREG(mode):
-        raise OutputError(f"{name} {str(path)!r} is no regular file but a device, a pipe or a socket: give a file")
+        raise OutputError(f"{name} {str(path)!r} is not a regular file but a device, a pipe or a socket: give a file")
     return place
 
 

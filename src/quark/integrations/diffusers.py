@@ -55,7 +55,7 @@ class QuarkQuantizationConfig(QuantizationConfigMixin):  # type: ignore[misc]
         export: how tensors are stored.
 
     Raises:
-        ConfigError: an unknown entry, or something that is no layer of the model.
+        ConfigError: an unknown entry, or something that is not a layer of the model.
     """
 
     def __init__(self, quantization_config: QConfig | Mapping[str, Any]) -> None:

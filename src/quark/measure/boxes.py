@@ -1,7 +1,7 @@
 """Boxes among the outputs of detectors: in what form they are written, and how many confident ones another model keeps.
 
 A form is decided by the float model; pixels and shares of the picture are alike, since overlap has no unit. Offsets
-that a program turns into boxes afterwards (an exponential of a size, cells of a grid) are no boxes.
+that a program turns into boxes afterwards (an exponential of a size, cells of a grid) are not boxes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIDDLE, WIDE = (
 
 
 def form_of(boxes: np.ndarray) -> Form | None:
-    """The form of boxes [rows, 4]: x1 y1 x2 y2, or x y of the centre, width and height; None: these are no boxes."""
+    """The form of boxes [rows, 4]: x1 y1 x2 y2, or x y of the centre, width and height; None: these are not boxes."""
     if not np.isfinite(boxes).all():
         return None
     form = likelier(boxes)

@@ -129,10 +129,10 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], Any, np.dtype]:
         raise ValueError(f"its header {text:.80} does not say what type and shape of numbers follow")
     sizes = [digits for digits in re.split(r"[, L]+", found["shape"][0]) if digits]
     if len(sizes) > MOST_AXES or any(len(digits) > 18 for digits in sizes):
-        raise ValueError(f"its shape ({found['shape'][0]:.80}) is none")
+        raise ValueError(f"its shape ({found['shape'][0]:.80}) is not valid")
     shape, dtype = tuple(map(int, sizes)), np.dtype(found["descr"][0])
     if math.prod(shape) * dtype.itemsize >= 2**63:
-        raise ValueError(f"its shape {shape} is none")
+        raise ValueError(f"its shape {shape} is not valid")
     return shape, "F" if found["fortran_order"][0] == "True" else "C", dtype
 
 

@@ -96,7 +96,7 @@ def most_common(statistic: Votes, grid: Grid) -> tuple[float, float]:
     """The scale with most votes, of several the smallest; the zero point that most of its voters have, if it is free.
 
     Raises:
-        ConfigError: scales that are no powers of two: hardly two samples would agree.
+        ConfigError: scales that are not powers of two: hardly two samples would agree.
     """
     if grid.scale_rule != "power_of_two":
         raise ConfigError("MinMSEModePof2Scale: MostCommon needs power-of-two scales")

@@ -350,7 +350,7 @@ def quantized(model: Path, choice: Choice, path: Path, samples: Iterable[Feed]) 
 
 
 def _larger(limit: float, chance: float) -> float:
-    """The tolerance, or the standard error where that is larger; NaN is no error."""
+    """The tolerance, or the standard error where that is larger; NaN is not an error."""
     return max(limit, 0.0 if math.isnan(chance) else chance)
 
 

@@ -5,7 +5,7 @@
               operators (QLinearConv, MatMulInteger, …) count as what they are.
 
 Counted is what the graph says; a runtime without such a kernel computes in float all the same. Bodies of If and Loop
-count once. Not counted: Einsum, attention operators, and everything that is no sum of products.
+count once. Not counted: Einsum, attention operators, and everything that is not a sum of products.
 """
 
 from __future__ import annotations

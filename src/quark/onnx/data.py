@@ -286,7 +286,7 @@ def _check_names(sample: Mapping[str, Any], inputs: Sequence[ModelInput], index:
         if name not in wanted:
             near = nearest(str(name), wanted)
             raise DataError(
-                f"sample {index} has {name!r}, which is no input of the model.{near} Inputs: {_names(inputs)}"
+                f"sample {index} has {name!r}, which is not an input of the model.{near} Inputs: {_names(inputs)}"
             )
     for name in wanted:
         if name not in sample:
@@ -324,7 +324,9 @@ def _typed(array: np.ndarray, one: ModelInput, index: int) -> np.ndarray:
     """``array`` in the type of the input, if no value changes."""
     if array.dtype == one.dtype or one.dtype is None:
         return array
-    truth = array.dtype.kind == "b" and one.dtype.kind not in "biu"  # a mask may be whole numbers; an image is no mask
+    truth = (
+        array.dtype.kind == "b" and one.dtype.kind not in "biu"
+    )  # a mask may be whole numbers; an image is not a mask
     if truth or array.dtype.kind in "OSUmMc":
         raise DataError(f"sample {index}: values of type {array.dtype} do not fit the input {one}")
     if np.can_cast(array.dtype, one.dtype, "safe"):

@@ -67,7 +67,7 @@ def explain(path: str | Path, name: str) -> str:
         name: a tensor or node of the float model, or what it became (``conv1_quantized``, ``x_DequantizeLinear``).
 
     Raises:
-        ModelError: the file is no model of ours.
+        ModelError: the file is not a model of ours.
         ConfigError: it has no tensor or node of this name; the nearest one is shown.
     """
     model = load(path)

@@ -42,7 +42,7 @@ def pillow() -> ModuleType:
 
 
 class UnreadableImage(DataError):
-    """A file that is no picture, or a damaged one."""
+    """A file that is not a picture, or a damaged one."""
 
 
 def read_image(

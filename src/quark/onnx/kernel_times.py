@@ -107,7 +107,7 @@ def owners(model: ir.Model, layers: Sequence[str]) -> dict[str, str]:
 
 
 def _made(node: ir.Node, layers: set[str]) -> list[str]:
-    """The outputs of a layer, and of the nodes that follow it and are no layers."""
+    """The outputs of a layer, and of the nodes that follow it and are not layers."""
     names, value = [], node.outputs[0]
     while value.name:
         names.append(value.name)

@@ -147,7 +147,9 @@ def _classes(outputs: Outputs, given: LabelSource) -> int:
     """How many classes the first output tells apart."""
     scores = next(iter(outputs.values()))
     if scores.size != max(scores.shape, default=0):
-        raise DataError(f"the first output has the shape {list(scores.shape)}: it is no list of classes for one sample")
+        raise DataError(
+            f"the first output has the shape {list(scores.shape)}: it is not a list of classes for one sample"
+        )
     folders = given.folders()
     if given.labels is None and len(folders) != scores.size and not all(one.isdecimal() for one in folders):
         raise DataError(

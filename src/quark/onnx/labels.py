@@ -119,7 +119,7 @@ def classes_of(given: LabelSource) -> list[int]:
     """The class of every sample: from a file, or from the folders, whose sorted names are the classes from 0 on.
 
     Raises:
-        DataError: no such file, another number of labels, or something that is no class.
+        DataError: no such file, another number of labels, or something that is not a class.
     """
     path = given.labels
     if path is None:
@@ -135,7 +135,7 @@ def classes_of(given: LabelSource) -> list[int]:
 
 def _class(text: str, given: LabelSource) -> int:
     if not text.isdecimal() or len(text) > MOST_DIGITS:
-        raise DataError(f"{given.said}: {text[:40]!r} is no class; write one number from 0 on for each sample")
+        raise DataError(f"{given.said}: {text[:40]!r} is not a class; write one number from 0 on for each sample")
     return int(text)
 
 
@@ -156,7 +156,7 @@ def _by_table(path: Path, given: LabelSource) -> list[int]:
     try:
         rows = [row for row in csv.reader(lines) if any(map(str.strip, row))]
     except csv.Error as error:
-        raise DataError(f"{given.said} is no table: {error}") from error
+        raise DataError(f"{given.said} is not a table: {error}") from error
     if rows and not rows[0][-1].strip().isdecimal():
         rows = rows[1:]
     widths = {len(row) for row in rows}

@@ -335,7 +335,7 @@ def _for_float16(job: Job, float16: bool) -> Job:
             "may cost more time than the integers save: FasterForms=True computes in float32 inside"
         )
     if options.QuantizeFP16 and not float16:
-        raise ModelError("QuantizeFP16 is set, but the model is no float16 model")
+        raise ModelError("QuantizeFP16 is set, but the model is not a float16 model")
     if options.UseFP32Scale and not float16:
         raise ModelError("UseFP32Scale is for float16 models, and this model is none")
     wide = float16 and options.UseFP32Scale is not False

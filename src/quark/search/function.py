@@ -42,7 +42,7 @@ def load_function(text: str, option: str = "--metric") -> Callable[..., Any]:
     if not file or not path.is_file():
         raise ConfigError(f"{option} {text!r}: give a file and a function in it, as in task.py:accuracy")
     if path.suffix != ".py":
-        raise ConfigError(f"{option}: {str(path)!r} is no Python file")
+        raise ConfigError(f"{option}: {str(path)!r} is not a Python file")
     loader = _Traceless(path.stem, str(path))
     spec = importlib.util.spec_from_loader(path.stem, loader)
     if spec is None:
@@ -153,7 +153,7 @@ def checked_reference(value: float) -> float:
     """The metric of the float model, which everything is compared with.
 
     Raises:
-        ConfigError: it is no finite number.
+        ConfigError: it is not a finite number.
     """
     if not math.isfinite(value):
         raise ConfigError(f"the metric of the float model is {value:g}, so nothing can be compared with it")

@@ -33,7 +33,7 @@ def calibrate(model: nn.Module, samples: Iterable[Any]) -> list[str]:
         Names of the tensors that no value reached; they stay float.
 
     Raises:
-        DataError: no samples, a sample that is no model input, or values that are not finite.
+        DataError: no samples, a sample that is not a model input, or values that are not finite.
     """
     observed = list(static_activations(model))
     for part in observed:

@@ -137,7 +137,7 @@ def check_candidate(candidate: str) -> None:
 
 
 def template_of(model: nn.Module, told: bool) -> LLMTemplate:
-    """The template of a model; an empty one for a model that is no language model.
+    """The template of a model; an empty one for a model that is not a language model.
 
     Args:
         model: any model.

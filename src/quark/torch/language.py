@@ -204,7 +204,7 @@ def read_array(path: Path) -> list[Ids]:
     if values.dtype.kind not in "iu" or values.ndim not in (1, 2):
         raise DataError(f"{str(path)!r} holds {values.dtype} of shape {values.shape}; token ids are integers in rows")
     if values.size and values.max() > np.iinfo(np.int64).max:
-        raise DataError(f"{str(path)!r} holds {values.max()}, which is no token id: none has more than 63 bits")
+        raise DataError(f"{str(path)!r} holds {values.max()}, which is not a token id: none has more than 63 bits")
     return [torch.from_numpy(row.astype(np.int64)) for row in np.atleast_2d(values)]
 
 
@@ -220,7 +220,7 @@ def as_ids(value: Any, tokenizer: Callable[[], Any]) -> Ids:
     if isinstance(value, dict) and "input_ids" in value:
         ids = value["input_ids"]
         if not isinstance(ids, list) or any(type(one) is not int or not 0 <= one < 2**31 for one in ids):
-            raise DataError("the input_ids of a line of a .jsonl file are no list of whole numbers from 0 on")
+            raise DataError("the input_ids of a line of a .jsonl file must be a list of integers, 0 or more")
         return torch.tensor(ids, dtype=torch.int64)
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):

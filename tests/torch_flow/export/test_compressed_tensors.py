@@ -140,7 +140,7 @@ def test_layers_of_their_own_get_groups_of_their_own(tmp_path: Path) -> None:
 
 def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
     model = quantized(llama(), QConfig(layer(MX6Spec(-1))))
-    with pytest.raises(ConfigError, match=r"cannot hold 'model\.layers\.0.*mx6 are no format of it"):
+    with pytest.raises(ConfigError, match=r"cannot hold 'model\.layers\.0.*mx6 are not a format of it"):
         export_compressed_tensors(model, tmp_path / "m")
     int8 = Int8PerTensorSpec().to_quantization_spec()
     mixed = quantized(Mixed(), QConfig(QLayerConfig(weight=int8, output_tensors=int8)))

@@ -140,7 +140,7 @@ def test_data_of_another_model_is_not_taken_for_this_one(tmp_path: Path, monkeyp
     monkeypatch.setattr(onnx_model, "EXTERNAL", 0)
     to_onnx(tmp_path / "m", tmp_path)
     (tmp_path / "m" / "quark_model.onnx").unlink()
-    with pytest.raises(ConfigError, match=r"quark_model\.onnx\.data' is there already"):
+    with pytest.raises(ConfigError, match=r"quark_model\.onnx\.data' already exists"):
         to_onnx(tmp_path / "m", tmp_path)
     assert [path.name for path in (tmp_path / "m").iterdir()] == ["quark_model.onnx.data"]
 

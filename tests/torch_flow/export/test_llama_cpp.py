@@ -133,7 +133,7 @@ def test_every_architecture_answers_as_transformers(family: str, request: Any, t
     model = network(family)
     export_gguf(model, tmp_path, family, folder, weight_type="F32", float_type="F32")
     program = Program(tmp_path / f"{family}.gguf")
-    for first in range(3, 60):  # a word that is no whole letter is answered without probabilities
+    for first in range(3, 60):  # a word that is not a whole letter is answered without probabilities
         ids = list(range(first, first + 40))
         told = program.ask("completion", prompt=ids, n_predict=1, temperature=0, n_probs=300, ignore_eos=True)
         if "completion_probabilities" in told:

@@ -340,7 +340,7 @@ def test_elements_of_compressed_tensors(
 ) -> None:
     given = part(ELEMENTS[name], symmetric=symmetric, dynamic=dynamic)
     if kind is None:
-        with pytest.raises(ConfigError, match=f"{name} is no format of it"):
+        with pytest.raises(ConfigError, match=f"{name} is not a format of it"):
             compressed.arguments("fc", given, weight)
         return
     found = compressed.arguments("fc", given, weight)
@@ -398,7 +398,7 @@ def test_nvfp4_and_blocks_that_are_no_format(weight: bool) -> None:
     assert (found["strategy"], found["scale_dtype"], found["group_size"]) == ("tensor_group", torch.float8_e4m3fn, 16)
     assert found["dynamic"] == (False if weight else "local")
     for name in ("mxint8", "mx6", "bfp16", "amdfp4"):
-        with pytest.raises(ConfigError, match=f"blocks of {name} are no format"):
+        with pytest.raises(ConfigError, match=f"blocks of {name} are not a format"):
             compressed.arguments("fc", part(BLOCKS[name], Group(-1, BLOCKS[name].size)), weight)
 
 
@@ -545,7 +545,7 @@ def test_a_quotient_gives_its_product_back() -> None:
 def test_a_scale_over_the_blocks_and_their_own_belong_together() -> None:
     for changes in ({"tensor_scale": False}, {"rule": "e5m3"}, {"size": 32}):
         row = replace(BLOCKS["nvfp4"], **changes)
-        with pytest.raises(ConfigError, match="are no format"):
+        with pytest.raises(ConfigError, match="are not a format"):
             compressed.block_arguments("fc", row, True)
         plain = not row.tensor_scale
         assert modelopt.word(part(row).stage, False) == (

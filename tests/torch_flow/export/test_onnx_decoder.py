@@ -195,7 +195,7 @@ def test_a_quantized_cache(tmp_path: Path) -> None:
 def test_what_has_no_cache_is_refused(tmp_path: Path) -> None:
     network = ModelQuantizer(QConfig(SCHEMES["int8 channels"])).quantize_model(TwoLayers().eval(), data())
     ids = torch.arange(3, 11)[None]
-    with pytest.raises(ModelError, match="TwoLayers is no decoder of transformers"):
+    with pytest.raises(ModelError, match="TwoLayers is not a decoder of transformers"):
         export_onnx(network, tmp_path / "m", (ids,), use_cache=True)
     model = quantized(llama(), "int8 channels")
     with pytest.raises(ConfigError, match="input_args must be token ids"):

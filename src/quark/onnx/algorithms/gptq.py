@@ -117,7 +117,7 @@ def run(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassRepor
     found, refused = tunable_layers(model, plan, ("MatMul", "Gemm"), config.layers)
     pairs = [(layer, linear_of(layer.node)) for layer in found]
     layers = [(layer, linear) for layer, linear in pairs if linear is not None]
-    refused += [f"{layer.name!r} stays: its weight is no plain matrix" for layer, linear in pairs if linear is None]
+    refused += [f"{layer.name!r} stays: its weight is not a plain matrix" for layer, linear in pairs if linear is None]
     if not layers:
         raise ConfigError(f"{type(config).__name__}: the model has no MatMul or Gemm with a quantized constant matrix")
     options = context.job.options

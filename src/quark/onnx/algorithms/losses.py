@@ -142,7 +142,7 @@ def _loss(rows: Iterable[list[tuple[float, float]]]) -> Loss:
 
 
 def _row(names: Iterable[str], expected: Values, found: Values) -> list[tuple[float, float]]:
-    """(noise, signal) of every output; nothing of those that are no floats or change their shape."""
+    """(noise, signal) of every output; nothing of those that are not floats or change their shape."""
     row = []
     for name in names:
         here = Distance()

@@ -112,7 +112,7 @@ def read_pairs(path: str) -> list[dict[str, Any]]:
         raise ConfigError(f"r_config_path: {path!r} has no list R1_pairs")
     for pair in pairs:
         if not isinstance(pair, dict) or not all(_is_named(key, value) for key, value in pair.items()):
-            raise ConfigError(f"r_config_path: a pair in {path!r} is no object of names: {pair!r:.80}")
+            raise ConfigError(f"r_config_path: a pair in {path!r} is not an object of names: {pair!r:.80}")
         for key in pair:
             if key not in _KEYS:
                 raise ConfigError(f"r_config_path: {unknown('key of a pair', key, _KEYS)}")

@@ -158,7 +158,7 @@ def tune(model: ir.Model, plan: Plan, context: Context) -> list[PassReport]:
     if chosen and context.job.mode != "static":
         names = ", ".join(type(config).__name__ for _, config in chosen)
         raise ConfigError(f"algo_config: {names} needs scales that are known beforehand, not dynamic quantization")
-    if len(chosen) > 1:  # what the first one changes is no target for the second
+    if len(chosen) > 1:  # what the first one changes is not a target for the second
         context = replace(context, reference=model.clone())
     if not chosen:
         return []

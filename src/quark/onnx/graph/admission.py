@@ -57,10 +57,10 @@ _TENSORS = (onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS)
 
 
 def check_proto(proto: onnx.ModelProto, source: str) -> None:
-    """Refuse a protobuf that is no model, or that a later stage would misread.
+    """Refuse a protobuf that is not a model, or that a later stage would misread.
 
     Raises:
-        ModelError: no graph, an unknown version, a budget exceeded, a name that is no text, a tensor whose data do not
+        ModelError: no graph, an unknown version, a budget exceeded, a name that is not text, a tensor whose data do not
             fit, an attribute given twice or not finite, a tensor that nothing makes. The message names it.
     """
     if not proto.HasField("graph") or proto.ir_version < 1:
@@ -150,7 +150,9 @@ def _check_values(graph: onnx.GraphProto, source: str) -> None:
             _check_names((value.name,), f"a graph {kind}", source)
             kind_of = value.type.tensor_type
             if value.type.HasField("tensor_type") and kind_of.elem_type not in ELEMENTS:
-                raise ModelError(f"{source}: the {kind} {value.name!r} has the element type {kind_of.elem_type}: none")
+                raise ModelError(
+                    f"{source}: the {kind} {value.name!r} has the element type {kind_of.elem_type}, which ONNX does not define"
+                )
             for dim in value.type.tensor_type.shape.dim:
                 _check_names((dim.dim_param,), f"an axis of {value.name!r:.80}", source)
                 if dim.HasField("dim_value") and dim.dim_value < -1:  # exporters write -1 for a free one
@@ -194,11 +196,11 @@ def check_tensor(tensor: onnx.TensorProto, where: str, source: str) -> None:
         ModelError: the message has both sizes.
     """
     if tensor.data_type not in _BITS and tensor.data_type != onnx.TensorProto.STRING:
-        raise ModelError(f"{source}: {where} has the element type {tensor.data_type}, which is none")
+        raise ModelError(f"{source}: {where} has the element type {tensor.data_type}, which ONNX does not define")
     if tensor.HasField("segment"):
         raise ModelError(f"{source}: {where} is a segment of a tensor, which is not supported")
     if any(size < 0 for size in tensor.dims) or len(tensor.dims) > 64:
-        raise ModelError(f"{source}: {where} has the shape {list(tensor.dims)[:8]}, which is none")
+        raise ModelError(f"{source}: {where} has the shape {list(tensor.dims)[:8]}, which is not valid")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return  # whoever locates the file looks at its size
     needed = math.prod(tensor.dims)

@@ -9,7 +9,7 @@ What ONNX Runtime (1.31) does to a graph when it opens it takes time with the sq
 What is lost are fusions across a cut. The whole graph has the last word: where a piece is refused or does not run, it
 is opened in one.
 
-Not cut: where a tensor crosses whose type NumPy does not have, or that is no tensor; graphs out of order.
+Not cut: where a tensor crosses whose type NumPy does not have, or that is not a tensor; graphs out of order.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def label(node: ir.Node) -> str:
 def not_single(value: ir.Value | None) -> str | None:
     """Why an operator that ONNX Runtime has for float32 and float16 alone cannot read ``value``, or None.
 
-    A type that is not known is no reason.
+    A type that is not known is not a reason.
     """
     dtype = None if value is None else value.dtype
     if dtype is None or dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):

@@ -54,7 +54,7 @@ def run(
 
 
 def why_not(node: ir.Node) -> str | None:
-    """The reason why a BatchNormalization is no convolution, or None."""
+    """The reason why a BatchNormalization is not a convolution, or None."""
     source = node.inputs[0]
     if in_training(node):
         return "it is in training form"

@@ -56,7 +56,7 @@ def to_relu(node: ir.Node) -> None:
 
 
 def why_not(node: ir.Node, loose: bool) -> str | None:
-    """The reason why a Clip is no Relu, or None."""
+    """The reason why a Clip is not a Relu, or None."""
     bounds = clip_bounds(node)
     if bounds is None:
         return "its bounds are computed"

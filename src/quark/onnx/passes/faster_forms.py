@@ -143,7 +143,7 @@ def _not_depthwise(node: ir.Node) -> str | None:
     """The reason why an AveragePool cannot be a depthwise convolution."""
     shape = None if node.inputs[0] is None else node.inputs[0].shape
     if shape is None or len(shape) != 4 or not isinstance(shape[1], int):
-        return "the channels of its input are not known, or it is no image"
+        return "the channels of its input are not known, or it is not an image"
     if attribute(node, "auto_pad", "NOTSET") != "NOTSET" or int_attribute(node, "ceil_mode", 0):
         return "its padding depends on the size of its input"
     if any(_ints(node, "pads", [0, 0, 0, 0])) and not int_attribute(node, "count_include_pad", 0):

@@ -45,8 +45,8 @@ def run(model: ir.Model, input_output_name_shapes: Shapes) -> PassReport:
     """Fix the shapes of ``model`` in place.
 
     Raises:
-        ConfigError: the text is no list of shapes, or a size is below 1.
-        ModelError: a name that is no input or output, a shape of another rank, or one that contradicts the model.
+        ConfigError: the text is not a list of shapes, or a size is below 1.
+        ModelError: a name that is not an input or output, a shape of another rank, or one that contradicts the model.
     """
     shapes = input_output_name_shapes if isinstance(input_output_name_shapes, dict) else parse(input_output_name_shapes)
     graph = model.graph

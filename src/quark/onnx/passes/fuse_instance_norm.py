@@ -114,7 +114,7 @@ def _find(value: ir.Value) -> InstanceNormMatch | str | None:
 
 
 def _not_spatial(found: Bound) -> str | None:
-    """Why this is no instance normalization; empty where it is a normalization of another kind."""
+    """Why this is not an instance normalization; empty where it is a normalization of another kind."""
     if found["x"].shape is None or len(found["x"].shape) < 3:
         return ""
     for name in ("a", "b", "c", "variance"):

@@ -28,7 +28,7 @@ def run(model: ir.Model, convert_nchw_to_nhwc: Which = True) -> PassReport:
     """Convert ``model`` in place.
 
     Raises:
-        ModelError: a listed input does not exist or is no image.
+        ModelError: a listed input does not exist or is not an image.
     """
     listed = convert_nchw_to_nhwc if isinstance(convert_nchw_to_nhwc, list) else None
     _check(model, listed)
@@ -93,7 +93,9 @@ def _check(model: ir.Model, listed: list[str] | None) -> None:
         if name not in known:
             raise ModelError(unknown("input", name, known))
         if not _is_image(known[name]):
-            raise ModelError(f"the input {name!r} is no image: it needs four axes and known channels, height and width")
+            raise ModelError(
+                f"the input {name!r} is not an image: it needs four axes and known channels, height and width"
+            )
 
 
 def _is_image(value: ir.Value) -> bool:

@@ -34,7 +34,7 @@ def run(model: ir.Model, keep_norms: KeepNorms = False) -> PassReport:
 
 
 def why_not(node: ir.Node) -> str | None:
-    """The reason why a ReduceMean is no global average pool, or None."""
+    """The reason why a ReduceMean is not a global average pool, or None."""
     source = node.inputs[0]
     if source is None or source.shape is None or len(source.shape) < 3:
         return "its input has fewer than three axes, or an unknown number"

@@ -245,7 +245,7 @@ def _outputs(model: ir.Model, feeds: Mapping[str, np.ndarray]) -> list[object] |
 def _compare(names: Sequence[str | None], got: Sequence[object], expected: Sequence[object]) -> str | None:
     for name, ours, theirs in zip(names, got, expected, strict=True):
         if not (isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray)):
-            return f"the output {name!r} is no tensor, so the result cannot be compared"
+            return f"the output {name!r} is not a tensor, so the result cannot be compared"
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
             return f"OnnxSlim changes the shape or type of the output {name!r}"
         unit = max(1.0, float(np.max(np.abs(np.nan_to_num(theirs.astype(np.float64))), initial=0)))

@@ -6,7 +6,7 @@ moved is written back. A stored constant whose position p moves is rounded again
     q' = round((q - z) · 2**(p' - p)) + z
 
 The flow has the float weights for that (``NPULimitationCheck``), which is exact; use this pass on files that another
-tool wrote. Int32 biases follow the scales of input and weight. Scales that are no powers of two stay.
+tool wrote. Int32 biases follow the scales of input and weight. Scales that are not powers of two stay.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 A detector ends this way: offsets become boxes (Exp, Mul, Add), scores probabilities (Sigmoid, Softmax), and both are
 joined. Coordinates of a whole image and scores of 0 to 1 then share one scale, and eight bits leave a box pixels wide.
 There is next to nothing to compute, so float costs no time. A classifier's pooling and Softmax, a residual sum and an
-activation function at the end are no decoding.
+activation function at the end are not decoding.
 
 Names and models play no part. Not handled: decoding before a layer with weights (a second stage reads its boxes).
 """

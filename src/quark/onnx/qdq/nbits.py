@@ -95,7 +95,7 @@ def _why_not_gather(node: ir.Node, table: ir.Value, nbits: NBits) -> str | None:
     if int_attribute(node, "axis", 0) != 0:
         return "it gathers columns"
     if not isinstance(columns, int) or columns % nbits.GroupSize:
-        return f"its rows of {columns} are no multiple of the group size {nbits.GroupSize}"
+        return f"its rows of {columns} are not a multiple of the group size {nbits.GroupSize}"
     return None
 
 

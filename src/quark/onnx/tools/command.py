@@ -121,7 +121,7 @@ def parser_of(tool: Tool) -> argparse.ArgumentParser:
         extra: dict[str, Any] = {"nargs": "?", "const": True} if one.kind is boolean else {}
         made.add_argument(f"--{one.name}", type=one.kind, dest=one.name, help=shown.replace("%", "%%"), **extra)
     if "output" in tool.files:
-        made.add_argument("--overwrite", action="store_true", help="replace a file that is no result of a tool")
+        made.add_argument("--overwrite", action="store_true", help="replace a file that is not a result of a tool")
         made.add_argument("--save_as_external_data", "--external_data", type=boolean, nargs="?", const=True)
     return made
 

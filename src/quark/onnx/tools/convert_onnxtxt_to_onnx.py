@@ -20,7 +20,7 @@ def run(given: argparse.Namespace) -> str:
     try:
         text_format.Parse(read_text(given.input, ModelError, "the text of a model"), proto)
     except (text_format.ParseError, *DAMAGED_TEXT) as error:
-        raise ModelError(f"{given.input} is no text of a model: {reason_of(error)}") from error
+        raise ModelError(f"{given.input} is not a model in text form: {reason_of(error)}") from error
     save(load(proto), Path(given.output), bool(given.save_as_external_data))
     return f"written: {given.output}"
 

@@ -184,7 +184,7 @@ def train_layer(context: Context, config: Config, layer: nn.Module, name: str, d
 def with_parameters(layer: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
     """The float layer with this weight and bias."""
     if not isinstance(layer, QuantLayer):
-        raise TypeError(f"{type(layer).__name__} is no quantized layer")
+        raise TypeError(f"{type(layer).__name__} is not a quantized layer")
     twin = layer.new_twin(lambda name, value: value)
     own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     twin.__dict__["_parameters"] = {**twin._parameters, **own}

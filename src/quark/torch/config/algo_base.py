@@ -88,7 +88,7 @@ def types_of(owner: type[AlgoConfig]) -> dict[str, Any]:
 
 
 def is_of(value: object, hint: Any) -> bool:
-    """Whether a value is of the type of a field; what is no number, text, list or dictionary is left to ``check``.
+    """Whether a value is of the type of a field; what is not a number, text, list or dictionary is left to ``check``.
 
     A text or list that is left out may be None. Numbers are finite, and True is none.
     """

@@ -104,7 +104,7 @@ def indexed_files(folder: Path, index: Path) -> dict[str, tuple[str, ...]]:
     for name, file in entries.items():
         if not isinstance(file, str) or not _is_plain(file):
             raise ModelError(
-                f"{str(index)!r}: tensor {name!r:.99} is said to be in {file!r:.99}, which is no file of the folder"
+                f"{str(index)!r}: tensor {name!r:.99} is said to be in {file!r:.99}, which is not a file of the folder"
             )
         files.setdefault(file, []).append(name)
     for file, names in files.items():

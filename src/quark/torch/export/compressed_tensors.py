@@ -177,7 +177,7 @@ def arguments(name: str, part: FakeQuantize, weight: bool) -> Arguments:
             refuse(name, f"its blocks run along axis {axis}, and all of its blocks run along the last one")
         return block_arguments(name, row, weight)
     if not (isinstance(row, Int) and row.bits in (4, 8)) and row.onnx_type != "FLOAT8E4M3FN":
-        refuse(name, f"{row.name} is no format of it")
+        refuse(name, f"{row.name} is not a format of it")
     number = "int" if isinstance(row, Int) else "float"
     symmetric = stage.spec.symmetric and row.middle == 0
     made: Arguments = {"num_bits": row.bits, "type": number, "symmetric": symmetric}
@@ -209,7 +209,7 @@ def block_arguments(name: str, row: Block, weight: bool) -> Arguments:
         return {**made, "strategy": "tensor_group", "scale_dtype": torch.float8_e4m3fn, "dynamic": dynamic}
     if row.element.name in MX_ELEMENTS and row.storage.name == "e8m0" and row.size == 32:
         return {**made, "strategy": "group", "scale_dtype": torch.uint8, "dynamic": not weight}
-    refuse(name, f"blocks of {row.name} are no format of it")
+    refuse(name, f"blocks of {row.name} are not a format of it")
 
 
 def quantization_config(

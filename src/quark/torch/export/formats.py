@@ -114,7 +114,7 @@ def chosen_format(format: str | None, program: str | None) -> str:
     """The format that is meant.
 
     Raises:
-        ConfigError: a name that is no format or no program.
+        ConfigError: a name that is not a format or no program.
     """
     if format is not None and format not in FORMATS:
         raise ConfigError(unknown("format", format, FORMATS))

@@ -91,7 +91,7 @@ def export_gguf(
     warn_of(model, config, row)
     target = Path(output_dir) / f"{model_type}.gguf"
     if target.exists():
-        raise ConfigError(f"{str(target)!r} is there already; delete it, or export to another folder")
+        raise ConfigError(f"{str(target)!r} already exists; delete it, or export to another folder")
     loss, apart = Loss(), taken_apart(model)
     is_float = not any(True for _ in quantized_layers(model))
     choice = Choice(row, config, names_of(row, config), weight_type, types, float_type, is_float)

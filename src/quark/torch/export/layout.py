@@ -85,7 +85,7 @@ class ElementLayout(Layout):
     def element(self) -> Element:
         """The format of the codes."""
         if isinstance(self.stage.format, Block):
-            raise TypeError(f"{self.stage.format.name} has blocks, and is no element format")
+            raise TypeError(f"{self.stage.format.name} has blocks, and is not an element format")
         return self.stage.format
 
     @property

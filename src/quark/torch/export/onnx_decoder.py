@@ -72,7 +72,7 @@ def with_cache(model: nn.Module, arguments: tuple[Any, ...]) -> Traced:
 
     Raises:
         ModelError: a model without a cache of keys and values.
-        ConfigError: arguments that are no token ids.
+        ConfigError: arguments that are not token ids.
     """
     ids = arguments[0] if arguments else None
     if not (isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.is_floating_point() and ids.numel()):
@@ -103,7 +103,9 @@ def past_of(model: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
     kind = type(model).__name__
     config = getattr(model, "config", None)
     if not hasattr(config, "use_cache") or getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"use_cache: {kind} is no decoder of transformers with a cache; export it without use_cache")
+        raise ModelError(
+            f"use_cache: {kind} is not a decoder of transformers with a cache; export it without use_cache"
+        )
     layers = getattr(getattr(model(input_ids=ids, use_cache=True), "past_key_values", None), "layers", None)
     if not layers:
         raise ModelError(f"use_cache: {kind} returns no cache of keys and values; export it without use_cache")

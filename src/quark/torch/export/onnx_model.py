@@ -80,7 +80,7 @@ def export_onnx(
     if opset_version is not None and opset_version < OPSET:
         raise ConfigError(f"opset_version must be {OPSET} or later, not {opset_version}")
     if (Path(output_dir) / FILE).exists():
-        raise ConfigError(f"{str(Path(output_dir) / FILE)!r} is there already; delete it, or export to another folder")
+        raise ConfigError(f"{str(Path(output_dir) / FILE)!r} already exists; delete it, or export to another folder")
     if any(True for _ in compact_layers(model)):
         model = unpack(copy.deepcopy(model))
     arguments = input_args if isinstance(input_args, tuple) else (input_args,)

@@ -141,7 +141,7 @@ def put(
         What the module holds now.
 
     Raises:
-        ModelError: another shape or type than the place has, or a scale that is no number.
+        ModelError: another shape or type than the place has, or a scale that is not a number.
     """
     old = held_in(module, own)
     if own.startswith("scale") and value.dtype in FLOATS and not bool(value.isfinite().all()):

@@ -92,7 +92,7 @@ def scheme_of(checkpoint: Checkpoint) -> Scheme:
     found = checkpoint.config.get("quantization_config")
     file = str(checkpoint.folder / "config.json")
     if not isinstance(found, Mapping):
-        raise ModelError(f"{file!r} has no quantization_config: this is no quantized model")
+        raise ModelError(f"{file!r} has no quantization_config: this is not a quantized model")
     method = found.get("quant_method")
     if method not in METHODS:
         raise ConfigError(f"{file!r}: {unknown('quant_method', method, METHODS)}")

@@ -91,7 +91,7 @@ def map_attention(model: nn.Module, config: QConfig) -> None:
 
 
 def is_inside_attention(config: QConfig) -> bool:
-    """Whether something is quantized that is no tensor of a layer."""
+    """Whether something is quantized that is not a tensor of a layer."""
     return config.softmax_quant_spec is not None or (config.kv_cache_post_rope and bool(config.kv_cache_quant_config))
 
 

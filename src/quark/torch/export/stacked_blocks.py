@@ -68,7 +68,7 @@ def check_stacks(model: nn.Module, config: QConfig) -> None:
         config: how it will be quantized.
 
     Raises:
-        ConfigError: a quantized layer that is no expert, or experts of another layout; it is named.
+        ConfigError: a quantized layer that is not an expert, or experts of another layout; it is named.
     """
     stacked_config(config, ())
     for path, module in model.named_modules():

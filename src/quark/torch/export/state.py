@@ -62,7 +62,7 @@ def own_tensors(model: nn.Module, layers: Mapping[str, QuantLayer]) -> Iterator[
         if name in aliases or name in hidden or any(owner in hidden for owner in prefixes(name)):
             continue
         if not isinstance(value, torch.Tensor):
-            raise ModelError(f"the state of the model holds {name!r}, which is no tensor but {type(value).__name__}")
+            raise ModelError(f"the state of the model holds {name!r}, which is not a tensor but {type(value).__name__}")
         key = ("codes", name) if name in coded else identity(value)
         if key not in seen:
             seen.add(key)

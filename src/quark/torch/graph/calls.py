@@ -22,7 +22,7 @@ def operator(node: Node) -> str:
 def overload_of(node: Node) -> OpOverload:
     """The operator that a node calls."""
     if not isinstance(node.target, OpOverload):
-        raise TypeError(f"{node.name} calls {node.target}, which is no operator of torch")
+        raise TypeError(f"{node.name} calls {node.target}, which is not an operator of torch")
     return node.target
 
 

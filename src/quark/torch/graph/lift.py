@@ -1,6 +1,6 @@
 """Calls of convolutions, linear layers and embeddings become modules with the names they had: layers are layers again.
 
-A weight that is no parameter (computed in the graph) leaves the call as it is: it multiplies two activations.
+A weight that is not a parameter (computed in the graph) leaves the call as it is: it multiplies two activations.
 """
 
 from __future__ import annotations

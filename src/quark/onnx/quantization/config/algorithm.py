@@ -376,7 +376,7 @@ def checked(algorithms: Any, field: str = "algo_config") -> tuple[AlgoConfig, ..
     """The entries of an ``algo_config`` list.
 
     Raises:
-        ConfigError: an entry that is no algorithm configuration, or an algorithm that is listed twice.
+        ConfigError: an entry that is not an algorithm configuration, or an algorithm that is listed twice.
     """
     if isinstance(algorithms, AlgoConfig) or not isinstance(algorithms, (list, tuple)):
         raise ConfigError(f"{field} is a list of algorithm configurations such as CLEConfig(), not {algorithms!r}")

@@ -115,7 +115,7 @@ class AutoMixprecisionConfig(AlgoConfig):
         """(specs, the layers that may get them or ``None`` for all) of every target.
 
         Raises:
-            ConfigError: no target, or one that is no layer configuration.
+            ConfigError: no target, or one that is not a layer configuration.
         """
         given = self.target_layer_config
         if isinstance(given, One):
@@ -131,7 +131,7 @@ class AutoMixprecisionConfig(AlgoConfig):
         if isinstance(one, (QLayerConfig, LayerSpec)):
             return one
         if not isinstance(one, str):
-            raise ConfigError(f"AutoMixprecisionConfig: target_layer_config: {one!r} is no QLayerConfig")
+            raise ConfigError(f"AutoMixprecisionConfig: target_layer_config: {one!r} is not a QLayerConfig")
         try:
             return candidate(one)
         except ConfigError as error:

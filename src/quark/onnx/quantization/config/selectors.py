@@ -23,7 +23,7 @@ def parse_selectors(given: Any, source: str) -> tuple[Selector, ...]:
         source: the field it stands in, for messages.
 
     Raises:
-        ConfigError: it is no list, or an entry is none of the three forms.
+        ConfigError: it is not a list, or an entry is none of the three forms.
     """
     entries = parse_names(given, source)
     return tuple(selector for entry in entries for selector in _parse_entry(entry, source))
@@ -33,7 +33,7 @@ def parse_names(given: Any, source: str) -> tuple[Any, ...]:
     """The entries of a list; a bare text would otherwise be read letter by letter.
 
     Raises:
-        ConfigError: it is no list.
+        ConfigError: it is not a list.
     """
     if isinstance(given, str):
         raise ConfigError(f"{source}: give a list, [{given!r}], not the text {given!r}")
@@ -46,7 +46,7 @@ def parse_types(given: Any, source: str) -> tuple[str, ...]:
     """The operator types of a list.
 
     Raises:
-        ConfigError: it is no list, or an entry is no text.
+        ConfigError: it is not a list, or an entry is not text.
     """
     for entry in (names := parse_names(given, source)):
         if not isinstance(entry, str):
