@@ -21,7 +21,7 @@ def check_files(job: Job, model_input: ModelInput, model_output: str | Path | No
     """Refuse, before any work, to write over what is read.
 
     Raises:
-        OutputError: as ``check_outputs``; also for an output that a configuration file names and that is not a result of
+        OutputError: as ``check_outputs``; also for an output that a configuration file names and that is no result of
             ours: a stranger may have written the file.
     """
     check_outputs(outputs_of(job, model_output), inputs_of(job, model_input, reader))

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-
 from quark.errors import ConfigError
 from quark.operators.arithmetic import floor_power, round_integer
 from quark.operators.blockwise import all_finite, copy_nonfinite, is_finite, shared_power, spread

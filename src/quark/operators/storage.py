@@ -11,7 +11,7 @@
 ``tensor_scale``  float32 scalar, NVFP4 only
 
 ``block_size`` is there where blocks have another length than those of the format's row.
-``length`` is the axis of y where that is not a multiple of the block (the last block is short), else 0; ``shifts`` always
+``length`` is the axis of y where that is no multiple of the block (the last block is short), else 0; ``shifts`` always
 fill the last block.
 
 ``PackedDequantize`` reads a weight of an element format that has no ONNX type, y = (element(codes) - zero_point) *

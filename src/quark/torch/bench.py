@@ -341,7 +341,7 @@ class Traffic(NamedTuple):
 
 
 def traffic_of(model: nn.Module, names: Sequence[str], sample: Any) -> dict[str, Traffic]:
-    """What layers do for one sample; those that are not modules of their own, such as parts of an LSTM, are left out."""
+    """What layers do for one sample; those that are no modules of their own, such as parts of an LSTM, are left out."""
     chosen = {name: module for name, module in model.named_modules() if name in set(names)}
     found = dict.fromkeys(chosen, Traffic())
     hooks = []

@@ -322,7 +322,7 @@ def check_patterns(model: nn.Module, config: QConfig, candidates: list[Candidate
                 inside = [name for name in layers if name.startswith(f"{pattern}.")]
                 if inside:
                     raise ConfigError(
-                        f"{field}: {pattern!r} matches a module that holds layers, not a layer; {pattern + '.*'!r} names them"
+                        f"{field}: {pattern!r} is a module that holds layers; write {pattern + '.*'!r}"
                     )
     for key in config.layer_type_quant_config:
         cls = type_of_name(key)

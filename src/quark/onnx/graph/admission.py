@@ -150,9 +150,8 @@ def _check_values(graph: onnx.GraphProto, source: str) -> None:
             _check_names((value.name,), f"a graph {kind}", source)
             kind_of = value.type.tensor_type
             if value.type.HasField("tensor_type") and kind_of.elem_type not in ELEMENTS:
-                raise ModelError(
-                    f"{source}: the {kind} {value.name!r} has the element type {kind_of.elem_type}, which ONNX does not define"
-                )
+                what = f"the element type {kind_of.elem_type}, which ONNX does not define"
+                raise ModelError(f"{source}: the {kind} {value.name!r} has {what}")
             for dim in value.type.tensor_type.shape.dim:
                 _check_names((dim.dim_param,), f"an axis of {value.name!r:.80}", source)
                 if dim.HasField("dim_value") and dim.dim_value < -1:  # exporters write -1 for a free one

@@ -4,7 +4,7 @@
 and lets it work above 2 GB. Data propagation is on, so shapes computed by Shape → Gather → Concat → Reshape are found;
 not for models in which it would fill the memory (:mod:`quark.onnx.graph.budget`).
 
-What a file says of its own tensors is not a proof. Exporters give one symbolic name to outputs of different sizes (every
+What a file says of its own tensors is no proof. Exporters give one symbolic name to outputs of different sizes (every
 level of a detector has its own number of boxes), and ONNX Runtime shares buffers between tensors of equal names: a
 name that spreads to inner tensors makes the model fail at run time. Inference therefore never reads the shapes that
 graph outputs declare, and :func:`prove_shapes` forgets every inner shape that does not follow from the inputs.

@@ -43,8 +43,8 @@ def _of_preset(name: str) -> LayerSpec:
     except ConfigError as error:
         near = nearest(name, [*PRESETS, FLOAT])
         raise ConfigError(
-            f"the candidate {name!r} is not a preset.{near} A candidate is a preset, {FLOAT!r}, or two data types such as "
-            "'uint8/int4' or 'uint8/int4@32'"
+            f"the candidate {name!r} is not a preset.{near} A candidate is a preset, {FLOAT!r}, or two data types such "
+            "as 'uint8/int4' or 'uint8/int4@32'"
         ) from error
     if preset.activation.dynamic or preset.options.get("UseMatMulNBits"):
         raise ConfigError(f"the candidate {name!r} quantizes a whole model in its own way, not single layers")
