@@ -19,7 +19,8 @@ from quark.config.presets import HARDWARE, PRESETS
 from quark.errors import ConfigError, DataError, ModelError, ModelNotFoundError, OutputError, QuarkError
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = [one for one in every(arrange(get_command(app))) if not hasattr(one, "commands")]
+PROGRAM = arrange(get_command(app))
+COMMANDS = [one for one in every(PROGRAM) if not hasattr(one, "commands")]
 OPTIONS = [(command, option) for command in COMMANDS for option in options_of(command)]
 PAGES = {*(page for _, page in guidance.BY_PLACE), *guidance.FIRST.values(), *guidance.BY_KIND.values()}
 Capture = pytest.CaptureFixture[str]
@@ -39,7 +40,7 @@ def test_at_most_five_options_stand_on_top(command: Any) -> None:
 
 
 def test_no_option_of_the_table_is_gone() -> None:
-    known = {one.opts[0] for command in every(arrange(get_command(app))) for one in options_of(command)}
+    known = {one.opts[0] for command in every(PROGRAM) for one in options_of(command)}
     assert {name for names in SECTIONS.values() for name in names} - known == {"--help"}
 
 
@@ -55,6 +56,27 @@ def test_one_word_means_one_thing() -> None:
     assert {"--algorithm", "--exclude", "--config", "--for", "--format"} <= flows["torch_app"]
     quantize = next(one for one in COMMANDS if one.name == "quantize")
     assert {"--algorithm", "--exclude", "--config", "--for"} <= {one.opts[0] for one in options_of(quantize)}
+
+
+@pytest.mark.parametrize("group", ["", "onnx", "torch", "plan"])
+@pytest.mark.parametrize("name", sorted({str(one.name) for one in COMMANDS}))
+def test_a_command_of_another_group_is_named(group: str, name: str, capsys: Capture) -> None:
+    ways = {
+        way for way in (("quark", name), *(("quark", other, name) for other in ("onnx", "torch", "plan"))) if known(way)
+    }
+    if known(("quark", *group.split(), name)):
+        return
+    assert main([*group.split(), name]) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"No such command '{name}' here" in said and all(" ".join(way) in said for way in ways), said
+
+
+def known(way: tuple[str, ...]) -> bool:
+    """Whether a command can be called by these words."""
+    command: Any = PROGRAM
+    for word in way[1:]:
+        command = getattr(command, "commands", {}).get(word)
+    return command is not None
 
 
 def test_the_usual_presets_are_for_their_hardware() -> None:

@@ -321,9 +321,7 @@ def check_patterns(model: nn.Module, config: QConfig, candidates: list[Candidate
             if pattern in everything and not any(matches(layer.names, pattern) for layer in candidates):
                 inside = [name for name in layers if name.startswith(f"{pattern}.")]
                 if inside:
-                    raise ConfigError(
-                        f"{field}: {pattern!r} is a module that holds layers; write {pattern + '.*'!r}"
-                    )
+                    raise ConfigError(f"{field}: {pattern!r} is a module that holds layers; write {pattern + '.*'!r}")
     for key in config.layer_type_quant_config:
         cls = type_of_name(key)
         if not any(isinstance(layer.module, cls) for layer in candidates):
