@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from quark.cli.common import Json
-from quark.cli.groups import Group
+from quark.cli.groups import CommandGroup
 from quark.cli.paths import Guarded, Overwrite, Reads, Writes
 from quark.cli.plan_app import plan_app
 from quark.cli.requests import Auto, Compare, Predict, Quantize, Rank, Search
@@ -17,7 +17,7 @@ from quark.cli.transformation import WithPasses
 from quark.cli.values import takes_values
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -25,7 +25,7 @@ app = typer.Typer(
     help="Quantize trained models: smaller files, faster inference, and a table that says what it cost.",
     epilog="Start with: `quark onnx quantize model.onnx -o quantized.onnx --preset A8W8_CPU --data samples/`",
 )
-onnx_app = typer.Typer(cls=Group, no_args_is_help=True, help="Quantize, inspect and compare ONNX models.")
+onnx_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Quantize, inspect and compare ONNX models.")
 app.add_typer(onnx_app, name="onnx")
 app.add_typer(torch_app, name="torch")
 app.add_typer(plan_app, name="plan")

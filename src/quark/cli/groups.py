@@ -8,7 +8,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """As typer's, and ``quark quantize`` is answered with ``quark onnx quantize`` and ``quark torch quantize``."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:

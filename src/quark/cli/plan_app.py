@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from quark.cli.common import Json
-from quark.cli.groups import Group
+from quark.cli.groups import CommandGroup
 from quark.cli.paths import Guarded, Reads
 
 plan_app = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Compare plans: what a quantization decided about every tensor."
+    cls=CommandGroup, no_args_is_help=True, help="Compare plans: what a quantization decided about every tensor."
 )
 PlanFile = Annotated[
     Path,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from quark.cli.common import Json
-from quark.cli.groups import Group
+from quark.cli.groups import CommandGroup
 from quark.cli.paths import Guarded
 from quark.cli.torch_request import (
     Converted,
@@ -24,7 +24,7 @@ from quark.cli.torch_request import (
 )
 from quark.cli.values import takes_values
 
-torch_app = typer.Typer(cls=Group, no_args_is_help=True, help="Quantize and evaluate PyTorch language models.")
+torch_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Quantize and evaluate PyTorch language models.")
 
 
 @torch_app.command(
