@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.onnx_flow import models
 
 from quark.cli import main, verdicts
-from quark.onnx import latency, tuned_speed
+from quark.onnx import ModelQuantizer, latency, tuned_speed
 from quark.onnx.coverage import coverage
 from quark.onnx.graph.model import load
 from quark.report import verdict
@@ -75,6 +76,32 @@ def test_a_larger_file_ends_in_a_smaller_one_or_in_the_float_model(tmp_path: Pat
     plain = text.replace("MatMul(x, w)", "Relu(x)")
     line = advised([*written(tmp_path, plain), *more], "size matters", capsys)
     assert "use the float model" in line
+
+
+def test_nothing_is_tried_where_the_weights_are_too_few_to_save_anything(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each trial is a whole quantization: a third of the time of a graph of 10,000 nodes."""
+    runs: list[Any] = []
+    run = ModelQuantizer.run
+    monkeypatch.setattr(ModelQuantizer, "run", lambda *given, **more: runs.append(1) or run(*given, **more))
+    chain = " ".join(f"t{k + 1} = Elu(t{k})" for k in range(60))
+    for size, count in ((verdicts.FEW, 1), (2 * verdicts.FEW, 3)):
+        text = f"g (float[N, {size}] x) => (float[N, {size}] y) {{ t0 = Mul(x, w) {chain} y = Relu(t60) }}"
+        words = written(tmp_path, text, w=models.normal(1, size))
+        np.savez(tmp_path / "data.npz", x=models.normal(4, size))
+        more = ["-p", "A8W8", "--set", "QuantizeAllOpTypes=true", "--no-check", "--overwrite"]
+        assert "use the float model" in advised([*words, *more], "size matters", capsys)
+        assert len(runs) == count
+        runs.clear()
+
+
+def test_a_command_leaves_the_collector_of_cycles_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(verdicts, "coverage", lambda *given: seen.append(gc.get_threshold()) or coverage(*given))
+    before = gc.get_threshold()
+    assert main([*written(tmp_path, LAYERS, **weights()), "-p", "A8W8", "--no-check"]) == 0
+    assert seen[0][0] > before[0] and gc.get_threshold() == before
 
 
 def test_low_coverage_ends_in_the_reason_of_the_largest_layer(tmp_path: Path, capsys: Capture) -> None:

@@ -515,6 +515,15 @@ def test_shapes_reach_into_subgraphs() -> None:
     assert static_shape(inner[0]) == (2, 3)
 
 
+def test_tensors_that_learn_equal_types_do_not_share_them() -> None:
+    model = load(models.model("g (float[2, 3] x) => (float[2, 3] z) { y = Neg (x) z = Neg (y) }"))
+    first, second = [node.outputs[0] for node in model.graph]
+    first.type = second.type = None
+    assert infer_shapes(model) == 2 and first.dtype == second.dtype == ir.DataType.FLOAT
+    first.dtype = ir.DataType.FLOAT16
+    assert second.dtype == ir.DataType.FLOAT
+
+
 def test_shapes_of_a_hopeless_model_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     graph = "g (float[2, 3] x) => (float[2, 3] y) { y = own.Thing (x) }"
     assert infer_shapes(load(models.model(graph, domains={"own": 1}))) == 0

@@ -22,12 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from quark.cli.app import app
     from quark.cli.sections import arrange
+    from quark.report.process import rare_collections
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     verbose = "--verbose" in given and given[:2] != ["onnx", "tool"]
     words_given = [one for one in given if not verbose or one != "--verbose"]
     try:
-        with _silence() if "--json" in given else nullcontext():
+        with rare_collections(), _silence() if "--json" in given else nullcontext():
             arrange(get_command(app))(args=words_given, prog_name="quark")
     except QuarkError as error:
         from quark.cli.guidance import sentence, words

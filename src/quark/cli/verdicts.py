@@ -22,7 +22,7 @@ from quark.onnx import Config, ModelQuantizer
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.coverage import coverage, float_layers
 from quark.onnx.data import Feed
-from quark.onnx.describe import describe, file_bytes
+from quark.onnx.describe import describe, file_bytes, largest_constant
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import is_float16
@@ -41,6 +41,8 @@ from quark.report.verdict import (
 
 SECONDS = 60.0
 """Time for attempts, where the first result is not good."""
+FEW = 32
+"""Elements of a float weight up to which its codes cannot save anything: the scale and the node take some 200 bytes."""
 FAILED = 3
 """The exit code of a bound that is not met."""
 _BOUND = re.compile(r"^\s*([A-Za-z_]\w*)\s*=\s*([-+.\w]+)\s*$")
@@ -217,7 +219,8 @@ def _smaller(subject: Subject) -> str:
     """The weights alone, in 4 bits or in the preset's, where that is smaller than the float file: it is tried."""
     only = () if subject.choice is None else (_weights_only(subject.choice),)
     before, found = file_bytes(subject.model), {}
-    for choice in (Choice("MATMUL_NBITS"), *only):
+    worth = largest_constant(subject.model) > FEW
+    for choice in (Choice("MATMUL_NBITS"), *only) if worth else ():
         config = with_algorithms(choice.config(), {"PrintSummary": False}, ())
         try:
             proto = ModelQuantizer(Config(global_quant_config=config)).run(subject.model, None, None).proto

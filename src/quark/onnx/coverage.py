@@ -94,7 +94,7 @@ def coverage(
         DataError: the sample does not fit it.
     """
     opened = files.load(model)
-    sizes = Sizes(opened, feed)
+    sizes = Sizes(opened, feed, lambda: files.load(model))
     nodes = list(ir.traversal.RecursiveGraphIterator(opened.graph))
     layers = tuple(
         Product(node.name or "", node.op_type, kind.macs(node, sizes), kind.integer(node))
@@ -119,16 +119,19 @@ class Sizes:
     Args:
         model: it learns shapes.
         feed: the sample.
+        as_written: the model as it was, for a run where inference does not find every size.
     """
 
-    def __init__(self, model: ir.Model, feed: Mapping[str, np.ndarray] | None) -> None:
-        # the session opens the model as it is written: ONNX Runtime (1.31) breaks off on some Ifs once sizes are fixed
-        as_written = None if feed is None else model.clone()
+    def __init__(
+        self, model: ir.Model, feed: Mapping[str, np.ndarray] | None, as_written: Callable[[], ir.Model]
+    ) -> None:
         for value in model.graph.inputs:
             if feed is not None and value.name is not None and value.name in feed:
                 value.shape = ir.Shape(np.shape(feed[value.name]))
         prove_shapes(model)
-        self._seen = {} if feed is None or as_written is None else _observed(as_written, _unproved(model), feed)
+        names = [] if feed is None else _unproved(model)
+        # the session opens the model as it is written: ONNX Runtime (1.31) breaks off on some Ifs once sizes are fixed
+        self._seen = {} if feed is None or not names else _observed(as_written(), names, feed)
 
     def of(self, value: ir.Value | None) -> tuple[int, ...]:
         """The shape; sizes that nothing tells are 1."""
@@ -148,7 +151,7 @@ def _unproved(model: ir.Model) -> list[str]:
 
 def _observed(model: ir.Model, names: Sequence[str], feed: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
     """The shapes of these tensors, off one run."""
-    found = Runner(model, names).run(feed).values if names else {}
+    found = Runner(model, names).run(feed).values
     return {name: np.shape(array) for name, array in found.items()}
 
 

@@ -82,6 +82,15 @@ def file_bytes(path: str | Path) -> int:
     return sum(file.stat().st_size for file in (path, *data_files(path)))
 
 
+def largest_constant(path: str | Path) -> int:
+    """Elements of the largest constant of floating point, 0 where there is none."""
+    model = load(path)
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    held = [node.attributes.get("value") for node in all_nodes(model) if node.op_type == "Constant"]
+    tensors += [one.as_tensor() for one in held if one is not None and not one.is_ref()]
+    return max((one.size for one in tensors if one is not None and one.dtype.is_floating_point()), default=0)
+
+
 def dtype_name(dtype: ir.DataType | None) -> str:
     """The name of a data type in NumPy's words; ``?`` where it is unknown."""
     return "?" if dtype is None else SPELLED.get(dtype.name, dtype.name.lower())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -52,7 +51,7 @@ from quark.onnx.result import Result
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record, wants_bodies
 from quark.onnx.tuned_speed import into_plan, tune_speed
-from quark.report.process import resident
+from quark.report.process import rare_collections, resident
 from quark.report.progress import bars
 from quark.report.summary import cost_table, pass_table, print_summary
 from quark.report.tables import print_table
@@ -61,8 +60,6 @@ from quark.report.values import Table
 Progress = Callable[[str, int, int | None], None]
 Given = str | Path | onnx.ModelProto
 Written = str | Path | None
-#: New objects after which Python looks for cycles while the flow runs; its own default is 700.
-YOUNG = 20_000
 _log = logging.getLogger(__name__)
 
 
@@ -73,7 +70,7 @@ def quantize(
     check_secret(job.options, model_input, model_output)
     check_evaluation(job.options, reader)
     check_files(job, model_input, model_output, reader)
-    with discreet(job.options), _rare_collections(), Journal.held(job.options.SaveAndRestore, "SaveAndRestore"):
+    with discreet(job.options), rare_collections(), Journal.held(job.options.SaveAndRestore, "SaveAndRestore"):
         result = _quantize(job, model_input, model_output, reader, progress)
         read = getattr(reader, "preprocessing", None)
         result.plan.preprocessing = read.to_dict() if isinstance(read, Preprocessing) else None
@@ -269,20 +266,6 @@ def _publish(
 @contextmanager
 def _given(progress: Progress) -> Iterator[Progress]:
     yield progress
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Let Python look for cycles less often, which is a tenth of the time of a large graph.
-
-    Weights do not wait for it: the flow lets go of them by itself.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(max(before[0], YOUNG) if before[0] else 0, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 
 import onnx
 import onnx_ir as ir
@@ -26,6 +27,7 @@ from quark.onnx.graph.reader_types import learn_from_readers
 from quark.onnx.graph.runtime_operators import stand_in
 from quark.onnx.graph.weightless import light_proto
 
+Stated = tuple[ir.TypeProtocol | None, ir.Shape | None]
 _log = logging.getLogger(__name__)
 
 
@@ -161,24 +163,41 @@ def _infer(proto: onnx.ModelProto, propagate: bool) -> tuple[onnx.ModelProto, li
     return onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=propagate), places
 
 
-def _learn_graph(graph: ir.Graph, inferred: onnx.GraphProto, places: Sequence[int] | None = None) -> int:
+def _learn_graph(
+    graph: ir.Graph,
+    inferred: onnx.GraphProto,
+    places: Sequence[int] | None = None,
+    read: dict[bytes, Stated] | None = None,
+) -> int:
     """Learn what the protobuf of the same graph says of the tensors that its nodes make, subgraphs included.
 
     Args:
         places: positions of the nodes in the protobuf; ``None`` where it has no others.
+        read: types and shapes that were read already, by their bytes; it grows.
     """
+    read = {} if read is None else read
     found = {info.name: info for info in (*inferred.value_info, *inferred.output)}
     learnt = 0
     protos = inferred.node if places is None else [inferred.node[place] for place in places]
     for node, proto in zip(graph, protos, strict=True):
         for value in node.outputs:
             if value.name in found:
-                learnt += _learn(value, deserialize_value_info_proto(found[value.name], None))
+                learnt += _learn(value, *_read(found[value.name], read))
         for attribute in proto.attribute:
             theirs = [attribute.g] if attribute.HasField("g") else attribute.graphs
             pairs = zip(_bodies(node.attributes[attribute.name]), theirs, strict=True) if theirs else ()
-            learnt += sum(_learn_graph(*pair) for pair in pairs)
+            learnt += sum(_learn_graph(*pair, read=read) for pair in pairs)
     return learnt
+
+
+def _read(info: onnx.ValueInfoProto, read: dict[bytes, Stated]) -> Stated:
+    """The type and the shape that a protobuf states, shared by all that are equal: copy the type, shapes are frozen."""
+    key = info.type.SerializeToString()
+    known = read.get(key)
+    if known is None:
+        made = deserialize_value_info_proto(info, None)
+        known = read[key] = (made.type, made.shape)
+    return known
 
 
 def _bodies(attribute: ir.Attr) -> Sequence[ir.Graph]:
@@ -188,14 +207,13 @@ def _bodies(attribute: ir.Attr) -> Sequence[ir.Graph]:
     return attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
 
 
-def _learn(value: ir.Value, inferred: ir.Value) -> bool:
-    """Copy what ``inferred`` knows and ``value`` does not."""
+def _learn(value: ir.Value, kind: ir.TypeProtocol | None, shape: ir.Shape | None) -> bool:
+    """Take over what was inferred and ``value`` does not know."""
     learnt = False
-    if value.type is None and inferred.type is not None:
-        value.type, learnt = inferred.type, True
-    if inferred.shape is None or not _knows_more(inferred.shape, value.shape):
+    if value.type is None and kind is not None:
+        value.type, learnt = deepcopy(kind), True
+    if shape is None or not _knows_more(shape, value.shape):
         return learnt
-    shape = inferred.shape
     if value.is_graph_output() and value.shape is not None and len(value.shape) == len(shape):
         pairs = zip(shape, value.shape, strict=True)
         shape = ir.Shape([size if isinstance(size, int) else given for size, given in pairs])
