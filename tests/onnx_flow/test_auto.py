@@ -373,3 +373,61 @@ def test_a_metric_confirms_on_its_own_reporting_samples(
     found = auto(model, split(samples()), goal, tmp_path)
     assert found.solved and found.confirmed == confirmed
     assert auto(model, split(samples()), Goal("npu", 0.1, lambda path: 1.0, seconds=0.0), tmp_path).confirmed
+
+
+def of_speed(table: dict[str, float]) -> Any:
+    """``Search.speed`` by hand: of the first name in the table that the trial's begins with."""
+    return lambda self, trial: next(value for name, value in table.items() if trial.name.startswith(name))
+
+
+@pytest.mark.parametrize(
+    ("plain", "tuned", "worth"),
+    [(1.5, 9.0, "A8W8_CPU"), (0.8, 1.2, "A8W8_CPU --set TuneSpeed=True"), (0.8, 0.9, None), (1.0, 0.9, "A8W8_CPU")],
+)
+def test_a_preset_that_is_no_faster_than_float_gets_what_this_machine_times(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: float, tuned: float, worth: str | None
+) -> None:
+    monkeypatch.setattr(Search, "speed", of_speed({"A8W8_CPU --set TuneSpeed": tuned, "A8W8_CPU": plain}))
+    monkeypatch.setattr("quark.onnx.tuned_speed._chosen", lambda seconds: "by the table")
+    for again in range(2):  # and from the ledger
+        search = Search(
+            folder / "model.onnx", split(samples()), Goal("cpu", ledger=tmp_path / "l.json"), tmp_path, print
+        )
+        found = search.promising(search.attempt(Choice("A8W8_CPU")))
+        assert (found.name if found else None) == worth
+        assert any("no recipe was tried" in note for note in search.notes) == (worth is None)
+        if worth and "Tune" in worth:
+            assert found and found.choice and found.causes == ("integers where float is faster on this machine",)
+            assert set(found.choice.options) == {"TuneSpeed", "TunedFloat"} and not found.choice.options["TuneSpeed"]
+            path = tmp_path / f"same{again}.onnx"
+            quantized(search.model, found.choice, path, search.samples.fit)  # without timing anything
+            assert search.with_file(found).path.read_bytes() == path.read_bytes()  # type: ignore[union-attr]
+
+
+def test_a_model_that_timing_leaves_in_float_is_no_trial(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quark.onnx.tuned_speed._chosen", lambda seconds: "all in float")
+    search = Search(folder / "model.onnx", split(samples()), Goal("cpu"), tmp_path, print)
+    assert "everything is faster in float" in search.attempt(Choice("A8W8_CPU", {"TuneSpeed": True})).error
+
+
+def test_of_trials_that_the_clock_cannot_tell_apart_the_more_accurate_one_wins(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {"A8W8_CPU": 1.0, "UINT8_DYNAMIC_QUANT": 1.01}
+
+    def timed(self: Search, trials: list[Trial], _: float) -> list[Trial]:
+        return [Trial("float", None, seconds=2.0), *(replace(one, seconds=seconds[one.name]) for one in trials)]
+
+    def judge(self: Search, trial: Trial, path: Path) -> Trial:
+        value = 30.0 if trial.name == better else 25.0
+        return replace(trial, judged=Judged("y", 2, "", value, value), passes=True, bytes=9)
+
+    monkeypatch.setattr(Search, "_made", judge)
+    monkeypatch.setattr(Search, "timed", timed)
+    monkeypatch.setattr(Search, "with_file", lambda self, trial: replace(trial, path=self.model))
+    for better in seconds:
+        assert auto(folder / "model.onnx", split(samples()), Goal("cpu"), tmp_path).winner.name == better
+    seconds["UINT8_DYNAMIC_QUANT"] = 1.2
+    assert auto(folder / "model.onnx", split(samples()), Goal("cpu"), tmp_path).winner.name == "A8W8_CPU"

@@ -15,7 +15,10 @@ from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improv
 from quark.report.verdict import Judged
 
 EVERYTHING = Situation(
-    frozenset(["Conv", "MatMul"]), ("FloatDecoding would help", "ConvertSigmoidToHardSigmoid=False keeps it"), npu=True
+    frozenset(["Conv", "MatMul"]),
+    ("FloatDecoding would help", "ConvertSigmoidToHardSigmoid=False keeps it"),
+    npu=True,
+    slow=True,
 )
 
 
@@ -150,4 +153,7 @@ def test_islands_grow_from_the_layer_that_loses_most_and_their_name_says_so() ->
     assert [list(one.layers) for one in found] == [[f"l{k}" for k in range(n)] for n in (1, 2, 4)]
     assert found[1].name == "A8W8 --set CalibDataSize=4 with 2 layers float"
     assert found[1].config().layers == {"l0": None, "l1": None}
+    most = [len(one.layers) for one in islands(best, [f"l{k}" for k in range(8)], "float", most=1.0)]
+    assert most == [1, 2, 4]  # eight of eight would be the float model
+    assert [len(one.layers) for one in islands(best, [f"l{k}" for k in range(9)], "float", most=1.0)][-1] == 8
     assert wider("A8W8_PER_CHANNEL") == "A16W8_PER_CHANNEL" and wider("XINT8") is None

@@ -22,22 +22,17 @@ from typing import Any
 from quark import parallel
 from quark.errors import DataError, QuarkError
 from quark.files.journal import Journal
-from quark.files.private import private_folder
 from quark.measure.answers import Answers
 from quark.measure.score import Score, by_chance
 from quark.onnx import fingerprint
 from quark.onnx.compare import compare
-from quark.onnx.data import Feed
 from quark.onnx.describe import describe, file_bytes
 from quark.onnx.graph import model as files
-from quark.onnx.graph.libraries import Libraries
-from quark.onnx.graph.shapes import leave_unsaid
 from quark.onnx.latency import median_seconds
 from quark.onnx.one_pass import estimate
 from quark.onnx.quantization.config.config import Config
-from quark.onnx.quantizer import ModelQuantizer
-from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Climb, Situation, islands, wider
-from quark.onnx.result import Result
+from quark.onnx.recipes import GOOD, QUICKER, RECIPES, SLOW, Attempt, Choice, Climb, Situation, islands, wider
+from quark.onnx.trial_files import probed, quantized, write_model
 from quark.onnx.trials import (
     PURPOSES,
     Goal,
@@ -49,6 +44,7 @@ from quark.onnx.trials import (
     ledger_of,
     remembered,
 )
+from quark.onnx.tuned_speed import repeating
 from quark.report.verdict import Judged, worst
 from quark.search.clock import Clock
 from quark.search.function import checked_reference, kept_score, score_of
@@ -58,8 +54,8 @@ from quark.search.values import FLOAT
 
 ISLANDS = 0.4
 """The part of the time of a preset that is kept for islands, the last resort."""
-HALF, BESIDE = 0.5, 0.125
-"""The part of the layers that may be islands; and where each of them leaves an NPU for the CPU."""
+ALL, HALF, BESIDE = 1.0, 0.5, 0.125
+"""The part of the layers that may be islands: in float, of wider types on an NPU, and beside an NPU on the CPU."""
 TRIED = 8
 """Samples that single layers are tried on."""
 PROBED = 8
@@ -124,7 +120,7 @@ class Search:
 
     def _made(self, trial: Trial, path: Path) -> Trial:
         """The trial, quantized and judged; what was judged under another name is not judged again."""
-        self._quantized(trial.choice or Choice(""), path)
+        trial = replace(trial, choice=self._quantized(trial.choice or Choice(""), path))
         digest = fingerprint.of_model(files.load(path))
         before = next((one for one in self.trials if one.digest == digest), None)
         if before is not None:
@@ -183,8 +179,11 @@ class Search:
         self._quantized(trial.choice, path)
         return replace(trial, path=path)
 
-    def _quantized(self, choice: Choice, path: Path) -> None:
-        self.propose(quantized(self.model, choice, path, self.samples.fit).plan.proposals)
+    def _quantized(self, choice: Choice, path: Path) -> Choice:
+        """Write the model of a choice; the choice, with what timing decided in the place of timing it again."""
+        plan = quantized(self.model, choice, path, self.samples.fit).plan
+        self.propose(plan.proposals)
+        return replace(choice, options={**choice.options, **repeating(plan)})
 
     def within(self, trial: Trial, answers: Mapping[str, Answers]) -> bool:
         """Whether a trial keeps what it has to keep."""
@@ -306,20 +305,33 @@ class Search:
             self.tell(f"islands: {error}")
             return
         cause, ranked = f"a few layers lose most; they are {wide or FLOAT}", [one.layer for one in study.ranked()]
-        most = BESIDE if npu and wide is None else HALF
+        most = (HALF if wide else BESIDE) if npu else ALL
         for choice in islands(best, ranked, wide or FLOAT, most):
             if self.clock.left - usual < end or self.attempt(choice, (*best.causes, cause)).passes:
                 break
 
-    def could_win(self, base: Trial) -> bool:
-        """Whether a base is worth improving: for the CPU one that is slower than float is not, whatever it keeps."""
-        if self.goal.row.cost != "seconds" or base.path is None:
-            return True
-        stays, one = self.timed([base], min(BRIEFLY, self.timing))
-        faster = one.seconds < stays.seconds * (1 + SAME)
-        if not faster:
-            self.notes.append(f"{base.name} is slower than the float model, so no recipe was tried on it")
-        return faster
+    def promising(self, base: Trial) -> Trial | None:
+        """The base, where it is worth improving: for the CPU one that is slower than float is not, whatever it keeps.
+
+        Where it is not faster, this machine's own timings say first what stays in float.
+        """
+        if base.error or base.choice is None or self.goal.row.cost != "seconds":
+            return None if base.error else base
+        pace = self.speed(base)
+        applies = pace < 1 + SAME and QUICKER.applies(replace(self.situation, slow=True), base.choice)
+        if applies and self.clock.fits(SLOW * self.usual(base.choice)):
+            tuned = self.attempt(QUICKER.change(base.choice), (*base.causes, QUICKER.cause))
+            if not tuned.error and (quicker := self.speed(tuned)) > pace:
+                base, pace = tuned, quicker
+        if pace > 1 - SAME:
+            return base
+        self.notes.append(f"{base.name} is slower than the float model, so no recipe was tried on it")
+        return None
+
+    def speed(self, trial: Trial) -> float:
+        """How many times as fast as the float model a trial is, at a first look."""
+        stays, one = self.timed([self.with_file(trial)], min(BRIEFLY, self.timing))
+        return stays.seconds / one.seconds
 
     def timed(self, trials: Sequence[Trial], seconds: float) -> list[Trial]:
         """The trials with their seconds an inference, and those of the float model, side by side."""
@@ -328,25 +340,6 @@ class Search:
         found = median_seconds(models, feed, seconds, libraries=self.goal.libraries)
         stays = Trial("float", None, bytes=file_bytes(self.model), seconds=found["float"], path=self.model)
         return [stays, *(replace(one, seconds=found[str(k)]) for k, one in enumerate(trials))]
-
-
-def probed(model: Path, choice: Choice, fit: Sequence[Feed], choose: Sequence[Feed], libraries: Libraries) -> Probed:
-    """How a choice does on few samples. Made for a process of its own."""
-    with private_folder() as folder:
-        try:
-            quantized(model, choice, folder / "probe.onnx", fit)
-            found = compare(model, folder / "probe.onnx", choose, layers=False, libraries=libraries)
-        except QuarkError:
-            return Probed(rank=[], digest="")
-        digest = fingerprint.of_model(files.load(folder / "probe.onnx"))
-    return Probed(rank=list(Attempt(choice, worst(found.outputs, found.answers)).rank), digest=digest)
-
-
-def quantized(model: Path, choice: Choice, path: Path, samples: Iterable[Feed]) -> Result:
-    """Quantize a model as a choice says."""
-    config = choice.config()
-    config.extra_options["PrintSummary"] = False
-    return ModelQuantizer(Config(global_quant_config=config)).run(model, path, samples)
 
 
 def _larger(limit: float, chance: float) -> float:
@@ -388,8 +381,9 @@ def _try(search: Search) -> None:
         base = search.attempt(Choice(preset))
         if base.passes and goal.row.cost == "rank":
             break
-        if not base.passes and not base.error and search.could_win(base):
-            climbs.append(search.climb(base))
+        worth = search.promising(base)
+        if worth is not None and not worth.passes:
+            climbs.append(search.climb(worth))
     for place, climb in enumerate(climbs):
         search.situation, best = climb.situation, climb.proposed(search.clock.left)
         if goal.row.cost == "rank" and best.judged is not None and best.judged.level >= GOOD:
@@ -428,7 +422,9 @@ def _concluded(search: Search) -> Outcome:
         stays, *timed = search.timed([search.with_file(one) for one in good if not one.same], search.timing)
         outcome.seconds = {one.name: one.seconds for one in timed}
         outcome.float_seconds, by_time = stays.seconds, goal.row.cost == "seconds"
-        outcome.winner = min(timed, key=lambda one: one.seconds if by_time else one.bytes)
+        least = min(timed, key=lambda one: one.seconds if by_time else one.bytes)
+        alike = [one for one in timed if by_time and one.seconds <= least.seconds * (1 + SAME)]  # no clock tells them
+        outcome.winner = search.nearest(alike or [least])
         slow = by_time and outcome.winner.seconds > stays.seconds * (1 - SAME)
         if slow or (not by_time and outcome.winner.bytes >= stays.bytes):
             better = "faster" if by_time else "smaller"
@@ -480,14 +476,3 @@ def _reported(search: Search, outcome: Outcome) -> Outcome:
         outcome.reported_values = after, before
     outcome.confirmed = outcome.solved and search.confirmed(outcome, found.answers)
     return outcome
-
-
-def write_model(source: Path, target: Path) -> None:
-    """Write the model of a trial, its external data under the name that is wanted.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    model = files.load(source)
-    leave_unsaid(model)  # the reader states types of constants that the file does not have: it would not be the same
-    files.save(model, target, source.with_name(f"{source.name}.data").exists())

@@ -57,12 +57,14 @@ class Choice:
         """A few words: those of the command line, and how many layers are left out."""
         kinds = dict.fromkeys(self.layers.values())
         held = [f"{list(self.layers.values()).count(kind)} layers {kind}" for kind in kinds]
-        return " ".join((*self.flags()[1:], *(["with", ", ".join(held)] if held else [])))
+        short = {name: f"{len(one)} nodes" if isinstance(one, list) else one for name, one in self.options.items()}
+        return " ".join((*replace(self, options=short).flags()[1:], *(["with", ", ".join(held)] if held else [])))
 
     @property
     def pace(self) -> str:
         """The same for choices that take about as long."""
-        return " ".join(("trial", *self.algorithms))
+        timed = ("timed",) if self.options.get("TuneSpeed") else ()
+        return " ".join(("trial", *timed, *self.algorithms))
 
     def flags(self) -> list[str]:
         """The words of the command line."""
@@ -79,11 +81,13 @@ class Situation:
         operators: the operator types of the model.
         proposals: what the engine proposed, in sentences that name options.
         npu: whether the result is made for an NPU compiler.
+        slow: the quantized model was timed, and is no faster than the float model.
     """
 
     operators: frozenset[str]
     proposals: Sequence[str] = ()
     npu: bool = False
+    slow: bool = False
 
     def proposed(self, option: str) -> bool:
         """Whether the engine proposed this option."""
@@ -179,7 +183,16 @@ _WIDER = {"A8W8": "A16W8", "S8S8_AAWS": "S16S8_ASWS", "U8S8_AAWS": "U16S8_AAWS"}
 _CONVOLUTIONS = frozenset(["Conv", "ConvTranspose"])
 _PRODUCTS = frozenset(["MatMul", "Gemm"])
 
+QUICKER = Recipe(
+    "own timings",
+    "integers where float is faster on this machine",
+    lambda situation, choice: situation.slow and _static(choice) and "TunedFloat" not in choice.options,
+    _option("TuneSpeed", True),
+)
+"""For speed, which no other row is for: tried on a preset that is no faster than float, before the others."""
+
 RECIPES = (
+    QUICKER,
     Recipe(
         "float decoding",
         "boxes and scores of the decoding at the end share one scale",
@@ -294,10 +307,10 @@ def islands(best: Attempt, ranked: Sequence[str], wide: str, most: float = 0.5) 
         best: what is not good enough.
         ranked: names of the layers, the one that loses most first.
         wide: what they get: "float", or a preset of more bits.
-        most: the part of the layers that may get it, rounded up.
+        most: the part of the layers that may get it, rounded up; never all.
     """
     count = 1
-    while count <= math.ceil(most * len(ranked)):
+    while count <= min(math.ceil(most * len(ranked)), len(ranked) - 1):  # all of them are no islands
         yield replace(best.choice, layers=dict.fromkeys(ranked[:count], wide))
         count *= 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,6 +136,8 @@ def entry_of(trial: Trial, proposals: Sequence[str]) -> dict[str, Any]:
     kept: dict[str, Any] = {"error": trial.error, "bytes": trial.bytes, "passes": int(trial.passes)}
     measured = {} if trial.value is None else {"metric": trial.value, "chance": trial.chance}
     kept |= {"proposals": list(proposals), "digest": trial.digest, "same": trial.same} | measured
+    options = {} if trial.choice is None else trial.choice.options
+    kept |= {"tuned": options["TunedFloat"]} if "TunedFloat" in options else {}
     return kept | ({} if trial.judged is None else asdict(trial.judged))
 
 
@@ -150,6 +152,7 @@ class _Failed(Schema):
     chance: float = math.nan
     digest: str = ""
     same: str = ""
+    tuned: list[str] | None = None
 
 
 class _Tried(_Failed):
@@ -181,4 +184,6 @@ def remembered(book: Journal, name: str, choice: Choice, causes: tuple[str, ...]
     judged = Judged(**{one.name: getattr(kept, one.name) for one in fields(Judged)}) if hasattr(kept, "level") else None
     told: dict[str, Any] = {name: getattr(kept, name) for name in ("error", "chance", "digest", "same")}
     told |= {"bytes": kept.bytes, "causes": causes, "passes": bool(kept.passes)}
+    if kept.tuned is not None:
+        choice = replace(choice, options={**choice.options, "TuneSpeed": False, "TunedFloat": kept.tuned})
     return Trial(name, choice, judged, kept.metric, **told), kept.proposals
