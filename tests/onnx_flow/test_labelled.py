@@ -23,7 +23,7 @@ from quark.measure.score import Score, error, mean, score
 from quark.onnx.labelled import METRICS, metric_of, metrics_on
 from quark.onnx.labels import LabelSource, classes_of
 from quark.onnx.preprocessing import Preprocessing
-from quark.search.function import score_of
+from quark.search.function import load_function, score_of
 
 random = np.random.default_rng(0)
 
@@ -132,7 +132,10 @@ def test_classes_of_every_kind_of_file(tmp_path: Path) -> None:
     np.save(tmp_path / "l.npy", np.array([3, 1]))
     assert classes_of(LabelSource(tmp_path / "m", tmp_path / "l.npy", files)) == [3, 1]
     assert classes_of(LabelSource(tmp_path / "m", None, files)) == [0, 1]  # the order of the folders' names
-    for text, message in (("x.jpg,3\n", "no class for the sample 'y.jpg'"), ("a,b,c\n1,2,3\n", "a file and its class")):
+    for text, message in (
+        ("x.jpg,3\n", "no class for the sample 'y.jpg'."),
+        ("a,b,c\n1,2,3\n", "a file and its class"),
+    ):
         (tmp_path / "w.csv").write_text(text)
         with pytest.raises(DataError, match=message):
             classes_of(LabelSource(tmp_path / "m", tmp_path / "w.csv", files))
@@ -271,6 +274,120 @@ def test_the_metric_of_a_model_whose_answers_are_known(name: str, tmp_path: Path
     one, again = metrics_on(name, model, given, [(feeds, part), (feeds[:1], part[:1])])
     assert one(str(model)).value == pytest.approx(expected, abs=0.6 if name == "si-sdr" else 1e-3)
     assert len(one(str(model)).without) == len(feeds) and again(str(model)).without == ()
+
+
+def told(change: Callable[[Any], Any]) -> Callable[[Path, LabelSource], None]:
+    """Change what coco.json says."""
+
+    def damage(folder: Path, given: LabelSource) -> None:
+        path = folder / "coco.json"
+        found = json.loads(path.read_text())
+        change(found)
+        path.write_text(json.dumps(found))
+
+    return damage
+
+
+def painted(folder: Path, given: LabelSource) -> None:
+    Image.fromarray(np.full((8, 8), 3, np.uint8)).save(folder / "masks" / "p1.png")
+
+
+def one_channel(folder: Path, given: LabelSource) -> None:
+    model = onnx.load(given.model)
+    model.graph.node.append(helper.make_node("ReduceMax", ["y"], ["z"], axes=[1]))
+    model.graph.output[0].name = "z"
+    onnx.save(model, given.model)
+
+
+def renamed(folder: Path, given: LabelSource) -> None:
+    (folder / "clean" / "0.wav").rename(folder / "clean" / "7.wav")
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path, LabelSource], Any], str]] = {
+    "a box of no image": ("map50", told(lambda x: x["annotations"][4].update(image_id=9)), "image 9, which is not"),
+    "a box to the left": ("map50", told(lambda x: x["annotations"][4].update(bbox=[9, 9, -3, 3])), r"-3.0, 3.0\]"),
+    "another category": ("map50", told(lambda x: x["annotations"][4].update(category_id=6)), "category 6"),
+    "more classes": (
+        "map50",
+        told(lambda x: x["categories"].insert(0, {"id": 1})),
+        "class 2 .from 0 on., and .* knows 2",
+    ),
+    "a picture less": ("map50", told(lambda x: x["images"].pop()), "image 2, which is not"),
+    "no picture": (
+        "map50",
+        told(lambda x: x["images"][2].update(file_name="02.png")),
+        "'2.png'. Did you mean '02.png'",
+    ),
+    "a class more": ("miou", painted, "a mask has the class 3, and the model tells 3 apart"),
+    "no mask": (
+        "miou",
+        lambda folder, given: (folder / "masks" / "p1.png").unlink(),
+        "no mask for the sample 'p1.png'",
+    ),
+    "one channel": ("miou", one_channel, "one channel"),
+    "another sound": ("si-sdr", renamed, "no clean sound for the sample '0'"),
+    "a sound less": ("si-sdr", lambda folder, given: (folder / "clean" / "1.wav").unlink(), "sample '1'"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_labels_that_do_not_fit_end_in_one_sentence(name: str, tmp_path: Path) -> None:
+    """A number that looked like a metric would be worse than none."""
+    metric, damage, message = DAMAGES[name]
+    model, feeds, given, _ = MODELS[metric](tmp_path)
+    damage(tmp_path, given)
+    with pytest.raises(DataError, match=message) as found:
+        metrics_on(metric, model, given, [(feeds, list(range(len(feeds))))])[0](str(model))
+    assert "\n" not in str(found.value)
+
+
+def test_sounds_of_other_names_are_taken_in_their_order(tmp_path: Path) -> None:
+    model, feeds, given, expected = sounds(tmp_path)
+    for k in (0, 1):
+        (tmp_path / "clean" / f"{k}.wav").rename(tmp_path / "clean" / f"clean_{k}.wav")
+    assert metrics_on("si-sdr", model, given, [(feeds, [0, 1])])[0](str(model)).value == pytest.approx(
+        expected, abs=0.6
+    )
+
+
+@pytest.mark.parametrize(("first", "message"), [(9, ""), (10, "10 classes, so every answer"), (99, "10 classes")])
+def test_a_metric_that_every_answer_fulfils_is_refused(first: int, message: str) -> None:
+    given = LabelSource(data.model_path(), None, [Path(f"{k}/{k}.npy") for k in range(10)])
+    parts = [([{"image": image[None]} for image in data.split()[0][0][:10]], list(range(10)))]
+    if not message:
+        assert metrics_on(f"top{first}", given.model, given, parts)[0](str(given.model)).value <= 1
+        return
+    with pytest.raises(DataError, match=message):
+        metrics_on(f"top{first}", given.model, given, parts)
+
+
+def test_a_file_of_two_classes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("x.jpg,3\ny.jpg,1\nx.jpg,3\n")
+    given = LabelSource(tmp_path / "m", tmp_path / "l.csv", [tmp_path / "x.jpg", tmp_path / "y.jpg"])
+    assert classes_of(given) == [3, 1]
+    (tmp_path / "l.csv").write_text("x.jpg,3\ny.jpg,1\nx.jpg,4\n")
+    with pytest.raises(DataError, match=r"gives 'x\.jpg' the classes 3 and 4"):
+        classes_of(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no.py:f", "the file 'no.py' does not exist"),
+        ("no.py:", "as in task.py:accuracy"),
+        ("accuracy:f", "as in task.py:accuracy"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_function(text)
+
+
+@pytest.mark.parametrize(("value", "message"), [([], "an empty list"), (np.ones((2, 2)), "must return a number")])
+def test_what_a_function_returned_is_told_in_one_line(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as found:
+        score_of(value, "f")
+    assert "\n" not in str(found.value)
 
 
 def test_boxes_lie_where_the_picture_was_put() -> None:

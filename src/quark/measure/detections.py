@@ -86,6 +86,11 @@ def _alone(x: np.ndarray) -> np.ndarray:
 
 def read(outputs: Mapping[str, np.ndarray], layout: DetectionLayout) -> Detections:
     """The detections of one picture, the same objects once, in the coordinates of the output."""
+    return distinct(*scored(outputs, layout))
+
+
+def scored(outputs: Mapping[str, np.ndarray], layout: DetectionLayout) -> tuple[np.ndarray, np.ndarray]:
+    """Corners [n, 4] of all rows of an output, and their scores [n, classes]."""
     if layout.boxes == layout.scores:
         boxes, rest = np.split(answers.as_rows(outputs[layout.boxes]), [COORDINATES], axis=1)
         scores = answers.columns(layout.like, rest)
@@ -96,7 +101,7 @@ def read(outputs: Mapping[str, np.ndarray], layout: DetectionLayout) -> Detectio
         scores = np.zeros((len(boxes), 1)) if beside is None else beside
         scores = layout.reading.scores(scores) if layout.reading and beside is not None else scores
     low, high = corners(boxes, layout.form)
-    return distinct(np.concatenate([low, high], 1), np.nan_to_num(scores))
+    return np.concatenate([low, high], 1), np.nan_to_num(scores)
 
 
 def distinct(boxes: np.ndarray, scores: np.ndarray) -> Detections:

@@ -26,10 +26,10 @@ import numpy as np
 
 from quark.errors import ConfigError, DataError, nearest, unknown
 from quark.measure import labelled as arrays
-from quark.measure.detections import DetectionLayout, average_precision, layout_of, read
+from quark.measure.detections import DetectionLayout, average_precision, layout_of, read, scored
 from quark.measure.score import Score, score
 from quark.onnx.data import Feed, inputs_of
-from quark.onnx.data_files import find_samples
+from quark.onnx.data_files import file_of, find_samples
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import open_session
@@ -68,8 +68,10 @@ def metric_of(name: str) -> Metric:
     """
     first = re.fullmatch(r"top([1-9]\d{0,3})", name)
     if first is not None:
-        judge = partial(_among_first, int(first[1]))
-        return Metric(classes_of, judge, _mean, "{:.1%}", _classes, labels=False)
+        count = int(first[1])
+        return Metric(
+            classes_of, partial(_among_first, count), _mean, "{:.1%}", partial(_classes, most=count), labels=False
+        )
     if name not in METRICS:
         own = "" if nearest(name, NAMES) else ", or FILE.py:FUNCTION for your own"
         raise ConfigError(unknown("--metric", name, NAMES) + own)
@@ -143,12 +145,16 @@ def _of_sums(value: Callable[[np.ndarray], float]) -> Callable[[Sequence[Any]], 
     return lambda said: lambda chosen: value(np.asarray([said[k] for k in chosen]))
 
 
-def _classes(outputs: Outputs, given: LabelSource) -> int:
-    """How many classes the first output tells apart."""
+def _classes(outputs: Outputs, given: LabelSource, most: int) -> int:
+    """How many classes the first output tells apart; more than ``most``, of which every answer would be right."""
     scores = next(iter(outputs.values()))
     if scores.size != max(scores.shape, default=0):
         raise DataError(
             f"the first output has the shape {list(scores.shape)}: it is not a list of classes for one sample"
+        )
+    if scores.size <= most:
+        raise DataError(
+            f"--metric top{most}: the first output has {scores.size} classes, so every answer is among them"
         )
     folders = given.folders()
     if given.labels is None and len(folders) != scores.size and not all(one.isdecimal() for one in folders):
@@ -182,7 +188,9 @@ def _layout(outputs: Outputs, given: LabelSource) -> _Boxes:
 
 
 def _found(outputs: Outputs, feed: Feed, label: Any, known: _Boxes) -> Any:
-    found = read(outputs, known.layout)
+    found, count = read(outputs, known.layout), scored(outputs, known.layout)[1].shape[1]
+    if (kind := max((int(row[4]) for row in label.rows), default=0)) >= count:
+        raise DataError(f"{known.given.said}: a box is of class {kind} (from 0 on), and the model knows {count}")
     shape = next(array.shape for array in feed.values() if array.ndim == 4)
     sides = (shape[2], shape[3]) if shape[1] in (1, 3) else (shape[1], shape[2])
     return found, known.given.seen(label, sides, known.layout.relative)
@@ -203,9 +211,18 @@ def _overlaps(outputs: Outputs, feed: Feed, label: Any, known: LabelSource) -> n
             f"--metric miou: the first output has the shape {list(scores.shape)}; it must be scores "
             "[1, classes, height, width] or classes [1, height, width]"
         )
+    if not labels and scores.shape[1] == 1:
+        raise DataError(
+            "--metric miou: the first output has one channel, and from which value on it means class 1 is not known: "
+            "say it in a function of yours, --metric FILE.py:FUNCTION"
+        )
     predicted = scores.reshape(scores.shape[-2:]) if labels else scores[0].argmax(0)
     truth = mask_of(label, predicted.shape, known.settings)
-    classes = max(int(predicted.max()), int(truth[truth != arrays.IGNORED].max(initial=0))) + 1
+    highest = int(truth[truth != arrays.IGNORED].max(initial=0))
+    if not labels and highest >= scores.shape[1]:
+        raise DataError(f"{known.said}: a mask has the class {highest}, and the model tells {scores.shape[1]} apart, "
+                        f"from 0 on; {arrays.IGNORED} is what counts for nothing")  # fmt: skip
+    classes = max(int(predicted.max()), highest) + 1
     found = arrays.overlaps(predicted, truth, 256)
     return found if classes <= 256 else arrays.overlaps(predicted, truth, classes)
 
@@ -220,8 +237,13 @@ def _sound(outputs: Outputs, feed: Feed, label: np.ndarray, known: Any) -> tuple
 
 def _sounds(given: LabelSource) -> list[np.ndarray]:
     inputs = [one for one in inputs_of(load(given.model)) if one.dtype is not None and one.dtype.kind == "f"]
-    feeds = [reader() for reader in find_samples(Path(str(given.labels)), inputs[:1], given.settings)]
-    return [next(iter(feed.values())) for feed in feeds]
+    readers = find_samples(Path(str(given.labels)), inputs[:1], given.settings)
+    names = {None if file is None else file.stem for file in map(file_of, readers)}
+    known = [None if file is None else file.stem for file in given.files]
+    lost = [name for name in dict.fromkeys(known) if name not in names]
+    if lost and len(lost) < len(set(known)):  # all other names: in their order
+        raise DataError(f"{given.said} has no clean sound for the sample {lost[0]!r}, and has those of other samples")
+    return [next(iter(reader().values())) for reader in readers]
 
 
 def _tokens(outputs: Outputs, feed: Feed, label: Any, known: str) -> tuple[float, int]:

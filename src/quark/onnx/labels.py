@@ -65,8 +65,7 @@ class LabelSource:
             key = next((one for one in keys if one in found), None)
             if key is None:
                 near = nearest(file.name, found)
-                hint = f"; the nearest is {near!r}" if near else ""
-                raise DataError(f"{self.said} has no {what} for the sample {file.name!r}{hint}")
+                raise DataError(f"{self.said} has no {what} for the sample {file.name!r}.{near}")
             chosen.append(found[key])
         return chosen
 
@@ -164,7 +163,11 @@ def _by_table(path: Path, given: LabelSource) -> list[int]:
         raise DataError(f"{given.said}: every row must be a class, or a file and its class")
     if widths == {1}:
         return [_class(row[0].strip(), given) for row in rows]
-    table = {row[0].strip(): _class(row[1].strip(), given) for row in rows}
+    table: dict[str, int] = {}
+    for name, text in ((row[0].strip(), row[1].strip()) for row in rows):
+        kind = _class(text, given)
+        if table.setdefault(name, kind) != kind:
+            raise DataError(f"{given.said} gives {name!r} the classes {table[name]} and {kind}")
     return [int(one) for one in given.by_name(table, "class")]
 
 
@@ -219,16 +222,16 @@ def boxes_of(given: LabelSource) -> list[Boxes]:
     told = checked(read_json(path, DataError, "--labels"), _Coco, refuse)
     ids = sorted({one.id for one in told.categories} or {one.category_id for one in told.annotations})
     place = {kind: k for k, kind in enumerate(ids)}
-    rows: dict[int, list[tuple[float, ...]]] = {}
+    rows: dict[int, list[tuple[float, ...]]] = {one.id: [] for one in told.images}
     for one in told.annotations:
-        if len(one.bbox) != 4 or one.category_id not in place:
+        if one.image_id not in rows:
+            raise refuse(f"an annotation is of image {one.image_id}, which is not among the images")
+        if len(one.bbox) != 4 or one.category_id not in place or min(one.bbox[2:]) < 0:
             raise refuse(f"an annotation of image {one.image_id} has the box {one.bbox} and category {one.category_id}")
         x, y, width, height = map(float, one.bbox)
         box = (x, y, x + width, y + height, float(place[one.category_id]), float(one.iscrowd))
-        rows.setdefault(one.image_id, []).append(box)
-    found = {
-        one.file_name or str(one.id): Boxes((one.width, one.height), tuple(rows.get(one.id, ()))) for one in told.images
-    }
+        rows[one.image_id].append(box)
+    found = {one.file_name or str(one.id): Boxes((one.width, one.height), tuple(rows[one.id])) for one in told.images}
     return given.by_name({Path(name).name: boxes for name, boxes in found.items()}, "boxes")
 
 

@@ -39,8 +39,10 @@ def load_function(text: str, option: str = "--metric") -> Callable[..., Any]:
     """
     file, _, name = text.rpartition(":")
     path = Path(file)
-    if not file or not path.is_file():
+    if not file or not name or (path.suffix != ".py" and not path.exists()):
         raise ConfigError(f"{option} {text!r}: give a file and a function in it, as in task.py:accuracy")
+    if not path.is_file():
+        raise ConfigError(f"{option} {text!r}: the file {file!r} does not exist")
     if path.suffix != ".py":
         raise ConfigError(f"{option}: {str(path)!r} is not a Python file")
     loader = _Traceless(path.stem, str(path))
@@ -110,7 +112,8 @@ def number_of(value: Any, metric: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"--metric returned {value!r} for {metric!r}; it must return a number") from error
+        shown = " ".join(repr(value).split())
+        raise ConfigError(f"--metric returned {shown} for {metric!r}; it must return a number") from error
 
 
 def score_of(value: Any, metric: str) -> Score:
@@ -126,8 +129,12 @@ def score_of(value: Any, metric: str) -> Score:
     listed = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1)
     if not listed:
         return Score(number_of(value, metric))
+    if not len(value):
+        raise ConfigError(
+            f"--metric returned an empty list for {metric!r}; it must return a number, or one for each sample"
+        )
     try:
-        return mean([float(one) for one in value]) if len(value) else Score(number_of(None, metric))
+        return mean([float(one) for one in value])
     except (TypeError, ValueError) as error:
         raise ConfigError(f"--metric returned a list for {metric!r} whose entries are not all numbers") from error
 
