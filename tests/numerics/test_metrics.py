@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from quark.errors import DataError
+from quark.measure.distance import Distance
 from quark.numerics import metrics
 
 X, Y = np.array([3.0, 4.0], np.float32), np.array([3.0, 2.0], np.float32)
@@ -43,3 +44,47 @@ def test_unlike_shapes_are_refused(pair):
 def test_a_histogram_has_no_negative_counts():
     with pytest.raises(DataError, match="non-negative"):
         metrics.kl([1, -1], [1, 1])
+
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("x", "y", "sqnr"),
+    [
+        (1.0, INF, -INF),
+        (1.0, -INF, -INF),
+        (INF, 1.0, -INF),
+        (INF, 0.0, -INF),
+        (INF, -INF, -INF),
+        (INF, INF, INF),
+        (-INF, -INF, INF),
+        (1.0, NAN, NAN),
+        (NAN, 1.0, NAN),
+        (NAN, NAN, NAN),
+        (NAN, INF, NAN),
+        (1e300, -1e300, -INF),
+    ],
+)
+@pytest.mark.parametrize("rest", [[], [3.0, 0.0, -2.0]])
+def test_what_is_not_finite_is_no_warning_and_never_a_good_figure(x, y, sqnr, rest):
+    """An infinity that only one has is infinite noise; one that both have is a mask; NaN says nothing."""
+    a, b = np.array([*rest, x]), np.array([*rest, y])
+    running = Distance()
+    running.update(a, b)
+    for found in (metrics.sqnr(a, b), metrics.psnr(a, b), running.sqnr, running.psnr):
+        assert found == sqnr or (math.isnan(found) and math.isnan(sqnr))
+    assert running.broken == (sqnr != INF) and (running.relative == INF) == running.broken
+    good = sqnr == INF
+    for found in (metrics.mse(a, b), metrics.l2(a, b)):
+        assert found == 0 if good else not found < 1e300
+    for found in (metrics.cosine(a, b), running.cosine):
+        assert found == 1 if good else not found > 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_decibels_of_numbers_whose_ratio_does_not_fit():
+    assert metrics.decibel(1e300, 1e-300) == pytest.approx(6000)
+    assert metrics.decibel(1e-300, 1e300) == pytest.approx(-6000)
+    assert metrics.decibel(1e-320, 1.0) == pytest.approx(-3200, rel=1e-3)

@@ -401,3 +401,25 @@ def test_an_output_that_is_not_a_number_is_the_worst(order: tuple[str, str]) -> 
     values = {"good": np.ones(4), "broken": np.full(4, np.nan)}
     made.update({name: np.ones(4) for name in order}, {name: values[name] for name in order}, kl=False)
     assert all(np.isnan(made.metrics()[name]) for name in ("sqnr", "cosine", "psnr", "mse"))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("side", ["float", "quantized", "both"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_an_infinite_output_loses_everything_or_is_a_mask(bad: float, side: str) -> None:
+    """Masks of -inf in logits that both models have say nothing; anything else is the worst loss there is."""
+    good = np.array([[0.5, 1.0, -2.0, 4.0]])
+    spoilt = np.array([[bad, 1.0, -2.0, 4.0]])
+    made = Outputs()
+    made.update({"y": spoilt if side != "quantized" else good}, {"y": spoilt if side != "float" else good}, kl=True)
+    found = made.metrics()
+    masked = side == "both" and not np.isnan(bad)
+    assert (found["noise"] == 0 and found["sqnr"] == np.inf) if masked else found["noise"] == np.inf
+    assert masked or not found["sqnr"] > -np.inf
+    if side == "both" and bad == -np.inf:
+        assert found["kl"] == 0
+    elif (side, bad) == ("float", -np.inf):  # the quantized model spreads over one class more: p log(p / q) by hand
+        p, q = (np.exp(x[0, 1:]) / np.exp(x[0]).sum() for x in (spoilt, good))
+        assert found["kl"] == pytest.approx(float(np.sum(p * np.log(p / q))))
+    else:
+        assert not found["kl"] < np.inf

@@ -206,19 +206,3 @@ def test_voice_activity_detection() -> None:
     assert 2 * result.ByteSize() < proto.ByteSize() and 1.5 * result.ByteSize() < plain.ByteSize()
     for reference, found in zip(models.run(plain, feeds[0]), models.run(result, feeds[0]), strict=True):
         assert sqnr(reference, found) > 30  # the LSTM in a body has weights in 8 bits and computes in float
-
-
-def test_what_tries_single_layers_says_that_it_does_not_enter_bodies() -> None:
-    from quark.errors import ConfigError
-    from quark.onnx.search import search
-    from quark.onnx.sensitivity import sensitivity
-
-    proto, feeds = models.branching(), branch_feeds([True, False])
-    proto.graph.node.remove(proto.graph.node[0])
-    proto.graph.node[0].attribute[0].g.node[1].input[0] = "x"
-    for call in (
-        lambda: sensitivity(proto, "A8W8", feeds),
-        lambda: search(proto, "A8W8", feeds, ["A8W8", "float"], "sqnr>=30"),
-    ):
-        with pytest.raises(ConfigError, match="bodies of If and Loop is quantized, but not tried layer by layer"):
-            call()

@@ -34,6 +34,20 @@ def test_without_answers_the_decibels_decide(decibels: float, level: str) -> Non
     assert LEVELS[judge("y", distance(decibels), too_few).level] == level
 
 
+@pytest.mark.parametrize("kind", [None, "scores", "classes", "labels"])
+@pytest.mark.parametrize("noise", [np.inf, np.nan])
+def test_what_is_not_finite_is_lost_whatever_answers_are_kept(noise: float, kind: str | None) -> None:
+    broken = Distance(signal=1.0, noise=noise, product=1.0, other=1.0, peak=1.0, count=10)
+    kept = None if kind is None else answers(kind, 1.0)
+    for order in (("broken", "good"), ("good", "broken")):
+        found = worst(
+            {name: broken if name == "broken" else distance(3) for name in order}, {"broken": kept} if kept else {}
+        )
+        assert found is not None and (found.name, LEVELS[found.level]) == ("broken", "lost")
+        line = accuracy_line(found, "1 sample")
+        assert (line.word, line.figure, line.bad) == ("lost", "-inf dB", True) and "NaN, or infinite" in line.reason
+
+
 @pytest.mark.parametrize(
     ("kind", "decibels", "share", "level"),
     [

@@ -113,7 +113,7 @@ def plan_verdict(
         ),
     ]
     if found.reported is not None:
-        gap = f"{found.reported - found.value:+.3g}"
+        gap = f"{found.reported - found.value if found.reported != found.value else 0.0:+.3g}"
         lines.append(
             Line("reported", found.metric, f"{found.reported:.6g} on samples that decided nothing (gap {gap})")
         )

@@ -28,19 +28,28 @@ class Distance:
 
     def update(self, reference: np.ndarray, value: np.ndarray) -> None:
         """Add one sample's values of a tensor. Infinities that both have (masks) agree and are left out."""
-        x, y = reference.astype(np.float64).ravel(), value.astype(np.float64).ravel()
-        masked = np.isinf(x) & (x == y)
-        if masked.any():
-            x, y = x[~masked], y[~masked]
+        x, y = metrics.without_masks(reference.astype(np.float64).ravel(), value.astype(np.float64).ravel())
         if not x.size:
             return
-        with np.errstate(invalid="ignore"):  # an infinity that only one has makes the measures NaN, as it should
+        with np.errstate(invalid="ignore", over="ignore"):  # an infinity that only one has is infinite noise
             self.signal += _dot(x, x)
             self.noise += _dot(x - y, x - y)
             self.product += _dot(x, y)
             self.other += _dot(y, y)
         self.peak = max(self.peak, float(np.max(np.abs(x))))
         self.count += x.size
+
+    @property
+    def broken(self) -> bool:
+        """Whether one of the tensors is NaN or infinite where the other is not, or both are NaN."""
+        return not np.isfinite(self.noise)
+
+    @property
+    def relative(self) -> float:
+        """Noise over signal, which adds up over layers; infinite where a value that is not finite differs."""
+        if self.broken:
+            return float("inf")
+        return self.noise / self.signal if self.signal else float(self.noise > 0)
 
     @property
     def sqnr(self) -> float:
@@ -61,7 +70,7 @@ class Distance:
     @property
     def psnr(self) -> float:
         """Peak signal to noise, dB."""
-        return metrics.decibel(self.peak**2, self.noise / max(self.count, 1))
+        return metrics.decibel(self.peak * self.peak, self.noise / max(self.count, 1))
 
 
 def _dot(x: np.ndarray, y: np.ndarray) -> float:

@@ -31,6 +31,8 @@ class Scaling:
     def update(self, x: np.ndarray, y: np.ndarray) -> None:
         """Add one sample's values of both, of one shape."""
         x, y = x.astype(np.float64), y.astype(np.float64)
+        if not (np.isfinite(x).all() and np.isfinite(y).all()):
+            x, y = np.full_like(x, np.nan), np.full_like(y, np.nan)  # no scale explains it
         self.noise += float(np.square(x - y).sum())
         self.count += x.size
         one = np.ones(())

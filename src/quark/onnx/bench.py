@@ -7,7 +7,8 @@ A layer owns its weights, its biases and what it reads; what it makes belongs to
 where no quantized layer does. So the trials of all layers together hold every quantized tensor once.
 
 The prepared model, the samples and the float outputs lie in a folder: a trial runs in this process or in any that sees
-the folder (joblib), and memory holds one model, mapped, and one sample. Not handled: bodies of If and Loop.
+the folder (joblib), and memory holds one model, mapped, and one sample. Bodies of If and Loop are models of their own:
+their layers are called ``node/body/name``, and a trial puts the body with one quantized layer into the float model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +27,7 @@ from safetensors.numpy import save_file
 
 from quark.config.job import Job, Target, for_target
 from quark.config.plan import NodePlan, Plan, TensorPlan
-from quark.config.rules import Rule
+from quark.config.rules import NodeInfo, Rule
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError, DataError
 from quark.files.journal import Journal
@@ -34,34 +35,40 @@ from quark.onnx import fingerprint
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import transform, tune
+from quark.onnx.bodies import all_known
 from quark.onnx.calibration import Request, find_ranges, observe
-from quark.onnx.data import Feed, checked, inputs_of
+from quark.onnx.data import checked, inputs_of
 from quark.onnx.data_layout import in_layout
 from quark.onnx.graph import model as files
 from quark.onnx.graph.libraries import Libraries
-from quark.onnx.graph.run import Runner
+from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.surgery import apart, constant_array, set_constant
+from quark.onnx.layer_units import Tensors, Unit, is_float, sizes_of, units_of
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.npu.simulate import simulate
 from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.modes import MODES
-from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
 from quark.onnx.qdq.parameters import observed
-from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.qdq.settings import request_of
 from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.tuners import split, with_tuners
 from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
-from quark.onnx.subgraphs import wants_bodies
+from quark.onnx.subgraphs import Fed, Made, QuantizedBody, entered, install
 from quark.report.process import lent
-from quark.search.values import FLOAT
 
 MODEL = "float.onnx"
-#: Bits of a value that is not quantized.
-FLOAT_BITS = 32
-Tensors = tuple[TensorPlan, ...]
+
+
+class Inner(NamedTuple):
+    """A body of If or Loop: its file, the place of the graph around it, where it is there, what it reads of it."""
+
+    file: str
+    outer: str
+    node: str
+    attribute: str
+    captured: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,7 @@ class Site:
         job: of the whole model.
         threads: of ONNX Runtime in one trial; ``None``: its choice.
         tuned: files of the models whose weights the algorithms of a candidate have tuned, by candidate.
+        bodies: those of If and Loop, by what the names of their layers begin with.
     """
 
     folder: Path
@@ -85,18 +93,27 @@ class Site:
     job: Job
     threads: int | None = None
     tuned: Mapping[str, str] = field(default_factory=dict)
+    bodies: Mapping[str, Inner] = field(default_factory=dict)
+
+    def place(self, layer: str) -> str:
+        """What the name of a layer begins with where it is in a body; empty in the main graph."""
+        return max((one for one in self.bodies if layer.startswith(one)), key=len, default="")
+
+    def graph(self, place: str) -> ir.Model:
+        """The float graph of a place, its weights mapped."""
+        return opened(str(self.folder / self.bodies[place].file if place else self.model))
 
     @property
     def model(self) -> Path:
         """The prepared float model."""
         return self.folder / MODEL
 
-    def pairs(self) -> Iterator[tuple[Feed, dict[str, np.ndarray]]]:
+    def pairs(self) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
         """(sample, float outputs), one in memory at a time."""
         for index in range(self.samples):
             yield _read(self.file(index, "in")), _read(self.file(index, "out"))
 
-    def feed(self, index: int) -> Feed:
+    def feed(self, index: int) -> dict[str, np.ndarray]:
         """One sample."""
         return _read(self.file(index, "in"))
 
@@ -109,16 +126,6 @@ class Site:
         options = self.job.options
         libraries: Libraries = options.UserCustomOpLibPath
         return Runner(model, self.outputs, (), options.ExecutionProviders, libraries, self.threads)
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A layer: what becomes of its tensors under every candidate that fits it, and what that costs."""
-
-    name: str
-    op_type: str
-    tensors: Mapping[str, Tensors]
-    costs: Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -180,31 +187,65 @@ def open_bench(
     if job.mode != "static":
         raise ConfigError(f"single layers are quantized statically; the configuration asks for the mode {job.mode!r}")
     source = files.load(model_input)
-    digest, known = fingerprint.of_model(source), known_nodes(source)
-    specs = [spec for spec in candidates.values() if spec is not None]
-    rules = replace(job.rules, rules=(*(Rule((), spec, "candidates") for spec in specs), *job.rules.rules))
-    prepared = prepare(source, replace(job, rules=rules))
+    digest, known = fingerprint.of_model(source), all_known(source)
+    specs = tuple(Rule((), spec, "candidates") for spec in candidates.values() if spec is not None)
+    prepared = prepare(source, replace(job, rules=replace(job.rules, rules=(*specs, *job.rules.rules))))
     model, job = prepared.model, prepared.job
     reader = in_layout(rereadable(reader), prepared.moved)
-    transform(model, Context(job, reader, scratch, Journal(), lambda stage, done, total: None, known))
-    for spec in specs:  # constants that layers share get copies, the same for all candidates
-        MODES["static"].place(model, _whole(job, spec), known)
-    plans = {n: MODES["static"].place(model, _whole(job, s), known) for n, s in candidates.items() if s is not None}
-    _calibrate(model, plans, job, reader, scratch)
+    context = Context(job, reader, scratch, Journal(), lambda stage, done, total: None, known)
+    transform(model, context)
+    given = Fed(lambda: iter(samples_of(model, job.options, reader)))
+    plans = _planned(model, job, candidates, known, given, scratch)
+    for plan in plans.values() if job.npu else ():
+        adapt(model.clone(), plan, job)
     threads = None if workers == 1 else max(1, lent() // workers)
     folder = scratch.folder("single layers").resolve()
     ir.save(model.clone(), folder / MODEL, external_data=f"{MODEL}.data")
-    tuned = _tuned(
-        model, plans, Context(job, reader, scratch, Journal(), lambda stage, done, total: None, known), folder
-    )
-    site = Site(folder, "data", _float_outputs(model), 0, job, threads, tuned)
-    site, data = lay_out(site, samples_of(model, job.options, reader))
-    units = tuple(_units(model, plans, list(candidates), _sizes(site, model)))
-    if not units:
-        where = "; what is in bodies of If and Loop is quantized, but not tried layer by layer: use quark auto"
-        inside = where if wants_bodies(source, job.options) else ""
-        raise ConfigError(f"nothing in the model can be quantized under these candidates{inside}")
-    return Bench(site, units, digest, data, prepared.moved)
+    site = Site(folder, "data", _float_outputs(model), 0, job, threads, _tuned(model, plans, context, folder))
+    site, data = lay_out(site, given)
+    units = [*units_of(model, plans, list(candidates), sizes_of(model, site.feed(0), job.options))]
+    site, inside = _bodies(site, model, candidates, known, scratch)
+    if not units and not inside:
+        raise ConfigError("nothing in the model can be quantized under these candidates")
+    return Bench(site, (*units, *inside), digest, data, prepared.moved)
+
+
+def _bodies(
+    site: Site,
+    model: ir.Model,
+    candidates: Mapping[str, LayerSpec | None],
+    known: Sequence[NodeInfo],
+    scratch: Scratch,
+) -> tuple[Site, list[Unit]]:
+    """The layers in bodies of If and Loop that samples enter; no candidate tunes weights there, as nothing does."""
+    fit = {name: spec for name, spec in candidates.items() if not with_tuners((), {"": name})}
+    bodies: dict[str, Inner] = {}
+    units: list[Unit] = []
+    for body in entered(model, site.job, Fed(lambda: (site.feed(k) for k in range(site.samples)))):
+        plans = _planned(body.model, body.job, fit, known, body.feeds, scratch)
+        file = f"body{len(bodies)}.onnx"
+        ir.save(body.model.clone(), site.folder / file, external_data=f"{file}.data")
+        bodies[body.place] = Inner(file, body.outer, body.node, body.attribute, body.captured)
+        sizes = sizes_of(body.model, next(iter(body.feeds)), site.job.options)
+        units += units_of(body.model, plans, list(fit), sizes, body.place)
+    return replace(site, bodies=bodies), units
+
+
+def _planned(
+    model: ir.Model,
+    job: Job,
+    candidates: Mapping[str, LayerSpec | None],
+    known: Sequence[NodeInfo],
+    samples: Iterable[Feed],
+    scratch: Scratch,
+) -> dict[str, Plan]:
+    """The whole graph under every candidate, with scales."""
+    jobs = {name: _whole(job, spec) for name, spec in candidates.items() if spec is not None}
+    for one in jobs.values():  # constants that layers share get copies, the same for all candidates
+        MODES["static"].place(model, one, known)
+    plans = {name: MODES["static"].place(model, one, known) for name, one in jobs.items()}
+    _calibrate(model, plans, job, samples, scratch)
+    return plans
 
 
 def _whole(job: Job, spec: LayerSpec) -> Job:
@@ -213,7 +254,7 @@ def _whole(job: Job, spec: LayerSpec) -> Job:
     return replace(job, rules=replace(job.rules, rules=(everything, *job.rules.rules)))
 
 
-def _calibrate(model: ir.Model, plans: Mapping[str, Plan], job: Job, reader: Any, scratch: Scratch) -> None:
+def _calibrate(model: ir.Model, plans: Mapping[str, Plan], job: Job, samples: Iterable[Feed], scratch: Scratch) -> None:
     """Scales of all plans. Tensors that several plans observe in one way are observed once."""
     rounds: list[dict[str, Request]] = []
     homes: dict[str, int] = {}
@@ -229,13 +270,10 @@ def _calibrate(model: ir.Model, plans: Mapping[str, Plan], job: Job, reader: Any
     options = job.options
     providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
     for number, requests in enumerate(rounds):
-        samples = samples_of(model, options, reader) if requests else ()
         statistics = observe(model, requests, samples, providers, libraries) if requests else {}
         for name in (name for name, home in homes.items() if home == number):
             ranges = find_ranges(wanted[name], statistics)
             MODES["static"].set_parameters(model, plans[name], ranges, options)
-    for plan in plans.values() if job.npu else ():
-        adapt(model.clone(), plan, job)
 
 
 def _tuned(model: ir.Model, plans: Mapping[str, Plan], context: Context, folder: Path) -> dict[str, str]:
@@ -315,105 +353,19 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         return {name: text[name] if name in text else kept.get_tensor(str(place)) for place, name in names}
 
 
-# ---- layers ----------------------------------------------------------------------------------------------------------
-
-
-def _units(
-    model: ir.Model, plans: Mapping[str, Plan], names: Sequence[str], sizes: Mapping[str, int]
-) -> Iterator[Unit]:
-    """The layers and what each of them owns."""
-    owned = {name: _owned(model, plan) for name, plan in plans.items()}
-    for node in model.graph:
-        name = node.name or ""
-        tensors = {key: found[name] for key, found in owned.items() if found.get(name)}
-        if not tensors:
-            continue
-        tensors = {key: () if key == FLOAT else tensors[key] for key in names if key == FLOAT or key in tensors}
-        kept = {tensor.name for found in tensors.values() for tensor in found}
-        made = [value for value in node.outputs if value.name in kept]
-        costs = {key: _costs([*node.inputs, *made], found, sizes) for key, found in tensors.items()}
-        yield Unit(name, node.op_type, tensors, costs)
-
-
-def _owned(model: ir.Model, plan: Plan) -> dict[str, Tensors]:
-    """The tensors of every layer that computes: its constants, what it reads, and what it makes for nobody else.
-
-    Layers that the configuration names in ``layers`` are decided already and left out.
-    """
-    computing = [node for node in model.graph if _computes(node, plan)]
-    pinned = {name for name, decision in plan.nodes.items() if decision.reason.startswith("layers: ")}
-    groups = {tensor.name: tensor.group for tensor in plan.of_role("activation")}
-    read = {groups[t.name] for node in computing for t in _inputs(node, plan)}
-    found = {}
-    for node in computing:
-        mine = frozenset([node.name or ""])
-        constants = [t for t in plan.of_role("weight", "bias") if (node.name or "") in (t.readers or ())]
-        inputs = [replace(t, group=t.name) for t in _inputs(node, plan)]
-        made = [plan.tensors[value.name or ""] for value in node.outputs if (value.name or "") in groups]
-        last = [replace(t, group=t.name) for t in made if t.group not in read]
-        if node.name in pinned:
-            continue
-        found[node.name or ""] = (*(replace(t, readers=mine) for t in (*constants, *inputs)), *last)
-    return found
-
-
-def _computes(node: ir.Node, plan: Plan) -> bool:
-    decision = plan.nodes.get(node.name or "")
-    return decision is not None and decision.quantized and OP_RULES.get(node.op_type, GENERIC).output != "same"
-
-
-def _inputs(node: ir.Node, plan: Plan) -> list[TensorPlan]:
-    """The activations that a node reads quantized, each once."""
-    names = dict.fromkeys(value.name or "" for value in node.inputs if value is not None)
-    found = [plan.tensors[name] for name in names if name in plan.tensors]
-    mine = node.name or ""
-    return [t for t in found if t.role == "activation" and (t.readers is None or mine in t.readers)]
-
-
-def _costs(values: Sequence[ir.Value | None], tensors: Tensors, sizes: Mapping[str, int]) -> dict[str, float]:
-    """Bits of all values of a layer, and bytes of its float constants; those of quantized ones a trial tells."""
-    by_name = {tensor.name: tensor for tensor in tensors}
-    size = bits = 0.0
-    for value in {value.name: value for value in values if value is not None}.values():
-        name, tensor = value.name or "", by_name.get(value.name or "")
-        source = value.const_value
-        if not _is_float(value):
-            continue
-        size += 0 if source is None else source.nbytes
-        width = float(tensor.spec.row.bits) if tensor is not None else FLOAT_BITS
-        bits += width * (sizes.get(name, 1) if source is None else source.size)
-    return {"size": float(size), "bits": bits}
-
-
-def _sizes(site: Site, model: ir.Model) -> dict[str, int]:
-    """Elements of every activation; where shapes are not known they are those of the first sample."""
-    operands = [value for node in model.graph for value in (*node.inputs, *node.outputs)]
-    values = [value for value in operands if value is not None and value.const_value is None]
-    found, unknown = {}, []
-    for value in values:
-        shape = value.shape
-        if shape is not None and all(isinstance(size, int) for size in shape):
-            found[value.name or ""] = int(np.prod(shape.numpy(), dtype=np.int64))
-        elif value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16) and value.name:
-            unknown.append(value.name)
-    if unknown:
-        runner = Runner(model, unknown, (), site.job.options.ExecutionProviders, site.job.options.UserCustomOpLibPath)
-        feed, _ = next(site.pairs())
-        found |= {name: array.size for name, array in runner.run(feed).values.items()}
-    return found
-
-
 # ---- one trial -------------------------------------------------------------------------------------------------------
 
 
 def single(site: Site, name: str, op_type: str, tensors: Tensors, candidate: str = "") -> ir.Model:
-    """The float model with one layer quantized; its weights are those that the candidate's algorithms made."""
-    model, before = apart(opened(str(site.model))), set()
-    if candidate in site.tuned:
+    """The float graph that a layer is in, with this layer quantized; its weights are those that the candidate's
+    algorithms made."""
+    place = site.place(name)
+    model, name, before = apart(site.graph(place)), name.removeprefix(place), set()
+    if candidate in site.tuned and not place:
         tuned = apart(opened(str(site.folder / site.tuned[candidate])))
         take_over(model, tuned, [tensor for tensor in tensors if tensor.role != "activation"])
     plan = Plan({tensor.name: tensor for tensor in tensors}, {name: NodePlan(name, op_type, True, "alone")})
-    if site.job.npu:
+    if site.job.npu and not place:
         before = {node.name for node in model.graph}
         simulate(model, plan, site.job)
         made = {node.name or "" for node in model.graph} - before
@@ -422,16 +374,28 @@ def single(site: Site, name: str, op_type: str, tensors: Tensors, candidate: str
     return MODES["static"].emit(model, plan, site.job.options)
 
 
+def whole(site: Site, name: str, model: ir.Model) -> ir.Model:
+    """The float model with the graph that a layer is in, as ``single`` made it, in its place."""
+    place = site.place(name)
+    while place:
+        body = site.bodies[place]
+        around, place = apart(site.graph(body.outer)), body.outer
+        install(around, Made((QuantizedBody(body.node, body.attribute, model, body.captured, Plan()),)))
+        model = around
+    return model
+
+
 def stored_bytes(site: Site, name: str, tensors: Tensors, model: ir.Model) -> float:
-    """Bytes of a layer's constants in the model in which it is quantized: codes, scales, zero points, what stays float.
+    """Bytes of a layer's constants in the graph in which it is quantized: codes, scales, zero points, what stays float.
 
     An initializer belongs to the tensor with the longest name that its own begins with.
     """
-    before = opened(str(site.model)).graph
-    node = next(node for node in before if node.name == name)
+    place = site.place(name)
+    before = site.graph(place).graph
+    node = next(node for node in before if node.name == name.removeprefix(place))
     own = {value.name for value in node.inputs if value is not None and value.const_value is not None}
     kept = [value for key, value in model.graph.initializers.items() if key in own and key not in _names(tensors)]
-    size = sum(value.const_value.nbytes for value in kept if value.const_value is not None and _is_float(value))
+    size = sum(value.const_value.nbytes for value in kept if value.const_value is not None and is_float(value))
     roles = {tensor.name: tensor.role for tensor in tensors}
     for key, value in model.graph.initializers.items():
         owners = [tensor for tensor in roles if key == tensor or key.startswith(f"{tensor}_")]
@@ -445,11 +409,7 @@ def _names(tensors: Tensors) -> set[str]:
     return {tensor.name for tensor in tensors}
 
 
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-
-
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def opened(path: str) -> ir.Model:
     """A model of a folder, its weights mapped; it stays open in this process for the trials that follow."""
     return files.load(path)

@@ -320,7 +320,7 @@ def _quantizer(value: ir.Value) -> ir.Node | None:
     if maker is not None and maker.op_type.endswith("DequantizeLinear"):
         value = maker.inputs[0] or value
         return value.producer()
-    readers = (use.node for use in value.uses() if use.idx == 0)
+    readers = (use.node for use in value.uses() if use.idx == 0 and use.node.graph is value.graph)  # not in a body
     return next((node for node in readers if node.op_type.endswith(QUANTIZERS)), None)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from quark.numerics.affine import fake_quantize
 from quark.numerics.elements import Int
 from quark.numerics.formats import FORMATS
 from quark.numerics.granularity import Channel, Tensor
+from quark.onnx.bodies import alone, graphs, place_of
 from quark.onnx.graph.surgery import constant_array, input_at, int_attribute, let_go
 from quark.onnx.qdq.channel_axes import is_off_channel, weight_axes
 from quark.onnx.qdq.op_rules import OP_RULES, OpRule
@@ -57,13 +59,27 @@ def of_plan(model: ir.Model, plan: Plan) -> tuple[Weakness, ...]:
 
 
 def of_model(quantized: ir.Model) -> tuple[Weakness, ...]:
-    """The same for a quantized model as it is in its file; the error of a code is taken to be uniform."""
-    return _ranked(_stored(quantized))
+    """The same for a quantized model as it is in its file, bodies of If and Loop included; the error of a code is taken
+    to be uniform."""
+    inside = [
+        located(of_model(alone(graph, quantized)[0]), place_of(node, name)) for node, name, graph in graphs(quantized)
+    ]
+    return ranked(_ranked(_stored(quantized)), *inside)
+
+
+def located(weak: Iterable[Weakness], place: str) -> tuple[Weakness, ...]:
+    """The weak layers of a body, called as plans call them."""
+    return tuple(replace(one, node=place + one.node) for one in weak)
+
+
+def ranked(*weak: Iterable[Weakness]) -> tuple[Weakness, ...]:
+    """Weak layers, the worst first."""
+    return tuple(sorted(chain(*weak), key=lambda weakness: weakness.sqnr))
 
 
 def _ranked(weights: Iterable[Weight]) -> tuple[Weakness, ...]:
     found = (judge(weight) for weight in weights)
-    return tuple(sorted((one for one in found if one is not None), key=lambda weakness: weakness.sqnr))
+    return ranked(one for one in found if one is not None)
 
 
 def _planned(model: ir.Model, plan: Plan) -> Iterator[Weight]:

@@ -5,6 +5,7 @@ With ``PrintSummary`` the layers are ranked by the SQNR of their outputs too, wi
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import onnx
 
 from quark.config.options import Options
 from quark.errors import ConfigError
+from quark.onnx.bodies import CONTROL
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.data import CachedDataReader, RandomDataReader, readable_again, samples_of
 from quark.report.tables import decibels
@@ -82,8 +84,14 @@ def layer_table(found: Comparison, shown: int | None = None) -> Table:
 
 
 def advice(layer: LayerView, found: Comparison) -> str:
-    """Why a layer's output is off, as far as its own weights and codes tell; empty where they are fine."""
+    """Why a layer's output is off, as far as its own weights and codes tell; empty where they are fine.
+
+    Of If and Loop: what is said of the layers inside, and how to find those that lose.
+    """
     said = [one.advice for one in found.weak if one.node == layer.name]
+    if layer.op_type in CONTROL and math.isfinite(layer.sqnr):
+        said += [f"{one.node}: {one.advice}" for one in found.weak if one.node.startswith(f"{layer.name}/")]
+        said.append("`quark onnx sensitivity` tries the layers inside")
     clipped = next((tensor.clipped for tensor in found.tensors if tensor.name == layer.tensor), 0.0)
     if clipped > CLIPPED:
         said.append(f"its codes clip {clipped:.0%} of the values; calibrate with MinMax or a higher Percentile")

@@ -25,10 +25,11 @@ from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.mixprecision import Mixed, mix
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import reader_for, transform, tune
+from quark.onnx.bodies import all_known, wants_bodies
 from quark.onnx.compare import Comparison
 from quark.onnx.data_layout import in_layout
 from quark.onnx.describe import file_bytes
-from quark.onnx.diagnosis import of_plan
+from quark.onnx.diagnosis import of_plan, ranked
 from quark.onnx.discretion import check_secret, discreet, tell_decisions, tell_idle
 from quark.onnx.evaluation import check_evaluation, evaluate, kept_for_evaluation, metric_tables
 from quark.onnx.explain import attach
@@ -49,7 +50,7 @@ from quark.onnx.qdq.slower import TUNED
 from quark.onnx.ranges import calibrated, samples_of
 from quark.onnx.result import Result
 from quark.onnx.scratch import Scratch
-from quark.onnx.subgraphs import Made, all_known, install, quantize_bodies, record, wants_bodies
+from quark.onnx.subgraphs import Made, install, quantize_bodies, record, weak_inside
 from quark.onnx.tuned_speed import into_plan, tune_speed
 from quark.report.process import rare_collections, resident
 from quark.report.progress import bars
@@ -150,7 +151,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             mode.set_parameters(model, plan, ranges, job.options)
         with _timed(seconds, "adapt"):
             prepared.reports.extend(adapt_and_tell(model, plan, job, reader) if job.mode == "static" else [])
-            weak = of_plan(model, plan)
+            weak = ranked(of_plan(model, plan), weak_inside(bodies))
         with _timed(seconds, "tune"):
             prepared.reports.extend(tune(model, plan, context))
         with _timed(seconds, "write"):

@@ -4,7 +4,9 @@ The configuration decides first, so that the graph has the nodes that its decisi
 what the file says. Ranges and scales are results and are found anew; a scale that is to be kept stands in ``given``.
 Biases follow their layers (``biases.refit``), and whatever the file says that the model cannot have is refused.
 
-Not handled: bodies of If and Loop, dynamic quantization and MatMulNBits.
+The lines of a body of If or Loop, ``node/body/name``, are carried out in the body, which is a model of its own.
+
+Not handled: dynamic quantization and MatMulNBits.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from quark.config.job import Job
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.errors import ConfigError, QuarkError, unknown
 from quark.numerics.granularity import Channel, Group
+from quark.onnx.bodies import around
 from quark.onnx.graph.surgery import is_constant
 from quark.onnx.qdq.biases import refit
 from quark.onnx.qdq.carriers import opsets_of_row
 from quark.onnx.qdq.floats import note_floats
-from quark.onnx.subgraphs import wants_bodies
 
 REASON = "the plan that was given"
 REAL = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -39,21 +41,21 @@ def follow(model: ir.Model, decided: Plan, job: Job) -> Plan:
     """
     if job.plan is None:
         return decided
-    if job.mode != "static" or wants_bodies(model, job.options):
-        what = "bodies of If and Loop" if job.mode == "static" else f"{job.mode} quantization"
-        raise ConfigError(f"--plan-from: a plan is carried out by static quantization of one graph, not by {what}")
+    if job.mode != "static":
+        raise ConfigError(f"--plan-from: a plan is carried out by static quantization, not by {job.mode} quantization")
+    given = around(model, job.plan, job.options)
     values = {str(value.name): value for value in _values(model)}
-    for name in job.plan.nodes:
+    for name in given.nodes:
         if name not in decided.nodes:
             _refuse(name, unknown("node of the plan", name, decided.nodes))
-    for row in job.plan:
+    for row in given:
         _check(row, values, job)
-    tensors = {row.name: _row(row, decided.tensors.get(row.name)) for row in job.plan}
+    tensors = {row.name: _row(row, decided.tensors.get(row.name)) for row in given}
     kept = {name: tensors[name] for name in decided.tensors if name in tensors}
     left = {name: REASON for name in decided.tensors if name not in tensors}
     floats = {name: why for name, why in decided.floats.items() if name not in tensors} | left
     plan = Plan({**kept, **tensors}, _nodes(model, decided, left), list(decided.proposals), floats)
-    for name, node in job.plan.nodes.items():
+    for name, node in given.nodes.items():
         if node.quantized not in (decided.nodes[name].quantized, plan.nodes[name].quantized):
             _refuse(name, "lines of nodes only explain, and its tensors say the opposite: change these")
     _check_groups(plan)

@@ -23,6 +23,7 @@ from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.errors import QuarkError
 from quark.onnx.algorithms.mixprecision import foreseen
+from quark.onnx.bodies import all_known, wants_bodies
 from quark.onnx.data import RandomDataReader
 from quark.onnx.file_size import predicted_bytes
 from quark.onnx.follow import follow
@@ -34,7 +35,7 @@ from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
-from quark.onnx.subgraphs import all_known, wants_bodies
+from quark.onnx.subgraphs import decided_bodies, record
 from quark.report.process import resident
 
 #: Bytes of a histogram of two signs, and nanoseconds that a value takes to be counted in it or compared.
@@ -76,13 +77,9 @@ def forecast(job: Job, model_input: files.ModelInput) -> Forecast:
     plan = follow(model, MODES[job.mode].place(model, job, known), job)
     requests = list(observed(plan, job.options))
     sizes = _sizes(model, requests)
-    return Forecast(
-        plan,
-        prepared.reports,
-        predicted_bytes(model, plan, job, prepared.stated),
-        _peak(model, requests, sizes),
-        _seconds(model, job, requests, sizes),
-    )
+    size = predicted_bytes(model, plan, job, prepared.stated)
+    record(plan, decided_bodies(model, job, known))
+    return Forecast(plan, prepared.reports, size, _peak(model, requests, sizes), _seconds(model, job, requests, sizes))
 
 
 def _sizes(model: ir.Model, tensors: Iterable[TensorPlan]) -> dict[str, int]:

@@ -10,7 +10,8 @@ So the loss is taken to be proportional to the energy of a layer's error; candid
 break this, and so do errors so large that a layer behind saturates. The loss of one sample stands for all of them,
 corrected by the energy of δ on all samples that it was seen on. Costs (bytes, bits) are exact.
 
-Not handled: a metric of the user's own, which needs whole models; those are tried one by one.
+Layers in bodies of If and Loop are tried one by one. Not handled: a metric of the user's own, which needs whole
+models; all layers are tried one by one then.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import NodePlan, Plan
-from quark.onnx import bench
-from quark.onnx.bench import Bench, Site, Unit, opened, take_over
+from quark.files.journal import Journal
+from quark.onnx import bench, sensitivity
+from quark.onnx.bench import Bench, Site, opened, take_over
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import FLOATS, Runner
 from quark.onnx.graph.surgery import apart
+from quark.onnx.layer_units import Unit
 from quark.onnx.npu.simulate import simulate
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.quantization.config.config import Config
@@ -71,7 +74,7 @@ def estimate(model_input: files.ModelInput, config: Settings, samples: Any, cand
 
 
 def study(made: Bench, names: Sequence[str], metric: str) -> Study:
-    """The estimated loss of every layer under every candidate, with exact costs.
+    """The estimated loss of every layer under every candidate, with exact costs; layers in bodies are tried.
 
     Args:
         made: the layers, the samples and the float outputs.
@@ -79,6 +82,15 @@ def study(made: Bench, names: Sequence[str], metric: str) -> Study:
         metric: a name in ``quark.onnx.sensitivity.MEASURES``.
     """
     start = time.perf_counter()
+    inside = tuple(unit for unit in made.units if made.site.place(unit.name))
+    tried = sensitivity.study(replace(made, units=inside), names, metric, 1, Journal()).trials if inside else ()
+    made = replace(made, units=tuple(unit for unit in made.units if unit not in inside))
+    estimates = _estimates(made, names, metric) if made.units else []
+    return Study((*estimates, *tried), metric, made.site.samples, time.perf_counter() - start)
+
+
+def _estimates(made: Bench, names: Sequence[str], metric: str) -> list[Trial]:
+    """Of the layers of the main graph."""
     quantized = [name for name in names if name != FLOAT]
     energies: dict[Key, list[float]] = {}
     sizes: dict[Key, float] = {}
@@ -101,7 +113,7 @@ def study(made: Bench, names: Sequence[str], metric: str) -> Study:
             loss = losses[unit.name] * share if share else 0.0
             costs = {**unit.costs[name], **({} if name == FLOAT else {"size": sizes[unit.name, name]})}
             trials.append(Trial(unit.name, unit.op_type, name, loss, {loss_name(metric): loss}, costs))
-    return Study(tuple(trials), metric, made.site.samples, time.perf_counter() - start)
+    return trials
 
 
 def runs(made: Bench, names: Sequence[str]) -> int:

@@ -204,6 +204,10 @@ def _solved(whole: Whole, made: Bench, split: Split, question: Question, alone: 
     if is_table(question.budget):
         energies = with_energy(whole.study, macs_of(made.site), read_table(question.budget), types_of)
         whole, question = replace(whole, study=energies), replace(question, budget="energy")
+    inside = next((unit.name for unit in made.units if made.site.place(unit.name)), None)
+    if inside is not None and question.budget not in ("size", "bits"):
+        told = "it is not told apart what layers in bodies of If and Loop take: use --budget size or --budget bits"
+        raise ConfigError(f"--budget {question.budget}: {told} ({inside!r} is one)")
     timed = question.budget == "latency"
     study = with_latency(whole.study, made.site, whole.quantized) if timed else whole.study
     whole, report = replace(whole, study=study), None

@@ -25,9 +25,10 @@ from quark.errors import ConfigError, DataError, unknown
 from quark.files.journal import Journal
 from quark.measure.distance import Distance
 from quark.onnx import bench, fingerprint
-from quark.onnx.bench import Bench, Site, Tensors, Unit
+from quark.onnx.bench import Bench, Site
 from quark.onnx.config_file import config_of
 from quark.onnx.graph import model as files
+from quark.onnx.layer_units import Tensors, Unit
 from quark.onnx.quantization.config.config import Config, QuantizationConfig
 from quark.onnx.quantization.config.tuners import split
 from quark.onnx.scratch import Scratch
@@ -72,7 +73,7 @@ class Outputs:
         found = [distance for distance in self.distances.values() if distance.count]
         if not found:
             raise DataError("no output of the quantized model has the shape of the float model's")
-        noise = sum(one.noise / one.signal if one.signal else float(one.noise > 0) for one in found)
+        noise = sum(one.relative for one in found)
         measured = {
             "sqnr": float(np.min([one.sqnr for one in found])),
             "cosine": float(np.min([one.cosine for one in found])),
@@ -84,9 +85,14 @@ class Outputs:
 
 
 def divergence(reference: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """KL divergence in nats of the softmax along the last axis, per position."""
-    p, q = log_softmax(reference), log_softmax(values)
-    return np.sum(np.exp(p) * (p - q), axis=-1)
+    """KL divergence in nats of the softmax along the last axis, per position; NaN where that is no distribution.
+
+    Classes that the reference rules out (-inf) count as nothing, and one that only ``values`` rules out as inf.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        p, q = log_softmax(reference), log_softmax(values)
+        terms = np.where(np.isneginf(p) & ~np.isnan(q), 0.0, np.exp(p) * (p - q))
+        return np.sum(terms, axis=-1)
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -218,6 +224,7 @@ def _key(unit: Unit, name: str) -> str:
 
 def _trial(unit: Unit, name: str, measured: Mapping[str, float], metric: str, reference: float) -> Trial:
     loss = abs(measured["value"] - reference) if "value" in measured else measured[loss_name(metric)]
+    loss = np.inf if np.isnan(loss) else loss  # the worst there is, which no plan chooses
     metrics = {key: value for key, value in measured.items() if key != "size"}
     costs = {**unit.costs[name], **({"size": measured["size"]} if "size" in measured else {})}
     return Trial(unit.name, unit.op_type, name, loss, metrics, costs)
@@ -280,6 +287,7 @@ def trial(site: Site, name: str, op_type: str, tensors: Tensors, metric: str, ca
     its constants."""
     model = bench.single(site, name, op_type, tensors, candidate)
     size = {"size": bench.stored_bytes(site, name, tensors, model)}
+    model = bench.whole(site, name, model)
     if ":" in metric:
         return _by_function(site, model, metric) | size
     runner, outputs = site.runner(model), Outputs()

@@ -13,35 +13,35 @@ a guess. Weights of a body are serialized once. Not handled: Scan, and algorithm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from quark.config.job import Job
-from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
+from quark.errors import ConfigError
+from quark.onnx.bodies import alone, graphs, in_place, is_wanted, place_of
 from quark.onnx.calibration import calibrate
 from quark.onnx.data import checked, inputs_of, samples_of
-from quark.onnx.graph import model as files
+from quark.onnx.diagnosis import located, of_plan, ranked
+from quark.onnx.follow import follow
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import bodies, is_constant, label, read_nothing
+from quark.onnx.graph.surgery import is_constant, label, read_nothing
 from quark.onnx.passes import constants
 from quark.onnx.pipeline import BODY, run_steps
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
-from quark.onnx.qdq.selection import known_nodes
 from quark.onnx.qdq.settings import request_of
+from quark.report.values import Weakness
 
-CONTROL = ("If", "Loop")
-#: What makes a body worth quantizing.
-LAYERS = frozenset(["Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"])
+_Done = tuple[ir.Model, Plan, tuple[Weakness, ...]]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class QuantizedBody:
     model: ir.Model
     captured: tuple[str, ...]
     plan: Plan
+    weak: tuple[Weakness, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,25 +62,6 @@ class Made:
 
     bodies: tuple[QuantizedBody, ...] = ()
     reports: tuple[PassReport, ...] = ()
-
-
-def all_known(model: ir.Model) -> list[NodeInfo]:
-    """The nodes of the graph and of every body: names that rules may use."""
-    found = known_nodes(model)
-    for _, _, graph in _graphs(model):
-        found += all_known(_alone(graph, model)[0])
-    return found
-
-
-def wants_bodies(model: ir.Model, options: Options) -> bool:
-    """Whether any body of the model is to be quantized."""
-    return any(_is_wanted(graph, options) for _, _, graph in _graphs(model))
-
-
-def _is_wanted(graph: ir.Graph, options: Options) -> bool:
-    if options.EnableSubgraph is not None:
-        return options.EnableSubgraph
-    return any(node.op_type in LAYERS and not node.domain for node in ir.traversal.RecursiveGraphIterator(graph))
 
 
 def quantize_bodies(model: ir.Model, job: Job, reader: Any, known: Sequence[NodeInfo]) -> Made:
@@ -91,19 +73,66 @@ def quantize_bodies(model: ir.Model, job: Job, reader: Any, known: Sequence[Node
         known: nodes of the whole model, whose names the user may have written.
     """
     bodies, fired, refused = [], 0, []
-    for node, attribute, graph in _graphs(model):
-        if not _is_wanted(graph, job.options):
+    for node, attribute, graph in graphs(model):
+        if not is_wanted(graph, job.options):
             continue
-        body, captured = _alone(graph, model)
-        feeds = None if reader is None else _Fed(partial(_feeds, model, (node, attribute), body, captured, reader))
-        made = _quantized(body, job, feeds, known)
+        body, captured = alone(graph, model)
+        feeds = None if reader is None else Fed(partial(_feeds, model, (node, attribute), body, captured, reader))
+        with _located(place_of(node, attribute), job):
+            made = _quantized(body, in_place(job, place_of(node, attribute)), feeds, known)
         if isinstance(made, str):
             refused.append(f"{attribute} of {label(node)} stays float: {made}")
             continue
-        quantized, plan = made
-        bodies.append(QuantizedBody(str(node.name), attribute, quantized, captured, plan))
+        quantized, plan, weak = made
+        bodies.append(QuantizedBody(str(node.name), attribute, quantized, captured, plan, weak))
         fired += 1
     return Made(tuple(bodies), (PassReport("subgraphs", fired, tuple(refused)),) if fired or refused else ())
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A body that is to be quantized, ready for it: what its names begin with, and those of the graph around it; where
+    it is there; which of its inputs are values of that graph; what it is fed with; the job as it sees it."""
+
+    place: str
+    outer: str
+    node: str
+    attribute: str
+    model: ir.Model
+    captured: tuple[str, ...]
+    feeds: Fed
+    job: Job
+
+
+def entered(model: ir.Model, job: Job, feeds: Fed, outer: str = "") -> Iterator[Entered]:
+    """Every body that is to be quantized and that a sample enters, those inside bodies too, behind what they are in."""
+    for node, attribute, graph in graphs(model):
+        if not is_wanted(graph, job.options):
+            continue
+        body, captured = alone(graph, model)
+        inside = Fed(partial(_feeds, model, (node, attribute), body, captured, feeds))
+        if next(iter(inside), None) is None:
+            continue
+        place = place_of(node, attribute)
+        ready(body, job)
+        found = Entered(outer + place, outer, str(node.name), attribute, body, captured, inside, in_place(job, place))
+        yield found
+        yield from entered(body, found.job, inside, found.place)
+
+
+def decided_bodies(model: ir.Model, job: Job, known: Sequence[NodeInfo]) -> Made:
+    """What is decided about the bodies, without data; nothing is quantized."""
+    found = []
+    for node, attribute, graph in graphs(model):
+        if is_wanted(graph, job.options):
+            body, captured = alone(graph, model)
+            ready(body, job)
+            own = in_place(job, place_of(node, attribute))
+            with _located(place_of(node, attribute), job):
+                plan = follow(body, MODES[job.mode].place(body, own, known), own)
+                record(plan, decided_bodies(body, own, known))
+            found.append(QuantizedBody(str(node.name), attribute, body, captured, plan))
+    return Made(tuple(found))
 
 
 def install(model: ir.Model, made: Made) -> None:
@@ -121,6 +150,11 @@ def install(model: ir.Model, made: Made) -> None:
         model.functions.update(body.model.functions)
         for domain, version in graph.opset_imports.items():
             model.graph.opset_imports.setdefault(domain, version)
+
+
+def weak_inside(made: Made) -> tuple[Weakness, ...]:
+    """The layers of the bodies that lose most to their weights, under ``node/body/name``."""
+    return ranked(*(located(body.weak, f"{body.node}/{body.attribute}/") for body in made.bodies))
 
 
 def record(plan: Plan, made: Made) -> None:
@@ -148,14 +182,6 @@ def _keep_apart(graph: ir.Graph, outer: Mapping[str, ir.Value]) -> None:
             value.name = f"{base}_body_{number}"
 
 
-def _graphs(model: ir.Model) -> Iterator[tuple[ir.Node, str, ir.Graph]]:
-    for node in model.graph:
-        if node.op_type in CONTROL and node.domain == "":
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    yield node, attribute.name, attribute.as_graph()
-
-
 def _outer_values(model: ir.Model) -> Iterator[ir.Value]:
     yield from model.graph.inputs
     yield from model.graph.initializers.values()
@@ -163,46 +189,19 @@ def _outer_values(model: ir.Model) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
-# ---- a body as a model -----------------------------------------------------------------------------------------------
-
-
-def _alone(graph: ir.Graph, model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
-    """The body as a model of its own, and the names of its inputs that stand for values around it."""
-    proto = ir.to_proto(graph)
-    captured = []
-    for value in _captures(graph):
-        if is_constant(value) and value.const_value is not None:
-            tensor = ir.to_proto(value.const_value)
-            tensor.name = str(value.name)
-            proto.initializer.append(tensor)
-        else:
-            proto.input.append(ir.to_proto(value))
-            captured.append(str(value.name))
-    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in model.graph.opset_imports.items()]
-    whole = onnx.helper.make_model(proto, opset_imports=imports, ir_version=model.ir_version)
-    return files.load(whole), tuple(captured)
-
-
-def _captures(graph: ir.Graph) -> list[ir.Value]:
-    """Values that the body, or a body inside it, reads or hands out, and that it does not make."""
-    own, read = set(graph.inputs) | set(graph.initializers.values()), list[ir.Value | None](graph.outputs)
-    for node in ir.traversal.RecursiveGraphIterator(graph):
-        own.update(node.outputs)
-        read.extend(node.inputs)
-        for inner in bodies(node):
-            own.update((*inner.inputs, *inner.initializers.values()))
-            read.extend(inner.outputs)
-    return list(dict.fromkeys(value for value in read if value is not None and value not in own))
-
-
-def _quantized(body: ir.Model, job: Job, reader: Any, known: Sequence[NodeInfo]) -> tuple[ir.Model, Plan] | str:
-    """The quantized body and its plan, or the reason why it stays float."""
+def ready(body: ir.Model, job: Job) -> None:
+    """Run the passes of bodies, in place."""
     constants.lift_constant_nodes(body.graph)
     run_steps(body, BODY, job)
     infer_shapes(body)
+
+
+def _quantized(body: ir.Model, job: Job, reader: Any, known: Sequence[NodeInfo]) -> _Done | str:
+    """The quantized body, or the reason why it stays float."""
+    ready(body, job)
     inner = quantize_bodies(body, job, reader, known)
     mode = MODES[job.mode]
-    plan = mode.place(body, job, known)
+    plan = follow(body, mode.place(body, job, known), job)
     if not plan.tensors and not inner.bodies:
         return "nothing in it can be quantized"
     wanted = observed(plan, job.options) if job.mode == "static" else ()
@@ -211,16 +210,28 @@ def _quantized(body: ir.Model, job: Job, reader: Any, known: Sequence[NodeInfo])
         return "no calibration sample enters it"
     ranges = calibrate(body, requests, reader, libraries=job.options.UserCustomOpLibPath) if requests else {}
     mode.set_parameters(body, plan, ranges, job.options)
+    weak = ranked(of_plan(body, plan), weak_inside(inner))
     install(body, inner)
     quantized = mode.emit(body, plan, job.options)
     record(plan, inner)
-    return quantized, plan
+    return quantized, plan, weak
+
+
+@contextmanager
+def _located(place: str, job: Job) -> Iterator[None]:
+    """What is wrong with the lines of a plan about a body is told with its place."""
+    try:
+        yield
+    except ConfigError as error:
+        if job.plan is None:
+            raise
+        raise ConfigError(f"{error} (in {place})") from error
 
 
 # ---- its calibration data --------------------------------------------------------------------------------------------
 
 
-class _Fed:
+class Fed:
     """Samples that are made anew by every iteration."""
 
     def __init__(self, make: Callable[[], Iterator[Feed]]) -> None:
@@ -238,7 +249,7 @@ def _feeds(
     sources = [str(value.name) for value in node.inputs if value is not None and not is_constant(value)]
     runner = Runner(model, list(dict.fromkeys([*captured, *sources])))
     # a body that no sample enters hands none to those inside it
-    for sample in reader if isinstance(reader, _Fed) else checked(samples_of(reader), inputs_of(model)):
+    for sample in reader if isinstance(reader, Fed) else checked(samples_of(reader), inputs_of(model)):
         seen = runner.run(sample).values
         around = {name: seen[name] for name in captured}
         given = [_value(value, seen) for value in node.inputs]

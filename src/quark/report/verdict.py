@@ -97,6 +97,8 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
         share = share or 0.0
         said = f"{name} has another number of rows in {answers.unlike} of {len(answers.total)} samples"
         return Judged(name, min(_level(share, KEPT), 1), said, share, sqnr)
+    if distance.broken:
+        return Judged(name, 0, f"{name} is NaN, or infinite in one of the models only", -math.inf, -math.inf)
     by_energy = _level(sqnr, SQNR)
     if share is None or answers is None:
         return Judged(name, by_energy, f"SQNR of {name} {decibels(sqnr)}", sqnr, sqnr)

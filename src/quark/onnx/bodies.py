@@ -1,0 +1,123 @@
+"""Bodies of If and Loop as models of their own: which are quantized, how they are called, what they read.
+
+A node or tensor of a body is called ``node/body/name`` in plans and configurations: its place, then its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import onnx
+import onnx_ir as ir
+
+from quark.config.job import Job
+from quark.config.options import Options
+from quark.config.plan import Plan
+from quark.config.rules import NodeInfo
+from quark.onnx.graph import model as files
+from quark.onnx.graph.surgery import bodies, is_constant
+from quark.onnx.qdq.selection import known_nodes
+
+CONTROL = ("If", "Loop")
+#: What makes a body worth quantizing.
+LAYERS = frozenset(["Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"])
+
+
+def graphs(model: ir.Model) -> Iterator[tuple[ir.Node, str, ir.Graph]]:
+    """The bodies of the main graph: (node, attribute, body)."""
+    for node in model.graph:
+        if node.op_type in CONTROL and node.domain == "":
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    yield node, attribute.name, attribute.as_graph()
+
+
+def place_of(node: ir.Node, attribute: str) -> str:
+    """What stands in front of the names of a body's nodes and tensors."""
+    return f"{node.name}/{attribute}/"
+
+
+def all_known(model: ir.Model) -> list[NodeInfo]:
+    """The nodes of the graph and of every body: names for rules, those in bodies with their place or without."""
+    found = known_nodes(model)
+    for node, attribute, graph in graphs(model):
+        inside = all_known(alone(graph, model)[0])
+        found += [*inside, *(replace(one, name=place_of(node, attribute) + one.name) for one in inside)]
+    return found
+
+
+def wants_bodies(model: ir.Model, options: Options) -> bool:
+    """Whether any body of the model is to be quantized."""
+    return any(is_wanted(graph, options) for _, _, graph in graphs(model))
+
+
+def is_wanted(graph: ir.Graph, options: Options) -> bool:
+    """Whether this body is."""
+    if options.EnableSubgraph is not None:
+        return options.EnableSubgraph
+    return any(node.op_type in LAYERS and not node.domain for node in ir.traversal.RecursiveGraphIterator(graph))
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def in_place(job: Job, place: str) -> Job:
+    """The job as a body sees it: by the names that its nodes have in it, and with its own lines of a plan."""
+    rules = [
+        replace(one, selectors=tuple(s.removeprefix(place) if isinstance(s, str) else s for s in one.selectors))
+        for one in job.rules.rules
+    ]
+    plan = None if job.plan is None else part(job.plan, place)
+    return replace(job, rules=replace(job.rules, rules=tuple(rules)), plan=plan)
+
+
+def part(plan: Plan, place: str) -> Plan:
+    """The lines of a plan about one body, by the names that its nodes and tensors have in it."""
+    found = Plan()
+    for row in (one for one in plan if one.name.startswith(place)):
+        found.put(replace(row, name=row.name.removeprefix(place), group=row.group.removeprefix(place)))
+    for line in (one for one in plan.nodes.values() if one.name.startswith(place)):
+        name = line.name.removeprefix(place)
+        found.nodes[name] = replace(line, name=name)
+    return found
+
+
+def around(model: ir.Model, plan: Plan, options: Options) -> Plan:
+    """The lines of a plan that are not about a body that is quantized."""
+    places = tuple(place_of(node, name) for node, name, graph in graphs(model) if is_wanted(graph, options))
+    tensors = {name: row for name, row in plan.tensors.items() if not name.startswith(places)}
+    nodes = {name: line for name, line in plan.nodes.items() if not name.startswith(places)}
+    return replace(plan, tensors=tensors, nodes=nodes)
+
+
+# ---- a body as a model -----------------------------------------------------------------------------------------------
+
+
+def alone(graph: ir.Graph, model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
+    """The body as a model of its own, and the names of its inputs that stand for values around it."""
+    proto = ir.to_proto(graph)
+    captured = []
+    for value in _captures(graph):
+        if is_constant(value) and value.const_value is not None:
+            tensor = ir.to_proto(value.const_value)
+            tensor.name = str(value.name)
+            proto.initializer.append(tensor)
+        else:
+            proto.input.append(ir.to_proto(value))
+            captured.append(str(value.name))
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in model.graph.opset_imports.items()]
+    whole = onnx.helper.make_model(proto, opset_imports=imports, ir_version=model.ir_version)
+    return files.load(whole), tuple(captured)
+
+
+def _captures(graph: ir.Graph) -> list[ir.Value]:
+    """Values that the body, or a body inside it, reads or hands out, and that it does not make."""
+    own, read = set(graph.inputs) | set(graph.initializers.values()), list[ir.Value | None](graph.outputs)
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        own.update(node.outputs)
+        read.extend(node.inputs)
+        for inner in bodies(node):
+            own.update((*inner.inputs, *inner.initializers.values()))
+            read.extend(inner.outputs)
+    return list(dict.fromkeys(value for value in read if value is not None and value not in own))

@@ -1,0 +1,122 @@
+"""What each layer of a graph owns under every candidate, and what that costs.
+
+A layer owns its weights, its biases and what it reads; what it makes belongs to the layers that read it, and to it only
+where no quantized layer does. So the units of all layers together hold every quantized tensor once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.options import Options
+from quark.config.plan import Plan, TensorPlan
+from quark.onnx.graph.run import Feed, Runner
+from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
+from quark.search.values import FLOAT
+
+#: Bits of a value that is not quantized.
+FLOAT_BITS = 32
+Tensors = tuple[TensorPlan, ...]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer: what becomes of its tensors under every candidate that fits it, and what that costs."""
+
+    name: str
+    op_type: str
+    tensors: Mapping[str, Tensors]
+    costs: Mapping[str, Mapping[str, float]]
+
+
+def units_of(
+    model: ir.Model, plans: Mapping[str, Plan], names: Sequence[str], sizes: Mapping[str, int], place: str = ""
+) -> Iterator[Unit]:
+    """The layers and what each of them owns; ``place``: what the names of a body's layers begin with."""
+    owned = {name: _owned(model, plan) for name, plan in plans.items()}
+    for node in model.graph:
+        name = node.name or ""
+        tensors = {key: found[name] for key, found in owned.items() if found.get(name)}
+        if not tensors:
+            continue
+        tensors = {key: () if key == FLOAT else tensors[key] for key in names if key == FLOAT or key in tensors}
+        kept = {tensor.name for found in tensors.values() for tensor in found}
+        made = [value for value in node.outputs if value.name in kept]
+        costs = {key: _costs([*node.inputs, *made], found, sizes) for key, found in tensors.items()}
+        yield Unit(place + name, node.op_type, tensors, costs)
+
+
+def _owned(model: ir.Model, plan: Plan) -> dict[str, Tensors]:
+    """The tensors of every layer that computes: its constants, what it reads, and what it makes for nobody else.
+
+    Layers that the configuration names in ``layers`` are decided already and left out.
+    """
+    computing = [node for node in model.graph if _computes(node, plan)]
+    pinned = {name for name, decision in plan.nodes.items() if decision.reason.startswith("layers: ")}
+    groups = {tensor.name: tensor.group for tensor in plan.of_role("activation")}
+    read = {groups[t.name] for node in computing for t in _inputs(node, plan)}
+    found = {}
+    for node in computing:
+        mine = frozenset([node.name or ""])
+        constants = [t for t in plan.of_role("weight", "bias") if (node.name or "") in (t.readers or ())]
+        inputs = [replace(t, group=t.name) for t in _inputs(node, plan)]
+        made = [plan.tensors[value.name or ""] for value in node.outputs if (value.name or "") in groups]
+        last = [replace(t, group=t.name) for t in made if t.group not in read]
+        if node.name in pinned:
+            continue
+        found[node.name or ""] = (*(replace(t, readers=mine) for t in (*constants, *inputs)), *last)
+    return found
+
+
+def _computes(node: ir.Node, plan: Plan) -> bool:
+    decision = plan.nodes.get(node.name or "")
+    return decision is not None and decision.quantized and OP_RULES.get(node.op_type, GENERIC).output != "same"
+
+
+def _inputs(node: ir.Node, plan: Plan) -> list[TensorPlan]:
+    """The activations that a node reads quantized, each once."""
+    names = dict.fromkeys(value.name or "" for value in node.inputs if value is not None)
+    found = [plan.tensors[name] for name in names if name in plan.tensors]
+    mine = node.name or ""
+    return [t for t in found if t.role == "activation" and (t.readers is None or mine in t.readers)]
+
+
+def _costs(values: Sequence[ir.Value | None], tensors: Tensors, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Bits of all values of a layer, and bytes of its float constants; those of quantized ones a trial tells."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    size = bits = 0.0
+    for value in {value.name: value for value in values if value is not None}.values():
+        name, tensor = value.name or "", by_name.get(value.name or "")
+        source = value.const_value
+        if not is_float(value):
+            continue
+        size += 0 if source is None else source.nbytes
+        width = float(tensor.spec.row.bits) if tensor is not None else FLOAT_BITS
+        bits += width * (sizes.get(name, 1) if source is None else source.size)
+    return {"size": float(size), "bits": bits}
+
+
+def sizes_of(model: ir.Model, feed: Feed, options: Options) -> dict[str, int]:
+    """Elements of every activation; where shapes are not known they are those of the sample."""
+    operands = [value for node in model.graph for value in (*node.inputs, *node.outputs)]
+    values = [value for value in operands if value is not None and value.const_value is None]
+    found, unknown = {}, []
+    for value in values:
+        shape = value.shape
+        if shape is not None and all(isinstance(size, int) for size in shape):
+            found[value.name or ""] = int(np.prod(shape.numpy(), dtype=np.int64))
+        elif value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16) and value.name:
+            unknown.append(value.name)
+    if unknown:
+        runner = Runner(model, unknown, (), options.ExecutionProviders, options.UserCustomOpLibPath)
+        found |= {name: array.size for name, array in runner.run(feed).values.items()}
+    return found
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether a value holds numbers that may be quantized."""
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
