@@ -88,20 +88,19 @@ def test_layers_in_bodies_are_tried_one_by_one() -> None:
     assert all(losses[layer] > 0 for layer in LAYERS)
 
 
-def test_a_name_in_a_body_means_that_body() -> None:
-    proto, feeds = models.branching(), branch_feeds([True, False])
-    for node in (node for body in bodies(proto) for node in body.node if node.op_type == "MatMul"):
-        node.name = "same"
-    place = next(node.name for node in proto.graph.node if node.op_type == "If") or "If_0"
+@pytest.mark.parametrize(("name", "expected"), [("y/then_branch/t", [False, True]), ("y/else_branch/p", [True, False])])
+def test_a_name_with_its_place_means_that_body(name: str, expected: list[bool]) -> None:
+    proto = models.branching()
     for node in proto.graph.node:
-        node.name = place if node.op_type == "If" else node.name
+        node.name = node.output[0]
+    then, other = bodies(proto)
+    next(node for node in then.node if node.op_type == "MatMul").name = "t"
+    next(node for node in other.node if node.op_type == "MatMul").name = "p"
     spec = Int8Spec(calibration_method=CalibMethod.MinMax)
-    for name, expected in ((f"{place}/then_branch/same", [False, True]), ("same", [False, False])):
-        config = QConfig(QLayerConfig(input_tensors=spec, weight=spec), exclude=[name], extra_options=QUIET)
-        result = ModelQuantizer(config).quantize_model(proto, None, feeds)
-        assert result is not None
-        stored = [any(one.name.endswith("_quantized") for one in body.initializer) for body in bodies(result)]
-        assert stored == expected, name
+    config = QConfig(QLayerConfig(input_tensors=spec, weight=spec), exclude=[name], extra_options=QUIET)
+    result = ModelQuantizer(config).quantize_model(proto, None, branch_feeds([True, False]))
+    assert result is not None
+    assert [any(one.name.endswith("_quantized") for one in body.initializer) for body in bodies(result)] == expected
 
 
 @pytest.mark.parametrize("estimate", [False, True])
