@@ -423,3 +423,19 @@ def test_a_configuration_that_cannot_work_is_refused_when_it_is_made(make: objec
 @pytest.mark.parametrize("name", ["XINT8", "XINT8_CONFIG", "XINT8_QCONFIG"])
 def test_a_preset_is_known_with_and_without_its_suffix(name: str) -> None:
     assert get_default_config(name).layer == get_default_config("XINT8").layer
+
+
+def test_the_cpu_target_shifts_asymmetric_codes_without_moving_a_scale() -> None:
+    """int8 with any zero point is uint8 with one that is 128 higher: the same values."""
+    rows = {}
+    for target in ("any", "cpu"):
+        config = get_default_config("S8S8_AAWS")
+        config.target = target
+        config.extra_options.update(PrintSummary=False, UseRandomData=True)
+        plan = ModelQuantizer(Config(config)).run(models.cnn()).plan
+        rows[target] = {row.name: row for row in plan if row.role == "activation"}
+    both = [(row, rows["cpu"][name]) for name, row in rows["any"].items() if name in rows["cpu"]]
+    assert len(both) > 3 and {row.spec.format for row, _ in both} == {"int8"}
+    for row, shifted in both:
+        assert shifted.spec.format == "uint8" and np.array_equal(shifted.scale, row.scale)
+        assert np.array_equal(shifted.zero_point, np.asarray(row.zero_point) + 128)

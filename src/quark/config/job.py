@@ -72,8 +72,8 @@ class Job:
 def for_target(job: Job) -> Job:
     """The job as its target wants it.
 
-    ``cpu``: ONNX Runtime's x86 kernels run uint8 activations several times faster than int8 ones, so symmetric int8
-    activations become uint8 with zero point 128 (the same grid, shifted), results of Relu use the whole unsigned range
+    ``cpu``: ONNX Runtime's x86 kernels run uint8 activations several times faster than int8 ones, so int8 activations
+    become uint8 with a zero point higher by 128 (the same grid, shifted), results of Relu use the whole unsigned range
     (which also lets the runtime drop the Relu), and Q/DQ pairs stand where its fusions look for them.
     """
     if job.target == "any":
@@ -113,4 +113,4 @@ def _unsigned_activations(layer: LayerSpec) -> LayerSpec:
 
 
 def _unsigned(spec: TensorSpec | None) -> TensorSpec | None:
-    return replace(spec, format=UNSIGNED.name) if spec is not None and spec.symmetric and spec.row == SIGNED else spec
+    return replace(spec, format=UNSIGNED.name) if spec is not None and spec.row == SIGNED else spec
