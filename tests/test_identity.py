@@ -136,6 +136,48 @@ def test_an_input_of_an_onnx_job_that_changes_after_a_kill_is_refused(
     assert quantized(tmp_path, two_layers(), feeds(), monkeypatch) == wanted
 
 
+def tried(job: str, proto: onnx.ModelProto, data: Any, values: dict[str, Any], ledger: Path) -> Any:
+    """What a search of the ONNX flow finds."""
+    from quark.onnx.search import search
+    from quark.onnx.sensitivity import sensitivity
+
+    kinds = ["A8W8", "float"]
+    if job == "sensitivity":
+        return sensitivity(proto, values, data, kinds, ledger=ledger).trials
+    found = search(proto, values, data, kinds, "sqnr>=1", ledger=ledger)
+    return found.layers, found.value, found.reported
+
+
+@pytest.mark.parametrize("job", ["sensitivity", "search"])
+def test_an_input_of_an_onnx_search_that_changes_after_a_kill_is_refused(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values: dict[str, Any] = {"preset": "A8W8"}
+    whole = tried(job, two_layers(), feeds(), values, tmp_path / "whole.json")
+    ledger, finish = tmp_path / "l.json", Journal.finish
+
+    def ends(self: Journal, key: str, value: Any) -> None:
+        finish(self, key, value)
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "finish", ends)
+        with pytest.raises(Stopped):
+            tried(job, two_layers(), feeds(), values, ledger)
+    before = ledger.read_bytes()
+    for words, model, data, other in (
+        ("another model", two_layers(seed=5), feeds(), {}),
+        ("another data", two_layers(), feeds(seed=5), {}),
+        ("another algorithms", two_layers(), feeds(), {"algorithms": []}),
+        ("belongs to another", two_layers(), feeds(), {"target": "cpu"}),
+        ("Percentile", two_layers(), feeds(), {"options": {"Percentile": 99.5}}),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            tried(job, model, data, {**values, **other}, ledger)
+        assert ledger.read_bytes() == before, words
+    assert tried(job, two_layers(), feeds(), values, ledger) == whole
+
+
 def test_the_content_of_a_file_that_the_configuration_names_counts(tmp_path: Path) -> None:
     (tmp_path / "library.so").write_bytes(b"first")
     layer = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())

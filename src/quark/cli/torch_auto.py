@@ -39,7 +39,8 @@ def run(request: Auto) -> None:
     Raises:
         typer.Exit: with the code 3, where nothing is within the tolerance.
     """
-    from quark.files.folder import check_target, new_folder
+    from quark.cli.torch_refusals import check_output
+    from quark.files.folder import new_folder
     from quark.torch.files.prequantized import as_float
 
     if request.labels is not None:
@@ -51,7 +52,7 @@ def run(request: Auto) -> None:
             f"{other[0]} is for ONNX models; a folder takes --data (a text, token ids), --samples, --seq-len"
         )
     goal, output = _goal(request), request.output
-    check_target(output.expanduser().resolve())
+    check_output(output)
     recipe = Output(output.with_name(_recipe_name(output)), "the recipe")
     check_outputs([recipe], [("the float model", request.model)], bool(request.overwrite))
     from quark.cli.torch_quantize import hidden

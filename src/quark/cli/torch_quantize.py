@@ -24,7 +24,7 @@ from quark.cli.torch_refusals import (
 from quark.cli.torch_request import Converted, FolderJob, InMemory
 from quark.cli.torch_verdict import coverage_of, sizes, tell
 from quark.errors import ConfigError, unknown
-from quark.files.folder import new_folder
+from quark.files.folder import check_target, detour, new_folder
 
 if TYPE_CHECKING:
     from quark.torch.config.model import QConfig
@@ -287,9 +287,12 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
         facts.update(facts_of(request, format, work))
         describe(request, facts, work)
 
-    goal = request.output if format == "quark" else hidden(request.output, "quark")
-    if goal != request.output and is_finished(goal):  # of a process that was killed before it was converted
-        shutil.rmtree(goal)
+    final = request.output.expanduser().resolve()
+    goal = request.output if format == "quark" else detour(final)
+    if goal != request.output:
+        check_target(final)
+        if is_finished(goal):  # of a process that was killed before it was converted
+            shutil.rmtree(goal)
     carried = quantize_checkpoint(
         folder,
         goal,
@@ -345,7 +348,6 @@ def run_convert(request: Converted) -> None:
     Raises:
         ConfigError: codes that cannot be carried over, and nobody said that they may be made anew.
     """
-    from quark.files.folder import check_target
     from quark.torch.export.formats import chosen_format
     from quark.torch.files.foreign import convert
     from quark.torch.files.prequantized import method_of
@@ -354,7 +356,7 @@ def run_convert(request: Converted) -> None:
         run_files(request)
         return
     format, method = chosen_format(request.format, request.program), method_of(request.model)
-    check_target(request.output.expanduser().resolve())
+    check_output(request.output)
     start = time.perf_counter()
     lost = lost_in(convert(request.model, request.output, format, request.program))
     told = {"scheme": f"{method} codes, unchanged", "unchanged": True, "seconds": time.perf_counter() - start, **lost}

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from quark.errors import ConfigError, DataError, ModelError, unknown
-from quark.files.folder import check_target
+from quark.files.folder import UNFINISHED, check_detour, check_target
 
 GROUPS = ("32", "64", "128", "per_channel")
 WEIGHT_ONLY = (*(f"{kind}_wo_{size}" for kind in ("int4", "uint4") for size in GROUPS), "int8_wo_per_channel")
@@ -34,7 +34,6 @@ ALGORITHMS = (*SAMPLED, *PLAIN)
 FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "mxfp4", "gguf", "onnx")
 #: Kinds of devices -> names in ``torch.version`` of libraries; torch must have been built with one of them.
 DEVICES: dict[str, tuple[str, ...]] = {"cpu": (), "meta": (), "cuda": ("cuda", "hip"), "xpu": ("xpu",), "mps": ()}
-BEGUN = "quark_progress.json"  # in a folder whose job is not finished
 NEEDS = "give a text with --data"
 
 
@@ -172,9 +171,11 @@ def check_output(output: Path, resumed: bool = False) -> Path:
         resumed: a job that was interrupted there goes on.
 
     Raises:
-        ConfigError: it holds a model already.
+        ConfigError: it holds a model already, or what an interrupted job left.
     """
     goal = output.expanduser().resolve()
-    if not (resumed and (goal / BEGUN).is_file()):
+    if not (resumed and (goal / UNFINISHED).is_file()):
         check_target(goal)
+    if not resumed:
+        check_detour(goal)
     return goal

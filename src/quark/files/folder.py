@@ -20,23 +20,26 @@ from quark.files.whole import sync, sync_folder
 
 LAST = ("config.json", "quantization_config.json")
 MODEL = (".safetensors", ".index.json", ".gguf", ".onnx", ".data")  # endings of files that are not a user's own
+UNFINISHED = "quark_progress.json"
+"""The journal in a folder that a job on files writes to, while it is not complete."""
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
 @contextmanager
-def new_folder(target: str | os.PathLike[str], beside: bool = False) -> Iterator[Path]:
+def new_folder(target: str | os.PathLike[str], beside: bool = False, begun: bool = False) -> Iterator[Path]:
     """A temporary folder that becomes ``target`` when the block ends without an error.
 
     Args:
         target: the folder.
         beside: its files may lie beside a model that is there.
+        begun: and beside what the job has that writes them, in its own folder.
 
     Raises:
         ConfigError: ``target`` is a file, or holds a model already.
         OutputError: it cannot be written.
     """
     goal = Path(target).expanduser().resolve()
-    check_target(goal, beside)
+    check_target(goal, beside, begun)
     try:
         goal.parent.mkdir(parents=True, exist_ok=True)
         with draft_folder(goal.parent) as drafts:
@@ -55,17 +58,41 @@ def new_folder(target: str | os.PathLike[str], beside: bool = False) -> Iterator
         raise OutputError(f"the folder {str(goal)!r} cannot be written: {error.strerror or error}") from error
 
 
-def check_target(goal: Path, beside: bool = False) -> None:
-    """The target is free, or a folder without a model."""
+def check_target(goal: Path, beside: bool = False, begun: bool = False) -> None:
+    """The target is free, or a folder without a model, finished or not."""
     if not goal.exists():
         return
     if not goal.is_dir():
         raise ConfigError(f"{str(goal)!r} is a file; an export needs a folder")
+    if (goal / UNFINISHED).exists() and not begun:
+        raise _begun(goal, f"it has a {UNFINISHED}")
     found = [path.name for pattern in (*LAST, *WEIGHTS) for path in goal.glob(pattern)]
     if found and not beside:
         raise ConfigError(
             f"{str(goal)!r} holds a model already ({', '.join(sorted(found)[:4])}); delete it, or export elsewhere"
         )
+
+
+def detour(goal: Path) -> Path:
+    """Where a job keeps what is finished, until all of it is converted into the format of ``goal``."""
+    return goal.with_name(f".{goal.name}.quark")
+
+
+def check_detour(goal: Path) -> None:
+    """No other job that was interrupted is on its way to the target.
+
+    Raises:
+        ConfigError: one is.
+    """
+    if detour(goal).exists():
+        raise _begun(detour(goal), f"on its way to {str(goal)!r} in another format")
+
+
+def _begun(folder: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{str(folder)!r} is what an interrupted job left, {why}: repeat the command that began it, "
+        "delete that folder, or give another output"
+    )
 
 
 def publish(work: Path, goal: Path) -> None:

@@ -8,11 +8,10 @@ Not handled: objects of the user's own inside options; two of one class with equ
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from quark.config.job import Job
 from quark.errors import ConfigError
 from quark.files.identity import digest_of_file
 from quark.files.journal import Journal
+from quark.files.plain import plain
 from quark.onnx.graph.surgery import let_go
 from quark.onnx.graph.weightless import external_proto
 
@@ -55,8 +55,16 @@ def of_model(model: ir.Model) -> str:
 def of_job(job: Job) -> dict[str, str]:
     """Everything in a job that decides about the result: name of the option or field -> its value in words."""
     found = {name: _words(value) for name, value in job.options if name not in HOW}
-    found |= {f"{RELEASE}{name}": _words(release) for name, release in RELEASES.items()}
-    return {**found, **{f.name: _words(getattr(job, f.name)) for f in fields(job) if f.name not in _PLACES}}
+    return {
+        **found,
+        **releases(),
+        **{f.name: _words(getattr(job, f.name)) for f in fields(job) if f.name not in _PLACES},
+    }
+
+
+def releases() -> dict[str, str]:
+    """What computes, by name."""
+    return {f"{RELEASE}{name}": _words(release) for name, release in RELEASES.items()}
 
 
 def of_arrays(arrays: Mapping[str, np.ndarray], before: bytes = b"") -> bytes:
@@ -98,25 +106,4 @@ def _bytes(array: np.ndarray) -> Any:
 
 
 def _words(value: Any) -> str:
-    return json.dumps(_plain(value), default=repr)
-
-
-def _plain(value: Any) -> Any:
-    """``value`` as JSON can hold it, the same in every process."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, enum.Enum):
-        return f"{type(value).__name__}.{value.name}"
-    if isinstance(value, np.ndarray):
-        return [str(value.dtype), list(value.shape), hashlib.blake2b(_bytes(value), digest_size=16).hexdigest()]
-    if isinstance(value, Mapping):
-        return [[_plain(key), _plain(item)] for key, item in value.items()]
-    if isinstance(value, (set, frozenset)):
-        return sorted((_plain(item) for item in value), key=json.dumps)
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [type(value).__name__, *([f.name, _plain(getattr(value, f.name))] for f in fields(value))]
-    if hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return [type(value).__qualname__, _plain(vars(value))] if hasattr(value, "__dict__") else repr(value)
+    return json.dumps(plain(value))

@@ -178,8 +178,7 @@ def check_metric(metric: str) -> None:
 def open_ledger(path: str | Path | None, made: Bench, job: Job, metric: str) -> Journal:
     """The ledger of a study; refused where it belongs to another one."""
     own = {"model": made.model, "data": made.data, "metric": digest_of(metric) if ":" in metric else metric}
-    words = {name: value for name, value in fingerprint.of_job(job).items() if name not in ("algorithms", "target")}
-    return Journal(path, {**own, **words})
+    return Journal(path, {**own, **fingerprint.of_job(job)})
 
 
 def study(

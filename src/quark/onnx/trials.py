@@ -127,7 +127,7 @@ def ledger_of(model: Path, samples: Split, goal: Goal) -> Journal:
     for part in (samples.fit, samples.choose, samples.report):
         for feed in part:
             digest = fingerprint.of_arrays(feed, digest)
-    wanted = {"purpose": goal.purpose, "metric": goal.identity, "tolerance": str(goal.drop)}
+    wanted = {"purpose": goal.purpose, "metric": goal.identity, "tolerance": str(goal.drop), **fingerprint.releases()}
     return Journal(goal.ledger, {"model": fingerprint.of_model(files.load(model)), "data": digest.hex(), **wanted})
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import math
 import traceback
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import FrameType
@@ -17,6 +18,7 @@ import numpy as np
 
 from quark.errors import ConfigError, QuarkError, unknown
 from quark.files.journal import Journal
+from quark.files.plain import briefly, code_of, plain
 from quark.files.untrusted import Schema
 from quark.measure.score import Score, mean
 
@@ -88,15 +90,13 @@ def digest_of(text: str | None) -> str:
 
 
 def digest_of_code(function: Callable[..., Any] | None) -> str:
-    """The same for a function that has no file: its name and its own code."""
+    """The same for a function that has no file: its name, its own code, and the values that it holds."""
     if function is None:
         return "none"
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    known: list[Any] = []
-    if code is not None:
-        known = [code.co_code, code.co_names, *(one for one in code.co_consts if not isinstance(one, type(code)))]
+    held = function if isinstance(function, partial) else plain(getattr(function, "__dict__", None), briefly)
+    known = json.dumps([plain(held), code_of(function), code_of(type(function).__call__)])
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{name} of {hashlib.blake2b(repr(known).encode(), digest_size=8).hexdigest()}"
+    return f"{name} of {hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
 
 
 def number_of(value: Any, metric: str) -> float:

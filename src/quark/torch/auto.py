@@ -34,7 +34,7 @@ from quark.search.values import FLOAT
 from quark.torch.bench import Site, Traffic, lay_out, outputs_of, running, scores
 from quark.torch.config.schemes import ROWS
 from quark.torch.config_file import config_of
-from quark.torch.digest import digest_of_model, digest_of_samples
+from quark.torch.digest import digest_of_samples, identity_of_model
 from quark.torch.export.formats import FORMATS, PROGRAMS, format_for, works
 from quark.torch.export.write_as import config_for, export_as
 from quark.torch.machine import MI300X
@@ -230,8 +230,8 @@ def auto(
     indices = parts_of(len(given))
     parts = [[given[k] for k in part] for part in indices]
     with private_folder() as folder, Journal.held(goal.ledger):
-        site = lay_out(model, parts[1], made(folder / "choose"))
-        search = Search(model, parts, goal, site, ledger_of(model, given, goal))
+        book = ledger_of(model, given, goal)
+        search = Search(model, parts, goal, lay_out(model, parts[1], made(folder / "choose")), book)
         for name, values, cause in proposals(search):
             if not search.late(name, values):
                 trial = search.attempt(name, values, cause)
@@ -244,7 +244,7 @@ def ledger_of(model: nn.Module, samples: Sequence[Any], goal: Goal) -> Journal:
     """The ledger of a run; refused where it belongs to another one."""
     if goal.ledger is None:
         return Journal(None, {})
-    own = {"model": digest_of_model(model), "data": digest_of_samples(samples), "metric": goal.identity}
+    own = {**identity_of_model(model), "data": digest_of_samples(samples), "metric": goal.identity}
     return Journal(goal.ledger, {**own, "purpose": goal.program})
 
 

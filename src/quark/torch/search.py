@@ -134,9 +134,9 @@ def search(
     held_out = None if evaluation is None else list(evaluation)
     apart, loaded = split_of(given, held_out, metric is not None), source.load()
     with private_folder() as folder, Journal.held(ledger):
-        site = lay_out(loaded, apart.fit, made(folder / "trials"))
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
-        book = open_ledger(ledger, loaded, site, values, f"{name} for {goal.metric} by {digest_of(metric)}")
+        book = open_ledger(ledger, loaded, apart.fit, values, f"{name} for {goal.metric} by {digest_of(metric)}")
+        site = lay_out(loaded, apart.fit, made(folder / "trials"))
         trials = study(source, loaded, site, values, candidates, name, workers, book, progress, machine, estimate)
         found, budget = with_energies(without_pinned(trials, values), loaded, site, budget)
         question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))

@@ -32,7 +32,7 @@ from quark.torch import one_pass
 from quark.torch.bench import Bench, Site, Traffic, lay_out, open_bench, running, traffic_of
 from quark.torch.config.model import QConfig
 from quark.torch.config_file import check_candidate, config_of, split
-from quark.torch.digest import digest_of_model, digest_of_samples
+from quark.torch.digest import digest_of_samples, identity_of_model
 from quark.torch.export.layout import layout_of
 from quark.torch.language import load_model
 from quark.torch.layers import own_parameter
@@ -111,8 +111,9 @@ def sensitivity(
     check_metric(metric)
     kept, loaded = list(samples), source.load()
     with private_folder() as folder, Journal.held(ledger):
+        left_float = {key: value for key, value in base.items() if key != "scheme"}
+        book = open_ledger(ledger, loaded, kept, left_float, metric)
         site = lay_out(loaded, kept, folder)
-        book = open_ledger(ledger, loaded, site, base, metric)
         found = study(source, loaded, site, base, candidates, metric, workers, book, progress)
         book.settle()
         return found
@@ -179,15 +180,17 @@ def unfit(model: nn.Module, config: QConfig) -> Iterator[str]:
 # ---- ledgers ---------------------------------------------------------------------------------------------------------
 
 
-def open_ledger(path: str | Path | None, model: nn.Module, site: Site, base: Mapping[str, Any], metric: str) -> Journal:
+def open_ledger(
+    path: str | Path | None, model: nn.Module, samples: Sequence[Any], base: Mapping[str, Any], metric: str
+) -> Journal:
     """The ledger of a study; refused where it belongs to another one."""
     if path is None:
         return Journal(None, {})
     own = {
-        "model": digest_of_model(model),
-        "data": digest_of_samples(site.samples),
+        **identity_of_model(model),
+        "data": digest_of_samples(samples),
         "metric": digest_of(metric) if ":" in metric else metric,
-        "exclude": json.dumps([*(base.get("exclude") or ["usual"]), *(base.get("also_exclude") or ())]),
+        **{f"configuration: {key}": json.dumps(value, sort_keys=True, default=str) for key, value in base.items()},
     }
     return Journal(path, own)
 

@@ -63,7 +63,7 @@ class Card:
 def write_card(folder: Path, source: Path, card: Card) -> None:
     """Write ``README.md`` into ``folder``, and copy the licence files of ``source``; what is there stays."""
     original = (source / CARD).read_text("utf-8", "replace") if (source / CARD).is_file() else ""  # quoted, not read
-    with new_folder(folder, beside=True) as draft:
+    with new_folder(folder, beside=True, begun=True) as draft:
         for path in sorted(path for pattern in LICENCES for path in source.glob(pattern)):
             if path.is_file():
                 shutil.copyfile(path, draft / path.name)

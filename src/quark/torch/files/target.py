@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import ConfigError, OutputError
+from quark.files.folder import UNFINISHED, check_detour
 from quark.files.journal import Journal
 from quark.files.whole import replace_file
 from quark.torch.export.card import CARD
@@ -17,7 +18,7 @@ from quark.torch.export.checkpoint import SUFFIX, Checkpoint
 from quark.torch.export.shards import Item
 
 log = logging.getLogger(__name__)
-PROGRESS = "quark_progress.json"  # the journal in the target while it is not complete
+PROGRESS = UNFINISHED
 UNBORN = {f".{PROGRESS}.{end}" for end in ("lock", "part", "previous")} | {f"..{PROGRESS}.previous.part"}
 """What a job leaves that was killed before it began."""
 TUNED = ".quark_tuned"  # a folder beside it, where an algorithm tunes weights
@@ -35,10 +36,12 @@ def begin(goal: Path, belongs: Mapping[str, str]) -> Journal:
     """The journal of this job in its target, which it marks as unfinished.
 
     Raises:
-        ConfigError: the folder holds something else, or the beginning of a job with another input, which is named.
+        ConfigError: the folder holds something else, or the beginning of a job with another input, which is named; or
+            a job in another format is on its way to it.
     """
     if goal.exists() and not goal.is_dir():
         raise ConfigError(f"{str(goal)!r} is a file; the quantized checkpoint needs a folder")
+    check_detour(goal)
     there = sorted({path.name for path in goal.iterdir()} - UNBORN) if goal.is_dir() else []
     if there and PROGRESS not in there:
         raise ConfigError(

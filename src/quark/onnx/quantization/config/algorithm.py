@@ -360,6 +360,8 @@ def from_dict(data: Mapping[str, Any]) -> AlgoConfig:
     Raises:
         ConfigError: no such algorithm, or a field that it does not have.
     """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"an algorithm is a mapping such as {{name: cle}}, not {data!r}")
     given = dict(data)
     name = given.pop("name", None)
     if name not in ALGO_NAME_TO_CLASS:
