@@ -55,11 +55,12 @@ EXPORT = (
     *("layout", "shards", "reload", "bad_files", "bad_input", "card", "custom_modes", "compressed_tensors", "gguf"),
     *("gguf_architectures", "gptq", "formats", "failures", "onnx", "onnx_decoder", "verify", "algorithms", "parts"),
     *("genai", "every_cell", "diffusers", "small_parts", "mode_decisions", "vocabularies", "nodes", "described"),
+    "asked_directly",
 )
 TORCH = (
     *("layouts", "observers", "registry_contract", "files", "kv_cache", "experts", "spec_truth", "carried"),
     *("prequantized", "structure", "contract", "foreign", "quantizer", "template", "one_pass", "tuned_files"),
-    *("recurrent", "search", "svdquant"),
+    *("recurrent", "search", "svdquant", "network_identity", "unfinished_targets"),
 )
 #: The tests that are asked.
 TESTS = (
