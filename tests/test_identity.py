@@ -168,7 +168,7 @@ def test_an_input_of_an_onnx_search_that_changes_after_a_kill_is_refused(
     for words, model, data, other in (
         ("another model", two_layers(seed=5), feeds(), {}),
         ("another data", two_layers(), feeds(seed=5), {}),
-        ("another algorithms", two_layers(), feeds(), {"algorithms": []}),
+        ("another algorithms", two_layers(), feeds(), {"algorithms": [{"name": "adaround"}]}),
         ("belongs to another", two_layers(), feeds(), {"target": "cpu"}),
         ("Percentile", two_layers(), feeds(), {"options": {"Percentile": 99.5}}),
     ):

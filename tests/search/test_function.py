@@ -21,7 +21,7 @@ def test_a_function_is_loaded_and_leaves_no_bytecode(tmp_path: Path, monkeypatch
         with pytest.raises(ConfigError, match=words):
             load_function(text)
     (tmp_path / "task.txt").write_text("x")
-    with pytest.raises(ConfigError, match="no Python file"):
+    with pytest.raises(ConfigError, match="is not a Python file"):
         load_function(f"{tmp_path / 'task.txt'}:x")
 
 

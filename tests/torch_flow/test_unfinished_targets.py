@@ -48,7 +48,7 @@ OTHERS = {
     "in memory": ["torch", "quantize", "one", "-s", "int4_wo_32"],
     "in memory, GGUF": ["torch", "quantize", "one", "--gguf-type", "q8_0"],
     "convert": ["torch", "convert", "quantized", "--format", "compressed-tensors"],
-    "convert anew": ["torch", "convert", "quantized", "--requantize", "fp8"],
+    "convert anew": ["torch", "convert", "quantized", "--requantize", "int8_wo_per_channel"],
     "automatic": ["auto", "one", "--for", "transformers", "--data", "ids.npy"],
 }
 
