@@ -36,7 +36,7 @@ def register_algorithm(name: str, round_weight: Function) -> Registered:
     search take. A program that reads a configuration with this name registers the algorithm first.
 
     Args:
-        name: an identifier that no algorithm has.
+        name: an identifier that no algorithm of either flow has; case and underscores make no difference.
         round_weight: ``round_weight(weight, hessian, grid, **settings) -> values``, all NumPy: the weight [out, in] in
             float32, the second moments of its inputs [in, in] up to a factor, and its grid (``grid.round(x)``: the
             nearest values to a matrix of the weight's shape; ``grid.take(columns)``, ``grid.rows(rows)``: a part). The
@@ -49,9 +49,7 @@ def register_algorithm(name: str, round_weight: Function) -> Registered:
     Raises:
         ConfigError: a name that is taken or no identifier, no function, or settings without plain defaults.
     """
-    row = own_algorithm(name, round_weight)
-    if name in ALGO_NAME_TO_CLASS or name in OWN or name in _names_in_torch():
-        raise ConfigError(f"the algorithm {name!r} exists already: choose another name")
+    row = own_algorithm(name, round_weight, (*ALGO_NAME_TO_CLASS, *_names_in_torch()))
     OWN[name] = row
     ALGO_NAME_TO_CLASS[name] = config_of_own(row)
     _tell_torch()

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from quark import parallel
+from quark.algorithms.names import TORCH
 from quark.cli import torch_refusals as refusals
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.schemes import KV_SCHEMES, ROWS, cache_scheme, scheme
 from quark.torch.export.formats import FORMATS
 from quark.torch.files import quantize
-from quark.torch.template import ALIASES
 
 
 def test_the_tables_are_those_of_the_schemes() -> None:
@@ -30,9 +30,9 @@ def test_the_tables_are_those_of_the_schemes() -> None:
     assert caches == refusals.CACHES
     without = {"hqq", "rotation"}  # weights alone; a sample is made where there is none
     known = {row.config.name for row in ALGORITHMS}
-    aliases = {name for name, meant in ALIASES.items() if meant in refusals.SAMPLED}
-    assert known - without - {"bias_correction"} | aliases == set(refusals.SAMPLED)
-    assert known | set(ALIASES) == set(refusals.ALGORITHMS)
+    assert known - without - {"bias_correction"} == set(refusals.SAMPLED)
+    assert known <= set(refusals.ALGORITHMS)
+    assert {TORCH.get(name, name) for name in refusals.ALGORITHMS} == known
     assert tuple(FORMATS) == refusals.FORMATS
     assert refusals.BEGUN == quantize.PROGRESS
 

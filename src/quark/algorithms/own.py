@@ -7,20 +7,24 @@ it returns on that grid, and keep it where it loses less on the calibration data
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
 from quark.algorithms.columns import Columns
+from quark.algorithms.names import TAKEN, same
 from quark.errors import ConfigError
 
 Function = Callable[..., np.ndarray]
 GIVEN = 3
 """Arguments that the flows give: the weight, what is known of its inputs, its grid."""
-KINDS = (bool, int, float, str)
-"""Types of settings."""
+KINDS = {bool: "True or False", int: "an integer", float: "a finite number", str: "text"}
+"""Types of settings, and what they may be."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,16 @@ class OwnAlgorithm:
     name: str
     function: Function
     settings: Mapping[str, Any]
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Refuse settings that are of another type than their defaults.
+
+        Raises:
+            ConfigError: the first one, its value and what it may be.
+        """
+        for name, default in self.settings.items():
+            if not is_like(values[name], default):
+                raise ConfigError(f"{self.name}: {name}={values[name]!r:.80} must be {KINDS[type(default)]}")
 
     def rounded(self, weight: np.ndarray, hessian: np.ndarray, grid: Columns, values: Mapping[str, Any]) -> np.ndarray:
         """The weight [out, in] on its grid, float32.
@@ -58,17 +72,33 @@ OWN: dict[str, OwnAlgorithm] = {}
 """By name, those that are registered."""
 
 
-def own_algorithm(name: str, function: Function) -> OwnAlgorithm:
+def is_like(value: object, default: object) -> bool:
+    """Whether a setting is of the type of its default; numbers are finite, True is none, integers are numbers."""
+    if isinstance(default, bool | str):
+        return isinstance(value, type(default))
+    number: Any = value if isinstance(value, Integral if isinstance(default, int) else Real) else math.inf
+    return not isinstance(value, bool) and bool(abs(number) <= sys.float_info.max)
+
+
+def own_algorithm(name: str, function: Function, others: Iterable[str] = ()) -> OwnAlgorithm:
     """The row of a function.
 
+    Args:
+        name, function: as of ``OwnAlgorithm``.
+        others: names that are taken beside those of this package and of ``OWN``.
+
     Raises:
-        ConfigError: a name that is no identifier, no function, or one whose settings have no defaults of a plain type.
+        ConfigError: a name that is taken or no identifier, no function, or one whose settings have no defaults of a
+            plain type.
     """
     if not (isinstance(name, str) and name.isidentifier()):
         raise ConfigError(f"the name of an algorithm must be an identifier, not {name!r}")
+    if same(name) in TAKEN | {same(other) for other in (*OWN, *others)}:
+        raise ConfigError(f"the algorithm {name!r} exists already: choose another name")
     if not callable(function):
         raise ConfigError(f"the algorithm {name!r} must be a function, not {function!r}")
-    rest = list(inspect.signature(function).parameters.values())[GIVEN:]
+    signature = _signature(name, function)
+    rest = list(signature.parameters.values())[GIVEN:]
     settings = {one.name: one.default for one in rest if one.kind is not one.VAR_KEYWORD}
     for setting, default in settings.items():
         if type(default) not in KINDS or setting in ("name", "layers", "keep_worse"):
@@ -76,4 +106,15 @@ def own_algorithm(name: str, function: Function) -> OwnAlgorithm:
                 f"the algorithm {name!r}: the setting {setting!r} needs a default that is a number, a text or a bool, "
                 "and a name other than name, layers, keep_worse"
             )
+    try:
+        signature.bind(*range(GIVEN))
+    except TypeError as error:
+        raise ConfigError(f"the algorithm {name!r} must take (weight, hessian, grid): {error}") from error
     return OwnAlgorithm(name, function, settings)
+
+
+def _signature(name: str, function: Function) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except ValueError as error:
+        raise ConfigError(f"the algorithm {name!r} must be a function of Python, not {function!r}") from error

@@ -18,6 +18,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from quark.algorithms.names import parted
 from quark.files.outputs import Input, Output, check_outputs
 
 FOLDER = "folder"
@@ -100,7 +101,7 @@ def inputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) -> 
         if not isinstance(mark, Reads) or given.get(name) is None:
             continue
         for text in map(str, given[name] if isinstance(given[name], (list, tuple)) else [given[name]]):
-            text = text.rpartition(":")[0] if mark.function else text  # a metric of ours is a name without a file
+            text = parted(text)[0] if mark.function else text  # a metric of ours is a name without a file
             path = Path(text)
             if path.suffix == ".onnx" and path.is_file():
                 yield from _of_model(path, _option(name))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
+from quark.cli.own_algorithms import with_own
 from quark.cli.requests import Decided, Quantize
 from quark.cli.samples import FileSamples
 from quark.cli.settings import parse_settings
@@ -176,6 +177,7 @@ def _where(request: Quantize, check: Check | None) -> str:
 
 def configure(request: Decided, settings: dict[str, Any]) -> Config:
     """The preset or the configuration file, with the options of the command line."""
+    with_own(request.algorithms)
     config = get_default_config(request.chosen) if request.config is None else load_config(request.config)
     if request.layout is not None:
         if request.layout not in TARGETS:

@@ -140,7 +140,12 @@ class Quantize(Decided):
     output: ModelOutput
     algorithms: Annotated[
         tuple[str, ...],
-        typer.Option("--algorithm", "-a", help="An algorithm, such as ce or adaround; may be repeated."),
+        Reads(function=True),
+        typer.Option(
+            "--algorithm",
+            "-a",
+            help="An algorithm, such as ce or adaround, or your own as FILE.py:FUNCTION; may be repeated.",
+        ),
     ] = ()
     tune_speed: TuneSpeed = False
     eval_data: EvalData = None

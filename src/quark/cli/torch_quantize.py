@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quark.cli.own_algorithms import with_own
 from quark.cli.torch_refusals import (
     check_algorithms,
     check_device,
@@ -61,7 +62,7 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
     if request.scheme is not None:
         check_names(request.scheme, request.kv_cache, request.layers)
     check_folder(request.model)
-    check_algorithms(request.algorithms)
+    check_algorithms(with_own(request.algorithms))
     check_format(request.format)
     check_device(request.device, blocks=resumed and request.source.data is not None)
     check_output(request.output, resumed)
@@ -75,7 +76,7 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
 def refuse_without_samples(request: FolderJob) -> None:
     """Refuse what needs samples, where there are none."""
     if request.scheme is not None and request.source.data is None:
-        check_samples(request.scheme, request.kv_cache, request.algorithms, request.layers)
+        check_samples(request.scheme, request.kv_cache, with_own(request.algorithms), request.layers)
 
 
 def dtype_of(name: str | None) -> Any:
@@ -199,7 +200,7 @@ def chosen_values(request: FolderJob) -> dict[str, Any]:
     values: dict[str, Any] = {"scheme": request.scheme} if request.config is None else read_values(request.config)
     layers = {**layer_schemes(request.layers), **(values.get("layers") or {})}
     added = {
-        "algorithms": [*(values.get("algorithms") or []), *request.algorithms],
+        "algorithms": [*(values.get("algorithms") or []), *with_own(request.algorithms)],
         "kv_cache": request.kv_cache or values.get("kv_cache"),
         "layers": layers,
     }
@@ -323,7 +324,7 @@ def config_of_files(request: FolderJob, format: str, checkpoint: Any, samples: S
     template = LLMTemplate.for_model(skeleton)
     layers, only = layer_schemes(request.layers), request.left_float.get("exclude")
     config = template.get_config(
-        str(request.scheme), request.algorithms, request.kv_cache, layer_config=layers, exclude_layers=only
+        str(request.scheme), with_own(request.algorithms), request.kv_cache, layer_config=layers, exclude_layers=only
     )
     config = replace(config, exclude=[*config.exclude, *request.exclude])
     config = planned(request, config_for(config, format, request.program, float_type(checkpoint)))

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from quark.algorithms.names import ROWS, TORCH
+from quark.algorithms.own import OWN
 from quark.errors import ConfigError, DataError, ModelError, unknown
 from quark.files.folder import UNFINISHED, check_detour, check_target
 
@@ -25,12 +27,8 @@ DYNAMIC = (
 STATIC = ("int8", "fp8", "mxfp4_fp8", "amdfp4_global16", "amdfp4_global32", "nvfp4", "fp4_block16_scale_e4m3")
 SCHEMES = (*WEIGHT_ONLY, *DYNAMIC, *STATIC)
 CACHES = {"fp8": True, "int8": True, "int8_per_token": False, "int4_per_token": False, "int4_per_channel": True}
-SAMPLED = (
-    *("cle", "smooth", "smoothquant", "autosmoothquant", "awq", "svdquant"),
-    *("gptaq", "gptq", "qronos", "autoround", "adaround", "adaquant"),
-)
-PLAIN = ("rotation", "hqq", "bias_correction", "quarot")  # algorithms that need no samples
-ALGORITHMS = (*SAMPLED, *PLAIN)
+SAMPLED = tuple(row.torch for row in ROWS if row.torch and row.samples)  # algorithms that need samples
+ALGORITHMS = tuple(name for row in ROWS if row.torch for name in (row.torch, row.onnx, *row.also) if name)
 FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "mxfp4", "gguf", "onnx")
 #: Kinds of devices -> names in ``torch.version`` of libraries; torch must have been built with one of them.
 DEVICES: dict[str, tuple[str, ...]] = {"cpu": (), "meta": (), "cuda": ("cuda", "hip"), "xpu": ("xpu",), "mps": ()}
@@ -61,9 +59,10 @@ def check_algorithms(names: Sequence[str]) -> None:
     Raises:
         ConfigError: the nearest name is shown.
     """
+    known = [*dict.fromkeys((*ALGORITHMS, *OWN))]
     for name in names:
-        if name not in ALGORITHMS and "quark.torch.config.algorithms" not in sys.modules:
-            raise ConfigError(unknown("algorithm", name, ALGORITHMS))
+        if name not in known and "quark.torch.config.algorithms" not in sys.modules:
+            raise ConfigError(unknown("algorithm", name, known))
 
 
 def check_format(name: str | None) -> None:
@@ -137,7 +136,7 @@ def check_samples(scheme: str | None, kv_cache: str | None, algorithms: Sequence
     if kv_cache is not None and CACHES[kv_cache]:
         raise DataError(f"the KV cache scheme {kv_cache!r} has static ranges, which need samples: {NEEDS}")
     for name in algorithms:
-        if name in SAMPLED:
+        if TORCH.get(name, name) in (*SAMPLED, *OWN):
             raise DataError(f"the algorithm {name!r} needs samples: {NEEDS}")
 
 

@@ -65,7 +65,11 @@ Text = Annotated[
     typer.Option("--data", help="Text (.txt, .jsonl) or token ids (.npz, .npy, rows are documents)."),
 ]
 Algorithms = Annotated[
-    tuple[str, ...], typer.Option("--algorithm", "-a", help="An algorithm, such as gptq; may be repeated.")
+    tuple[str, ...],
+    Reads(function=True),
+    typer.Option(
+        "--algorithm", "-a", help="An algorithm, such as gptq, or your own as FILE.py:FUNCTION; may be repeated."
+    ),
 ]
 Cache = Annotated[str | None, typer.Option("--kv-cache", help="How keys and values are quantized.")]
 Length = Annotated[int, typer.Option("--seq-len", min=2, help="Tokens in a window.")]

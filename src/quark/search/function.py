@@ -63,9 +63,9 @@ def _guarded(function: Callable[..., Any], path: Path, who: str) -> Callable[...
     """The function, whose errors become sentences; ours stay as they are."""
 
     @wraps(function)
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **settings: Any) -> Any:
         try:
-            return function(*args)
+            return function(*args, **settings)
         except QuarkError:
             raise
         except Exception as error:

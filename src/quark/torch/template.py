@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from quark.algorithms.names import TORCH
 from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.architectures import ARCHITECTURES
 from quark.torch.config import schemes
@@ -30,8 +31,6 @@ from quark.torch.kv_cache import role_of
 from quark.torch.layers import kind_of
 from quark.torch.matching import Usual
 from quark.torch.template_reading import GATE_UP, ModuleFacts, read_modules
-
-ALIASES = {"smoothquant": "smooth", "quarot": "rotation"}
 
 
 @dataclass
@@ -224,9 +223,9 @@ class LLMTemplate:
     def algorithm(self, name: str, given: Mapping[str, Any]) -> Any:
         """Settings of one algorithm: those given, those of this template, or its defaults."""
         chosen = given.get(name) or (self.algorithm_configs or {}).get(name)
-        known = ALIASES.get(name, name)
+        known = TORCH.get(name, name)
         if chosen is None and known not in AlgoConfig.registry:
-            raise ConfigError(unknown("algorithm", name, [*AlgoConfig.registry, *ALIASES]))
+            raise ConfigError(unknown("algorithm", name, [*AlgoConfig.registry, *TORCH]))
         return AlgoConfig.registry[known]() if chosen is None else chosen
 
 

@@ -2,9 +2,9 @@
 
 Scales and zero points are those of rounding to nearest (``nbits_algorithms.nearest``); the algorithm chooses the codes.
 The weights of the model become values on that grid, and the Plan gets its parameters, so that the codes are written as
-they are. A layer reads what the layers before it, already rounded, make. ``GPTQConfig`` (the default), ``GPTAQConfig``
-or ``QronosConfig`` in ``algo_config`` gives the block size, the damping and the order; bits, groups and symmetry are
-those of ``MatMulNBitsParams``.
+they are. A layer reads what the layers before it, already rounded, make. ``GPTQConfig`` (the default), ``GPTAQConfig``,
+``QronosConfig`` or a registered algorithm in ``algo_config`` rounds; bits, groups and symmetry are those of
+``MatMulNBitsParams``.
 
 Few samples fit anything: a layer that reads fewer than ``PLENTY`` rows per input feature is rounded on each half of
 the data first, and judged on the other half. Where it is no better there than rounded to nearest, it is left to that.
@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.algorithms.columns import Columns
+from quark.algorithms.own import OWN
 from quark.config.nbits import NBits, parse_nbits
 from quark.config.plan import Plan
 from quark.errors import ConfigError
@@ -35,9 +37,8 @@ from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import input_name
 from quark.onnx.qdq.nbits_algorithms import ALGORITHMS, nearest
-from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTAQConfig, GPTQConfig, QronosConfig
+from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTQConfig
 
-Columnwise = GPTQConfig | GPTAQConfig | QronosConfig
 #: Rows of data per input feature from which on chance has no part.
 PLENTY = 16
 
@@ -76,24 +77,24 @@ def run(model: ir.Model, plan: Plan, tuning: Sequence[AlgoConfig], context: Cont
     return [PassReport(stage, better)]
 
 
-def _config(nbits: NBits, tuning: Sequence[AlgoConfig]) -> Columnwise | None:
+def _config(nbits: NBits, tuning: Sequence[AlgoConfig]) -> Any:
     """The algorithm and its settings; ``None`` where nothing needs data."""
     wanted = ALGORITHMS[nbits.Algorithm].needs_data
     names = [type(one).__name__ for one in tuning]
     for one, name in zip(tuning, names, strict=True):
-        if type(one) not in ROUNDERS:
-            able = ", ".join(kind.__name__ for kind in ROUNDERS)
+        if one.own is None and type(one) not in ROUNDERS:
+            able = ", ".join((*(kind.__name__ for kind in ROUNDERS), *OWN))
             raise ConfigError(f"algo_config: {name} cannot tune what UseMatMulNBits stores; allowed: {able}")
         if not wanted:
             raise ConfigError(
                 f"algo_config: {name} has no part in MatMulNBitsParams with Algorithm {nbits.Algorithm!r}; set "
                 "MatMulNBitsParams={'Algorithm': 'GPTQ'}"
             )
-        _check_fields(nbits, one)
-    chosen = tuning[0] if tuning else None
+        if one.own is None:  # settings of a registered algorithm are its own, whatever they are called
+            _check_fields(nbits, one)
     if len(tuning) > 1:
         raise ConfigError(f"algo_config: {', '.join(names)} would round the same weights for UseMatMulNBits; keep one")
-    return chosen if isinstance(chosen, Columnwise) else GPTQConfig() if wanted else None
+    return tuning[0] if tuning else GPTQConfig() if wanted else None
 
 
 def _check_fields(nbits: NBits, config: AlgoConfig) -> None:

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
+from quark.algorithms.names import TORCH
 from quark.algorithms.own import OwnAlgorithm
 from quark.errors import ConfigError, unknown
 
@@ -62,7 +63,7 @@ class AlgoConfig:
         if not isinstance(data, Mapping):
             raise ConfigError(f"the configuration of an algorithm is a dictionary, not {data!r:.80}")
         values = {LEGACY_FIELDS.get(key, key): value for key, value in data.items() if key not in DROPPED}
-        name = LEGACY_NAMES.get(str(values.get("name", "")), values.get("name"))
+        name = TORCH.get(str(values.get("name", "")), values.get("name"))
         if not isinstance(name, str) or name not in AlgoConfig.registry:
             raise ConfigError(unknown("algorithm", name if isinstance(name, str) else repr(name), AlgoConfig.registry))
         cls = AlgoConfig.registry[name]
@@ -73,7 +74,6 @@ class AlgoConfig:
         return cls(**{**values, "name": name})
 
 
-LEGACY_NAMES = {"quarot": "rotation", "smoothquant": "smooth"}
 LEGACY_FIELDS = {"random": "random_r1"}
 DROPPED = ("num_attention_heads", "num_key_value_heads")  # found from the model
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, make_dataclass, replace
 from typing import Any, ClassVar, cast
 
+from quark.algorithms.names import ONNX
 from quark.algorithms.own import OwnAlgorithm
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
@@ -349,13 +350,21 @@ def config_of_own(row: OwnAlgorithm) -> type[AlgoConfig]:
     """The configuration class of a registered algorithm: its settings, and what all that tune have."""
     settings = [(name, type(default), default) for name, default in row.settings.items()]
     common: list[Any] = [("keep_worse", bool, False), ("layers", Any, ())]
-    namespace = {"name": row.name, "own": row, "__doc__": f"The algorithm {row.name!r}, which was registered."}
+    doc = f"The algorithm {row.name!r}, which was registered."
+    namespace = {"name": row.name, "own": row, "__doc__": doc, "__post_init__": _check_own}
     made = make_dataclass(row.name, [*settings, *common], bases=(AlgoConfig,), namespace=namespace, frozen=True)
     return cast(type[AlgoConfig], made)
 
 
+def _check_own(config: Any) -> None:
+    """The settings are of the types of their defaults."""
+    config.own.check({name: getattr(config, name) for name in config.own.settings})
+    config._require("keep_worse", isinstance(config.keep_worse, bool), "it is True or False")
+    config._require("layers", is_names(config.layers), "it is a list of names or ^patterns of layers")
+
+
 def from_dict(data: Mapping[str, Any]) -> AlgoConfig:
-    """The configuration that ``to_dict`` wrote.
+    """The configuration that ``to_dict`` wrote; its name may be any that ``quark.algorithms.names`` has for it.
 
     Raises:
         ConfigError: no such algorithm, or a field that it does not have.
@@ -364,6 +373,7 @@ def from_dict(data: Mapping[str, Any]) -> AlgoConfig:
         raise ConfigError(f"an algorithm is a mapping such as {{name: cle}}, not {data!r}")
     given = dict(data)
     name = given.pop("name", None)
+    name = ONNX.get(name, name) if isinstance(name, str) else name
     if name not in ALGO_NAME_TO_CLASS:
         raise ConfigError(unknown("algorithm", name, ALGO_NAME_TO_CLASS))
     kind = ALGO_NAME_TO_CLASS[name]

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from quark.algorithms.names import ONNX, parted
+from quark.algorithms.own import OWN
 from quark.errors import ConfigError, unknown
 from quark.onnx.quantization.config.algorithm import (
     ALGO_NAME_TO_CLASS,
@@ -20,8 +22,7 @@ from quark.onnx.quantization.config.algorithm import (
 
 #: With the settings that presets have.
 _PRESET: dict[str, Any] = {"data_size": 1000, "batch_size": 2, "num_iterations": 1000, "early_stop": True}
-Tuner = AdaRoundConfig | AdaQuantConfig | GPTQConfig | GPTAQConfig | QronosConfig
-TUNERS: dict[str, Tuner] = {
+TUNERS: dict[str, AlgoConfig] = {
     "adaround": replace(AdaRoundConfig(), **_PRESET),
     "adaquant": replace(AdaQuantConfig(), **_PRESET),
     "gptq": GPTQConfig(),
@@ -30,23 +31,25 @@ TUNERS: dict[str, Tuner] = {
 }
 
 
-#: Short names that the literature and the command line use.
-_SHORT = {"ce": "channel_equalization", "bc": "bias_correction", "smoothquant": "smooth_quant"}
+def tuners() -> dict[str, AlgoConfig]:
+    """The algorithms that can tune single layers, those that are registered too."""
+    return {**TUNERS, **{name: from_dict({"name": name}) for name in OWN}}
 
 
 def algorithm(text: str) -> AlgoConfig:
     """The algorithm that ``--algorithm`` names, with the settings that presets have, or those behind a colon.
 
     Args:
-        text: ``adaround``, or ``adaround:num_iterations=100,early_stop=false``.
+        text: ``adaround``, or ``adaround:num_iterations=100,early_stop=false``; a file before the name, as in
+            ``mine.py:descend``, is where a registered algorithm came from.
 
     Raises:
         ConfigError: no such algorithm or setting; the nearest name is shown.
     """
-    name, _, told = text.partition(":")
-    full = _SHORT.get(name, name)
+    name, _, told = parted(text)[1].partition(":")
+    full = ONNX.get(name, name)
     if full not in ALGO_NAME_TO_CLASS:
-        raise ConfigError(unknown("--algorithm", name, [*ALGO_NAME_TO_CLASS, *_SHORT]))
+        raise ConfigError(unknown("--algorithm", name, [*ALGO_NAME_TO_CLASS, *ONNX]))
     found = TUNERS[full] if full in TUNERS else from_dict({"name": full})
     return from_dict({**found.to_dict(), **_settings(text, told)}) if told else found
 
@@ -69,8 +72,8 @@ def split(candidate: str) -> tuple[str, tuple[str, ...]]:
     """
     name, *algorithms = candidate.split("+")
     for algorithm in algorithms:
-        if algorithm not in TUNERS:
-            raise ConfigError(f"the candidate {candidate!r}: {unknown('algorithm', algorithm, TUNERS)}")
+        if algorithm not in tuners():
+            raise ConfigError(f"the candidate {candidate!r}: {unknown('algorithm', algorithm, tuners())}")
     return name, tuple(algorithms)
 
 
@@ -88,9 +91,9 @@ def with_tuners(algorithms: Sequence[AlgoConfig], layers: Mapping[str, str]) -> 
     for name, names in wanted.items():
         place = next((k for k, one in enumerate(found) if one.name == name), None)
         if place is None:
-            found.append(replace(TUNERS[name], layers=tuple(names)))
+            found.append(replace(tuners()[name], layers=tuple(names)))  # type: ignore[call-arg]
             continue
-        known = found[place]
-        if isinstance(known, Tuner) and known.layers:
+        known: Any = found[place]
+        if name in tuners() and known.layers:
             found[place] = replace(known, layers=tuple(dict.fromkeys([*known.layers, *names])))
     return found

@@ -1,0 +1,63 @@
+"""What the algorithms are called: in configurations of either flow, and where a name is typed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Names:
+    """One algorithm.
+
+    Attributes:
+        onnx: its name in configurations of the ONNX flow; "": it has none there.
+        torch: the same for the torch flow.
+        also: what else may be typed for it.
+        samples: the torch flow needs samples for it.
+    """
+
+    onnx: str
+    torch: str
+    also: tuple[str, ...] = ()
+    samples: bool = True
+
+
+ROWS = (
+    Names("cle", "cle"),
+    Names("channel_equalization", "", ("ce",)),
+    Names("smooth_quant", "smooth", ("smoothquant",)),
+    Names("", "autosmoothquant"),
+    Names("awq", "awq"),
+    Names("quarot", "rotation", samples=False),
+    Names("", "svdquant"),
+    Names("gptq", "gptq"),
+    Names("gptaq", "gptaq"),
+    Names("qronos", "qronos"),
+    Names("", "autoround"),
+    Names("adaround", "adaround"),
+    Names("adaquant", "adaquant"),
+    Names("", "hqq", samples=False),
+    Names("bias_correction", "bias_correction", ("bc",), samples=False),
+    Names("calibration_search", ""),
+    Names("auto_mixprecision", ""),
+)
+ONNX = {name: row.onnx for row in ROWS if row.onnx for name in (row.torch, *row.also) if name not in ("", row.onnx)}
+"""In the ONNX flow: what else may be typed -> the name."""
+TORCH = {name: row.torch for row in ROWS if row.torch for name in (row.onnx, *row.also) if name not in ("", row.torch)}
+"""The same for the torch flow."""
+
+
+def parted(text: str) -> tuple[str, str]:
+    """File and rest of ``FILE.py:NAME``, as somebody types an algorithm of their own; "" where there is no file."""
+    found = re.fullmatch(r"(.+\.py):(.*)", text)
+    return (found[1], found[2]) if found else ("", text)
+
+
+def same(name: str) -> str:
+    """What two names have in common that nobody tells apart: ``SmoothQuant`` is ``smooth_quant``."""
+    return name.replace("_", "").lower()
+
+
+TAKEN = {same(name) for row in ROWS for name in (row.onnx, row.torch, *row.also) if name}
+"""All of them, by ``same``."""
