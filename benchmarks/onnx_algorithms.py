@@ -70,6 +70,7 @@ def algorithms(steps: int) -> dict[str, tuple[q.AlgoConfig, ...]]:
         "HQQ": (),
         "AdaRound": (q.AdaRoundConfig(**tuned),),
         "AdaQuant": (q.AdaQuantConfig(**tuned, learning_rate=1e-3),),
+        "AutoRound": (q.AutoRoundConfig(**tuned, learning_rate=0.01),),
         "AdaRound, BC gain": (q.AdaRoundConfig(**tuned), q.BiasCorrectionConfig(gain=True)),
     }
     return rows
@@ -95,7 +96,7 @@ def makes_sense(model: str, format: str, name: str) -> bool:
     language = model == "stories260K"
     if format in ("W4", "W4N"):
         some = {
-            "W4": ("nearest", "SmoothQuant", "AWQ", *COLUMNWISE, "AdaRound", "AdaQuant"),
+            "W4": ("nearest", "SmoothQuant", "AWQ", *COLUMNWISE, "AdaRound", "AdaQuant", "AutoRound"),
             "W4N": ("nearest", "SmoothQuant", "AWQ", *COLUMNWISE, "HQQ"),
         }
         allowed = some[format]

@@ -253,7 +253,15 @@ def prints(tree: ast.Module) -> list[int]:
 #: Public names of AMD Quark's two dialects, and those of one idea that each flow has for its own kind of model.
 TWO_DIALECTS = {
     *("ModelQuantizer", "QConfig", "QLayerConfig", "QTensorConfig", "AlgoConfig", "ScaleType"),
-    *("AdaQuantConfig", "AdaRoundConfig", "AWQConfig", "BiasCorrectionConfig", "CLEConfig", "GPTAQConfig"),
+    *(
+        "AdaQuantConfig",
+        "AdaRoundConfig",
+        "AutoRoundConfig",
+        "AWQConfig",
+        "BiasCorrectionConfig",
+        "CLEConfig",
+        "GPTAQConfig",
+    ),
     *("GPTQConfig", "QronosConfig", "SmoothQuantConfig"),
     *(
         "Bench",

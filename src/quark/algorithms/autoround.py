@@ -3,7 +3,8 @@
     w~ = s f ( clip( round(w / (s f) + v) + z ) - z ),        v in [-1/2, 1/2],  f in [1/2, 1]
 
 v and f follow the sign of their gradients (straight through the rounding) with a learning rate that falls to 0; what
-had the least loss on the way is kept. Here is one weight's part of it; the loss belongs to who knows the block.
+had the least loss on the way is kept. ``Learned`` is one weight's part of it; the loss belongs to who knows the block.
+``autoround`` is a single layer by the loss of AdaRound and AdaQuant, at scales that stay (f = 1).
 
 Not handled: scales that a block format finds itself (v is learned, f stays 1).
 """
@@ -16,6 +17,21 @@ from dataclasses import dataclass
 import torch
 
 from quark.algorithms.columns import Columns
+from quark.algorithms.reconstruction import (
+    Batches,
+    Data,
+    Settings,
+    Stopper,
+    Trained,
+    TrainedLayer,
+    as_tensor,
+    learning_rate,
+    log_step,
+    mean_error,
+    reconstruction_error,
+    settled,
+)
+from quark.algorithms.shrinkage import Pull, pull_of
 from quark.numerics.elements import Int
 
 SMALLEST_CLIP = 0.5
@@ -85,3 +101,63 @@ class Learned:
         """Put values of ``snapshot`` back."""
         for parameter, value in zip(self.parameters, values, strict=True):
             parameter.copy_(value)
+
+
+def autoround(layer: TrainedLayer, grid: Columns, bias: torch.Tensor | None, data: Data, settings: Settings) -> Trained:
+    """Learn the rounding of one layer.
+
+    Args:
+        layer: its weight of any shape.
+        grid: of the weight, arrays of tensors that broadcast to its shape, on the device of the settings.
+        bias: as the quantized layer has it.
+
+    Returns:
+        The weight on its grid; the bias is that of ``layer``.
+    """
+    weight = as_tensor(torch, layer.weight).to(settings.device)
+    learned, batches = Learned.start(weight, grid, None, lambda scale: scale), Batches(torch, data, settings)
+
+    def error() -> float:
+        with torch.no_grad():
+            return mean_error(layer, batches, learned.value(), bias)
+
+    before = error()
+    pull = pull_of(torch, layer, data, settings.device) if settings.shrinkage else None
+    least, steps = _learn(layer, learned, bias, batches, settings, before, pull)
+    last = error()
+    ended = learned.snapshot()
+    learned.restore(least)
+    after = error()
+    if last < after:
+        learned.restore(ended)
+    value = learned.value().detach().cpu().numpy()
+    return settled(layer, before, min(last, after), steps, value, layer.bias)
+
+
+def _learn(
+    layer: TrainedLayer,
+    learned: Learned,
+    bias: torch.Tensor | None,
+    batches: Batches,
+    settings: Settings,
+    before: float,
+    pull: Pull | None,
+) -> tuple[list[torch.Tensor], int]:
+    """What had the least loss on the way, and the number of steps; ``learned`` is left at the last one."""
+    least, lowest, rate, stop = learned.snapshot(), float("inf"), learning_rate(settings, before), Stopper(settings)
+    for step, (inputs, target) in zip(range(settings.iterations), batches.random(), strict=False):
+        with torch.enable_grad():
+            value = learned.value()
+            leaf = value.detach().requires_grad_()
+            loss = reconstruction_error(layer.forward(inputs, leaf, bias), target, layer.channel_axis)
+            (gradient,) = torch.autograd.grad(loss, leaf)
+        if float(loss.detach()) < lowest:
+            least, lowest = learned.snapshot(), float(loss.detach())
+        if pull is not None:
+            gradient = pull.mixed(gradient.contiguous(), learned.weight + learned.offset.detach() * learned.grid.step)
+        value.backward(gradient)  # type: ignore[no-untyped-call]
+        learned.move(rate * (1 - step / settings.iterations), 0.0)
+        log_step(layer, settings, step + 1, loss.detach())
+        if stop.ends(loss.detach()):
+            return least, step + 1
+    return least, settings.iterations

@@ -34,7 +34,7 @@ ROWS = (
     Names("gptq", "gptq"),
     Names("gptaq", "gptaq"),
     Names("qronos", "qronos"),
-    Names("", "autoround"),
+    Names("autoround", "autoround"),
     Names("adaround", "adaround"),
     Names("adaquant", "adaquant"),
     Names("", "hqq", samples=False),

@@ -50,8 +50,9 @@ from quark.onnx.pipeline import prepare
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.settings import request_of
-from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig
+from quark.onnx.quantization.config.algorithm import AlgoConfig
 from quark.onnx.quantization.config.candidates import candidate
+from quark.onnx.quantization.config.finetune import FineTuneConfig
 from quark.onnx.quantization.config.tuners import split, with_tuners
 from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
@@ -296,7 +297,7 @@ def _tuned(model: ir.Model, plans: Mapping[str, Plan], context: Context, folder:
 
 def _alone(config: AlgoConfig) -> AlgoConfig:
     """The algorithm for all layers, each with the float model's inputs where that can be said, as trials have them."""
-    if isinstance(config, (AdaRoundConfig, AdaQuantConfig)):
+    if isinstance(config, FineTuneConfig):
         return replace(config, layers=(), keep_worse=True, drop_ratio=0.0)
     return replace(config, layers=(), keep_worse=True)  # type: ignore[call-arg]
 

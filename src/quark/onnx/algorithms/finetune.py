@@ -26,6 +26,7 @@ from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.forward import CHANNEL_AXIS, LINEAR, forward_of
+from quark.onnx.algorithms.gptq import grid_of
 from quark.onnx.algorithms.layers import Tunable, tunable_layers
 from quark.onnx.algorithms.samples import feeds_of, keeper, providers_of
 from quark.onnx.algorithms.twin import rounded, twin_of
@@ -35,7 +36,7 @@ from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.surgery import constant_array, input_name, set_constant
-from quark.onnx.quantization.config.finetune import AdaRoundConfig, FineTuneConfig
+from quark.onnx.quantization.config.finetune import AdaRoundConfig, AutoRoundConfig, FineTuneConfig
 
 _log = logging.getLogger(__name__)
 
@@ -209,10 +210,23 @@ class _Stage:
         float_bias = None if bias is None else np.asarray(bias, np.float32)
         trained = TrainedLayer(layer.name, function, weight, float_bias, axis, linear)
         round_bias = None if layer.bias is None else partial(_rounded_tensor, self.torch, tensor=layer.bias)
+        if isinstance(config, AutoRoundConfig):
+            return self._autorounded(trained, layer, data)
         if isinstance(config, AdaRoundConfig):
             return adaround(trained, codes_of(layer.weight, weight.shape), data, settings_of(config), round_bias)
         round_weight = partial(_rounded_tensor, self.torch, tensor=layer.weight)
         return adaquant(trained, round_weight, round_bias, data, settings_of(config))
+
+    def _autorounded(self, trained: TrainedLayer, layer: Tunable, data: Data) -> Trained:
+        from quark.algorithms.autoround import autoround
+
+        torch, device = self.torch, self.config.optim_device
+        on_device = partial(_tensor_on, torch, device)
+        bias = None if trained.bias is None else on_device(trained.bias)
+        if bias is not None and layer.bias is not None:
+            bias = _rounded_tensor(torch, bias, layer.bias)
+        grid = grid_of(layer.weight, trained.weight).map(on_device)
+        return autoround(trained, grid, bias, data, settings_of(self.config))
 
     def _quantized_output(self, layer: Tunable, forward: Forward) -> Forward:
         """``forward`` and the quantization of its result, through which gradients pass as they are."""
@@ -285,6 +299,11 @@ def _beside(value: Any, tensor: TensorPlan, shape: tuple[int, ...]) -> np.ndarra
     if isinstance(granularity, Channel):
         return array.reshape([-1 if axis == granularity.axis % len(shape) else 1 for axis in range(len(shape))])
     return np.asarray(granularity.expand(array, shape))
+
+
+def _tensor_on(torch: Any, device: str, array: Any) -> Any:
+    """A tensor of its own, of the array's type."""
+    return torch.from_numpy(np.array(array)).to(device)
 
 
 def _rounded_tensor(torch: Any, values: Any, tensor: TensorPlan) -> Any:

@@ -24,6 +24,7 @@ from quark.onnx.quantization.config.algorithm import (
     AdaRoundConfig,
     AlgoConfig,
     AutoMixprecisionConfig,
+    AutoRoundConfig,
     AWQConfig,
     BiasCorrectionConfig,
     CalibrationSearchConfig,
@@ -103,6 +104,7 @@ PARTS: dict[type[AlgoConfig], tuple[float, ...]] = {
 TUNES: dict[type[AlgoConfig], Tune] = {
     AdaRoundConfig: _finetune,
     AdaQuantConfig: _finetune,
+    AutoRoundConfig: _finetune,
     BiasCorrectionConfig: _correct_biases,
     **dict.fromkeys((GPTQConfig, GPTAQConfig, QronosConfig), _round_columns),
 }

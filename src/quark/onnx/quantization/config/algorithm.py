@@ -12,7 +12,7 @@ from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.quantization.config.algo_base import AlgoConfig, is_names, is_number, is_whole
-from quark.onnx.quantization.config.finetune import AdaQuantConfig, AdaRoundConfig
+from quark.onnx.quantization.config.finetune import AdaQuantConfig, AdaRoundConfig, AutoRoundConfig
 from quark.onnx.quantization.config.mixprecision import AutoMixprecisionConfig
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "AdaRoundConfig",
     "AlgoConfig",
     "AutoMixprecisionConfig",
+    "AutoRoundConfig",
     "BiasCorrectionConfig",
     "CLEConfig",
     "CalibrationSearchConfig",
@@ -341,7 +342,7 @@ ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
         *(CLEConfig, ChannelEqualizationConfig, SmoothQuantConfig, AWQConfig, QuarotConfig),
         *(CalibrationSearchConfig, AutoMixprecisionConfig),
         *(GPTQConfig, GPTAQConfig, QronosConfig),
-        *(BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig),
+        *(BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig, AutoRoundConfig),
     )
 }
 

@@ -1,4 +1,4 @@
-"""``AdaRoundConfig`` and ``AdaQuantConfig``: fine-tuning of weights, layer by layer."""
+"""``AdaRoundConfig``, ``AdaQuantConfig`` and ``AutoRoundConfig``: fine-tuning of weights, layer by layer."""
 
 from __future__ import annotations
 
@@ -116,6 +116,14 @@ class FineTuneConfig(AlgoConfig):
             self._require("target_op_type", one in DEFAULT_TYPES, what)
         self._require("use_gds", not self.use_gds, "reading past the processor is not available; leave it False")
 
+    def _leave(self, why: str, *names: str) -> None:
+        """Refuse values other than the defaults."""
+        defaults = {one.name: one.default for one in fields(FineTuneConfig)}
+        for name in names:
+            value = getattr(self, name)
+            same = (tuple(value) if isinstance(value, list) else value) == defaults[name]
+            self._require(name, same, f"{why}; leave it at {defaults[name]}")
+
 
 @dataclass(frozen=True)
 class AdaRoundConfig(FineTuneConfig):
@@ -147,8 +155,29 @@ class AdaQuantConfig(FineTuneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        defaults = {one.name: one.default for one in fields(self)}
-        given = {"reg_param": self.reg_param, "beta_range": tuple(self.beta_range), "warm_start": self.warm_start}
-        for name, value in given.items():
-            what = f"only AdaRoundConfig has a use for it; leave it at {defaults[name]}"
-            self._require(name, value == defaults[name], what)
+        self._leave("only AdaRoundConfig has a use for it", "reg_param", "beta_range", "warm_start")
+
+
+@dataclass(frozen=True)
+class AutoRoundConfig(FineTuneConfig):
+    """AutoRound: learn what is added to each weight before it is rounded, by the signs of its gradients.
+
+    Layer by layer, at scales that stay; the torch flow learns whole blocks, and clips. Biases stay as they are. For
+    every format. Not in AMD Quark's ONNX flow.
+
+    Attributes:
+        num_iterations, learning_rate, batch_size: as ``iters``, ``lr`` and ``batch_size`` of the torch flow; the rate
+            is in parts of a code.
+        reg_param, beta_range, warm_start: of AdaRound; any value but the default is refused.
+        update_bias: refused.
+    """
+
+    name: ClassVar[str] = "autoround"
+    num_iterations: int = 200
+    learning_rate: float = 1 / 200
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._leave("only AdaRoundConfig has a use for it", "reg_param", "beta_range", "warm_start")
+        self._leave("AutoRound trains no biases", "update_bias")

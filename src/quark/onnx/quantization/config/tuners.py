@@ -14,6 +14,7 @@ from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
     AlgoConfig,
+    AutoRoundConfig,
     GPTAQConfig,
     GPTQConfig,
     QronosConfig,
@@ -25,6 +26,7 @@ _PRESET: dict[str, Any] = {"data_size": 1000, "batch_size": 2, "num_iterations":
 TUNERS: dict[str, AlgoConfig] = {
     "adaround": replace(AdaRoundConfig(), **_PRESET),
     "adaquant": replace(AdaQuantConfig(), **_PRESET),
+    "autoround": AutoRoundConfig(),
     "gptq": GPTQConfig(),
     "gptaq": GPTAQConfig(),
     "qronos": QronosConfig(),
