@@ -259,6 +259,7 @@ TWO_DIALECTS = {
         "AutoRoundConfig",
         "AWQConfig",
         "BiasCorrectionConfig",
+        "ChannelEqualizationConfig",
         "CLEConfig",
         "GPTAQConfig",
     ),

@@ -1,4 +1,4 @@
-"""AutoRound on a graph: towards the best of all roundings up or down, which the test enumerates; every kind of format."""
+"""AutoRound on a graph: towards the best of all roundings up or down, which the test counts out; kinds of formats."""
 
 from __future__ import annotations
 

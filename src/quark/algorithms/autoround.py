@@ -155,7 +155,7 @@ def _learn(
             least, lowest = learned.snapshot(), float(loss.detach())
         if pull is not None:
             gradient = pull.mixed(gradient.contiguous(), learned.weight + learned.offset.detach() * learned.grid.step)
-        value.backward(gradient)  # type: ignore[no-untyped-call]
+        value.backward(gradient)
         learned.move(rate * (1 - step / settings.iterations), 0.0)
         log_step(layer, settings, step + 1, loss.detach())
         if stop.ends(loss.detach()):

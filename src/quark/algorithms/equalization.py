@@ -22,6 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 SWEEPS = 3
+FLOOR, TINY = 1e-4, 1e-30
+"""Channels weaker than this part of the strongest count as that strong."""
 _STEPS = np.array([0, -1, 1, -2, 2, -8, 8])
 
 
@@ -40,6 +42,28 @@ class Term:
     noise: np.ndarray
     bits: float
     divided: bool
+
+
+def floored(power: np.ndarray) -> np.ndarray:
+    """Mean squares [C], none below a small part of the largest."""
+    return np.asarray(np.maximum(power, FLOOR * power.max() + TINY))
+
+
+def share(squares: np.ndarray | None, power: np.ndarray) -> np.ndarray:
+    """What a unit of noise in every channel is at the result of a layer, its signal being 1, [C].
+
+    Args:
+        squares: sums of the squared weights that read each channel; None: each channel has a result of its own.
+        power: mean squares of the channels.
+    """
+    if squares is None:
+        return np.asarray(1 / power / len(power))
+    return np.asarray(squares / max((squares * power).sum(), TINY))
+
+
+def weight_term(largest: np.ndarray, square: np.ndarray, signal: np.ndarray, bits: float, divided: bool) -> Term:
+    """The term of a weight: largest magnitudes and mean squares of its channels, and what its signal weighs there."""
+    return Term(largest, signal / floored(square), bits, divided)
 
 
 def equalizing_scales(

@@ -25,7 +25,7 @@ class Names:
 
 ROWS = (
     Names("cle", "cle"),
-    Names("channel_equalization", "", ("ce",)),
+    Names("channel_equalization", "channel_equalization", ("ce",)),
     Names("smooth_quant", "smooth", ("smoothquant",)),
     Names("", "autosmoothquant"),
     Names("awq", "awq"),

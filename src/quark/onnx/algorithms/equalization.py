@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from quark.algorithms.equalization import Term, equalizing_scales
+from quark.algorithms.equalization import Term, equalizing_scales, floored, share, weight_term
 from quark.config.job import Job
 from quark.numerics.granularity import Channel
 from quark.onnx.algorithms.channels import ChannelLayer, layer_of
@@ -35,8 +35,6 @@ from quark.onnx.quantization.config.algorithm import ChannelEqualizationConfig
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 #: Beyond this magnitude a Sigmoid is flat: 3e-4 and 1 - 3e-4.
 _FLAT = 8.0
-#: Channels weaker than this part of the strongest count as that strong.
-_FLOOR, _TINY = 1e-4, 1e-30
 #: Steps of log2 s where s goes into weights alone.
 _GRAIN = 0.25
 
@@ -190,7 +188,7 @@ def _terms(chain: Chain, seen: _Seen, s: np.ndarray, job: Job) -> list[Term]:
         return []
     bits, weight_bits = (spec.row.bits for spec in (layer.inputs, layer.weight))
     whole = not isinstance(layer.weight.granularity, Channel)
-    power = np.maximum(seen.power, _FLOOR * seen.power.max() + _TINY) / s**2
+    power = floored(seen.power) / s**2
     shares = [_share(chain, tail, power) for tail in chain.tails]
     gain = np.sum(shares, axis=0)
     sides = (seen.after,) if chain.gate is None else (seen.after, seen.before)
@@ -200,25 +198,22 @@ def _terms(chain: Chain, seen: _Seen, s: np.ndarray, job: Job) -> list[Term]:
         terms.append(Term(np.abs(bias.reshape(-1)), gain, weight_bits, True))
     if whole:
         terms.append(_weight_term(chain.head.rows(chain.head.made), gain * power, weight_bits, True))
-    for tail, share in zip(chain.tails, shares, strict=True):
+    for tail, part in zip(chain.tails, shares, strict=True):
         if whole or not tail.layer.depthwise:
             rows = tail.layer.rows(tail.layer.read)[tail.start : tail.start + chain.channels]
-            terms.append(_weight_term(rows, share * power, weight_bits, False))
+            terms.append(_weight_term(rows, part * power, weight_bits, False))
     return terms
 
 
 def _share(chain: Chain, tail: ChannelTail, power: np.ndarray) -> np.ndarray:
-    """What a unit of noise in every channel is at the result of a layer, its signal being 1."""
     if tail.layer.depthwise:
-        return np.asarray(1 / power / len(power))
+        return share(None, power)
     rows = tail.layer.rows(tail.layer.read)[tail.start : tail.start + chain.channels]
-    squares = np.square(rows, dtype=np.float64).sum(1)
-    return np.asarray(squares / max((squares * power).sum(), _TINY))
+    return share(np.square(rows, dtype=np.float64).sum(1), power)
 
 
 def _weight_term(rows: np.ndarray, signal: np.ndarray, bits: float, divided: bool) -> Term:
-    square = np.square(rows, dtype=np.float64).mean(1)
-    return Term(np.abs(rows).max(1), signal / np.maximum(square, _FLOOR * square.max() + _TINY), bits, divided)
+    return weight_term(np.abs(rows).max(1), np.square(rows, dtype=np.float64).mean(1), signal, bits, divided)
 
 
 def _scale(chain: Chain, s: np.ndarray) -> None:

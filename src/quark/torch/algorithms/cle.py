@@ -93,7 +93,7 @@ def equalize_pair(
 
 
 def equalize(context: Context, spread: Spread, config: CLEConfig) -> None:
-    """Scale what a layer writes and those that read it."""
+    """Scale what a layer writes and those that read it, as ``pair_scales`` says."""
     modules = dict(context.model.named_modules())
     source = modules[spread.source]
     view = channel_view(source)
@@ -102,7 +102,15 @@ def equalize(context: Context, spread: Spread, config: CLEConfig) -> None:
     count = bias if config.cle_scale_append_bias else None
     head = magnitudes(array(rows), None if count is None else array(count))
     tail = np.max([read_magnitudes(modules[reader.name], reader, len(head)) for reader in spread.readers], 0)
-    s = torch.from_numpy(pair_scales(head, tail, config.cle_weight_threshold)).to(view.device)
+    rescale(context, spread, pair_scales(head, tail, config.cle_weight_threshold))
+
+
+def rescale(context: Context, spread: Spread, scales: np.ndarray) -> None:
+    """Multiply what a layer writes by ``scales`` [channels], and divide where it is read."""
+    modules = dict(context.model.named_modules())
+    source = modules[spread.source]
+    view, bias = channel_view(source), source._parameters.get("bias")
+    s = torch.from_numpy(scales).to(view.device)
     set_view(context, source, view * s.reshape(view.shape[0], view.shape[1], 1, 1))
     if bias is not None:
         context.undo.set_parameter(source, "bias", bias.detach().double() * s)

@@ -16,6 +16,7 @@ from quark.torch.algorithms.awq import run_awq
 from quark.torch.algorithms.bias import float_means, run_bias_correction
 from quark.torch.algorithms.cle import run_cle
 from quark.torch.algorithms.context import Context
+from quark.torch.algorithms.equalization import run_equalization
 from quark.torch.algorithms.gptq import run_gptaq, run_gptq, run_qronos
 from quark.torch.algorithms.hqq import run_hqq
 from quark.torch.algorithms.own import run_own
@@ -31,6 +32,7 @@ from quark.torch.config.algorithms import (
     AutoSmoothQuantConfig,
     AWQConfig,
     BiasCorrectionConfig,
+    ChannelEqualizationConfig,
     CLEConfig,
     GPTAQConfig,
     GPTQConfig,
@@ -63,6 +65,7 @@ class Algorithm:
 ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(RotationConfig, run_rotation, tunes=False),
     Algorithm(CLEConfig, run_cle, tunes=False),
+    Algorithm(ChannelEqualizationConfig, run_equalization, tunes=False),
     Algorithm(SmoothQuantConfig, run_smooth, tunes=False),
     Algorithm(AutoSmoothQuantConfig, run_autosmooth, tunes=False),
     Algorithm(AWQConfig, run_awq, tunes=False),

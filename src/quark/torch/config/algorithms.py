@@ -357,6 +357,28 @@ class CLEConfig(AlgoConfig):
 
 
 @dataclass
+class ChannelEqualizationConfig(AlgoConfig):
+    """Scale channels between layers so that weights and activations can share one scale per tensor.
+
+    Like ``CLEConfig``, but the activations count as well. For models without decoder blocks; names and meaning as in
+    ``quark.onnx``. Not in the peer's torch flow.
+
+    Attributes:
+        steps: times all places are gone through.
+        widest: largest ratio of two scales of one layer.
+    """
+
+    name: str = "channel_equalization"
+    steps: int = 3
+    widest: float = 64.0
+
+    def check(self) -> None:
+        """Numbers."""
+        self.need(self.steps > 0, "steps", "a positive integer")
+        self.need(self.widest >= 1, "widest", "1 or more")
+
+
+@dataclass
 class BiasCorrectionConfig(AlgoConfig):
     """Biases take back the shift of the channels' means that quantization causes (Nagel et al. 2019).
 
@@ -436,6 +458,7 @@ __all__ = [
     "AutoSmoothQuantConfig",
     "BiasCorrectionConfig",
     "CLEConfig",
+    "ChannelEqualizationConfig",
     "GPTAQConfig",
     "GPTQConfig",
     "HQQConfig",
