@@ -50,7 +50,7 @@ def commands() -> dict[str, Any]:
 
 COMMANDS = commands()
 #: Options of the type ``str`` that name files, and are marked as such.
-FILES_IN_WORDS = ("config", "metric", "preprocess")
+FILES_IN_WORDS = ("algorithms", "config", "metric", "preprocess")
 REQUIRED = {"onnx search": ["--target", "sqnr>=1"], "torch search": ["--target", "kl<=1", "--scheme", "fp8"]}
 REQUIRED |= {"torch quantize": ["--scheme", "int4_wo_32"], "torch quantize-files": ["--scheme", "int4_wo_32"]}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Names:
+class AlgorithmNames:
     """One algorithm.
 
     Attributes:
@@ -24,23 +24,23 @@ class Names:
 
 
 ROWS = (
-    Names("cle", "cle"),
-    Names("channel_equalization", "channel_equalization", ("ce",)),
-    Names("smooth_quant", "smooth", ("smoothquant",)),
-    Names("", "autosmoothquant"),
-    Names("awq", "awq"),
-    Names("quarot", "rotation", samples=False),
-    Names("", "svdquant"),
-    Names("gptq", "gptq"),
-    Names("gptaq", "gptaq"),
-    Names("qronos", "qronos"),
-    Names("autoround", "autoround"),
-    Names("adaround", "adaround"),
-    Names("adaquant", "adaquant"),
-    Names("", "hqq", samples=False),
-    Names("bias_correction", "bias_correction", ("bc",), samples=False),
-    Names("calibration_search", ""),
-    Names("auto_mixprecision", ""),
+    AlgorithmNames("cle", "cle"),
+    AlgorithmNames("channel_equalization", "channel_equalization", ("ce",)),
+    AlgorithmNames("smooth_quant", "smooth", ("smoothquant",)),
+    AlgorithmNames("", "autosmoothquant"),
+    AlgorithmNames("awq", "awq"),
+    AlgorithmNames("quarot", "rotation", samples=False),
+    AlgorithmNames("", "svdquant"),
+    AlgorithmNames("gptq", "gptq"),
+    AlgorithmNames("gptaq", "gptaq"),
+    AlgorithmNames("qronos", "qronos"),
+    AlgorithmNames("autoround", "autoround"),
+    AlgorithmNames("adaround", "adaround"),
+    AlgorithmNames("adaquant", "adaquant"),
+    AlgorithmNames("", "hqq", samples=False),
+    AlgorithmNames("bias_correction", "bias_correction", ("bc",), samples=False),
+    AlgorithmNames("calibration_search", ""),
+    AlgorithmNames("auto_mixprecision", ""),
 )
 ONNX = {name: row.onnx for row in ROWS if row.onnx for name in (row.torch, *row.also) if name not in ("", row.onnx)}
 """In the ONNX flow: what else may be typed -> the name."""

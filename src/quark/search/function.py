@@ -63,7 +63,7 @@ def _guarded(function: Callable[..., Any], path: Path, who: str) -> Callable[...
     """The function, whose errors become sentences; ours stay as they are."""
 
     @wraps(function)
-    def call(*args: Any, **settings: Any) -> Any:
+    def _call(*args: Any, **settings: Any) -> Any:
         try:
             return function(*args, **settings)
         except QuarkError:
@@ -74,7 +74,7 @@ def _guarded(function: Callable[..., Any], path: Path, who: str) -> Callable[...
             where = "" if line is None else f" in line {line} of {path.name}"
             raise ConfigError(f"{who} raised {type(error).__name__}{where}: {error}") from error
 
-    return call
+    return _call
 
 
 def _is(frame: FrameType, path: Path) -> bool:

@@ -42,7 +42,7 @@ GRAIN = 0.25
 
 
 @dataclass(frozen=True)
-class Seen:
+class ChannelsSeen:
     """Largest magnitudes and mean squares of the channels that a layer writes, where others read them."""
 
     largest: np.ndarray
@@ -82,7 +82,7 @@ def run_equalization(context: Context, config: ChannelEqualizationConfig) -> Non
     change_all(walk, best)
 
 
-def observe(context: Context, spreads: Sequence[Spread]) -> list[Seen]:
+def observe(context: Context, spreads: Sequence[Spread]) -> list[ChannelsSeen]:
     """What the readers of every place read, over all samples."""
     modules = dict(context.model.named_modules())
     names = {reader.name: modules[reader.name] for spread in spreads for reader in spread.readers}
@@ -109,14 +109,14 @@ def seen_of(
     squares: dict[str, np.ndarray],
     counts: dict[str, int],
     modules: dict[str, nn.Module],
-) -> Seen:
+) -> ChannelsSeen:
     """The channels of one place, by the reader that sees most of each."""
     width = channels_of(modules[spread.source])
     tops = [gathered(reader, largest[reader.name], width).max(1) for reader in spread.readers]
     powers = [
         gathered(reader, squares[reader.name] / max(counts[reader.name], 1), width).mean(1) for reader in spread.readers
     ]
-    return Seen(np.max(tops, 0), np.max(powers, 0))
+    return ChannelsSeen(np.max(tops, 0), np.max(powers, 0))
 
 
 def channels_of(module: nn.Module) -> int:
@@ -134,7 +134,7 @@ def gathered(reader: ChannelReader, values: np.ndarray, width: int) -> np.ndarra
 
 def equalize(
     spreads: Sequence[Spread],
-    seen: Sequence[Seen],
+    seen: Sequence[ChannelsSeen],
     items: dict[str, Match],
     steps: int,
     widest: float,
@@ -153,7 +153,7 @@ def equalize(
 
 
 def terms_of(
-    modules: dict[str, nn.Module], spread: Spread, seen: Seen, s: np.ndarray, items: dict[str, Match]
+    modules: dict[str, nn.Module], spread: Spread, seen: ChannelsSeen, s: np.ndarray, items: dict[str, Match]
 ) -> list[Term]:
     """What rounding does to the tensors of a place whose channels are divided by ``s`` already."""
     power, terms, gain = floored(seen.power) / s**2, [], np.zeros(len(s))
