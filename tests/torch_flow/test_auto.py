@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.killing import llama as tiny
 from tests.torch_flow import test_search
 from tests.torch_flow.test_search import samples
 from torch import nn
@@ -18,6 +19,7 @@ import quark
 from quark.cli import main
 from quark.errors import ConfigError
 from quark.measure.score import Score
+from quark.report import file_size
 from quark.search.target import Target
 from quark.torch.auto import Goal, Outcome, Trial, auto, reads, reported_on
 from quark.torch.bench import Outputs, scores
@@ -160,6 +162,37 @@ def test_the_command_writes_folder_recipe_and_page_and_goes_on_after_a_kill(tmp_
     assert first == second
     recipe = ["--config", str(tmp_path / "out.recipe.yaml"), "--data", str(tmp_path / "ids.npy"), "--seq-len", "24"]
     assert main(["torch", "quantize", str(tmp_path / "llama"), "-o", str(tmp_path / "q"), "--no-check", *recipe]) == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "file", "following"),
+    [
+        ("vllm", "model.safetensors", "quark torch evaluate"),
+        ("transformers", "model.safetensors", "quark torch evaluate"),
+        ("llama.cpp", "*.gguf", "README.md says how llama.cpp loads it"),
+        ("genai", "*.onnx", "README.md says how onnxruntime-genai loads it"),
+    ],
+)
+def test_the_last_lines_tell_the_size_of_the_file_and_what_reads_it(
+    program: str, file: str, following: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """Formats hold the same codes in files of other sizes; not all of them are read by ``quark torch evaluate``."""
+    (tmp_path / "float").mkdir()
+    folder, out = tiny(tmp_path / "float"), tmp_path / "out"
+    if program == "llama.cpp":
+        pytest.importorskip("gguf")
+        tokenizers = pytest.importorskip("tokenizers")
+        count = json.loads((folder / "config.json").read_text())["vocab_size"]
+        words_of_it = tokenizers.Tokenizer(tokenizers.models.BPE({f"w{k}": k for k in range(count)}, []))
+        words_of_it.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+        words_of_it.save(str(folder / "tokenizer.json"))
+    np.save(tmp_path / "ids.npy", np.arange(128, dtype=np.int64).reshape(16, 8) % 8 + 1)
+    words = ["--data", str(tmp_path / "ids.npy"), "--seq-len", "8", "--minutes", "0", "--drop", "90%"]
+    assert main(["auto", str(folder), "-o", str(out), "--for", program, *words]) == 0
+    last = capsys.readouterr().out.splitlines()[-5:]
+    size = next(out.glob(file)).stat().st_size
+    assert next(line for line in last if line.startswith("size")).endswith(f"→ {file_size(size)}"), last
+    assert following in last[-1]
 
 
 def test_an_encoder_is_loaded_as_what_it_is_and_judged_by_its_features(tmp_path: Path, capsys: Capture) -> None:

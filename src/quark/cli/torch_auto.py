@@ -16,6 +16,7 @@ from quark.cli.auto_request import ACCEPTABLE, OTHER_SAMPLES, longer, looser, pa
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
+from quark.cli.torch_verdict import MEASURES
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from quark.torch.auto import Goal, Outcome, Trial
 
 WINDOWS = 32
+Sizes = tuple[int, int]
 TASK = "task.py:score"  # for models without a perplexity: a function of the user's, (model, tokenizer) → number
 
 
@@ -63,12 +65,12 @@ def run(request: Auto) -> None:
             {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
         )
         with new_folder(output) as work:  # last, so that it is there where all is
-            _write(request, found, samples, model, folder, work)
+            sizes = _write(request, found, samples, model, folder, work)
+            verdict = _verdict(request, found, sizes)
             with drafts(outputs) as paths:
                 write_text(_recipe(found, request), paths["recipe"])
                 if request.report is not None:
-                    write_page(_page(request, found, _verdict(request, found)), paths["report"])
-    verdict = _verdict(request, found)
+                    write_page(_page(request, found, verdict), paths["report"])
     tell(_facts(found, verdict) if request.json else trial_table(found), verdict, (output, recipe.path), found.solved)
 
 
@@ -102,8 +104,12 @@ def _found(request: Auto, goal: Goal, folder: Path) -> tuple[Outcome, list[Any],
     return auto(model, samples, goal, say), samples, model
 
 
-def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder: Path, work: Path) -> None:
-    """The winner in the format that the program reads, with its card, into ``work``, which will be the output."""
+def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder: Path, work: Path) -> Sizes:
+    """The winner in the format that the program reads, with its card, into ``work``, which will be the output.
+
+    Returns:
+        Bytes of the weights' files before and after: a format may hold more than the trial that was counted.
+    """
     from quark.cli import torch_quantize, torch_request
     from quark.search.parts import parts
 
@@ -120,7 +126,9 @@ def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder
     fit, _, _ = parts(samples)
     config = torch_quantize.decided(model, job, dict(found.winner.values), found.format)
     facts = torch_quantize.quantized(model, job, config, fit, found.format)
-    torch_quantize.describe(job, {**facts, **torch_quantize.facts_of(job, found.format, work)}, work)
+    facts = {**facts, **torch_quantize.facts_of(job, found.format, work)}
+    torch_quantize.describe(job, facts, work)
+    return facts["bytes_before"], facts["bytes_after"]
 
 
 def found_program(request: Auto) -> str:
@@ -167,7 +175,7 @@ def _row(trial: Trial, won: bool, metric: str) -> tuple[str, ...]:
     return name, said, file_size(trial.bytes), "yes" if trial.passes else "no", "; ".join(trial.causes)
 
 
-def _verdict(request: Auto, found: Outcome) -> Verdict:
+def _verdict(request: Auto, found: Outcome, sizes: Sizes) -> Verdict:
     winner, target = found.winner, found.target
     word = "solved" if found.solved else "not solved"
     tried = f"{len(found.trials)} trials"
@@ -181,7 +189,7 @@ def _verdict(request: Auto, found: Outcome) -> Verdict:
         lines.append(Line("reported", target.metric, said))
     if math.isfinite(found.gap):
         lines.append(Line("gap", "honest", f"{_gap(found)} against the samples that chose it"))
-    lines.append(size_line(found.float_bytes, winner.bytes))
+    lines.append(size_line(*sizes))
     lines += [Line("note", "of this run", note) for note in found.notes]
     if found.solved and not found.confirmed:
         word, why = "not confirmed", f"{winner.name}, {OTHER_SAMPLES}"
@@ -200,6 +208,8 @@ def _gap(found: Outcome) -> str:
 def _next(request: Auto, found: Outcome) -> str:
     """The command that makes sense now."""
     data, target = ["--data", str(request.source.data)], found.target
+    if found.solved and found.confirmed and found.format in MEASURES:
+        return f"{request.output / 'README.md'} says how {found_program(request)} loads it"
     if found.solved and found.confirmed:
         measured = [*data, "--seq-len", str(request.seq_len)] if target.metric == "perplexity" else ["--metric", TASK]
         return shlex.join(["quark", "torch", "evaluate", str(request.output), *measured])
