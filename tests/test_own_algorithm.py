@@ -355,7 +355,7 @@ def test_the_command_line_takes_a_function_from_a_file(folder: Path, monkeypatch
     ("text", "words"),
     [
         ("mine.py:none", "has no function 'none'"),
-        ("no.py:by_file", "give a file and a function in it"),
+        ("no.py:by_file", "the file 'no.py' does not exist"),
         ("mine.py:gptq", "'gptq' exists already: choose another name"),
         ("mine.py:fails", "--algorithm 'mine.py:fails' raised IndexError in line 14 of mine.py: seven"),
         ("mine.py:by_file:damp=high", "by_file: damp='high' must be a finite number"),

@@ -34,7 +34,6 @@ def test_the_tables_are_those_of_the_schemes() -> None:
     assert known <= set(refusals.ALGORITHMS)
     assert {TORCH.get(name, name) for name in refusals.ALGORITHMS} == known
     assert tuple(FORMATS) == refusals.FORMATS
-    assert refusals.BEGUN == quantize.PROGRESS
 
 
 REFUSED = [
