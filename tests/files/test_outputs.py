@@ -90,12 +90,12 @@ def test_devices_pipes_and_folders_are_refused_and_stay(tmp_path: Path) -> None:
     (tmp_path / "to_null").symlink_to("/dev/null")
     for path in (Path("/dev/null"), tmp_path / "pipe", tmp_path / "to_null"):
         for kind in ("text", "model", "state"):
-            assert "no regular file" in refused(path, kind=kind)
-        with pytest.raises(OutputError, match="no regular file"):
+            assert "is not a regular file" in refused(path, kind=kind)
+        with pytest.raises(OutputError, match="is not a regular file"):
             replace_file(path, b"")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode) and stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
     assert "is a folder" in refused(tmp_path)
-    with pytest.raises(OutputError, match="no regular file"):
+    with pytest.raises(OutputError, match="is not a regular file"):
         check_outputs([Output(Path("/dev/null"))], overwrite=True)
 
 

@@ -201,7 +201,7 @@ def test_a_shapeshifter_file_replaces_no_file_of_anybodys(tmp_path: Path) -> Non
     onnx.save(models.cnn(), tmp_path / "m.onnx")
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "p.yaml").write_text(f"passes: [remove_input_init]\noutput_model_path: {tmp_path / 'victim'}\n")
-    with pytest.raises(ConfigError, match="no result of quark"):
+    with pytest.raises(ConfigError, match="is not a result of quark"):
         shapeshifter(tmp_path / "m.onnx", tmp_path / "p.yaml")
     assert (tmp_path / "victim").read_text() == "precious"
 
