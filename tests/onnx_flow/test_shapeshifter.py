@@ -60,7 +60,7 @@ def test_a_wrong_configuration_is_refused_before_anything_runs(config: object, m
 
 def test_a_file_that_is_no_yaml(tmp_path: Path) -> None:
     (tmp_path / "passes.yaml").write_text("passes: [", encoding="utf-8")
-    with pytest.raises(ConfigError, match="no valid YAML"):
+    with pytest.raises(ConfigError, match="not valid YAML"):
         read(tmp_path / "passes.yaml")
 
 
