@@ -10,7 +10,8 @@ from torch import nn
 
 from quark.errors import ModelError
 from quark.torch.export import described
-from quark.torch.export.gguf_architectures import ARCHITECTURES, check_network, slides
+from quark.torch.export.gguf_architectures import check_network, slides
+from quark.torch.export.gguf_table import ARCHITECTURES
 from quark.torch.quantization.config.config import FP8E4M3PerTensorSpec, QConfig, QLayerConfig
 from quark.torch.quantization.config.config import QTensorConfig as Spec
 from quark.torch.quantization.config.type import Dtype, QSchemeType

@@ -16,7 +16,8 @@ from torch import nn
 from quark.errors import ConfigError, ModelError
 from quark.torch import LLMTemplate, export_safetensors, import_model_from_safetensors
 from quark.torch.export.api import export_gguf
-from quark.torch.export.gguf_architectures import ARCHITECTURES
+from quark.torch.export.gguf_model import network_name
+from quark.torch.export.gguf_table import ARCHITECTURES
 from quark.torch.export.write_as import config_for
 from quark.torch.quantization.config.config import Int4PerGroupSpec, Int8PerGroupSpec, OCP_MXFP4Spec, QConfig
 
@@ -29,6 +30,18 @@ SIZES = {
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 NARROW = {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 32}
+ROUTED = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 128, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True,
+}  # fmt: skip
+LATENT = {
+    "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+TURNED = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
+    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral": ("Mistral", {"sliding_window": None}),
@@ -48,6 +61,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", {"use_qkv_bias": True}),
     "starcoder2": ("Starcoder2", {"sliding_window": None}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
+    "arcee": ("Arcee", {}),
+    "cohere": ("Cohere", {}),
+    "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 32}),
+    "ernie4_5": ("Ernie4_5", {}),
+    "dots1": ("Dots1", {**ROUTED, "num_key_value_heads": 4, "head_dim": 64}),
+    "exaone4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "glm4": ("Glm4", {"head_dim": 64}),
+    "glm4_moe": ("Glm4Moe", {**ROUTED, "head_dim": 64}),
+    "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 3.0}),
+    "helium": ("Helium", {"head_dim": 64}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 64}),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", {"num_experts": 4, "moe_topk": 2, "head_dim": 64}),
+    "jais2": ("Jais2", {"head_dim": 64}),
+    "ministral": ("Ministral", {"head_dim": 64, "sliding_window": 128}),
+    "ministral3": ("Ministral3", {"head_dim": 64, "rope_parameters": TURNED, "sliding_window": None}),
+    "minimax_m2": ("MiniMaxM2", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 64}),
+    "nemotron": ("Nemotron", {"head_dim": 64}),
+    "olmo": ("Olmo", {}),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 32}),
+    "phi": ("Phi", {}),
+    "seed_oss": ("SeedOss", {"head_dim": 64}),
+    "solar_open": ("SolarOpen", {**ROUTED, "head_dim": 64}),
+    "gpt_neox": ("GPTNeoX", {}),
+    "deepseek_v2": ("DeepseekV2", {**ROUTED, **LATENT, "topk_method": "greedy"}),
+    "deepseek_v3": ("DeepseekV3", {**ROUTED, **LATENT}),
 }
 INT4 = layer(Int4PerGroupSpec(-1, 32, scale_type="float16"))
 
@@ -64,6 +102,11 @@ def network(family: str, **changes: Any) -> Any:
             noise = torch.randn(value.shape, generator=generator)
             value.copy_((noise / 12 if value.dim() > 1 or "bias" in key else value + noise / 8).half())
     return model
+
+
+def biases(model: nn.Module) -> list[str]:
+    """Biases of routers, which some models have as buffers."""
+    return [key for key in model.state_dict() if key.endswith("e_score_correction_bias")]
 
 
 def floats(model: nn.Module) -> list[str]:
@@ -88,8 +131,26 @@ def test_values_of_the_file_are_those_of_the_model(family: str, bpe: Path, tmp_p
     assert "Q4_0" in kinds
     written = sum(int(np.prod(tensor.shape)) for tensor in tensors.values())
     tied = model.config.get_text_config().tie_word_embeddings
-    count = sum(value.numel() for key, value in model.named_parameters() if not (tied and key == "lm_head.weight"))
+    kept = {**dict(model.named_parameters()), **{key: model.state_dict()[key] for key in biases(model)}}
+    count = sum(value.numel() for key, value in kept.items() if not (tied and key == "lm_head.weight"))
     assert written == count
+
+
+@pytest.mark.parametrize("family", ["mistral", "phi3", "qwen2"])
+def test_a_window_that_llama_cpp_lacks_is_the_longest_text(family: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    window = {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 0}
+    export_gguf(network(family, **window), tmp_path, family, bpe, weight_type="F32")
+    fields = read(tmp_path / f"{family}.gguf")[0]
+    assert fields[f"{ARCHITECTURES[family].name}.context_length"] == 32
+    assert f"{ARCHITECTURES[family].name}.attention.sliding_window" not in fields
+
+
+@pytest.mark.parametrize("missing", ["", "<unk>"])
+def test_the_name_asks_for_tokens_of_phi3_only_where_they_are(missing: str) -> None:
+    """llama.cpp ends its process where a file with "phi3" in its name lacks one of them."""
+    config = transformers.Phi3Config(architectures=["Phi3ForCausalLM"])
+    tokens = {"<s>", "</s>", "<unk>", "<|endoftext|>"} - {missing}
+    assert ("phi3" in network_name(config, tokens).lower()) is not bool(missing)
 
 
 def test_experts_are_stacked_in_order(bpe: Path, tmp_path: Path) -> None:  # noqa: F811

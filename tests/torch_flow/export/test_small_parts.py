@@ -620,18 +620,23 @@ def test_how_formats_are_stored() -> None:
 
 def test_which_architectures_llama_cpp_has_otherwise() -> None:
     """Facts of llama.cpp: permuted queries and keys, norms plus one, windows, patterns of layers."""
-    from quark.torch.export.gguf_architectures import ARCHITECTURES
+    from quark.torch.export.gguf_table import ARCHITECTURES
 
     def named(field: str) -> set[str]:
         return {name for name, row in ARCHITECTURES.items() if getattr(row, field)}
 
-    assert named("interleaved") == {"llama", "mistral", "mixtral", "granite", "smollm3"}
-    assert named("shifted") == {"gemma", "gemma2", "gemma3_text"}
-    assert named("window") == {"gemma2", "gemma3_text", "phi3", "gpt_oss"}
+    assert named("interleaved") == {
+        "llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "granitemoe", "ministral", "ministral3", "olmo",
+    }  # fmt: skip
+    assert named("shifted") == {"gemma", "gemma2", "gemma3_text", "nemotron"}
+    assert named("window") == {"gemma2", "gemma3_text", "gpt_oss", "cohere2", "olmo3"}
+    assert named("fused") == {"gpt_neox"}
     assert {name: ARCHITECTURES[name].period for name in named("period")} == {
         "gemma2": 2,
         "gemma3_text": 6,
         "gpt_oss": 2,
+        "cohere2": 4,
+        "olmo3": 4,
     }
     normed = {name: row.fixed["norm_topk_prob"] for name, row in ARCHITECTURES.items() if "norm_topk_prob" in row.fixed}
     assert normed == {"qwen2_moe": False, "qwen3_moe": True, "olmoe": False}

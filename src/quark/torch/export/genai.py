@@ -11,9 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from quark.errors import ModelError
+from quark.torch.export.onnx_decoder import past_of
 
 CONFIG = "genai_config.json"
 EXACT = {"session.qdq_matmulnbits_accuracy_level": "1"}  # 1: float32
@@ -51,11 +53,9 @@ def write_config(model: nn.Module, folder: Path, graph: Path) -> None:
     config = outer.get_text_config()
     settings = getattr(model, "generation_config", None) or config
     end = first_of("eos_token_id", settings, config, default=0)
-    length = next((found for name in LENGTHS if (found := getattr(config, name, None))), None)
-    if length is None:
-        raise ModelError(f"onnxruntime-genai needs the longest text: config.json has none of {', '.join(LENGTHS)}")
+    length = length_of(config)
     padding = end[0] if isinstance(end, list) else end
-    heads = config.num_attention_heads
+    heads, size = caches_of(config)
     found = {
         "model": {
             "type": "decoder",
@@ -67,10 +67,10 @@ def write_config(model: nn.Module, folder: Path, graph: Path) -> None:
             "decoder": {
                 "session_options": {**EXACT, "provider_options": []},
                 "filename": graph.name,
-                "head_size": getattr(config, "head_dim", None) or config.hidden_size // heads,
+                "head_size": size,
                 "hidden_size": config.hidden_size,
-                "num_attention_heads": heads,
-                "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+                "num_attention_heads": config.num_attention_heads,
+                "num_key_value_heads": heads,
                 "num_hidden_layers": cached_layers(graph),
                 "inputs": INPUTS,
                 "outputs": OUTPUTS,
@@ -83,6 +83,50 @@ def write_config(model: nn.Module, folder: Path, graph: Path) -> None:
         },
     }
     (folder / CONFIG).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def length_of(config: Any) -> int:
+    """The longest text.
+
+    Raises:
+        ModelError: a configuration that does not say it.
+    """
+    length = next((found for name in LENGTHS if (found := getattr(config, name, None))), None)
+    if length is None:
+        raise ModelError(f"onnxruntime-genai needs the longest text: config.json has none of {', '.join(LENGTHS)}")
+    return int(length)
+
+
+def caches_of(config: Any) -> tuple[int, int]:
+    """Heads of keys and values, and the size of one."""
+    heads = config.num_attention_heads
+    return (
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+    )
+
+
+def check_runs(model: nn.Module) -> None:
+    """Refuse, before any work, a model that onnxruntime-genai does not run: one token is computed, where there are
+    weights, to see what the model keeps of it.
+
+    Args:
+        model: float, or a skeleton.
+
+    Raises:
+        ModelError: no keys and values of all tokens, or in other shapes than the configuration says.
+    """
+    outer: Any = model.config
+    length_of(outer.get_text_config())
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return
+    wanted = caches_of(outer.get_text_config())
+    for number, tensor in enumerate(past_of(model, torch.zeros(1, 1, dtype=torch.int64))):
+        if (found := (tensor.shape[1], tensor.shape[3])) != wanted:
+            raise ModelError(
+                f"layer {number // 2} keeps {found[0]} heads of {found[1]} numbers a token, and onnxruntime-genai has "
+                f"one shape for all layers, {wanted[0]} heads of {wanted[1]} by config.json"
+            )
 
 
 def first_of(name: str, *sources: Any, default: Any = None) -> Any:

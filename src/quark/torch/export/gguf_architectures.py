@@ -7,83 +7,14 @@ would be read without a word and answer nonsense, so a type without a row is ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from quark.errors import ConfigError, ModelError, unknown
+from quark.torch.export.gguf_table import ARCHITECTURES, NUMBERS, Architecture
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """A model type.
-
-    Attributes:
-        name: of the architecture in GGUF.
-        interleaved: rotary embedding turns neighbours of a head, so rows of queries and keys change their order.
-        shifted: norms multiply with 1 + weight, and the file has the sum.
-        window: llama.cpp knows its sliding window.
-        activations: values of ``hidden_act`` that llama.cpp computes.
-        expert_length: key of the configuration with the width of an expert, where it is written.
-        fixed: what llama.cpp takes for granted: values of the configuration, where it has the key.
-        period: every so many layers one sees all tokens, the others a window; 0: nothing is taken for granted.
-    """
-
-    name: str
-    interleaved: bool = False
-    shifted: bool = False
-    window: bool = False
-    activations: tuple[str, ...] = ("silu",)
-    expert_length: str = ""
-    fixed: Mapping[str, object] = field(default_factory=dict)
-    period: int = 0
-
-
-GELU = ("gelu_pytorch_tanh",)
-ARCHITECTURES = {
-    "llama": Architecture("llama", interleaved=True),
-    "mistral": Architecture("llama", interleaved=True),
-    "mixtral": Architecture("llama", interleaved=True),
-    "qwen2": Architecture("qwen2"),
-    "qwen2_moe": Architecture("qwen2moe", expert_length="moe_intermediate_size", fixed={"norm_topk_prob": False}),
-    "qwen3": Architecture("qwen3"),
-    "qwen3_moe": Architecture("qwen3moe", expert_length="moe_intermediate_size", fixed={"norm_topk_prob": True}),
-    "gemma": Architecture("gemma", shifted=True, activations=GELU),
-    "gemma2": Architecture("gemma2", shifted=True, window=True, activations=GELU, period=2),
-    "gemma3_text": Architecture("gemma3", shifted=True, window=True, activations=GELU, period=6),
-    "phi3": Architecture("phi3", window=True),
-    "gpt_oss": Architecture("gpt-oss", window=True, expert_length="intermediate_size", period=2),
-    "granite": Architecture("granite", interleaved=True),
-    "olmo2": Architecture("olmo2"),
-    "olmoe": Architecture("olmoe", fixed={"norm_topk_prob": False, "clip_qkv": None}),
-    "stablelm": Architecture("stablelm"),
-    "starcoder2": Architecture("starcoder2", activations=GELU),
-    "smollm3": Architecture("smollm3", interleaved=True),
-}
-# key of config.json → method of GGUFWriter; the first key that is there counts
-NUMBERS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("max_position_embeddings",), "add_context_length"),
-    (("hidden_size",), "add_embedding_length"),
-    (("num_hidden_layers",), "add_block_count"),
-    (("intermediate_size",), "add_feed_forward_length"),
-    (("num_attention_heads",), "add_head_count"),
-    (("num_key_value_heads", "num_attention_heads"), "add_head_count_kv"),
-    (("rms_norm_eps",), "add_layer_norm_rms_eps"),
-    (("layer_norm_eps", "norm_epsilon"), "add_layer_norm_eps"),
-    (("vocab_size",), "add_vocab_size"),
-    (("num_local_experts", "num_experts"), "add_expert_count"),
-    (("num_experts_per_tok",), "add_expert_used_count"),
-    (("shared_expert_intermediate_size",), "add_expert_shared_feed_forward_length"),
-    (("attn_logit_softcapping",), "add_attn_logit_softcapping"),
-    (("final_logit_softcapping",), "add_final_logit_softcapping"),
-    (("embedding_multiplier",), "add_embedding_scale"),
-    (("residual_multiplier",), "add_residual_scale"),
-    (("attention_multiplier",), "add_attention_scale"),
-    (("logits_scaling",), "add_logit_scale"),
-    (("use_parallel_residual",), "add_parallel_residual"),
-)
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -100,6 +31,8 @@ def architecture_of(model_type: str) -> Architecture:
 
 def head_size(config: Any) -> int:
     """Numbers in a head of attention."""
+    if getattr(config, "kv_lora_rank", None):
+        return int(config.qk_nope_head_dim + config.qk_rope_head_dim)
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -113,6 +46,8 @@ def rope_of(config: Any) -> dict[str, Any]:
 
 def rotated_size(config: Any) -> int:
     """Numbers of a head that are rotated."""
+    if getattr(config, "kv_lora_rank", None):
+        return int(config.qk_rope_head_dim)
     part = rope_of(config).get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     return int(head_size(config) * (1.0 if part is None else part))
 
@@ -152,7 +87,7 @@ def check_layers(config: Any, row: Architecture) -> None:
     rotated = list(getattr(config, "no_rope_layers", None) or [])
     if name == "smollm3" and rotated != [int((number + 1) % 4 != 0) for number in layers]:
         raise ModelError(f"no_rope_layers is {rotated}, and in {name!r} llama.cpp rotates all but every fourth layer")
-    if name == "olmoe" and config.num_key_value_heads != config.num_attention_heads:
+    if name in ("olmoe", "dots1") and config.num_key_value_heads != config.num_attention_heads:
         raise ModelError(f"num_key_value_heads is not num_attention_heads, which llama.cpp needs in {name!r}")
     scalar, heads = getattr(config, "query_pre_attn_scalar", None), config.num_attention_heads
     large = {"gemma2": 46, "gemma3": 62}.get(name) == config.num_hidden_layers  # those of 27 B
@@ -165,6 +100,12 @@ def check_layers(config: Any, row: Architecture) -> None:
         )
 
 
+def context_of(config: Any, row: Architecture) -> int:
+    """The longest text: that of the model, or its window where llama.cpp lets every token see all others."""
+    length = int(config.max_position_embeddings)
+    return min(length, config.sliding_window) if slides(config) and not row.window else length
+
+
 def slides(config: Any) -> bool:
     """Whether some layers see a window only."""
     kinds = getattr(config, "layer_types", None)
@@ -174,22 +115,28 @@ def slides(config: Any) -> bool:
 
 def add_numbers(writer: Any, config: Any, row: Architecture) -> None:
     """The numbers of a network."""
-    for keys, method in NUMBERS:
+    import gguf
+
+    for method, constant in row.constants.items():
+        getattr(writer, method)(constant)
+    for keys, method in (*NUMBERS, *(((key,), method) for key, method in row.numbers.items())):
         value = next((found for key in keys if (found := getattr(config, key, None)) is not None), None)
         if value is not None:
             getattr(writer, method)(value)
-    head = head_size(config)
+    writer.add_context_length(context_of(config, row))
+    if row.gating:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType[row.gating])
     writer.add_rope_dimension_count(rotated_size(config))
-    writer.add_key_length(head)
-    writer.add_value_length(head)
+    writer.add_key_length(head_size(config))
+    writer.add_value_length(getattr(config, "v_head_dim", None) or head_size(config))
     if row.expert_length:
         writer.add_expert_feed_forward_length(getattr(config, row.expert_length))
     if row.window and slides(config):
         writer.add_sliding_window(config.sliding_window)
-    add_rope(writer, config)
+    add_rope(writer, config, row)
 
 
-def add_rope(writer: Any, config: Any) -> None:
+def add_rope(writer: Any, config: Any, row: Architecture) -> None:
     """The rotary embedding.
 
     Raises:
@@ -204,13 +151,13 @@ def add_rope(writer: Any, config: Any) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(float(rope["factor"]))
     elif kind == "yarn":
-        add_yarn(writer, rope)
+        add_yarn(writer, rope, row)
     elif kind not in ("default", "llama3"):
         known = "'default', 'linear', 'yarn' and 'llama3'"
         raise ModelError(f"the rotary embedding is scaled by {kind!r}; {known} can be written")
 
 
-def add_yarn(writer: Any, rope: dict[str, Any]) -> None:
+def add_yarn(writer: Any, rope: dict[str, Any], row: Architecture) -> None:
     """YaRN.
 
     Raises:
@@ -218,8 +165,16 @@ def add_yarn(writer: Any, rope: dict[str, Any]) -> None:
     """
     import gguf
 
-    if strange := [key for key in ("mscale", "mscale_all_dim", "attention_factor") if rope.get(key) is not None]:
-        raise ModelError(f"the rotary embedding is scaled by 'yarn' with {strange[0]}, which cannot be written")
+    told = {key: rope[key] for key in ("mscale", "mscale_all_dim", "attention_factor") if rope.get(key) is not None}
+    scale = told.get("mscale_all_dim")
+    if told and (row.yarn_unit == 0 or scale is None or told != {"mscale": scale, "mscale_all_dim": scale}):
+        raise ModelError(
+            f"the rotary embedding is scaled by 'yarn' with {told}, which cannot be written for {row.name!r}"
+        )
+    if scale is not None:
+        writer.add_rope_scaling_yarn_log_mul(row.yarn_unit * float(scale))
+    if rope.get("llama_4_scaling_beta") is not None:
+        writer.add_attn_temperature_scale(float(rope["llama_4_scaling_beta"]))
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     writer.add_rope_scaling_factor(float(rope["factor"]))
     writer.add_rope_scaling_orig_ctx_len(int(rope["original_max_position_embeddings"]))
@@ -244,7 +199,10 @@ def rope_factors(config: Any) -> np.ndarray | None:
 
 
 def turned_rows(name: str, config: Any, row: Architecture) -> Callable[[np.ndarray], np.ndarray]:
-    """What happens to the rows of a tensor: queries and keys interleave the halves of each head."""
+    """What happens to the rows of a tensor: queries and keys interleave the halves of each head, fused ones part."""
+    if row.fused and ".query_key_value." in name:
+        count = config.num_attention_heads
+        return lambda x: x.reshape(count, 3, x.shape[0] // count // 3, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
     if not row.interleaved or not (".q_proj." in name or ".k_proj." in name):
         return lambda x: x
     heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,22 @@ from quark.errors import ConfigError, ModelError, unknown
 from quark.files.folder import new_folder
 from quark.torch.experts import is_fused, unfuse_experts
 from quark.torch.export.gguf_architectures import (
-    Architecture,
     add_numbers,
     architecture_of,
     check_network,
     rope_factors,
     slides,
 )
+from quark.torch.export.gguf_table import Architecture
 from quark.torch.export.gguf_tensors import FLOATS, TYPES, Choice, Entry, Loss, entries_of
 from quark.torch.export.gguf_vocabulary import add_vocabulary
+from quark.torch.export.original import names_of as outside_names
 from quark.torch.export.state import own_tensors
 from quark.torch.quantized_layer import quantized_layers
 from quark.torch.rotated import refuse_to_export
 
 log = logging.getLogger(__name__)
+PHI3 = ("<s>", "</s>", "<unk>", "<|endoftext|>")
 FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14,
     "Q5_K": 16, "Q6_K": 18, "BF16": 32, "MXFP4": 38,
@@ -94,7 +96,7 @@ def export_gguf(
         raise ConfigError(f"{str(target)!r} already exists; delete it, or export to another folder")
     loss, apart = Loss(), taken_apart(model)
     is_float = not any(True for _ in quantized_layers(model))
-    choice = Choice(row, config, names_of(row, config), weight_type, types, float_type, is_float)
+    choice = Choice(row, config, names_of(row, config), outside_names(apart), weight_type, types, float_type, is_float)
     entries = [*entries_of(apart, tensors_of(apart), choice, loss), *factors(config)]
     with new_folder(output_dir, beside=True) as folder:
         write(folder / target.name, entries, config, row, Path(tokenizer_path))
@@ -130,7 +132,8 @@ def warn_of(model: nn.Module, config: Any, row: Architecture) -> None:
         log.warning("GGUF holds no quantized activations: llama.cpp computes with its own")
     if slides(config) and not row.window:
         log.warning(
-            "llama.cpp has no sliding window in %r: beyond %d tokens it answers otherwise",
+            "llama.cpp has no sliding window in %r: beyond %d tokens, which the file tells as its longest text, it "
+            "answers otherwise",
             row.name,
             config.sliding_window,
         )
@@ -183,6 +186,7 @@ def write(path: Path, entries: list[Entry], config: Any, row: Architecture, toke
     try:
         add_metadata(writer, config, row, entries)
         add_vocabulary(writer, tokenizer, config.vocab_size, config.model_type)
+        writer.add_name(network_name(config, writer.kv_data[0]["tokenizer.ggml.tokens"].value))
         for entry in entries:
             kind = gguf.GGMLQuantizationType[entry.kind]
             block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -217,7 +221,13 @@ def read_back(path: Path, entries: list[Entry], loss: Loss) -> None:
 def add_metadata(writer: Any, config: Any, row: Architecture, entries: list[Entry]) -> None:
     """What llama.cpp has to know about the network and the file."""
     kinds = [entry.kind for entry in entries if len(entry.shape) > 1 and entry.name.startswith("blk.")]
-    writer.add_name((config.architectures or [config.model_type.title()])[0])
     writer.add_file_type(FILE_TYPES[max(set(kinds), key=kinds.count)])
     writer.add_quantization_version(2)
     add_numbers(writer, config, row)
+
+
+def network_name(config: Any, tokens: Collection[str]) -> str:
+    """The class of the network. Under a name with "phi3" llama.cpp strips the spaces behind special tokens, as Phi-3's
+    tokenizer does, and ends its process where one of that tokenizer's tokens is missing."""
+    name = str((config.architectures or [config.model_type.title()])[0])
+    return name if all(token in tokens for token in PHI3) else name.replace("Phi3", "Phi")

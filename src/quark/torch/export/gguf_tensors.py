@@ -26,8 +26,11 @@ from quark.errors import ConfigError, ModelError, as_a
 from quark.numerics.elements import Int
 from quark.numerics.granularity import Channel, Group, Tensor, normal_axis
 from quark.torch.export.ggml_blocks import BLOCK, K_QUANTS, SUPER, k_block, mxfp4_block, simple_block
-from quark.torch.export.gguf_architectures import Architecture, turned_rows
+from quark.torch.export.gguf_architectures import turned_rows
+from quark.torch.export.gguf_bounds import allowed
+from quark.torch.export.gguf_table import Architecture
 from quark.torch.export.layout import BlockLayout, ElementLayout, layout_of_quantizer, store
+from quark.torch.export.original import FileNames
 from quark.torch.export.stored import StoredTensor
 from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import QuantLayer
@@ -41,8 +44,7 @@ LEVELS = {"Q4_0": 8, "Q4_1": 15, "Q5_0": 16, "Q5_1": 31, "Q8_0": 127} | {
 DIGITS = 2.0**-10  # relative error of a scale that float16 holds with all its digits
 FEWER = 2.0**-7  # relative error of a scale that values are rounded under
 CODED = 2.0**-9  # relative error of a tensor whose scales float16 has; minima of Q4_1 too
-FLOAT_BOUNDS = {"F32": 1e-7, "F16": 2.0**-10, "BF16": 2.0**-8}  # numbers that float16 has not are told as loss
-ROUNDED = 0.8  # of 2 bits, outliers in every block; a wrong order of codes, rows or scales gives more than 1
+FLOAT16 = 2.0**-10  # relative error of a tensor that is kept as float16
 SMALLEST = 2.0**-14  # the smallest float16 with all its digits
 SUMMED = 1 << 16  # terms of a float32 sum
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -69,10 +71,11 @@ class Entry:
     values: Values
     coded: bool = False
 
-    @property
-    def bound(self) -> float:
-        """The largest relative error that it may have."""
-        return CODED if self.coded else FLOAT_BOUNDS.get(self.kind, ROUNDED)
+    def allowed(self, values: np.ndarray) -> np.ndarray:
+        """The largest difference that each number may have; codes of Q4_1 lose more where minima cancel steps."""
+        if not self.coded:
+            return allowed(self.kind, values)
+        return np.full(values.shape, np.inf) if self.kind == "Q4_1" else np.abs(values) * np.float32(DIGITS * 1.001)
 
 
 def squares(values: np.ndarray) -> float:
@@ -109,12 +112,14 @@ class Loss:
 
         wanted, kind = entry.values(), gguf.GGMLQuantizationType[entry.kind]
         found = data if entry.kind in ("F32", "F16") else gguf.quants.dequantize(data, kind)
-        error, total = (squares(value) for value in (found.reshape(wanted.shape) - wanted, wanted))
-        if error > (entry.bound**2) * total:
+        apart = found.reshape(wanted.shape) - wanted
+        over = int((np.abs(apart) > entry.allowed(wanted)).sum())
+        error, total = squares(apart), squares(wanted)
+        if over or not error <= (CODED**2 * total if entry.coded else np.inf):
             raise ModelError(
-                f"{entry.name!r} reads back {math.sqrt(error / total) if total else error:.2g} of its norm away from "
-                f"what the model computes with, and {entry.kind} rounds by {entry.bound:.2g} at most; nothing was "
-                f"written. Please report this; verify=False (--no-verify) writes the file as it is"
+                f"{entry.name!r} reads back with {over} of {wanted.size} numbers further from what the model computes "
+                f"with than {entry.kind} allows, {math.sqrt(error / total) if total else error:.2g} of its norm; "
+                f"nothing was written. Please report this; verify=False (--no-verify) writes the file as it is"
             )
         if len(entry.shape) > 1:
             self.error, self.total = self.error + error, self.total + total
@@ -128,6 +133,7 @@ class Choice:
         row: the architecture.
         config: of the model.
         names: what the package makes of a name.
+        outside: names of the original checkpoint, for those that transformers has renamed.
         weight_type: of all linear layers, or None: that of their scheme.
         layer_types: by name or glob of layers, before ``weight_type``.
         float_type: of embeddings and layers that are not quantized.
@@ -137,6 +143,7 @@ class Choice:
     row: Architecture
     config: Any
     names: Any
+    outside: FileNames
     weight_type: str | None
     layer_types: Mapping[str, str]
     float_type: str
@@ -233,7 +240,7 @@ def near_float16(values: np.ndarray) -> bool:
     """Whether float16 has a matrix to within what it rounds, of its norm."""
     with np.errstate(over="ignore"):
         lost = values.astype(np.float16).astype(np.float32) - values
-    return bool(np.isfinite(lost).all()) and squares(lost) <= FLOAT_BOUNDS["F16"] ** 2 * squares(values)
+    return bool(np.isfinite(lost).all()) and squares(lost) <= FLOAT16**2 * squares(values)
 
 
 def file_name(name: str, choice: Choice) -> str:
@@ -242,7 +249,13 @@ def file_name(name: str, choice: Choice) -> str:
     Raises:
         ModelError: there is none.
     """
-    found: str | None = choice.names.get_name(EXPERT.sub(".experts.", name), try_suffixes=(".weight", ".bias"))
+    layer, _, slot = name.rpartition(".")
+    own = EXPERT.sub(".experts.", name)
+    outside = (f"{choice.outside.layer(layer)}.{slot}", choice.outside.outside(name))
+    given = (own, *outside, own.replace(".block_sparse_moe.", ".mlp."), own.removeprefix("transformer."))
+    spelled = (text.replace("_correction_bias", "_correction.bias") for text in given)  # as llama.cpp's own converter
+    tried = (choice.names.get_name(text, try_suffixes=(".weight", ".bias")) for text in spelled)
+    found: str | None = next((text for text in tried if text is not None), None)
     if found is None:
         raise ModelError(f"GGUF has no name for the tensor {name!r} of a {choice.config.model_type} model")
     return found if found.endswith((".weight", ".bias")) else f"{found}.weight"
@@ -257,7 +270,7 @@ def shape_of(layer: nn.Module, value: torch.Tensor) -> tuple[int, ...]:
 @torch.no_grad()
 def values_of(layer: nn.Module, slot: str) -> np.ndarray:
     """float32 values of a parameter as the model computes with it."""
-    value: Any = layer._parameters[slot]
+    value: Any = layer._parameters[slot] if slot in layer._parameters else layer._buffers[slot]  # of a router
     if isinstance(layer, QuantLayer):
         quantizer = layer._modules[f"{slot}_quantizer"]
         if quantizer is not None and (isinstance(quantizer, StoredTensor) or not layer.frozen):

@@ -18,7 +18,7 @@ from quark.torch.experts import UnfusedExperts, is_fused
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.formats import FORMATS
-from quark.torch.export.genai import write_config
+from quark.torch.export.genai import check_runs, write_config
 from quark.torch.export.gguf_model import check_before, export_gguf
 from quark.torch.export.gguf_tensors import Loss
 from quark.torch.export.huggingface import export_safetensors
@@ -110,10 +110,12 @@ def check_experts(model: nn.Module, config: QConfig, format: str, program: str |
 
     Raises:
         ConfigError: such experts; the message names what reads them. A model type that GGUF is not written for.
-        ModelError: a network or tokenizer that llama.cpp does not have.
+        ModelError: a network or tokenizer that llama.cpp does not have, or caches that onnxruntime-genai has not.
     """
     if format == "gguf":
         check_before(model.config, Path(source))
+    if format == "onnx":
+        check_runs(model)
     if format == MODE:
         check_stacks(model, config)
     if program == "vllm":
