@@ -100,5 +100,5 @@ def test_a_model_that_the_program_does_not_run_is_refused_before_any_work(tmp_pa
             **SIZES, num_attention_heads=4, num_key_value_heads=2, layer_types=["conv", "full_attention"]
         )
     )
-    with pytest.raises(ModelError, match="layer 0 of Lfm2ForCausalLM keeps a .*not keys and values"):
+    with pytest.raises(ModelError, match=r"layer 0 of Lfm2ForCausalLM keeps a .*not keys and values"):
         check_experts(mixed, QConfig(), "onnx", "onnxruntime-genai", tmp_path)
