@@ -27,8 +27,8 @@ HEAD = """# What onnxruntime-genai makes of our graphs
 Written by `tests/consumers/genai_table.py`. Small random models of transformers' registry of causal language models,
 quantized with `{scheme}` for onnxruntime-genai {version}, loaded there and asked for the logits behind a text of 24
 tokens (relative error to the model in memory, their mean removed; right within {limit}) and for the {steps} tokens that
-follow greedily (fewer where the text ends), which must be the same. *builder*: the program's own model builder knows the
-type. *refused* is our own sentence, before any work.
+follow greedily (fewer where the text ends), which must be the same. *builder*: the program's own model builder knows
+the type. *refused* is our own sentence, before any work.
 """
 
 
