@@ -67,7 +67,7 @@ ARCHITECTURES = {
     "starcoder2": Architecture("starcoder2", activations=GELU),
     "smollm3": Architecture("smollm3", interleaved=True),
     "arcee": Architecture("arcee", interleaved=True, activations=("relu2",)),
-    "cohere": Architecture("command-r"),
+    "cohere": Architecture("command-r", fixed={"use_qk_norm": False}),
     "cohere2": Architecture("cohere2", window=True, period=4),
     "ernie4_5": Architecture("ernie4_5"),
     "dots1": Architecture("dots1", expert_length=MOE, gating="SIGMOID"),
