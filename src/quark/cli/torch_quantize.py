@@ -363,7 +363,19 @@ def run_convert(request: Converted) -> None:
     told = {"scheme": f"{method} codes, unchanged", "unchanged": True, "seconds": time.perf_counter() - start, **lost}
     facts = facts_of(request, format, request.output) | told
     facts.pop("decoded_from")
+    describe_moved(request, facts)
     tell(request, facts, request.json)
+
+
+def describe_moved(request: Converted, facts: Mapping[str, Any]) -> None:
+    """The model card, and the licence files, of codes that were carried over: above the card that they had."""
+    from quark.torch.export.card import Card, write_card
+
+    lost = facts.get("file_loss") or 0.0
+    words = "carried over unchanged" if not lost else f"carried over, scales rounded by {lost:.1g} of the values' norm"
+    size = facts["bytes_before"], facts["bytes_after"]
+    card = Card(request.model.resolve().name, "codes", words, facts["format"], (), None, 0, None, size)
+    write_card(request.output.expanduser().resolve(), request.model, card)
 
 
 def hidden(output: Path, what: str) -> Path:

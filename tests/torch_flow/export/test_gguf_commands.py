@@ -107,3 +107,17 @@ def test_types_that_cannot_be_are_refused(
     assert main(["torch", "quantize", str(folder), "-o", str(tmp_path / "out"), *words]) != 0
     assert sentence in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["quark", "gptq", "compressed-tensors", "gguf"])
+def test_convert_keeps_the_licence_and_the_card(
+    format: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n\nOf ours.\n", encoding="utf-8")
+    (folder / "LICENSE").write_text("Do as you like.", encoding="utf-8")
+    told(capsys, "quantize", folder, "-o", tmp_path / "quark", "--scheme", "int4_wo_32")
+    told(capsys, "convert", tmp_path / "quark", "-o", tmp_path / "out", "--format", format)
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlicense: apache-2.0\nbase_model: quark\nbase_model_relation: quantized\n---\n")
+    assert "carried over" in card and "int4_wo_32" in card and "Of ours." in card
+    assert (tmp_path / "out" / "LICENSE").read_text(encoding="utf-8") == "Do as you like."
