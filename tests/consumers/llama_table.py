@@ -164,8 +164,8 @@ def written(model: Any, kind: str, folder: Path, goal: Path) -> Any:
 
     name, scheme = model.config.model_type, SCHEMES[kind]
     if not scheme:
-        template, apart = LLMTemplate.for_model(model), taken_apart(model)
-        types = types_of(apart, {"*": kind}, [] if kind == "F32" else template.get_config("int4_wo_32").exclude)
+        apart = taken_apart(model)
+        types = types_of(apart, {"*": kind}, [])  # as --gguf-type does: all linear layers but the output
         loss = export_gguf(model, goal, name, folder, layer_types=types, float_type="F32")
         take_values(apart, types, loss.rescued)
         return apart
