@@ -49,7 +49,6 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {  # where the class's defaults made s
     "ministral3": {
         "rope_parameters": {**YARN, "rope_theta": 1e6, "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.1}
     },
-    "deepseek_v2": {"rope_parameters": {**YARN, "rope_theta": 1e4, "mscale": 0.707, "mscale_all_dim": 0.707}},
     "deepseek_v3": {"n_group": 2, "rope_parameters": {**YARN, "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0}},
 }
 HEAD = """# What llama.cpp makes of our files

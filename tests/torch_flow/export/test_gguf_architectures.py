@@ -82,9 +82,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 32}),
     "phi": ("Phi", {}),
     "seed_oss": ("SeedOss", {"head_dim": 64}),
-    "solar_open": ("SolarOpen", {**ROUTED, "head_dim": 64}),
-    "gpt_neox": ("GPTNeoX", {}),
-    "deepseek_v2": ("DeepseekV2", {**ROUTED, **LATENT, "topk_method": "greedy"}),
     "deepseek_v3": ("DeepseekV3", {**ROUTED, **LATENT}),
 }
 INT4 = layer(Int4PerGroupSpec(-1, 32, scale_type="float16"))

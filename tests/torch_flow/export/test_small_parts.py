@@ -630,7 +630,6 @@ def test_which_architectures_llama_cpp_has_otherwise() -> None:
     }  # fmt: skip
     assert named("shifted") == {"gemma", "gemma2", "gemma3_text", "nemotron"}
     assert named("window") == {"gemma2", "gemma3_text", "gpt_oss", "cohere2", "olmo3"}
-    assert named("fused") == {"gpt_neox"}
     assert {name: ARCHITECTURES[name].period for name in named("period")} == {
         "gemma2": 2,
         "gemma3_text": 6,

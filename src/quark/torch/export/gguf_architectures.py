@@ -199,10 +199,7 @@ def rope_factors(config: Any) -> np.ndarray | None:
 
 
 def turned_rows(name: str, config: Any, row: Architecture) -> Callable[[np.ndarray], np.ndarray]:
-    """What happens to the rows of a tensor: queries and keys interleave the halves of each head, fused ones part."""
-    if row.fused and ".query_key_value." in name:
-        count = config.num_attention_heads
-        return lambda x: x.reshape(count, 3, x.shape[0] // count // 3, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+    """What happens to the rows of a tensor: queries and keys interleave the halves of each head."""
     if not row.interleaved or not (".q_proj." in name or ".k_proj." in name):
         return lambda x: x
     heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads

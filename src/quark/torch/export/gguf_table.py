@@ -22,7 +22,6 @@ class Architecture:
         expert_length: key of the configuration with the width of an expert, where it is written.
         fixed: what llama.cpp takes for granted: values of the configuration, where it has the key.
         period: every so many layers one sees all tokens, the others a window; 0: nothing is taken for granted.
-        fused: queries, keys and values of a head lie together in one tensor; the file has all queries first.
         gating: how scores of experts are made, where llama.cpp is told: a name of ``gguf.ExpertGatingFuncType``.
         yarn_unit: what llama.cpp is told for an ``mscale_all_dim`` of 1; 0: it has none.
         numbers: further keys of the configuration, and their method of ``GGUFWriter``.
@@ -37,7 +36,6 @@ class Architecture:
     expert_length: str = ""
     fixed: Mapping[str, object] = field(default_factory=dict)
     period: int = 0
-    fused: bool = False
     gating: str = ""
     yarn_unit: float = 0.0
     numbers: Mapping[str, str] = field(default_factory=dict)
@@ -87,16 +85,6 @@ ARCHITECTURES = {
     "olmo3": Architecture("olmo2", window=True, period=4),
     "phi": Architecture("phi2", activations=("gelu_new",), fixed={"qk_layernorm": False}),
     "seed_oss": Architecture("seed_oss"),
-    "solar_open": Architecture("glm4moe", expert_length=MOE, gating="SIGMOID"),
-    "gpt_neox": Architecture("gptneox", activations=("gelu",), fused=True),
-    "deepseek_v2": Architecture(
-        "deepseek2",
-        expert_length=MOE,
-        gating="SOFTMAX",
-        yarn_unit=0.1,
-        numbers=LATENT,
-        fixed={"topk_method": "greedy"},
-    ),
     "deepseek_v3": Architecture("deepseek2", expert_length=MOE, gating="SIGMOID", yarn_unit=0.1, numbers=LATENT),
 }
 # key of config.json → method of GGUFWriter; the first key that is there counts
