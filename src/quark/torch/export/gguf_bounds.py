@@ -19,7 +19,7 @@ FLOATS = {"F32": (0.0, 0.0), "F16": (HALF, SMALL), "BF16": (2.0**-8, 1e-38)}
 
 
 @dataclass(frozen=True)
-class Grid:
+class BlockGrid:
     """The codes of a type.
 
     Attributes:
@@ -36,10 +36,10 @@ class Grid:
 
 
 GRIDS = {
-    "Q4_0": Grid(8, True), "Q5_0": Grid(16, True), "Q8_0": Grid(127, True),
-    "Q4_1": Grid(15, False), "Q5_1": Grid(31, False),
-    "Q2_K": Grid(3, False, 16, 15), "Q4_K": Grid(15, False, 32, 63), "Q5_K": Grid(31, False, 32, 63),
-    "Q3_K": Grid(4, True, 16, 32), "Q6_K": Grid(32, True, 16, 128),
+    "Q4_0": BlockGrid(8, True), "Q5_0": BlockGrid(16, True), "Q8_0": BlockGrid(127, True),
+    "Q4_1": BlockGrid(15, False), "Q5_1": BlockGrid(31, False),
+    "Q2_K": BlockGrid(3, False, 16, 15), "Q4_K": BlockGrid(15, False, 32, 63), "Q5_K": BlockGrid(31, False, 32, 63),
+    "Q3_K": BlockGrid(4, True, 16, 32), "Q6_K": BlockGrid(32, True, 16, 128),
 }  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def allowed(kind: str, values: np.ndarray) -> np.ndarray:
     return np.broadcast_to((bound * (1 + SLACK))[:, None], blocks.shape).reshape(values.shape)
 
 
-def of_steps(grid: Grid, step: np.ndarray) -> np.ndarray:
+def of_steps(grid: BlockGrid, step: np.ndarray) -> np.ndarray:
     """What rounded steps take from the largest code, and add to half of themselves."""
     if not grid.steps:
         return (grid.levels + 1) * (step * HALF + SMALL)
@@ -69,14 +69,14 @@ def of_steps(grid: Grid, step: np.ndarray) -> np.ndarray:
     return (grid.levels + 1) * (moved + step * HALF + grid.steps * SMALL)
 
 
-def of_minima(grid: Grid, low: np.ndarray) -> np.ndarray:
+def of_minima(grid: BlockGrid, low: np.ndarray) -> np.ndarray:
     """What rounded minima are off."""
     if not grid.steps or grid.signed:
         return np.abs(low) * HALF + SMALL
     return largest(-low, grid) * (0.5 / grid.steps + HALF) + grid.steps * SMALL
 
 
-def largest(parts: np.ndarray, grid: Grid) -> np.ndarray:
+def largest(parts: np.ndarray, grid: BlockGrid) -> np.ndarray:
     """Of each 256 numbers the largest of their sub-blocks, once for each of these."""
     together = parts.reshape(-1, SUPER // grid.size)
     return np.repeat(together.max(-1), together.shape[1])
