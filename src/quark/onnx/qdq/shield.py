@@ -5,8 +5,9 @@ one scale per tensor, and says nothing: a layer that was excluded because its we
 weights have another type, would lose what it was spared. A ``Max`` of one tensor, a copy that the runtime neither
 removes nor looks through, before the layer stops it.
 
-Its integer Softmax overflows where it sums one or two entries, and answers 0 for 1: an attention over the first token
-of a text, or a model that normalizes over an axis of length 1, is lost. The copy before it leaves the Softmax in float.
+Its integer Softmax overflows where it sums one or two entries, and where results are small for their number (an even
+attention), and answers 0: an attention over the first token of a text, a model that normalizes over an axis of length
+1, or one whose attention looks everywhere, is lost. The copy before it leaves the Softmax in float.
 
 Its integer AveragePool has no dilations (opset 19): the file does not load. The same copy leaves it in float.
 
@@ -27,7 +28,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from quark.onnx.graph.surgery import Names, is_constant, opset
+from quark.onnx.graph.surgery import Names, constant_array, is_constant, opset
 
 #: Whose float weights ONNX Runtime rounds, and what it looks through for the QuantizeLinear behind.
 ROUNDED, PASSED = frozenset(["Conv", "ConvTranspose", "Gemm"]), frozenset(["Relu", "Clip"])
@@ -38,6 +39,9 @@ MOVERS = frozenset(["MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "
 DOMAINS = ("com.amd.quark", "org.openquark")
 #: Entries up to which ONNX Runtime's integer Softmax overflows.
 SHORT = 2
+#: Its table of exponentials ends at the largest float32 over the number of entries and this, and each is divided by the
+#: scale of the result: with a smaller scale than 1 / (entries * HEADROOM) it is infinite. 1 % is left for rounding.
+HEADROOM = 0.99 * math.e**5
 #: The opset from which QuantizeLinear states the type of its result.
 TYPED = 21
 
@@ -137,23 +141,26 @@ def _is_dilated(node: ir.Node) -> bool:
 
 
 def _overflows(node: ir.Node, version: int) -> bool:
-    """Whether a Softmax between Q and DQ sums ``SHORT`` entries or fewer; or may, and has unsigned codes.
+    """Whether a Softmax between Q and DQ sums too few entries for its scale; or may, and has codes of a CPU.
 
-    Signed codes over an axis of unknown length are those of devices, whose compilers would stumble over a copy.
+    Signed codes of scales from 1 / 256 on, over an axis of unknown length, are those of devices, whose compilers would
+    stumble over a copy.
     """
     if node.op_type != "Softmax" or node.domain or not _is_quantized(node):
         return False
     behind = next(use.node for use in node.outputs[0].uses() if use.node.op_type == "QuantizeLinear")
-    zero = behind.inputs[2] if len(behind.inputs) > 2 else None
+    zero, step = behind.inputs[2] if len(behind.inputs) > 2 else None, constant_array(behind.inputs[1])
+    scale = 0.0 if step is None else float(step.min())
     shape = node.inputs[0].shape if node.inputs[0] is not None else None
+    may = zero is None or zero.dtype == ir.DataType.UINT8 or scale < 1 / 256
     if shape is None:
-        return zero is None or zero.dtype == ir.DataType.UINT8
+        return may
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1 if version >= 13 else 1
     summed = [shape[axis]] if version >= 13 else list(shape)[axis:]  # older: all axes from there on
     known = [size for size in summed if isinstance(size, int)]
     if len(known) == len(summed):
-        return math.prod(known) <= SHORT
-    return zero is None or zero.dtype == ir.DataType.UINT8
+        return math.prod(known) <= SHORT or scale * math.prod(known) * HEADROOM < 1
+    return may
 
 
 def _is_rounded(node: ir.Node) -> bool:
