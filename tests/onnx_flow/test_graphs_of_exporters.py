@@ -12,11 +12,13 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.onnx_flow import models
 
 import quark
 from quark.cli import main
 from quark.cli.guidance import words
 from quark.errors import ConfigError
+from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.coverage import coverage
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Runner
@@ -160,3 +162,23 @@ def test_sessions_log_nothing() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("SessionOptions")
     }
     assert made == {"graph/session.py"}
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A16W8", "A8W8_CPU"])
+@pytest.mark.parametrize("padding", [-np.inf, float(np.finfo(np.float32).min), -1e9, -1e4])
+def test_padding_that_no_maximum_takes_is_no_range(padding: float, preset: str) -> None:
+    """Ports of TensorFlow's pooling pad by -infinity, or by a very low number, before a MaxPool."""
+    body = "r = Relu(a) p = Pad(r, pads, v) q = MaxPool<kernel_shape = [3, 3], strides = [2, 2]>(p) y = Conv(q, w2)"
+    arrays = {"w": models.normal(8, 3, 3, 3, seed=1), "w2": models.normal(8, 8, 2, 2, seed=2)}
+    arrays |= {"pads": np.array([0, 0, 0, 0, 0, 0, 2, 2]), "v": np.float32(padding)}
+    model = models.model(
+        f"g (float[1, 3, 17, 17] x) => (float[1, 8, 8, 8] y) {{ a = Conv<pads = [1, 1, 1, 1]>(x, w) {body} }}",
+        arrays,
+    )
+    samples = [{"x": models.normal(1, 3, 17, 17, seed=seed)} for seed in range(4)]
+    config = Config(global_quant_config=get_default_config(preset))
+    made = ModelQuantizer(config).quantize_model(model, None, samples)
+    assert made is not None
+    expected, found = models.run(model, samples[0])[0], models.run(made, samples[0])[0]
+    assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+    assert sum(node.op_type == "QuantizeLinear" for node in made.graph.node) >= 2

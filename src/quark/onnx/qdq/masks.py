@@ -1,7 +1,8 @@
 """Masks: constants of 0 and one very large number (or infinity) that decide which values count.
 
 A scale that covers such a number leaves the values beside it no resolution, and no scale covers infinity. Whatever
-carries one stays float, from the node that puts it in to the one that makes small numbers of it (a Softmax, mostly).
+carries one stays float, from the node that puts it in to the one that makes small numbers of it (a Softmax, mostly; the
+MaxPool behind a Pad of -infinity).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MASK_VALUE = -1e3
 #: The same for a positive one.
 FAR_ABOVE = 1e6
 #: Operators that may put a mask into a tensor.
-_PUTS_IN = frozenset(["Add", "Concat", "Mul", "ScatterElements", "ScatterND", "Sub", "Where"])
+_PUTS_IN = frozenset(["Add", "Concat", "Mul", "Pad", "ScatterElements", "ScatterND", "Sub", "Where"])
 #: Operators whose results are small numbers again.
 _ENDS = LAYERS | frozenset(["Exp", "HardSigmoid", "Sigmoid", "Softmax", "Tanh"])
 _SIZE_LIMIT = 1 << 24
@@ -31,13 +32,19 @@ def carriers(model: ir.Model) -> tuple[set[ir.Node], set[ir.Value]]:
     for node in model.graph:
         if reads_mask(node) or any(value in values for value in node.inputs):
             nodes.add(node)
-            if node.op_type not in _ENDS:
+            if node.op_type not in _ENDS and not _pools_padding(node):
                 values.update(value for value in node.outputs if is_float(value))
     return nodes, values
 
 
+def _pools_padding(node: ir.Node) -> bool:
+    """Whether a MaxPool reads what a Pad has put around its input: every window holds a value of the input, too."""
+    source = node.inputs[0].producer() if node.op_type == "MaxPool" and node.inputs[0] is not None else None
+    return source is not None and source.op_type == "Pad"
+
+
 def reads_mask(node: ir.Node) -> bool:
-    """Whether a node adds, selects or joins a constant mask."""
+    """Whether a node adds, selects, joins or pads with a constant mask."""
     return node.op_type in _PUTS_IN and any(_is_mask(value) for value in node.inputs)
 
 

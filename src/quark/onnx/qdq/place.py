@@ -205,7 +205,7 @@ def _why_float(node: ir.Node, placement: Placement) -> str | None:
     if node.op_type == "MatMul" and _const_b_only(placement.job) and slots.weight_input(node, rule) is None:
         return "MatMulConstBOnly: its second input is not constant"
     if node in placement.masking:
-        return "it carries an attention mask: a scale that covers the mask would leave the scores no resolution"
+        return "it carries an attention mask or padding: a scale that covers it would leave the values no resolution"
     if not slots.data_inputs(node, rule) and slots.weight_input(node, rule) is None:
         return "it reads no float tensor"
     return None
