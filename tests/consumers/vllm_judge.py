@@ -6,7 +6,7 @@ process of its own:
     config        its ``config.json``
     parameters    the classes and schemes of every layer
     weights       the files, by the model's own ``load_weights``
-    caches        the scales of keys and values, if FOLDER.caches.pt has them: {name: value}, one each of every layer
+    caches        the scales of keys and values, if FOLDER.caches.pt has them: {name: value or values of channels}
     experts       decoded from vLLM's parameters by ``vllm_experts.py`` (int4 after it is processed)
     processed     ``process_weights_after_loading`` of every layer
     run           the linear layers, by vLLM's emulation and by what ``vllm_plain.py`` has: outputs against those of
@@ -129,16 +129,20 @@ class Judged:
             return
         wanted, loaded = torch.load(path), dict(self.model.named_parameters())
         for role in "kv":
-            ours = [
-                float(wanted[name]) for name in sorted(wanted, key=vllm_experts.natural) if f".{role}_proj." in name
-            ]
-            scales = {name: float(value) for name, value in loaded.items() if name.endswith(f".{role}_scale")}
+            ours = [wanted[name] for name in sorted(wanted, key=vllm_experts.natural) if f".{role}_proj." in name]
+            scales = {name: value for name, value in loaded.items() if name.endswith(f".{role}_scale")}
             theirs = [scales[name] for name in sorted(scales, key=vllm_experts.natural)]
             if len(ours) != len(theirs):
                 raise ValueError(f"{len(ours)} scales of {role} were written, and {len(theirs)} layers have one")
-            for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-                if not math.isclose(a, b, rel_tol=CAST):
-                    raise ValueError(f"scale of {role} of attention layer {place}: {b:.6g}, and {a:.6g} was evaluated")
+            for place, (channels, heads) in enumerate(zip(ours, theirs, strict=True)):
+                if channels.dim() and heads.numel() == 1:
+                    raise ValueError(f"scale of {role} of attention layer {place}: one, and one per head was evaluated")
+                repeated = heads.flatten().repeat_interleave(max(channels.numel() // heads.numel(), 1))
+                for a, b in zip(channels.flatten().tolist(), repeated.tolist(), strict=True):
+                    if not math.isclose(a, b, rel_tol=CAST):
+                        raise ValueError(
+                            f"scale of {role} of attention layer {place}: {b:.6g}, and {a:.6g} was evaluated"
+                        )
         self.found["cache_values"] = len(wanted)
 
     def experts(self) -> None:
@@ -207,7 +211,13 @@ class Judged:
         found = [expected.get(known.get(f"{head}.{part}", "")) for part in parts]
         if any(one is None for one in found):
             return None
-        return found[0][0], *(torch.cat([one[place] for one in found], -1) for place in (1, 2))  # type: ignore[index]
+        outputs = ([self.turned(part, one[place]) for part, one in zip(parts, found)] for place in (1, 2))  # type: ignore
+        return found[0][0], *(torch.cat(one, -1) for one in outputs)  # type: ignore[index]
+
+    def turned(self, part: str, output: torch.Tensor) -> torch.Tensor:
+        """An output [n, out] in the order of vLLM's own rows (llama4: queries and keys)."""
+        turn = getattr(self.model, "permute_qk_weight_for_rotary", None)
+        return output if turn is None else turn(f"{part}.weight", output.T.contiguous())[1].T
 
 
 def bytes_of(parameter: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 from tests.torch_flow.export.networks import llama, logits
 from tests.torch_flow.export.test_reload import quantized
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, ModelError
 from quark.torch import LLMTemplate
 from quark.torch.export.write_as import export_as
 from quark.torch.files.foreign import convert, quantized_model
+from quark.torch.files.prequantized import dequantize_checkpoint
 from quark.torch.quantized_layer import quantized_layers
 
 transformers = pytest.importorskip("transformers")
@@ -119,3 +120,44 @@ def test_experts_of_gpt_oss_keep_their_values(tmp_path: Path) -> None:
     assert sum(1 for _ in quantized_layers(again)) == 6
     with torch.no_grad():
         assert torch.allclose(again(ids).logits, model(ids).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("cache", [None, "fp8", "fp8_per_head"])
+def test_caches_are_carried_over(cache: str | None, dtype: torch.dtype, tmp_path: Path) -> None:
+    """To quark and back: the same tensors, and the answers of the model that was written."""
+    model = quantized(llama(dtype, **SIZES), LLMTemplate.get("llama").get_config("ptpc_fp8", kv_cache_scheme=cache))
+    write(model, tmp_path / "a", "compressed-tensors")
+    assert torch.equal(logits(quantized_model(tmp_path / "a")), logits(model))
+    convert(tmp_path / "a", tmp_path / "b", "quark")
+    convert(tmp_path / "b", tmp_path / "c", "compressed-tensors", "vllm")
+    first, last = (load_file(tmp_path / name / "model.safetensors") for name in "ac")
+    assert first.keys() == last.keys() and all(torch.equal(first[key], last[key]) for key in first)
+    assert sum(key.endswith((".k_scale", ".v_scale")) for key in first) == (4 if cache else 0)
+    first, last = (json.loads((tmp_path / name / "config.json").read_text())["quantization_config"] for name in "ac")
+    assert first.get("kv_cache_scheme") == last.get("kv_cache_scheme")
+
+
+def test_caches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    model = quantized(llama(**SIZES), LLMTemplate.get("llama").get_config("ptpc_fp8", kv_cache_scheme="fp8_per_head"))
+    write(model, tmp_path / "m", "compressed-tensors")
+    path, name = tmp_path / "m" / "model.safetensors", "model.layers.1.self_attn.v_scale"
+    tensors, config = load_file(path), json.loads((tmp_path / "m" / "config.json").read_text())
+    save_file({**tensors, name: tensors[name][:1].clone()}, path)
+    with pytest.raises(ModelError, match=f"'{name}' has 1 values, and the model has 2 for it"):
+        quantized_model(tmp_path / "m")
+    save_file({key: value for key, value in tensors.items() if key != name}, path)
+    with pytest.raises(ModelError, match=f"has a kv_cache_scheme and lacks '{name}'"):
+        quantized_model(tmp_path / "m")
+    config["quantization_config"]["kv_cache_scheme"]["type"] = "int"
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="kv_cache_scheme is int of 8 bits per attn_head"):
+        quantized_model(tmp_path / "m")
+
+
+def test_a_quantized_cache_does_not_keep_a_folder_from_being_decoded(tmp_path: Path) -> None:
+    model = quantized(llama(**SIZES), LLMTemplate.get("llama").get_config("ptpc_fp8", kv_cache_scheme="fp8_per_head"))
+    write(model, tmp_path / "m", "compressed-tensors")
+    dequantize_checkpoint(tmp_path / "m", tmp_path / "float")
+    found = load_file(tmp_path / "float" / "model.safetensors")
+    assert found.keys() == llama(**SIZES).state_dict().keys()

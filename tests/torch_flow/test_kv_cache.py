@@ -14,6 +14,7 @@ from quark.torch import ModelQuantizer
 from quark.torch.export.api import export_compressed_tensors, export_safetensors, import_model_from_safetensors
 from quark.torch.kv_cache import exported_scales, role_of
 from quark.torch.quantization.config.config import (
+    FP8E4M3PerChannelSpec,
     FP8E4M3PerTensorSpec,
     Int4PerGroupSpec,
     Int8PerChannelSpec,
@@ -201,6 +202,36 @@ def test_a_group_shares_the_largest_scale_and_none_is_below_the_least(
     assert all(value.item() == pytest.approx(least) for value in raised.values())
 
 
+@pytest.mark.parametrize("post_rope", [False, True])
+@torch.no_grad()
+def test_a_scale_per_head_is_that_of_its_largest_value(post_rope: bool, model: Any, ids: torch.Tensor) -> None:
+    """In the first layer, whose input is that of the float model: amax / 448 of each head."""
+    fields: dict[str, Any] = {"kv_cache_per_head": True, "kv_cache_post_rope": post_rope}
+    quantized = quantize(model, ids, cache(FP8E4M3PerChannelSpec(-1)), **fields)
+    made = model(ids, use_cache=True).past_key_values.layers[0]
+    hidden = model.model.layers[0].input_layernorm(model.model.embed_tokens(ids))
+    before = model.model.layers[0].self_attn.k_proj(hidden).unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+    for role, values in (("k_proj", made.keys if post_rope else before), ("v_proj", made.values)):
+        found = exported_scales(quantized)[f"model.layers.0.self_attn.{role}.output_scale"].reshape(HEADS, HEAD)
+        amax = values.abs().amax((0, 2, 3))
+        assert amax[0] != amax[1]
+        torch.testing.assert_close(found, (amax / 448)[:, None].expand(HEADS, HEAD))
+    after = quantized(ids, use_cache=True).past_key_values.layers[0].values
+    scale = (made.values.abs().amax((0, 2, 3)) / 448)[None, :, None, None]
+    torch.testing.assert_close(after, (made.values / scale).to(torch.float8_e4m3fn).float() * scale)
+
+
+def test_heads_of_unknown_length_are_refused(model: Any, ids: torch.Tensor) -> None:
+    entries = cache(FP8E4M3PerChannelSpec(-1))
+    broken = copy.deepcopy(model)
+    broken.model.layers[1].self_attn.head_dim = None
+    with pytest.raises(ModelError, match=r"'model\.layers\.1\.self_attn' \(LlamaAttention\) does not tell how long"):
+        quantize(broken, ids, entries, kv_cache_per_head=True)
+    broken.model.layers[1].self_attn.head_dim = 24
+    with pytest.raises(ModelError, match=r"heads of 24 do not divide the 32 outputs of 'model\.layers\.1.*k_proj'"):
+        quantize(broken, ids, entries, kv_cache_per_head=True)
+
+
 @torch.no_grad()
 def test_scales_that_are_exported_are_those_that_ran(model: Any, ids: torch.Tensor) -> None:
     quantized = quantize(model, ids, cache(FP8), kv_cache_group=["*k_proj", "*v_proj"], kv_cache_post_rope=True)
@@ -256,6 +287,8 @@ def test_quantizing_twice_is_an_error(model: Any, ids: torch.Tensor) -> None:
         (TOKEN, {"kv_cache_group": ["*k_proj"]}, "static symmetric per_tensor"),
         (Uint8PerTensorSpec(), {"min_kv_scale": 0.1}, "static symmetric per_tensor"),
         (FP8, {"min_kv_scale": -1.0}, "min_kv_scale"),
+        (FP8, {"kv_cache_per_head": True}, "kv_cache_per_head needs static symmetric per_channel"),
+        (CHANNEL, {"kv_cache_per_head": True, "kv_cache_group": ["*k_proj"]}, "static symmetric per_tensor"),
     ],
 )
 def test_what_cannot_work_is_said_when_the_configuration_is_made(spec: Any, fields: Any, words: str) -> None:

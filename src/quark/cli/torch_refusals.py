@@ -26,7 +26,14 @@ DYNAMIC = (
 )
 STATIC = ("int8", "fp8", "mxfp4_fp8", "amdfp4_global16", "amdfp4_global32", "nvfp4", "fp4_block16_scale_e4m3")
 SCHEMES = (*WEIGHT_ONLY, *DYNAMIC, *STATIC)
-CACHES = {"fp8": True, "int8": True, "int8_per_token": False, "int4_per_token": False, "int4_per_channel": True}
+CACHES = {
+    "fp8": True,
+    "fp8_per_head": True,
+    "int8": True,
+    "int8_per_token": False,
+    "int4_per_token": False,
+    "int4_per_channel": True,
+}
 SAMPLED = tuple(row.torch for row in ROWS if row.torch and row.samples)  # algorithms that need samples
 ALGORITHMS = tuple(name for row in ROWS if row.torch for name in (row.torch, row.onnx, *row.also) if name)
 FORMATS = ("quark", "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "mxfp4", "gguf", "onnx")

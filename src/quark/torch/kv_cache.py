@@ -14,8 +14,9 @@ Keys and values are quantized as [batch, tokens, heads * head size], the layout 
 configuration means the same before and after RoPE: ``per_channel`` with axis -1 is one scale per channel of each head,
 with axis 1 (dynamic) one per token, ``per_group`` along -1 with the head size one per token and head.
 
-After calibration ``kv_cache_group`` gives the scales of one attention module their maximum, and ``min_kv_scale`` is the
-least of all: what is evaluated is what ``exported_scales`` hands to a file.
+After calibration ``kv_cache_group`` gives the scales of one attention module their maximum, ``kv_cache_per_head`` those
+of the channels of one head, and ``min_kv_scale`` is the least of all: what is evaluated is what ``exported_scales``
+hands to a file.
 
 With R3 of QuaRot (``RotationConfig(r3=True)``) keys are turned before they are quantized and turned back behind, which
 is what turned queries and keys give: q^T H^T Q(H k).
@@ -47,6 +48,7 @@ from quark.torch.quantized_layer import QuantLayer
 from quark.torch.stage import Stage, Stages
 
 ARGUMENTS = ("past_key_values", "past_key_value", "layer_past")  # names that attention modules give their cache
+HEAD_SIZES = ("head_dim", "head_size")  # attributes of attention modules
 CHILD = "_cache_quantizer"
 ROLES = {  # last part of a projection's name: what it makes
     "kv_": re.compile(r"qkv|kv|query_key_value|c_attn|in_proj"),
@@ -188,6 +190,8 @@ def find_caches(model: nn.Module, config: QConfig) -> list[CacheMatch]:
             "rotation: r3 turns keys behind the rotary embedding, on their way into a quantized cache, so it needs "
             "kv_cache_quant_config and kv_cache_post_rope=True"
         )
+    if config.kv_cache_per_head:
+        check_heads(model, config)
     if not config.kv_cache_post_rope:
         return []
     found: dict[str, dict[str, tuple[Stages, str]]] = {}
@@ -197,6 +201,29 @@ def find_caches(model: nn.Module, config: QConfig) -> list[CacheMatch]:
             stages = config.kv_cache_quant_config[pattern].stages("output_tensors")
             found.setdefault(layer.name.rpartition(".")[0], {}).update(roles(pattern, layer, stages))
     return [replace(cache_match(model, name, by_role), turned=turned) for name, by_role in found.items()]
+
+
+def check_heads(model: nn.Module, config: QConfig) -> None:
+    """Every attention module tells how long its heads are."""
+    for layer in find_candidates(model):
+        if is_cached(layer.name, config):
+            head_size(model, layer.name.rpartition(".")[0])
+
+
+def head_size(model: nn.Module, name: str) -> int:
+    """Channels of one head of an attention module.
+
+    Raises:
+        ModelError: the module does not tell.
+    """
+    module = model.get_submodule(name)
+    found = next((size for key in HEAD_SIZES if isinstance(size := getattr(module, key, None), int)), 0)
+    if found < 1:
+        raise ModelError(
+            f"kv_cache_per_head: {name!r} ({type(module).__name__}) does not tell how long a head is "
+            f"({' or '.join(HEAD_SIZES)}); use a scale per tensor or channel"
+        )
+    return found
 
 
 def roles(pattern: str, layer: Candidate, stages: Stages) -> Iterable[tuple[str, tuple[Stages, str]]]:
@@ -267,12 +294,21 @@ def settle_scales(model: nn.Module, config: QConfig) -> None:
     for block, projection, part in scaled_parts(model, config):
         if config.min_kv_scale:
             part.scale = scale_of(part).clamp(min=config.min_kv_scale)
+        if config.kv_cache_per_head:
+            part.scale = widest_in_heads(scale_of(part), head_size(model, block), projection)
         if any(matches((projection,), glob) for glob in config.kv_cache_group):
             groups.setdefault(block, []).append(part)
     for members in groups.values():
         widest = torch.stack([scale_of(part) for part in members]).amax(0)
         for part in members:
             part.scale = widest.clone()
+
+
+def widest_in_heads(scale: torch.Tensor, size: int, name: str) -> torch.Tensor:
+    """Scales of channels [heads * size], each the largest of its head."""
+    if len(scale) % size:
+        raise ModelError(f"kv_cache_per_head: heads of {size} do not divide the {len(scale)} outputs of {name!r}")
+    return scale.reshape(-1, size).amax(1).repeat_interleave(size)
 
 
 def exported_scales(model: nn.Module) -> dict[str, torch.Tensor]:

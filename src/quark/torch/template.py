@@ -137,7 +137,8 @@ class LLMTemplate:
         Args:
             scheme: of all layers; ``get_supported_schemes`` lists them.
             algorithm: name or names of algorithms, in order.
-            kv_cache_scheme: of keys and values: fp8, int8, int8_per_token, int4_per_token, int4_per_channel.
+            kv_cache_scheme: of keys and values: fp8, fp8_per_head, int8, int8_per_token, int4_per_token,
+                int4_per_channel.
             min_kv_scale: least static scale of keys and values.
             attention_scheme: "fp8" quantizes queries and attention probabilities; needs eager attention.
             layer_config: scheme by name or glob of layers.
@@ -179,6 +180,7 @@ class LLMTemplate:
             "kv_cache_quant_config": {glob: values if roles == ("v",) else keys for glob, roles in made.items()},
             "kv_cache_group": list(self.kv_layers_name) if name in schemes.SHARED_SCALE else [],
             "min_kv_scale": min_kv_scale,
+            "kv_cache_per_head": name in schemes.PER_HEAD,
             "kv_cache_post_rope": fused,
         }
 

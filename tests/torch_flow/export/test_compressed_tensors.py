@@ -14,6 +14,7 @@ from tests.torch_flow.export.test_reload import layer, nvfp4, quantized
 from torch import nn
 
 from quark.errors import ConfigError
+from quark.torch import LLMTemplate
 from quark.torch.export.api import export_compressed_tensors, export_safetensors, import_model_from_safetensors
 from quark.torch.quantization.config.config import (
     FP8E4M3PerBlockSpec,
@@ -136,6 +137,27 @@ def test_layers_of_their_own_get_groups_of_their_own(tmp_path: Path) -> None:
     groups = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]["config_groups"]
     assert sorted(len(group["targets"]) for group in groups.values()) == [2, 12]
     assert torch.equal(logits(load(tmp_path / "m")), logits(model))
+
+
+@pytest.mark.parametrize(("scheme", "heads"), [("fp8", 1), ("fp8_per_head", 2)])
+@torch.no_grad()
+def test_scales_of_caches_are_in_the_places_of_the_library(scheme: str, heads: int, tmp_path: Path) -> None:
+    """The library makes the places, transformers fills them; the values are amax / 448 of keys and values."""
+    model = llama(dtype=torch.float32)
+    hidden = model.model.layers[0].input_layernorm(model.model.embed_tokens(IDS))
+    attention = model.model.layers[0].self_attn
+    wanted = {role: getattr(attention, f"{role}_proj")(hidden).unflatten(-1, (heads, -1)) for role in "kv"}
+    amax = {role: values.abs().amax((0, 1, 3)) for role, values in wanted.items()}
+    if heads == 1:  # keys and values share it
+        amax = dict.fromkeys("kv", torch.maximum(*amax.values()))
+    config = LLMTemplate.get("llama").get_config("ptpc_fp8", kv_cache_scheme=scheme)
+    export_compressed_tensors(quantized(model, config), tmp_path / "m")
+    loaded = load(tmp_path / "m").model.layers[0].self_attn
+    assert loaded.quantization_scheme.input_activations.strategy == ("tensor" if heads == 1 else "attn_head")
+    for role in "kv":
+        found = getattr(loaded, f"{role}_scale")
+        assert tuple(found.shape) == ((1,) if heads == 1 else (heads, 1, 1))
+        torch.testing.assert_close(found.flatten(), amax[role] / 448, rtol=1e-5, atol=0)
 
 
 def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:

@@ -90,6 +90,9 @@ def test_sentences_name_what_has_it() -> None:
         check_caches("int8", "quark", "vllm")
     check_caches("fp8", "compressed-tensors", "vllm")
     check_caches("int8", "quark", "transformers")
+    check_caches("fp8_per_head", "compressed-tensors", "vllm")
+    with pytest.raises(ConfigError, match=r"--kv-cache fp8 is read, --format compressed-tensors has it"):
+        check_caches("fp8_per_head", "quark", "vllm")
     check_formats(["int4_wo_32"], "compressed-tensors", "vllm")
     check_formats(["a scheme of my own"], "gptq", "vllm")
 

@@ -17,7 +17,7 @@ from typing import Any
 from quark import __version__
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
-from quark.numerics.granularity import Tensor
+from quark.numerics.granularity import Channel, Tensor
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.cache import check_cache
 from quark.torch.config.tensor import QTensorConfig, blocks_of, element_of, refuse
@@ -169,6 +169,7 @@ class QConfig:
         quant_mode, quant_flow, gpu_resident_blocks: eager mode of a model in memory.
         sync_moe_expert_input_amax: experts of a layer share their static input range, those without tokens too.
         keep_prequantized_layers: keep excluded layers that the source had already quantized.
+        kv_cache_per_head: static per_channel scales of keys and values become their maximum in each head.
     """
 
     global_quant_config: QLayerConfig
@@ -189,6 +190,7 @@ class QConfig:
     gpu_resident_blocks: int = 0
     sync_moe_expert_input_amax: bool = False
     keep_prequantized_layers: bool = True
+    kv_cache_per_head: bool = False
 
     def __post_init__(self) -> None:
         self.quant_mode = member(QuantizationMode, "quant_mode", self.quant_mode)
@@ -285,20 +287,21 @@ def check_algorithms(configs: list[AlgoConfig] | None) -> None:
 
 
 def check_cache_scales(config: QConfig) -> None:
-    """``kv_cache_group`` and ``min_kv_scale`` change static symmetric scales, so there are such scales."""
+    """Fields that change static symmetric scales, so there are such scales."""
     if isinstance(config.min_kv_scale, bool) or not 0 <= config.min_kv_scale < float("inf"):
         refuse(f"min_kv_scale must be a number of at least 0, not {config.min_kv_scale!r}")
-    used = [name for name in ("kv_cache_group", "min_kv_scale", "kv_cache_post_rope") if getattr(config, name)]
+    known = ("kv_cache_group", "min_kv_scale", "kv_cache_per_head", "kv_cache_post_rope")
+    used = [name for name in known if getattr(config, name)]
     if used and not config.kv_cache_quant_config:
         refuse(f"{used[0]} says how keys and values are quantized, and kv_cache_quant_config says that they are not")
-    if not (config.kv_cache_group or config.min_kv_scale):
-        return
-    for name, layer in config.kv_cache_quant_config.items():
-        (stage,) = layer.stages("output_tensors")
-        if not (stage.calibrated and stage.spec.symmetric and isinstance(stage.spec.granularity, Tensor)):
-            refuse(
-                f"{used[0]} needs static symmetric per_tensor scales, and kv_cache_quant_config[{name!r}] has others"
-            )
+    for changed in (name for name in used if name != "kv_cache_post_rope"):
+        kind, words = (Channel, "per_channel") if changed == "kv_cache_per_head" else (Tensor, "per_tensor")
+        for name, layer in config.kv_cache_quant_config.items():
+            (stage,) = layer.stages("output_tensors")
+            if not (stage.calibrated and stage.spec.symmetric and isinstance(stage.spec.granularity, kind)):
+                refuse(
+                    f"{changed} needs static symmetric {words} scales, and kv_cache_quant_config[{name!r}] has others"
+                )
 
 
 OF_CHECKPOINTS = ("export", "quant_method")  # keys beside ours in the file of a checkpoint
@@ -307,6 +310,7 @@ RARE: dict[str, Any] = {
     "log_severity_level": 1,
     "kv_cache_group": [],
     "min_kv_scale": 0.0,
+    "kv_cache_per_head": False,
     "shared_scale_groups": [],
     "sync_moe_expert_input_amax": False,
     "keep_prequantized_layers": True,

@@ -82,12 +82,14 @@ INT4_PER_TOKEN = specs.Int4PerChannelSpec(1, is_dynamic=True)
 INT8_PER_TOKEN = specs.Int8PerChannelSpec(1, True, is_dynamic=True)
 KV_SCHEMES: Mapping[str, tuple[DataTypeSpec, DataTypeSpec]] = {  # of keys, of values
     "fp8": (specs.FP8E4M3PerTensorSpec(scale_type="float"),) * 2,
+    "fp8_per_head": (specs.FP8E4M3PerChannelSpec(-1),) * 2,
     "int8": (specs.Int8PerTensorSpec(),) * 2,
     "int8_per_token": (INT8_PER_TOKEN,) * 2,
     "int4_per_token": (INT4_PER_TOKEN,) * 2,
     "int4_per_channel": (specs.Int4PerChannelSpec(-1), INT4_PER_TOKEN),
 }
 SHARED_SCALE = ("fp8", "int8")  # one scale for the keys and values of an attention module
+PER_HEAD = ("fp8_per_head",)  # scales of channels that become one for each head
 
 REGISTERED: dict[str, QLayerConfig] = {}
 

@@ -91,7 +91,7 @@ def export_compressed_tensors(
     if program != "vllm":
         check_reader(why_not(model, schemes, formats, names, described))
     described |= {"kv_cache_scheme": cache_scheme(caches)} if caches else {}
-    made = [*compressed_items(model, schemes, formats), *cache_items(caches)]
+    made = [*compressed_items(model, schemes, formats), *cache_items(model, caches)]
     items = cache_scales_for(program, config, [*outside_items(made, names), *left_out_items(model)])
     with new_folder(output_dir) as folder:
         write_shards(folder, items, "model", max_shard_size)

@@ -162,9 +162,12 @@ def check_caches(scheme: str | None, format: str, program: str | None) -> None:
     if row is not None and not row.works:
         known = [one for one in table() if (one.format, one.program, one.works) == (format, program, True)]
         names = [one.scheme.removeprefix(CACHE) for one in known if one.scheme.startswith(CACHE)]
+        rows = {name: row_of(row.scheme, name, row.program) for name in FORMATS}
+        ways = [f"--kv-cache {' or '.join(names)} is read"]
+        ways += [f"--format {name} has it" for name, one in rows.items() if one is not None and one.works]
         raise ConfigError(
             f"{PROGRAMS[row.program].title} has no {scheme} cache in the {FORMATS[format].title} format "
-            f"({row.shown_by}); --kv-cache {' or '.join(names)} is read"
+            f"({row.shown_by}); {', '.join(ways)}"
         )
 
 

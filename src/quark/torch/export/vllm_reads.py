@@ -15,7 +15,7 @@ from torch import nn
 
 from quark.errors import ConfigError
 from quark.numerics.elements import Int
-from quark.numerics.granularity import Tensor
+from quark.numerics.granularity import Block2D, Tensor
 from quark.torch.config.model import QConfig
 from quark.torch.experts import UnfusedExperts, fact, is_fused
 from quark.torch.export.original import names_of, renamed_item
@@ -31,6 +31,8 @@ ROWS_IN_TURN = {"quark": "GptOssModel._load_weights_quark", "compressed-tensors"
 SCANNED = ("in_proj", "x_proj", "dt_proj", "out_proj")
 #: Classes that put the rows of a layer in another order while they load it, as if all of its tensors were weights.
 REPACKED = {"BloomForCausalLM": ("query_key_value", "BloomModel._repack_qkv")}
+#: Classes that turn the rows of queries and keys while they load them: weights with a row per output, and their scales.
+TURNED = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 #: Classes that find no place for the scales of a cache, and where they lose them.
 CACHELESS = {"JambaForCausalLM": "its hf_to_vllm_mapper drops '.self_attn' from names"}
 WORD = 32  # bits
@@ -57,6 +59,8 @@ def check_for_vllm(model: nn.Module, config: QConfig, format: str) -> None:
     check_float_layers(model, config)
     if format == "quark":
         check_words(model, config)
+    if type(model).__name__ in TURNED:
+        check_turned(model, config, format)
     check_cache_scales(model, config, format)
 
 
@@ -112,6 +116,25 @@ def check_words(model: nn.Module, config: QConfig) -> None:
             )
 
 
+def check_turned(model: nn.Module, config: QConfig, format: str) -> None:
+    """Queries and keys whose rows vLLM turns, in layouts where it turns something else, or nothing."""
+    for layer in find_candidates(model):
+        found = choose_all(layer, config)[0]
+        if not layer.name.endswith((".q_proj", ".k_proj")) or found is None:
+            continue
+        specs = [stage.spec for stage in found.stages("weight")]
+        narrow = any(isinstance(spec.row, Int) and spec.row.bits < 8 for spec in specs)
+        what = "are packed along the outputs" if narrow and format in ("quark", "awq", "gptq") else ""
+        what = "have zero points" if any(not spec.symmetric for spec in specs) else what
+        what = "have scales of blocks" if any(isinstance(spec.granularity, Block2D) for spec in specs) else what
+        if what:
+            raise ConfigError(
+                f"vLLM turns the rows of {layer.name!r} while it loads it (permute_qk_weight_for_rotary), and not where "
+                f"they {what}; --exclude '*.q_proj' --exclude '*.k_proj' leaves them in float, and --format "
+                f"compressed-tensors has symmetric integers"
+            )
+
+
 def is_selective_scan(module: nn.Module) -> bool:
     """Whether a module is a state-space mixer of the first kind, whose steps are projected from its inputs."""
     return hasattr(module, "A_log") and all(isinstance(getattr(module, name, None), nn.Linear) for name in SCANNED)
@@ -133,6 +156,11 @@ def check_cache_scales(model: nn.Module, config: QConfig, format: str) -> None:
         raise ConfigError(
             f"vLLM does not read the cache of {type(model).__name__} in the quark format: attention across encoder and "
             f"decoder has no scales (QuarkConfig: quantization method of kv_cache is different); leave out --kv-cache"
+        )
+    if format == "quark" and config.kv_cache_per_head:
+        raise ConfigError(
+            "vLLM does not read caches with a scale per head (kv_cache_per_head) in the quark format (QuarkConfig: "
+            "different quantization configuration for 'q_proj' and 'k_proj'); --format compressed-tensors has them"
         )
     names = names_of(model)
     for name in (layer.name for layer in find_candidates(model) if is_cached(layer.name, config)):

@@ -6,7 +6,8 @@ MXFP4 (gpt_oss).
 Each layer is decoded, stored in our own layout under the scales of the folder, and decoded again: what is not equal bit
 for bit is refused. So nothing has to be believed about a format; only what is the same is carried over.
 
-Not handled: inputs in another order (``desc_act``), caches, blocks of compressed-tensors; they are refused by name.
+Not handled: inputs in another order (``desc_act``), int8 caches, blocks of compressed-tensors; they are refused by
+name.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from quark.torch.export.state import renamed
 from quark.torch.export.write_as import export_as
 from quark.torch.fake_quantize import make_quantizer
 from quark.torch.files.carried import codes_under
+from quark.torch.files.folder_caches import FolderCaches, caches_in
 from quark.torch.files.grids import GRIDS, FolderGrid, Parts, refuse
 from quark.torch.files.prequantized import LEFT, METHODS, Coded, Found, method_of
 from quark.torch.files.skeleton import StoredSource, architecture_of, stored_tensors
@@ -54,12 +56,14 @@ class Translated(Checkpoint):
         layers: what makes the tensors of a layer, by the name outside of its weight.
         taken: names of the tensors that layers are made of.
         stacks: what takes stacked tensors apart whose experts are quantized, by their names.
+        caches: tensors of the cache.
     """
 
     source: Mapping[str, StoredSource] = None  # type: ignore[assignment]
     layers: Mapping[str, FolderLayer] = None  # type: ignore[assignment]
     taken: frozenset[str] = frozenset()
     stacks: Mapping[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = field(default_factory=dict)
+    caches: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, value) of every tensor."""
@@ -70,6 +74,7 @@ class Translated(Checkpoint):
                 yield name, stored.read(self.folder)
         for layer in self.layers.values():
             yield from layer.tensors().items()
+        yield from self.caches.items()
 
 
 @dataclass(frozen=True)
@@ -121,8 +126,10 @@ def quantized_model(folder: Path) -> nn.Module:
     model, layers, inside, stacks, taken = layers_in(folder)
     checkpoint = read_checkpoint(folder)
     tensors = stored_tensors(checkpoint)
-    translated = Translated(checkpoint.folder, checkpoint.config, checkpoint.files, tensors, layers, taken, stacks)
-    map_model(model, Scheme(config_of(model, layers, inside), JsonExporterConfig(), "quark"))
+    caches = caches_in(model, checkpoint)
+    own = (layers, taken, stacks, caches.tensors)
+    translated = Translated(checkpoint.folder, checkpoint.config, checkpoint.files, tensors, *own)
+    map_model(model, Scheme(config_of(model, layers, inside, caches), JsonExporterConfig(), "quark"))
     load(model, translated)
     library: Any = model
     library.config._name_or_path = str(folder)
@@ -150,11 +157,10 @@ def layers_in(
     described: Any = checkpoint.config["quantization_config"]
     tensors = stored_tensors(checkpoint)
     found = METHODS[method](tensors, described, checkpoint)
-    model = architecture_of(checkpoint, buffers=True, eager=False)
+    dtype = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), torch.float32)
+    model = architecture_of(checkpoint, True, False, dtype)  # a model that is cast has other rotary frequencies
     if model is None:
         raise ModelError(f"{str(folder / 'config.json')!r} names no architecture that transformers has")
-    dtype = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), torch.float32)
-    model = model.to(dtype)
     layers, inside, stacks = layers_of_model(model, checkpoint, found, GRIDS[method](tensors, described, checkpoint))
     return model, layers, inside, stacks, frozenset(name for coded in found.values() for name in coded.parts.values())
 
@@ -262,7 +268,9 @@ def stacked_layer(
     return FolderLayer(f"{names.layer(path)}.weight", grid.config(source, dict), values, {})
 
 
-def config_of(model: nn.Module, layers: Mapping[str, FolderLayer], inside: Mapping[str, str]) -> QConfig:
+def config_of(
+    model: nn.Module, layers: Mapping[str, FolderLayer], inside: Mapping[str, str], caches: FolderCaches
+) -> QConfig:
     """The configuration of a model with these layers: what most of them have, and what others have by name."""
     if not layers:
         raise ModelError("the folder has no quantized layer")
@@ -273,7 +281,7 @@ def config_of(model: nn.Module, layers: Mapping[str, FolderLayer], inside: Mappi
         path: layers[name].config for path, name in inside.items() if repr(layers[name].config.to_dict()) != usual
     }
     floats = [path for path, module in model.named_modules() if kind_of(module) is not None and path not in inside]
-    return QConfig(common, layer_quant_config=others, exclude=floats)
+    return QConfig(common, layer_quant_config=others, exclude=floats, **caches.fields)
 
 
 def convert(source: Path, target: Path, format: str, program: str | None = None) -> Loss | None:

@@ -113,8 +113,6 @@ def compressed(tensors: Tensors, described: Mapping[str, Any], checkpoint: Check
     from compressed_tensors.quantization import QuantizationConfig
 
     known = QuantizationConfig.model_validate(described)
-    if described.get("kv_cache_scheme"):
-        refuse("the folder has a quantized cache (kv_cache_scheme)")
 
     def config(name: str, read: Callable[[], Parts]) -> QLayerConfig:
         scheme = scheme_of(name.removesuffix(".weight"), known)

@@ -41,7 +41,7 @@ from quark.torch.files.grids import GRIDS as KNOWN
 from quark.torch.files.grids import FolderGrid, scheme_of
 from quark.torch.files.skeleton import StoredSource, stored_tensors
 
-ENDS = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "k_scale", "v_scale")
+ENDS = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "[kqv]_scale", "[kqv]_zero_point")
 LEFT = re.compile(rf"\.({'|'.join(ENDS)}|input_global_scale|input_zero_point|output_scale)$")
 WORD = 8  # codes of 4 bits in an int32
 SCALES = ("weight_global_scale", "scales", "weight_scale", "scale")  # roles: the scale that a layer is quantized under

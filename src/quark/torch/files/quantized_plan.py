@@ -14,6 +14,7 @@ from quark.torch.config.model import QConfig
 from quark.torch.experts import unfuse_experts
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.export.reload import scheme_of
+from quark.torch.files.folder_caches import caches_in
 from quark.torch.files.foreign import OWN, config_of, layers_in
 from quark.torch.files.prequantized import method_of
 from quark.torch.files.skeleton import architecture_of
@@ -36,7 +37,7 @@ def plan_of(folder: Path) -> Plan:
         unfuse_experts(model)
     else:
         model, layers, inside, *_ = layers_in(folder)
-        config = config_of(model, layers, inside)
+        config = config_of(model, layers, inside, caches_in(model, read_checkpoint(folder)))
     plan = match(model, config, skeleton=True, stored=True).plan
     plan.read_from = str(folder)
     return plan

@@ -247,7 +247,9 @@ class Unallocated(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def architecture_of(checkpoint: Checkpoint, buffers: bool, eager: bool) -> nn.Module | None:
+def architecture_of(
+    checkpoint: Checkpoint, buffers: bool, eager: bool, dtype: torch.dtype = torch.float32
+) -> nn.Module | None:
     """What transformers makes of ``config.json``; None where it does not know the architecture."""
     names = checkpoint.config.get("architectures")
     if not isinstance(names, list) or not names:
@@ -264,7 +266,7 @@ def architecture_of(checkpoint: Checkpoint, buffers: bool, eager: bool) -> nn.Mo
         config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
         with Unallocated() if buffers else torch.device("meta"):
             kernel = {"attn_implementation": "eager"} if eager else {}
-            model: nn.Module = cls._from_config(config, dtype=torch.float32, **kernel)
+            model: nn.Module = cls._from_config(config, dtype=dtype, **kernel)
     return emptied(model).eval()
 
 

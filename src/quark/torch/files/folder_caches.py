@@ -1,0 +1,91 @@
+"""The quantized cache of a compressed-tensors folder, in our words: outputs of the layers that make keys and values.
+
+<attention>.k_scale [1] or [heads, 1, 1]    →    <attention>.k_proj.output_scale, one number or one per channel
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.errors import ModelError
+from quark.torch.config import specs
+from quark.torch.config.model import QLayerConfig
+from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.export.original import names_of
+from quark.torch.files.grids import refuse, strategy_of
+from quark.torch.files.skeleton import StoredSource, stored_tensors
+from quark.torch.kv_cache import argument_of, head_size, role_of
+from quark.torch.layers import kind_of
+
+
+@dataclass(frozen=True)
+class FolderCaches:
+    """What a folder says about its cache.
+
+    Attributes:
+        fields: of the configuration of the model.
+        tensors: our own, by their names outside.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def caches_in(model: nn.Module, checkpoint: Checkpoint) -> FolderCaches:
+    """The quantized cache of a folder; nothing where it is float.
+
+    Raises:
+        ConfigError: a scheme that none of ours is.
+        ModelError: a scale that the folder lacks, or of another shape.
+    """
+    described: Any = checkpoint.config["quantization_config"]
+    if not described.get("kv_cache_scheme"):
+        return FolderCaches()
+    from compressed_tensors.quantization import QuantizationArgs
+
+    scheme = QuantizationArgs.model_validate(described["kv_cache_scheme"])
+    key = scheme.type, int(scheme.num_bits), strategy_of(scheme), bool(scheme.symmetric), bool(scheme.dynamic)
+    if key not in KNOWN:
+        refuse(f"kv_cache_scheme is {scheme.type} of {scheme.num_bits} bits per {strategy_of(scheme)}")
+    per_head = strategy_of(scheme) == "attn_head"
+    output = QLayerConfig(output_tensors=KNOWN[key].to_quantization_spec())
+    names, tensors = names_of(model), stored_tensors(checkpoint)
+    layers, made = {}, {}
+    for path, module in model.named_modules():
+        block, role = path.rpartition(".")[0], role_of(path)
+        if kind_of(module) is None or len(role) != 1 or not argument_of(model.get_submodule(block)):
+            continue
+        outside, count = names.layer(path), 1
+        if per_head:
+            count = int(module.out_features) // head_size(model, block)  # type: ignore[arg-type]
+        scale = scale_in(checkpoint.folder, tensors, f"{outside.rpartition('.')[0]}.{role[0]}_scale", count)
+        layers[path] = output
+        made[f"{outside}.output_scale"] = (
+            scale.repeat_interleave(head_size(model, block)) if per_head else scale.reshape(())
+        )
+    if not layers:
+        refuse("kv_cache_scheme is given, and no layer of the model makes keys or values alone")
+    return FolderCaches({"kv_cache_quant_config": layers, "kv_cache_per_head": per_head}, made)
+
+
+def scale_in(folder: Path, tensors: Mapping[str, StoredSource], name: str, count: int) -> torch.Tensor:
+    """A scale of keys or values, [count]."""
+    if name not in tensors:
+        raise ModelError(f"{str(folder)!r} has a kv_cache_scheme and lacks {name!r}")
+    found = tensors[name].read(folder)
+    if found.numel() != count:
+        raise ModelError(f"{str(folder)!r}: {name!r} has {found.numel()} values, and the model has {count} for it")
+    return found.float().reshape(-1)
+
+
+FP8 = "float", 8
+KNOWN = {  # type, bits, strategy, symmetric, dynamic
+    (*FP8, "tensor", True, False): specs.FP8E4M3PerTensorSpec(scale_type="float"),
+    (*FP8, "attn_head", True, False): specs.FP8E4M3PerChannelSpec(-1),
+}
