@@ -252,6 +252,14 @@ def test_what_transformers_misreads_is_refused_but_for_vllm(
         ("mixtral", "int8", "compressed-tensors", "Unsupported FusedMoe scheme"),
         ("mixtral", "int8", "quark", None),
         ("mixtral", "fp8", "compressed-tensors", None),
+        ("granitemoehybrid", "int8", "quark", "w2_input_zero_point"),
+        ("granitemoehybrid", "ptpc_int8", "quark", None),
+        ("llama4_text", "int4_wo_32", "quark", r"q_proj' while it loads it .* packed along the outputs"),
+        ("llama4_text", "int4_wo_32", "awq", "packed along the outputs"),
+        ("llama4_text", "int4_wo_32", "compressed-tensors", None),
+        ("llama4_text", "uint4_wo_32", "compressed-tensors", "have zero points"),
+        ("llama4_text", "ptpc_fp8", "quark", None),
+        ("llama4_text", "mxfp4", "quark", None),
     ],
 )
 def test_experts_that_vllm_does_not_load_are_refused(name: str, scheme: str, form: str, why: str | None) -> None:

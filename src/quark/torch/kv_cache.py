@@ -190,9 +190,8 @@ def find_caches(model: nn.Module, config: QConfig) -> list[CacheMatch]:
             "rotation: r3 turns keys behind the rotary embedding, on their way into a quantized cache, so it needs "
             "kv_cache_quant_config and kv_cache_post_rope=True"
         )
-    if config.kv_cache_per_head:
-        check_heads(model, config)
     if not config.kv_cache_post_rope:
+        check_heads(model, config)
         return []
     found: dict[str, dict[str, tuple[Stages, str]]] = {}
     for layer in find_candidates(model):
@@ -204,10 +203,13 @@ def find_caches(model: nn.Module, config: QConfig) -> list[CacheMatch]:
 
 
 def check_heads(model: nn.Module, config: QConfig) -> None:
-    """Every attention module tells how long its heads are."""
-    for layer in find_candidates(model):
-        if is_cached(layer.name, config):
-            head_size(model, layer.name.rpartition(".")[0])
+    """Where heads have scales of their own, every attention module tells how long they are."""
+    for layer in find_candidates(model) if config.kv_cache_per_head else ():
+        if not is_cached(layer.name, config):
+            continue
+        size = head_size(model, layer.name.rpartition(".")[0])
+        if (rows := getattr(layer.module, "out_features", 0)) % size:
+            raise ModelError(f"kv_cache_per_head: heads of {size} do not divide the {rows} outputs of {layer.name!r}")
 
 
 def head_size(model: nn.Module, name: str) -> int:
@@ -295,7 +297,7 @@ def settle_scales(model: nn.Module, config: QConfig) -> None:
         if config.min_kv_scale:
             part.scale = scale_of(part).clamp(min=config.min_kv_scale)
         if config.kv_cache_per_head:
-            part.scale = widest_in_heads(scale_of(part), head_size(model, block), projection)
+            part.scale = widest_in_heads(scale_of(part), head_size(model, block))
         if any(matches((projection,), glob) for glob in config.kv_cache_group):
             groups.setdefault(block, []).append(part)
     for members in groups.values():
@@ -304,10 +306,8 @@ def settle_scales(model: nn.Module, config: QConfig) -> None:
             part.scale = widest.clone()
 
 
-def widest_in_heads(scale: torch.Tensor, size: int, name: str) -> torch.Tensor:
+def widest_in_heads(scale: torch.Tensor, size: int) -> torch.Tensor:
     """Scales of channels [heads * size], each the largest of its head."""
-    if len(scale) % size:
-        raise ModelError(f"kv_cache_per_head: heads of {size} do not divide the {len(scale)} outputs of {name!r}")
     return scale.reshape(-1, size).amax(1).repeat_interleave(size)
 
 

@@ -31,6 +31,8 @@ ROWS_IN_TURN = {"quark": "GptOssModel._load_weights_quark", "compressed-tensors"
 SCANNED = ("in_proj", "x_proj", "dt_proj", "out_proj")
 #: Classes that put the rows of a layer in another order while they load it, as if all of its tensors were weights.
 REPACKED = {"BloomForCausalLM": ("query_key_value", "BloomModel._repack_qkv")}
+#: Classes that look for the tensors of experts under names that a table remaps, which lacks zero points of inputs.
+REMAPPED = ("GraniteMoeHybridForCausalLM",)
 #: Classes that turn the rows of queries and keys while they load them: weights with a row per output, and their scales.
 TURNED = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 #: Classes that find no place for the scales of a cache, and where they lose them.
@@ -83,6 +85,11 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
             raise ConfigError(
                 f"vLLM does not load {path!r} in compressed-tensors with integers of one scale per tensor "
                 f"(RuntimeError: Unsupported FusedMoe scheme, CompressedTensorsMoEMethod); --format quark has them"
+            )
+        if format == "quark" and type(model).__name__ in REMAPPED and has_integer_tensors(config):
+            raise ConfigError(
+                f"vLLM finds no place for the zero points of the inputs of {path!r} (KeyError: w2_input_zero_point, "
+                f"maybe_remap_moe_expert_param_name); --scheme ptpc_int8, with a scale per token, is read"
             )
 
 
