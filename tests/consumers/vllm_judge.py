@@ -211,7 +211,8 @@ class Judged:
         found = [expected.get(known.get(f"{head}.{part}", "")) for part in parts]
         if any(one is None for one in found):
             return None
-        outputs = ([self.turned(part, one[place]) for part, one in zip(parts, found)] for place in (1, 2))  # type: ignore
+        pairs = list(zip(parts, found, strict=True))
+        outputs = ([self.turned(part, one[place]) for part, one in pairs] for place in (1, 2))  # type: ignore[index]
         return found[0][0], *(torch.cat(one, -1) for one in outputs)  # type: ignore[index]
 
     def turned(self, part: str, output: torch.Tensor) -> torch.Tensor:

@@ -136,8 +136,8 @@ def check_turned(model: nn.Module, config: QConfig, format: str) -> None:
         what = "have scales of blocks" if any(isinstance(spec.granularity, Block2D) for spec in specs) else what
         if what:
             raise ConfigError(
-                f"vLLM turns the rows of {layer.name!r} while it loads it (permute_qk_weight_for_rotary), and not where "
-                f"they {what}; --exclude '*.q_proj' --exclude '*.k_proj' leaves them in float, and --format "
+                f"vLLM turns the rows of {layer.name!r} while it loads it (permute_qk_weight_for_rotary), and not "
+                f"where they {what}; --exclude '*.q_proj' --exclude '*.k_proj' leaves them in float, and --format "
                 f"compressed-tensors has symmetric integers"
             )
 
