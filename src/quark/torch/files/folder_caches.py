@@ -63,7 +63,7 @@ def caches_in(model: nn.Module, checkpoint: Checkpoint) -> FolderCaches:
             continue
         outside, count = names.layer(path), 1
         if per_head:
-            count = int(module.out_features) // head_size(model, block)  # type: ignore[arg-type]
+            count = int(module.out_features) // head_size(model, block)
         scale = scale_in(checkpoint.folder, tensors, f"{outside.rpartition('.')[0]}.{role[0]}_scale", count)
         layers[path] = output
         made[f"{outside}.output_scale"] = (
