@@ -270,7 +270,6 @@ TWO_DIALECTS = {
         "Forecast",
         "Goal",
         "Outcome",
-        "Outputs",
         "Recipe",
         "Search",
         "Site",

@@ -22,6 +22,7 @@ from tests.onnx_flow.models import model, normal, session
 
 from quark.cli import main
 from quark.errors import ConfigError
+from quark.measure.outputs import Outputs
 from quark.onnx import AdaRoundConfig, Config, ModelQuantizer
 from quark.onnx.compare import compare
 from quark.onnx.config_file import config_of, load_config
@@ -29,7 +30,7 @@ from quark.onnx.graph.model import load
 from quark.onnx.graph.surgery import apart, let_go
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.search import in_order, save_plan, search
-from quark.onnx.sensitivity import Outputs, sensitivity
+from quark.onnx.sensitivity import sensitivity
 
 LAYERS = 5
 PLANTED = "conv3"  # reads a tensor with one channel 300 times the others

@@ -22,7 +22,7 @@ from quark.measure.score import Score
 from quark.report import file_size
 from quark.search.target import Target
 from quark.torch.auto import Goal, Outcome, Trial, auto, reads, reported_on
-from quark.torch.bench import Outputs, scores
+from quark.torch.bench import Predictions, scores
 from quark.torch.language import load_model
 
 pytest.importorskip("transformers")
@@ -115,14 +115,14 @@ def test_measures_without_a_sample_are_those_of_the_other_samples() -> None:
     ids = torch.arange(5)[None]
 
     def seen(chosen: list[int]) -> dict[str, float]:
-        made = Outputs()
+        made = Predictions()
         for k in chosen:
-            made.update(*pairs[k], ids)
+            made.add(*pairs[k], ids)
         return made.metrics()
 
-    each = [Outputs() for _ in pairs]
+    each = [Predictions() for _ in pairs]
     for one, pair in zip(each, pairs, strict=True):
-        one.update(*pair, ids)
+        one.add(*pair, ids)
     found = scores(each)
     for name, value in seen([0, 1, 2, 3]).items():
         assert found[name].value == pytest.approx(value)

@@ -8,7 +8,7 @@ Over all samples, with reference values ``x`` and others ``y``:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -38,6 +38,11 @@ class Distance:
             self.other += _dot(y, y)
         self.peak = max(self.peak, float(np.max(np.abs(x))))
         self.count += x.size
+
+    def __add__(self, other: Distance) -> Distance:
+        """The distance over the samples of both."""
+        sums = {one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)}
+        return Distance(**{**sums, "peak": max(self.peak, other.peak)})
 
     @property
     def broken(self) -> bool:

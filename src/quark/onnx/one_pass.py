@@ -26,6 +26,7 @@ import onnx_ir as ir
 
 from quark.config.plan import NodePlan, Plan
 from quark.files.journal import Journal
+from quark.measure.outputs import Outputs, loss_name
 from quark.onnx import bench, sensitivity
 from quark.onnx.bench import Bench, Site, opened, take_over
 from quark.onnx.data import Feed
@@ -37,7 +38,7 @@ from quark.onnx.npu.simulate import simulate
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.scratch import Scratch
-from quark.onnx.sensitivity import Outputs, Settings, loss_name, settings_of
+from quark.onnx.sensitivity import Settings, settings_of
 from quark.search.values import FLOAT, Study, Trial
 
 SEEN = 2

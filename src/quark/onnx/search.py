@@ -19,6 +19,7 @@ import onnx
 
 from quark.errors import ConfigError
 from quark.files.journal import Journal
+from quark.measure.outputs import Outputs
 from quark.onnx import bench, one_pass
 from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.bench import Bench, Site
@@ -34,7 +35,7 @@ from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantization.config.tuners import split
 from quark.onnx.quantizer import ModelQuantizer
 from quark.onnx.scratch import Scratch
-from quark.onnx.sensitivity import Outputs, Progress, losses, open_ledger, study
+from quark.onnx.sensitivity import Progress, losses, open_ledger, study
 from quark.onnx.tuned_speed import repeating
 from quark.search import parts
 from quark.search.energy import is_table, read_table, with_energy

@@ -1,7 +1,6 @@
 """What each layer of an ONNX model loses when it alone is quantized.
 
-    noise    Σ over outputs  Σ (x − y)² / Σ x²     x: float outputs, y: with one layer quantized; adds up over layers
-    kl       mean over positions of  Σ p log(p / q),  p, q: softmax of the first output along its last axis
+    noise, kl   how far the outputs are from those of the float model (``quark.measure.outputs``)
     a function of the user's   |f(float model) − f(model with one layer quantized)|
 
 The calibration runs once for all candidates; see ``quark.onnx.bench``. Trials are divided over threads, or over what
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,9 @@ import onnx_ir as ir
 
 from quark import parallel
 from quark.config.job import Job
-from quark.errors import ConfigError, DataError, unknown
+from quark.errors import ConfigError, unknown
 from quark.files.journal import Journal
-from quark.measure.distance import Distance
+from quark.measure.outputs import EXACT, Outputs, loss_name
 from quark.onnx import bench, fingerprint
 from quark.onnx.bench import Bench, Site
 from quark.onnx.config_file import config_of
@@ -40,66 +38,6 @@ MEASURES = ("sqnr", "mse", "cosine", "kl")
 Progress = Callable[[int, int], None]
 Task = tuple[Unit, str]
 Settings = Config | QuantizationConfig | Mapping[str, Any] | str
-
-
-@dataclass
-class Outputs:
-    """How far outputs are from those of the float model, over all samples."""
-
-    distances: dict[str, Distance] = field(default_factory=dict)
-    divergence: float = 0.0
-    positions: int = 0
-
-    def update(self, reference: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray], kl: bool) -> None:
-        """Add one sample; outputs whose shape depends on values, and differs, are left out."""
-        for number, (name, x) in enumerate(reference.items()):
-            y = values[name]
-            if x.shape != y.shape:
-                continue
-            self.distances.setdefault(name, Distance()).update(x, y)
-            if kl and not number:
-                found = divergence(x, y)
-                self.divergence += float(found.sum())
-                self.positions += found.size
-
-    def metrics(self) -> dict[str, float]:
-        """The measures: the worst output's SQNR and cosine, the mean MSE, the mean divergence where it was wanted.
-
-        An output that is not a number is the worst, and no measure is a number then.
-
-        Raises:
-            DataError: no output had a shape of its own in both models.
-        """
-        found = [distance for distance in self.distances.values() if distance.count]
-        if not found:
-            raise DataError("no output of the quantized model has the shape of the float model's")
-        noise = sum(one.relative for one in found)
-        measured = {
-            "sqnr": float(np.min([one.sqnr for one in found])),
-            "cosine": float(np.min([one.cosine for one in found])),
-            "mse": float(np.mean([one.noise / one.count for one in found])),
-            "psnr": float(np.min([one.psnr for one in found])),
-            "noise": float(noise),
-        }
-        return measured | ({"kl": self.divergence / self.positions} if self.positions else {})
-
-
-def divergence(reference: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """KL divergence in nats of the softmax along the last axis, per position; NaN where that is no distribution.
-
-    Classes that the reference rules out (-inf) count as nothing, and one that only ``values`` rules out as inf.
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        p, q = log_softmax(reference), log_softmax(values)
-        terms = np.where(np.isneginf(p) & ~np.isnan(q), 0.0, np.exp(p) * (p - q))
-        return np.sum(terms, axis=-1)
-
-
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    """Along the last axis, in float64."""
-    x = x.astype(np.float64)
-    x = x - x.max(axis=-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
 
 
 def sensitivity(
@@ -229,11 +167,6 @@ def _trial(unit: Unit, name: str, measured: Mapping[str, float], metric: str, re
     return Trial(unit.name, unit.op_type, name, loss, metrics, costs)
 
 
-def loss_name(metric: str) -> str:
-    """The measure that is the loss of a metric."""
-    return metric if metric in ("mse", "kl") else "noise"
-
-
 def _reference(site: Site, metric: str, ledger: Journal) -> float:
     """What a function of the user's says of the float model; 0 for other metrics."""
     if ":" not in metric:
@@ -277,8 +210,7 @@ def _digest(unit: Unit, name: str) -> bytes:
 def _nothing(site: Site, metric: str) -> dict[str, float]:
     if ":" in metric:
         return {"value": number_of(load_function(metric)(str(site.model)), metric.rpartition(":")[2])}
-    exact = {"sqnr": float("inf"), "cosine": 1.0, "mse": 0.0, "psnr": float("inf"), "noise": 0.0}
-    return exact | ({"kl": 0.0} if metric == "kl" else {})
+    return {name: value for name, value in EXACT.items() if name != "kl" or metric == "kl"}
 
 
 def trial(site: Site, name: str, op_type: str, tensors: Tensors, metric: str, candidate: str = "") -> dict[str, float]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from quark.errors import DataError
 from quark.files.whole import part_of
+from quark.measure.distance import Distance
+from quark.measure.outputs import Outputs
 from quark.measure.score import Score, groups_of
 from quark.torch.algorithms.blocks import find_blocks, first, record, without_cache
 from quark.torch.calibration import device_of, evaluating, run, to_device
@@ -42,32 +44,20 @@ ROWS = 256
 
 
 @dataclass
-class Outputs:
-    """How far outputs are from those of the float model, over all samples."""
+class Predictions(Outputs):
+    """Outputs, and how surprised a language model is by the tokens that follow."""
 
-    signal: float = 0.0
-    noise: float = 0.0
-    product: float = 0.0
-    other: float = 0.0
-    count: int = 0
-    divergence: float = 0.0
-    positions: int = 0
     surprise: float = 0.0
     tokens: int = 0
 
-    def update(self, reference: torch.Tensor, values: torch.Tensor, ids: torch.Tensor | None) -> None:
+    def add(self, reference: torch.Tensor, values: torch.Tensor, ids: torch.Tensor | None) -> None:
         """Add one sample; ``ids`` are its tokens, where the model is a language model."""
         x, y = reference.reshape(-1, reference.shape[-1]), values.reshape(-1, values.shape[-1])
-        for start in range(0, len(x), ROWS):
-            a, b = x[start : start + ROWS].double(), y[start : start + ROWS].double()
-            self.signal += float((a * a).sum())
-            self.noise += float(((a - b) ** 2).sum())
-            self.product += float((a * b).sum())
-            self.other += float((b * b).sum())
-            p, q = a.log_softmax(-1), b.log_softmax(-1)
+        for a, b in zip(x.split(ROWS), y.split(ROWS), strict=True):
+            self.update({"output": a.numpy()}, {"output": b.numpy()}, False)
+            p, q = a.double().log_softmax(-1), b.double().log_softmax(-1)
             self.divergence += float((p.exp() * (p - q)).sum())
             self.positions += len(a)
-        self.count += x.numel()
         if ids is not None and values.dim() == 3 and ids.shape[-1] > 1:
             predicted = values[:, :-1].reshape(-1, values.shape[-1]).double()
             following = ids[:, 1:].reshape(-1).to(predicted.device)
@@ -75,19 +65,9 @@ class Outputs:
             self.tokens += len(following)
 
     def metrics(self) -> dict[str, float]:
-        """The measures by name."""
-        ratio = self.noise / self.signal if self.signal else float(self.noise > 0)
-        lengths = math.sqrt(self.signal * self.other)
-        found = {
-            "sqnr": math.inf if not self.noise else -10 * math.log10(ratio) if ratio else math.inf,
-            "cosine": min(self.product / lengths, 1.0) if lengths else 1.0,
-            "mse": self.noise / max(self.count, 1),
-            "kl": max(self.divergence / max(self.positions, 1), 0.0),
-            "noise": ratio,
-        }
-        if self.tokens:
-            found["perplexity"] = math.exp(min(self.surprise / self.tokens, 700.0))
-        return found
+        """The measures by name, with the perplexity where there are tokens."""
+        told = {"perplexity": math.exp(min(self.surprise / self.tokens, 700.0))} if self.tokens else {}
+        return super().metrics() | told
 
 
 @dataclass(frozen=True)
@@ -161,7 +141,7 @@ def measure(model: nn.Module, site: Site, skip: Callable[[int], Any] | None = No
     return together(outputs_of(model, site, skip)).metrics()
 
 
-def outputs_of(model: nn.Module, site: Site, skip: Callable[[int], Any] | None = None) -> list[Outputs]:
+def outputs_of(model: nn.Module, site: Site, skip: Callable[[int], Any] | None = None) -> list[Predictions]:
     """The same sample by sample, before anything is divided."""
     made = []
     with running(model):
@@ -170,18 +150,23 @@ def outputs_of(model: nn.Module, site: Site, skip: Callable[[int], Any] | None =
                 if skip is not None:
                     around.enter_context(skip(index))
                 values = output_of(model, sample).float().cpu()
-            made.append(Outputs())
-            made[-1].update(site.reference(index), values, ids_of(sample) if speaks(model) else None)
+            made.append(Predictions())
+            made[-1].add(site.reference(index), values, ids_of(sample) if speaks(model) else None)
     return made
 
 
-def together(found: Iterable[Outputs]) -> Outputs:
+def together(found: Iterable[Predictions]) -> Predictions:
     """The outputs of several samples as one."""
-    each = list(found)
-    return Outputs(**{one.name: sum(getattr(part, one.name) for part in each) for one in fields(Outputs)})
+    whole = Predictions()
+    for one in found:
+        for name, distance in one.distances.items():
+            whole.distances[name] = whole.distances.get(name, Distance()) + distance
+        for name in ("divergence", "positions", "surprise", "tokens"):
+            setattr(whole, name, getattr(whole, name) + getattr(one, name))
+    return whole
 
 
-def scores(found: Sequence[Outputs]) -> dict[str, Score]:
+def scores(found: Sequence[Predictions]) -> dict[str, Score]:
     """The measures by name, with what each is without a group of samples."""
     groups = groups_of(len(found)) if len(found) > 1 else []
     parts = [together(one for k, one in enumerate(found) if k not in set(group)).metrics() for group in groups]

@@ -26,6 +26,7 @@ from quark import parallel
 from quark.errors import ConfigError, unknown
 from quark.files.journal import Journal
 from quark.files.private import private_folder
+from quark.measure.outputs import EXACT, loss_name
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.values import FLOAT, Study, Trial
 from quark.torch import one_pass
@@ -291,7 +292,7 @@ def of_float(model: nn.Module, site: Site, metric: str) -> dict[str, float]:
     """The measures of the float model itself."""
     if ":" in metric:
         return {"value": number_of(load_function(metric)(model), metric.rpartition(":")[2])}
-    return {"sqnr": float("inf"), "cosine": 1.0, "mse": 0.0, "kl": 0.0, "noise": 0.0}
+    return dict(EXACT)
 
 
 def trial_of(
@@ -311,11 +312,6 @@ def trial_of(
     loss = abs(measured["value"] - reference["value"]) if "value" in measured else measured[loss_name(metric)]
     costs = costs_of(item, here, traffic.get(name, Traffic()), machine)
     return Trial(name, type(item.layer.module).__name__.removeprefix("Quant"), candidate, loss, dict(measured), costs)
-
-
-def loss_name(metric: str) -> str:
-    """The measure that is the loss of a layer."""
-    return metric if metric in ("mse", "kl") else "noise"
 
 
 def costs_of(item: Match, here: Match | None, traffic: Traffic, machine: Machine) -> dict[str, float]:

@@ -29,6 +29,7 @@ from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.measure.distance import Distance
+from quark.measure.outputs import divergence
 from quark.onnx import bench, fingerprint
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.trial import Trials
@@ -43,7 +44,6 @@ from quark.onnx.quantization.config.config import merged_layer
 from quark.onnx.quantization.config.mixprecision import METRICS, AutoMixprecisionConfig
 from quark.onnx.ranges import samples_of
 from quark.onnx.scratch import Scratch
-from quark.onnx.sensitivity import divergence
 from quark.report.values import Table
 from quark.search.function import digest_of, load_function, number_of
 

@@ -1,0 +1,83 @@
+"""How far the outputs of a model are from those of another, over all samples: what trials and searches are judged by.
+
+noise    Σ over outputs  Σ (x − y)² / Σ x²     x: float outputs, y: those of the other model; adds up over layers
+kl       mean over positions of  Σ p log(p / q),  p, q: softmax of the first output along its last axis, in nats
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quark.errors import DataError
+from quark.measure.distance import Distance
+
+#: The measures of a model that changes nothing.
+EXACT = {"sqnr": float("inf"), "cosine": 1.0, "mse": 0.0, "psnr": float("inf"), "noise": 0.0, "kl": 0.0}
+
+
+@dataclass
+class Outputs:
+    """The distances of outputs by name, as running sums over samples."""
+
+    distances: dict[str, Distance] = field(default_factory=dict)
+    divergence: float = 0.0
+    positions: int = 0
+
+    def update(self, reference: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray], kl: bool) -> None:
+        """Add one sample; outputs whose shape depends on values, and differs, are left out."""
+        for number, (name, x) in enumerate(reference.items()):
+            y = values[name]
+            if x.shape != y.shape:
+                continue
+            self.distances.setdefault(name, Distance()).update(x, y)
+            if kl and not number:
+                found = divergence(x, y)
+                self.divergence += float(found.sum())
+                self.positions += found.size
+
+    def metrics(self) -> dict[str, float]:
+        """The measures: the worst output's SQNR and cosine, the mean MSE, the mean divergence where it was wanted.
+
+        An output that is not a number is the worst, and no measure is a number then.
+
+        Raises:
+            DataError: no output had a shape of its own in both models.
+        """
+        found = [distance for distance in self.distances.values() if distance.count]
+        if not found:
+            raise DataError("no output of the quantized model has the shape of the float model's")
+        noise = sum(one.relative for one in found)
+        measured = {
+            "sqnr": float(np.min([one.sqnr for one in found])),
+            "cosine": float(np.min([one.cosine for one in found])),
+            "mse": float(np.mean([one.noise / one.count for one in found])),
+            "psnr": float(np.min([one.psnr for one in found])),
+            "noise": float(noise),
+        }
+        return measured | ({"kl": max(self.divergence / self.positions, 0.0)} if self.positions else {})
+
+
+def loss_name(metric: str) -> str:
+    """The measure that is the loss of a metric."""
+    return metric if metric in ("mse", "kl") else "noise"
+
+
+def divergence(reference: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """KL divergence in nats of the softmax along the last axis, per position; NaN where that is no distribution.
+
+    Classes that the reference rules out (-inf) count as nothing, and one that only ``values`` rules out as inf.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        p, q = log_softmax(reference), log_softmax(values)
+        terms = np.where(np.isneginf(p) & ~np.isnan(q), 0.0, np.exp(p) * (p - q))
+        return np.sum(terms, axis=-1)
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    """Along the last axis, in float64."""
+    x = x.astype(np.float64)
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
