@@ -310,11 +310,9 @@ ALLOWED = {
     "quark.torch.export.modelopt": DRAFT,
     "quark.torch.export.onnx_model": DRAFT,
     "quark.torch.export.shards": DRAFT,
-    "quark.torch.files.changed": OWN,
     "quark.torch.files.prequantized": f"{DRAFT}; deletes the hidden folder that it made",
     "quark.torch.files.quantize": OWN,
     "quark.torch.files.target": OWN,
-    "quark.torch.files.tuned": OWN,
 }
 
 

@@ -211,8 +211,10 @@ class Journal:
             raise self._useless(f"{str(file)!r} is damaged")
         return file
 
-    def finish_file(self, key: str, write: Callable[[Path], None], types: Mapping[str, str] | None = None) -> None:
-        """Keep the safetensors file that ``write`` makes under the path that it is given.
+    def finish_file(
+        self, key: str, write: Callable[[Path], None], types: Mapping[str, str] | None = None
+    ) -> Path | None:
+        """Keep the safetensors file that ``write`` makes under the path that it is given; where it is then.
 
         Args:
             key: of the entry, in place of what it held before.
@@ -220,7 +222,7 @@ class Journal:
             types: of tensors that lie in it as unsigned numbers of their width, by NumPy's names.
         """
         if self._path is None:
-            return
+            return None
         from safetensors import SafetensorError
 
         folder, number = self._folder(self._path), self._state.next
@@ -233,6 +235,7 @@ class Journal:
         self._write(self._path, {"next": number + 1, "tensors": {**self._state.tensors, key: made}})
         self._remove_stale()
         self._stale = [] if old is None else [old.file]
+        return file
 
     # ---- the job -----------------------------------------------------------------------------------------------------
 

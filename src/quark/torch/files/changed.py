@@ -12,9 +12,8 @@ Not handled: SVDQuant, which puts modules beside layers, and is refused by name.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,23 +23,19 @@ from pydantic import Field
 from quark.algorithms.hadamard import Rotation
 from quark.config.plan import Plan
 from quark.errors import ConfigError
-from quark.files.untrusted import FileName, Schema, own_file, read_state
-from quark.files.whole import replace_file
+from quark.files.journal import Journal
 from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.registry import run_algorithms
 from quark.torch.calibration import evaluating
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
-from quark.torch.export.checkpoint import Checkpoint
-from quark.torch.export.shards import is_whole
-from quark.torch.files.home import FOUND, InFiles, opened_model
+from quark.torch.export.checkpoint import Checkpoint, opened
+from quark.torch.files.home import InFiles, opened_model
 from quark.torch.files.skeleton import DTYPES, StoredSource, read_skeleton
 from quark.torch.matching import Matches, find_candidates
 from quark.torch.rotated import Dense, online_rotations
 
-log = logging.getLogger(__name__)
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-DONE = "changes.json"
+UNTIED = "the head is untied"  # the entry that is kept last
 OUTSIDE = "outside"
 
 
@@ -64,7 +59,7 @@ def changed_model(
     config: QConfig,
     plan: Plan,
     early: Sequence[AlgoConfig],
-    folder: Path,
+    journal: Journal,
     samples: Iterable[Any] | None,
 ) -> Changes:
     """Run the algorithms that transform the float model.
@@ -73,23 +68,21 @@ def changed_model(
         checkpoint: whose.
         config, plan: how it is quantized.
         early: the algorithms.
-        folder: of this job.
+        journal: of this job.
         samples: as ``quantize_model`` takes them.
 
     Raises:
         ModelError: no decoder blocks, or a parameter that no file has.
+        ConfigError: the journal is damaged.
     """
     if not early:
         return Changes()
-    if (known := read(folder / DONE)) is not None:
+    if (known := known_changes(journal)) is not None:
         return known
-    (folder / FOUND).mkdir(parents=True, exist_ok=True)
-    for path in folder.glob("*.safetensors"):  # of an interrupted job, whose changes are made anew
-        path.unlink()
     skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
     model, found = skeleton.model, Matches(plan, tuple(find_candidates(skeleton.model)))
     blocks = opened_model(skeleton, checkpoint, getattr(early[0], "model_decoder_layers", None) or "")
-    home = InFiles(blocks, model, dict(skeleton.tensors), checkpoint.folder, folder)
+    home = InFiles(blocks, model, dict(skeleton.tensors), checkpoint.folder, journal)
     tied = is_tied(model)
     before = outside(home)
     with evaluating(model):
@@ -99,7 +92,7 @@ def changed_model(
     moved = {name: stored for name, stored in home.tensors.items() if stored is not skeleton.tensors.get(name)}
     turns = {name: turn for name, _, turn in online_rotations(model) if not isinstance(turn, Dense)}
     changes = Changes(moved, turns, tied and not is_tied(model))
-    write(folder / DONE, changes)
+    keep(journal, changes, home.keys)
     return changes
 
 
@@ -115,57 +108,42 @@ def outside(home: InFiles) -> dict[str, torch.Tensor]:
     return {name: value for name, value in named if not name.startswith(inside)}
 
 
-class Tensor(Schema):
-    """A changed tensor, in a file beside the list."""
-
-    file: FileName
-    shape: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False)
-    dtype: Literal[tuple(DTYPES)]  # type: ignore[valid-type]
-
-
-class Turn(Schema):
-    """A rotation."""
-
-    size: int = Field(ge=1)
-    orders: tuple[int, ...] = Field(strict=False)
-    signs: tuple[Literal[-1, 1], ...] | None = Field(default=None, strict=False)
+def keep(journal: Journal, changes: Changes, keys: Mapping[str, str]) -> None:
+    """Changes as entries of a journal; ``keys``: of the files with the tensors. The last one says that they are all."""
+    journal.finish("changed tensors", {name: keys[stored.file] for name, stored in changes.tensors.items()})
+    journal.finish("turns", {name: [turn.size, *turn.orders] for name, turn in changes.turns.items()})
+    signs = {name: list(turn.signs) for name, turn in changes.turns.items() if turn.signs is not None}
+    journal.finish("signs of turns", signs)
+    journal.finish(UNTIED, int(changes.untied))
 
 
-class Done(Schema):
-    """What the list of changes holds."""
+def known_changes(journal: Journal) -> Changes | None:
+    """What ``keep`` kept; ``None`` where the changes are still to be made.
 
-    tensors: dict[str, Tensor]
-    turns: dict[str, Turn]
-    untied: bool
-
-
-def write(path: Path, changes: Changes) -> None:
-    """The list of changes, which appears when it is whole."""
-    tensors = {
-        name: Tensor(file=Path(stored.file).name, shape=stored.shape, dtype=NAMES[stored.dtype])
-        for name, stored in changes.tensors.items()
+    Raises:
+        ConfigError: the journal holds something else there.
+    """
+    untied = journal.done(UNTIED, Literal[0, 1])
+    if untied is None:
+        return None
+    keys = journal.done("changed tensors", dict[str, str])
+    files = {key: journal.file(key) for key in set(keys.values())}
+    tensors = {name: stored_in(files[key], name) for name, key in keys.items()}
+    signs = journal.done("signs of turns", dict[str, list[Literal[-1, 1]]])
+    turns = {
+        name: Rotation(size, tuple(orders), tuple(signs[name]) if name in signs else None)
+        for name, (size, *orders) in journal.done("turns", dict[str, Annotated[list[int], Field(min_length=1)]]).items()
     }
-    turns = {name: Turn(**asdict(turn)) for name, turn in changes.turns.items()}
-    replace_file(path, Done(tensors=tensors, turns=turns, untied=changes.untied).model_dump_json())
+    return Changes(tensors, turns, bool(untied))
 
 
-def read(path: Path) -> Changes | None:
-    """What ``write`` wrote; ``None`` where it is not there, or not whole: then the stage is done again."""
-    if not path.is_file():
-        return None
-    try:
-        found = read_state(path, Done, ConfigError)
-        places = {name: own_file(path.parent, row.file, ConfigError) for name, row in found.tensors.items()}
-    except ConfigError as error:
-        log.warning("%s: %s; the changes are made again", path, error)
-        return None
-    if not all(map(is_whole, set(places.values()))):
-        return None
-    tensors = {
-        name: StoredSource(str(places[name]), name, row.shape, DTYPES[row.dtype]) for name, row in found.tensors.items()
-    }
-    turns = {name: Rotation(row.size, row.orders, row.signs) for name, row in found.turns.items()}
-    return Changes(tensors, turns, found.untied)
+def stored_in(path: Path | None, name: str) -> StoredSource:
+    """A tensor of a file, by its header."""
+    if path is None:
+        raise ConfigError(f"the journal of the job has no file for {name!r}; delete the folder, and begin anew")
+    with opened(path) as file:
+        part = file.get_slice(name)
+        return StoredSource(str(path), name, tuple(part.get_shape()), DTYPES[part.get_dtype()])
 
 
 def homes(changes: Changes, tensors: Mapping[str, StoredSource]) -> dict[str, StoredSource]:

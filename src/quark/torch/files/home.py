@@ -18,35 +18,44 @@ from safetensors.torch import load_file
 from torch import nn
 
 from quark.errors import ModelError
-from quark.files.whole import part_of
+from quark.files.journal import Journal
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.context import BlockNotes, Home, Undo
 from quark.torch.export.checkpoint import Checkpoint
-from quark.torch.export.shards import is_whole, item_of, write_file
+from quark.torch.export.shards import item_of, write_file
 from quark.torch.files.skeleton import Skeleton, StoredSource
 from quark.torch.files.static import check_loaded, drop, load
 
-FOUND = "found"  # a folder of what was found out about blocks
-
 
 @dataclass(frozen=True)
-class BlockNotesInFile(BlockNotes):
-    """Tensors in a file that appears when it is whole.
+class BlockNotesInJournal(BlockNotes):
+    """Tensors that are an entry of a job's journal.
 
     Attributes:
-        path: of the file.
+        journal: of the job.
+        key: of the entry.
     """
 
-    path: Path
+    journal: Journal
+    key: str
 
     def read(self) -> dict[str, torch.Tensor] | None:
         """Those of an interrupted job."""
-        return load_file(self.path) if is_whole(self.path) else None
+        path = self.journal.file(self.key)
+        return None if path is None else load_file(path)
 
     def write(self, values: Mapping[str, torch.Tensor]) -> None:
         """Keep tensors."""
-        with part_of(self.path) as part:
-            write_file(part, [item_of(name, value.contiguous()) for name, value in values.items()])
+        kept(self.journal, self.key, values)
+
+
+def kept(journal: Journal, key: str, values: Mapping[str, torch.Tensor]) -> Path:
+    """The file of a new entry of a journal, which holds ``values``."""
+    items = [item_of(name, value.contiguous()) for name, value in values.items()]
+    path = journal.finish_file(key, lambda part: write_file(part, items))
+    if path is None:
+        raise ValueError("a job on files has a journal in its folder")
+    return path
 
 
 @dataclass(frozen=True)
@@ -56,11 +65,11 @@ class InFiles(Home):
     Attributes:
         blocks: by name.
         model: of which they are.
-        tensors: of the checkpoint, by the names in memory; changed ones are those of ``folder``.
+        tensors: of the checkpoint, by the names in memory; changed ones are in files of ``journal``.
         source: folder of the checkpoint.
-        folder: where changes are kept.
+        journal: of the job, which keeps changes.
         replaced: what changed tensors were, by the ``Undo`` that takes them back.
-        files: names of the files of changes.
+        keys: of the journal's entries that hold changed tensors, by the path of their file.
         asked: the blocks of which something was to be kept, in order.
     """
 
@@ -68,9 +77,9 @@ class InFiles(Home):
     model: nn.Module
     tensors: dict[str, StoredSource]
     source: Path
-    folder: Path
+    journal: Journal
     replaced: dict[int, dict[str, StoredSource]] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
+    keys: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
     def own(self, name: str) -> list[str]:
@@ -134,19 +143,18 @@ class InFiles(Home):
             self.tensors[key] = stored
 
     def write(self, name: str, values: Mapping[str, torch.Tensor]) -> dict[str, StoredSource]:
-        """A new file of changed tensors, which appears when it is whole; where each is then."""
+        """A new file of changed tensors; where each is then."""
         if not values:
             return {}
-        path = self.folder / f"{len(self.files)}.{name}.safetensors"
-        with part_of(path) as part:
-            write_file(part, [item_of(key, value.contiguous()) for key, value in values.items()])
-        self.files.append(path.name)
+        entry = f"change {len(self.keys)}, of {name}"
+        path = kept(self.journal, entry, values)
+        self.keys[str(path)] = entry
         return {key: StoredSource(str(path), key, tuple(value.shape), value.dtype) for key, value in values.items()}
 
     def known(self, name: str) -> BlockNotes:
-        """What an algorithm finds out about a block, in a file that is named by when it was asked for."""
+        """What an algorithm finds out about a block, in an entry that is named by when it was asked for."""
         self.asked.append(name)
-        return BlockNotesInFile(self.folder / FOUND / f"{len(self.asked)}.{name}.safetensors")
+        return BlockNotesInJournal(self.journal, f"found {len(self.asked)}, of {name}")
 
     def put_back(self, undo: Undo) -> None:
         """Forget the files of changes."""

@@ -64,7 +64,7 @@ from quark.torch.files.decision import CheckpointDecision, decide, quantizer_of
 from quark.torch.files.prequantized import as_float
 from quark.torch.files.skeleton import Skeleton, StoredSource, read_skeleton
 from quark.torch.files.static import activation_parameters, needs_samples
-from quark.torch.files.target import CHANGED, PROGRESS, TUNED, begin, finish
+from quark.torch.files.target import PROGRESS, begin, finish
 from quark.torch.files.tuned import set_scales, tuned_weights
 from quark.torch.files.verified import Expected, expected, reading
 from quark.torch.layouts import tell_layouts
@@ -310,11 +310,11 @@ def quantize_float(
     )
     with Journal.held(goal / PROGRESS, "the folder of the job"):
         scales = static_scales(checkpoint, config, plan, journal, samples) if static else {}
-        changes = changed_model(checkpoint, config, plan, stages.change, goal / CHANGED, samples)
+        changes = changed_model(checkpoint, config, plan, stages.change, journal, samples)
         jobs = jobs_of(checkpoint, goal, replace(decision, tensors=homes(changes, tensors)), pack_method, device)
         jobs = with_scales(jobs, scales)
         if stages.tune is not None:
-            tuned = tuned_weights(checkpoint, config, plan, stages.tune, goal / TUNED, samples, changes)
+            tuned = tuned_weights(checkpoint, config, plan, stages.tune, journal, samples, changes)
             jobs = [replace(job, tuned=tuned) for job in jobs]
         if stages.refine is not None:
             names = (name for name in decision.weights if name.endswith(".weight") and refined(stages.refine, name))

@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 PROGRESS = UNFINISHED
 UNBORN = {f".{PROGRESS}.{end}" for end in ("lock", "part", "previous")} | {f"..{PROGRESS}.previous.part"}
 """What a job leaves that was killed before it began."""
-TUNED = ".quark_tuned"  # a folder beside it, where an algorithm tunes weights
-CHANGED = ".quark_changed"  # and one where algorithms change the float model
 INDEX = ".index.json"
 LEFT_OUT = ("config.json", CARD)
 
@@ -75,8 +73,6 @@ def finish(
         write_index(goal, checkpoint, items)
     config = without_quantization(checkpoint.config) | ({"tie_word_embeddings": False} if untied else {})
     write_json(goal / "config.json", {**config, "quantization_config": dict(entry)})
-    for folder in (TUNED, CHANGED):
-        shutil.rmtree(goal / folder, ignore_errors=True)
     if describe is not None:
         (goal / CARD).unlink(missing_ok=True)  # of a process that was killed here
         describe(goal)

@@ -20,19 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from quark.config.plan import Plan
-from quark.files.whole import part_of
+from quark.files.journal import Journal
 from quark.torch.algorithms.context import Context, Undo, forget_twins
 from quark.torch.algorithms.registry import run_algorithms
 from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint
-from quark.torch.export.shards import is_whole
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
 from quark.torch.files.changed import Changes
 from quark.torch.files.home import InFiles, opened_model
@@ -65,18 +63,18 @@ class Tuning(InFiles):
         layers = {key: item for key, item in self.items.items() if key.startswith(f"{name}.")}
         for item in layers.values():
             set_ranges(item)
-        path = path_of(self.folder, name)
-        if is_whole(path):
+        path = self.journal.file(entry_of(name))
+        if path is not None:
             yield lambda: self.put(path, layers)
         else:
             yield None
-            self.save(path, layers)
+            self.save(name, layers)
         self.undo.actions.clear()
         self.undo.seen.clear()
         self.drop(name)
 
-    def save(self, path: Path, layers: Mapping[str, Match]) -> None:
-        """Weights, biases and scales of a block into a file, which appears when it is whole."""
+    def save(self, block: str, layers: Mapping[str, Match]) -> None:
+        """Weights, biases and scales of a block into a file of the journal."""
         values: dict[str, torch.Tensor] = {}
         for name, item in layers.items():
             own = ((key, item.layer.module._parameters.get(key)) for key in OWN)
@@ -84,8 +82,8 @@ class Tuning(InFiles):
             for number, part in enumerate(parts(weight_quantizer(item.layer.module))):
                 found = ((key, getattr(part, key)) for key in PARAMETERS)
                 values |= {f"{name}.weight.{number}.{key}": value for key, value in found if value is not None}
-        with part_of(path, SafetensorError) as unfinished:
-            save_file({key: value.clone().contiguous() for key, value in values.items()}, unfinished)
+        separate = {key: value.clone().contiguous() for key, value in values.items()}
+        self.journal.finish_file(entry_of(block), lambda part: save_file(separate, part))
 
     def put(self, path: Path, layers: Mapping[str, Match]) -> None:
         """Weights and scales of a block from a file."""
@@ -119,9 +117,9 @@ def set_scales(quantizer: Quantizer, name: str, values: Mapping[str, torch.Tenso
                 setattr(part, key, values[f"{name}.{number}.{key}"])
 
 
-def path_of(folder: Path, block: str) -> Path:
-    """Where a block's tuned weights are."""
-    return folder / f"{block}.safetensors"
+def entry_of(block: str) -> str:
+    """The entry of a journal that has a block's tuned weights."""
+    return f"tuned weights of {block}"
 
 
 def tuned_weights(
@@ -129,17 +127,17 @@ def tuned_weights(
     config: QConfig,
     plan: Plan,
     algorithm: AlgoConfig,
-    folder: Path,
+    journal: Journal,
     samples: Iterable[Any] | None,
     changes: Changes,
 ) -> Tuned:
-    """Tune the weights of all decoder blocks into files of ``folder``.
+    """Tune the weights of all decoder blocks into files of ``journal``.
 
     Args:
         checkpoint: whose.
         config, plan: how it is quantized.
         algorithm: that tunes.
-        folder: of this job, new or with the blocks that it has finished.
+        journal: of this job, with the blocks that it has finished.
         samples: as ``quantize_model`` takes them.
         changes: of the float model.
 
@@ -158,13 +156,18 @@ def tuned_weights(
     inside = tuple(f"{name}." for name in blocks)
     weights = [item for item in found.quantized if item.stages["weight"]]
     items = {item.layer.name: item for item in weights if item.layer.name.startswith(inside)}
-    folder.mkdir(exist_ok=True)
-    home = Tuning(blocks, model, dict(skeleton.tensors), checkpoint.folder, folder, items=items)
+    home = Tuning(blocks, model, dict(skeleton.tensors), checkpoint.folder, journal, items=items)
     with ExitStack() as undo:
         undo.callback(restore, found)
         prepare(found, ranges=False)
         find_targets(model, config).attach(undo)
         model.eval()
         run_algorithms([algorithm], Context(model, list(samples or ()), found, home.undo, home), tunes=True)
-    places = {name: path_of(folder, block) for block in blocks for name in items if name.startswith(f"{block}.")}
-    return {f"{name}.{key}": path for name, path in places.items() for key in OWN}
+    paths = {block: journal.file(entry_of(block)) for block in blocks}
+    return {
+        f"{name}.{key}": path
+        for block, path in paths.items()
+        for name in items
+        for key in OWN
+        if path is not None and name.startswith(f"{block}.")
+    }
