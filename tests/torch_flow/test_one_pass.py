@@ -11,7 +11,7 @@ from torch import nn
 
 from quark.files.journal import Journal
 from quark.torch.bench import lay_out
-from quark.torch.sensitivity import Source, study
+from quark.torch.sensitivity import LayerTrials, Source
 
 CANDIDATES = ("int4_wo_32", "int8_wo_per_channel")
 
@@ -41,7 +41,7 @@ def test_losses_are_those_of_trials(tmp_path: Path, metric: str) -> None:
     site = lay_out(model, [torch.randn(4, 5, 32) for _ in range(6)], tmp_path)
     base = {"scheme": CANDIDATES[0], "exclude": []}
     trials, passes = (
-        study(Source(model), model, site, base, CANDIDATES, metric, 1, Journal(), estimate=estimate)
+        LayerTrials(Source(model), model, site, base, metric, Journal()).study(CANDIDATES, estimate)
         for estimate in (False, True)
     )
     for name in CANDIDATES:

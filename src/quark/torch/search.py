@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from quark.search.energy import is_table, read_table, with_energy
 from quark.search.function import digest_of, load_function, number_of
 from quark.search.parts import Split, split_of
 from quark.search.plan_file import figures_of, measured_words, write_plan
-from quark.search.solve import Judges, Question, solve
+from quark.search.solve import Alone, Judges, Question, solve
 from quark.search.target import Asked
 from quark.search.ties import fused
 from quark.search.values import FLOAT, Found, Study, plan_key
@@ -35,7 +34,7 @@ from quark.torch.digest import digest_of_samples
 from quark.torch.export.formats import format_for
 from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer
-from quark.torch.sensitivity import Progress, Source, alone_losses, first_scheme, open_ledger, source_of, study
+from quark.torch.sensitivity import LayerTrials, Progress, first_scheme, open_ledger, source_of
 
 
 @dataclass(frozen=True)
@@ -137,19 +136,17 @@ def search(
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
         book = open_ledger(ledger, loaded, apart.fit, values, f"{name} for {goal.metric} by {digest_of(metric)}")
         site = lay_out(loaded, apart.fit, made(folder / "trials"))
-        trials = study(source, loaded, site, values, candidates, name, workers, book, progress, machine, estimate)
-        found, budget = with_energies(without_pinned(trials, values), loaded, site, budget)
+        trials = LayerTrials(source, loaded, site, values, name, book, workers, progress, machine)
+        studied = without_pinned(trials.study(candidates, estimate), values)
+        found, budget = with_energies(studied, loaded, site, budget)
         question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))
         whole = Whole(loaded, values, apart.fit, site, goal.metric, metric, book)
-        return _solved(whole, found, apart, question, source if estimate else None)
+        return _solved(whole, found, apart, question, trials.losses if estimate else None)
 
 
-def _solved(whole: Whole, found: Study, apart: Split, question: Question, source: Source | None) -> Found:
-    """The plan, judged on samples that decided nothing; ``source``: of the model, where losses are only estimated."""
-    folder, report, alone = whole.site.folder.parent, None, None
-    if source is not None:
-        made_of = source, whole.model, whole.site, whole.values
-        alone = partial(alone_losses, *made_of, metric=found.metric, ledger=whole.ledger)
+def _solved(whole: Whole, found: Study, apart: Split, question: Question, alone: Alone | None) -> Found:
+    """The plan, judged on samples that decided nothing; ``alone``: measures what is only estimated."""
+    folder, report = whole.site.folder.parent, None
     if apart.choose is not None:
         whole = replace(whole, site=lay_out(whole.model, apart.choose, made(folder / "choose")))
     if apart.report is not None:

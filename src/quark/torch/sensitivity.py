@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -28,6 +28,7 @@ from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.measure.outputs import EXACT, loss_name
 from quark.search.function import digest_of, load_function, number_of
+from quark.search.refine import Pair
 from quark.search.values import FLOAT, Study, Trial
 from quark.torch import one_pass
 from quark.torch.bench import Bench, Site, Traffic, lay_out, open_bench, running, traffic_of
@@ -115,7 +116,7 @@ def sensitivity(
         left_float = {key: value for key, value in base.items() if key != "scheme"}
         book = open_ledger(ledger, loaded, kept, left_float, metric)
         site = lay_out(loaded, kept, folder)
-        found = study(source, loaded, site, base, candidates, metric, workers, book, progress)
+        found = LayerTrials(source, loaded, site, base, metric, book, workers, progress).study(candidates)
         book.settle()
         return found
 
@@ -199,88 +200,104 @@ def open_ledger(
 # ---- trials ----------------------------------------------------------------------------------------------------------
 
 
-def study(
-    source: Source,
-    model: nn.Module,
-    site: Site,
-    base: Mapping[str, Any],
-    candidates: Sequence[str],
-    metric: str,
-    workers: int,
-    ledger: Journal,
-    progress: Progress | None = None,
-    machine: Machine = MI300X,
-    estimate: bool = False,
-) -> Study:
-    """All trials, finished ones from the ledger; or estimates by one backward pass (``quark.torch.one_pass``)."""
-    start = time.perf_counter()
-    values = {name: values_of(model, base, name) for name in candidates if name != FLOAT}
-    layers = {name: matched(model, chosen) for name, chosen in values.items()}
-    order = list(dict.fromkeys(name for found in layers.values() for name in found))
-    traffic = traffic_of(model, order, site.samples[0])
-    reference = of_float(model, site, metric)
-    found = finished(ledger, layers, metric)
-    if estimate:
-        configs = {name: config_of(chosen, model) for name, chosen in values.items()}
-        key = "kl" if metric == "kl" else "noise"
-        losses = one_pass.losses(model, site, configs, {name: list(one) for name, one in layers.items()}, metric)
-        found |= {place: {key: loss} for place, loss in losses.items()}
-    wanted = sum(len(matches) for matches in layers.values())
-    todo = {c: [name for name in matches if (name, c) not in found] for c, matches in layers.items()}
-    parts = [part for c, names in todo.items() for part in divided(source, values[c], c, site, names, metric, workers)]
-    for part, name, measured in results(parts, model, workers):
-        found[name, part.candidate] = measured
-        ledger.finish(f"{name} as {part.candidate}", measured)
-        if progress is not None:
-            progress(len(found), wanted)
-    made = [
-        trial_of(name, c, layers, found, reference, metric, traffic, machine)
-        for name in order
-        for c in candidates
-        if c == FLOAT or name in layers[c]
-    ]
-    shown = metric if ":" not in metric else metric.rpartition(":")[2]
-    return Study(tuple(made), shown, len(site.samples), time.perf_counter() - start)
+@dataclass(frozen=True)
+class LayerTrials:
+    """Layers that are tried alone.
+
+    Attributes:
+        source: of the model, for the processes that try.
+        model: it, float.
+        site: samples, and the float outputs for them.
+        base: keys and values of the configuration that holds for the whole model.
+        metric: what the layers are ranked by.
+        ledger: where finished trials are kept.
+        workers: processes.
+        progress: called with the number of finished trials and of all.
+        machine: of the latency.
+    """
+
+    source: Source
+    model: nn.Module
+    site: Site
+    base: Mapping[str, Any]
+    metric: str
+    ledger: Journal
+    workers: int = 1
+    progress: Progress | None = None
+    machine: Machine = MI300X
+
+    def study(self, candidates: Sequence[str], estimate: bool = False) -> Study:
+        """All trials, finished ones from the ledger; or estimates by one backward pass (``quark.torch.one_pass``)."""
+        start, model = time.perf_counter(), self.model
+        values = {name: values_of(model, self.base, name) for name in candidates if name != FLOAT}
+        layers = {name: matched(model, chosen) for name, chosen in values.items()}
+        order = list(dict.fromkeys(name for found in layers.values() for name in found))
+        traffic = traffic_of(model, order, self.site.samples[0])
+        reference = of_float(model, self.metric)
+        pairs = [(name, c) for c, matches in layers.items() for name in matches]
+        found = self.finished(pairs)
+        if estimate:
+            found |= self.estimated(values, {name: list(one) for name, one in layers.items()})
+        self.measure(found, pairs, values)
+        made = []
+        for name in order:
+            item = next(matches[name] for matches in layers.values() if name in matches)
+            for c in candidates:
+                if c == FLOAT or name in layers[c]:
+                    measured, here = (reference, None) if c == FLOAT else (found[name, c], layers[c][name])
+                    costs = costs_of(item, here, traffic.get(name, Traffic()), self.machine)
+                    made.append(trial_of(item, c, measured, reference, self.metric, costs))
+        shown = self.metric if ":" not in self.metric else self.metric.rpartition(":")[2]
+        return Study(tuple(made), shown, len(self.site.samples), time.perf_counter() - start)
+
+    def losses(self, pairs: Sequence[Pair]) -> list[float]:
+        """The measured losses of layers under candidates, in their order; finished ones from the ledger."""
+        found = self.finished(pairs)
+        values = {c: values_of(self.model, self.base, c) for c in dict.fromkeys(c for _, c in pairs)}
+        replace(self, workers=1, progress=None).measure(found, pairs, values)
+        return [found[pair][loss_name(self.metric)] for pair in pairs]
+
+    def finished(self, pairs: Iterable[Pair]) -> dict[Pair, dict[str, float]]:
+        """What an earlier run has measured, by layer and candidate."""
+        kind = ("value", loss_name(self.metric))
+        known = {pair: self.ledger.done(key_of(pair), dict[str, float], kind) for pair in pairs}
+        return {pair: one for pair, one in known.items() if one is not None}
+
+    def estimated(
+        self, values: Mapping[str, dict[str, Any]], layers: Mapping[str, list[str]]
+    ) -> dict[Pair, dict[str, float]]:
+        """The losses by one backward pass."""
+        configs = {name: config_of(chosen, self.model) for name, chosen in values.items()}
+        key = "kl" if self.metric == "kl" else "noise"
+        losses = one_pass.losses(self.model, self.site, configs, layers, self.metric)
+        return {place: {key: loss} for place, loss in losses.items()}
+
+    def measure(
+        self, found: dict[Pair, dict[str, float]], pairs: Sequence[Pair], values: Mapping[str, dict[str, Any]]
+    ) -> None:
+        """Try what is not among ``found``, and add it there and to the ledger; ``values``: of each candidate."""
+        left: dict[str, list[str]] = {}
+        for name, candidate in pairs:
+            if (name, candidate) not in found:
+                left.setdefault(candidate, []).append(name)
+        parts = [part for c, names in left.items() for part in self.parts(c, values[c], names)]
+        for part, name, measured in results(parts, self.model, self.workers):
+            found[name, part.candidate] = measured
+            self.ledger.finish(key_of((name, part.candidate)), measured)
+            if self.progress is not None:
+                self.progress(len(found), len(pairs))
+
+    def parts(self, candidate: str, chosen: Mapping[str, Any], names: Sequence[str]) -> Iterator[Part]:
+        """The work in parts that processes take one after the other; neighbours stay together."""
+        size = len(names) if self.workers == 1 else max(1, -(-len(names) // (4 * self.workers)))
+        values = json.dumps(chosen, sort_keys=True)
+        for start in range(0, len(names), max(size, 1)):
+            yield Part(self.source, values, candidate, self.site, tuple(names[start : start + size]), self.metric)
 
 
-def finished(
-    ledger: Journal, layers: Mapping[str, Iterable[str]], metric: str
-) -> dict[tuple[str, str], dict[str, float]]:
-    """(layer, candidate) -> what an earlier run has measured."""
-    found = {}
-    for candidate, names in layers.items():
-        for name in names:
-            known = ledger.done(f"{name} as {candidate}", dict[str, float], ("value", loss_name(metric)))
-            if known is not None:
-                found[name, candidate] = known
-    return found
-
-
-def alone_losses(
-    source: Source,
-    model: nn.Module,
-    site: Site,
-    base: Mapping[str, Any],
-    pairs: Sequence[tuple[str, str]],
-    metric: str,
-    ledger: Journal,
-) -> list[float]:
-    """The measured losses of layers under candidates, in their order; finished ones from the ledger."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    kind = ("value", loss_name(metric))
-    left: dict[str, list[str]] = {}
-    for name, candidate in pairs:
-        known = ledger.done(f"{name} as {candidate}", dict[str, float], kind)
-        if known is None:
-            left.setdefault(candidate, []).append(name)
-        else:
-            found[name, candidate] = known
-    for candidate, names in left.items():
-        parts = divided(source, values_of(model, base, candidate), candidate, site, names, metric, 1)
-        for _, name, measured in results(list(parts), model, 1):
-            found[name, candidate] = measured
-            ledger.finish(f"{name} as {candidate}", measured)
-    return [found[pair][loss_name(metric)] for pair in pairs]
+def key_of(pair: Pair) -> str:
+    """The entry of a ledger for a layer under a candidate."""
+    return f"{pair[0]} as {pair[1]}"
 
 
 def matched(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Match]:
@@ -288,7 +305,7 @@ def matched(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Match]:
     return {found.layer.name: found for found in match(model, config_of(values, model)).quantized}
 
 
-def of_float(model: nn.Module, site: Site, metric: str) -> dict[str, float]:
+def of_float(model: nn.Module, metric: str) -> dict[str, float]:
     """The measures of the float model itself."""
     if ":" in metric:
         return {"value": number_of(load_function(metric)(model), metric.rpartition(":")[2])}
@@ -296,22 +313,17 @@ def of_float(model: nn.Module, site: Site, metric: str) -> dict[str, float]:
 
 
 def trial_of(
-    name: str,
+    item: Match,
     candidate: str,
-    layers: Mapping[str, Mapping[str, Match]],
-    found: Mapping[tuple[str, str], dict[str, float]],
+    measured: Mapping[str, float],
     reference: Mapping[str, float],
     metric: str,
-    traffic: Mapping[str, Traffic],
-    machine: Machine,
+    costs: Mapping[str, float],
 ) -> Trial:
-    """One layer under one candidate, with its costs."""
-    item = next(matches[name] for matches in layers.values() if name in matches)
-    here = None if candidate == FLOAT else layers[candidate][name]
-    measured = reference if here is None else found[name, candidate]
+    """One layer under one candidate."""
     loss = abs(measured["value"] - reference["value"]) if "value" in measured else measured[loss_name(metric)]
-    costs = costs_of(item, here, traffic.get(name, Traffic()), machine)
-    return Trial(name, type(item.layer.module).__name__.removeprefix("Quant"), candidate, loss, dict(measured), costs)
+    kind = type(item.layer.module).__name__.removeprefix("Quant")
+    return Trial(item.layer.name, kind, candidate, loss, dict(measured), dict(costs))
 
 
 def costs_of(item: Match, here: Match | None, traffic: Traffic, machine: Machine) -> dict[str, float]:
@@ -342,22 +354,6 @@ def file_bytes(here: Match, slot: str, shape: tuple[int, ...]) -> float:
     """Bytes of the stored tensors of one parameter: codes, scales, zero points."""
     form = layout_of(here.stages[slot], shape).form()
     return float(sum(int(np.prod(size, dtype=np.int64)) * kind.itemsize for size, kind in form.values()))
-
-
-def divided(
-    source: Source,
-    chosen: Mapping[str, Any],
-    candidate: str,
-    site: Site,
-    names: Sequence[str],
-    metric: str,
-    workers: int,
-) -> Iterator[Part]:
-    """The work in parts that processes take one after the other; neighbours stay together."""
-    size = len(names) if workers == 1 else max(1, -(-len(names) // (4 * workers)))
-    values = json.dumps(chosen, sort_keys=True)
-    for start in range(0, len(names), max(size, 1)):
-        yield Part(source, values, candidate, site, tuple(names[start : start + size]), metric)
 
 
 def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[tuple[Part, str, dict[str, float]]]:
