@@ -46,7 +46,7 @@ def three_sigma(statistic: Any, grid: Any, factor: float = 3.0) -> tuple[float, 
 def made_up() -> Iterator[str]:
     quark.register_calibration("three_sigma", three_sigma)
     yield "three_sigma"
-    del SEARCHES["three_sigma"]
+    quark.unregister_calibration("three_sigma")
 
 
 def config_of(scheme: str, method: str, **settings: Any) -> QTensorConfig:
@@ -61,21 +61,26 @@ def torch_model(weight: QTensorConfig, inputs: QTensorConfig | None = None) -> n
     return ModelQuantizer(config).quantize_model(model, [torch.from_numpy(X)])
 
 
+@pytest.mark.parametrize("settings", [{}, {"factor": 2.0}], ids=["usual", "settings"])
 @pytest.mark.parametrize("channels", [True, False], ids=["channel", "tensor"])
-def test_a_made_up_method_finds_the_same_ranges_in_both_flows(made_up: str, channels: bool) -> None:
+def test_a_made_up_method_finds_the_same_ranges_in_both_flows(
+    made_up: str, channels: bool, settings: dict[str, Any]
+) -> None:
     kind = q.QuantGranularity.Channel if channels else q.QuantGranularity.Tensor
     proto = models.model("g (float[n,20] x) => (float[n,8] y) { y = MatMul(x, w) }", {"w": W})
-    weight = q.QTensorConfig(calibration_method=made_up, quant_granularity=kind)
-    layer = q.QLayerConfig(q.QTensorConfig(calibration_method=made_up), weight)
+    own = {"calibration_method": made_up, "calibration_settings": settings or None}
+    weight = q.QTensorConfig.from_dict(q.QTensorConfig(quant_granularity=kind, **own).to_dict())
+    layer = q.QLayerConfig(q.QTensorConfig(**own), weight)
     options = {"PrintSummary": False, "OpTypesToExcludeOutputQuantization": ["MatMul"]}
     result = q.ModelQuantizer(q.QConfig(layer, extra_options=options)).run(proto, None, [{"x": X}])
     session = onnxruntime.InferenceSession(result.proto.SerializeToString(), providers=["CPUExecutionProvider"])
     found = session.run(None, {"x": X})[0]
     scheme = "per_channel" if channels else "per_tensor"
-    model = torch_model(config_of(scheme, made_up), config_of("per_tensor", made_up))
+    model = torch_model(config_of(scheme, made_up, **settings), config_of("per_tensor", made_up, **settings))
     for name, quantizer in (("w", model[0].weight_quantizer), ("x", model[0].input_quantizer)):
         assert result.plan.tensors[name].spec.method == quantizer.stage.spec.method == made_up
         assert made_up in quantizer.extra_repr()
+        assert dict(result.plan.tensors[name].spec.settings) == settings
         np.testing.assert_array_equal(np.reshape(result.plan.tensors[name].scale, -1), quantizer.scale.reshape(-1))
     with torch.no_grad():
         expected = model(torch.from_numpy(X)).numpy()
@@ -142,6 +147,15 @@ def test_what_cannot_be_is_refused(made_up: str) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             quark.register_calibration(*arguments)  # type: ignore[arg-type]
+    for method, given, words in (
+        (made_up, {"facto": 2}, "Did you mean 'factor'"),
+        (q.CalibMethod.Percentile, {"percentile": 99.0}, "are options"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            q.QTensorConfig(calibration_method=method, calibration_settings=given).to_spec()
+    for name, words in (("minmax", "built in"), ("tree_sigma", "not registered; registered: three_sigma")):
+        with pytest.raises(ConfigError, match=words):
+            quark.unregister_calibration(name)
     with pytest.raises(ConfigError, match="at most 65536"):
         registry.rows_of(made_up, registry.MOST_ROWS + 1, None, {})  # type: ignore[arg-type]
 

@@ -23,6 +23,7 @@ _OF_BOTH = {
     "register_calibration": "quark.observers.registry",
     "register_format": "quark.numerics.formats",
     "unregister_algorithm": "quark.extension",
+    "unregister_calibration": "quark.observers.registry",
     "unregister_format": "quark.numerics.formats",
 }
 

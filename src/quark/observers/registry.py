@@ -151,6 +151,20 @@ def register_calibration(
     SEARCHES[name] = RangeMethod(name, statistic, search)
 
 
+def unregister_calibration(name: str) -> None:
+    """Remove what ``register_calibration`` added.
+
+    Raises:
+        ConfigError: a method that is built in, or no such one.
+    """
+    registered = sorted(set(SEARCHES) - BUILT_IN)
+    if name not in registered:
+        kind = "built in and stays" if name in BUILT_IN else "not registered"
+        told = ", ".join(registered) or "none"
+        raise ConfigError(f"the calibration method {name!r} is {kind}; registered: {told}")
+    del SEARCHES[name]
+
+
 def rows_of(
     method: str, count: int, grid: Grid, settings: Mapping[str, Any]
 ) -> tuple[RangeMethod, dict[str, Any], list[Statistic]]:

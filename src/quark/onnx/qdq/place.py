@@ -19,6 +19,7 @@ from quark.config.tensor import LayerSpec, TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
+from quark.observers.registry import BUILT_IN
 from quark.onnx.graph.surgery import bodies, clip_bounds, is_constant, own_copy
 from quark.onnx.qdq import (
     align,
@@ -317,7 +318,8 @@ def _for_operand(layer: LayerSpec, job: Job) -> TensorSpec:
     spec = layer.inputs or TensorSpec()
     if layer.weight is not None and not job.options.AlignEltwiseQuantType:
         spec = replace(layer.weight, granularity=Tensor())
-    return replace(spec, method="mse" if spec.scale_rule == "power_of_two" else "minmax")
+    method, settings = "mse" if spec.scale_rule == "power_of_two" else "minmax", spec.settings
+    return replace(spec, method=method, settings=settings if spec.method in BUILT_IN else ())
 
 
 def _for_output(spec: TensorSpec, node: ir.Node, job: Job) -> TensorSpec:

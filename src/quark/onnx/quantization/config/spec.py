@@ -17,6 +17,7 @@ from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import Format, Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.observers import SEARCHES
+from quark.observers.registry import BUILT_IN
 from quark.onnx.quantization.config import data_type as types
 from quark.onnx.quantization.config.data_type import BaseDataType, Int8
 
@@ -68,7 +69,7 @@ SCALES = {
     ScaleType.E8M0Ceil: "e8m0_ceil",
 }
 _GROUP_SIZE = 128
-_OWN_FIELDS = ("narrow", "scale_rule")
+_OWN_FIELDS = ("narrow", "scale_rule", "calibration_settings")
 _ENUMERATIONS: dict[str, type[enum.Enum]] = {
     "scale_type": ScaleType,
     "calibration_method": CalibMethod,
@@ -121,6 +122,8 @@ class QTensorConfig:
             amax / 127.5, as in the torch flow.
         scale_rule: how the scale is represented, by the name of a row of ``quark.numerics.scales.SCALE_RULES``; more
             than ``scale_type`` has a word for.
+        calibration_settings: of a method that ``quark.register_calibration`` added, by name; those of the others are
+            options, such as ``Percentile``.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class QTensorConfig:
         group_size: int | None = None,
         narrow: bool | None = None,
         scale_rule: str | None = None,
+        calibration_settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.set_symmetric(symmetric)
         self.set_scale_type(scale_type)
@@ -142,6 +146,7 @@ class QTensorConfig:
         self.set_group_size(group_size)
         self.narrow = narrow
         self.scale_rule = scale_rule
+        self.calibration_settings = None if calibration_settings is None else dict(calibration_settings)
 
     def set_symmetric(self, symmetric: bool) -> None:
         """Set the field ``symmetric``."""
@@ -184,7 +189,7 @@ class QTensorConfig:
         shared = blocks is not None and self.scale_type in _BLOCK_SUFFIXES
         format = self._block_format() if blocks else self.data_type.format
         said = None if shared or self.scale_type is ScaleType.Float32 else SCALES[self.scale_type]
-        told = {name: getattr(self, name, None) for name in _OWN_FIELDS}  # a user's class may have set neither
+        told = {name: getattr(self, name, None) for name in _OWN_FIELDS}  # a user's class may have set none
         narrow, rule = told["narrow"], told["scale_rule"]
         if rule == "float16":
             raise ConfigError("scale_rule='float16' is UseFP32Scale=False here: ONNX wants one type for all of a model")
@@ -195,7 +200,23 @@ class QTensorConfig:
             granularity=granularity,
             scale_rule=scale_rule_of(rule, said, f"scale_type={self.scale_type}", format),
             method=_method_name(self.calibration_method),
+            settings=self._settings(told["calibration_settings"]),
         )
+
+    def _settings(self, given: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
+        """Those of the calibration method.
+
+        Raises:
+            ConfigError: one that it does not have, or a method whose settings are options.
+        """
+        method = _method_name(self.calibration_method)
+        if given is None:
+            return ()
+        if method in BUILT_IN:
+            said = f"those of {self.calibration_method} are options, such as Percentile"
+            raise ConfigError(f"calibration_settings are for methods of quark.register_calibration: {said}")
+        SEARCHES[method].check(given)
+        return tuple(sorted(given.items()))
 
     def _block_format(self) -> str:
         """The row of a block format, whose shared exponent follows the rule that ``scale_type`` names.
@@ -270,9 +291,11 @@ def _spec_class(
         group_size: int | None = None,
         narrow: bool | None = None,
         scale_rule: str | None = None,
+        calibration_settings: Mapping[str, Any] | None = None,
     ) -> None:
         method, shared = calibration_method, quant_granularity
-        QTensorConfig.__init__(self, symmetric, scale_type, method, shared, data_type, group_size, narrow, scale_rule)
+        own = narrow, scale_rule, calibration_settings
+        QTensorConfig.__init__(self, symmetric, scale_type, method, shared, data_type, group_size, *own)
 
     doc = f"``QTensorConfig`` with the defaults of {data_type.__name__}."
     name = name or f"{data_type.__name__}Spec"
