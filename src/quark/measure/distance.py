@@ -28,15 +28,18 @@ class Distance:
 
     def update(self, reference: np.ndarray, value: np.ndarray) -> None:
         """Add one sample's values of a tensor. Infinities that both have (masks) agree and are left out."""
-        x, y = metrics.without_masks(reference.astype(np.float64).ravel(), value.astype(np.float64).ravel())
+        x, y = reference.astype(np.float64).ravel(), value.astype(np.float64).ravel()
+        if not np.isfinite(_peak(x)):
+            x, y = metrics.without_masks(x, y)
         if not x.size:
             return
         with np.errstate(invalid="ignore", over="ignore"):  # an infinity that only one has is infinite noise
+            error = x - y
             self.signal += _dot(x, x)
-            self.noise += _dot(x - y, x - y)
+            self.noise += _dot(error, error)
             self.product += _dot(x, y)
             self.other += _dot(y, y)
-        self.peak = max(self.peak, float(np.max(np.abs(x))))
+        self.peak = max(self.peak, _peak(x))
         self.count += x.size
 
     def __add__(self, other: Distance) -> Distance:
@@ -76,6 +79,11 @@ class Distance:
     def psnr(self) -> float:
         """Peak signal to noise, dB."""
         return metrics.decibel(self.peak * self.peak, self.noise / max(self.count, 1))
+
+
+def _peak(x: np.ndarray) -> float:
+    """The largest magnitude; without an array of magnitudes beside it."""
+    return float(np.maximum(x.max(), -x.min())) if x.size else 0.0
 
 
 def _dot(x: np.ndarray, y: np.ndarray) -> float:
