@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
 from quark.cli.verdicts import FAILED
 from quark.errors import ConfigError
-from quark.report import Table
+from quark.report import ModelView, Report, Scatter, Table
 from quark.report.verdict import Verdict
 from quark.search.trials import Outcome, Trial
 
@@ -73,9 +73,34 @@ def why_not(trial: Trial, dearer: str) -> str:
     return (trial.error and "it could not be made") or (dearer if trial.passes else "outside the tolerance")
 
 
+def why_table(found: Outcome[Any], why: Callable[[Any], str], note: str = "") -> Table:
+    """Why the winner won over every other trial."""
+    rows = tuple((one.name, why(one)) for one in found.trials if one.name != found.winner.name)
+    return Table("Why the others lost", ("configuration", "why"), rows, note)
+
+
 def untried_table(found: Outcome[Any]) -> Table:
     """What was not tried, and why."""
     return Table("Not tried", ("configuration", "why"), tuple(found.untried))
+
+
+def facts_of(found: Outcome[Any], verdict: Verdict, value: str, also: Mapping[str, Any]) -> dict[str, Any]:
+    """The outcome as one JSON object; ``value``: what the value of a trial is called, ``also``: facts of the flow."""
+    trials = [
+        {"name": one.name, "within": one.passes, "bytes": one.bytes, value: one.value, "error": one.error}
+        for one in found.trials
+    ]
+    told = {"winner": found.winner.name, "solved": found.solved, "confirmed": found.confirmed, **also}
+    return {**told, "trials": trials, "untried": dict(found.untried), "verdict": verdict.facts()}
+
+
+def page_of(
+    request: Auto, found: Outcome[Any], verdict: Verdict, tables: Sequence[Table], plots: Iterable[Scatter]
+) -> Report:
+    """The outcome as a page."""
+    view = ModelView(found.winner.name, verdict)
+    title = f"auto: {request.model.name} for {request.goal}"
+    return Report(title, (view,), tables=(*tables, untried_table(found)), scatters=tuple(plots))
 
 
 def tell(found: Mapping[str, Any] | Table, verdict: Verdict, wrote: tuple[Path, Path], solved: bool) -> None:

@@ -15,12 +15,14 @@ from quark.cli.auto_request import (
     ACCEPTABLE,
     OTHER_SAMPLES,
     command,
+    facts_of,
     longer,
     looser,
+    page_of,
     parse_drop,
     tell,
-    untried_table,
     why_not,
+    why_table,
 )
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
@@ -39,7 +41,7 @@ from quark.onnx.graph.model import output_of
 from quark.onnx.labelled import is_name, metric_of, metrics_on, said
 from quark.onnx.labels import LabelSource
 from quark.onnx.labels import digest_of as labels_digest
-from quark.report import ChartPoint, ModelView, Report, Scatter, Table, file_size
+from quark.report import ChartPoint, Scatter, Table, file_size
 from quark.report.verdict import LEVELS, Line, Verdict, accuracy_line, size_line, speed_line
 from quark.search.function import digest_of, load_function, score_of
 from quark.search.parts import Split, how_far, parts_of, split
@@ -70,9 +72,10 @@ def run(request: Auto) -> None:
         write_text(_recipe(found, request), paths["recipe"])
         verdict = _verdict(request, found)
         if request.report is not None:
-            write_page(_page(request, found, verdict), paths["report"])
+            tables = trial_table(found), why_table(found, partial(_why_not, request), _why(found))
+            write_page(page_of(request, found, verdict, tables, _plots(request, found)), paths["report"])
     tell(
-        _facts(found, verdict) if request.json else trial_table(found),
+        facts_of(found, verdict, "metric", {}) if request.json else trial_table(found),
         verdict,
         (request.output, recipe.path),
         found.solved,
@@ -159,14 +162,10 @@ def _row(trial: Trial, won: bool) -> tuple[str, ...]:
     )
 
 
-def why_table(request: Auto, found: Outcome) -> Table:
-    """Why the winner won over every other trial that could have."""
-    cost = {"cpu": "seconds", "npu": "rank", "size": "bytes"}[request.goal]
-    said = {"seconds": "slower", "rank": "a costlier type for an NPU, or less accurate", "bytes": "larger"}[cost]
-    rows = []
-    for trial in (one for one in found.trials if one.name != found.winner.name):
-        rows.append((trial.name, f"the same model as {trial.same}" if trial.same else why_not(trial, said)))
-    return Table("Why the others lost", ("configuration", "why"), tuple(rows), _why(found))
+def _why_not(request: Auto, trial: Trial) -> str:
+    """Why a trial did not win."""
+    said = {"cpu": "slower", "npu": "a costlier type for an NPU, or less accurate", "size": "larger"}[request.goal]
+    return f"the same model as {trial.same}" if trial.same else why_not(trial, said)
 
 
 def _verdict(request: Auto, found: Outcome) -> Verdict:
@@ -255,28 +254,6 @@ def _why(found: Outcome) -> str:
     """The winner in words, and what its recipes mend."""
     mended = f"; mends: {'; '.join(found.winner.causes)}" if found.winner.causes else ""
     return f"{found.winner.name}, of {len(found.trials)} trials{mended}"
-
-
-def _facts(found: Outcome, verdict: Verdict) -> dict[str, Any]:
-    trials = [
-        {"name": one.name, "within": one.passes, "bytes": one.bytes, "metric": one.value, "error": one.error}
-        for one in found.trials
-    ]
-    return {
-        "winner": found.winner.name,
-        "solved": found.solved,
-        "confirmed": found.confirmed,
-        "trials": trials,
-        "untried": dict(found.untried),
-        "verdict": verdict.facts(),
-    }
-
-
-def _page(request: Auto, found: Outcome, verdict: Verdict) -> Report:
-    title = f"auto: {request.model.name} for {request.goal}"
-    tables = (trial_table(found), why_table(request, found), untried_table(found))
-    view = ModelView(found.winner.name, verdict)
-    return Report(title, (view,), tables=tables, scatters=tuple(_plots(request, found)))
 
 
 def _plots(request: Auto, found: Outcome) -> Iterator[Scatter]:

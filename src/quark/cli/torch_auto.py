@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from quark.cli.auto_request import ACCEPTABLE, OTHER_SAMPLES, longer, looser, parse_drop, tell, untried_table, why_not
+from quark.cli.auto_request import (
+    ACCEPTABLE,
+    OTHER_SAMPLES,
+    facts_of,
+    longer,
+    looser,
+    page_of,
+    parse_drop,
+    tell,
+    why_not,
+    why_table,
+)
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
@@ -20,7 +31,7 @@ from quark.cli.torch_verdict import MEASURES
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
-from quark.report import ChartPoint, ModelView, Report, Scatter, Table, file_size
+from quark.report import ChartPoint, Report, Scatter, Table, file_size
 from quark.report.verdict import Line, Verdict, size_line
 from quark.search.function import digest_of, load_function, score_of
 from quark.search.trials import LATE
@@ -159,15 +170,6 @@ def trial_table(found: Outcome) -> Table:
     return Table("Trials", ("configuration", found.target.metric, "size", "within", "mends"), rows, note)
 
 
-def why_table(found: Outcome) -> Table:
-    """Why the winner won over every other trial."""
-    others = [one for one in found.trials if one is not found.winner]
-    said = "larger, or as large and less accurate"
-    return Table(
-        "Why the others lost", ("configuration", "why"), tuple((one.name, why_not(one, said)) for one in others)
-    )
-
-
 def _row(trial: Trial, won: bool, metric: str) -> tuple[str, ...]:
     give = "" if math.isnan(trial.chance) else f" ± {trial.chance:.2g}"
     said = trial.error or f"{trial.value:.6g}{give}"
@@ -225,13 +227,8 @@ def _next(request: Auto, found: Outcome) -> str:
 
 
 def _facts(found: Outcome, verdict: Verdict) -> Mapping[str, Any]:
-    trials = [
-        {"name": one.name, "within": one.passes, "bytes": one.bytes, "value": one.value, "error": one.error}
-        for one in found.trials
-    ]
-    told = {"winner": found.winner.name, "solved": found.solved, "format": found.format, "trials": trials}
-    told |= {"confirmed": found.confirmed, "reported": found.reported, "chance": found.chance}
-    return {**told, "untried": dict(found.untried), "verdict": verdict.facts()}
+    also = {"format": found.format, "reported": found.reported, "chance": found.chance}
+    return facts_of(found, verdict, "value", also)
 
 
 def _page(request: Auto, found: Outcome, verdict: Verdict) -> Report:
@@ -239,6 +236,5 @@ def _page(request: Auto, found: Outcome, verdict: Verdict) -> Report:
     points = tuple(ChartPoint(one.name, one.bytes / 1e6, one.value, one is found.winner) for one in tried)
     points = (*points, ChartPoint("float", found.float_bytes / 1e6, found.float_value))
     plot = Scatter("Size and accuracy", "MB", found.target.metric, points, found.target.least)
-    title = f"auto: {request.model.name} for {request.goal}"
-    tables = (trial_table(found), why_table(found), untried_table(found))
-    return Report(title, (ModelView(found.winner.name, verdict),), tables=tables, scatters=(plot,))
+    tables = trial_table(found), why_table(found, partial(why_not, dearer="larger, or as large and less accurate"))
+    return page_of(request, found, verdict, tables, [plot])
