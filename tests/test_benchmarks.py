@@ -15,8 +15,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
-from benchmarks import fidelity, measure, models, onnx_ptq
+from benchmarks import fidelity, growth, measure, models, onnx_ptq
 from benchmarks.fidelity import Score
+from benchmarks.growth import exponent
 from benchmarks.measure import Outcome
 from benchmarks.peers.job import FileReader, read_feeds, write_feeds
 from benchmarks.resnet_latency import VARIANTS
@@ -206,3 +207,21 @@ def test_accuracy_report_of_one_recipe() -> None:
     done = run_benchmark("onnx_accuracy", "--models", "hard-sigmoid")
     cells = done.stdout.splitlines()[-1].split("|")
     assert 0.1 < float(cells[6]) < 0.4, done.stderr
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_growth_is_told_without_what_every_job_costs(power: float) -> None:
+    costs = [30.0 + size**power for size in (1, 4, 16)]
+    assert exponent(costs, 4) == pytest.approx(power)
+    assert exponent([30.0, 30.01, 30.02], 4) is None and exponent([2.0, 1.0, 3.0], 4) is None
+
+
+def test_growth_of_a_job_is_measured_in_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "import sys, time\nwhile time.process_time() < 0.2 * int(sys.argv[2]): pass"
+    axis = growth.Axis((1, 2, 4), ("spin",), code, lambda kind, size: [kind, str(size)])
+    monkeypatch.setattr(growth, "AXES", {"turns": axis})
+    assert growth.main([]) == 0
+    cells = capsys.readouterr().out.splitlines()[-1].split("|")
+    assert 0.5 < float(cells[6]) < 1.5
