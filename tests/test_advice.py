@@ -99,9 +99,13 @@ def test_nothing_is_tried_where_the_weights_are_too_few_to_save_anything(
 def test_a_command_leaves_the_collector_of_cycles_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int, int]] = []
     monkeypatch.setattr(verdicts, "coverage", lambda *given: seen.append(gc.get_threshold()) or coverage(*given))
+    kept = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
     before = gc.get_threshold()
     assert main([*written(tmp_path, LAYERS, **weights()), "-p", "A8W8", "--no-check"]) == 0
-    assert seen[0][0] > before[0] and gc.get_threshold() == before
+    after = gc.get_threshold()
+    gc.set_threshold(*kept)
+    assert seen[0][0] > before[0] and after == before
 
 
 def test_low_coverage_ends_in_the_reason_of_the_largest_layer(tmp_path: Path, capsys: Capture) -> None:

@@ -313,6 +313,7 @@ ALLOWED = {
     "quark.torch.files.prequantized": f"{DRAFT}; deletes the hidden folder that it made",
     "quark.torch.files.quantize": OWN,
     "quark.torch.files.target": OWN,
+    "quark.torch.files.tuned": OWN,
 }
 
 

@@ -91,6 +91,7 @@ def test_experts_of_gpt_oss_as_they_were_published(tmp_path: Path) -> None:
     assert len(wanted) == 2 * 4 * 3 and all(".experts." in name for name in wanted)
     assert all(torch.equal(value, cell.weight_of(loaded, name)) for name, value in wanted.items())
     again = quantized_model(tmp_path / "m")
+    model.model.rotary_emb = again.model.rotary_emb  # Module.to has rounded the frequencies, loading does not
     assert torch.equal(tiny.answer(again, inputs), tiny.answer(model, inputs))
     file = tmp_path / "m" / "model.safetensors"
     tensors = load_file(file)

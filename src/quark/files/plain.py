@@ -1,6 +1,7 @@
 """Values as JSON can hold them, the same in every process: what an identity of a job compares.
 
-Functions count by name, code, defaults and what they close over, not by what they call. An object of a class that is
+Functions count by name, code, defaults and what they close over, but lists, dictionaries and sets, which they may fill
+while they run; not by what they call. An object of a class that is
 not known here counts by its class and its attributes; two of one class with equal attributes are equal.
 """
 
@@ -73,7 +74,8 @@ def code_of(function: Any) -> str:
     code = getattr(inner, "__code__", None)
     if not isinstance(code, CodeType):
         return ""
-    closed = [cell.cell_contents for cell in inner.__closure__ or () if cell != CellType()]
+    cells = [cell.cell_contents for cell in inner.__closure__ or () if cell != CellType()]
+    closed = [one for one in cells if not isinstance(one, (list, dict, set))]  # what it fills while it runs
     words = json.dumps([_code(code), plain([inner.__defaults__, inner.__kwdefaults__, closed], briefly)])
     return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 

@@ -21,6 +21,8 @@ from quark.torch.export.checkpoint import Checkpoint
 
 GRIDS = ".quark_grids"  # of a checkpoint that was decoded (``files.carried``)
 RELEASES = ("openquark", "torch", "transformers", "safetensors")
+RELEASED = frozenset(["builtins", "quark", "torch", "transformers"])
+"""Packages whose code is told by their release: what decorates it there may change while a process runs."""
 OWN = frozenset([*vars(nn.Module()), "generation_config"])
 """Attributes that every layer has; and how a model generates, which no job here asks for."""
 HOOKS = ("_hf_", "_is_hf_", "_old_forward")
@@ -116,10 +118,11 @@ def _digest_of_layers(model: nn.Module) -> str:
 
 
 def _code_of(kind: type) -> list[Any]:
-    """The functions and the values that a class of layers has, and those that it inherits from."""
-    own = [one for one in kind.__mro__ if one not in (nn.Module, object)]
-    found: list[Any] = [kind.__module__, kind.__qualname__]
-    for one in own:
+    """The functions and the values that a class of layers has and inherits; of a release that is named, its name alone."""
+    found: list[Any] = [f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__]
+    for one in kind.__mro__:
+        if one.__module__.partition(".")[0] in RELEASED:
+            continue
         values = {key: value for key, value in vars(one).items() if isinstance(value, (bool, int, float, str, tuple))}
         codes = {key: code_of(getattr(value, "fget", value)) for key, value in vars(one).items()}
         found.append(sorted((key, plain(value)) for key, value in values.items() if not key.startswith("__")))

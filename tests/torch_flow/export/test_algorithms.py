@@ -36,7 +36,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "svdquant": {"min_layer_size": 16, "svd_rank": 2, "alpha_candidates": [0.5]},
     "rotation": {"r2": True, "r4": True, "only_if_better": False},
 }
-SINGLE = [[row.config(**SETTINGS.get(row.config.name, {}))] for row in ALGORITHMS]
+SINGLE = [
+    [row.config(**SETTINGS.get(row.config.name, {}))] for row in ALGORITHMS if row.config.name != "channel_equalization"
+]
 TOGETHER = [
     [RotationConfig(r4=True, random_r1=True, only_if_better=False), QronosConfig()],
     [RotationConfig(online_r1_rotation=True, rotation_size=8, only_if_better=False), GPTQConfig()],

@@ -241,7 +241,7 @@ def test_caches_of_compressed_tensors_have_eight_bits_and_one_type() -> None:
     pytest.importorskip("compressed_tensors")
 
     def cache(name: str) -> SimpleNamespace:
-        return SimpleNamespace(stage=SimpleNamespace(format=ELEMENTS[name]))
+        return SimpleNamespace(stage=SimpleNamespace(format=ELEMENTS[name]), granularity=Tensor())
 
     for name, kind in (("int8", "int"), ("fp8_e4m3", "float")):
         made = compressed_caches.cache_scheme({"k": cache(name), "v": cache(name)})  # type: ignore[dict-item]
@@ -256,7 +256,7 @@ def test_caches_without_one_static_scale_are_refused(scale: object, symmetric: b
     stage = SimpleNamespace(format=ELEMENTS["int8"], spec=SimpleNamespace(symmetric=symmetric))
     part = SimpleNamespace(stage=stage, granularity=Tensor(), scale=scale)
     with pytest.raises(ConfigError):
-        compressed_caches.check(name, part)  # type: ignore[arg-type]
+        compressed_caches.check(name, part, False)  # type: ignore[arg-type]
     good = SimpleNamespace(stage=SimpleNamespace(format=ELEMENTS["int8"], spec=SimpleNamespace(symmetric=True)))
     good.granularity, good.scale = Tensor(), torch.ones(())
-    compressed_caches.check(f"layers.0.{name}", good)  # type: ignore[arg-type]
+    compressed_caches.check(f"layers.0.{name}", good, False)  # type: ignore[arg-type]
