@@ -118,7 +118,7 @@ def _digest_of_layers(model: nn.Module) -> str:
 
 
 def _code_of(kind: type) -> list[Any]:
-    """The functions and the values that a class of layers has and inherits; of a release that is named, its name alone."""
+    """The functions and values that a class of layers has and inherits; of a release that is named, its name alone."""
     found: list[Any] = [f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__]
     for one in kind.__mro__:
         if one.__module__.partition(".")[0] in RELEASED:
