@@ -36,6 +36,9 @@ FORMATS = {
     "XINT8": q.QLayerConfig(q.XInt8Spec(), q.XInt8Spec()),
     "A8W8": q.QLayerConfig(INT8, q.Int8Spec(calibration_method=MINMAX, quant_granularity=CHANNEL)),
     "W4A8": q.QLayerConfig(INT8, q.Int4Spec(calibration_method=MINMAX, quant_granularity=CHANNEL)),
+    "W4A4": q.QLayerConfig(
+        q.Int4Spec(calibration_method=MINMAX), q.Int4Spec(calibration_method=MINMAX, quant_granularity=CHANNEL)
+    ),
     "W4": q.QLayerConfig(INT8, q.Int4Spec(quant_granularity=q.QuantGranularity.Group, group_size=32)),
     "W4N": q.QLayerConfig(INT8, INT8),
 }
@@ -64,6 +67,7 @@ def algorithms(steps: int) -> dict[str, tuple[q.AlgoConfig, ...]]:
         "SmoothQuant": (q.SmoothQuantConfig(),),
         "AWQ": (q.AWQConfig(),),
         "QuaRot": (q.QuarotConfig(),),
+        "SVDQuant": (q.SVDQuantConfig(svd_rank=8, min_layer_size=32),),
         "GPTQ": (q.GPTQConfig(),),
         "GPTAQ": (q.GPTAQConfig(),),
         "Qronos": (q.QronosConfig(),),
@@ -77,7 +81,7 @@ def algorithms(steps: int) -> dict[str, tuple[q.AlgoConfig, ...]]:
 
 
 COLUMNWISE = ("GPTQ", "GPTAQ", "Qronos")
-LINEAR = ("SmoothQuant", "AWQ", "QuaRot", *COLUMNWISE, "HQQ")
+LINEAR = ("SmoothQuant", "AWQ", "QuaRot", "SVDQuant", *COLUMNWISE, "HQQ")
 CONVOLUTIONS = ("CLE", "CE", "BiasCorrection", "BC gain", "AdaRound, BC gain")
 
 
@@ -96,8 +100,8 @@ def makes_sense(model: str, format: str, name: str) -> bool:
     language = model == "stories260K"
     if format in ("W4", "W4N"):
         some = {
-            "W4": ("nearest", "SmoothQuant", "AWQ", *COLUMNWISE, "AdaRound", "AdaQuant", "AutoRound"),
-            "W4N": ("nearest", "SmoothQuant", "AWQ", *COLUMNWISE, "HQQ"),
+            "W4": ("nearest", "SmoothQuant", "AWQ", "SVDQuant", *COLUMNWISE, "AdaRound", "AdaQuant", "AutoRound"),
+            "W4N": ("nearest", "SmoothQuant", "AWQ", "SVDQuant", *COLUMNWISE, "HQQ"),
         }
         allowed = some[format]
         return language and name in allowed

@@ -263,7 +263,7 @@ TWO_DIALECTS = {
         "CLEConfig",
         "GPTAQConfig",
     ),
-    *("GPTQConfig", "QronosConfig", "SmoothQuantConfig"),
+    *("GPTQConfig", "QronosConfig", "SmoothQuantConfig", "SVDQuantConfig"),
     *(
         "Bench",
         "Context",

@@ -58,7 +58,7 @@ SAMPLES = [{"x": models.normal(1, 3, 8, 8, seed=seed)} for seed in range(16)]
 
 COLUMNWISE = tuple(kind.name for kind in ROUNDERS)
 #: Algorithms for MatMul and Gemm have a network of such layers of their own: ``test_linear_algorithms``.
-LINEAR = (*COLUMNWISE, "awq", "quarot", "smooth_quant")
+LINEAR = (*COLUMNWISE, "awq", "quarot", "smooth_quant", "svdquant")
 
 
 def loss(spec: object, algorithms: list[AlgoConfig]) -> float:

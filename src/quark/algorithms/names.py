@@ -30,7 +30,7 @@ ROWS = (
     AlgorithmNames("", "autosmoothquant"),
     AlgorithmNames("awq", "awq"),
     AlgorithmNames("quarot", "rotation", samples=False),
-    AlgorithmNames("", "svdquant"),
+    AlgorithmNames("svdquant", "svdquant"),
     AlgorithmNames("gptq", "gptq"),
     AlgorithmNames("gptaq", "gptaq"),
     AlgorithmNames("qronos", "qronos"),

@@ -8,15 +8,20 @@ The best rank-r approximation comes from a few steps of subspace iteration, not 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 
+from quark.measure.score import WORTH
 from quark.numerics.array import Array, as_parameter, float32, is_torch, namespace
 
 EXTRA = 8  # directions beyond the rank, for speed of convergence
 STEPS = 4
 SMALLEST, LARGEST = 1e-5, 1e5
+ALPHAS = tuple(k / 20 for k in range(1, 20))  # exponents of the smoothing that are tried
 
 
 class LowRankSplit(NamedTuple):
@@ -32,6 +37,39 @@ def smoothing(activation_max: Array, weight_max: Array, alpha: float) -> Array:
     xp = namespace(activation_max)
     s = float32(activation_max) ** alpha / xp.clip(float32(weight_max), SMALLEST, None) ** (1 - alpha)
     return xp.where(activation_max > 0, xp.clip(s, SMALLEST, LARGEST), xp.ones_like(s))
+
+
+def is_excluded(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    """Whether a pattern is one of a layer's names, or a part of one."""
+    names, patterns = tuple(names), tuple(patterns)
+    return any(fnmatchcase(name, one) for pattern in patterns for one in (pattern, f"*{pattern}*") for name in names)
+
+
+def best_split(
+    weights: Sequence[Array],
+    largest: Array,
+    alphas: Iterable[float],
+    rank: int,
+    error: Callable[[Array, list[LowRankSplit]], float],
+    without: float,
+) -> tuple[Array, list[LowRankSplit]] | None:
+    """The smoothing, and the splits of the layers that read one tensor, that leave the least error; None: not worth it.
+
+    Args:
+        weights: [rows, columns] each.
+        largest: magnitude of every column of the tensor.
+        error: of s and the splits of the weights times s.
+        without: error of the weights as they are.
+    """
+    widest = reduce(namespace(largest).maximum, [namespace(weight).amax(abs(weight), 0) for weight in weights])
+    lowest, best = WORTH * without, None
+    for alpha in alphas:
+        s = smoothing(largest, widest, alpha)
+        parts = [split(weight * s, rank) for weight in weights]
+        found = error(s, parts)
+        if found < lowest:
+            lowest, best = found, (s, parts)
+    return best
 
 
 def split(weight: Array, rank: int, steps: int = STEPS) -> LowRankSplit:

@@ -34,6 +34,7 @@ from quark.onnx.quantization.config.algorithm import (
     QronosConfig,
     QuarotConfig,
     SmoothQuantConfig,
+    SVDQuantConfig,
 )
 from quark.onnx.quantization.config.custom_config import (
     A8W8_ADAQUANT_QCONFIG,
@@ -262,6 +263,7 @@ __all__ = [
     "QuantizationConfig",
     "QuarotConfig",
     "RandomDataReader",
+    "SVDQuantConfig",
     "ScaleType",
     "SmoothQuantConfig",
     "UInt2",

@@ -103,7 +103,7 @@ class RoundingJudge:
             rows: of the tensor ``value`` that the layers read.
             change, inverse: what becomes of rows [n, channels] of the tensor and of the weights.
         """
-        data = self._rounded(change(rows), self.plan.tensors.get(str(value.name)))
+        data = self.rounded_rows(value, change(rows))
         return float(np.mean([self._of(layer, rows, data, inverse) for layer in layers]))
 
     def rounded_weight(self, layer: Linear, weight: np.ndarray) -> np.ndarray:
@@ -125,7 +125,9 @@ class RoundingJudge:
         noise = np.square(data @ turned.T - expected, dtype=np.float64).sum()
         return float(noise / max(np.square(expected, dtype=np.float64).sum(), 1e-300))
 
-    def _rounded(self, rows: np.ndarray, tensor: TensorPlan | None) -> np.ndarray:
+    def rounded_rows(self, value: ir.Value, rows: np.ndarray) -> np.ndarray:
+        """Rows [n, channels] for the tensor ``value`` as the job rounds it."""
+        tensor = self.plan.tensors.get(str(value.name))
         if tensor is None:
             return rows
         request = request_of(tensor.spec, self.options)

@@ -35,6 +35,7 @@ from quark.onnx.quantization.config.algorithm import (
     QronosConfig,
     QuarotConfig,
     SmoothQuantConfig,
+    SVDQuantConfig,
 )
 
 Transform = Callable[..., PassReport]
@@ -71,6 +72,12 @@ def _quarot(model: ir.Model, config: QuarotConfig, context: Context) -> PassRepo
     return quarot.run(model, config, context)
 
 
+def _svdquant(model: ir.Model, config: SVDQuantConfig, context: Context) -> PassReport:
+    from quark.onnx.algorithms import svdquant
+
+    return svdquant.run(model, config, context)
+
+
 def _finetune(model: ir.Model, plan: Plan, config: Any, context: Context) -> PassReport:
     from quark.onnx.algorithms import finetune
 
@@ -95,6 +102,7 @@ TRANSFORMS: dict[type[AlgoConfig], Transform] = {
     SmoothQuantConfig: _smoothquant,
     AWQConfig: _awq,
     QuarotConfig: _quarot,
+    SVDQuantConfig: _svdquant,
 }
 #: Transformations that can go a part of their way, and the parts that are tried.
 PARTS: dict[type[AlgoConfig], tuple[float, ...]] = {
@@ -109,7 +117,7 @@ TUNES: dict[type[AlgoConfig], Tune] = {
     **dict.fromkeys((GPTQConfig, GPTAQConfig, QronosConfig), _round_columns),
 }
 _LOOK = (
-    *(SmoothQuantConfig, AWQConfig, QuarotConfig, ChannelEqualizationConfig),
+    *(SmoothQuantConfig, AWQConfig, QuarotConfig, SVDQuantConfig, ChannelEqualizationConfig),
     *(CalibrationSearchConfig, AutoMixprecisionConfig),
 )
 #: Algorithms that read the calibration data, which then has to be read more than once.

@@ -26,6 +26,7 @@ from quark.config.rules import NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.graph.surgery import attribute, float_attribute, input_at, int_attribute, is_constant, own_copy
+from quark.onnx.qdq import slots
 from quark.onnx.qdq.index_paths import computes_shapes
 from quark.onnx.qdq.selection import bound
 
@@ -141,6 +142,8 @@ def place_dynamic(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) ->
 def _why_float(node: ir.Node, layer: LayerSpec, job: Job, shaping: bool) -> Reason:
     options, rule = job.options, DYNAMIC_RULES.get(node.op_type)
     chosen = [*options.OpTypesToQuantize, *options.ExtraOpTypesToQuantize] if options.OpTypesToQuantize else None
+    if slots.STAYS_FLOAT in node.meta:
+        return str(node.meta[slots.STAYS_FLOAT])
     if node.domain not in ("", "ai.onnx") or rule is None:
         return "ONNX Runtime has no dynamic kernel for it"
     if options.NodesToQuantize and node.name not in options.NodesToQuantize:

@@ -67,6 +67,8 @@ def place_nbits(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> P
 
 
 def _why_float(node: ir.Node, nbits: NBits, options: Options, shaping: bool) -> str | None:
+    if slots.STAYS_FLOAT in node.meta:
+        return str(node.meta[slots.STAYS_FLOAT])
     if node.domain not in ("", "ai.onnx") or node.op_type not in WEIGHTS:
         return "UseMatMulNBits stores the weights of MatMul, Gemm and Gather only"
     chosen = options.OpTypesToQuantize

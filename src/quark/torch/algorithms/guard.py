@@ -19,6 +19,7 @@ from statistics import fmean, stdev
 import torch
 from torch import nn
 
+from quark.measure.score import WORTH
 from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
 from quark.torch.algorithms.context import Context
 
@@ -26,7 +27,6 @@ MODEL_SAMPLES = 32  # that a model is judged on
 FEW = 4  # samples below which none are left to judge
 SURE = 0.5  # standard errors that a gain must have
 CERTAIN = 3.0  # standard errors of a gain that leave no doubt
-WORTH = 0.98  # part of the error that may be left where samples are few
 
 
 def best_of(errors: Sequence[Sequence[float]], before: Sequence[float]) -> int | None:

@@ -7,16 +7,14 @@ that would not get better stays as it is.
 from __future__ import annotations
 
 import logging
-from fnmatch import fnmatchcase
 from functools import partial
 
 import torch
 from torch import nn
 
-from quark.algorithms.svdquant import LowRankSplit, smoothing, split
+from quark.algorithms.svdquant import ALPHAS, LowRankSplit, best_split, is_excluded
 from quark.errors import DataError
 from quark.torch.algorithms.context import Context, matrix, new_quantizer
-from quark.torch.algorithms.guard import WORTH
 from quark.torch.algorithms.inputs import Watch
 from quark.torch.algorithms.scaling import ROWS, PlaceInputs
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
@@ -26,7 +24,6 @@ from quark.torch.corrected import ErrorCorrected
 from quark.torch.matching import Match
 
 log = logging.getLogger(__name__)
-ALPHAS = tuple(k / 20 for k in range(1, 20))
 
 
 @torch.no_grad()
@@ -48,12 +45,11 @@ def run_svdquant(context: Context, config: SVDQuantConfig) -> None:
 def is_wanted(item: Match, config: SVDQuantConfig) -> bool:
     """Whether a layer is large enough and not excluded (a pattern may name a part of the name)."""
     weight = item.layer.module._parameters["weight"]
-    excluded = any(
-        fnmatchcase(name, pattern) or fnmatchcase(name, f"*{pattern}*")
-        for name in item.layer.names
-        for pattern in config.exclude_patterns
+    return (
+        not is_excluded(item.layer.names, config.exclude_patterns)
+        and weight is not None
+        and min(weight.shape) >= config.min_layer_size
     )
-    return not excluded and weight is not None and min(weight.shape) >= config.min_layer_size
 
 
 def read_all(context: Context, items: list[Match]) -> dict[nn.Module, PlaceInputs]:
@@ -79,17 +75,16 @@ def correct(context: Context, item: Match, inputs: PlaceInputs, config: SVDQuant
     wanted = rows @ weight.T
     alphas = (config.alpha_candidates or ALPHAS) if config.search_alpha else [config.smooth_alpha]
     plain = quantize_new(new_quantizer(item, "input_tensors"), rows) @ quantized_matrix(item, weight).T
-    lowest, best = WORTH * float((plain - wanted).square().mean()), None
-    for alpha in alphas:
-        s = smoothing(inputs.amax, weight.abs().amax(0), alpha)
-        parts = split(weight * s, config.svd_rank)
-        error = error_of(item, parts, rows / s, wanted)
-        if error < lowest:
-            lowest, best = error, (parts, s)
+
+    def error(s: torch.Tensor, parts: list[LowRankSplit]) -> float:
+        return error_of(item, parts[0], rows / s, wanted)
+
+    best = best_split([weight], inputs.amax, alphas, config.svd_rank, error, float((plain - wanted).square().mean()))
     if best is None:
         log.info("%s gets no correction: it would not lower the error", item.layer.name)
         return
-    wrap(context, item, *best)
+    s, (parts,) = best
+    wrap(context, item, parts, s)
 
 
 def error_of(item: Match, parts: LowRankSplit, x: torch.Tensor, wanted: torch.Tensor) -> float:

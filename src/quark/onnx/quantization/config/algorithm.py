@@ -31,6 +31,7 @@ __all__ = [
     "GPTQConfig",
     "QronosConfig",
     "QuarotConfig",
+    "SVDQuantConfig",
     "SmoothQuantConfig",
     "checked",
     "from_dict",
@@ -336,10 +337,45 @@ class QuarotConfig(AlgoConfig):
         self._require("r_config_path", named, "it is the path of a JSON file, or None")
 
 
+@dataclass(frozen=True)
+class SVDQuantConfig(AlgoConfig):
+    """SVDQuant: a float branch of low rank takes the hard part of each weight of MatMul and Gemm.
+
+    Attributes:
+        svd_rank: of the branch.
+        smooth_alpha: exponent of the smoothing, where it is not searched.
+        search_alpha: the best of ``alpha_candidates`` for every tensor that layers read.
+        alpha_candidates: the exponents that are tried; None: 0.05 to 0.95.
+        exclude_patterns: layers whose name holds one of these stay without a branch.
+        min_layer_size: of the smaller side of a weight.
+        keep_worse: keep the branches even where the quantized model is worse with them, on calibration data.
+    """
+
+    name: ClassVar[str] = "svdquant"
+    svd_rank: int = 32
+    smooth_alpha: float = 0.5
+    search_alpha: bool = True
+    alpha_candidates: tuple[float, ...] | list[float] | None = None
+    exclude_patterns: tuple[str, ...] | list[str] = ()
+    min_layer_size: int = 256
+    keep_worse: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("svd_rank", "min_layer_size"):
+            self._require(field, is_whole(getattr(self, field), 1), "it is a whole number of at least 1")
+        self._require("smooth_alpha", is_number(self.smooth_alpha, 0, 1), "it is a number from 0 to 1")
+        for field in ("search_alpha", "keep_worse"):
+            self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
+        tried = self.alpha_candidates
+        fits = isinstance(tried, (tuple, list)) and len(tried) > 0 and all(is_number(one, 0, 1) for one in tried)
+        self._require("alpha_candidates", tried is None or fits, "it is a list of numbers from 0 to 1, or None")
+        self._require("exclude_patterns", is_names(self.exclude_patterns), "it is a list of parts of layers' names")
+
+
 ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
     kind.name: kind
     for kind in (
-        *(CLEConfig, ChannelEqualizationConfig, SmoothQuantConfig, AWQConfig, QuarotConfig),
+        *(CLEConfig, ChannelEqualizationConfig, SmoothQuantConfig, AWQConfig, QuarotConfig, SVDQuantConfig),
         *(CalibrationSearchConfig, AutoMixprecisionConfig),
         *(GPTQConfig, GPTAQConfig, QronosConfig),
         *(BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig, AutoRoundConfig),
