@@ -17,6 +17,7 @@ from tests.onnx_flow.old_operators import ZOO
 
 from quark.errors import ModelError
 from quark.onnx.graph.adapters import ADAPTERS
+from quark.onnx.graph.functions import inline_functions
 from quark.onnx.graph.lift import lift
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.graph.surgery import all_nodes
@@ -152,13 +153,19 @@ def test_a_model_without_nodes_of_onnx() -> None:
     models.run(result, models.feeds(proto))
 
 
-def with_function(opset: int) -> onnx.ModelProto:
-    """``y = Centre(x)`` in its own domain: x minus its mean over the last axis."""
+def with_function(opset: int, within: int | None = None) -> onnx.ModelProto:
+    """``y = Centre(x)`` in its own domain: x minus its mean over the last axis; ``within``: the function's own opset."""
+    within = opset if within is None else within
+    mean = (
+        "m = ReduceMean <axes = [-1]> (a)"
+        if within < 18
+        else "k = Constant <value_ints = [-1]> () m = ReduceMean (a, k)"
+    )
     text = f"""
     <ir_version: 8, opset_import: ["": {opset}, "own": 1]>
     main (float[2, 3] x) => (float[2, 3] y) {{ y = own.Centre (x) }}
-    <domain: "own", opset_import: ["": {opset}]>
-    Centre (a) => (b) {{ m = ReduceMean <axes = [-1]> (a) b = Sub (a, m) }}
+    <domain: "own", opset_import: ["": {within}]>
+    Centre (a) => (b) {{ {mean} b = Sub (a, m) }}
     """
     return onnx.parser.parse_model(text)
 
@@ -170,6 +177,26 @@ def test_functions_are_lifted_too() -> None:
     assert result.functions[0].opset_import[0].version == 21
     onnx.checker.check_model(result)
     models.assert_close(models.run(result, inputs), models.run(proto, inputs))
+
+
+@pytest.mark.parametrize(("opset", "within"), [(21, 17), (17, 21), (21, 18), (18, 21)])
+@pytest.mark.parametrize("wanted", [17, 21])
+def test_a_function_and_its_caller_meet_in_one_opset(opset: int, within: int, wanted: int) -> None:
+    proto = with_function(opset, within)
+    inputs = models.feeds(proto)
+    model = lift(load(proto), wanted)
+    inline_functions(model)
+    assert not model.functions
+    (x,) = inputs.values()
+    models.assert_close(models.run(to_proto(model), inputs), [x - x.mean(-1, keepdims=True)])
+
+
+def test_a_function_for_another_version_of_a_domain_is_refused() -> None:
+    proto = with_function(21)
+    proto.functions[0].opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 2))
+    proto.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
+    with pytest.raises(ModelError, match="cannot be inlined.*ai.onnx.ml"):
+        inline_functions(load(proto))
 
 
 OPSET_6 = {  # ONNX Runtime does not run opset 6: what the operators meant is written out here

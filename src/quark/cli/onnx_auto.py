@@ -182,8 +182,8 @@ def _verdict(request: Auto, found: Outcome) -> Verdict:
         words = f"{said(name, after.value)} on samples that decided nothing (float {said(name, before.value)}{give})"
         lines.append(Line("labels", name, words))
     chosen = winner.judged
-    if chosen is not None and found.reported is not None:
-        gap = found.reported.sqnr - chosen.sqnr
+    gap = math.nan if chosen is None or found.reported is None else found.reported.sqnr - chosen.sqnr
+    if not math.isnan(gap):  # equal infinities, or text, have none
         lines.append(Line("gap", "honest", f"{gap:+.1f} dB against the samples that chose it"))
     if not math.isnan(winner.seconds):
         lines.append(speed_line(found.float_seconds, winner.seconds))

@@ -12,7 +12,7 @@ of the float model decide what an output looks like, and its *answers* are compa
               the first is an objectness and the products are the scores.
     boxes     [rows, 4] beside an output of scores of as many rows, or the first columns of detections: scores as above,
               each of which counts where its box overlaps that of the float model too (``measure.boxes``)
-    labels    integers: the share of equal ones
+    labels    integers or text: the share of equal ones
     values    anything else: only the distance says how near it is; so it is for a signal over two axes, whatever its
               shape (``measure.signals``)
 
@@ -43,6 +43,8 @@ OTHERS = 2  # a detection has at least so many columns that are not scores
 ROWS = 32  # detections come in many rows
 MAJORITY = 0.9  # a class that wins this share of many rows is the background
 FEW = 10  # answers, below which nothing can be said about a share of them
+
+TEXT = "OSU"  # kinds of NumPy data types that hold text
 
 Outputs = Mapping[str, np.ndarray]
 
@@ -91,7 +93,7 @@ class Answers:
         together = self.detected
         if self.kind is None:
             self.kind = "boxes" if together else kind_of(reference)
-            self.inside = bool(reference.size) and _bounded(reference)
+            self.inside = self.kind != "labels" and bool(reference.size) and _bounded(reference)
         if self.kind in ("scores", "boxes") and not together and reference.size and not self._still(reference):
             self.kind = "values"  # the first one was silence, or the like, which looked like scores that are never high
             self.kept, self.total = [0.0] * len(self.kept), [0.0] * len(self.total)
@@ -196,7 +198,7 @@ def with_rows(x: np.ndarray, count: int) -> np.ndarray | None:
 
 def kind_of(x: np.ndarray) -> Kind:
     """What an output of this shape and these values looks like, taken alone."""
-    if x.dtype.kind in "iub":
+    if x.dtype.kind in "iub" + TEXT:
         return "labels"
     if x.dtype.kind != "f" or x.ndim < 2 or not x.size or not np.isfinite(x).all():
         return "values"

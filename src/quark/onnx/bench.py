@@ -31,6 +31,7 @@ from quark.config.rules import NodeInfo, Rule
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError, DataError
 from quark.files.journal import Journal
+from quark.measure.answers import TEXT
 from quark.onnx import fingerprint
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import rereadable
@@ -340,7 +341,7 @@ def lay_out(site: Site, samples: Any) -> tuple[Site, str]:
 def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Arrays and text, in order. Not in numpy's formats: Python parses their headers, and that fails in threads on
     Python 3.11 (cpython issue 106905)."""
-    text = {name: array.tolist() for name, array in arrays.items() if array.dtype.kind in "OSU"}
+    text = {name: array.tolist() for name, array in arrays.items() if array.dtype.kind in TEXT}
     order = enumerate(arrays.items())
     numbers = {str(place): np.asarray(array, order="C") for place, (name, array) in order if name not in text}
     save_file(numbers, path, {"names": json.dumps(list(arrays)), "text": json.dumps(text)})

@@ -23,7 +23,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import DataError
-from quark.measure.answers import Answers
+from quark.measure.answers import TEXT, Answers
 from quark.measure.answers import update as update_answers
 from quark.measure.distance import Distance
 from quark.measure.scaling import Scaling
@@ -144,7 +144,7 @@ def compare(
         first_said, second_said = ({name: pair[of] for name, pair in found.items()} for of in (0, 1))
         update_answers(answers, first_said, second_said)
         for name, (x, y) in found.items():
-            if x.shape == y.shape:
+            if x.shape == y.shape and x.dtype.kind not in TEXT:
                 outputs[name].update(x, y)
         for distance, scaling, codes, (x, y) in zip(distances, scalings, ranges, inner(feed), strict=True):
             _observe(distance, scaling, codes, x, y)

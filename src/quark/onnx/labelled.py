@@ -31,7 +31,7 @@ from quark.measure.score import Score, score
 from quark.onnx.data import Feed, inputs_of
 from quark.onnx.data_files import file_of, find_samples
 from quark.onnx.graph.model import load
-from quark.onnx.graph.run import session_options
+from quark.onnx.graph.run import as_array, session_options
 from quark.onnx.graph.session import open_session
 from quark.onnx.labels import LabelSource, boxes_of, classes_of, mask_of, masks_of
 
@@ -101,7 +101,7 @@ def outputs_of(model: str | Path, feeds: Iterable[Feed]) -> Iterator[tuple[Feed,
     names = [one.name for one in session.get_outputs()]
     for feed in feeds:
         found = session.run(None, dict(feed))
-        yield feed, {name: np.asarray(value) for name, value in zip(names, found, strict=True)}
+        yield feed, {name: as_array(value) for name, value in zip(names, found, strict=True)}
 
 
 def metrics_on(

@@ -107,7 +107,7 @@ def judge(name: str, distance: Distance, answers: Answers | None) -> Judged:
     level = by_answers if only else max(by_energy - 1, min(by_energy + 1, by_answers))
     error = "" if math.isnan(answers.error) else f" ± {100 * answers.error:.1f}"
     said = f"{name} keeps {100 * share:.1f}{error} % of the float model's {_WORDS[str(answers.kind)]}"
-    return Judged(name, level, f"{said}, SQNR {decibels(sqnr)}", share, sqnr)
+    return Judged(name, level, f"{said}, SQNR {decibels(sqnr)}" if distance.count else said, share, sqnr)
 
 
 _WORDS = {
@@ -123,9 +123,14 @@ def _level(value: float, limits: tuple[float, float]) -> int:
     return 0 if math.isnan(value) else sum(value >= limit for limit in limits)
 
 
+def _told(answers: Answers | None) -> bool:
+    """Whether the answers say something where there is no distance: other shapes, or text that is a label."""
+    return answers is not None and (answers.unlike > 0 or (answers.kind == "labels" and answers.share is not None))
+
+
 def worst(outputs: Mapping[str, Distance], answers: Mapping[str, Answers]) -> Judged | None:
     """The output that decides: of the lowest level, the one farthest below its limit."""
-    seen = [name for name, one in outputs.items() if one.count or (name in answers and answers[name].unlike)]
+    seen = [name for name, one in outputs.items() if one.count or _told(answers.get(name))]
     judged = [judge(name, outputs[name], answers.get(name)) for name in seen]
     return min(judged, key=lambda one: (one.level, one.value), default=None)
 

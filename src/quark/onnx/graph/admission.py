@@ -148,6 +148,7 @@ def _check_values(graph: onnx.GraphProto, source: str) -> None:
     for kind, values in (("input", graph.input), ("output", graph.output), ("value_info", graph.value_info)):
         for value in values:
             _check_names((value.name,), f"a graph {kind}", source)
+            _check_type(value, kind, source)
             kind_of = value.type.tensor_type
             if value.type.HasField("tensor_type") and kind_of.elem_type not in ELEMENTS:
                 what = f"the element type {kind_of.elem_type}, which ONNX does not define"
@@ -156,6 +157,18 @@ def _check_values(graph: onnx.GraphProto, source: str) -> None:
                 _check_names((dim.dim_param,), f"an axis of {value.name!r:.80}", source)
                 if dim.HasField("dim_value") and dim.dim_value < -1:  # exporters write -1 for a free one
                     raise ModelError(f"{source}: the {kind} {value.name!r} has an axis of {dim.dim_value} elements")
+
+
+def _check_type(value: onnx.ValueInfoProto, kind: str, source: str) -> None:
+    """Maps (what ZipMap makes) and opaque values are no tensors, and the graph that passes work on cannot hold them."""
+    inner, wrapper = value.type, value.type.WhichOneof("value")
+    while wrapper in ("sequence_type", "optional_type"):
+        inner = getattr(inner, wrapper).elem_type
+        wrapper = inner.WhichOneof("value")
+    if wrapper in ("map_type", "opaque_type"):
+        what = f"is of the ONNX type {wrapper.removesuffix('_type')}, which cannot be quantized or passed on"
+        way = "export without it (skl2onnx: options={'zipmap': False}), or cut it off with onnx.utils.extract_model"
+        raise ModelError(f"{source}: the {kind} {value.name!r} {what}: {way}")
 
 
 def _check_node(node: onnx.NodeProto, source: str) -> None:

@@ -20,14 +20,14 @@ def inline_functions(model: ir.Model) -> None:
     """Inline the functions, nested ones too, in place; the nodes get names of their own.
 
     Raises:
-        ModelError: functions call each other in a circle.
+        ModelError: functions call each other in a circle, or are written for another version of a domain than the graph.
     """
     kept = {DOMAIN, OWN_DOMAIN, *RUNTIME_DOMAINS}
     if all(function.domain in kept for function in model.functions.values()):
         return
     try:
         InlinePass(lambda function: function.domain not in kept)(model)
-    except PreconditionError as error:
+    except (PreconditionError, ValueError) as error:
         raise ModelError(f"the functions of the model cannot be inlined: {error}") from error
     model.graph.sort()
     name_nodes(model)

@@ -35,10 +35,10 @@ def lift(model: ir.Model, version: int) -> ir.Model:
 
     Args:
         model: Edited in place (models below opset 7 are rebuilt).
-        version: The wanted version of the default operator set.
+        version: The wanted version of the default operator set. A function of a higher one lifts the graph to its own.
 
     Returns:
-        The lifted model; ``model`` itself, untouched, when its opset is high enough already.
+        The lifted model; ``model`` itself, untouched, when its opset is high enough already and its functions share it.
 
     Raises:
         ModelError: A node has no equivalent in the new opset; the message names it and the reason.
@@ -48,7 +48,10 @@ def lift(model: ir.Model, version: int) -> ir.Model:
         raise ModelError(f"opset {version} is not known; the installed onnx {onnx.__version__} knows up to {newest}")
     if "" not in model.graph.opset_imports and model.ir_version >= 3:
         model.graph.opset_imports[""] = version  # every node is of another domain
-    if opset(model) >= version:
+    starts = [start for _, start in _bodies(model)]
+    if len(set(starts)) > 1:  # what calls a function and the function itself: one opset, or it cannot be inlined
+        version = max(version, *starts)
+    if min(starts) >= version:
         return model
     if opset(model) < OLDEST:
         model = _to_oldest(model)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -161,10 +162,24 @@ class Runner:
         if self._session is None:
             return []
         try:
-            return list(self._session.run(self._asked or None, dict(feed)))[: len(self._asked)]
+            found = self._session.run(self._asked or None, dict(feed))
+            return [as_array(value) for value in found[: len(self._asked)]]
         except RUNTIME_ERRORS as error:
             given = ", ".join(f"{name!r} {array.dtype} {list(array.shape)}" for name, array in feed.items())
             raise DataError(f"the model does not run on this sample ({given}): {_reason(error)}") from error
+
+
+def as_array(value: Any) -> np.ndarray:
+    """What a session makes, as one array: of a sequence its tensors stacked, or end to end where their shapes differ;
+    of an optional that is empty, nothing."""
+    if isinstance(value, np.ndarray):
+        return value
+    if not isinstance(value, list):
+        return np.asarray(() if value is None else value)
+    arrays = [as_array(one) for one in value]
+    if len({one.shape for one in arrays}) > 1:
+        return np.concatenate([one.ravel() for one in arrays])
+    return np.stack(arrays) if arrays else np.empty(0, np.float32)
 
 
 def session_options(
