@@ -154,7 +154,7 @@ def test_a_model_without_nodes_of_onnx() -> None:
 
 
 def with_function(opset: int, within: int | None = None) -> onnx.ModelProto:
-    """``y = Centre(x)`` in its own domain: x minus its mean over the last axis; ``within``: the function's own opset."""
+    """``y = Centre(x)`` in its own domain: x minus its mean over the last axis; ``within``: its opset."""
     within = opset if within is None else within
     mean = (
         "m = ReduceMean <axes = [-1]> (a)"
@@ -195,7 +195,7 @@ def test_a_function_for_another_version_of_a_domain_is_refused() -> None:
     proto = with_function(21)
     proto.functions[0].opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 2))
     proto.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
-    with pytest.raises(ModelError, match="cannot be inlined.*ai.onnx.ml"):
+    with pytest.raises(ModelError, match=r"cannot be inlined.*ai\.onnx\.ml"):
         inline_functions(load(proto))
 
 

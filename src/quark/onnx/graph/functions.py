@@ -20,7 +20,7 @@ def inline_functions(model: ir.Model) -> None:
     """Inline the functions, nested ones too, in place; the nodes get names of their own.
 
     Raises:
-        ModelError: functions call each other in a circle, or are written for another version of a domain than the graph.
+        ModelError: functions call each other in a circle, or use another version of a domain than the graph.
     """
     kept = {DOMAIN, OWN_DOMAIN, *RUNTIME_DOMAINS}
     if all(function.domain in kept for function in model.functions.values()):
