@@ -45,9 +45,7 @@ KINDS: dict[str, tuple[list[onnx.NodeProto], onnx.ValueInfoProto]] = {
 }
 
 
-def model_of(
-    nodes: list[onnx.NodeProto], output: onnx.ValueInfoProto, *domains: tuple[str, int]
-) -> onnx.ModelProto:
+def model_of(nodes: list[onnx.NodeProto], output: onnx.ValueInfoProto, *domains: tuple[str, int]) -> onnx.ModelProto:
     weights = numpy_helper.from_array(np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32), "weights")
     words = numpy_helper.from_array(np.array([f"class {k}" for k in range(8)], dtype=object), "words")
     first = helper.make_node("MatMul", ["data", "weights"], ["made"])
