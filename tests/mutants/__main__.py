@@ -49,26 +49,26 @@ ONNX = (
     *("tuned_speed", "every_operator", "flow", "one_pass", "repeatable", "runtime_options", "guard"),
     *("odd_graphs", "graphs_of_exporters", "mixprecision", "free_sizes", "wire", "workers", "quantized_plan", "causes"),
     *("npu_real", "runtime_operators", "small_decisions", "tables_by_schema", "resume_states"),
-    *("graph_questions", "substitutions"),
+    *("graph_questions", "substitutions", "tables", "first_run", "model_io", "option_refusals"),
 )
 EXPORT = (
     *("layout", "shards", "reload", "bad_files", "bad_input", "card", "custom_modes", "compressed_tensors", "gguf"),
     *("gguf_architectures", "gptq", "formats", "failures", "onnx", "onnx_decoder", "verify", "algorithms", "parts"),
     *("genai", "every_cell", "diffusers", "small_parts", "mode_decisions", "vocabularies", "nodes", "described"),
-    "asked_directly",
+    *("asked_directly", "gguf_bounds", "gguf_commands"),
 )
 TORCH = (
     *("layouts", "observers", "registry_contract", "files", "kv_cache", "experts", "spec_truth", "carried"),
     *("prequantized", "structure", "contract", "foreign", "quantizer", "template", "one_pass", "tuned_files"),
-    *("recurrent", "search", "svdquant", "network_identity", "unfinished_targets"),
+    *("recurrent", "search", "svdquant", "network_identity", "unfinished_targets", "unusual", "refusals"),
 )
 #: The tests that are asked.
 TESTS = (
     *("tests/numerics", "tests/observers", "tests/operators", "tests/files", "tests/test_one_spec.py"),
     *("tests/test_identity.py", "tests/test_own_calibration.py", "tests/test_own_format.py", "tests/test_gate.py"),
     *("tests/search", "tests/config", "tests/seeds", "tests/test_speed_constants.py", "tests/test_records.py"),
-    *("tests/test_limits.py", "tests/test_plan_from.py", "tests/fuzz/test_readers.py"),
-    "tests/fuzz/test_causes.py",
+    *("tests/algorithms", "tests/test_one_row.py", "tests/test_generated_pages.py", "tests/test_limits.py"),
+    *("tests/test_plan_from.py", "tests/fuzz/test_readers.py", "tests/fuzz/test_causes.py"),
     *(f"tests/onnx_flow/test_{name}.py" for name in ONNX),
     *(f"tests/torch_flow/export/test_{name}.py" for name in EXPORT),
     *(f"tests/torch_flow/test_{name}.py" for name in TORCH),
@@ -244,7 +244,7 @@ def warmly(plan: list[Trial], places: list[Place], log: Path) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         files = sorted({test.split("::")[0] for _, turns in plan for tests, _ in turns for test in tests})
         failures = Path(tempfile.gettempdir()) / "failures"
-        return pytest.main([*QUIET, "-p", "tests.mutants.unshrunk", *files], plugins=[Warm(plan, heard, failures)]) != 0
+        return pytest.main([*QUIET, "-p", "tests.mutants.unshrunk", *files], plugins=[Warm(failures, plan, heard)]) != 0
 
     forked(work, 24 * 3600.0, loud=True)
 

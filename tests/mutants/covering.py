@@ -15,14 +15,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
-Lines = set[tuple[CodeType, int]]
+Lines = set[tuple[str, int]]
 
 
 def digest(path: Path) -> str:
@@ -57,13 +57,17 @@ class Covering:
     now: Lines = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     file: str = ""
+    watched: dict[str, bool] = field(default_factory=dict)
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self._in_code if frame.f_code.co_filename.startswith(self.prefixes) else None
+        name = frame.f_code.co_filename  # asked at every call of anything: looked up by a text whose hash is kept
+        if name not in self.watched:
+            self.watched[name] = name.startswith(self.prefixes)
+        return self._in_code if self.watched[name] else None
 
     def _in_code(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
-            self.now.add((frame.f_code, frame.f_lineno))
+            self.now.add((frame.f_code.co_filename, frame.f_lineno))
         return self._in_code
 
     def _traced(self) -> Iterator[None]:
@@ -116,7 +120,7 @@ class Covering:
         tests = [test for test in self.lines if test.split("::")[0] == test_file and test not in self.failed]
         where: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for number, test in enumerate(tests):
-            for file, line in sorted({(code.co_filename, line) for code, line in self.lines[test]}):
+            for file, line in sorted(self.lines[test]):
                 where[str(Path(file).relative_to(SOURCES))][line].append(number)
         record = {
             "digest": digest(ROOT / test_file),

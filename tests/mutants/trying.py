@@ -4,6 +4,9 @@ Most of a test run is imports. ``Warm`` is a plugin of pytest that collects the 
 in the child the changed code takes the place of the old one in every function that is alive, and the tests run. What
 only happens while a file is imported (tables, defaults, decorators), or in processes that a test starts, cannot be seen
 so: ``cold`` forks before anything of ours is imported and imports a tree of sources that holds the mutant.
+
+Whatever kills a mutant has to pass without it, in the same kind of process: a test that fails anyway is no witness, and
+a hang is one only if the same tests, unbroken, need less than half of the time.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -32,6 +36,10 @@ BYTES = 8 << 30
 """Of data that a mutant's tests may ask for."""
 FAILED = (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 QUIET = ["-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain"]
+
+HOUR = 3600.0
+BROKEN = "a hang or a crash"
+"""In the place of the test that noticed."""
 
 #: A change, and the tests that are asked, in turns: the second is for what survives the first. Each with its seconds.
 Trial = tuple[Place, list[tuple[list[str], float]]]
@@ -46,19 +54,17 @@ def forked(work: Callable[[], bool], seconds: float, *, loud: bool = False) -> b
                 _alone(folder, loud)
                 os._exit(int(work()))
             os._exit(1)
-        deadline = time.monotonic() + seconds
-        while True:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                break
-            if time.monotonic() > deadline:
-                os.killpg(child, signal.SIGKILL)
-                _, status = os.waitpid(child, 0)
-                break
-            time.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # what its tests have started
-    return status != 0
+        deadline, done, status = time.monotonic() + seconds, 0, 1
+        try:
+            while not done and time.monotonic() < deadline:
+                time.sleep(0.01)
+                done, status = os.waitpid(child, os.WNOHANG)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # also what its tests have started
+            if not done:
+                os.waitpid(child, 0)
+    return not done or status != 0
 
 
 def _alone(folder: str, loud: bool) -> None:
@@ -72,22 +78,55 @@ def _alone(folder: str, loud: bool) -> None:
     os.environ.update(threads)
 
 
-def cold(place: Place, tests: list[str], seconds: float) -> bool:
-    """Whether one of the tests notices the change, everything of ours imported anew."""
+@dataclass(eq=False)
+class Witnesses:
+    """A plugin of pytest, in the child: writes which tests noticed."""
 
-    def work() -> bool:
-        sources = Path(tempfile.gettempdir()) / "src"
-        shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("__pycache__"))
-        (sources / place.file).write_text(changed_text(SOURCES / place.file, place), encoding="utf-8")
-        sys.path[:0] = [str(sources), str(ROOT)]
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(sources), str(ROOT)])
-        return pytest.main([*QUIET, "-p", "tests.mutants.unshrunk", *tests]) in FAILED
+    failures: Path
 
-    return forked(work, seconds)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A line for a test that failed."""
+        if report.failed:
+            with self.failures.open("a", encoding="utf-8") as file:
+                file.write(f"{report.nodeid}\n")
+
+
+def cold(place: Place, tests: list[str], seconds: float) -> str:
+    """The test that notices a change, everything of ours imported anew; empty where it lives.
+
+    The same test, or the same tests if they hang or the collection breaks, pass with the sources as they are.
+    """
+    while tests and (witness := _imported(place, tuple(tests), seconds)):
+        checked, most = ([witness], HOUR) if witness in tests else (tests, seconds / 2)
+        if not _imported(None, tuple(checked), most):
+            return witness
+        tests = [test for test in tests if test not in checked]
+    return ""
+
+
+@cache
+def _imported(place: Place | None, tests: tuple[str, ...], seconds: float) -> str:
+    """The first test that fails in a tree of sources with a change, or in an unchanged one; empty where none does."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        failures = Path(folder) / "failures"
+        failures.touch()
+
+        def work() -> bool:
+            sources = Path(tempfile.gettempdir()) / "src"
+            shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("__pycache__"))
+            if place is not None:
+                (sources / place.file).write_text(changed_text(SOURCES / place.file, place), encoding="utf-8")
+            sys.path[:0] = [str(sources), str(ROOT)]
+            os.environ["PYTHONPATH"] = os.pathsep.join([str(sources), str(ROOT)])
+            words = [*QUIET, "-p", "tests.mutants.unshrunk", *tests]
+            return pytest.main(words, plugins=[Witnesses(failures)]) in FAILED
+
+        noticed = forked(work, seconds)
+        return next(iter(failures.read_text(encoding="utf-8").splitlines()), BROKEN) if noticed else ""
 
 
 @dataclass(eq=False)
-class Warm:
+class Warm(Witnesses):
     """The plugin: asks ``plan`` for mutants with their tests and tells ``heard`` how each went.
 
     That is ``None`` for a change that is in no function. The tests come in turns, each with its seconds: the second is
@@ -96,7 +135,6 @@ class Warm:
 
     plan: list[Trial]
     heard: Callable[[Place, bool | None, str], None]
-    failures: Path
     functions: dict[CodeType, list[FunctionType]] = field(default_factory=lambda: defaultdict(list))
 
     @pytest.hookimpl(tryfirst=True)
@@ -120,12 +158,6 @@ class Warm:
                 self._noticed(session, items, place, honest)
         return True
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """In the child: which test noticed."""
-        if report.failed:
-            with self.failures.open("a", encoding="utf-8") as file:
-                file.write(f"{report.nodeid}\n")
-
     def _noticed(
         self, session: pytest.Session, items: dict[str, pytest.Item], place: Place, turns: list[tuple[list[str], float]]
     ) -> str:
@@ -133,8 +165,11 @@ class Warm:
         swapped = list(self._swaps(place))
         noticed, witness = False, ""
         for tests, seconds in turns if swapped else []:
-            noticed = self._failing(session, swapped, [items[test] for test in tests if test in items], 1, seconds)
-            witness = self.failures.read_text(encoding="utf-8").strip() or ("a hang" if noticed else "")
+            asked = [items[test] for test in tests if test in items]
+            noticed = self._failing(session, swapped, asked, 1, seconds)
+            witness = self.failures.read_text(encoding="utf-8").strip() or (BROKEN if noticed else "")
+            if witness == BROKEN and self._failing(session, [], asked, 1, seconds / 2):
+                noticed, witness = False, ""
             if noticed:
                 break
         self.heard(place, noticed if swapped else None, witness)
@@ -146,7 +181,7 @@ class Warm:
         swapped: list[tuple[FunctionType, CodeType]],
         asked: list[pytest.Item],
         most: int,
-        seconds: float = 3600.0,
+        seconds: float = HOUR,
     ) -> bool:
         """Whether one of some tests fails in a child that has changed functions; ``failures`` then names it."""
         self.failures.write_text("", encoding="utf-8")

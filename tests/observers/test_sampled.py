@@ -12,7 +12,7 @@ from quark.numerics.affine import Grid
 from quark.numerics.formats import get_format
 from quark.observers import SEARCHES, Histogram, Memory, Values
 from quark.observers.outlined import Outlined, outlined
-from quark.observers.sampled import ENOUGH, Sampled, sampled, step_of
+from quark.observers.sampled import ENOUGH, PRIMES, Sampled, sampled, step_of
 
 LARGE = 7 * ENOUGH + 13
 Draw = Callable[[np.random.Generator, int], np.ndarray]
@@ -52,6 +52,16 @@ def test_steps_leave_enough_and_share_no_factor_with_the_size(size: int) -> None
     step = step_of(size)
     assert step == 1 or (size // step >= ENOUGH and np.gcd(step, size) == 1)
     assert (step > 1) == (size > 3 * ENOUGH or size == 200_704)
+
+
+def test_steps_are_the_primes() -> None:
+    """By Eratosthenes; a size that all others divide shows each."""
+    odd = [n for n in range(3, 100) if all(n % d for d in range(2, n))]
+    assert list(PRIMES) == odd
+    for prime in odd:
+        size = prime * ENOUGH
+        assert step_of(size) == max((n for n in odd if n < prime), default=1)
+        assert step_of(size + 1) == max((n for n in odd if n <= prime and (size + 1) % n), default=1)
 
 
 @pytest.mark.parametrize("name", SHAPES)

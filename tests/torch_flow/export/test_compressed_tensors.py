@@ -93,10 +93,15 @@ def test_integers_below_8_bits_are_packed(name: str, tmp_path: Path) -> None:
 def test_scales_of_packed_integers_are_in_the_models_type(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, kept in (("bfloat16", torch.bfloat16), ("float", torch.float32)):
         config = QConfig(layer(Int4PerGroupSpec(-1, 32, scale_type=name)), exclude=["lm_head"])
-        export_compressed_tensors(quantized(llama(torch.bfloat16), config), tmp_path / name)
+        model = llama(torch.bfloat16)
+        nn.init.constant_(model.model.layers[1].mlp.down_proj.weight, 7.5)  # the last layer's scales are 1 in any type
+        export_compressed_tensors(quantized(model, config), tmp_path / name)
         tensors = load_file(tmp_path / name / "model.safetensors")
+        scales = [value for key, value in tensors.items() if key.endswith("weight_scale")]
         assert tensors["model.layers.0.mlp.down_proj.weight_scale"].dtype is kept
-        assert ("cast them to bfloat16" in caplog.text) is (name == "float")
+        worst = max(float(((one.bfloat16().float() - one.float()) / one.float()).abs().max()) for one in scales)
+        assert (f"cast them to bfloat16 (as vLLM does) move them by up to {worst:.2g};" in caplog.text) is (worst > 0)
+        assert (worst > 0) is (name == "float")
 
 
 NEAR = {

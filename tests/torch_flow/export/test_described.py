@@ -161,6 +161,29 @@ def test_networks_that_llama_cpp_computes(case: int) -> None:
         check_network(config, ARCHITECTURES[family])
 
 
+#: Layers, hidden size, heads, size of a head, query_pre_attn_scalar: as Google published them.
+GEMMAS = {
+    "gemma2 2B": ("gemma2", 2, 26, 2304, 8, 256, 256),
+    "gemma2 9B": ("gemma2", 2, 42, 3584, 16, 256, 256),
+    "gemma2 27B": ("gemma2", 2, 46, 4608, 32, 128, 144),
+    "gemma3 1B": ("gemma3_text", 6, 26, 1152, 4, 256, 256),
+    "gemma3 27B": ("gemma3_text", 6, 62, 5376, 32, 128, 168),
+}
+
+
+@pytest.mark.parametrize("name", GEMMAS)
+def test_how_the_gemmas_scale_their_queries(name: str) -> None:
+    """llama.cpp divides by the root of hidden size over heads in those of 27 B, of the size of a head in all others."""
+    family, period, layers, hidden, heads, head, scalar = GEMMAS[name]
+    kinds = ["full_attention" if (k + 1) % period == 0 else "sliding_attention" for k in range(layers)]
+    given = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "layer_types": kinds}
+    given |= {"head_dim": head, "num_key_value_heads": heads, "rope_parameters": {"rope_theta": 1e4}, **GELU}
+    check_network(SimpleNamespace(**given, query_pre_attn_scalar=scalar), ARCHITECTURES[family])
+    other = head if scalar != head else hidden / heads
+    with pytest.raises(ModelError, match="query_pre_attn_scalar"):
+        check_network(SimpleNamespace(**given, query_pre_attn_scalar=other), ARCHITECTURES[family])
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

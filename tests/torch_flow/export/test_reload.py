@@ -187,6 +187,17 @@ def test_attention_probabilities_come_back(tmp_path: Path) -> None:
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
 
 
+def test_a_network_with_another_head_comes_back_as_itself(tmp_path: Path) -> None:
+    """With parts inside attention, which transformers cannot load: the class is what ``architectures`` names."""
+    shape = llama().config.to_dict() | {"pad_token_id": 0, "num_labels": 3, "attn_implementation": "eager"}
+    made = transformers.LlamaForSequenceClassification._from_config(transformers.LlamaConfig(**shape)).eval()
+    config = QConfig(LLM["int4"], softmax_quant_spec=FP8E4M3PerTensorSpec().to_quantization_spec())
+    model = quantized(made, config)
+    export_safetensors(model, tmp_path / "m")
+    again = import_model_from_safetensors(None, tmp_path / "m")
+    assert logits(again).shape == (2, 3) and torch.equal(logits(again), logits(model))
+
+
 def test_bias_and_output_come_back(tmp_path: Path) -> None:
     int8 = Int8PerTensorSpec().to_quantization_spec()
     model = quantized(Mixed(), QConfig(QLayerConfig(weight=int8, bias=int8, output_tensors=int8, input_tensors=int8)))
