@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, DataError
 from quark.files.identity import difference
 from quark.files.journal import Journal
+from quark.files.untrusted import own_file
 
 
 def opened(folder: Path) -> Journal:
@@ -280,3 +282,21 @@ def test_a_damaged_journal_is_refused(tmp_path: Path) -> None:
     path.write_text('{"version": 1, "done": {')
     with pytest.raises(ConfigError, match="damaged"):
         Journal(path, {})
+
+
+def test_an_input_that_comes_late_is_that_of_before(tmp_path: Path) -> None:
+    opened(tmp_path).same("the samples", b"\x01\x02")
+    opened(tmp_path).same("the samples", b"\x01\x02")
+    opened(tmp_path).same("the labels", b"\x03")
+    with pytest.raises(DataError, match="the ledger: the samples are not those of before"):
+        opened(tmp_path).same("the samples", b"\x01\x03")
+
+
+@pytest.mark.parametrize("name, plain", [
+    ("a", True), ("A-b_c+1.x", True), (".a", True), ("a" * 255, True), ("a" * 256, False), ("", False), (".", False),
+    ("..", False), ("...", False), ("a/b", False), ("a\\b", False), ("c:a", False), ("a b", False), ("a\n", False),
+])  # fmt: skip
+def test_names_of_files_that_belong_to_a_folder(name: str, plain: bool, tmp_path: Path) -> None:
+    """One part of a path on every system; 255 characters are the most that file systems take."""
+    with nullcontext() if plain else pytest.raises(DataError, match="plain name"):
+        assert own_file(tmp_path, name, DataError) == tmp_path / name

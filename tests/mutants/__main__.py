@@ -55,7 +55,7 @@ EXPORT = (
     *("layout", "shards", "reload", "bad_files", "bad_input", "card", "custom_modes", "compressed_tensors", "gguf"),
     *("gguf_architectures", "gptq", "formats", "failures", "onnx", "onnx_decoder", "verify", "algorithms", "parts"),
     *("genai", "every_cell", "diffusers", "small_parts", "mode_decisions", "vocabularies", "nodes", "described"),
-    *("asked_directly", "gguf_bounds", "gguf_commands"),
+    *("asked_directly", "refused_directly", "gguf_bounds", "gguf_commands"),
 )
 TORCH = (
     *("layouts", "observers", "registry_contract", "files", "kv_cache", "experts", "spec_truth", "carried"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quark.errors import DataError
+from quark.numerics import array_files
 from quark.numerics.array_files import ArrayArchive, load_array
 
 TYPES = ("float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "uint64", ">f4", "bool")
@@ -46,3 +49,39 @@ def test_what_is_no_number_is_refused(kind: str, tmp_path: Path) -> None:
         load_array(tmp_path / "a.npy")
     with pytest.raises(DataError, match=r"array 'x'.*does not say"):
         ArrayArchive(tmp_path / "a.npz")["x"]
+
+
+def test_archives_that_promise_what_they_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the header of one member: as many bytes as the archive has are right, one value more or less is not."""
+    np.save(tmp_path / "a.npy", np.arange(6, dtype=np.float32))
+    whole = (tmp_path / "a.npy").read_bytes()
+    assert whole.count(b"(6,)") == 1 and whole[:8] == b"\x93NUMPY\x01\x00"
+
+    def read(*members: bytes) -> np.ndarray:
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a name that is there twice
+            for member in members:
+                archive.writestr("x.npy", member)
+        return ArrayArchive(tmp_path / "a.npz")["x"]
+
+    np.testing.assert_array_equal(read(whole), np.arange(6, dtype=np.float32))
+    for claimed, told in (
+        (b"(5,)", "20 bytes of values, and the archive has another"),
+        (b"(7,)", "28 bytes of values"),
+    ):
+        with pytest.raises(DataError, match=told):
+            read(whole.replace(b"(6,)", claimed))
+    with pytest.raises(DataError, match="and the archive has 152"):
+        read(whole.replace(b"(6,), ", b"(99,),"))
+    for start in (b"\x93NUMPX\x01\x00", b"\x93NUMPY\x04\x00", b"\x93NUMPY\x00\x00"):
+        with pytest.raises(DataError, match="does not begin like"):
+            read(start + whole[8:])
+    with pytest.raises(DataError, match="does not begin like"):
+        read(whole[:7])
+    with pytest.raises(DataError, match="two of its arrays have one name"):
+        read(whole, whole)
+    monkeypatch.setattr(array_files, "WHOLE", 24)
+    np.testing.assert_array_equal(read(whole), np.arange(6, dtype=np.float32))
+    monkeypatch.setattr(array_files, "WHOLE", 23)
+    with pytest.raises(DataError, match="it takes 24 bytes, and at most 23 are unpacked"):
+        read(whole)

@@ -461,6 +461,41 @@ def test_layers_that_vllm_packs_anew() -> None:
         vllm_reads.check_for_vllm(model, QConfig(of(weight=FP8), exclude=["*query_key_value"]), "quark")
 
 
+TURNED = {  # per format: how the rows of a query are refused, that vLLM turns as if there were only a weight
+    "rows": (Spec(Dtype.fp8_e4m3, qscheme=CHANNEL, ch_axis=0), {}),
+    "eight bits": (Spec(Dtype.int8, qscheme=CHANNEL, ch_axis=0), {}),
+    "words": (INT4, dict.fromkeys(["quark", "awq", "gptq"], "are packed along the outputs")),
+    "zero points": (UINT4, dict.fromkeys(["quark", "awq", "gptq", "compressed-tensors"], "have zero points")),
+    "wide zero points": (
+        Spec(Dtype.uint8, symmetric=False, qscheme=CHANNEL, ch_axis=0),
+        dict.fromkeys(["quark", "awq", "gptq", "compressed-tensors"], "have zero points"),
+    ),
+    "blocks": (
+        Spec(Dtype.fp8_e4m3, qscheme=BLOCK, block_size=[8, 8]),
+        dict.fromkeys(["quark", "awq", "gptq", "compressed-tensors"], "have scales of blocks"),
+    ),
+    "two stages": ([FP8, INT4], dict.fromkeys(["quark", "awq", "gptq"], "are packed along the outputs")),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("format", ["quark", "awq", "gptq", "compressed-tensors"])
+def test_rows_that_vllm_turns(name: str, format: str) -> None:
+    weight, refused = TURNED[name]
+    told = refused.get(format)
+    for kind in ("Llama4ForCausalLM", "Llama4ForConditionalGeneration", "LlamaForCausalLM"):
+        for layer in ("a.q_proj", "a.k_proj", "a.v_proj"):
+            model = type(kind, (nn.Module,), {})()
+            model.a = nn.ModuleDict({layer[2:]: nn.Linear(32, 32)})
+            wrong = told if kind.startswith("Llama4") and "v_proj" not in layer else None
+            expected = (
+                pytest.raises(ConfigError, match=f"the rows of '{layer}' .* {wrong};") if wrong else nullcontext()
+            )
+            with expected:
+                vllm_reads.check_for_vllm(model, QConfig(of(weight=weight)), format)
+            vllm_reads.check_for_vllm(model, QConfig(of(weight=weight), exclude=["*q_proj", "*k_proj"]), format)
+
+
 WORDS = [(12, INT4, "quark"), (12, INT4, "compressed-tensors"), (16, INT4, "quark"), (12, FP8, "quark")]
 
 
