@@ -300,3 +300,12 @@ def test_names_of_files_that_belong_to_a_folder(name: str, plain: bool, tmp_path
     """One part of a path on every system; 255 characters are the most that file systems take."""
     with nullcontext() if plain else pytest.raises(DataError, match="plain name"):
         assert own_file(tmp_path, name, DataError) == tmp_path / name
+
+
+def test_a_job_that_kept_no_tensors_leaves_nothing(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal.begin()
+    journal.finish("k", 1.0)
+    journal.remove()
+    assert list(tmp_path.iterdir()) == []
+    journal.remove()  # and nothing is asked of what is gone
