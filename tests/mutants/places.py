@@ -123,7 +123,7 @@ def changed_text(path: Path, place: Place) -> str:
 
 def _changes(tree: ast.Module, quick: Set[str]) -> Iterator[tuple[ast.expr, ast.expr]]:
     """(expression, what it becomes)."""
-    told = _only_told(tree) | _of_constants(tree, quick)
+    told = _only_told(tree) | _of_constants(tree, quick) | _rests(tree)
     for node in _code(tree, told):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             operator = COMPARED[type(node.ops[0])]()
@@ -152,18 +152,19 @@ def _code(node: ast.AST, told: set[ast.AST]) -> Iterator[ast.expr]:
         if name in ("annotation", "returns", "decorator_list", "type_params"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if _is_rest(node, child):
-                continue
             if isinstance(child, ast.expr) and child not in told:
                 yield child
             if isinstance(child, ast.AST):
                 yield from _code(child, told)
 
 
-def _is_rest(node: ast.AST, child: object) -> bool:
-    """Whether it is the -1 of a ``reshape``, for which any negative number stands."""
-    called = isinstance(node, ast.Call) and _name(node.func) == "reshape"
-    return called and isinstance(child, ast.UnaryOp) and isinstance(child.op, ast.USub)
+def _rests(tree: ast.Module) -> set[ast.AST]:
+    """The -1 of every ``reshape``, also in a tuple: any negative number stands for it."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "reshape")
+    given = (
+        one for call in calls for part in call.args for one in (part.elts if isinstance(part, ast.Tuple) else [part])
+    )
+    return {one for one in given if isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.USub)}
 
 
 def _only_told(tree: ast.Module) -> set[ast.AST]:
