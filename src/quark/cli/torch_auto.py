@@ -27,7 +27,7 @@ from quark.cli.auto_request import (
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
-from quark.cli.torch_verdict import MEASURES
+from quark.cli.torch_verdict import MEASURES, cache_lines
 from quark.errors import ConfigError
 from quark.files.ours import MARK
 from quark.files.outputs import Output, check_outputs, drafts
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from quark.torch.auto import Goal, Outcome, Trial
 
 WINDOWS = 32
-Sizes = tuple[int, int]
+Facts = Mapping[str, Any]
 TASK = "task.py:score"  # for models without a perplexity: a function of the user's, (model, tokenizer) → number
 
 
@@ -76,8 +76,8 @@ def run(request: Auto) -> None:
             {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
         )
         with new_folder(output) as work:  # last, so that it is there where all is
-            sizes = _write(request, found, samples, model, folder, work)
-            verdict = _verdict(request, found, sizes)
+            facts = _write(request, found, samples, model, folder, work)
+            verdict = _verdict(request, found, facts)
             with drafts(outputs) as paths:
                 write_text(_recipe(found, request), paths["recipe"])
                 if request.report is not None:
@@ -115,11 +115,11 @@ def _found(request: Auto, goal: Goal, folder: Path) -> tuple[Outcome, list[Any],
     return auto(model, samples, goal, say), samples, model
 
 
-def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder: Path, work: Path) -> Sizes:
+def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder: Path, work: Path) -> Facts:
     """The winner in the format that the program reads, with its card, into ``work``, which will be the output.
 
     Returns:
-        Bytes of the weights' files before and after: a format may hold more than the trial that was counted.
+        Facts of the folder, as bytes before and after: a format may hold more than the trial that was counted.
     """
     from quark.cli import torch_quantize, torch_request
     from quark.search.parts import parts
@@ -137,9 +137,10 @@ def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder
     fit, _, _ = parts(samples)
     config = torch_quantize.decided(model, job, dict(found.winner.values), found.format)
     facts = torch_quantize.quantized(model, job, config, fit, found.format)
-    facts = {**facts, **torch_quantize.facts_of(job, found.format, work)}
-    torch_quantize.describe(job, facts, work)
-    return facts["bytes_before"], facts["bytes_after"]
+    told = replace(job, model=request.model)  # not the folder that it was decoded to
+    facts = {**facts, **torch_quantize.facts_of(told, found.format, work)}
+    torch_quantize.describe(told, facts, work)
+    return facts
 
 
 def found_program(request: Auto) -> str:
@@ -177,7 +178,7 @@ def _row(trial: Trial, won: bool, metric: str) -> tuple[str, ...]:
     return name, said, file_size(trial.bytes), "yes" if trial.passes else "no", "; ".join(trial.causes)
 
 
-def _verdict(request: Auto, found: Outcome, sizes: Sizes) -> Verdict:
+def _verdict(request: Auto, found: Outcome, facts: Facts) -> Verdict:
     winner, target = found.winner, found.target
     word = "solved" if found.solved else "not solved"
     tried = f"{len(found.trials)} trials"
@@ -191,7 +192,8 @@ def _verdict(request: Auto, found: Outcome, sizes: Sizes) -> Verdict:
         lines.append(Line("reported", target.metric, said))
     if math.isfinite(found.gap):
         lines.append(Line("gap", "honest", f"{_gap(found)} against the samples that chose it"))
-    lines.append(size_line(*sizes))
+    lines.append(size_line(facts["bytes_before"], facts["bytes_after"]))
+    lines += cache_lines(facts)
     lines += [Line("note", "of this run", note) for note in found.notes]
     if found.solved and not found.confirmed:
         word, why = "not confirmed", f"{winner.name}, {OTHER_SAMPLES}"

@@ -130,15 +130,19 @@ def described(config: Any) -> str:
 
 
 def facts_of(request: FolderJob, format: str, folder: Path) -> dict[str, Any]:
-    """What is told of every job: names, sizes, and the method of a source that was quantized before.
+    """What is told of every job: names, sizes, and the method of a source that was quantized before, with its cache
+    if the output has none.
 
     ``folder``: where the output is.
     """
+    from quark.torch.files.folder_caches import cache_of
     from quark.torch.files.prequantized import method_of
 
     facts: dict[str, Any] = {"model": str(request.model), "output": str(request.output), "scheme": request.named}
     method = method_of(request.model)
     decoded = {} if method is None else {"decoded_from": method}
+    if (cache := cache_of(request.model)) and format != "onnx" and not cache_of(folder):
+        decoded["cache_left_float"] = cache
     before, after = sizes((request.model, folder), TENSORS)
     return {**facts, "format": format, **decoded, "bytes_before": before, "bytes_after": after}
 

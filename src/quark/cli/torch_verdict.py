@@ -70,7 +70,16 @@ def verdict(request: FolderJob, facts: Mapping[str, Any]) -> Verdict:
     if "weights_quantized" in facts:
         left = [f"{name} ({file_size(bytes)})" for name, bytes in facts["largest_in_float"]]
         lines.append(coverage_line(None, facts["weights_quantized"], left))
+    lines += cache_lines(facts)
     return Verdict(tuple(lines), (following(request, facts, accuracy),))
+
+
+def cache_lines(facts: Mapping[str, Any]) -> list[Line]:
+    """That the cache is float again, which was quantized in the source."""
+    if "cache_left_float" not in facts:
+        return []
+    typed = f"quark torch quantize --kv-cache {facts['cache_left_float']} --data TEXT"
+    return [Line("cache", "float", f"the source has a quantized KV cache; `{typed}` quantizes it again", bad=True)]
 
 
 def accuracy_of(facts: Mapping[str, Any]) -> Line:

@@ -9,6 +9,7 @@ there is overwritten: a tokenizer or settings stay as they are, and a file of a 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,8 +48,8 @@ def new_folder(target: str | os.PathLike[str], beside: bool = False, begun: bool
             work.mkdir()
             with naming({work: goal}):
                 yield work
-            for path in work.iterdir():
-                sync(path)
+            for path in work.rglob("*"):
+                (sync_folder if path.is_dir() else sync)(path)
             with alone_in(goal.parent):
                 publish(work, goal)
                 sync_folder(goal.parent)
@@ -115,5 +116,5 @@ def publish(work: Path, goal: Path) -> None:
             moved.append(goal / path.name)
     except BaseException:
         for path in moved:
-            path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         raise

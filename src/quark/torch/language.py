@@ -36,12 +36,6 @@ DAMAGED_TOKENIZER = (
 KINDS = (".txt", ".md", ".jsonl", ".npz", ".npy")
 
 
-def is_quantized(folder: Path) -> bool:
-    """Whether ``config.json`` says that a model is quantized."""
-    config = read_json(folder / "config.json", ModelError)
-    return isinstance(config, dict) and "quantization_config" in config
-
-
 def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = False) -> nn.Module:
     """The model in a folder, in ``eval()``: a float one in its own type, or a quantized one.
 
@@ -52,19 +46,20 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
     """
     if not folder.is_dir():
         raise ModelError(f"{str(folder)!r} is not a folder; models are loaded from local folders")
-    if is_quantized(folder):
+    from quark.torch.files.prequantized import method_of
+
+    if (method := method_of(folder)) is not None:
         from quark.torch.export.reload import import_model_from_safetensors
         from quark.torch.files.foreign import OWN, quantized_model
-        from quark.torch.files.grids import GRIDS
-        from quark.torch.files.prequantized import method_of
 
-        if (method := method_of(folder)) in GRIDS and method not in OWN:
+        if method not in OWN:
             return quantized_model(folder).to(device)
         return import_model_from_safetensors(None, folder, trust_remote_code=trust_remote_code, device=device)
-    from quark.torch.export.checkpoint import PICKLES, weight_files
+    from quark.torch.export.checkpoint import PICKLES, check_no_adapter, weight_files
     from quark.torch.export.model_files import read_object
     from quark.torch.files.fitting import check_counts, told
 
+    check_no_adapter(folder)
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles and not any(folder.glob("*.safetensors")):
         raise ModelError(

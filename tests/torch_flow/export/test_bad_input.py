@@ -159,7 +159,7 @@ def test_config_that_is_broken(folder: Path) -> None:
     (folder / "config.json").write_text("[]")
     refused(folder, "config.json' must hold an object")
     (folder / "config.json").write_text("{}")
-    refused(folder, "has no quantization_config")
+    refused(folder, r"codes of a quantized model \('fc1.weight_scale'\), and neither 'config.json'")
     (folder / "config.json").unlink()
     refused(folder, "config.json' does not exist")
     refused(folder / "nowhere", "is not a folder")

@@ -246,8 +246,9 @@ def test_what_lies_beside_a_model_goes_along(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
-    kept = ["tokenizer.json", "vocab.txt", "tokenizer.model", "modeling.py", "chat_template.jinja"]
-    for name in [*kept, "config.json", "generation_config.json", "model.safetensors.index.json", "README.txt", "a.bin"]:
+    kept = ["tokenizer.json", "vocab.txt", "tokenizer.model", "modeling.py", "chat_template.jinja", "a.spm"]
+    kept.append("generation_config.json")  # of a model that has none of its own
+    for name in [*kept, "config.json", "model.safetensors.index.json", "README.txt", "a.bin"]:
         (source / name).write_text(name)
     (source / "folder.json").mkdir()
     (target / "vocab.txt").write_text("own")

@@ -16,10 +16,12 @@ import torch
 
 from quark.errors import ModelError
 from quark.reading import reason_of, regular_file
+from quark.torch.export.declared import ENTRIES, declared, silent
 from quark.torch.export.model_files import read_object
 
 SUFFIX = ".safetensors"
 LONGEST_NAME = 255
+ADAPTER = "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -29,7 +31,7 @@ class Checkpoint:
 
     Attributes:
         folder: where it is.
-        config: ``config.json``.
+        config: ``config.json``; how the model is quantized is in its ``quantization_config``, wherever it was said.
         files: files with tensors, and the names in each.
     """
 
@@ -70,13 +72,29 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     """The checkpoint in ``folder``, checked.
 
     Raises:
-        ModelError: no folder, no configuration, a missing, truncated or corrupt file, an index that does not fit.
+        ModelError: no folder, no configuration, a missing, truncated or corrupt file, an index that does not fit, an
+            adapter, or codes that nothing describes.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise ModelError(f"{str(path)!r} is not a folder")
-    config = read_object(path / "config.json")
-    return Checkpoint(path, config, weight_files(path))
+    check_no_adapter(path)
+    config, files = read_object(path / "config.json"), weight_files(path)
+    said = declared(path, config, (name for names in files.values() for name in names))
+    return Checkpoint(path, silent(config) if said is None else {**silent(config), ENTRIES[0]: said}, files)
+
+
+def check_no_adapter(folder: Path) -> None:
+    """Refuse a folder whose model an adapter changes: without it the model is another one, and nothing here holds it.
+
+    Raises:
+        ModelError: it has one.
+    """
+    if (folder / ADAPTER).exists():
+        raise ModelError(
+            f"{str(folder / ADAPTER)!r}: the model has an adapter, which would be lost; merge it with peft "
+            f"(merge_and_unload, then save_pretrained), or delete the file if the model alone is meant"
+        )
 
 
 def weight_files(folder: Path) -> dict[str, tuple[str, ...]]:

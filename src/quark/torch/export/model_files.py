@@ -1,5 +1,8 @@
 """The files beside the tensors: ``config.json``, generation settings, and what lies beside the source model.
 
+Beside it lies everything but tensors: tokenizer, processor, code, chat templates, licence, and the folders that one of
+these needs. What tells how the source was quantized stays there, since it is not so any more.
+
 ``config.json`` is the model's own configuration with a ``quantization_config``. A model whose output layer no longer
 shares the weight of its embedding, because either is quantized, says so (``tie_word_embeddings: false``).
 """
@@ -9,19 +12,29 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from quark.errors import ModelError
-from quark.reading import read_json
+from quark.reading import read_json, reason_of
 from quark.torch.export.stored import StoredTensor
 from quark.torch.quantized_layer import QuantLayer
 
-BESIDE = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py")
-NOT_BESIDE = ("config.json", "generation_config.json", "*.index.json", "quantization_config.json", "README*")
+WRITTEN = ("config.json", "README*")
+OUTDATED = (  # how AutoGPTQ, AutoAWQ, ModelOpt, llm-compressor and others quantized the source
+    *("quantize_config.json", "quant_config.json", "hf_quant_config.json", "quantization_config.json"),
+    *("recipe.yaml", "quant_log.csv"),
+)
+WEIGHTS = (
+    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "*.npz", "*.tflite"),
+    *("*.gguf", "*.onnx", "*.onnx.data", "*.onnx_data", "*.index.json"),
+)
+GENERATION = "generation_config.json"
+TEMPLATES = "additional_chat_templates"
+STAGES = "modules.json"  # of sentence-transformers: folders with pooling and the like, which have tensors of their own
 DIFFUSERS_STEM = "diffusion_pytorch_model"
 
 
@@ -53,7 +66,24 @@ def write_config(model: nn.Module, folder: Path, quantization_config: Mapping[st
     (folder / "config.json").write_text(text, encoding="utf-8")
     generation = getattr(model, "generation_config", None)
     if is_transformers(model) and generation is not None:
-        (folder / "generation_config.json").write_text(generation.to_json_string(), encoding="utf-8")
+        (folder / GENERATION).write_text(generation.to_json_string(), encoding="utf-8")
+
+
+def take_settings(model: nn.Module, folder: Path) -> None:
+    """Give a model that was made from ``config.json`` alone the generation settings of its folder.
+
+    Raises:
+        ModelError: they cannot be read.
+    """
+    if not (is_transformers(model) and (folder / GENERATION).is_file()):
+        return
+    from transformers import GenerationConfig
+
+    library: Any = model
+    try:
+        library.generation_config = GenerationConfig.from_dict(read_object(folder / GENERATION))
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{str(folder / GENERATION)!r} cannot be read: {reason_of(error)}") from error
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
@@ -69,8 +99,9 @@ def config_of(model: nn.Module) -> dict[str, Any]:
     if is_untied(model):
         for part in (config, config.get_text_config()):
             part.tie_word_embeddings = False
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    for part in (config, config.get_text_config()):
+        for entry in ("quantization_config", "compression_config"):
+            part.__dict__.pop(entry, None)
     return json.loads(config.to_json_string(use_diff=True))
 
 
@@ -92,14 +123,54 @@ def is_untied(model: nn.Module) -> bool:
 
 
 def copy_beside(model: nn.Module, folder: Path) -> None:
-    """Tokenizer, processor and code files of the folder that the model came from: a local one, or one of the cache."""
+    """What lies beside the tensors that the model came from: in a local folder, or in one of the cache."""
     source = source_of(model)
-    if source is None:
-        return
-    for path in sorted(path for pattern in BESIDE for path in source.glob(pattern)):
-        skipped = any(path.match(pattern) for pattern in NOT_BESIDE)
-        if path.is_file() and not skipped and not (folder / path.name).exists():
-            shutil.copyfile(path, folder / path.name)
+    if source is not None:
+        copy_files(source, folder)
+
+
+def copy_files(source: Path, folder: Path) -> None:
+    """What lies beside the tensors in ``source``, to ``folder``; what is there stays.
+
+    Raises:
+        ModelError: a list of folders that cannot be read.
+    """
+    for path in beside(source):
+        goal = folder / path.relative_to(source)
+        if not goal.exists():
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, goal)
+
+
+def beside(source: Path) -> Iterator[Path]:
+    """The files beside the tensors in ``source``, and those of folders with templates, code, or further stages."""
+    stages = stages_of(source)
+    for path in sorted(source.iterdir()):
+        if path.name.startswith((".", "__pycache__")):
+            continue
+        if path.is_file():
+            yield from () if any(map(path.match, WRITTEN)) else without_weights([path])
+        elif path.name in stages:
+            yield from files_of(path)
+        elif path.is_dir() and (path.name == TEMPLATES or any(path.glob("*.py"))):
+            yield from without_weights(files_of(path))
+
+
+def without_weights(paths: list[Path]) -> list[Path]:
+    """Files that hold no tensors, and do not say how the source was quantized."""
+    return [path for path in paths if path.name not in OUTDATED and not any(map(path.match, WEIGHTS))]
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a folder, but for those of folders in it."""
+    return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+
+
+def stages_of(source: Path) -> set[str]:
+    """Names of the folders that ``modules.json`` lists."""
+    found = read_json(source / STAGES, ModelError) if (source / STAGES).is_file() else []
+    rows = found if isinstance(found, list) else []
+    return {str(row.get("path")) for row in rows if isinstance(row, dict)}
 
 
 def source_of(model: nn.Module) -> Path | None:

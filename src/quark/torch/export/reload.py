@@ -22,6 +22,7 @@ from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.custom_modes import from_custom, key_mapping
 from quark.torch.export.extras import has_extras, prepare, settle
+from quark.torch.export.model_files import take_settings
 from quark.torch.export.places import load
 from quark.torch.export.skeleton import is_inside_attention, map_attention, mark_loaded, prepared
 from quark.torch.quantized_layer import quantized_layers
@@ -135,6 +136,7 @@ def from_transformers(
         if kernel := attn_implementation or ("eager" if scheme.config.softmax_quant_spec else None):
             config._attn_implementation = kernel
         own = cls._from_config(config) if cls else auto.from_config(config)
+        take_settings(own, checkpoint.folder)
         return import_model_from_safetensors(own, checkpoint.folder).to(device)
     config.quantization_config = {
         **scheme.config.to_dict(),

@@ -1,4 +1,4 @@
-"""The quantized cache of a compressed-tensors folder, in our words: outputs of the layers that make keys and values.
+"""The quantized cache of a folder: whether it has one (``cache_of``), and that of compressed-tensors in our words.
 
 <attention>.k_scale [1] or [heads, 1, 1]    →    <attention>.k_proj.output_scale, one number or one per channel
 """
@@ -16,7 +16,9 @@ from torch import nn
 from quark.errors import ModelError
 from quark.torch.config import specs
 from quark.torch.config.model import QLayerConfig
-from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.export.checkpoint import SUFFIX, Checkpoint, weight_files
+from quark.torch.export.declared import declared
+from quark.torch.export.model_files import read_object
 from quark.torch.export.original import names_of
 from quark.torch.files.grids import refuse, strategy_of
 from quark.torch.files.skeleton import StoredSource, stored_tensors
@@ -37,6 +39,31 @@ class FolderCaches:
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+def cache_of(folder: Path) -> str | None:
+    """What ``--kv-cache`` has to say for a cache like the one that a folder has quantized; None: its cache is float.
+
+    Configurations say it under many names; static scales lie beside the layers, or the attention, that they are of.
+    """
+    path = folder / "config.json"
+    config = read_object(path) if path.is_file() and any(folder.glob(f"*{SUFFIX}")) else {}
+    names = [name for names in weight_files(folder).values() for name in names] if config else []
+    described = declared(folder, config, names)
+    if described is None:
+        return None
+    said = [described[key] for key in ENTRIES if described.get(key)]
+    if not said and not any(is_cache_scale(name) for name in names):
+        return None
+    text = str(said)
+    per_head = bool(described.get("kv_cache_per_head")) or "attn_head" in text
+    return "fp8_per_head" if per_head else "int8" if "int8" in text else "fp8"
+
+
+def is_cache_scale(name: str) -> bool:
+    """Whether a stored tensor is a scale of keys or values."""
+    owner, _, own = name.rpartition(".")
+    return own in ("k_scale", "v_scale") or (own.startswith("output_scale") and bool(role_of(owner)))
+
+
 def caches_in(model: nn.Module, checkpoint: Checkpoint) -> FolderCaches:
     """The quantized cache of a folder; nothing where it is float.
 
@@ -49,7 +76,8 @@ def caches_in(model: nn.Module, checkpoint: Checkpoint) -> FolderCaches:
         return FolderCaches()
     from compressed_tensors.quantization import QuantizationArgs
 
-    scheme = QuantizationArgs.model_validate(described["kv_cache_scheme"])
+    said = described["kv_cache_scheme"]
+    scheme = QuantizationArgs.model_validate({"type": "float", "num_bits": 8} if said == "FP8" else said)
     key = scheme.type, int(scheme.num_bits), strategy_of(scheme), bool(scheme.symmetric), bool(scheme.dynamic)
     if key not in KNOWN:
         refuse(f"kv_cache_scheme is {scheme.type} of {scheme.num_bits} bits per {strategy_of(scheme)}")
@@ -64,7 +92,9 @@ def caches_in(model: nn.Module, checkpoint: Checkpoint) -> FolderCaches:
         outside, count = names.layer(path), 1
         if per_head:
             count = int(module.out_features) // head_size(model, block)
-        scale = scale_in(checkpoint.folder, tensors, f"{outside.rpartition('.')[0]}.{role[0]}_scale", count)
+        beside = f"{outside}.{role[0]}_scale"  # where ModelOpt has it
+        name = beside if beside in tensors else f"{outside.rpartition('.')[0]}.{role[0]}_scale"
+        scale = scale_in(checkpoint.folder, tensors, name, count)
         layers[path] = output
         made[f"{outside}.output_scale"] = (
             scale.repeat_interleave(head_size(model, block)) if per_head else scale.reshape(())
@@ -84,6 +114,7 @@ def scale_in(folder: Path, tensors: Mapping[str, StoredSource], name: str, count
     return found.float().reshape(-1)
 
 
+ENTRIES = ("kv_cache_scheme", "kv_cache_quant_config", "kv_cache_quant_algo")
 FP8 = "float", 8
 KNOWN = {  # type, bits, strategy, symmetric, dynamic
     (*FP8, "tensor", True, False): specs.FP8E4M3PerTensorSpec(scale_type="float"),

@@ -28,8 +28,10 @@ from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.experts import count_of, is_fused, layers_of, stacked_name, unfuse_experts
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
+from quark.torch.export.declared import refuse_method
 from quark.torch.export.formats import FORMATS
 from quark.torch.export.gguf_tensors import Loss
+from quark.torch.export.model_files import take_settings
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.export.places import load
 from quark.torch.export.reload import Scheme, import_model_from_safetensors, map_model
@@ -38,9 +40,10 @@ from quark.torch.export.state import renamed
 from quark.torch.export.write_as import export_as
 from quark.torch.fake_quantize import make_quantizer
 from quark.torch.files.carried import codes_under
+from quark.torch.files.coded import Coded, Found
 from quark.torch.files.folder_caches import FolderCaches, caches_in
 from quark.torch.files.grids import GRIDS, FolderGrid, Parts, refuse
-from quark.torch.files.prequantized import LEFT, METHODS, Coded, Found, method_of
+from quark.torch.files.prequantized import LEFT, METHODS, method_of
 from quark.torch.files.skeleton import StoredSource, architecture_of, stored_tensors
 from quark.torch.layers import kind_of
 
@@ -133,6 +136,7 @@ def quantized_model(folder: Path) -> nn.Module:
     load(model, translated)
     library: Any = model
     library.config._name_or_path = str(folder)
+    take_settings(model, folder)
     return mark_loaded(model).eval()
 
 
@@ -152,7 +156,9 @@ def layers_in(
     """
     method = method_of(folder)
     if method not in GRIDS:
-        refuse(f"{str(folder)!r} is {method or 'float'}; codes are carried over from {', '.join(['quark', *GRIDS])}")
+        if method is not None:
+            refuse_method(folder / "config.json", method, ["quark", *GRIDS])
+        refuse(f"{str(folder)!r} is float; codes are carried over from {', '.join(['quark', *GRIDS])}")
     checkpoint = read_checkpoint(folder)
     described: Any = checkpoint.config["quantization_config"]
     tensors = stored_tensors(checkpoint)

@@ -11,6 +11,7 @@ import torch
 
 from quark.errors import ConfigError, ModelError
 from quark.numerics.packing import AWQ_ORDER, unpack
+from quark.torch.config import schemes as known_schemes
 from quark.torch.config import specs
 from quark.torch.config.model import QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
@@ -220,10 +221,38 @@ def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint
     return FolderGrid(lambda name, read: layer, lambda name, parts: (None, None))
 
 
+def modelopt(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
+    """ModelOpt: FP8 per tensor, or per row with dynamic inputs."""
+    algorithm = str(described.get("quant_algo"))
+
+    def config(name: str, read: Callable[[], Parts]) -> QLayerConfig:
+        if algorithm not in OF_MODELOPT:
+            refuse(f"{name!r} is {algorithm} of ModelOpt, whose codes are not carried over")
+        return known_schemes.scheme(OF_MODELOPT[algorithm])
+
+    def parameters(name: str, parts: Parts) -> Parameters:
+        return parts.get("weight_scale_2", parts["weight_scale"]), None
+
+    return FolderGrid(config, parameters, ("input_scale",))
+
+
+OF_MODELOPT = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "ptpc_fp8"}
+
+
+def bitsandbytes(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
+    """bitsandbytes: no format here has its table, or its scales."""
+    return FolderGrid(
+        lambda name, read: refuse(f"{name!r} is quantized by bitsandbytes, and no format here has its codes"),
+        lambda name, parts: (None, None),
+    )
+
+
 GRIDS: dict[str, Callable[[Tensors, Mapping[str, Any], Checkpoint], FolderGrid]] = {
     "fp8": fp8,
     "gptq": words,
     "awq": words,
     "compressed-tensors": compressed,
     "mxfp4": mxfp4,
+    "modelopt": modelopt,
+    "bitsandbytes": bitsandbytes,
 }

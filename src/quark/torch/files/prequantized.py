@@ -5,6 +5,8 @@
     gptq                 qweight, qzeros, scales, g_idx                the same; version 1 lowers zero points by one
     mxfp4 (gpt_oss)      *_blocks, *_scales                            FP4 under powers of two, stacked experts
     compressed-tensors   weight_packed or weight, weight_scale, ..     decoded by the library
+    modelopt             weight, weight_scale, weight_scale_2          FP8, MXFP8, NVFP4: ``export/modelopt.py``
+    bitsandbytes         weight, absmax, quant_map, quant_state        NF4, FP4 and int8: ``bitsandbytes.py``
     quark                as we write it                                read by our own import
 
 What was quantized becomes float32, so that nothing is rounded before it is quantized again; all other tensors keep
@@ -19,7 +21,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -31,12 +32,16 @@ from quark.errors import ConfigError, ModelError, unknown
 from quark.files.folder import new_folder
 from quark.files.lock import working_on
 from quark.torch.digest import GRIDS
-from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint
+from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint, weight_files
+from quark.torch.export.declared import declared, refuse_method
 from quark.torch.export.decoded import COMPRESSED, Parts, awq_values, decompressor, fp8_decoder, gptq_decoder
 from quark.torch.export.layout import Form
-from quark.torch.export.model_files import read_object
+from quark.torch.export.model_files import copy_files, read_object
+from quark.torch.export.modelopt import ALGORITHMS, decoder_of
 from quark.torch.export.shards import Item, item_of, write_file, write_index
 from quark.torch.export.stacked_blocks import block_values
+from quark.torch.files.bitsandbytes import bitsandbytes
+from quark.torch.files.coded import Coded, Found, Tensors
 from quark.torch.files.grids import GRIDS as KNOWN
 from quark.torch.files.grids import FolderGrid, scheme_of
 from quark.torch.files.skeleton import StoredSource, stored_tensors
@@ -44,34 +49,23 @@ from quark.torch.files.skeleton import StoredSource, stored_tensors
 ENDS = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "[kqv]_scale", "[kqv]_zero_point")
 LEFT = re.compile(rf"\.({'|'.join(ENDS)}|input_global_scale|input_zero_point|output_scale)$")
 WORD = 8  # codes of 4 bits in an int32
-SCALES = ("weight_global_scale", "scales", "weight_scale", "scale")  # roles: the scale that a layer is quantized under
+#: Roles: the scale that a layer is quantized under.
+SCALES = ("weight_global_scale", "weight_scale_2", "scales", "weight_scale", "scale")
 KEPT = {"scale": torch.float32, "zero_point": torch.int32}
 
 
-@dataclass(frozen=True)
-class Coded:
-    """A float tensor that is stored in parts.
-
-    Attributes:
-        shape: of the float tensor.
-        parts: names of the stored tensors, by their role.
-        decode: makes the float32 tensor of them.
-    """
-
-    shape: tuple[int, ...]
-    parts: Mapping[str, str]
-    decode: Callable[[Parts], torch.Tensor]
-
-
-Found = dict[str, Coded]
-Tensors = Mapping[str, StoredSource]
-
-
 def method_of(folder: Path) -> str | None:
-    """How a folder is quantized; None: it is float."""
+    """How a folder is quantized; None: it is float.
+
+    Raises:
+        ModelError: files that are broken, or codes that nothing describes.
+    """
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    found = config.get("quantization_config")
-    return str(found.get("quant_method")) if isinstance(found, dict) else None
+    names = (
+        [name for names in weight_files(folder).values() for name in names] if any(folder.glob(f"*{SUFFIX}")) else []
+    )
+    found = declared(folder, config, names)
+    return None if found is None else str(found.get("quant_method"))
 
 
 @contextmanager
@@ -117,11 +111,11 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
         groups = foreign_items(checkpoint, found)
         grids = grid_items(checkpoint, found, KNOWN[method](tensors, described, checkpoint))
     else:
-        raise ConfigError(f"{str(source / 'config.json')!r}: {unknown('quant_method', method, ['quark', *METHODS])}")
+        refuse_method(source / "config.json", method, ["quark", *METHODS])
     with new_folder(target) as draft:
         write(draft, groups)
         write_file(draft / GRIDS, grids)
-        copy_others(source, draft)
+        copy_files(source, draft)
         config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
         (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -134,13 +128,6 @@ def write(folder: Path, groups: list[list[Item]]) -> None:
         write_file(folder / name, items)
     if count > 1:
         write_index(folder / f"model{SUFFIX}.index.json", groups, names)
-
-
-def copy_others(source: Path, folder: Path) -> None:
-    """Everything but tensors, their index, and the configuration."""
-    for path in source.iterdir():
-        if path.is_file() and path.name != "config.json" and not path.name.endswith((SUFFIX, f"{SUFFIX}.index.json")):
-            shutil.copyfile(path, folder / path.name)
 
 
 def foreign_items(checkpoint: Checkpoint, found: Found) -> list[list[Item]]:
@@ -298,6 +285,9 @@ def compressed_tensors(tensors: Tensors, described: Mapping[str, Any], checkpoin
     """What the library compressed-tensors decodes, layer by layer."""
     from compressed_tensors.quantization import QuantizationConfig
 
+    for key, what in BEHIND.items():
+        if described.get(key):
+            raise ConfigError(f"{str(checkpoint.folder)!r}: {key} of compressed-tensors ({what}) is not read here")
     config = QuantizationConfig.model_validate(described)
     found = {}
     for name in tensors:
@@ -320,10 +310,35 @@ def compressed_shape(tensors: Tensors, own: Mapping[str, str], scheme: Any, chec
     return rows, length * 8 // int(scheme.weights.num_bits)
 
 
+def modelopt(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Found:
+    """What ModelOpt's algorithms have written that have a decoder here; others are refused by their names."""
+    algorithm = str(described.get("quant_algo"))
+    known = [name for name, _ in ALGORITHMS.values()]
+    if algorithm not in known:
+        raise ConfigError(f"{str(checkpoint.folder)!r}: {unknown('quant_algo of ModelOpt', algorithm, known)}")
+    roles, decode = decoder_of(algorithm)
+    found = {}
+    for prefix, parts in sharing(tensors, (roles[-1], *roles[:-1])):
+        if f"{prefix}pre_quant_scale" in tensors:
+            raise ConfigError(
+                f"{str(checkpoint.folder)!r}: {prefix + 'pre_quant_scale'!r} scales inputs (AWQ of ModelOpt)"
+            )
+        rows, columns = tensors[parts["weight"]].shape
+        packed = 2 if algorithm.endswith("NVFP4") else 1
+        found[f"{prefix}weight"] = Coded((rows, columns * packed), parts, decode)
+    return found
+
+
+BEHIND = {  # of compressed-tensors: what changes values beside the codes
+    "transform_config": "rotations that run with the model",
+    "sparsity_config": "weights stored without their zeros",
+}
 METHODS: dict[str, Callable[[Tensors, Mapping[str, Any], Checkpoint], Found]] = {
     "fp8": fp8,
     "awq": awq,
     "gptq": gptq,
     "mxfp4": mxfp4,
     "compressed-tensors": compressed_tensors,
+    "modelopt": modelopt,
+    "bitsandbytes": bitsandbytes,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from quark.files.journal import Journal
 from quark.files.whole import replace_file
 from quark.torch.export.card import CARD
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint
+from quark.torch.export.declared import silent
+from quark.torch.export.model_files import copy_files
 from quark.torch.export.shards import Item
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,6 @@ PROGRESS = UNFINISHED
 UNBORN = {f".{PROGRESS}.{end}" for end in ("lock", "part", "previous")} | {f"..{PROGRESS}.previous.part"}
 """What a job leaves that was killed before it began."""
 INDEX = ".index.json"
-LEFT_OUT = ("config.json", CARD)
 
 
 def is_finished(goal: Path) -> bool:
@@ -68,23 +68,15 @@ def finish(
     describe: Callable[[Path], None] | None = None,
 ) -> None:
     """The index of ``items`` (by file), the other files of the source, the configuration, and what describes them."""
-    copy_others(checkpoint, goal)
+    copy_files(checkpoint.folder, goal)
     if len(items) > 1 or any(checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")):
         write_index(goal, checkpoint, items)
-    config = without_quantization(checkpoint.config) | ({"tie_word_embeddings": False} if untied else {})
+    config = silent(checkpoint.config) | ({"tie_word_embeddings": False} if untied else {})
     write_json(goal / "config.json", {**config, "quantization_config": dict(entry)})
     if describe is not None:
         (goal / CARD).unlink(missing_ok=True)  # of a process that was killed here
         describe(goal)
     journal.remove()
-
-
-def copy_others(checkpoint: Checkpoint, goal: Path) -> None:
-    """Tokenizer, generation settings, licence: everything but tensors, their index, and what is written anew."""
-    for path in checkpoint.folder.iterdir():
-        kept = path.is_file() and path.name not in LEFT_OUT and not path.name.endswith((SUFFIX, SUFFIX + INDEX))
-        if kept and not path.name.startswith("."):
-            shutil.copyfile(path, goal / path.name)
 
 
 def write_index(goal: Path, checkpoint: Checkpoint, forms: Mapping[str, list[Item]]) -> None:
@@ -93,11 +85,6 @@ def write_index(goal: Path, checkpoint: Checkpoint, forms: Mapping[str, list[Ite
     total = sum(item.size for items in forms.values() for item in items)
     stem = next((path.name for path in checkpoint.folder.glob(f"*{SUFFIX}{INDEX}")), f"model{SUFFIX}{INDEX}")
     write_json(goal / stem, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
-
-
-def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config.json`` without what an earlier quantization wrote."""
-    return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,0 +1,121 @@
+"""How a folder says that its model is quantized: in ``config.json``, or, of older programs, in a file beside it.
+
+    config.json: quantization_config, or compression_config; of the model, or of a part of it (text_config)
+    hf_quant_config.json     ModelOpt
+    quantize_config.json     AutoGPTQ
+    quant_config.json        AutoAWQ
+
+Tensors that are codes, in a folder that does not say how, are refused: as floats they would be other numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from quark.errors import ConfigError, ModelError, unknown
+from quark.torch.export.model_files import read_object
+
+ENTRIES = ("quantization_config", "compression_config")
+SIGNS = {
+    "quant_algo": "modelopt",
+    "config_groups": "compressed-tensors",
+}  # of older descriptions without a quant_method
+CODES = re.compile(r"\.(qweight|weight_packed|weight_scale|weight_scale_inv|weight_scale_2|SCB|weight\.absmax)$")
+
+
+def said_in(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What ``config.json`` says about quantization; None: nothing."""
+    parts = (config, *(part for part in config.values() if isinstance(part, dict)))
+    return next((part[key] for part in parts for key in ENTRIES if isinstance(part.get(key), dict) and part[key]), None)
+
+
+def silent(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without what it says about quantization."""
+    plain = {key: value for key, value in config.items() if key not in ENTRIES}
+    return {
+        key: silent(value) if isinstance(value, dict) and ENTRIES[0] in value else value for key, value in plain.items()
+    }
+
+
+def declared(folder: Path, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any] | None:
+    """How the model in ``folder`` is quantized; None: it is float.
+
+    Args:
+        folder: where it is.
+        config: its ``config.json``.
+        names: of its tensors.
+
+    Raises:
+        ModelError: tensors are codes, and nothing says how.
+    """
+    said = said_in(config)
+    if said is not None:
+        unnamed = next((method for key, method in SIGNS.items() if key in said), None)
+        return said if unnamed is None or "quant_method" in said else {**said, "quant_method": unnamed}
+    code = next((name for name in names if CODES.search(name)), None)
+    if code is None:
+        return None
+    for file, reading in BESIDE.items():
+        if (folder / file).is_file():
+            return reading(read_object(folder / file))
+    raise ModelError(
+        f"{str(folder)!r} holds the codes of a quantized model ({code!r}), and neither 'config.json' "
+        f"(quantization_config) nor {', '.join(BESIDE)} says how to read them; take the folder as it was published"
+    )
+
+
+def of_modelopt(found: Mapping[str, Any]) -> dict[str, Any]:
+    """``hf_quant_config.json``."""
+    inner: Any = found.get("quantization") or {}
+    return {
+        **inner,
+        "quant_method": "modelopt",
+        "ignore": inner.get("exclude_modules") or [],
+        "kv_cache_scheme": inner.get("kv_cache_quant_algo"),
+    }
+
+
+def of_gptq(found: Mapping[str, Any]) -> dict[str, Any]:
+    """``quantize_config.json``."""
+    return {**found, "quant_method": "gptq"}
+
+
+def of_awq(found: Mapping[str, Any]) -> dict[str, Any]:
+    """``quant_config.json``."""
+    version = str(found.get("version", "gemm")).lower()
+    return {
+        "quant_method": "awq",
+        "bits": found.get("w_bit", found.get("bits")),
+        "group_size": found.get("q_group_size", found.get("group_size")),
+        "version": version,
+    }
+
+
+BESIDE = {"hf_quant_config.json": of_modelopt, "quantize_config.json": of_gptq, "quant_config.json": of_awq}
+
+
+def refuse_method(file: Path, method: Any, known: Iterable[str]) -> NoReturn:
+    """Raise what is said of a method that is not read.
+
+    Raises:
+        ConfigError: it is one of transformers, or a name that there is not.
+    """
+    readable = [*known]
+    if str(method) not in methods_of_transformers():
+        raise ConfigError(f"{str(file)!r}: {unknown('quant_method', method, readable)}")
+    raise ConfigError(
+        f"{str(file)!r}: a model quantized by {method} is not read here ({', '.join(readable)} are); start from the "
+        f"float model, or let transformers decode it where it can: from_pretrained, dequantize(), save_pretrained"
+    )
+
+
+def methods_of_transformers() -> set[str]:
+    """The methods that transformers has."""
+    try:
+        from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+    except ImportError:
+        return set()
+    return {*AUTO_QUANTIZATION_CONFIG_MAPPING}
