@@ -92,7 +92,7 @@ def _torch(model: Any, samples: Iterable[Any], output: Any, wanted: dict[str, An
         raise ConfigError("output: a torch model is written from its folder; give the folder instead of the model")
     loaded, given = model if source is None else load_model(source), list(samples)
     goal = Goal(**wanted)
-    found = search(loaded, given, goal)
+    found = search(loaded, given, goal, source=source if output is not None else None)
     if output is not None and source is not None:
         write(loaded, found, parts(given)[0], Path(output), source, goal.program)
     return found

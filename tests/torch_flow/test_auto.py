@@ -195,6 +195,25 @@ def test_the_last_lines_tell_the_size_of_the_file_and_what_reads_it(
     assert following in last[-1]
 
 
+@pytest.mark.parametrize("kind", [None, "WordLevel"])
+def test_a_tokenizer_that_the_program_does_not_have_is_refused_before_anything_is_measured(
+    kind: str | None, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf")
+    (tmp_path / "float").mkdir()
+    folder = tiny(tmp_path / "float")
+    (folder / "tokenizer.json").unlink()
+    if kind is not None:
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": kind, "vocab": {"a": 0}}}))
+    monkeypatch.setattr("quark.torch.auto.outputs_of", lambda *_: pytest.fail("it was measured"))
+    np.save(tmp_path / "ids.npy", np.arange(128, dtype=np.int64).reshape(16, 8) % 8 + 1)
+    words = ["--data", str(tmp_path / "ids.npy"), "--seq-len", "8", "--minutes", "0"]
+    assert main(["auto", str(folder), "-o", str(tmp_path / "out"), "--for", "llama.cpp", *words]) != 0
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert ("neither tokenizer.model nor tokenizer.json" if kind is None else f"of the type '{kind}'") in told
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_encoder_is_loaded_as_what_it_is_and_judged_by_its_features(tmp_path: Path, capsys: Capture) -> None:
     from transformers import BertConfig, BertModel
 

@@ -9,13 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+from tests.torch_flow.test_svdquant import SMALL, W4A4
 from torch import nn
 
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.diffusion import record_inputs
-from quark.torch.quantization.config.config import Int4PerChannelSpec, Int4PerTensorSpec, QConfig, QLayerConfig
+from quark.torch.quantization.config.config import (
+    Int4PerChannelSpec,
+    Int4PerTensorSpec,
+    QConfig,
+    QLayerConfig,
+    SVDQuantConfig,
+)
 
 diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("accelerate")  # diffusers loads no quantized model without it
+import quark.integrations.diffusers  # noqa: E402, F401
+
 WEIGHT = Int4PerChannelSpec(0, symmetric=True).to_quantization_spec()
 Step = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -176,3 +186,35 @@ def test_w4a4_is_written_and_read(name: str, tmp_path: Path) -> None:
     assert torch.equal(loop(again, step, 2), loop(quantized, step, 2))
     stored = sum(file.stat().st_size for file in (tmp_path / "model").glob("*.safetensors"))
     assert stored < sum(value.numel() for value in quantized.parameters()) * 2  # of 4 bytes
+
+
+@torch.no_grad()
+def test_branches_of_svdquant_come_back_with_the_numbers_that_were_evaluated(tmp_path: Path) -> None:
+    """A branch that is mapped from a file at any place adds in another order, and codes of 4 bits behind it show it."""
+    torch.manual_seed(0)
+    model = diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=32, num_layers=1, num_single_layers=1, attention_head_dim=32, num_attention_heads=2,
+        joint_attention_dim=64, pooled_projection_dim=32, axes_dims_rope=(8, 12, 12),
+    ).eval()  # fmt: skip
+    fresh = copy.deepcopy(model)
+    calls: list[dict[str, Any]] = [
+        {
+            "hidden_states": torch.randn(1, 16, 32),
+            "encoder_hidden_states": torch.randn(1, 6, 64),
+            "pooled_projections": torch.randn(1, 32),
+            "timestep": torch.tensor([t]),
+            "img_ids": torch.randint(0, 4, (16, 3)).float(),
+            "txt_ids": torch.zeros(6, 3),
+        }
+        for t in (0.9, 0.5, 0.1)
+    ]
+    found = ModelQuantizer(
+        QConfig(W4A4, algo_config=[SVDQuantConfig(**{**SMALL, "alpha_candidates": [0.5]})])
+    ).quantize_model(model, calls)
+    export_safetensors(found, tmp_path / "m")
+    folder = tmp_path / "m"
+    for again in (type(model).from_pretrained(folder).eval(), import_model_from_safetensors(fresh, folder)):
+        floats = [one for one in (*again.parameters(), *again.buffers()) if one.is_floating_point()]
+        assert {one.data_ptr() % 64 for one in floats} == {0}
+        for one in calls:
+            assert torch.equal(again(**one).sample, found(**one).sample)

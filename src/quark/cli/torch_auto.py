@@ -112,7 +112,7 @@ def _found(request: Auto, goal: Goal, folder: Path) -> tuple[Outcome, list[Any],
     samples = calibration_samples(rows, request.seq_len, source.samples or WINDOWS)
     model = load_model(folder)
     check_ids(model, [sample["input_ids"][0] for sample in samples])
-    return auto(model, samples, goal, say), samples, model
+    return auto(model, samples, goal, say, folder), samples, model
 
 
 def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder: Path, work: Path) -> Facts:

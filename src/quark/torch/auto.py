@@ -36,7 +36,7 @@ from quark.torch.config.schemes import ROWS
 from quark.torch.config_file import config_of
 from quark.torch.digest import digest_of_samples, identity_of_model
 from quark.torch.export.formats import FORMATS, PROGRAMS, format_for, works
-from quark.torch.export.write_as import config_for, export_as
+from quark.torch.export.write_as import check_experts, config_for, export_as
 from quark.torch.machine import MI300X
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.sensitivity import costs_of, matched, unfit
@@ -212,7 +212,11 @@ class Search:
 
 
 def auto(
-    model: nn.Module, samples: Iterable[Any], goal: Goal, tell: Callable[[str], None] = lambda words: None
+    model: nn.Module,
+    samples: Iterable[Any],
+    goal: Goal,
+    tell: Callable[[str], None] = lambda words: None,
+    source: Path | None = None,
 ) -> Outcome:
     """Try, choose, and judge the winner on samples that decided nothing. The model is left as it was.
 
@@ -221,11 +225,14 @@ def auto(
         samples: tensors, mappings or tuples: what the model is called with.
         goal: what is wanted.
         tell: is told each trial in a line.
+        source: the folder that the model came from, for what programs read beside it: its tokenizer.
 
     Raises:
         DataError: no samples.
-        ConfigError, ModelError: nothing can be tried at all.
+        ConfigError, ModelError: nothing can be tried at all, or nothing that is tried could be written.
     """
+    if source is not None:
+        check_written(model, goal.program, source)
     given = list(samples)
     indices = parts_of(len(given))
     parts = [[given[k] for k in part] for part in indices]
@@ -238,6 +245,25 @@ def auto(
                 tell(f"{name}: {trial.error or f'{search.target.metric} {trial.value:.6g}'}")
         search.book.settle()
         return concluded(search, parts[2] if indices[1] != indices[2] else [], len(given), folder)
+
+
+def check_written(model: nn.Module, program: str, source: Path) -> None:
+    """Refuse, before anything is tried, a model or a tokenizer that no format of the program holds in any scheme.
+
+    Raises:
+        ConfigError, ModelError: why the first scheme cannot be written.
+    """
+    first: QuarkError | None = None
+    for scheme in (name for name in ROWS if reads([name], program)):
+        config = config_of({"scheme": scheme}, model)
+        try:
+            check_experts(model, config, format_for([scheme], program), program, source)
+        except QuarkError as error:
+            first = first or error
+        else:
+            return
+    if first is not None:
+        raise first
 
 
 def ledger_of(model: nn.Module, samples: Sequence[Any], goal: Goal) -> Journal:

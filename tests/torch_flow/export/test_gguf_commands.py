@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 import torch
 from tests.torch_flow.export.test_gguf import bpe, model_of, of_transformers, read  # noqa: F401
+from tests.torch_flow.export.test_gguf_architectures import network
 
 from quark.cli import main
+from quark.torch.export.api import export_gguf
+from quark.torch.export.gguf_mix import take_values, types_of
+from quark.torch.export.gguf_model import taken_apart
 from quark.torch.language import perplexity
 
 gguf = pytest.importorskip("gguf")
@@ -89,6 +93,22 @@ def test_types_are_asked_for_by_layer_and_what_is_told_is_what_the_file_holds(
             total += float(weight.square().sum())
     assert facts["file_loss"] == pytest.approx((differ / total) ** 0.5, rel=1e-3)
     assert "Q4_K" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3", "granitemoe", "llama"])
+def test_what_is_measured_has_the_values_of_every_tensor_of_the_file(family: str, bpe: Path, tmp_path: Path) -> None:  # noqa: F811
+    """The gate of a shared expert is a vector, which stays whole in the file, so it may not be rounded here."""
+    apart = taken_apart(network(family))
+    types = types_of(apart, {"*": "Q8_0"}, [])
+    loss = export_gguf(apart, tmp_path, family, bpe, layer_types=types, float_type="F32")
+    take_values(apart, types, loss.rescued)
+    whole = export_gguf(apart, tmp_path / "whole", family, bpe, weight_type="F32", float_type="F32")
+    assert whole.relative == 0
+    tensors, wanted = read(tmp_path / f"{family}.gguf")[1], read(tmp_path / "whole" / f"{family}.gguf")[1]
+    assert {tensor.tensor_type.name for tensor in tensors.values()} == {"F32", "Q8_0"}
+    for name, tensor in tensors.items():
+        found = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_array_equal(found.reshape(wanted[name].data.shape), wanted[name].data, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ def read_types(texts: Sequence[str]) -> dict[str, str]:
 def types_of(model: nn.Module, wanted: Mapping[str, str], floats: Sequence[str]) -> dict[str, str]:
     """The type of every linear layer but the output, of a model whose experts are taken apart.
 
+    Layers with one output (the gate of a shared expert) are vectors in the file, which llama.cpp keeps whole.
+
     Args:
         model: float.
         wanted: types by glob; the last that fits counts.
@@ -39,6 +41,7 @@ def types_of(model: nn.Module, wanted: Mapping[str, str], floats: Sequence[str])
         ConfigError: a glob that fits no layer, layers without a type, or rows that blocks do not divide.
     """
     lengths = {name: one.in_features for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    lengths = {name: size for name, size in lengths.items() if model.get_submodule(name).out_features > 1}
     names = [name for name in lengths if "lm_head" not in name]
     given = [*wanted.items(), *((glob, "F16") for glob in floats if glob != "lm_head")]
     found: dict[str, str] = {}
