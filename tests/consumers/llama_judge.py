@@ -3,7 +3,8 @@
     python tests/consumers/llama_judge.py FILE.gguf IDS.json
 
 One process a file, for llama.cpp ends its process where a file is wrong. IDS.json is a list of token ids; the answer is
-one line of JSON. Keys and values of attention stay float32, so that nothing but the network can differ.
+one line of JSON. Keys and values of attention stay float32 and flash attention, which rounds them to float16, is off,
+so that nothing but the network can differ.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main(path: str, ids: list[int]) -> None:
     parameters.n_ctx, parameters.n_parallel, parameters.cpuparams.n_threads = 256, 1, 1
     parameters.warmup = False
     parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     server = xllamacpp.Server(parameters)
     parts = []
     for length in range(FIRST, len(ids) + 1):
