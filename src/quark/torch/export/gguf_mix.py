@@ -40,8 +40,8 @@ def types_of(model: nn.Module, wanted: Mapping[str, str], floats: Sequence[str])
     Raises:
         ConfigError: a glob that fits no layer, layers without a type, or rows that blocks do not divide.
     """
-    lengths = {name: one.in_features for name, one in model.named_modules() if isinstance(one, nn.Linear)}
-    lengths = {name: size for name, size in lengths.items() if model.get_submodule(name).out_features > 1}
+    linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    lengths = {name: one.in_features for name, one in linear.items() if one.out_features > 1}
     names = [name for name in lengths if "lm_head" not in name]
     given = [*wanted.items(), *((glob, "F16") for glob in floats if glob != "lm_head")]
     found: dict[str, str] = {}
