@@ -226,3 +226,38 @@ def test_the_weights_of_a_graph_are_computed_and_compared(
     with pytest.raises(ModelError, match=r"'fc1.weight' does not read back"):
         export_onnx(model, tmp_path / "m", torch.randn(2, 16))
     assert not (tmp_path / "m").exists()
+
+
+def scales_in(state: dict[str, torch.Tensor], part: str, factor: float) -> dict[str, torch.Tensor]:
+    """One scale of a layer's state is another."""
+    value = state[part].clone()
+    value.reshape(-1)[0] *= factor
+    return {**state, part: value}
+
+
+@pytest.mark.parametrize(
+    ("part", "factor"), [(None, 1.0), ("weight_scale", 1.125), ("weight_global_scale", 1.01)], ids=str
+)
+def test_products_half_way_between_values_of_bfloat16(
+    part: str | None, factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """compressed-tensors divides by the scale of NVFP4 where we multiply; what is really another scale is seen."""
+    pytest.importorskip("compressed_tensors")
+    from tests.torch_flow.export.networks import IDS, llama
+
+    from quark.torch.export import compressed_tensors
+
+    model = llama(torch.bfloat16)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value *= 1 + 10 / 64 * (value.dim() == 2 and "layers" in name)  # found by search: 1.6 times 2^-8 off
+    config = LLMTemplate.get("llama").get_config("nvfp4")
+    made = ModelQuantizer(config).quantize_model(model, [{"input_ids": IDS}])
+    own = compressed_tensors.state_of
+    if part is None:
+        compressed_tensors.export_compressed_tensors(made, tmp_path / "m", program="vllm")
+        assert (tmp_path / "m" / "model.safetensors").is_file()
+        return
+    monkeypatch.setattr(compressed_tensors, "state_of", lambda *given: scales_in(own(*given), part, factor))
+    with pytest.raises(ModelError, match="does not read back"):
+        compressed_tensors.export_compressed_tensors(made, tmp_path / "m", program="vllm")

@@ -18,6 +18,9 @@ from quark.numerics.packing import AWQ_ORDER, unpack
 
 Parts = dict[str, torch.Tensor]
 Decoder = Callable[[Parts], torch.Tensor]
+ROUNDED = 2.0**-7
+"""Of a value: a step of bfloat16. The library divides where we multiply, so that a product half-way between two values
+of bfloat16 may go to either; scales of blocks and codes that are wrong move values by 2^-4 and more."""
 COMPRESSED = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape")
 
 
@@ -55,7 +58,7 @@ class Foreign:
         parts: names of its stored tensors, by their role.
         decode: makes float32 values [rows, columns] of them.
         cut: (parts, rows) → the parts of these rows.
-        exact: bit for bit; else within 2^-8 (the library decodes NVFP4 to bfloat16).
+        exact: bit for bit; else but for ``ROUNDED`` (the library decodes NVFP4 to bfloat16).
         index: of a weight that lies in stacked tensors: its place on their first axis.
     """
 

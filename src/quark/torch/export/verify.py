@@ -21,7 +21,7 @@ from torch import nn
 from quark.errors import ModelError
 from quark.numerics.granularity import Block2D, Channel, Granularity, Group
 from quark.torch.export.checkpoint import opened, row_of, tensor_of, weight_files
-from quark.torch.export.decoded import Foreign, Windows
+from quark.torch.export.decoded import ROUNDED, Foreign, Windows
 from quark.torch.export.layout import Stored, layout_of_quantizer
 from quark.torch.export.original import FileNames
 from quark.torch.export.shards import MAKERS, Item
@@ -156,7 +156,7 @@ class OfForeign(Coded):
         stored = {role: self.reader(name, self.foreign.index) for role, name in self.foreign.parts.items()}
         found = self.foreign.decode(self.foreign.cut(stored, self.windows))
         near = found.shape == wanted.shape and not self.foreign.exact
-        if not (near and bool(torch.isclose(found.float(), wanted.float(), rtol=2**-8, atol=0).all())):
+        if not (near and bool(torch.isclose(found.float(), wanted.float(), rtol=ROUNDED, atol=0).all())):
             check(self.prefix, found.float(), wanted)
 
 
