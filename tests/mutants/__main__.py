@@ -49,7 +49,7 @@ ONNX = (
     *("tuned_speed", "every_operator", "flow", "one_pass", "repeatable", "runtime_options", "guard"),
     *("odd_graphs", "graphs_of_exporters", "mixprecision", "free_sizes", "wire", "workers", "quantized_plan", "causes"),
     *("npu_real", "runtime_operators", "small_decisions", "tables_by_schema", "resume_states"),
-    *("graph_questions", "substitutions", "tables", "first_run", "model_io", "option_refusals"),
+    *("graph_questions", "substitutions", "tables", "first_run", "model_io", "option_refusals", "asked_directly"),
 )
 EXPORT = (
     *("layout", "shards", "reload", "bad_files", "bad_input", "card", "custom_modes", "compressed_tensors", "gguf"),
