@@ -39,7 +39,7 @@ from quark.torch.export.api import export_safetensors
 from quark.torch.export.custom_modes import QuantConfigParser
 from quark.torch.export.gguf_table import ARCHITECTURES, Architecture
 from quark.torch.export.shards import Item
-from quark.torch.export.verify import Reader
+from quark.torch.export.verify import OfForeign, Reader
 from quark.torch.quantization.config.config import FP8E4M3PerTensorSpec, OCP_MXFP4Spec, QConfig, QLayerConfig
 
 FP8 = FP8E4M3PerTensorSpec().to_quantization_spec()
@@ -203,6 +203,32 @@ def test_tensors_that_are_asked_for_by_name(tmp_path: Path) -> None:
         (tmp_path / "model.safetensors.index.json").write_text(text)
         with pytest.raises(ModelError, match="has no weight_map"):
             checkpoint.weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("name, plain", [
+    ("a.safetensors", True), ("a" * 243 + ".safetensors", True), ("a" * 244 + ".safetensors", False),
+    ("ä" * 121 + ".safetensors", True), ("ä" * 122 + ".safetensors", False), ("a.bin", False),
+    ("b/a.safetensors", False),
+    ("b\\a.safetensors", False), ("c:a.safetensors", False), ("a\0.safetensors", False),
+])  # fmt: skip
+def test_files_that_an_index_may_name(name: str, plain: bool) -> None:
+    """In the folder, on every system: 255 bytes are the most that file systems take."""
+    assert checkpoint._is_plain(name) is plain
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("off, near", [(0.0, True), (2.0**-9, False), (2.0**-7, None)])
+def test_how_near_weights_of_other_formats_are(exact: bool, off: float, near: bool | None) -> None:
+    """Exactly, or where a format multiplies scales in another order by 2^-8 of each value; never of another shape."""
+    weight = torch.tensor([[1.0, -2.0], [0.5, 4.0]])
+    held = SimpleNamespace(parts={}, cut=lambda stored, _: stored, decode=lambda _: weight * (1 + off), exact=exact)
+    one = object.__new__(OfForeign)
+    one.__dict__ |= {"foreign": held, "prefix": "a", "windows": None}
+    with refused(None if near or (near is False and not exact) else "a", ModelError):
+        one.compare(weight)
+    for other in (weight[:1], weight.reshape(-1), torch.ones(3, 5)):
+        with pytest.raises(ModelError):
+            one.compare(other)
 
 
 def test_formats_by_name() -> None:
