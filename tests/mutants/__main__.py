@@ -4,7 +4,7 @@
 
 1. Places are drawn by the seed from the syntax trees of numerics, observers, onnx/qdq, onnx/npu, resume, files, export.
 2. Which tests run which line is recorded (``covering.py``), per test file, and kept until that or a source changes.
-3. The tests that run a mutant's line decide (``trying.py``), the fastest first. A failure or a hang kills it. It is
+3. The tests that run a mutant's line decide (``trying.py``), the likeliest first. A failure or a hang kills it. It is
    tried in a process that has everything loaded, then, if it lives, in one that imports the mutant. A mutant on a line
    that no test of the table runs has survived.
 
@@ -108,6 +108,7 @@ class Known:
     def __init__(self, folder: Path) -> None:
         self.lines: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         self.seconds: dict[str, float] = {}
+        self.runs: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))  # lines, by test and source
         for file in test_files():
             record = record_of(folder, file)
             self._add(record) if record else print(f"no record of {file}: its tests are not asked")
@@ -118,6 +119,8 @@ class Known:
         for source, lines in record["lines"].items():
             for line, numbers in lines.items():
                 self.lines[source][int(line)] += [tests[number] for number in numbers]
+                for number in numbers:
+                    self.runs[tests[number]][source] += 1
 
     def asked(self, place: Place, count: int = KEPT, seconds: float = KEPT_SECONDS) -> list[str]:
         """The tests that run a line, or else its function, or else (it runs when the file is imported) the file.
@@ -141,21 +144,19 @@ class Known:
         return frozenset(test for tests in self.lines[file].values() for test in tests)
 
     def _few(self, found: set[str], source: str, count: int, seconds: float) -> list[str]:
-        """Those of test files that are named after the source or import it first, then of all files in turns."""
-        files: dict[str, list[str]] = defaultdict(list)
-        for test in sorted(found, key=lambda one: (self.seconds[one], one)):
-            files[test.split("::")[0]].append(test)
-        near = {file for file in files if Path(source).stem in file} | (files.keys() & importers(source, "tests"))
-        turns = [
-            test
-            for part in (near, files.keys() - near)
-            for turn in itertools.zip_longest(*(files[file] for file in sorted(part)))
-            for test in turn
-            if test
-        ]
+        """The likeliest first: tests that run little beside the source; one case of every test before the second."""
+        cases: dict[str, list[str]] = defaultdict(list)
+        for test in sorted(found, key=lambda one: (-self._share(one, source), self.seconds[one], one)):
+            cases[test.split("[")[0]].append(test)
+        turns = [test for turn in itertools.zip_longest(*cases.values()) for test in turn if test]
         sums = itertools.accumulate(self.seconds[test] for test in turns)
-        few = [test for test, total in zip(turns, sums, strict=True) if total <= seconds][:count] or turns[:1]
-        return sorted(few, key=self.seconds.__getitem__)
+        return [test for test, total in zip(turns, sums, strict=True) if total <= seconds][:count] or turns[:1]
+
+    def _share(self, test: str, source: str) -> float:
+        """Of the lines that a test runs, those of a source; all, where its file is named after that or imports it."""
+        runs, file = self.runs[test], test.split("::")[0]
+        near = Path(source).stem in file or file in importers(source, "tests")
+        return near + runs.get(source, 0) / max(1, sum(runs.values()))
 
 
 @cache
