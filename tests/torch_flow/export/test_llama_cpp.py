@@ -22,6 +22,7 @@ from tests.torch_flow.export.test_reload import quantized
 from tests.torch_flow.export.test_vocabularies import unigram
 from torch import nn
 
+from quark.errors import ModelError
 from quark.torch.export.api import export_gguf
 from quark.torch.export.ggml_blocks import K_QUANTS
 from quark.torch.quantization.config.config import QConfig
@@ -150,3 +151,40 @@ def test_unigram_models_split_as_sentencepiece(tmp_path: Path) -> None:
     program = Program(tmp_path / "llama.gguf")
     for text in (WORDS, "quick foxes answering quantum scales", "the  quick ", "éè quick", "ﬁve"):
         assert program.ask("tokenize", content=text, add_special=False)["tokens"] == processor.encode(text), text
+
+
+def test_unigram_models_of_json_split_as_transformers(tmp_path: Path) -> None:
+    """Odd strings of letters, spaces, controls and other scripts; a step less is refused."""
+    from sentencepiece import sentencepiece_model_pb2
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    trained = sentencepiece_model_pb2.ModelProto()
+    unigram(tmp_path)
+    trained.ParseFromString((tmp_path / "tokenizer.model").read_bytes())
+    (tmp_path / "tokenizer.model").unlink()
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.Precompiled(trained.normalizer_spec.precompiled_charsmap)
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    made.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<s>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    made.train_from_iterator([WORDS, "été naïve 12 3,4! über", WORDS.upper()] * 20, trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    export_gguf(model_of(), tmp_path, "llama", tmp_path, weight_type="F16")
+    program = Program(tmp_path / "llama.gguf")
+    draw = np.random.default_rng(0)
+    odd = ["é", "ﬁ", "①", "ー", "日本", "😀", "!", ",", "12", "QUICK", "ü", "Ａ"]
+    odd += ["<s>", "</s>", " </s> ", "<unk>"]
+    pieces = [*WORDS.split(), *odd, "\t", "\n", "\u00a0", "\u200b", "x\ty", " ", "  "]
+    texts = ["".join(draw.choice(pieces, draw.integers(1, 9))) for _ in range(300)]
+    wrong = [
+        text
+        for text in texts
+        if program.ask("tokenize", content=text, add_special=False)["tokens"] != made.encode(text).ids
+    ]
+    assert wrong == []
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**data, "normalizer": {"type": "Lowercase"}}))
+    with pytest.raises(ModelError, match=r"'Lowercase', which llama\.cpp does not do"):
+        export_gguf(model_of(), tmp_path / "other", "llama", tmp_path, weight_type="F16")

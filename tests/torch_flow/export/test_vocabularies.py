@@ -48,7 +48,8 @@ def test_tokens_of_pieces_have_scores_in_the_order_of_merges(tmp_path: Path) -> 
     [
         ({}, 4, "has the token 4, and the embedding of the model 4 rows"),
         ({}, 5, None),
-        ({"model": {"type": "Unigram"}}, 9, "tokenizer of the type 'Unigram'"),
+        ({"model": {"type": "Unigram"}}, 9, "vocab"),
+        ({"model": {"type": "WordPiece"}}, 9, "tokenizer of the type 'WordPiece'; only BPE and Unigram"),
         ({"model": {"type": None}}, 9, "tokenizer of the type None"),
         ({"pre_tokenizer": None}, 9, "not byte-level"),
         ({"pre_tokenizer": None, "decoder": {"type": "ByteLevel"}}, 9, None),
@@ -173,3 +174,56 @@ def test_unigram_models_with_bytes_are_refused(tmp_path: Path) -> None:
     unigram(tmp_path, byte_fallback=True, vocab_size=290)
     with pytest.raises(ModelError, match="Unigram model with byte_fallback"):
         vocabulary.add_vocabulary(gguf.GGUFWriter(None, "llama"), tmp_path, 300, "llama")
+
+
+STEPS = {
+    "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+    "pre_tokenizer": {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": "\u2581"}],
+    },
+}  # fmt: skip
+
+
+def unigram_json(folder: Path, model: dict[str, Any] | None = None, **steps: Any) -> None:
+    made = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["\u2581a", -1.5], ["b", -2.0]], **(model or {})}
+    added = [{"id": 0, "content": "<unk>", "special": True}, {"id": 4, "content": "<s>", "special": True}]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": made, "added_tokens": added, **STEPS, **steps}))
+
+
+def test_unigram_models_of_json(tmp_path: Path) -> None:
+    unigram_json(tmp_path)
+    writer = gguf.GGUFWriter(None, "llama")
+    vocabulary.add_vocabulary(writer, tmp_path, 6, "llama")
+    found = {key: field.value for key, field in writer.kv_data[0].items()}
+    assert found["tokenizer.ggml.model"] == "t5"
+    assert found["tokenizer.ggml.tokens"] == ["<unk>", "\u2581a", "b", "[PAD3]", "<s>", "[PAD5]"]
+    assert found["tokenizer.ggml.scores"] == [0.0, -1.5, -2.0, -10000.0, 0.0, -10000.0]
+    kinds = (TYPES.UNKNOWN, TYPES.NORMAL, TYPES.NORMAL, TYPES.UNUSED, TYPES.CONTROL, TYPES.UNUSED)
+    assert found["tokenizer.ggml.token_type"] == [int(kind) for kind in kinds]
+    assert (
+        found["tokenizer.ggml.unknown_token_id"] == 0 and list(found["tokenizer.ggml.precompiled_charsmap"]) == [0] * 3
+    )
+    assert found["tokenizer.ggml.add_space_prefix"] and found["tokenizer.ggml.remove_extra_whitespaces"]
+    assert not found["tokenizer.ggml.add_bos_token"] and not found["tokenizer.ggml.add_eos_token"]
+
+
+@pytest.mark.parametrize(
+    ("model", "steps", "told"),
+    [
+        ({"byte_fallback": True}, {}, "byte_fallback"),
+        ({"unk_id": None}, {}, "without '<unk>'"),
+        ({"vocab": [["a"]]}, {}, "vocab"),
+        ({}, {"normalizer": None}, "without one of the steps"),
+        ({}, {"normalizer": {"type": "Lowercase"}}, "the step 'Lowercase'"),
+        ({}, {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "!"}}, "precompiled_charsmap"),
+        ({}, {"pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581"}}, "without one of the steps"),
+        ({}, {"pre_tokenizer": {"type": "Metaspace", "replacement": "_"}}, "the step 'Metaspace'"),
+    ],
+)
+def test_unigram_models_that_llama_cpp_splits_otherwise_are_refused(
+    model: dict[str, Any], steps: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    unigram_json(tmp_path, model, **steps)
+    with pytest.raises(ModelError, match=told):
+        vocabulary.add_vocabulary(gguf.GGUFWriter(None, "llama"), tmp_path, 9, "llama")

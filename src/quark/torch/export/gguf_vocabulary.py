@@ -1,14 +1,16 @@
-"""The vocabulary of a GGUF file, from the folder of a tokenizer: SentencePiece (``tokenizer.model``), or BPE with bytes
+"""The vocabulary of a GGUF file, from the folder of a tokenizer: SentencePiece (``tokenizer.model``), or Unigram or BPE
 (``tokenizer.json``: byte-level, or that of SentencePiece with a fallback to bytes). Special tokens, merges and the chat
 template are read by the ``gguf`` package.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,8 +41,28 @@ RULES = {  # that a file says
 BYTES = ("ByteLevel", True)  # which splits as GPT-2 does
 STEPS = {(BYTES,): "gpt-2", (("Digits", True), BYTES): "smollm"}  # without a rule in the file
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
+SPACE = "\u2581"  # as SentencePiece writes it
 UNIGRAM = "t5"  # llama.cpp's name of the kind, of any network
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a Unigram model does to a text.
+
+    Attributes:
+        prefix: a space is put before it.
+        trims: spaces at its ends go, and several become one.
+        letters: SentencePiece's table of letters that are replaced; empty: none.
+        ids: of special tokens.
+        begins: the token of a text's begin is put there.
+    """
+
+    prefix: bool
+    trims: bool
+    letters: bytes
+    ids: Mapping[str, int]
+    begins: bool
 
 
 def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
@@ -51,11 +73,12 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
     """
     import gguf
 
-    unigram: Any = None
+    unigram: Rules | None = None
     if (folder / "tokenizer.model").is_file():
         unigram = unigram_of(folder)
         kind, tokens, scores, types = sentencepiece_tokens(folder)
     elif (folder / "tokenizer.json").is_file():
+        unigram = json_rules(folder / "tokenizer.json")
         kind, tokens, scores, types = json_tokens(folder / "tokenizer.json", size)
     else:
         raise ModelError(f"{str(folder)!r} has neither tokenizer.model nor tokenizer.json")
@@ -81,8 +104,8 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
         special.add_to_gguf(writer, quiet=True)
 
 
-def unigram_of(folder: Path) -> Any:
-    """The description of ``tokenizer.model`` if it is a Unigram model; None for BPE.
+def unigram_of(folder: Path) -> Rules | None:
+    """The rules of ``tokenizer.model`` if it is a Unigram model; None for BPE.
 
     Raises:
         ModelError: a file that cannot be read, or bytes in the place of unknown letters, which llama.cpp does not have.
@@ -103,20 +126,21 @@ def unigram_of(folder: Path) -> Any:
             f"the tokenizer in {str(folder)!r} is a Unigram model with byte_fallback, and llama.cpp makes '<unk>' of "
             f"letters that such a model has no piece for"
         )
-    return found
-
-
-def add_unigram(writer: Any, found: Any, special: Any) -> None:
-    """What llama.cpp takes from a Unigram model, and otherwise would take from T5: rules, special tokens, their use."""
     rules, ids = found.normalizer_spec, found.trainer_spec
-    writer.add_add_space_prefix(rules.add_dummy_prefix)
-    writer.add_remove_extra_whitespaces(rules.remove_extra_whitespaces)
-    if rules.precompiled_charsmap:
-        writer.add_precompiled_charsmap(rules.precompiled_charsmap)
-    for name, number in (("unk", ids.unk_id), ("bos", ids.bos_id), ("eos", ids.eos_id), ("pad", ids.pad_id)):
-        if number >= 0:
-            special.special_token_ids.setdefault(name, number)
-    for name, added in (("bos", True), ("eos", False)):  # as of other models of SentencePiece
+    numbers = {"unk": ids.unk_id, "bos": ids.bos_id, "eos": ids.eos_id, "pad": ids.pad_id}
+    given = (rules.add_dummy_prefix, rules.remove_extra_whitespaces, rules.precompiled_charsmap)
+    return Rules(*given, {name: number for name, number in numbers.items() if number >= 0}, begins=True)
+
+
+def add_unigram(writer: Any, found: Rules, special: Any) -> None:
+    """What llama.cpp takes from a Unigram model, and otherwise would take from T5: rules, special tokens, their use."""
+    writer.add_add_space_prefix(found.prefix)
+    writer.add_remove_extra_whitespaces(found.trims)
+    if found.letters:
+        writer.add_precompiled_charsmap(found.letters)
+    for name, number in found.ids.items():
+        special.special_token_ids.setdefault(name, number)
+    for name, added in (("bos", found.begins), ("eos", False)):
         special.add_special_token.setdefault(name, added)
 
 
@@ -178,6 +202,61 @@ def sentencepiece_tokens(folder: Path) -> tuple[str, list[str], list[float], lis
     return "llama", tokens, [score for _, score, _ in entries], [int(kind) for _, _, kind in entries]
 
 
+def json_rules(path: Path) -> Rules | None:
+    """The rules of a Unigram model in ``tokenizer.json``; None: it has another model.
+
+    Raises:
+        ModelError: rules that llama.cpp does not have.
+    """
+    data = read_object(path)
+    if not isinstance(data.get("model"), dict) or data["model"].get("type") != "Unigram":
+        return None
+    told = checked(data["model"], _Unigram, lambda why: ModelError(f"{str(path)!r}: {why}"))
+    if told.byte_fallback or told.unk_id is None:
+        raise ModelError(f"{str(path)!r} has a Unigram model without '<unk>' or with byte_fallback, unlike llama.cpp")
+    letters, trims, prefix = [], False, None
+    for step in (*parts_of(data.get("normalizer")), *parts_of(data.get("pre_tokenizer"))):
+        kind = step.get("type")
+        if kind == "Precompiled" and not letters:
+            letters.append(decoded(path, str(step.get("precompiled_charsmap"))))
+        elif kind == "WhitespaceSplit":
+            trims = True
+        elif kind == "Metaspace" and step.get("replacement") == SPACE and prefix is None:
+            prefix = step.get("prepend_scheme", "always")
+        elif (kind, step.get("pattern")) != ("Replace", {"Regex": " {2,}"}):
+            raise ModelError(f"{str(path)!r} has a Unigram model behind the step {kind!r}, which llama.cpp does not do")
+    if not (trims and letters and prefix == "always"):
+        raise ModelError(
+            f"{str(path)!r} has a Unigram model without one of the steps Precompiled, WhitespaceSplit and Metaspace "
+            f"(always); llama.cpp does what they do"
+        )
+    return Rules(True, True, b"".join(letters), {"unk": told.unk_id}, begins=False)
+
+
+def decoded(path: Path, table: str) -> bytes:
+    """SentencePiece's table of letters."""
+    try:
+        return base64.b64decode(table, validate=True)
+    except ValueError as error:
+        raise ModelError(f"{str(path)!r}: precompiled_charsmap is no base64: {reason_of(error)}") from error
+
+
+def parts_of(node: Any) -> Iterator[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, one after the other."""
+    if isinstance(node, dict):
+        inner = node.get("normalizers") or node.get("pretokenizers")
+        for part in inner if isinstance(inner, list) else ():
+            yield from parts_of(part)
+        if not isinstance(inner, list):
+            yield node
+
+
+class _Unigram(OpenSchema):
+    vocab: list[Annotated[tuple[str, float], Field(strict=False)]]
+    unk_id: int | None = None
+    byte_fallback: bool | None = None
+
+
 class _Model(OpenSchema):
     vocab: dict[str, Annotated[int, Field(ge=0)]]
     merges: list[str | list[str]] | None = None
@@ -188,6 +267,10 @@ class _Added(OpenSchema):
     id: int = Field(ge=0)
     content: str
     special: bool = False
+
+
+class _Tokens(OpenSchema):
+    added_tokens: list[_Added] | None = None
 
 
 class _File(OpenSchema):
@@ -206,8 +289,10 @@ def json_tokens(path: Path, size: int) -> tuple[str, list[str], list[float], lis
     data = read_object(path)
     model = data.get("model") or {}
     kind = model.get("type") if isinstance(model, dict) else None
+    if kind == "Unigram":
+        return unigram_tokens(path, data, size)
     if kind != "BPE":
-        raise ModelError(f"{str(path)!r} has a tokenizer of the type {kind!r:.80}; only BPE can be written")
+        raise ModelError(f"{str(path)!r} has a tokenizer of the type {kind!r:.80}; only BPE and Unigram can be written")
     told = checked(data, _File, lambda why: ModelError(f"{str(path)!r}: {why}"))
     byte_level = "ByteLevel" in json.dumps([data.get("pre_tokenizer"), data.get("decoder")])
     if not byte_level and not told.model.byte_fallback:
@@ -224,6 +309,24 @@ def json_tokens(path: Path, size: int) -> tuple[str, list[str], list[float], lis
     if byte_level:
         return "gpt2", texts, [0.0] * len(tokens), kinds
     return "llama", texts, merge_scores(texts, told.model.merges or []), [as_piece(*token) for token in tokens]
+
+
+def unigram_tokens(path: Path, data: dict[str, Any], size: int) -> tuple[str, list[str], list[float], list[int]]:
+    """Tokens, scores and types of a Unigram model in ``tokenizer.json``."""
+    told = checked(data["model"], _Unigram, lambda why: ModelError(f"{str(path)!r}: {why}"))
+    added = checked(
+        {"added_tokens": data.get("added_tokens")}, _Tokens, lambda why: ModelError(f"{str(path)!r}: {why}")
+    )
+    found = dict(
+        enumerate((text, score, UNKNOWN if n == told.unk_id else NORMAL) for n, (text, score) in enumerate(told.vocab))
+    )
+    for entry in added.added_tokens or ():
+        kind = UNKNOWN if entry.id == told.unk_id else CONTROL if entry.special else USER_DEFINED
+        found[entry.id] = (entry.content, found.get(entry.id, ("", 0.0, 0))[1], kind)
+    if max(found, default=0) >= size:
+        raise ModelError(f"{str(path)!r} has the token {max(found)}, and the embedding of the model {size} rows")
+    rows = [found.get(number, (f"[PAD{number}]", -10000.0, UNUSED)) for number in range(max(found, default=-1) + 1)]
+    return "llama", [text for text, _, _ in rows], [score for _, score, _ in rows], [kind for _, _, kind in rows]
 
 
 def merge_scores(texts: list[str], merges: list[Any]) -> list[float]:
