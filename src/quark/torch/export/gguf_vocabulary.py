@@ -214,7 +214,8 @@ def json_rules(path: Path) -> Rules | None:
     told = checked(data["model"], _Unigram, lambda why: ModelError(f"{str(path)!r}: {why}"))
     if told.byte_fallback or told.unk_id is None:
         raise ModelError(f"{str(path)!r} has a Unigram model without '<unk>' or with byte_fallback, unlike llama.cpp")
-    letters, trims, prefix = [], False, None
+    letters: list[bytes] = []
+    trims, prefix = False, None
     for step in (*parts_of(data.get("normalizer")), *parts_of(data.get("pre_tokenizer"))):
         kind = step.get("type")
         if kind == "Precompiled" and not letters:
