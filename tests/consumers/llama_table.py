@@ -28,7 +28,7 @@ VOCABULARY = 300
 WIDER = {16: 64, 32: 64, 64: 256, 128: 512}  # sizes of ``tiny``: blocks of K-quants have 256 numbers
 SMALL = re.compile("chunk|image|patch|state_size")  # which stay
 SCHEMES = {"F32": "", "Q8_0": "int8_wo_per_channel", "Q4_0": "int4_wo_32", "Q4_K": ""}
-EXACT = 0.0001  # of log probabilities, their mean removed, where nothing is rounded
+EXACT = 0.0001  # of log probabilities, their mean removed, where nothing is rounded that is seen
 TYPICAL = 0.5  # of what rounding costs: some numbers lie between two codes and fall the other way by a last bit
 SHARE = 0.9  # of the positions are within all of that; a router's near tie falls the other way at single ones
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -66,8 +66,8 @@ what they read in the same way (`tests/consumers/llama_rounding.py`): the relati
 mean removed, at the median position. The second number is the distance to the model that rounds no activations, the one
 that was evaluated: what llama.cpp's arithmetic costs this small random model. A few of all numbers lie between two
 codes and fall the other way by a last bit, so the first number is at most half of the second, and nine of ten positions
-are within the second; in F32, where nothing is rounded, within {exact}. What is not quantized is F32. Behind them the
-perplexity of the text there and here, and how many of the 12 words are the same. **no** is anything else.
+are within the second (or within {exact}). What is not quantized is F32. Behind them the perplexity of the text there
+and here, and how many of the 12 words are the same. **no** is anything else.
 
 Flash attention, which llama.cpp switches on by itself and which rounds to float16, is off here; with it the F32 column
 has 0.001. Two more things are llama.cpp's own: GELU from a table of float16 (0.0003 in F32, second number), and YaRN
@@ -210,7 +210,7 @@ def compared(model: Any, kinds: dict[str, str], ids: list[int], told: dict[str, 
     pairs = [(answers[place][word], float(evaluated[place, word])) for place, word in following.items()
              if word in answers[place]]  # fmt: skip
     middle, rounding = (float(torch.tensor(values).median()) for values in (errors, cost))
-    limit = EXACT if set(kinds.values()) <= {"F32"} else rounding
+    limit = max(EXACT, rounding)
     within = sum(error <= limit for error in errors)
     return {
         "right": len(errors) >= 20 and within >= SHARE * len(errors) and middle <= TYPICAL * limit,

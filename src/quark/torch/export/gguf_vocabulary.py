@@ -47,7 +47,7 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
-class Rules:
+class UnigramRules:
     """What a Unigram model does to a text.
 
     Attributes:
@@ -73,7 +73,7 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
     """
     import gguf
 
-    unigram: Rules | None = None
+    unigram: UnigramRules | None = None
     if (folder / "tokenizer.model").is_file():
         unigram = unigram_of(folder)
         kind, tokens, scores, types = sentencepiece_tokens(folder)
@@ -104,7 +104,7 @@ def add_vocabulary(writer: Any, folder: Path, size: int, family: str) -> None:
         special.add_to_gguf(writer, quiet=True)
 
 
-def unigram_of(folder: Path) -> Rules | None:
+def unigram_of(folder: Path) -> UnigramRules | None:
     """The rules of ``tokenizer.model`` if it is a Unigram model; None for BPE.
 
     Raises:
@@ -129,10 +129,10 @@ def unigram_of(folder: Path) -> Rules | None:
     rules, ids = found.normalizer_spec, found.trainer_spec
     numbers = {"unk": ids.unk_id, "bos": ids.bos_id, "eos": ids.eos_id, "pad": ids.pad_id}
     given = (rules.add_dummy_prefix, rules.remove_extra_whitespaces, rules.precompiled_charsmap)
-    return Rules(*given, {name: number for name, number in numbers.items() if number >= 0}, begins=True)
+    return UnigramRules(*given, {name: number for name, number in numbers.items() if number >= 0}, begins=True)
 
 
-def add_unigram(writer: Any, found: Rules, special: Any) -> None:
+def add_unigram(writer: Any, found: UnigramRules, special: Any) -> None:
     """What llama.cpp takes from a Unigram model, and otherwise would take from T5: rules, special tokens, their use."""
     writer.add_add_space_prefix(found.prefix)
     writer.add_remove_extra_whitespaces(found.trims)
@@ -202,7 +202,7 @@ def sentencepiece_tokens(folder: Path) -> tuple[str, list[str], list[float], lis
     return "llama", tokens, [score for _, score, _ in entries], [int(kind) for _, _, kind in entries]
 
 
-def json_rules(path: Path) -> Rules | None:
+def json_rules(path: Path) -> UnigramRules | None:
     """The rules of a Unigram model in ``tokenizer.json``; None: it has another model.
 
     Raises:
@@ -231,7 +231,7 @@ def json_rules(path: Path) -> Rules | None:
             f"{str(path)!r} has a Unigram model without one of the steps Precompiled, WhitespaceSplit and Metaspace "
             f"(always); llama.cpp does what they do"
         )
-    return Rules(True, True, b"".join(letters), {"unk": told.unk_id}, begins=False)
+    return UnigramRules(True, True, b"".join(letters), {"unk": told.unk_id}, begins=False)
 
 
 def decoded(path: Path, table: str) -> bytes:
