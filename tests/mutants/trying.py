@@ -167,7 +167,8 @@ class Warm(Witnesses):
         for tests, seconds in turns if swapped else []:
             asked = [items[test] for test in tests if test in items]
             noticed = self._failing(session, swapped, asked, 1, seconds)
-            witness = self.failures.read_text(encoding="utf-8").strip() or (BROKEN if noticed else "")
+            failed = self.failures.read_text(encoding="utf-8").splitlines()  # one may also fail while it is torn down
+            witness = failed[0] if failed else BROKEN if noticed else ""
             if witness == BROKEN and self._failing(session, [], asked, 1, seconds / 2):
                 noticed, witness = False, ""
             if noticed:
