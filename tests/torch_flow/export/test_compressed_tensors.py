@@ -122,6 +122,20 @@ def test_activations_are_about_the_same(name: str, tmp_path: Path) -> None:
     loaded_by("compressed-tensors", f"{name} (activations within 2 %)", "transformers", "compressed-tensors")
 
 
+@torch.no_grad()
+def test_global_scales_of_nvfp4_are_those_of_the_library(tmp_path: Path) -> None:
+    """What values are multiplied by: 448 x 6, the largest scale and the largest number, over the largest magnitude."""
+    model = llama()
+    seen = model.model.layers[0].input_layernorm(model.model.embed_tokens(IDS))
+    weight = model.model.layers[0].self_attn.q_proj.weight.clone()
+    made = quantized(model, QConfig(NEAR["NVFP4"], exclude=["lm_head"]))
+    export_compressed_tensors(made, tmp_path / "m", program="vllm")
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    for role, values in (("input", seen), ("weight", weight)):
+        found = tensors[f"model.layers.0.self_attn.q_proj.{role}_global_scale"]
+        assert float(found) == pytest.approx(448 * 6 / float(values.abs().max()), rel=1e-5)
+
+
 def test_frozen_and_reloaded_models_give_the_same_files(tmp_path: Path) -> None:
     config = QConfig(EXACT["W4A16 groups"], exclude=["lm_head"])
     model = quantized(llama(), config)
