@@ -36,7 +36,7 @@ from quark.onnx.algorithms import finetune
 from quark.onnx.algorithms.forward import ACTIVATIONS, forward_of
 from quark.onnx.algorithms.walk import GraphWalk
 from quark.onnx.graph.model import load
-from quark.onnx.graph.session import CPU
+from quark.onnx.graph.session import Runtime
 
 pytest.importorskip("torch")
 CHANNEL = QuantGranularity.Channel
@@ -372,7 +372,7 @@ def test_a_layer_in_torch_answers_as_in_the_runtime(name: str) -> None:
     node = next(n for n in model.graph if n.name == name)
     reader = next((use for use in node.outputs[0].consumers() if use.op_type in ACTIVATIONS), None)
     wanted = [str(node.inputs[0].name), str((reader or node).outputs[0].name)]
-    walk = GraphWalk(model, SAMPLES[:1], wanted, CPU)
+    walk = GraphWalk(model, SAMPLES[:1], wanted, Runtime())
     found = {key: value for name in wanted for key, value in walk.advance([name])[0].items()}
     forward = forward_of(node, reader, torch)
     constants = [None if v is None else torch.from_numpy(v.const_value.numpy().copy()) for v in node.inputs[1:3]]
@@ -383,8 +383,8 @@ def test_a_layer_in_torch_answers_as_in_the_runtime(name: str) -> None:
 def test_a_walk_runs_every_node_once_and_keeps_little() -> None:
     model = load(NET)
     names = [str(value.name) for node in model.graph for value in node.outputs]
-    whole = GraphWalk(model, SAMPLES[:2], names, CPU).advance(names)
-    walk = GraphWalk(model, SAMPLES[:2], names[2::3], CPU)
+    whole = GraphWalk(model, SAMPLES[:2], names, Runtime()).advance(names)
+    walk = GraphWalk(model, SAMPLES[:2], names[2::3], Runtime())
     for name in names[2::3]:
         for sample, expected in zip(walk.advance([name]), whole, strict=True):
             np.testing.assert_allclose(sample[name], expected[name], rtol=1e-5, atol=1e-6)
@@ -403,7 +403,7 @@ def test_a_walk_goes_through_bodies_that_read_the_main_graph() -> None:
     }"""
     model = load(models.model(graph))
     feed = {"x": models.normal(2, 3), "go": np.array(True)}
-    walk = GraphWalk(model, [feed], ["a", "y"], CPU)
+    walk = GraphWalk(model, [feed], ["a", "y"], Runtime())
     a = walk.advance(["a"])[0]["a"]
     np.testing.assert_allclose(walk.advance(["y"])[0]["y"], 0 * a)
     assert isinstance(model, ir.Model)

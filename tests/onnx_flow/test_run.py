@@ -16,6 +16,7 @@ from tests.onnx_flow import models
 from quark.errors import ConfigError, DataError, ModelError
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Runner
+from quark.onnx.graph.session import Runtime
 
 INNER = ["c1", "r1", "p1", "a2", "r2"]
 
@@ -165,10 +166,10 @@ def test_an_unknown_operator_of_a_known_domain_has_the_reason_on_one_line() -> N
 
 def test_a_custom_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"UserCustomOpLibPath: there is no '.*libops\.so'"):
-        Runner(custom("my.ops"), ["y"], libraries="nowhere/libops.so")
+        Runner(custom("my.ops"), ["y"], runtime=Runtime(libraries="nowhere/libops.so"))
     (tmp_path / "libops.so").write_bytes(b"no library")
     with pytest.raises(ModelError, match=r"UserCustomOpLibPath: '.*libops\.so' cannot be loaded"):
-        Runner(custom("my.ops"), ["y"], libraries=str(tmp_path / "libops.so"))
+        Runner(custom("my.ops"), ["y"], runtime=Runtime(libraries=str(tmp_path / "libops.so")))
 
 
 def test_a_model_that_the_runtime_refuses_has_its_reason_on_one_line() -> None:
@@ -187,7 +188,7 @@ def test_tensors_that_do_not_exist_are_named(network: onnx.ModelProto) -> None:
 
 def test_an_unknown_provider_is_named(network: onnx.ModelProto) -> None:
     with pytest.raises(ConfigError, match=r"'CPUExecutionProvder'\. Did you mean 'CPUExecutionProvider'"):
-        Runner(ir.from_proto(network), ["r1"], providers=["CPUExecutionProvder"])
+        Runner(ir.from_proto(network), ["r1"], runtime=Runtime(["CPUExecutionProvder"]))
 
 
 def test_a_sample_that_the_model_cannot_run_on_is_a_data_error() -> None:
@@ -219,5 +220,5 @@ def test_weights_that_are_to_stay_as_they_are_do() -> None:
     weights["w"][0] *= 50
     proto = models.model(graph, weights)
     feed = {"x": models.normal(1, 3, 6, 6, seed=3)}
-    found = Runner(ir.from_proto(proto), ["y"], as_given=True).run(feed).values["y"]
+    found = Runner(ir.from_proto(proto), ["y"], runtime=Runtime(as_given=True)).run(feed).values["y"]
     np.testing.assert_allclose(found, reference(proto, feed, ["y"])["y"], atol=1.1e-3)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quark.onnx.graph.run import session_options
+from quark.onnx.graph.session import Runtime
 from quark.report import process
 
 MACHINE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -38,10 +39,11 @@ def test_a_session_has_the_threads_that_the_user_says(monkeypatch: pytest.Monkey
     spinning = "session.intra_op.allow_spinning"
     monkeypatch.setattr(os, "cpu_count", lambda: MACHINE)
     monkeypatch.setattr(process, "quota", lambda root: None)
-    assert session_options(spin=True).get_session_config_entry(spinning) == "1"
+    assert session_options(Runtime(spin=True)).get_session_config_entry(spinning) == "1"
     assert session_options().intra_op_num_threads == 0  # as ONNX Runtime chooses
     monkeypatch.setattr(os, "cpu_count", lambda: MACHINE + 1)
     assert session_options().intra_op_num_threads == MACHINE
     monkeypatch.setenv("QUARK_THREADS", "1")
-    assert (session_options(spin=True).intra_op_num_threads, session_options(threads=3).intra_op_num_threads) == (1, 3)
-    assert session_options(spin=True).get_session_config_entry(spinning) == "0"
+    assert session_options(Runtime(spin=True)).intra_op_num_threads == 1
+    assert session_options(Runtime(threads=3)).intra_op_num_threads == 3
+    assert session_options(Runtime(spin=True)).get_session_config_entry(spinning) == "0"

@@ -41,8 +41,8 @@ from quark.onnx.calibration import Request, find_ranges, observe
 from quark.onnx.data import checked, inputs_of
 from quark.onnx.data_layout import in_layout
 from quark.onnx.graph import model as files
-from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.run import Feed, Runner
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import apart, constant_array, set_constant
 from quark.onnx.layer_units import Tensors, Unit, is_float, sizes_of, units_of
 from quark.onnx.npu.adapt import adapt
@@ -125,9 +125,7 @@ class Site:
 
     def runner(self, model: ir.Model) -> Runner:
         """A session that gives the outputs of ``model``."""
-        options = self.job.options
-        libraries: Libraries = options.UserCustomOpLibPath
-        return Runner(model, self.outputs, (), options.ExecutionProviders, libraries, self.threads)
+        return Runner(model, self.outputs, (), replace(Runtime.of(self.job.options), threads=self.threads))
 
 
 @dataclass(frozen=True)
@@ -270,9 +268,8 @@ def _calibrate(model: ir.Model, plans: Mapping[str, Plan], job: Job, samples: It
         rounds += [{}] if homes[name] == len(rounds) else []
         rounds[homes[name]].update(requests)
     options = job.options
-    providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
     for number, requests in enumerate(rounds):
-        statistics = observe(model, requests, samples, providers, libraries) if requests else {}
+        statistics = observe(model, requests, samples, Runtime.of(options)) if requests else {}
         for name in (name for name, home in homes.items() if home == number):
             ranges = find_ranges(wanted[name], statistics)
             MODES["static"].set_parameters(model, plans[name], ranges, options)

@@ -11,7 +11,7 @@ Not handled: tensors inside the bodies of If and Loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,9 +28,8 @@ from quark.observers.tails import Tails
 from quark.onnx.counted import CountedSamples
 from quark.onnx.data import Feed, Samples, checked, inputs_of, samples_of
 from quark.onnx.discretion import inherited
-from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.run import Extremes, Observation, Runner, trim_heap
-from quark.onnx.graph.session import CPU
+from quark.onnx.graph.session import ON_CPU, Runtime
 
 #: Extremes of tensors up to so many bytes a sample are taken here, of more in the graph: measured on ResNet-50 (67 MB),
 #: 4 ms a sample against 24 ms for the graph's ReduceMin, ReduceMax and IsNaN.
@@ -82,9 +81,7 @@ def calibrate(
     model: ir.Model,
     requests: Mapping[str, Request],
     samples: Any,
-    providers: Sequence[str] = CPU,
-    libraries: Libraries = None,
-    threads: int | None = None,
+    runtime: Runtime = ON_CPU,
     progress: Progress | None = None,
     journal: Journal | None = None,
 ) -> dict[str, Range]:
@@ -94,7 +91,7 @@ def calibrate(
         model: the float model; comes back unchanged.
         requests: tensor name -> what it needs.
         samples: anything ``quark.onnx.data.samples_of`` takes.
-        providers, libraries, threads: of ``quark.onnx.graph.run.Runner``.
+        runtime: how the model is run.
         progress: called after every sample with the number done and, if it is known, the number there will be.
         journal: where finished samples are remembered.
 
@@ -106,7 +103,7 @@ def calibrate(
         ModelError: a requested tensor does not exist, or ONNX Runtime refuses the model.
         ConfigError: a setting that a method does not have.
     """
-    statistics = observe(model, requests, samples, providers, libraries, threads, progress, journal)
+    statistics = observe(model, requests, samples, runtime, progress, journal)
     return find_ranges(requests, statistics)
 
 
@@ -125,9 +122,7 @@ def observe(
     model: ir.Model,
     requests: Mapping[str, Request],
     samples: Any,
-    providers: Sequence[str] = CPU,
-    libraries: Libraries = None,
-    threads: int | None = None,
+    runtime: Runtime = ON_CPU,
     progress: Progress | None = None,
     journal: Journal | None = None,
 ) -> Statistics:
@@ -144,7 +139,7 @@ def observe(
         return statistics
     whole, reduced = split_by_need(model, requests)
     light = all(isinstance(statistic, LIGHT) for statistic in statistics.values())
-    runner = Runner(model, whole, reduced, providers, libraries, threads, spin=light, complete=True)
+    runner = Runner(model, whole, reduced, replace(runtime, spin=light), complete=True)
     with ThreadPoolExecutor(COUNTERS, "calibration", inherited()) as worker:
         _stream(runner, feeds, statistics, worker, counted)
     counted.close()

@@ -32,6 +32,7 @@ from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Feed, Runner
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import Names, opset
 
 SAMPLES = 4
@@ -141,8 +142,8 @@ class _Bench:
     def __init__(self, first: ir.Model, second: ir.Model, feeds: Sequence[Feed], libraries: Libraries) -> None:
         self.first, self.libraries = first, libraries
         pairs = list(pairs_of(first, second))
-        self._floats = Runner(first, [pair.name for pair in pairs], libraries=libraries)
-        theirs = Runner(second, [pair.twin for pair in pairs], libraries=libraries)
+        self._floats = Runner(first, [pair.name for pair in pairs], runtime=Runtime(libraries=libraries))
+        theirs = Runner(second, [pair.twin for pair in pairs], runtime=Runtime(libraries=libraries))
         kept, scalings = pairs, {pair.name: Scaling() for pair in pairs}
         for feed in feeds:
             x, y = self._floats.run(feed).values, theirs.run(feed).values
@@ -153,7 +154,7 @@ class _Bench:
         self.pairs = [pair for pair in kept if pair.name not in set(self.rescaled)]
         self._types = {pair.name: ir.DataType.from_numpy(x[pair.name].dtype) for pair in self.pairs} if feeds else {}
         cut, self._fed = cut_at(second, self.pairs, self._types)
-        self._pieces = Runner(cut, [pair.twin for pair in self.pairs], libraries=libraries)
+        self._pieces = Runner(cut, [pair.twin for pair in self.pairs], runtime=Runtime(libraries=libraries))
         self._injected: Runner | None = None
         self.spent = 0.0
 
@@ -201,7 +202,7 @@ class _Bench:
     def _open(self, names: Sequence[str], tensors: Sequence[str]) -> None:
         model, self._ports, self._endings = with_ports(self.first, names, tensors, self._types)
         if self._ports:
-            self._injected = Runner(model, self._endings, libraries=self.libraries)
+            self._injected = Runner(model, self._endings, runtime=Runtime(libraries=self.libraries))
 
 
 def cut_at(

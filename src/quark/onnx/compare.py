@@ -35,6 +35,7 @@ from quark.onnx.diagnosis import of_model
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Feed, Runner
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import constant_array
 from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs, channels_last_outputs
 from quark.report.values import LayerView, TensorView, Weakness
@@ -178,9 +179,9 @@ def moved_most(
     first, second = load(float_model), load(quantized_model)
     names, layout = outputs_of(first, second), relaid(first, second)
     found: dict[str, list[float]] = {name: [] for name in names}
-    ours = Runner(first, names, libraries=libraries)
+    ours = Runner(first, names, runtime=Runtime(libraries=libraries))
     for optimize in (True, False):
-        theirs = Runner(second, names, libraries=libraries, optimize=optimize)
+        theirs = Runner(second, names, runtime=Runtime(libraries=libraries, optimize=optimize))
         for name, (x, y) in zip(names, _paired(ours, theirs, names, names, layout)(feed), strict=True):
             distance = Distance()
             if x.dtype.kind == "f" and x.shape == y.shape:
@@ -259,7 +260,8 @@ def _both(
     layout: Relaid,
 ) -> Callable[[Feed], Iterator[tuple[np.ndarray, np.ndarray]]]:
     """A function that runs both models on a feed and gives the wanted tensors in pairs, in the axes of the first."""
-    ours, theirs = Runner(first, names, libraries=libraries), Runner(second, twins, libraries=libraries)
+    runtime = Runtime(libraries=libraries)
+    ours, theirs = Runner(first, names, runtime=runtime), Runner(second, twins, runtime=runtime)
     return _paired(ours, theirs, names, twins, layout)
 
 

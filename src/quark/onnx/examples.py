@@ -21,6 +21,7 @@ from quark.onnx.data import checked, inputs_of
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Feed, Runner
+from quark.onnx.graph.session import Runtime
 from quark.report.values import Box, Example, SampleAnswer
 
 SAMPLES = 3
@@ -38,7 +39,7 @@ def examples(
     if any(relaid(first, other) for other in others):
         return ()
     names = outputs_of(first, others[0])
-    runners = [Runner(model, names, libraries=libraries) for model in (first, *others)]
+    runners = [Runner(model, names, runtime=Runtime(libraries=libraries)) for model in (first, *others)]
     found: list[Example] = []
     for index, feed in enumerate(islice(checked(samples, inputs_of(first)), SAMPLES)):
         said = [runner.run(feed).values for runner in runners]

@@ -25,7 +25,7 @@ from quark.onnx.bench import Site
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import session_options
-from quark.onnx.graph.session import open_session
+from quark.onnx.graph.session import Runtime, open_session
 from quark.search.values import Study
 
 #: Inferences that are counted, after some that are not.
@@ -67,7 +67,7 @@ def layer_seconds(path: Path, site: Site, names: Mapping[str, str]) -> dict[str,
 
 def kernel_seconds(path: Path, feed: Feed, options: Options, threads: int | None) -> dict[str, float]:
     """Median seconds of every kernel of the model at ``path``, by its name."""
-    session_values = session_options(options.UserCustomOpLibPath, threads)
+    session_values = session_options(Runtime(libraries=options.UserCustomOpLibPath, threads=threads))
     session_values.enable_profiling = True
     session_values.profile_file_prefix = str(path.parent / "profile")
     session = open_session(files.load(path), session_values, options.ExecutionProviders)

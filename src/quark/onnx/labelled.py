@@ -97,7 +97,7 @@ def measured(model: str | Path, metric: Metric, labelled: Iterable[tuple[Feed, A
 
 def outputs_of(model: str | Path, feeds: Iterable[Feed]) -> Iterator[tuple[Feed, Outputs]]:
     """Every sample with what the model makes of it."""
-    session = open_session(load(model), session_options(None))
+    session = open_session(load(model), session_options())
     names = [one.name for one in session.get_outputs()]
     for feed in feeds:
         found = session.run(None, dict(feed))

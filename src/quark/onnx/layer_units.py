@@ -15,6 +15,7 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan, TensorPlan
 from quark.onnx.graph.run import Feed, Runner
+from quark.onnx.graph.session import Runtime
 from quark.onnx.qdq.op_rules import GENERIC, OP_RULES
 from quark.search.values import FLOAT
 
@@ -112,7 +113,7 @@ def sizes_of(model: ir.Model, feed: Feed, options: Options) -> dict[str, int]:
         elif value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16) and value.name:
             unknown.append(value.name)
     if unknown:
-        runner = Runner(model, unknown, (), options.ExecutionProviders, options.UserCustomOpLibPath)
+        runner = Runner(model, unknown, (), Runtime.of(options))
         found |= {name: array.size for name, array in runner.run(feed).values.items()}
     return found
 

@@ -32,6 +32,7 @@ from quark.onnx.bench import Bench, Site, opened, take_over
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import FLOATS, Runner
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import apart
 from quark.onnx.layer_units import Unit
 from quark.onnx.npu.simulate import simulate
@@ -277,10 +278,9 @@ def local_errors(
         for unit in made.units
         if candidate in unit.tensors
     }
-    options = made.site.job.options
     wanted = [_ERROR.format(name) for found in names.values() for name in found]
-    providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
-    runner = Runner(local.model, wanted, (), providers, libraries, made.site.threads)
+    runtime = replace(Runtime.of(made.site.job.options), threads=made.site.threads)
+    runner = Runner(local.model, wanted, (), runtime)
     for number in samples:
         values = runner.run(made.site.feed(number)).values
         yield number, {layer: {name: values[_ERROR.format(name)] for name in found} for layer, found in names.items()}

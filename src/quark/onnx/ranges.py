@@ -15,6 +15,7 @@ from quark.files.journal import Journal
 from quark.observers import Histogram
 from quark.onnx import data
 from quark.onnx.calibration import Progress, Request, Statistics, find_ranges, observe
+from quark.onnx.graph.session import Runtime
 from quark.onnx.qdq.parameters import observed
 from quark.onnx.qdq.settings import request_of
 from quark.onnx.scratch import Scratch
@@ -64,13 +65,12 @@ def _statistics(
     journal: Journal,
     progress: Progress,
 ) -> Statistics:
-    providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
-    if options.CalibWorkerNum == 1:
-        return observe(model, requests, samples, providers, libraries, None, progress, journal)
+    runtime, workers = Runtime.of(options), options.CalibWorkerNum
+    if workers == 1:
+        return observe(model, requests, samples, runtime, progress, journal)
     from quark.onnx.workers import observe_with_workers
 
-    workers = options.CalibWorkerNum
-    return observe_with_workers(model, requests, samples, workers, scratch, providers, libraries, progress, journal)
+    return observe_with_workers(model, requests, samples, workers, scratch, runtime, progress, journal)
 
 
 def samples_of(model: ir.Model, options: Options, reader: Any) -> data.Samples:

@@ -32,6 +32,7 @@ from quark.onnx.diagnosis import located, of_plan, ranked
 from quark.onnx.follow import follow
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.graph.surgery import is_constant, label, read_nothing
 from quark.onnx.passes import constants
@@ -208,7 +209,7 @@ def _quantized(body: ir.Model, job: Job, reader: Any, known: Sequence[NodeInfo])
     requests = {tensor.name: request_of(tensor.spec, job.options) for tensor in wanted}
     if requests and next(iter(reader), None) is None:
         return "no calibration sample enters it"
-    ranges = calibrate(body, requests, reader, libraries=job.options.UserCustomOpLibPath) if requests else {}
+    ranges = calibrate(body, requests, reader, Runtime(libraries=job.options.UserCustomOpLibPath)) if requests else {}
     mode.set_parameters(body, plan, ranges, job.options)
     weak = ranked(of_plan(body, plan), weak_inside(inner))
     install(body, inner)

@@ -14,7 +14,7 @@ Not handled: GPUs shared among processes (each opens a session of its own).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -29,10 +29,9 @@ from quark.observers import Memory, MovingMinMax
 from quark.onnx.calibration import Progress, Request, Statistics, count_sample, reported, split_by_need
 from quark.onnx.counted import CountedSamples
 from quark.onnx.data import Feed, checked, inputs_of, samples_of
-from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Runner
-from quark.onnx.graph.session import CPU
+from quark.onnx.graph.session import ON_CPU, Runtime
 from quark.onnx.scratch import Scratch
 from quark.report.process import lent
 
@@ -48,7 +47,7 @@ class WorkerTask:
     Attributes:
         requests: what each tensor needs.
         whole, reduced: tensors that are fetched, and those of which the graph gives the extremes.
-        session: providers, libraries and threads of ``Runner``.
+        runtime: how they run it.
         runner: the session of this process.
         model: the model's file, for other processes.
     """
@@ -56,7 +55,7 @@ class WorkerTask:
     requests: Mapping[str, Request]
     whole: list[str]
     reduced: list[str]
-    session: tuple[Sequence[str], Libraries, int]
+    runtime: Runtime
     runner: Runner | None = None
     model: str = ""
 
@@ -64,7 +63,7 @@ class WorkerTask:
         """The runner of this process."""
         if self.runner is not None:
             return self.runner
-        return _opened(self.model, tuple(self.whole), tuple(self.reduced), *_hashable(self.session))
+        return _opened(self.model, tuple(self.whole), tuple(self.reduced), self.runtime)
 
 
 def observe_with_workers(
@@ -73,8 +72,7 @@ def observe_with_workers(
     samples: Any,
     workers: int,
     scratch: Scratch,
-    providers: Sequence[str] = CPU,
-    libraries: Libraries = None,
+    runtime: Runtime = ON_CPU,
     progress: Progress | None = None,
     journal: Journal | None = None,
 ) -> Statistics:
@@ -92,7 +90,7 @@ def observe_with_workers(
     if counted.complete:
         list(feeds)
         return statistics
-    site = _site(model, requests, workers, scratch, (providers, libraries))
+    site = _site(model, requests, workers, scratch, runtime)
     ordered = counted or any(isinstance(statistic, MovingMinMax) for statistic in statistics.values())
     for count, found in _results(site, _chunks(feeds, counted.samples, 1 if ordered else CHUNK), workers):
         for name, statistic in found.items():
@@ -103,18 +101,14 @@ def observe_with_workers(
 
 
 def _site(
-    model: ir.Model,
-    requests: Mapping[str, Request],
-    workers: int,
-    scratch: Scratch,
-    where: tuple[Sequence[str], Libraries],
+    model: ir.Model, requests: Mapping[str, Request], workers: int, scratch: Scratch, runtime: Runtime
 ) -> WorkerTask:
     """The model where the workers can reach it: this process's session, or a file."""
     whole, reduced = split_by_need(model, requests)
-    session = (*where, max(1, lent() // workers))
-    site = WorkerTask({name: _in_memory(request) for name, request in requests.items()}, whole, reduced, session)
+    runtime = replace(runtime, threads=max(1, lent() // workers))
+    site = WorkerTask({name: _in_memory(request) for name, request in requests.items()}, whole, reduced, runtime)
     if parallel.shares_memory():
-        return replace(site, runner=Runner(model, whole, reduced, *session, complete=True))
+        return replace(site, runner=Runner(model, whole, reduced, runtime, complete=True))
     path = scratch.folder("calibration by processes (set joblib back to threads)") / "model.onnx"
     ir.save(model.clone(), path, external_data=f"{path.name}.data")
     return replace(site, model=str(path.resolve()))
@@ -151,19 +145,7 @@ def _work(site: WorkerTask, first: int, feeds: list[Feed]) -> tuple[int, Statist
     return len(feeds), statistics
 
 
-def _hashable(session: tuple[Sequence[str], Libraries, int]) -> tuple[tuple[str, ...], Any, int]:
-    providers, libraries, threads = session
-    return tuple(providers), libraries if libraries is None or isinstance(libraries, str) else tuple(libraries), threads
-
-
 @lru_cache(maxsize=1)
-def _opened(
-    model: str,
-    whole: tuple[str, ...],
-    reduced: tuple[str, ...],
-    providers: tuple[str, ...],
-    libraries: Any,
-    threads: int,
-) -> Runner:
+def _opened(model: str, whole: tuple[str, ...], reduced: tuple[str, ...], runtime: Runtime) -> Runner:
     """The session of a worker process; it stays open for the chunks that follow."""
-    return Runner(load(model), whole, reduced, providers, libraries, threads, complete=True)
+    return Runner(load(model), whole, reduced, runtime, complete=True)

@@ -26,6 +26,7 @@ from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.twin import rounded, twin_of
 from quark.onnx.algorithms.walk import GraphWalk, inputs_of
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import constant_array, input_at, input_name, is_constant, set_constant
 from quark.onnx.qdq.parameters import set_biases
 from quark.onnx.quantization.config.algorithm import BiasCorrectionConfig
@@ -51,9 +52,9 @@ def run(model: ir.Model, plan: Plan, config: BiasCorrectionConfig, context: Cont
     feeds = feeds_of(model, context)
     names = {layer.name: str(layer.node.outputs[0].name) for layer in layers}
     twins = {layer.name: str(nodes[layer.name].outputs[0].name) for layer in layers}
-    providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
-    floats = GraphWalk(context.reference or model, feeds, names.values(), providers, libraries)
-    quantized = GraphWalk(twin, feeds, twins.values(), providers, libraries)
+    runtime = Runtime.of(options)
+    floats = GraphWalk(context.reference or model, feeds, names.values(), runtime)
+    quantized = GraphWalk(twin, feeds, twins.values(), runtime)
     fired, last = 0, _last_layers(model) if config.gain else frozenset()
     for done, layer in enumerate(layers, 1):
         axis = CHANNEL_AXIS.get(layer.node.op_type, 1)

@@ -28,6 +28,7 @@ from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Runner
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import Names, add_initializer, int_attribute, sole_consumer
 from quark.onnx.qdq.slots import KNOWN_RANGE
 from quark.onnx.quantization.config.algorithm import ChannelEqualizationConfig
@@ -156,7 +157,7 @@ def _observe(model: ir.Model, chains: Sequence[Chain], context: Context, limit: 
     wanted = [(str(c.head.node.outputs[0].name), str(c.target.name)) for c in chains]
     options = context.job.options
     names = dict.fromkeys(name for row in wanted for name in row)
-    runner = Runner(model, names, (), options.ExecutionProviders, options.UserCustomOpLibPath)
+    runner = Runner(model, names, (), Runtime.of(options))
     feeds = feeds_of(model, context, limit)
     found: list[_Seen] = []
     for done, feed in enumerate(feeds, 1):

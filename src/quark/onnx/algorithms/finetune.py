@@ -35,6 +35,7 @@ from quark.onnx.discretion import inherited
 from quark.onnx.graph import model as files
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import constant_array, input_name, set_constant
 from quark.onnx.quantization.config.finetune import AdaRoundConfig, AutoRoundConfig, FineTuneConfig
 
@@ -134,17 +135,16 @@ class _Stage:
         if config.select_max_mem_layer:
             self._try_largest(feeds[0])
         keep = keeper(config, self.context.scratch)
-        providers = providers_of(config.infer_device)
+        runtime = Runtime(providers_of(config.infer_device), options.UserCustomOpLibPath)
         reads = {layer.name: input_name(nodes[layer.name], 0) for layer in todo}
         reference = self._float if config.ref_model_path is None else files.load(config.ref_model_path)
         float_reads = [layer.source for layer in todo] if config.drop_ratio < 1 else []
         stops = [*(layer.target for layer in todo), *float_reads]
         _check_names(reference, stops, config.ref_model_path)
-        libraries = options.UserCustomOpLibPath
-        floats = GraphWalk(reference, feeds, stops, providers, libraries, keep)
-        quantized = GraphWalk(twin, feeds, reads.values(), providers, libraries, keep)
+        floats = GraphWalk(reference, feeds, stops, runtime, keep)
+        quantized = GraphWalk(twin, feeds, reads.values(), runtime, keep)
         early = floats.advance(stops) if config.mem_opt_level == 0 else None
-        judge = _Judge(self._float, twin, feeds, config, providers) if config.selective_update else None
+        judge = _Judge(self._float, twin, feeds, config, runtime) if config.selective_update else None
         for group in _groups(todo, quantized, reads, config.parallel):
             names = [name for layer in group for name in (layer.target, *([layer.source] if float_reads else []))]
             found = early if early is not None else floats.advance(names)
@@ -178,8 +178,9 @@ class _Stage:
             ConfigError: the step fails.
         """
         options, config = self.context.job.options, self.config
+        runtime = Runtime(providers_of(config.infer_device), options.UserCustomOpLibPath)
         names = {name for layer in self.layers for name in (layer.source, layer.target)}
-        seen = Runner(self.model, names, (), providers_of(config.infer_device), options.UserCustomOpLibPath)
+        seen = Runner(self.model, names, (), runtime)
         found = seen.run(feed).values
 
         def size(layer: Tunable) -> int:
@@ -358,16 +359,16 @@ class _Judge:
     """The distance of one output of the quantized model to the float model's, over all samples."""
 
     def __init__(
-        self, model: ir.Model, twin: ir.Model, feeds: Sequence[Any], config: FineTuneConfig, providers: Sequence[str]
+        self, model: ir.Model, twin: ir.Model, feeds: Sequence[Any], config: FineTuneConfig, runtime: Runtime
     ) -> None:
         if config.output_index >= len(model.graph.outputs):
             raise ConfigError(
                 f"output_index is {config.output_index}; the model has {len(model.graph.outputs)} outputs"
             )
-        self._twin, self._feeds, self._providers = twin, feeds, providers
+        self._twin, self._feeds, self._runtime = twin, feeds, replace(runtime, as_given=True)
         self._name = str(twin.graph.outputs[config.output_index].name)
         wanted = str(model.graph.outputs[config.output_index].name)
-        runner = Runner(model, [wanted], (), providers)
+        runner = Runner(model, [wanted], (), runtime)
         self._expected = [runner.run(feed).values[wanted].astype(np.float64) for feed in feeds]
         self._best = self._distance()
 
@@ -376,7 +377,7 @@ class _Judge:
         self._best = self._distance()
 
     def _distance(self) -> float:
-        runner = Runner(self._twin, [self._name], (), self._providers, as_given=True)
+        runner = Runner(self._twin, [self._name], (), self._runtime)
         pairs = zip(self._feeds, self._expected, strict=True)
         return float(np.mean([np.linalg.norm(runner.run(feed).values[self._name] - y) for feed, y in pairs]))
 

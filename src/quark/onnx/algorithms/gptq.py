@@ -30,6 +30,7 @@ from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.algorithms.twin import twin_of
 from quark.onnx.algorithms.walk import GraphWalk
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import input_name, set_constant
 from quark.onnx.quantization.config.algorithm import AlgoConfig, GPTAQConfig, GPTQConfig, QronosConfig
 
@@ -93,10 +94,9 @@ class LayerInputs:
         samples: Sequence[Any],
         reference: tuple[ir.Model, Sequence[str]] | None = None,
     ) -> None:
-        options = context.job.options
-        rest = options.ExecutionProviders, options.UserCustomOpLibPath
-        self._walk = GraphWalk(model, samples, reads, *rest)
-        self._float = None if reference is None else GraphWalk(reference[0], samples, reference[1], *rest)
+        runtime = Runtime.of(context.job.options)
+        self._walk = GraphWalk(model, samples, reads, runtime)
+        self._float = None if reference is None else GraphWalk(reference[0], samples, reference[1], runtime)
 
     def of(self, name: str, source: str) -> Iterable[Pair]:
         """Sample by sample, what is called ``name`` in the model and ``source`` in the float model."""

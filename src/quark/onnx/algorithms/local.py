@@ -27,6 +27,7 @@ from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.linear import Linear
 from quark.onnx.algorithms.samples import feeds_of
 from quark.onnx.graph.run import Runner
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import input_name
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.nbits_algorithms import nearest, values_of
@@ -55,7 +56,7 @@ def look(model: ir.Model, found: Mapping[ir.Value, Sequence[Linear]], context: C
     """
     options, feeds = context.job.options, feeds_of(model, context)
     widths = {str(value.name): layers[0].weight.shape[1] for value, layers in found.items()}
-    runner = Runner(model, widths, (), options.ExecutionProviders, options.UserCustomOpLibPath)
+    runner = Runner(model, widths, (), Runtime.of(options))
     rows = min(max(BUDGET // (4 * sum(widths.values())), FEWEST), MOST)
     share = -(-rows // max(len(feeds), 1))
     largest = {name: np.zeros(width, np.float32) for name, width in widths.items()}

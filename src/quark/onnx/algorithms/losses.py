@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +20,7 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.measure.distance import Distance
 from quark.onnx.graph.run import Feed, Runner, trim_heap
+from quark.onnx.graph.session import Runtime
 
 #: What one output may lose, as a part of what the outputs gain on average.
 PRICE = 0.1
@@ -98,8 +99,7 @@ def joined(losses: Iterable[Loss]) -> Loss:
 def distance(reference: ir.Model, quantized: ir.Model, feeds: Iterable[Feed], options: Options) -> Loss:
     """The loss of a quantized model; one sample is in memory at a time."""
     names = [str(value.name) for value in reference.graph.outputs]
-    providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
-    floats, runner = (Runner(one, names, (), providers, libraries) for one in (reference, quantized))
+    floats, runner = (Runner(one, names, (), Runtime.of(options)) for one in (reference, quantized))
     return _loss(_row(names, floats.run(feed).values, runner.run(feed).values) for feed in feeds)
 
 
@@ -109,7 +109,7 @@ def answers(model: ir.Model, feeds: Iterable[Feed], options: Options) -> list[Va
     No more samples than fit ``BUDGET``, and at least ``FEWEST`` of them.
     """
     names = [str(value.name) for value in model.graph.outputs]
-    runner = Runner(model, names, (), options.ExecutionProviders, options.UserCustomOpLibPath)
+    runner = Runner(model, names, (), Runtime.of(options))
     found: list[Values] = []
     size = 0
     for feed in feeds:
@@ -129,7 +129,7 @@ def distance_to(expected: Sequence[Values], model: ir.Model, feeds: Iterable[Fee
         expected: of ``answers``.
     """
     names = list(expected[0])
-    runner = Runner(model, names, (), options.ExecutionProviders, options.UserCustomOpLibPath, as_given=True)
+    runner = Runner(model, names, (), replace(Runtime.of(options), as_given=True))
     loss = _loss(_row(names, one, runner.run(feed).values) for one, feed in zip(expected, feeds, strict=False))
     del runner
     trim_heap()

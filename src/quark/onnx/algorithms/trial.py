@@ -13,6 +13,7 @@ from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.onnx.algorithms.context import Context
 from quark.onnx.calibration import find_ranges, observe
+from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import apart
 from quark.onnx.npu.adapt import adapt
 from quark.onnx.qdq.modes import MODES
@@ -59,8 +60,7 @@ class Trials:
         missing = {name: one for name, one in requests.items() if keys[name] not in self.ranges}
         if missing:
             samples = samples_of(model, options, self.context.reader)
-            providers, libraries = options.ExecutionProviders, options.UserCustomOpLibPath
-            found = find_ranges(missing, observe(model, missing, samples, providers, libraries))
+            found = find_ranges(missing, observe(model, missing, samples, Runtime.of(options)))
             self.ranges |= {keys[name]: value for name, value in found.items()}
         return {name: self.ranges[key] for name, key in keys.items()}
 

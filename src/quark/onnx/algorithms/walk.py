@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +20,7 @@ import onnxruntime
 
 from quark.errors import DataError, ModelError
 from quark.onnx.graph.run import session_options
-from quark.onnx.graph.session import RUNTIME_ERRORS, open_session
+from quark.onnx.graph.session import RUNTIME_ERRORS, Runtime, open_session
 from quark.onnx.graph.surgery import bodies
 
 Feed = Mapping[str, np.ndarray]
@@ -34,8 +35,7 @@ class GraphWalk:
         model: read only, but its initializers may be given other contents between two calls.
         feeds: the samples.
         stops: names of all tensors that will be asked for, as often as they will be, in any order.
-        providers: execution providers of ONNX Runtime.
-        libraries: ``UserCustomOpLibPath``.
+        runtime: how they run; float weights stay what they are.
         keep: where kept tensors go; memory by default.
     """
 
@@ -44,11 +44,10 @@ class GraphWalk:
         model: ir.Model,
         feeds: Sequence[Feed],
         stops: Iterable[str],
-        providers: Sequence[str],
-        libraries: str | Sequence[str] | None = None,
+        runtime: Runtime,
         keep: Keep = lambda array: array,
     ) -> None:
-        self._model, self._providers, self._libraries, self._keep = model, providers, libraries, keep
+        self._model, self._runtime, self._keep = model, replace(runtime, as_given=True), keep
         self._values = {value.name: value for node in model.graph for value in node.outputs}
         self._values.update({value.name: value for value in model.graph.inputs})
         self._done: set[ir.Node] = set()
@@ -108,8 +107,7 @@ class GraphWalk:
             value.shape = None
         graph.opset_imports.update(self._model.graph.opset_imports)
         part = ir.Model(graph, ir_version=self._model.ir_version, functions=list(self._model.functions.values()))
-        options = session_options(self._libraries, as_given=True)
-        return open_session(part, options, self._providers)
+        return open_session(part, session_options(self._runtime), self._runtime.providers)
 
     def _waits(self, value: ir.Value) -> bool:
         """Whether this tensor will be asked for, or a node that has to run and has not reads it."""

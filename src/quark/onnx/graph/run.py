@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from quark.errors import ConfigError, DataError, ModelError, nearest, unknown
 from quark.onnx.graph.admission import registered
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.pieces import Pieces, open_in_pieces
-from quark.onnx.graph.session import CPU, RUNTIME_ERRORS, Light, quiet_options
+from quark.onnx.graph.session import ON_CPU, RUNTIME_ERRORS, Light, Runtime, quiet_options
 from quark.onnx.graph.surgery import Names, all_nodes, label, opset, remove_unused
 from quark.report.process import lent, shared
 
@@ -70,14 +70,9 @@ class Runner:
         values: tensors wanted whole. A graph input is passed through from the feed.
         extremes: tensors of which only the extremes are wanted; those that cannot be reduced in the graph are fetched
             and reduced here.
-        providers: execution providers of ONNX Runtime, the preferred one first.
-        libraries: files with custom operators (``UserCustomOpLibPath``).
-        threads: threads within an operator; as many as there are cores, or as this process is lent.
-        spin: let threads that wait keep their core busy, where all cores are ours.
-        as_given: float weights stay what they are, see ``session_options``.
+        runtime: how it is run.
         complete: open and run the whole model, and not only what leads to the tensors: one that ONNX Runtime refuses
             shows itself then, wherever its fault is.
-        optimize: let ONNX Runtime rewrite the graph; False: every node computes what it says.
 
     Raises:
         ModelError: there is no such tensor, an operator is unknown, or ONNX Runtime refuses the model.
@@ -89,13 +84,8 @@ class Runner:
         model: ir.Model,
         values: Iterable[str] = (),
         extremes: Iterable[str] = (),
-        providers: Sequence[str] = CPU,
-        libraries: Libraries = None,
-        threads: int | None = None,
-        spin: bool = False,
-        as_given: bool = False,
+        runtime: Runtime = ON_CPU,
         complete: bool = False,
-        optimize: bool = True,
     ) -> None:
         opened = model.clone()
         tensors = _tensors(opened)
@@ -104,7 +94,7 @@ class Runner:
         for name in (*wanted, *reduced):
             _check_known(name, tensors, opened)
         in_graph = [name for name in reduced if _reducible(tensors[name], opened)]
-        self._libraries = libraries
+        self._runtime = runtime
         self._fed = frozenset(str(value.name) for value in opened.graph.inputs)
         self._whole, self._reduced = tuple(wanted), tuple(reduced)
         fetched = [name for name in (*wanted, *reduced) if name not in in_graph and name not in self._fed]
@@ -116,25 +106,18 @@ class Runner:
         self._asked = [str(value.name) for value in outputs]
         if complete:
             outputs += [value for value in opened.graph.outputs if value not in outputs]
-        options = partial(session_options, libraries, threads, spin, as_given, optimize)
-        if libraries:
-            options()  # a library that cannot be loaded is told before anything about the graph
-        self._session = self._open(opened, outputs, providers, options) if outputs else None
+        if runtime.libraries:
+            session_options(runtime)  # a library that cannot be loaded is told before anything about the graph
+        self._session = self._open(opened, outputs) if outputs else None
 
-    def _open(
-        self,
-        model: ir.Model,
-        outputs: list[ir.Value],
-        providers: Sequence[str],
-        options: Callable[[], onnxruntime.SessionOptions],
-    ) -> onnxruntime.InferenceSession | Pieces:
+    def _open(self, model: ir.Model, outputs: list[ir.Value]) -> onnxruntime.InferenceSession | Pieces:
         model.graph.outputs[:] = outputs
         remove_unused(model)
-        _check_providers(providers)
+        _check_providers(self._runtime.providers)
         try:
-            return open_in_pieces(Light.of(model), options, providers)
+            return open_in_pieces(Light.of(model), partial(session_options, self._runtime), self._runtime.providers)
         except ModelError as error:
-            raise unknown_operator(model, self._libraries) or _in_one_line(error) from error
+            raise unknown_operator(model, self._runtime.libraries) or _in_one_line(error) from error
         finally:
             trim_heap()
 
@@ -182,34 +165,23 @@ def as_array(value: Any) -> np.ndarray:
     return np.stack(arrays) if arrays else np.empty(0, np.float32)
 
 
-def session_options(
-    libraries: Libraries = None,
-    threads: int | None = None,
-    spin: bool = False,
-    as_given: bool = False,
-    optimize: bool = True,
-) -> onnxruntime.SessionOptions:
-    """Options of a session of our own: silent, without arena, with the custom operators of ``libraries``.
-
-    Args:
-        as_given: float weights stay what they are. ONNX Runtime (1.31) otherwise rounds those of a Conv,
-            ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear to int8, one scale per tensor.
-        optimize: of ``Runner``.
+def session_options(runtime: Runtime = ON_CPU) -> onnxruntime.SessionOptions:
+    """Options of a session of our own: silent, without arena, with custom operators.
 
     Raises:
         ModelError: a library cannot be loaded.
     """
     options = quiet_options()
-    if not optimize:
+    if not runtime.optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin and not shared() else "0")
-    if as_given:
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if runtime.spin and not shared() else "0")
+    if runtime.as_given:
         options.add_session_config_entry(*_AS_GIVEN)
-    if threads is not None or shared():  # ONNX Runtime counts the cores of the machine
-        options.intra_op_num_threads = lent() if threads is None else threads
-    for library in library_files(libraries):
+    if runtime.threads is not None or shared():  # ONNX Runtime counts the cores of the machine
+        options.intra_op_num_threads = lent() if runtime.threads is None else runtime.threads
+    for library in library_files(runtime.libraries):
         try:
             options.register_custom_ops_library(library)
         except RUNTIME_ERRORS as error:

@@ -24,7 +24,9 @@ import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
+from quark.config.options import Options
 from quark.errors import ModelError
+from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load, readable_ir_version
 from quark.onnx.graph.weightless import data_folder, external_proto, file_proto
 
@@ -49,6 +51,38 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
 """What ONNX Runtime raises; its classes share no base below ``Exception``."""
 
 onnxruntime.disable_telemetry_events()
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How ONNX Runtime runs a model of ours.
+
+    Attributes:
+        providers: execution providers, the preferred one first.
+        libraries: files with custom operators (``UserCustomOpLibPath``).
+        threads: threads within an operator; None: as many as there are cores, or as this process is lent.
+        spin: let threads that wait keep their core busy, where all cores are ours.
+        as_given: float weights stay what they are. ONNX Runtime (1.31) otherwise rounds those of a Conv,
+            ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear to int8, one scale per tensor.
+        optimize: let ONNX Runtime rewrite the graph; False: every node computes what it says.
+    """
+
+    providers: Sequence[str] = CPU
+    libraries: Libraries = None
+    threads: int | None = None
+    spin: bool = False
+    as_given: bool = False
+    optimize: bool = True
+
+    @classmethod
+    def of(cls, options: Options) -> Runtime:
+        """What the options of a job say."""
+        libraries = options.UserCustomOpLibPath
+        kept = libraries if libraries is None or isinstance(libraries, str) else tuple(libraries)
+        return cls(tuple(options.ExecutionProviders), kept)
+
+
+ON_CPU = Runtime()
 
 
 def open_session(

@@ -21,6 +21,7 @@ from quark.config.plan import Plan
 from quark.measure.distance import Distance
 from quark.onnx.data import Remembering, checked, inputs_of, readable_again
 from quark.onnx.graph.run import Feed, Runner
+from quark.onnx.graph.session import Runtime
 from quark.onnx.npu.simulate import SIMULATIONS, asked, wanted_in
 from quark.onnx.ranges import samples_of
 from quark.report.tables import decibels
@@ -67,8 +68,7 @@ def substitutions(model: ir.Model, plan: Plan, job: Job, reader: Any) -> list[st
 def worst(model: ir.Model, changed: ir.Model, samples: Iterable[Feed], job: Job) -> tuple[str, float]:
     """The output that differs most, and its SQNR."""
     names = [str(value.name) for value in model.graph.outputs]
-    providers, libraries = job.options.ExecutionProviders, job.options.UserCustomOpLibPath
-    first, second = (Runner(one, names, (), providers, libraries) for one in (model, changed))
+    first, second = (Runner(one, names, (), Runtime.of(job.options)) for one in (model, changed))
     found = {name: Distance() for name in names}
     for feed in samples:
         values, others = first.run(feed).values, second.run(feed).values
