@@ -274,7 +274,6 @@ TWO_DIALECTS = {
         "Search",
         "Site",
         "Trial",
-        "Whole",
     ),
 }
 #: Not renamed yet.

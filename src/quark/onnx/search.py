@@ -39,56 +39,39 @@ from quark.onnx.sensitivity import Progress, losses, open_ledger, study
 from quark.onnx.tuned_speed import repeating
 from quark.search import parts
 from quark.search.energy import is_table, read_table, with_energy
-from quark.search.function import digest_of, load_function, number_of
+from quark.search.function import digest_of
 from quark.search.parts import Split
 from quark.search.plan_file import figures_of, measured_words, write_plan
+from quark.search.plan_metric import PlanMetric
 from quark.search.solve import Alone, Judges, Question, solve
 from quark.search.target import Asked
-from quark.search.values import FLOAT, Found, Study, plan_key, total
+from quark.search.values import FLOAT, Found, Study, total
 
 Model = str | Path | onnx.ModelProto
 ASKED = Asked(("sqnr", "psnr", "cosine", "mse", "kl"), "sqnr", "sqnr>=30", types_of)
 
 
 @dataclass(frozen=True)
-class Whole:
-    """Measures whole plans.
+class FileMetric(PlanMetric):
+    """The metric, and the costs, of a plan's file.
 
     Attributes:
         model: the float model.
-        values: of the configuration file, without the plan's layers.
-        samples: of the calibration.
         site: the data that plans are measured on.
-        metric: its name.
-        function: ``file.py:function`` of a metric of the user's.
-        ledger: where finished measurements are kept.
         study: the layers, and what they cost.
-        data: digest of the data that plans are measured on.
         settings: what timing decided about a plan (``TuneSpeed``), which is timed once.
     """
 
     model: Model
-    values: Mapping[str, Any]
-    samples: Any
     site: Site
-    metric: str
-    function: str | None
-    ledger: Journal
     study: Study
-    data: str
     settings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def __call__(self, plan: Mapping[str, str]) -> float:
-        """The metric of the model quantized by a plan, a candidate by layer."""
-        key = plan_key(list(plan), list(plan.values()), self.metric, self.data)
-        return self.ledger.number(key, lambda: self.measured(plan))
 
     def costs(self, plan: Mapping[str, str]) -> dict[str, float]:
         """The costs of a plan, with the seconds of the whole model: sums know nothing of borders between types."""
         feed = next(self.site.pairs())[0]
         before = self.ledger.number("float seconds", lambda: median_seconds({"": self.site.model}, feed)[""])
-        key = plan_key(list(plan), list(plan.values()), "seconds", self.data)
-        ratio = self.ledger.number(key, lambda: self.ratio(plan, feed))
+        ratio = self.ledger.number(self.key(plan, "seconds"), lambda: self.ratio(plan, feed))
         chosen = [plan[layer] for layer in self.study.layers]
         sums = {name: total(self.study, name, chosen) for name in self.study.trials[0].costs}
         return {**sums, "latency": before * ratio}
@@ -126,8 +109,8 @@ class Whole:
 
     def of_file(self, path: Path) -> float:
         """The metric of a model's file."""
-        if self.function is not None:
-            return number_of(load_function(self.function)(str(path)), self.metric)
+        if (told := self.by_function(str(path))) is not None:
+            return told
         runner, outputs = self.site.runner(files.load(path)), Outputs()
         for feed, reference in self.site.pairs():
             outputs.update(reference, runner.run(feed).values, self.metric == "kl")
@@ -190,14 +173,14 @@ def search(
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
             by = one_pass.study if estimate else partial(study, workers=workers, ledger=kept, progress=progress)
             found = by(made, candidates, name)
-            whole = Whole(model_input, values, split.fit, made.site, goal.metric, metric, kept, found, made.data)
+            whole = FileMetric(values, split.fit, goal.metric, metric, kept, made.data, model_input, made.site, found)
             alone = partial(losses, made, metric=name, workers=workers, ledger=kept) if estimate else None
             return _solved(whole, made, split, Question(goal, budget, limit, rounds, compare), alone)
         finally:
             bench.close()
 
 
-def _solved(whole: Whole, made: Bench, split: Split, question: Question, alone: Alone | None) -> Found:
+def _solved(whole: FileMetric, made: Bench, split: Split, question: Question, alone: Alone | None) -> Found:
     """The plan, judged on samples that decided nothing; ``alone``: measures what is only estimated."""
     if split.choose is not None:
         site, data = _other(made, split.choose, "choose")

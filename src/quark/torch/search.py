@@ -19,13 +19,14 @@ from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.search.energy import is_table, read_table, with_energy
-from quark.search.function import digest_of, load_function, number_of
+from quark.search.function import digest_of
 from quark.search.parts import Split, split_of
 from quark.search.plan_file import figures_of, measured_words, write_plan
+from quark.search.plan_metric import PlanMetric
 from quark.search.solve import Alone, Judges, Question, solve
 from quark.search.target import Asked
 from quark.search.ties import fused
-from quark.search.values import FLOAT, Found, Study, plan_key
+from quark.search.values import FLOAT, Found, Study
 from quark.torch.bench import Site, lay_out, measure, running, traffic_of
 from quark.torch.config.schemes import scheme
 from quark.torch.config.tensor import QTensorConfig
@@ -38,31 +39,16 @@ from quark.torch.sensitivity import LayerTrials, Progress, first_scheme, open_le
 
 
 @dataclass(frozen=True)
-class Whole:
-    """Measures whole plans.
+class ModuleMetric(PlanMetric):
+    """The metric of a plan, measured on the model, which is put back.
 
     Attributes:
         model: the float model.
-        values: of the configuration file, without the plan's layers.
-        samples: of the calibration.
         site: the data that plans are measured on.
-        metric: its name.
-        function: ``file.py:function`` of a metric of the user's.
-        ledger: where finished measurements are kept.
     """
 
     model: nn.Module
-    values: Mapping[str, Any]
-    samples: Sequence[Any]
     site: Site
-    metric: str
-    function: str | None
-    ledger: Journal
-
-    def __call__(self, plan: Mapping[str, str]) -> float:
-        """The metric of the model quantized by a plan, a candidate by layer."""
-        key = plan_key(list(plan), list(plan.values()), self.metric, digest_of_samples(self.site.samples))
-        return self.ledger.number(key, lambda: self.measured(plan))
 
     def measured(self, plan: Mapping[str, str]) -> float:
         """Quantize, measure, and put the float model back."""
@@ -74,10 +60,14 @@ class Whole:
 
     def now(self) -> float:
         """The metric of the model as it is."""
-        if self.function is not None:
-            with running(self.model):
-                return number_of(load_function(self.function)(self.model), self.metric)
-        return measure(self.model, self.site)[self.metric]
+        with running(self.model):
+            told = self.by_function(self.model)
+        return measure(self.model, self.site)[self.metric] if told is None else told
+
+    def on(self, samples: Sequence[Any], name: str) -> ModuleMetric:
+        """The same on other data, whose float outputs go into a folder called ``name``."""
+        site = lay_out(self.model, samples, made(self.site.folder.parent / name))
+        return replace(self, site=site, data=digest_of_samples(samples))
 
 
 def search(
@@ -140,17 +130,15 @@ def search(
         studied = without_pinned(trials.study(candidates, estimate), values)
         found, budget = with_energies(studied, loaded, site, budget)
         question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))
-        whole = Whole(loaded, values, apart.fit, site, goal.metric, metric, book)
+        data = digest_of_samples(site.samples)
+        whole = ModuleMetric(values, apart.fit, goal.metric, metric, book, data, loaded, site)
         return _solved(whole, found, apart, question, trials.losses if estimate else None)
 
 
-def _solved(whole: Whole, found: Study, apart: Split, question: Question, alone: Alone | None) -> Found:
+def _solved(whole: ModuleMetric, found: Study, apart: Split, question: Question, alone: Alone | None) -> Found:
     """The plan, judged on samples that decided nothing; ``alone``: measures what is only estimated."""
-    folder, report = whole.site.folder.parent, None
-    if apart.choose is not None:
-        whole = replace(whole, site=lay_out(whole.model, apart.choose, made(folder / "choose")))
-    if apart.report is not None:
-        report = replace(whole, site=lay_out(whole.model, apart.report, made(folder / "report")))
+    whole = whole if apart.choose is None else whole.on(apart.choose, "choose")
+    report = None if apart.report is None else whole.on(apart.report, "report")
     solved = solve(found, question, Judges(whole, report, notes=apart.notes, alone=alone))
     whole.ledger.settle()
     return solved
