@@ -13,11 +13,9 @@ Programming", section 3 (here with fixed scales).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from quark.algorithms.adaround import Adam
 from quark.algorithms.reconstruction import (
-    Batches,
     Data,
     Settings,
     Stopper,
@@ -25,15 +23,9 @@ from quark.algorithms.reconstruction import (
     Trained,
     TrainedLayer,
     as_tensor,
-    check_device,
     import_torch,
-    learning_rate,
-    log_step,
-    mean_error,
-    reconstruction_error,
-    settled,
 )
-from quark.algorithms.shrinkage import Pull, pull_of
+from quark.algorithms.training import Training
 
 #: Of the pull towards the float weights, at least: a weight that gains nothing by it does not drift over a boundary.
 SHARE = 0.1
@@ -56,51 +48,45 @@ def adaquant(
         ConfigError: torch is not there, or not the device.
     """
     torch = import_torch("AdaQuant")
-    check_device(torch, settings.device)
+    training = Training(torch, layer, data, settings, SHARE)
     weight = as_tensor(torch, layer.weight.copy()).to(settings.device)
     bias = None if layer.bias is None else as_tensor(torch, layer.bias.copy()).to(settings.device)
     keep_bias = round_bias or (lambda tensor: tensor)
 
     def error() -> float:
         with torch.no_grad():
-            return mean_error(layer, batches, round_weight(weight), None if bias is None else keep_bias(bias))
+            return training.error(round_weight(weight), None if bias is None else keep_bias(bias))
 
-    batches = Batches(torch, data, settings)
     before = error()
     trained = [weight, *([bias] if bias is not None and settings.update_bias else [])]
-    pull = pull_of(torch, layer, data, settings.device, SHARE) if settings.shrinkage else None
-    steps = _train(torch, layer, trained, (weight, bias), (round_weight, keep_bias), batches, settings, before, pull)
+    steps = _train(training, trained, (weight, bias), (round_weight, keep_bias), before)
     after = error()
-    return settled(layer, before, after, steps, weight.cpu().numpy(), None if bias is None else bias.cpu().numpy())
+    return training.settled(before, after, steps, weight.cpu().numpy(), None if bias is None else bias.cpu().numpy())
 
 
 def _train(
-    torch: Any,
-    layer: TrainedLayer,
+    training: Training,
     trained: list[Tensor],
     parameters: tuple[Tensor, Tensor | None],
     rounds: tuple[Round, Round],
-    batches: Batches,
-    settings: Settings,
     before: float,
-    pull: Pull | None,
 ) -> int:
-    rate = learning_rate(settings, before)
+    torch, settings, pull, rate = training.torch, training.settings, training.pull, training.rate(before)
     adams, stop = [Adam(torch, tensor, rate) for tensor in trained], Stopper(settings)
-    for step, (inputs, target) in zip(range(1, settings.iterations + 1), batches.random(), strict=False):
+    for step, batch in training.steps():
         leaves = [
             None if tensor is None else round_it(tensor).detach().requires_grad_()
             for tensor, round_it in zip(parameters, rounds, strict=True)
         ]
         with torch.enable_grad():
-            loss = reconstruction_error(layer.forward(inputs, *leaves), target, layer.channel_axis)
+            loss = training.loss(batch, *leaves)
             gradients = torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None][: len(trained)])
         with torch.no_grad():
             if pull is not None:
                 gradients = (pull.mixed(gradients[0], trained[0]), *gradients[1:])
             for adam, gradient in zip(adams, gradients, strict=True):
                 adam.step(gradient.contiguous(), 1 - (step - 1) / settings.iterations)
-        log_step(layer, settings, step, loss.detach())
+        training.log(step, loss.detach())
         if stop.ends(loss.detach()):
             return step
     return settings.iterations

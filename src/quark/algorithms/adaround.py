@@ -29,22 +29,15 @@ from typing import Any
 import numpy as np
 
 from quark.algorithms.reconstruction import (
-    Batches,
     Data,
     Settings,
     Tensor,
     Trained,
     TrainedLayer,
     as_tensor,
-    check_device,
     import_torch,
-    learning_rate,
-    log_step,
-    mean_error,
-    reconstruction_error,
-    settled,
 )
-from quark.algorithms.shrinkage import Pull, pull_of
+from quark.algorithms.training import Training
 
 #: The stretched sigmoid of the paper.
 ZETA, GAMMA = 1.1, -0.1
@@ -82,41 +75,31 @@ def adaround(
         ConfigError: torch is not there, or not the device.
     """
     torch = import_torch("AdaRound")
-    check_device(torch, settings.device)
+    training = Training(torch, layer, data, settings)
     rounding = Rounding(torch, layer.weight, codes, settings.device)
     bias = None if layer.bias is None else Bias(torch, layer.bias, round_bias, settings)
-    batches = Batches(torch, data, settings)
-    pull = pull_of(torch, layer, data, settings.device) if settings.shrinkage else None
     with torch.no_grad():
-        before = mean_error(layer, batches, rounding.nearest(layer.weight), bias and bias.rounded)
-    rate = learning_rate(settings, before)
+        before = training.error(rounding.nearest(layer.weight), bias and bias.rounded)
+    rate = training.rate(before)
     if bias is not None and bias.learns:
         bias.learn(rate * math.sqrt(before / bias.count))
-    steps = _train(torch, layer, rounding, bias, batches, settings, rate, pull)
+    steps = _train(training, rounding, bias, rate)
     with torch.no_grad():
         weight = rounding.decided()
-        after = mean_error(layer, batches, weight, bias and bias.rounded)
-    return settled(layer, before, after, steps, weight.cpu().numpy(), bias and bias.value.cpu().numpy())
+        after = training.error(weight, bias and bias.rounded)
+    return training.settled(before, after, steps, weight.cpu().numpy(), bias and bias.value.cpu().numpy())
 
 
-def _train(
-    torch: Any,
-    layer: TrainedLayer,
-    rounding: Rounding,
-    bias: Bias | None,
-    batches: Batches,
-    settings: Settings,
-    rate: float,
-    pull: Pull | None,
-) -> int:
+def _train(training: Training, rounding: Rounding, bias: Bias | None, rate: float) -> int:
+    torch, settings, pull = training.torch, training.settings, training.pull
     warm = math.ceil(settings.warm_start * settings.iterations)
     adam, look = Adam(torch, rounding.v, rate), settings.stretch or max(1, settings.iterations // LOOKS)
-    for step, (inputs, target) in zip(range(1, settings.iterations + 1), batches.random(), strict=False):
+    for step, batch in training.steps():
         with torch.no_grad():
             weight = rounding.soft()
         weight.requires_grad_()
         rounded = bias and bias.rounded
-        loss = reconstruction_error(layer.forward(inputs, weight, rounded), target, layer.channel_axis)
+        loss = training.loss(batch, weight, rounded)
         gradient, *others = torch.autograd.grad(loss, [weight, *([rounded] if bias and bias.learns else [])])
         beta = None if step <= warm else annealed(step, warm, settings)
         with torch.no_grad():
@@ -125,7 +108,7 @@ def _train(
             adam.step(rounding.gradient(gradient, beta, settings.reg_param))
             if bias is not None and others:
                 bias.step(others[0], 1 - (step - 1) / settings.iterations)
-        log_step(layer, settings, step, loss.detach())
+        training.log(step, loss.detach())
         if settings.early_stop and step > warm and not step % look and rounding.settled():
             return step
     return settings.iterations

@@ -17,21 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from quark.algorithms.columns import Columns
-from quark.algorithms.reconstruction import (
-    Batches,
-    Data,
-    Settings,
-    Stopper,
-    Trained,
-    TrainedLayer,
-    as_tensor,
-    learning_rate,
-    log_step,
-    mean_error,
-    reconstruction_error,
-    settled,
-)
-from quark.algorithms.shrinkage import Pull, pull_of
+from quark.algorithms.reconstruction import Data, Settings, Stopper, Trained, TrainedLayer, as_tensor
+from quark.algorithms.training import Training
 from quark.numerics.elements import Int
 
 SMALLEST_CLIP = 0.5
@@ -115,15 +102,14 @@ def autoround(layer: TrainedLayer, grid: Columns, bias: torch.Tensor | None, dat
         The weight on its grid; the bias is that of ``layer``.
     """
     weight = as_tensor(torch, layer.weight).to(settings.device)
-    learned, batches = Learned.start(weight, grid, None, lambda scale: scale), Batches(torch, data, settings)
+    training, learned = Training(torch, layer, data, settings), Learned.start(weight, grid, None, lambda scale: scale)
 
     def error() -> float:
         with torch.no_grad():
-            return mean_error(layer, batches, learned.value(), bias)
+            return training.error(learned.value(), bias)
 
     before = error()
-    pull = pull_of(torch, layer, data, settings.device) if settings.shrinkage else None
-    least, steps = _learn(layer, learned, bias, batches, settings, before, pull)
+    least, steps = _learn(training, learned, bias, training.rate(before))
     last = error()
     ended = learned.snapshot()
     learned.restore(least)
@@ -131,33 +117,28 @@ def autoround(layer: TrainedLayer, grid: Columns, bias: torch.Tensor | None, dat
     if last < after:
         learned.restore(ended)
     value = learned.value().detach().cpu().numpy()
-    return settled(layer, before, min(last, after), steps, value, layer.bias)
+    return training.settled(before, min(last, after), steps, value, layer.bias)
 
 
 def _learn(
-    layer: TrainedLayer,
-    learned: Learned,
-    bias: torch.Tensor | None,
-    batches: Batches,
-    settings: Settings,
-    before: float,
-    pull: Pull | None,
+    training: Training, learned: Learned, bias: torch.Tensor | None, rate: float
 ) -> tuple[list[torch.Tensor], int]:
     """What had the least loss on the way, and the number of steps; ``learned`` is left at the last one."""
-    least, lowest, rate, stop = learned.snapshot(), float("inf"), learning_rate(settings, before), Stopper(settings)
-    for step, (inputs, target) in zip(range(settings.iterations), batches.random(), strict=False):
+    settings, pull, stop = training.settings, training.pull, Stopper(training.settings)
+    least, lowest = learned.snapshot(), float("inf")
+    for step, batch in training.steps():
         with torch.enable_grad():
             value = learned.value()
             leaf = value.detach().requires_grad_()
-            loss = reconstruction_error(layer.forward(inputs, leaf, bias), target, layer.channel_axis)
+            loss = training.loss(batch, leaf, bias)
             (gradient,) = torch.autograd.grad(loss, leaf)
         if float(loss.detach()) < lowest:
             least, lowest = learned.snapshot(), float(loss.detach())
         if pull is not None:
             gradient = pull.mixed(gradient.contiguous(), learned.weight + learned.offset.detach() * learned.grid.step)
         value.backward(gradient)
-        learned.move(rate * (1 - step / settings.iterations), 0.0)
-        log_step(layer, settings, step + 1, loss.detach())
+        learned.move(rate * (1 - (step - 1) / settings.iterations), 0.0)
+        training.log(step, loss.detach())
         if stop.ends(loss.detach()):
-            return least, step + 1
+            return least, step
     return least, settings.iterations

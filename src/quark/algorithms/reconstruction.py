@@ -1,16 +1,10 @@
-"""What AdaRound and AdaQuant share: the layer, its data, the error they minimize, and when they stop.
-
-    error(W) = mean over samples and positions of ‖ f(W; x̂) − f(W_float; x) ‖²        (the norm runs along the channels)
-
-x̂ is what the quantized model feeds the layer, x what the float model does. Source: Nagel et al. 2020, "Up or Down?
-Adaptive Rounding for Post-Training Quantization", equation 21 (asymmetric reconstruction).
+"""What is trained and on what: settings, a layer, its data in batches, and when it is enough (``training.py``: how).
 
 torch is imported when a layer is trained, not before; tensors live on the device that the settings name.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +16,6 @@ from quark.errors import ConfigError
 Tensor = Any  # torch.Tensor: torch is not imported here
 #: (input, weight, bias or None) -> output of the layer and the activation function behind it.
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -137,12 +130,6 @@ def check_device(torch: Any, device: str) -> Any:
     return found
 
 
-def reconstruction_error(found: Tensor, target: Tensor, axis: int) -> Tensor:
-    """Mean over everything but the channels of the squared norm along the channels."""
-    channels = target.shape[axis] if target.ndim > 1 else 1
-    return (found - target).square().mean() * channels
-
-
 class Batches:
     """Samples on the device, in a fresh random order every time all have been seen.
 
@@ -189,16 +176,6 @@ def as_tensor(torch: Any, array: np.ndarray) -> Tensor:
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
-def mean_error(layer: TrainedLayer, batches: Batches, weight: Tensor, bias: Tensor | None) -> float:
-    """The error over all samples."""
-    total, count = 0.0, 0
-    for inputs, target in batches.all():
-        found = layer.forward(inputs, weight, bias)
-        total += float(reconstruction_error(found, target, layer.channel_axis))
-        count += 1
-    return total / max(count, 1)
-
-
 class Stopper:
     """Says when to stop: the mean error of a stretch is no smaller than the best before it."""
 
@@ -216,24 +193,3 @@ class Stopper:
         mean, best = self._sum / self._count, self._best
         self._best, self._sum, self._count = min(best, mean), 0.0, 0
         return mean >= best
-
-
-def learning_rate(settings: Settings, error: float) -> float:
-    """The rate for a layer whose error before training is this."""
-    adjust = settings.lr_adjust
-    return adjust[1] if adjust is not None and error > adjust[0] else settings.learning_rate
-
-
-def log_step(layer: TrainedLayer, settings: Settings, step: int, loss: Tensor) -> None:
-    """One line every ``log_period`` steps."""
-    if settings.log_period and step % settings.log_period == 0:
-        _log.info("%s: step %d, error %.6g", layer.name, step, float(loss))
-
-
-def settled(layer: TrainedLayer, before: float, after: float, steps: int, weight: np.ndarray, bias: Any) -> Trained:
-    """The result, put back where training made it worse."""
-    if not after < before:
-        _log.info("%s: error %.6g before, %.6g after %d steps: put back", layer.name, before, after, steps)
-        return Trained(layer.weight, layer.bias, before, before, steps, kept=False)
-    _log.info("%s: error %.6g before, %.6g after %d steps", layer.name, before, after, steps)
-    return Trained(weight, bias, before, after, steps)
