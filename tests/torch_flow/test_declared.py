@@ -136,3 +136,36 @@ def test_a_model_with_an_adapter_is_refused(command: str, tmp_path: Path, capsys
     (tmp_path / "source" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     assert made(command, tmp_path / "source", tmp_path / "out") == 1
     assert "merge_and_unload" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["quark", "compressed-tensors"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_types_and_sizes_of_files_are_those_that_are_asked_for(dtype: str, form: str, tmp_path: Path) -> None:
+    """By files, the tensors are those of the model in memory."""
+    source("float", False, tmp_path / "source")
+    words = [*WRITE, "--dtype", dtype, "--max-shard-size", "20KB", "--format", form]
+    found: list[dict[str, torch.Tensor]] = []
+    for command in ("quantize", "quantize-files"):
+        out = tmp_path / command
+        assert main(["torch", command, str(tmp_path / "source"), "-o", str(out), *words]) == 0
+        files = {path.name: load_file(path) for path in out.glob("*.safetensors")}
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        assert index["weight_map"] == {name: file for file, tensors in files.items() for name in tensors}
+        assert index["metadata"]["total_size"] == sum(one.nbytes for file in files.values() for one in file.values())
+        assert len(files) > 2 and all(
+            len(tensors) == 1 or sum(one.nbytes for one in tensors.values()) <= 20_000 for tensors in files.values()
+        )
+        assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+        found.append({name: value for tensors in files.values() for name, value in tensors.items()})
+    first, second = found
+    assert first.keys() == second.keys()
+    assert {name for name in first if not torch.equal(first[name], second[name])} == set()
+    assert {one.dtype for name, one in first.items() if name.endswith("norm.weight")} == {getattr(torch, dtype)}
+
+
+def test_what_was_decoded_and_stays_float_has_the_type_of_the_model(tmp_path: Path) -> None:
+    source("compressed-tensors", False, tmp_path / "source")
+    words = ["--scheme", "int8_wo_per_channel", "--exclude", "*down_proj"]
+    assert main(["torch", "quantize-files", str(tmp_path / "source"), "-o", str(tmp_path / "out"), *words]) == 0
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert {one.dtype for name, one in tensors.items() if name.endswith("down_proj.weight")} == {torch.bfloat16}

@@ -68,7 +68,8 @@ def refuse(request: FolderJob, resumed: bool = False) -> None:
     check_output(request.output, resumed)
     if request.dtype is not None and request.dtype not in DTYPES:
         raise ConfigError(unknown("--dtype", request.dtype, DTYPES))
-    bytes_of(request.max_shard_size)
+    if request.max_shard_size is not None:
+        bytes_of(request.max_shard_size)
     if request.format is None and request.program is None:
         refuse_without_samples(request)
 
@@ -239,7 +240,7 @@ def quantized(model: Any, request: FolderJob, config: QConfig, samples: Sequence
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
     carried = carry_over(model, request.model, config.shared_scale_groups)
-    size = bytes_of(request.max_shard_size)
+    size = bytes_of(request.max_shard_size or "5GB")
     loss = export_as(model, request.output, format, request.model, size, request.verify, request.program)
     coverage = coverage_of(*stored_apart(model, () if loss is None else loss.rescued))
     return {
@@ -274,14 +275,16 @@ def run_files(request: FolderJob) -> None:
 def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     """Quantize the float checkpoint in ``folder`` file by file, and convert where another format is wanted."""
     from quark.torch.export.checkpoint import read_checkpoint
+    from quark.torch.export.shards import SHARD_SIZE
     from quark.torch.files.carried import facts_of as facts_of_carried
     from quark.torch.files.decision import decide
     from quark.torch.files.foreign import convert
-    from quark.torch.files.quantize import quantize_checkpoint
+    from quark.torch.files.quantize import in_type, quantize_checkpoint
     from quark.torch.files.target import is_finished
     from quark.torch.language import batches, calibration_samples, load_tokenizer, read_ids
 
-    source, checkpoint = request.source, read_checkpoint(folder)
+    dtype = dtype_of(request.dtype)
+    source, checkpoint = request.source, in_type(read_checkpoint(folder), dtype)
     rows = read_ids(source.data, partial(load_tokenizer, folder)) if source.data else []
     samples = batches(calibration_samples(rows, source.seq_len, source.samples), request.batch_size)
     config = config_of_files(replace(request, model=folder), format, checkpoint, samples)
@@ -292,6 +295,7 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
         facts.update(facts_of(request, format, work))
         describe(request, facts, work)
 
+    size = None if request.max_shard_size is None else bytes_of(request.max_shard_size)
     final = request.output.expanduser().resolve()
     goal = request.output if format == "quark" else detour(final)
     if goal != request.output:
@@ -307,10 +311,12 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
         samples=samples or None,
         describe=finish if goal == request.output else None,
         program=request.program if goal == request.output else None,
+        dtype=dtype,
+        max_shard_size=size if goal == request.output else None,
     )
     if goal != request.output:
         with new_folder(request.output) as work:
-            facts.update(lost_in(convert(goal, work, format, request.program)))
+            facts.update(lost_in(convert(goal, work, format, request.program, size or SHARD_SIZE)))
             finish(work)
             shutil.rmtree(goal)
     return {**facts, **facts_of_carried(carried)}

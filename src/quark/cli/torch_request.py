@@ -84,6 +84,9 @@ For = Annotated[
     str | None,
     typer.Option("--for", help="The program that is to read it: vllm, transformers, llama.cpp or onnxruntime-genai."),
 ]
+FloatType = Annotated[
+    str | None, typer.Option(help="What stays float, in this type: bfloat16, float16 or float32; else the source's.")
+]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder brings.")]
 Device = Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda.")]
 
@@ -127,7 +130,7 @@ class FolderJob(Given):
     plan_from: Path | None = None
     source: Annotated[TextSource, FIXED] = field(default_factory=TextSource)
     dtype: str | None = None
-    max_shard_size: str = "5GB"
+    max_shard_size: str | None = None
     batch_size: int = 8
     workers: int = 1
     device: str = "cpu"
@@ -195,10 +198,7 @@ class InMemory(Explained):
             "be repeated, the last that fits counts.",
         ),
     ] = ()
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="What stays float, in this type: bfloat16, float16 or float32; else the source's."),
-    ] = None
+    dtype: FloatType = None
     max_shard_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Tensors per file at most, such as 5GB or 500MB.")
     ] = "5GB"
@@ -245,6 +245,11 @@ class FileByFile(Schemed):
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, help="Windows that run at once; files are read again for each batch.")
     ] = 8
+    dtype: FloatType = None
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Tensors per file at most, such as 5GB; else a file for each of the source."),
+    ] = None
     workers: Annotated[int, typer.Option(min=1, max=parallel.MOST, help="Files that are made at once.")] = 1
     backend: Backend = None
     device: Device = "cpu"

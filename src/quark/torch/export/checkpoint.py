@@ -33,11 +33,13 @@ class Checkpoint:
         folder: where it is.
         config: ``config.json``; how the model is quantized is in its ``quantization_config``, wherever it was said.
         files: files with tensors, and the names in each.
+        dtype: that float tensors are read in; None: as they are stored.
     """
 
     folder: Path
     config: dict[str, object]
     files: dict[str, tuple[str, ...]]
+    dtype: torch.dtype | None = None
 
     @property
     def names(self) -> set[str]:

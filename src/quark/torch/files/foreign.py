@@ -35,6 +35,7 @@ from quark.torch.export.model_files import take_settings
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.export.places import load
 from quark.torch.export.reload import Scheme, import_model_from_safetensors, map_model
+from quark.torch.export.shards import SHARD_SIZE
 from quark.torch.export.skeleton import mark_loaded
 from quark.torch.export.state import renamed
 from quark.torch.export.write_as import export_as
@@ -131,7 +132,7 @@ def quantized_model(folder: Path) -> nn.Module:
     tensors = stored_tensors(checkpoint)
     caches = caches_in(model, checkpoint)
     own = (layers, taken, stacks, caches.tensors)
-    translated = Translated(checkpoint.folder, checkpoint.config, checkpoint.files, tensors, *own)
+    translated = Translated(checkpoint.folder, checkpoint.config, checkpoint.files, None, tensors, *own)
     map_model(model, Scheme(config_of(model, layers, inside, caches), JsonExporterConfig(), "quark"))
     load(model, translated)
     library: Any = model
@@ -290,7 +291,9 @@ def config_of(
     return QConfig(common, layer_quant_config=others, exclude=floats, **caches.fields)
 
 
-def convert(source: Path, target: Path, format: str, program: str | None = None) -> Loss | None:
+def convert(
+    source: Path, target: Path, format: str, program: str | None = None, max_shard_size: int = SHARD_SIZE
+) -> Loss | None:
     """Write the quantized model in ``source`` in another format, with the codes and scales that it has.
 
     Returns:
@@ -302,4 +305,4 @@ def convert(source: Path, target: Path, format: str, program: str | None = None)
     """
     if format not in FORMATS:
         raise ConfigError(unknown("format", format, FORMATS))
-    return export_as(quantized_model(Path(source)), target, format, source, program=program)
+    return export_as(quantized_model(Path(source)), target, format, source, max_shard_size, program=program)

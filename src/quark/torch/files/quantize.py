@@ -242,6 +242,8 @@ def quantize_checkpoint(
     samples: Iterable[Any] | None = None,
     describe: Callable[[Path], None] | None = None,
     program: str | None = None,
+    dtype: torch.dtype | None = None,
+    max_shard_size: int | None = None,
 ) -> CarriedLayers | None:
     """Quantize the checkpoint in ``source`` into the folder ``target``.
 
@@ -256,6 +258,9 @@ def quantize_checkpoint(
         samples: for static activations and algorithms, as ``quantize_model`` takes them.
         describe: writes what is to lie beside the tensors (a model card) into ``target``, before it is marked as done.
         program: that will read it, if it is known, as ``export_safetensors`` takes it.
+        dtype: that the float tensors are read in, before they are quantized or stay; None: as they are.
+        max_shard_size: bytes of tensors per file at most, where more than one are in it; None: a file for each of the
+            source.
 
     Returns:
         Of a source that was quantized before: what became of its codes.
@@ -276,8 +281,32 @@ def quantize_checkpoint(
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     goal = Path(target).expanduser().resolve()
     with as_float(Path(source).expanduser().resolve(), goal.with_name(f".{goal.name}.float")) as folder:
-        checkpoint = read_checkpoint(folder)
-        return quantize_float(checkpoint, goal, config, export, device, workers, samples, describe, program)
+        checkpoint = in_type(read_checkpoint(folder), dtype)
+        parts = describe, program, max_shard_size
+        return quantize_float(checkpoint, goal, config, export, device, workers, samples, *parts)
+
+
+def in_type(checkpoint: Checkpoint, dtype: torch.dtype | None) -> Checkpoint:
+    """A checkpoint whose float tensors are read in ``dtype``, as its configuration then says."""
+    if dtype is None:
+        return checkpoint
+    config = {key: value for key, value in checkpoint.config.items() if key != "torch_dtype"}
+    return replace(checkpoint, config={**config, "dtype": str(dtype).removeprefix("torch.")}, dtype=dtype)
+
+
+def decoded_in_type(
+    decision: CheckpointDecision, checkpoint: Checkpoint, grids: Mapping[str, Path]
+) -> CheckpointDecision:
+    """What was decoded to float32 and stays float has the type that the configuration names."""
+    named = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), None)
+    if not isinstance(named, torch.dtype):
+        return decision
+    moved = {
+        name: replace(stored, dtype=named)
+        for name, stored in decision.tensors.items()
+        if stored.name in grids and name not in decision.weights
+    }
+    return replace(decision, tensors={**decision.tensors, **moved})
 
 
 def quantize_float(
@@ -290,9 +319,11 @@ def quantize_float(
     samples: Iterable[Any] | None,
     describe: Callable[[Path], None] | None = None,
     program: str | None = None,
+    max_shard_size: int | None = None,
 ) -> CarriedLayers | None:
     """The job, of a checkpoint that is float or was decoded."""
-    decision = decide(checkpoint, config)
+    grids, pack_method = places_of(checkpoint.folder), export.pack_method
+    decision = decoded_in_type(decide(checkpoint, config), checkpoint, grids)
     skeleton, found, plan = decision.skeleton, decision.found, decision.found.plan
     static = needs_samples(found, find_targets(skeleton.model, config), samples)
     stages = stages_of(config, plan, static, samples)
@@ -303,16 +334,15 @@ def quantize_float(
     told = replace(config, exclude=list(found.excluded))
     layers = {name.removesuffix(".weight") for name in decision.weights if name.endswith(".weight")}
     entry = described(told, export, skeleton.model, skeleton.names, layers)
-    grids, pack_method = places_of(checkpoint.folder), export.pack_method
     for_vllm = program == "vllm" and bool(config.kv_cache_quant_config)
-    journal = begin(
-        goal, identity_of(checkpoint, {**entry, "program": program} if for_vllm else entry, device, samples)
-    )
+    asked = {"program": program if for_vllm else None, "dtype": checkpoint.dtype, "max_shard_size": max_shard_size}
+    told_too = {key: value for key, value in asked.items() if value is not None}
+    journal = begin(goal, identity_of(checkpoint, {**entry, **told_too}, device, samples))
     with Journal.held(goal / PROGRESS, "the folder of the job"):
         scales = static_scales(checkpoint, config, plan, journal, samples) if static else {}
         changes = changed_model(checkpoint, config, plan, stages.change, journal, samples)
         jobs = jobs_of(checkpoint, goal, replace(decision, tensors=homes(changes, tensors)), pack_method, device)
-        jobs = with_scales(jobs, scales)
+        jobs = with_scales(jobs if max_shard_size is None else split(jobs, max_shard_size), scales)
         if stages.tune is not None:
             tuned = tuned_weights(checkpoint, config, plan, stages.tune, journal, samples, changes)
             jobs = [replace(job, tuned=tuned) for job in jobs]
@@ -392,6 +422,31 @@ def jobs_of(
         kept = {name: row for name, row in decision.found.plan.tensors.items() if name.removesuffix(SECOND) in weights}
         jobs.append(Job(checkpoint.folder, goal, file, own, Plan(kept), weights, pack_method, device))
     return jobs
+
+
+def split(jobs: list[Job], size: int) -> list[Job]:
+    """The same tensors in files of at most ``size`` bytes; a tensor that is larger has one of its own."""
+    groups: list[tuple[Job, list[str]]] = []
+    for job in jobs:
+        left = 0
+        for name in job.tensors:
+            need = job.item(name).size
+            if need > left:
+                groups.append((job, []))
+                left = size
+            groups[-1][1].append(name)
+            left -= need
+    count = len(groups)
+    if count == len(jobs):
+        return jobs
+    return [
+        replace(
+            job,
+            file=f"model-{number:05d}-of-{count:05d}.safetensors",
+            tensors={name: job.tensors[name] for name in own},
+        )
+        for number, (job, own) in enumerate(groups, 1)
+    ]
 
 
 def run(jobs: list[Job], workers: int | None, journal: Journal) -> list[CarriedLayers]:

@@ -52,7 +52,7 @@ class StoredSource:
     Attributes:
         file: that holds it.
         name: in that file.
-        shape, dtype: of it.
+        shape, dtype: of it; a tensor that is stored in another type is read in this one.
         part: which; None: all.
     """
 
@@ -73,8 +73,8 @@ class StoredSource:
         path = folder / self.file
         with opened(path) as source:
             if self.part is None:
-                return tensor_of(source, path, self.name)
-            row = row_of(source, path, self.name, self.part.number).contiguous()
+                return tensor_of(source, path, self.name).to(self.dtype)
+            row = row_of(source, path, self.name, self.part.number).contiguous().to(self.dtype)
             start = row.storage_offset() + self.part.offset
             return row.as_strided(self.part.shape, self.part.stride, start)
 
@@ -214,7 +214,8 @@ def stored_tensors(checkpoint: Checkpoint) -> dict[str, StoredSource]:
                 dtype = DTYPES.get(view.get_dtype())
                 if dtype is None:
                     raise ModelError(f"{file!r}: {name!r} has the type {view.get_dtype()}, which torch does not have")
-                found[name] = StoredSource(file, name, tuple(view.get_shape()), dtype)
+                read = checkpoint.dtype if checkpoint.dtype is not None and dtype.is_floating_point else dtype
+                found[name] = StoredSource(file, name, tuple(view.get_shape()), read)
     return found
 
 
