@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KkMmGg])[Bb]")
+SHARD = "5GB"
 SLOTS = {"weight": "weights", "input_tensors": "inputs"}
 TENSORS = ("*.safetensors", "*.gguf", "*.onnx", "*.onnx.data")  # files with tensors
 
@@ -240,7 +241,7 @@ def quantized(model: Any, request: FolderJob, config: QConfig, samples: Sequence
     quantizer = ModelQuantizer(config)
     quantizer.quantize_model(model, samples or None)
     carried = carry_over(model, request.model, config.shared_scale_groups)
-    size = bytes_of(request.max_shard_size or "5GB")
+    size = bytes_of(request.max_shard_size or SHARD)
     loss = export_as(model, request.output, format, request.model, size, request.verify, request.program)
     coverage = coverage_of(*stored_apart(model, () if loss is None else loss.rescued))
     return {
@@ -275,7 +276,6 @@ def run_files(request: FolderJob) -> None:
 def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     """Quantize the float checkpoint in ``folder`` file by file, and convert where another format is wanted."""
     from quark.torch.export.checkpoint import read_checkpoint
-    from quark.torch.export.shards import SHARD_SIZE
     from quark.torch.files.carried import facts_of as facts_of_carried
     from quark.torch.files.decision import decide
     from quark.torch.files.foreign import convert
@@ -283,8 +283,8 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     from quark.torch.files.target import is_finished
     from quark.torch.language import batches, calibration_samples, load_tokenizer, read_ids
 
-    dtype = dtype_of(request.dtype)
-    source, checkpoint = request.source, in_type(read_checkpoint(folder), dtype)
+    source, dtype = request.source, dtype_of(request.dtype)
+    checkpoint = in_type(read_checkpoint(folder), dtype)
     rows = read_ids(source.data, partial(load_tokenizer, folder)) if source.data else []
     samples = batches(calibration_samples(rows, source.seq_len, source.samples), request.batch_size)
     config = config_of_files(replace(request, model=folder), format, checkpoint, samples)
@@ -302,6 +302,7 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
         check_target(final)
         if is_finished(goal):  # of a process that was killed before it was converted
             shutil.rmtree(goal)
+    own: dict[str, Any] = {"describe": finish, "program": request.program, "max_shard_size": size}
     carried = quantize_checkpoint(
         folder,
         goal,
@@ -309,14 +310,12 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
         device=request.device,
         workers=request.workers,
         samples=samples or None,
-        describe=finish if goal == request.output else None,
-        program=request.program if goal == request.output else None,
         dtype=dtype,
-        max_shard_size=size if goal == request.output else None,
+        **(own if goal == request.output else {}),
     )
     if goal != request.output:
         with new_folder(request.output) as work:
-            facts.update(lost_in(convert(goal, work, format, request.program, size or SHARD_SIZE)))
+            facts.update(lost_in(convert(goal, work, format, request.program, size or bytes_of(SHARD))))
             finish(work)
             shutil.rmtree(goal)
     return {**facts, **facts_of_carried(carried)}
