@@ -5,7 +5,8 @@
 over which nodes compute in integers: a minimum cut (:mod:`quark.search.min_cut`). The times are those of one table,
 ``kernel_times.tsv``, measured once over many shapes (``benchmarks/kernel_times.py``) and the same for everybody: the
 same model gives the same file on every machine. Nodes that run as one kernel are decided together: a convolution
-and its activation function, Sigmoid and Mul of a SiLU. What saves less than ``LEAST`` stays as configured.
+and its activation function, Sigmoid and Mul of a SiLU. What saves less than ``LEAST`` of the model's time stays as
+configured.
 
 Not handled: nodes of unknown rank count as free. A free dimension counts as 1 where it is the first, else as ``FREE``.
 """
@@ -28,8 +29,9 @@ from quark.search.min_cut import FOREVER, labels
 OPTION = "FloatWhereFaster"
 TUNED = "TuneSpeed: among what is faster in float on the machine that it was measured on"
 REASON = f"{OPTION}: the CPU's kernels are faster in float here, conversions counted"
-#: Microseconds that leaving nodes in float has to save: in all, and each connected group of them.
-LEAST, LEAST_OF_GROUP = 50.0, 2.0
+#: What leaving nodes in float has to save: in all, and each connected group of them, as parts of the time of all in
+#: integers, and in microseconds, below which two runs of one kernel differ.
+LEAST, LEAST_OF_GROUP = (0.005, 2.0), (0.0002, 0.2)
 FREE = 64
 #: Operators without a row whose kernels take about as long as those of one that has a row.
 _LIKE = {
@@ -81,14 +83,20 @@ def faster_in_float(
     of_node = {node: k for k, unit in enumerate(units) for node in unit.nodes}
     tensors = _tensors(model, of_node)
     integer = _cut(units, tensors, fixed)
+    whole = _total(units, tensors, [True] * len(units))
     for group in _groups([k for k, here in enumerate(integer) if not here], tensors):
         with_group = [here or k in group for k, here in enumerate(integer)]
-        if _total(units, tensors, with_group) - _total(units, tensors, integer) < LEAST_OF_GROUP:
+        if _total(units, tensors, with_group) - _total(units, tensors, integer) < _least(LEAST_OF_GROUP, whole):
             integer = with_group
-    saved = _total(units, tensors, [True] * len(units)) - _total(units, tensors, integer)
-    if saved < LEAST:
+    if whole - _total(units, tensors, integer) < _least(LEAST, whole):
         return set()
     return {node for unit, here in zip(units, integer, strict=True) if not here for node in unit.nodes}
+
+
+def _least(limit: tuple[float, float], whole: float) -> float:
+    """Microseconds that have to be saved of ``whole``."""
+    part, floor = limit
+    return max(part * whole, floor)
 
 
 # ---- times -----------------------------------------------------------------------------------------------------------
