@@ -94,7 +94,7 @@ def in_functions() -> onnx.ModelProto:
 @pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A8W8_CPU", "UINT8_DYNAMIC_QUANT"])
 def test_layers_inside_functions_are_quantized(preset: str) -> None:
     model = in_functions()
-    made = quantized(model, preset, FloatWhereFaster=False)
+    made = quantized(model, preset)
     assert coverage(made).integer == 1
     feed = {"x": models.normal(1, 3, 16, 16, seed=3)}
     np.testing.assert_allclose(models.run(made, feed)[0], models.run(model, feed)[0], atol=0.2)

@@ -359,7 +359,7 @@ MEASURED = """g (float[1, 8, 6, 6] x) => (float[1, 8, 6, 6] y) { a = Tanh (x) b 
         ((500, 500, 500), {"n0", "n1", "n2"}),
         ((500, 1e5, 500), {"n0", "n2"}),
         ((970, 970, 970), {"n0", "n1", "n2"}),
-        ((996, 996, 996), set()),
+        ((990, 990, 990), set()),
         ((1e5, 1e5, 1e5), set()),
     ],
 )
@@ -379,23 +379,23 @@ def conversions(model: ir.Model) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("base", [1e-3, 1e-2, 1e-5])
+@pytest.mark.parametrize("base", [1e-3, 1e-2, 5e-4])
 def test_a_group_that_saves_less_than_its_part_of_the_model_is_quantized_with_the_rest(base: float) -> None:
-    """Two layers that have nothing to do with each other; the first saves a tenth, the second a bit less or more."""
+    """Two layers that have nothing to do with each other; the first saves a lot, the second a bit less or more."""
     text = "g (float[4] x, float[4] z) => (float[4] y, float[4] u) { y = Tanh (x) u = Tanh (z) }"
-    limit = max(0.0002 * 2.1 * base, 0.2e-6)
+    limit = max(0.0002 * (2.1 * base + 6e-5), 0.2e-6)
     for saved, left in ((0.9 * limit, {"n0"}), (1.2 * limit, {"n0", "n1"})):
         model = loaded(text)
-        integer = {"n0": base * 1.1 + 2e-6, "n1": base + saved - conversions(model)["n1"]}
+        integer = {"n0": base * 1.1 + 6e-5, "n1": base + saved - conversions(model)["n1"]}
         seconds = [{"n0": base, "n1": base}, integer]
         assert {node.name for node in slower.faster_in_float(model, list(model.graph), set(), seconds)} == left
 
 
-@pytest.mark.parametrize("base", [1e-3, 1e-2, 1e-5])
-def test_the_whole_has_to_save_half_a_percent_and_two_microseconds(base: float) -> None:
+@pytest.mark.parametrize("base", [1e-3, 1e-2, 1e-1])
+def test_the_whole_has_to_save_half_a_percent_and_fifty_microseconds(base: float) -> None:
     text = "g (float[4] x) => (float[4] y) { y = Tanh (x) }"
     for saved, some in ((0.8, False), (1.2, True)):
         model = loaded(text)
-        integer = {"n0": base + saved * max(0.005 * base, 2e-6) - conversions(model)["n0"]}
+        integer = {"n0": base + saved * max(0.005 * base, 50e-6) - conversions(model)["n0"]}
         found = slower.faster_in_float(model, list(model.graph), set(), [{"n0": base}, integer])
         assert bool(found) == some

@@ -146,7 +146,7 @@ class Options(BaseModel):
         None,
         2,
         "Leave in float what the CPU runs faster so by measured kernel times, conversions counted; what saves less "
-        "than half a percent of the model's time, or 2 microseconds, stays as configured. Default: for the CPU target.",
+        "than 50 microseconds or half a percent of the model's time stays as configured. Default: for the CPU target.",
     )
     TuneSpeed: bool = _option(
         False,

@@ -30,8 +30,8 @@ OPTION = "FloatWhereFaster"
 TUNED = "TuneSpeed: among what is faster in float on the machine that it was measured on"
 REASON = f"{OPTION}: the CPU's kernels are faster in float here, conversions counted"
 #: What leaving nodes in float has to save: in all, and each connected group of them, as parts of the time of all in
-#: integers, and in microseconds, below which two runs of one kernel differ.
-LEAST, LEAST_OF_GROUP = (0.005, 2.0), (0.0002, 0.2)
+#: integers and in microseconds. The table is good for sums of tens of microseconds, not for one call of a kernel.
+LEAST, LEAST_OF_GROUP = (0.005, 50.0), (0.0002, 0.2)
 FREE = 64
 #: Operators without a row whose kernels take about as long as those of one that has a row.
 _LIKE = {
