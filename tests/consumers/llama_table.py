@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,10 @@ codes and fall the other way by a last bit, so the first number is at most half 
 are within the second (or within {exact}). What is not quantized is F32. Behind them the perplexity of the text there
 and here, and how many of the 12 words are the same. **no** is anything else.
 
+One tensor that is broken on purpose (`--broken scale`: one scale in every row; `nibbles`: 12 bytes of every row;
+`rows`: two rows, or two experts, exchanged) turns every quantized cell of `llama`, `mixtral` and `granitemoe` into
+**no**.
+
 Flash attention, which llama.cpp switches on by itself and which rounds to float16, is off here; with it the F32 column
 has 0.001. Two more things are llama.cpp's own: GELU from a table of float16 (0.0003 in F32, second number), and YaRN
 with whole bounds for `gpt_oss`, whose configuration has `truncate: false` (0.001).
@@ -80,6 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--judge", required=True)
     parser.add_argument("--types", default="")
+    parser.add_argument("--broken", default="", choices=["", *BREAKS], help="break one tensor of every quantized file")
     given = parser.parse_args()
     sys.path.insert(0, str(HERE))
     warnings.simplefilter("ignore")
@@ -93,9 +99,9 @@ def main() -> None:
     wanted = given.types.split(",") if given.types else sorted(set(ARCHITECTURES) & set(types))
     found = {}
     for name in wanted:
-        found[name] = cells(tiny, name, types[name], given.judge)
+        found[name] = cells(tiny, name, types[name], given.judge, BREAKS.get(given.broken))
         print(name, found[name], flush=True)
-    if not given.types:
+    if not given.types and not given.broken:
         PAGE.write_text(page(found, given.judge), encoding="utf-8")
 
 
@@ -131,7 +137,35 @@ def add_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
 
 
-def cells(tiny: Any, name: str, cls: str, judge: str) -> dict[str, Any]:
+def broken(path: Path, change: Callable[[Any], None]) -> None:
+    """Change the bytes of one quantized tensor, the last that goes up in an MLP."""
+    import gguf
+
+    tensors = [one for one in gguf.GGUFReader(path, "r+").tensors if "ffn_up" in one.name]
+    if tensors[-1].tensor_type.name not in ("F32", "F16"):
+        change(tensors[-1].data)
+        tensors[-1].data.flush()
+
+
+def swap_nibbles(data: Any) -> None:
+    """The two halves of the last 12 bytes of every row, which are codes in all of these types."""
+    data[..., -12:] = (data[..., -12:] >> 4) | (data[..., -12:] << 4)
+
+
+def double_scale(data: Any) -> None:
+    """The first scale of every row, one exponent more."""
+    data[..., 1] += 4
+
+
+def exchange_rows(data: Any) -> None:
+    """Two experts, or two neighbouring rows, exchanged."""
+    data[:2] = data[:2][::-1].copy()
+
+
+BREAKS = {"scale": double_scale, "nibbles": swap_nibbles, "rows": exchange_rows}
+
+
+def cells(tiny: Any, name: str, cls: str, judge: str, change: Callable[[Any], None] | None = None) -> dict[str, Any]:
     """The line of a model type."""
     try:
         model = tiny.tiny_model(name, cls)
@@ -139,10 +173,10 @@ def cells(tiny: Any, name: str, cls: str, judge: str) -> dict[str, Any]:
         return {"F32": f"not built: {error}"}
     with tempfile.TemporaryDirectory() as folder:
         add_tokenizer(Path(folder))
-        return {kind: cell(model, kind, Path(folder), judge) for kind in SCHEMES}
+        return {kind: cell(model, kind, Path(folder), judge, change) for kind in SCHEMES}
 
 
-def cell(model: Any, kind: str, folder: Path, judge: str) -> dict[str, Any] | str:
+def cell(model: Any, kind: str, folder: Path, judge: str, change: Callable[[Any], None] | None) -> dict[str, Any] | str:
     """A model in a type: what llama.cpp answers against what is in memory; a sentence where it does not."""
     from quark.errors import QuarkError
 
@@ -152,6 +186,8 @@ def cell(model: Any, kind: str, folder: Path, judge: str) -> dict[str, Any] | st
     except QuarkError as error:
         return f"refused: {error}"
     path = next(goal.glob("*.gguf"))
+    if change is not None:
+        broken(path, change)
     (folder / "ids.json").write_text(json.dumps(ids))
     told = subprocess.run(
         [sys.executable, str(HERE / "llama_judge.py"), str(path), str(folder / "ids.json")],
