@@ -51,6 +51,21 @@ def test_clips_are_the_best_of_each_group_alone() -> None:
     np.testing.assert_allclose(awq.clipped(WEIGHT, steps, SIZE)[wanted.any(1)], values[wanted.any(1)], rtol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5, 9])
+def test_rows_are_clipped_alike_a_few_at_a_time(rows: int) -> None:
+    seen: list[int] = []
+
+    def counted(weight: np.ndarray) -> np.ndarray:
+        seen.append(len(weight))
+        level = np.abs(weight).max(1, keepdims=True) / 3
+        return np.clip(np.rint(weight / level), -3, 3) * level
+
+    few = awq.best_clips(WEIGHT, counted, HESSIAN, 20, rows)
+    assert max(seen) == min(rows, 5)
+    np.testing.assert_array_equal(few, awq.best_clips(WEIGHT, counted, HESSIAN, 20))
+    assert few is not None and few.any()
+
+
 def test_nothing_is_clipped_where_nothing_is_gained() -> None:
     assert awq.best_clips(WEIGHT, lambda weight: weight, HESSIAN, SIZE) is None
 

@@ -17,8 +17,9 @@ from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.channels import by_channel
 from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.guard import best_change, best_of
+from quark.torch.algorithms.judge import ScaleJudge
 from quark.torch.algorithms.registry import ALGORITHMS
-from quark.torch.algorithms.scaling import Place, ScaleJudge
+from quark.torch.algorithms.scaling import Place
 from quark.torch.algorithms.trial import quantizing
 from quark.torch.algorithms.tune import float_twin
 from quark.torch.config.algorithms import AlgoConfig

@@ -15,7 +15,8 @@ from quark.algorithms.svdquant import EXTRA
 from quark.torch import ModelQuantizer
 from quark.torch.algorithms import awq, channels
 from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone
-from quark.torch.algorithms.scaling import Place, ScaleJudge
+from quark.torch.algorithms.judge import ScaleJudge
+from quark.torch.algorithms.scaling import Place
 from quark.torch.matching import match
 from quark.torch.quantization.config.config import AWQConfig, QConfig, SVDQuantConfig
 

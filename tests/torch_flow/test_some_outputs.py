@@ -11,7 +11,7 @@ import torch
 from tests.torch_flow.test_files import llama
 
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark.torch.algorithms import scaling
+from quark.torch.algorithms import judge
 from quark.torch.quantization.config.config import AWQConfig, QConfig
 
 pytest.importorskip("transformers")
@@ -43,15 +43,15 @@ def error(algorithms: list[Any] | None) -> float:
 def test_a_part_of_the_outputs_chooses_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     without, whole = error(None), error([AWQConfig()])
     seen: set[int] = set()
-    weight = scaling.ScaleJudge.weight
+    weight = judge.ScaleJudge.weight
 
-    def watched(self: scaling.ScaleJudge, item: Any) -> torch.Tensor:
+    def watched(self: judge.ScaleJudge, item: Any) -> torch.Tensor:
         found = weight(self, item)
         seen.add(len(found))
         return found
 
-    monkeypatch.setattr(scaling, "OUTPUTS", 32)
-    monkeypatch.setattr(scaling.ScaleJudge, "weight", watched)
+    monkeypatch.setattr(judge, "OUTPUTS", 32)
+    monkeypatch.setattr(judge.ScaleJudge, "weight", watched)
     part = error([AWQConfig()])
     assert 32 in seen and max(seen) > 32  # candidates by some outputs, the chosen ones by all
     assert part < without and part < 1.25 * whole

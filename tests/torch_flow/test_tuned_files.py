@@ -155,7 +155,7 @@ def test_one_block_at_a_time_has_values(
     monkeypatch.setattr(InFiles, "load", watched)
     quantize_checkpoint(source, tmp_path / "files", config(algorithms), samples=SAMPLES)
     layers = HEADS["num_hidden_layers"]
-    least = layers * (len(SAMPLES) + 1)  # once for the recording of each sample, once for the work
+    least = layers * 2  # once for the recording of the first sample, once for the work
     assert all(seen)
     assert len(seen) == least if tries == "none" else len(seen) > least
 

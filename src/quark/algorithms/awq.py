@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 
-from quark.algorithms.gptq import loss
 from quark.algorithms.smoothquant import SMALLEST_WEIGHT
-from quark.numerics.array import Array, clip, namespace
+from quark.numerics.array import Array, clip, float32, namespace
 from quark.numerics.granularity import Group, pad
 
 #: Exponents of the coarse grid, of activations and of weights.
@@ -81,7 +80,9 @@ def clipped(weight: Array, steps: Array, size: int) -> Array:
     return _limited(weight, amax_of(weight, size) * (1 - SHRINK * steps), size)
 
 
-def best_clips(weight: Array, quantized: Callable[[Array], Array], hessian: Array, size: int) -> Array | None:
+def best_clips(
+    weight: Array, quantized: Callable[[Array], Array], hessian: Array, size: int, rows: int | None = None
+) -> Array | None:
     """How far each group of a weight is best clipped, uint8 [rows, groups]; None where nothing is gained.
 
     Args:
@@ -89,21 +90,30 @@ def best_clips(weight: Array, quantized: Callable[[Array], Array], hessian: Arra
         quantized: a weight as it will be rounded.
         hessian: of the layer's inputs, [columns, columns].
         size: columns that share a scale in a row.
+        rows: which are searched together, where ``quantized`` rounds rows by themselves; None: all.
     """
-    xp = namespace(weight)
-    blocks, limit = diagonal_blocks(hessian, size), amax_of(weight, size)
-    lowest = group_losses(quantized(weight) - weight, blocks, size)
-    steps = xp.zeros_like(limit)
+    xp, blocks, some = namespace(weight), diagonal_blocks(hessian, size), rows or len(weight)
+    found = [_best_of_groups(weight[k : k + some], quantized, blocks, size) for k in range(0, len(weight), some)]
+    steps, errors, kept = (xp.concatenate(part) for part in zip(*found, strict=True))
+    gained = (((errors - kept) @ float32(hessian)) * (errors + kept)).sum(1)[:, None]  # e H e - k H k, by one product
+    if not bool((gained > 0).any()):
+        return None
+    return xp.asarray(xp.where(gained > 0, steps, 0 * steps), dtype=xp.uint8)
+
+
+def _best_of_groups(
+    weight: Array, quantized: Callable[[Array], Array], blocks: Array, size: int
+) -> tuple[Array, Array, Array]:
+    """The best steps of each group by itself, and the errors of rounding without and with them."""
+    xp, limit = namespace(weight), amax_of(weight, size)
+    errors = quantized(weight) - weight
+    lowest, steps = group_losses(errors, blocks, size), xp.zeros_like(limit)
     for step in range(1, CLIPS):
         values = _limited(weight, limit * (1 - SHRINK * step), size)
         losses = group_losses(quantized(values) - weight, blocks, size)
         better = losses < lowest
         lowest, steps = xp.where(better, losses, lowest), xp.where(better, xp.full_like(steps, step), steps)
-    values = _limited(weight, limit * (1 - SHRINK * steps), size)
-    before, after = (loss(quantized(value) - weight, hessian) for value in (weight, values))
-    if not bool((after < before).any()):
-        return None
-    return xp.asarray(xp.where((after < before)[:, None], steps, 0 * steps), dtype=xp.uint8)
+    return steps, errors, quantized(_limited(weight, limit * (1 - SHRINK * steps), size)) - weight
 
 
 def tiles(x: Array, size: int) -> Array:
@@ -118,8 +128,8 @@ def amax_of(weight: Array, size: int) -> Array:
 
 def _limited(weight: Array, bound: Array, size: int) -> Array:
     """Each group of a weight limited to its bound."""
-    limit = Group(1, size).expand(bound, tuple(weight.shape))
-    return clip(weight, -limit, limit)
+    limit = bound[..., None]
+    return clip(tiles(weight, size), -limit, limit).reshape(len(weight), -1)[:, : weight.shape[1]]
 
 
 def diagonal_blocks(hessian: Array, size: int) -> Array:

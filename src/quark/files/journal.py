@@ -237,6 +237,14 @@ class Journal:
         self._stale = [] if old is None else [old.file]
         return file
 
+    def forget(self, key: str) -> None:
+        """Remove the tensors of an entry, where there are any; their file goes with the next that is kept."""
+        if self._path is not None and (old := self._state.tensors.get(key)) is not None:
+            left = {name: entry for name, entry in self._state.tensors.items() if name != key}
+            self._write(self._path, {"tensors": left})
+            self._remove_stale()
+            self._stale = [old.file]
+
     # ---- the job -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:

@@ -10,17 +10,27 @@ which it is not, and one without decoder blocks, runs as a whole.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from quark.torch.algorithms.blocks import HIDDEN, Blocks, Stream, find_blocks, first, record, without_cache
+from quark.torch.algorithms.blocks import (
+    HIDDEN,
+    Blocks,
+    Enough,
+    Stream,
+    answering,
+    find_blocks,
+    first,
+    record,
+    returned,
+    without_cache,
+)
 from quark.torch.algorithms.context import Context, Undo
-from quark.torch.algorithms.inputs import Enough
 from quark.torch.algorithms.trial import quantizing
 from quark.torch.matching import Match
 from quark.torch.structure import answer, run_model
@@ -75,8 +85,8 @@ def walk_of(context: Context, path: str) -> BlockWalk:
         path: where the blocks are; empty: found.
     """
     whole = Blocks("", {"": context.model}), Stream(list(context.samples))
+    blocks, stream = record(context.model, find_blocks(context.model, path), context.samples, context.home)
     with context.home.recording():
-        blocks, stream = record(context.model, find_blocks(context.model, path), context.samples)
         wanted = some_rows(answer(run_model(context.model, context.samples[0])))
     walk = BlockWalk(context, blocks, stream)
     if blocks.path and not torch.equal(answers(walk, [0])[0], wanted):
@@ -152,33 +162,13 @@ def entrance(model: nn.Module, blocks: Blocks, sample: Any) -> torch.Tensor:
 def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> torch.Tensor:
     """Rows of what the model answers where its last block hands on ``hidden``."""
     *others, last = walk.blocks.modules.values()
-    values = walk.stream.values
-
-    def returned(x: torch.Tensor) -> Any:
-        return (x, *(None,) * (values - 1)) if values else x
-
-    model = walk.context.model
+    values, model = walk.stream.values, walk.context.model
     with (
-        answering(others, lambda *args, **kwargs: returned(kwargs[HIDDEN] if HIDDEN in kwargs else args[0])),
-        answering([last], lambda *args, **kwargs: returned(hidden)),
+        answering(others, lambda *args, **kwargs: returned(kwargs[HIDDEN] if HIDDEN in kwargs else args[0], values)),
+        answering([last], lambda *args, **kwargs: returned(hidden, values)),
         without_cache(model),
     ):
         return some_rows(answer(run_model(model, walk.context.samples[sample])))
-
-
-@contextmanager
-def answering(modules: Iterable[nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
-    """Modules with another ``forward`` for a while."""
-    before = [(module, "forward" in module.__dict__, module.__dict__.get("forward")) for module in modules]
-    for module, _, _ in before:
-        module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        for module, own, value in before:
-            del module.__dict__["forward"]
-            if own:
-                module.__dict__["forward"] = value
 
 
 def some_rows(output: torch.Tensor) -> torch.Tensor:

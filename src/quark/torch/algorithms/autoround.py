@@ -54,8 +54,8 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
     """Tune the weights of ``context.model``."""
     blocks = find_blocks(context.model, config.model_decoder_layers)
     check_inside(config.inside_layer_modules, context, blocks.modules)
-    with disabled([context.model]), context.home.recording():
-        blocks, stream = record(context.model, blocks, context.samples)
+    with disabled([context.model]):
+        blocks, stream = record(context.model, blocks, context.samples, context.home)
     say_untuned(context, config.inside_layer_modules, blocks.modules)
     clean = Stream(list(stream.hidden), dict(stream.calls))
     with float_weights(context):

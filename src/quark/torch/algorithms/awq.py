@@ -13,12 +13,15 @@ from quark.algorithms.awq import GRID, best_clips, clipped, is_clipped
 from quark.errors import known
 from quark.numerics.granularity import Channel, Group
 from quark.torch.algorithms.context import Context, matrix, new_quantizer, set_matrix
-from quark.torch.algorithms.scaling import Finisher, Place, PlaceInputs, judge_of, scale_places
+from quark.torch.algorithms.judge import judge_of, row_by_row
+from quark.torch.algorithms.scaling import Finisher, Place, PlaceInputs, scale_places
 from quark.torch.algorithms.smooth import search, weight_ranges
 from quark.torch.algorithms.trial import quantized_matrix
 from quark.torch.config.algorithms import AWQConfig
 from quark.torch.fake_quantize import parts
 from quark.torch.matching import Match
+
+PIECE = 1 << 19  # values of a weight that are clipped and rounded together
 
 
 def run_awq(context: Context, config: AWQConfig) -> None:
@@ -55,7 +58,8 @@ def steps_of(item: Match, hessian: torch.Tensor) -> torch.Tensor | None:
     """How far each group of a weight is best clipped; None where clips mean nothing, or nothing is gained."""
     weight = matrix(item.layer.module, item.layer.kind)
     size = group_size(item, weight)
-    return None if size is None else best_clips(weight, partial(quantized_matrix, item), hessian, size)
+    rows = max(1, PIECE // weight.shape[1]) if row_by_row(item) else None
+    return None if size is None else best_clips(weight, partial(quantized_matrix, item), hessian, size, rows)
 
 
 def group_size(item: Match, weight: torch.Tensor) -> int | None:

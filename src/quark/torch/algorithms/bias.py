@@ -23,9 +23,9 @@ from torch import nn
 
 from quark.errors import DataError
 from quark.torch.algorithms.answers import some_rows
-from quark.torch.algorithms.blocks import Stream, find_blocks, record
+from quark.torch.algorithms.blocks import Enough, Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled
-from quark.torch.algorithms.inputs import Enough, find_groups
+from quark.torch.algorithms.inputs import find_groups
 from quark.torch.calibration import run
 from quark.torch.config.algorithms import BiasCorrectionConfig
 from quark.torch.fake_quantize import calibrate_with, parts
@@ -131,8 +131,8 @@ def run_bias_correction(context: Context, config: BiasCorrectionConfig, known: F
     """Correct the biases of ``context.model``."""
     items = biased(context)
     blocks = find_blocks(context.model, config.model_decoder_layers)
-    with disabled([context.model]), context.home.recording():
-        blocks, stream = record(context.model, blocks, context.samples)
+    with disabled([context.model]):
+        blocks, stream = record(context.model, blocks, context.samples, context.home)
     corrected = 0
     for name, block in blocks.modules.items():
         with context.home.holding(name, block) as again:

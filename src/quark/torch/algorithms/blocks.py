@@ -1,10 +1,11 @@
 """Decoder blocks: where they are in a model, and running them one at a time.
 
 The blocks are the members of the ``ModuleList`` (or ``Sequential``) that holds at least three quarters of the linear
-layers and whose members hand their hidden state on to the next; a model without one is a single block. One run of the
+layers and whose members hand their hidden state on to the next; a model without one is a single block. A run of the
 float model records what each block is called with besides its hidden state (masks, positions: mostly one tensor for all
-blocks) and the hidden states that enter the first block. From then on one block at a time runs, on the hidden states
-that the blocks before it left.
+blocks) and the hidden states that enter the first block. Where blocks that only hand on what enters are called with the
+same, which the first sample tells, the others run through such blocks: nothing is computed or read for them. From then
+on one block at a time runs, on the hidden states that the blocks before it left.
 
 Not handled: blocks whose further arguments depend on earlier blocks in a way that quantization changes (they get what
 the float model gave them), and blocks that change their inputs in place.
@@ -13,8 +14,8 @@ the float model gave them), and blocks that change their inputs in place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 
 from quark.errors import ConfigError, DataError, unknown
+from quark.torch.algorithms.context import Home
 from quark.torch.calibration import arguments_of, run
 from quark.torch.layers import kind_of
 
@@ -120,6 +122,11 @@ class Stream:
             return Stream([])
         return Stream(hidden if name else self.hidden, calls, self.values)
 
+    def joined(self, other: Stream) -> Stream:
+        """The stream of these samples, and then those of another."""
+        calls = {name: [*calls, *other.calls[name]] for name, calls in self.calls.items()}
+        return Stream([*self.hidden, *other.hidden], calls, self.values)
+
     def of(self, samples: list[int]) -> Stream:
         """The stream of some samples."""
         calls = {name: [calls[k] for k in samples] for name, calls in self.calls.items()}
@@ -131,8 +138,17 @@ def first(output: Any) -> Any:
     return output[0] if isinstance(output, tuple | list) else output
 
 
-def record(model: nn.Module, blocks: Blocks, samples: list[Any]) -> tuple[Blocks, Stream]:
+class Enough(Exception):
+    """Every layer of interest has been called; the rest need not run."""
+
+
+def record(model: nn.Module, blocks: Blocks, samples: list[Any], home: Home | None = None) -> tuple[Blocks, Stream]:
     """The stream in front of the first block; blocks that are no chain are replaced by the model as one block.
+
+    Args:
+        model, blocks: the float model.
+        samples: of the stream.
+        home: of the blocks.
 
     Raises:
         DataError: no samples.
@@ -142,20 +158,89 @@ def record(model: nn.Module, blocks: Blocks, samples: list[Any]) -> tuple[Blocks
     whole = Blocks("", {"": model}), Stream(list(samples))
     if not blocks.path:
         return whole
+    home = home or Home()
+    first_one, *others = samples
+    with home.recording():
+        found = recorded(model, blocks, [first_one])
+    if others and found is not None:
+        alone = recorded(model, blocks, [first_one], found.values)
+        if alone is not None and equal_arguments(alone.calls, found.calls):
+            rest = recorded(model, blocks, others, found.values)
+        else:
+            with home.recording():
+                rest = recorded(model, blocks, others)
+        found = None if rest is None else found.joined(rest)
+    if found is None:
+        log.info("the modules of %r do not hand one hidden state on; the model is tuned as one block", blocks.path)
+        return whole
+    return blocks, found
+
+
+def recorded(model: nn.Module, blocks: Blocks, samples: list[Any], values: int | None = None) -> Stream | None:
+    """What enters the first block, and what all are called with besides; None: they are no chain.
+
+    Args:
+        model, blocks, samples: what runs.
+        values: how many values a block returns; the blocks then hand on what enters instead of running.
+    """
     recorder = Recorder(next(iter(blocks.modules)), Stream([], {name: [] for name in blocks.modules}))
     hooks = [handle for name, block in blocks.modules.items() for handle in recorder.attach(name, block)]
     try:
-        with without_cache(model):
+        with without_cache(model), nullcontext() if values is None else handing_on(blocks, values):
             for sample in samples:
-                run(model, sample)
+                with suppress(Enough):
+                    run(model, sample)
     finally:
         for hook in hooks:
             hook.remove()
     counts = {len(calls) for calls in recorder.stream.calls.values()}
-    if counts != {len(samples)} or not recorder.chained:
-        log.info("the modules of %r do not hand one hidden state on; the model is tuned as one block", blocks.path)
-        return whole
-    return blocks, recorder.stream
+    return recorder.stream if counts == {len(samples)} and recorder.chained else None
+
+
+@contextmanager
+def handing_on(blocks: Blocks, values: int) -> Iterator[None]:
+    """Blocks that hand on what enters them; the last one ends the run."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return returned(kwargs[HIDDEN] if HIDDEN in kwargs else args[0], values)
+
+    def end(*args: Any, **kwargs: Any) -> Any:
+        raise Enough
+
+    *others, last = blocks.modules.values()
+    with answering(others, forward), answering([last], end):
+        yield
+
+
+def returned(x: torch.Tensor, values: int) -> Any:
+    """A hidden state as a block returns it, among so many values; 0: alone."""
+    return (x, *(None,) * (values - 1)) if values else x
+
+
+@contextmanager
+def answering(modules: Iterable[nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
+    """Modules with another ``forward`` for a while."""
+    before = [(module, "forward" in module.__dict__, module.__dict__.get("forward")) for module in modules]
+    for module, _, _ in before:
+        module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        for module, own, value in before:
+            del module.__dict__["forward"]
+            if own:
+                module.__dict__["forward"] = value
+
+
+def equal_arguments(one: Any, other: Any) -> bool:
+    """Whether arguments are the same values; what is neither tensors nor plain values is not known to be."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(equal_arguments(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list) and type(one) is type(other):
+        return len(one) == len(other) and all(map(equal_arguments, one, other))
+    return isinstance(one, bool | int | float | str | None) and type(one) is type(other) and one == other
 
 
 @dataclass

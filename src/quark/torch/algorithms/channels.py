@@ -3,7 +3,7 @@
     loss_g(s) = |Q(x_g / s_g) Q(w_g s_g)^T - x_g w_g^T|^2      g: the columns of one group, over all layers that read it
 
 The scale of a channel changes what its own group loses, and (nearly) nothing else. So one channel of every group is
-tried at a time, a quarter larger and a fifth smaller, and each group keeps what is better for it: a few dozen roundings
+tried at a time, a quarter larger and a fifth smaller, and each group keeps what is best for it: a few dozen roundings
 of the weight find scales for all of its channels. With d = Q(x / s) s - x and e = Q(w s) / s - w a loss is
 
     tr(w' d^T d w'^T) + 2 tr(w' d^T x e^T) + tr(e x^T x e^T)      w' = w + e
@@ -29,12 +29,13 @@ import torch
 from quark.numerics.granularity import Group
 from quark.torch.algorithms.column_steps import ScaledColumns, columns_alone
 from quark.torch.algorithms.context import new_quantizer
-from quark.torch.algorithms.scaling import Place, ScaleJudge, row_by_row
+from quark.torch.algorithms.judge import ScaleJudge, row_by_row
+from quark.torch.algorithms.scaling import Place
 from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 
-FACTORS = (0.8, 1.25, 0.9, 1.1)
+FACTORS = ((0.8, 1.25), (0.9, 1.1))  # of which each column takes the best, or none, before the next pair
 CHANNELS = 64  # of a group that are tried
 ROWS = 256  # of quantized inputs
 SMALL = 1 << 20  # values of a weight that is rounded together with others
@@ -58,17 +59,18 @@ def by_channel(place: Place, judge: ScaleJudge, s: torch.Tensor) -> torch.Tensor
         return None
     starts = torch.arange(0, len(s), size, device=s.device)
     try_steps = steps_of_columns(groups, s, labels) or steps_of_all(groups, s, labels)
-    for factor in FACTORS:
+    for factors in FACTORS:
         for offset in range(0, size, -(-size // CHANNELS)):
-            here = starts + offset < len(s)
-            tried = s.clone()
-            tried[(starts + offset)[here]] *= factor
-            better = try_steps(tried, offset)[labels] & here
-            s = torch.where(spread(better, size, len(s)), tried, s)
+            here = (starts + offset)[starts + offset < len(s)]
+            tried = s.repeat(len(factors), 1)
+            tried[:, here] *= torch.tensor(factors, device=s.device)[:, None]
+            best = spread(try_steps(tried, offset)[labels], size, len(s))
+            s = torch.where(best < 0, s, tried.gather(0, best.clamp(min=0)[None])[0])
     return s
 
 
-Steps = Callable[[torch.Tensor, int], torch.Tensor]  # scales, and which column of each group is new → label: better
+# scales [trials, channels], and which column of each group is new → the best trial of each label, -1: none is better
+Steps = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 def steps_of_all(groups: Groups, s: torch.Tensor, labels: torch.Tensor) -> Steps:
@@ -77,9 +79,9 @@ def steps_of_all(groups: Groups, s: torch.Tensor, labels: torch.Tensor) -> Steps
 
     def step(tried: torch.Tensor, offset: int) -> torch.Tensor:
         nonlocal lowest
-        found = groups.losses(tried, labels)
-        before, lowest = lowest, torch.minimum(found, lowest)
-        return found < before
+        least, best = torch.stack([groups.losses(scales, labels) for scales in tried]).min(0)
+        before, lowest = lowest, torch.minimum(least, lowest)
+        return torch.where(least < before, best, -1)
 
     return step
 
@@ -99,13 +101,14 @@ def steps_of_columns(groups: Groups, s: torch.Tensor, labels: torch.Tensor) -> S
         every.append(columns)
 
     def step(tried: torch.Tensor, offset: int) -> torch.Tensor:
-        scales = in_groups(tried[None], groups.size)[:, 0]
+        scales = in_groups(tried, groups.size).transpose(0, 1)
         made = [columns.tried(scales, offset) for columns in every]
         gained = torch.stack([one.change for one in made]).sum(0)
-        better = torch.zeros_like(gained).index_add(0, labels, gained) < 0
+        least, best = torch.zeros_like(gained).index_add(0, labels, gained).min(1)
+        best = torch.where(least < 0, best, -1)
         for columns, one in zip(every, made, strict=True):
-            columns.take(one, better[labels])
-        return better
+            columns.take(one, best[labels])
+        return best
 
     return step
 

@@ -21,7 +21,8 @@ from quark.errors import DataError
 from quark.torch.algorithms.blocks import find_blocks
 from quark.torch.algorithms.context import Context, matrix
 from quark.torch.algorithms.guard import model_error
-from quark.torch.algorithms.scaling import Place, PlaceInputs, ScaleJudge, scale_places
+from quark.torch.algorithms.judge import ScaleJudge
+from quark.torch.algorithms.scaling import Place, PlaceInputs, scale_places
 from quark.torch.algorithms.smooth import best
 from quark.torch.config.algorithms import CLEConfig
 from quark.torch.layers import kind_of, known_kind, own_parameter

@@ -19,13 +19,13 @@ PROBES = 8  # columns of each group
 
 @dataclass(frozen=True)
 class ColumnStep:
-    """What a new scale of one column changes.
+    """What new scales of one column change, each tried by itself.
 
     Attributes:
         offset: of the column in its group.
-        change: of the loss, [groups].
-        scaled, error: the column, [groups, rows].
-        touched: rows of groups that are rounded anew, as two lists of places.
+        change: of the loss, [groups, trials].
+        scaled, error: the column, [groups, trials, rows].
+        touched: rows of groups that are rounded anew, as three lists of places: group, trial, row.
         rows, errors: these, [touched, size].
     """
 
@@ -33,7 +33,7 @@ class ColumnStep:
     change: torch.Tensor
     scaled: torch.Tensor
     error: torch.Tensor
-    touched: tuple[torch.Tensor, torch.Tensor]
+    touched: tuple[torch.Tensor, ...]
     rows: torch.Tensor
     errors: torch.Tensor
 
@@ -64,44 +64,50 @@ class ScaledColumns:
         self.lowest, self.highest = torch.aminmax(self.scaled, dim=1)
 
     def tried(self, scales: torch.Tensor, offset: int) -> ColumnStep:
-        """What other scales [groups, size] change, which differ from those before in the column ``offset`` alone."""
-        s = scales[:, offset, None]
-        old, new = self.scaled[:, offset], self.weight[:, offset] * s
-        inside = (old > self.lowest) & (old < self.highest) & (new >= self.lowest) & (new <= self.highest)
-        error = self.column(new) / divisor(s) - self.weight[:, offset]
-        moved = error - self.error[:, offset]
-        pulled = torch.bmm(self.squares[:, offset, None], self.error)[:, 0]
-        change = (moved * (2 * pulled + moved * self.squares[:, offset, offset, None]) * inside).sum(1)
-        group, row = (~inside).nonzero(as_tuple=True)
-        touched = group, row
+        """What other scales [trials, groups, size] change, which differ from those before in the column ``offset``."""
+        s, own = scales[:, :, offset].T[..., None], self.weight[:, offset, None]
+        old, new, squares = self.scaled[:, offset, None], own * s, self.squares[:, offset, None]
+        lowest, highest = self.lowest[:, None], self.highest[:, None]
+        inside = (old > lowest) & (old < highest) & (new >= lowest) & (new <= highest)
+        error = self.column(new) / divisor(s) - own
+        moved = error - self.error[:, offset, None]
+        pulled = torch.bmm(squares, self.error)
+        change = (moved * (2 * pulled + moved * squares[:, :, offset, None]) * inside).sum(2)
+        group, trial, row = touched = (~inside).nonzero(as_tuple=True)
         rows = self.scaled[group, :, row]
         if not len(group):
             return ColumnStep(offset, change, new, error, touched, rows, rows)
         rows[:, offset] = new[touched]
-        errors = self.rounded(rows) / divisor(scales[group]) - self.weight[group, :, row]
-        return ColumnStep(offset, change + self.changes(errors, touched), new, error, touched, rows, errors)
+        errors = self.rounded(rows) / divisor(scales[trial, group]) - self.weight[group, :, row]
+        change = change + self.changes(errors, touched, len(scales))
+        return ColumnStep(offset, change, new, error, touched, rows, errors)
 
     def column(self, values: torch.Tensor) -> torch.Tensor:
-        """One value [groups, rows] of each row of a group as it is rounded beside the extremes of its row."""
-        beside = torch.stack([self.lowest, self.highest, values], -1)
-        return self.rounded(beside.reshape(-1, 3))[:, 2].reshape(values.shape)
+        """Values [groups, trials, rows] as they are rounded beside the extremes of their rows, which limit them."""
+        lowest, highest = self.lowest[:, None], self.highest[:, None]
+        beside = torch.cat([lowest, highest, values.clamp(lowest, highest)], 1).mT
+        return self.rounded(beside.reshape(-1, beside.shape[2])).reshape(beside.shape)[..., 2:].mT
 
-    def changes(self, errors: torch.Tensor, touched: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """How the loss changes with other ``errors`` [n, size] of some rows of groups, [groups]; groups rise."""
-        group, row = touched
+    def changes(self, errors: torch.Tensor, touched: tuple[torch.Tensor, ...], trials: int) -> torch.Tensor:
+        """How the loss changes with other ``errors`` [n, size] of some rows of groups, [groups, trials]."""
+        group, trial, row = touched  # groups rise
         counts = torch.bincount(group, minlength=len(self.squares))
         place = torch.arange(len(group), device=group.device) - (counts.cumsum(0) - counts)[group]
         before = self.error[group, :, row]
         moved, both = errors.new_zeros(2, len(counts), int(counts.max()), errors.shape[1])
         moved[group, place], both[group, place] = errors - before, errors + before
-        return (torch.bmm(moved, self.squares) * both).sum((1, 2))
+        found = (torch.bmm(moved, self.squares) * both).sum(2)[group, place]
+        total = found.new_zeros(len(counts) * trials).index_add(0, group * trials + trial, found)
+        return total.reshape(len(counts), trials)
 
-    def take(self, tried: ColumnStep, better: torch.Tensor) -> None:
-        """Keep a change in the groups where it is ``better`` [groups]."""
-        self.scaled[better, tried.offset] = tried.scaled[better]
-        self.error[better, tried.offset] = tried.error[better]
-        kept = better[tried.touched[0]]
-        group, row = (index[kept] for index in tried.touched)
+    def take(self, tried: ColumnStep, best: torch.Tensor) -> None:
+        """Keep the trial ``best`` [groups] of each group; where it is negative, none."""
+        better = (best >= 0).nonzero()[:, 0]
+        self.scaled[better, tried.offset] = tried.scaled[better, best[better]]
+        self.error[better, tried.offset] = tried.error[better, best[better]]
+        group, trial, row = tried.touched
+        kept = best[group] == trial
+        group, row = group[kept], row[kept]
         self.scaled[group, :, row], self.error[group, :, row] = tried.rows[kept], tried.errors[kept]
         self.lowest[group, row], self.highest[group, row] = torch.aminmax(tried.rows[kept], dim=-1)
 
@@ -110,7 +116,7 @@ def columns_alone(columns: ScaledColumns, scales: torch.Tensor) -> bool:
     """Whether a value beside the extremes of its row is rounded as it is in the row, tried out in some columns."""
     size = columns.scaled.shape[1]
     for offset in range(0, size, max(1, size // PROBES)):
-        alone = columns.column(columns.scaled[:, offset]) / divisor(scales[:, offset, None])
+        alone = columns.column(columns.scaled[:, offset, None])[:, 0] / divisor(scales[:, offset, None])
         if not torch.equal(alone - columns.weight[:, offset], columns.error[:, offset]):
             return False
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +57,20 @@ class BlockNotes:
         """Keep tensors."""
 
 
+class StreamNotes:
+    """What blocks that are done hand on, kept for a job that is interrupted; in memory nothing is."""
+
+    def read(self) -> tuple[int, list[list[torch.Tensor]]]:
+        """How many blocks an interrupted job has behind it, and what the last of them made: streams of samples."""
+        return 0, [[]]
+
+    def write(self, done: int, streams: Sequence[list[torch.Tensor]]) -> None:
+        """Keep what the first ``done`` blocks hand on, in place of what was kept before."""
+
+    def forget(self) -> None:
+        """Nothing of it is needed any more."""
+
+
 class Home:
     """Where decoder blocks are when it is not their turn: in memory; here next to nothing is to be done."""
 
@@ -79,6 +93,10 @@ class Home:
     def known(self, name: str) -> BlockNotes:
         """What an algorithm finds out about one block; asked in the same order by every run of a job."""
         return BlockNotes()
+
+    def passing(self) -> StreamNotes:
+        """What hidden states of one walk over all blocks are kept in; asked in the same order by every run of a job."""
+        return StreamNotes()
 
     def holding(self, name: str, block: nn.Module) -> AbstractContextManager[Callable[[], None] | None]:
         """Around the work on one block, which is float at first; yields what makes it what an interrupted job made."""

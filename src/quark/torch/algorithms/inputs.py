@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.torch.algorithms.blocks import Stream
+from quark.torch.algorithms.blocks import Enough, Stream
 from quark.torch.quantized_layer import QuantLayer
 
 
@@ -59,10 +59,6 @@ class Sums:
             if self.cross is None:
                 self.cross = torch.zeros_like(self.hessian)
             self.cross.addmm_(other.detach().reshape(-1, other.shape[-1]).float().T, rows)
-
-
-class Enough(Exception):
-    """Every layer of interest has been called; the rest of the block need not run."""
 
 
 @dataclass

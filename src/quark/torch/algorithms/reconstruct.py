@@ -79,8 +79,8 @@ def run_reconstruction(context: Context, config: Config) -> None:
         raise DataError(f"{config.name} needs samples, and there are none: give a dataloader")
     context = replace(context, samples=context.samples[: config.data_size])
     blocks = find_blocks(context.model, config.model_decoder_layers)
-    with disabled([context.model]), context.home.recording():
-        blocks, stream = record(context.model, blocks, context.samples)
+    with disabled([context.model]):
+        blocks, stream = record(context.model, blocks, context.samples, context.home)
     items = trainable(context, config)
     clean, trained = Stream(list(stream.hidden), dict(stream.calls), stream.values), 0
     for name, block in blocks.modules.items():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,20 +22,17 @@ from torch import nn
 
 from quark.algorithms.smoothquant import shared_channels
 from quark.errors import ConfigError, known, unknown
-from quark.numerics.granularity import Group
 from quark.torch.algorithms.answers import BlockWalk, walk_of
 from quark.torch.algorithms.blocks import Stream, first
-from quark.torch.algorithms.context import Context, Undo, matrix, new_quantizer
+from quark.torch.algorithms.context import Context, Undo, matrix
 from quark.torch.algorithms.guard import best_change, change_all
 from quark.torch.algorithms.inputs import Watch
-from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.layers import kind_of, known_kind, own_parameter
 from quark.torch.matching import Match
 from quark.torch.structure import Structure, find_structure
 
 log = logging.getLogger(__name__)
 ROWS = 1024  # inputs kept per place
-OUTPUTS = 1024  # of a layer, by which candidates are told apart
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,7 @@ def chosen(structure: Structure, layers: Sequence[Mapping[str, Any]] | None) -> 
 
 def ends(name: str, suffix: str) -> bool:
     """Whether a name is, or ends with, another."""
-    return name == suffix or name.endswith(f".{suffix}")
+    return f".{name}".endswith(f".{suffix}")
 
 
 def same_names(names: tuple[str, ...], suffixes: list[str]) -> bool:
@@ -261,11 +258,12 @@ def choices(
 ) -> list[ScalingChoice]:
     """What is chosen at each place, block by block; the model stays as it is.
 
-    What an interrupted job has chosen in a block (``Home.known``) is not searched again; the block is run.
+    Blocks that an interrupted job has behind it are neither searched nor run again (``Home.known``, ``Home.passing``).
     """
     from quark.report.progress import bars
 
-    context, stream = walk.context, walk.stream
+    context, stream, notes = walk.context, walk.stream, walk.context.home.passing()
+    before, (handed_on, *_) = notes.read()
     found: list[ScalingChoice] = []
 
     def chosen_at(name: str, module: nn.Module, stream: Stream, here: list[Place]) -> list[Any]:
@@ -290,9 +288,15 @@ def choices(
     with bars() as update:
         for done, (name, block) in enumerate(walk.blocks.modules.items()):
             update("choose scales", done, len(walk.blocks.modules))
+            here = [place for place in wanted if place.block == name]
+            if done < before:
+                found.extend(choices_of(here, context.home.known(name).read() or {}))
+                stream = stream.behind(name, handed_on)
+                continue
             with context.home.visiting(name):
-                hidden = chosen_at(name, block, stream, [place for place in wanted if place.block == name])
-                stream = stream.behind(name, hidden)
+                stream = stream.behind(name, chosen_at(name, block, stream, here))
+            notes.write(done + 1, [stream.hidden])
+    notes.forget()
     if outside := [place for place in wanted if place.block not in walk.blocks.modules]:
         with context.home.recording():
             chosen_at("", context.model, Stream(list(context.samples)), outside)
@@ -400,81 +404,3 @@ def effective(context: Context, place: Place, s: torch.Tensor) -> torch.Tensor:
         return s
     source = dict(context.model.named_modules())[place.source]
     return source_scales(source, place.channels, s)[place.channels]
-
-
-# ---- the error of the readers ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ScaleJudge:
-    """Says how far the outputs of quantized layers are from those of the float ones, under a scale per channel.
-
-    Attributes:
-        items: the layers.
-        rows: inputs of all of them, [n, channels].
-        power: of the differences that are averaged: 2 (mean squared), 1 (mean absolute), 0.5.
-        outputs: of each layer that are looked at, evenly spread, at most; None: all.
-    """
-
-    items: list[Match]
-    rows: torch.Tensor
-    power: float = 2.0
-    outputs: int | None = None
-
-    @cached_property
-    def coarse(self) -> ScaleJudge:
-        """A judge that looks at some outputs: what tells many candidates apart; the best one is for a full judge."""
-        return self if self.full(OUTPUTS) else replace(self, outputs=OUTPUTS)
-
-    def full(self, outputs: int) -> bool:
-        """Whether so many outputs are all, or scales depend on outputs that would be left out."""
-        sizes = [own_parameter(item.layer.module).numel() // self.rows.shape[-1] for item in self.items]
-        return max(sizes) <= outputs or not all(row_by_row(item) for item in self.items)
-
-    def weight(self, item: Match) -> torch.Tensor:
-        """The weight of a layer [out, in], float32, as far as it is looked at."""
-        return some_rows(matrix(item.layer.module, item.layer.kind), self.outputs)
-
-    @cached_property
-    def wanted(self) -> list[torch.Tensor]:
-        """What each float layer answers, [n, out]."""
-        return [self.rows @ self.weight(item).T for item in self.items]
-
-    @cached_property
-    def unscaled(self) -> float:
-        """The error without scales."""
-        return self.error_under(torch.ones_like(self.rows[0]))
-
-    def error(self, s: torch.Tensor | None = None) -> float:
-        """The mean of |difference|**power, summed over the layers."""
-        return self.unscaled if s is None else self.error_under(s)
-
-    def error_under(self, s: torch.Tensor) -> float:
-        """The error with scales, [channels]."""
-        found, stages, x = 0.0, None, self.rows
-        for item, wanted in zip(self.items, self.wanted, strict=True):
-            if item.stages["input_tensors"] != stages:
-                stages = item.stages["input_tensors"]
-                x = quantize_new(new_quantizer(item, "input_tensors"), self.rows / s)
-            tuned = quantized_matrix(item, self.weight(item) * s)
-            found += float((x @ tuned.T - wanted).abs_().pow_(self.power).double().mean())
-        return found
-
-
-def row_by_row(item: Match) -> bool:
-    """Whether the rows of a weight [out, in] are rounded independently of each other."""
-    stages = item.stages["weight"]
-    axis = 0 if item.layer.kind.transposed else 1
-    return len(stages) == 1 and isinstance(written := item.written(stages[0]), Group) and written.axis % 2 == axis
-
-
-def some_rows(weight: torch.Tensor, most: int | None) -> torch.Tensor:
-    """At most so many rows, evenly spread."""
-    return weight if most is None else weight[:: -(-len(weight) // most)]
-
-
-def judge_of(items: list[Match], inputs: PlaceInputs, power: float = 2.0) -> ScaleJudge:
-    """A judge of what was read at a place: of all rows, where sums of squares tell and are fewer; of those kept."""
-    telling = power == 2 and inputs.hessian is not None and not any(item.stages["input_tensors"] for item in items)
-    few = telling and len(inputs.amax) < sum(len(rows) for rows in inputs.rows)
-    return ScaleJudge(items, inputs.root if few else inputs.sample, power)

@@ -19,7 +19,8 @@ from quark.algorithms.awq import Pair, best_exponents, scale_of
 from quark.algorithms.smoothquant import smoothing_scales
 from quark.torch.algorithms.channels import by_channel
 from quark.torch.algorithms.context import Context, matrix
-from quark.torch.algorithms.scaling import Place, PlaceInputs, ScaleJudge, effective, judge_of, scale_places
+from quark.torch.algorithms.judge import ScaleJudge, judge_of
+from quark.torch.algorithms.scaling import Place, PlaceInputs, effective, scale_places
 from quark.torch.config.algorithms import AutoSmoothQuantConfig, SmoothQuantConfig
 from quark.torch.matching import Match
 
@@ -80,12 +81,13 @@ def search(
     def scales(pair: Pair) -> torch.Tensor:
         return effective(context, place, scale_of(inputs, weights, pair))
 
-    s = scales(best_exponents(lambda pair: judge.coarse.error(scales(pair)), (exponents, weight_exponents)))
-    tried = [(judge.error(s), s)]  # the best of those that were told apart, in full
-    found = [*tried, *measured(context, place, judge, others)]
-    start = keep_best(place, judge, found)
+    coarse = judge.coarse
+    s = scales(best_exponents(lambda pair: coarse.error(scales(pair)), (exponents, weight_exponents)))
+    start = keep_best(place, coarse, [(coarse.error(s), s), *measured(context, place, coarse, others)])
     finer = by_channel(place, judge, torch.ones_like(inputs) if start is None else start)
-    return start if finer is None else keep_best(place, judge, [*found, (judge.error(finer), finer)])
+    if finer is not None and start is not None and judge.apart.error(start) <= judge.apart.error(finer):
+        finer = None
+    return next((s for s in (finer, start) if s is not None and judge.error(s) < judge.error()), None)
 
 
 def measured(

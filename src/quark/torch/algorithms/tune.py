@@ -77,15 +77,21 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
 
     blocks = find_blocks(context.model, path)
     check_inside(inside, context, blocks.modules)
-    with disabled([context.model]), context.home.recording():
-        blocks, stream = record(context.model, blocks, context.samples)
+    with disabled([context.model]):
+        blocks, stream = record(context.model, blocks, context.samples, context.home)
     say_untuned(context, inside, blocks.modules)
     twin_stream = Stream(list(stream.hidden), dict(stream.calls)) if paired else None
+    notes = context.home.passing()
+    before, kept = notes.read()
     with ExitStack() as stack:
         stack.enter_context(float_weights(context))
         update = stack.enter_context(bars())
         for done, (name, block) in enumerate(blocks.modules.items()):
             update("tune", done, len(blocks.modules))
+            if done < before:
+                stream = stream.behind(name, kept[0])
+                twin_stream = None if twin_stream is None else twin_stream.behind(name, kept[1])
+                continue
             with context.home.holding(name, block) as again:
                 twin = float_twin(block) if paired else None
                 pair = None if twin is None or twin_stream is None else (twin, twin_stream)
@@ -95,6 +101,8 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
                     again()
                 stream = stream.advance(name, block)
                 twin_stream = None if pair is None else pair[1].advance(name, pair[0])
+            notes.write(done + 1, [one.hidden for one in (stream, twin_stream) if one is not None])
+    notes.forget()
 
 
 def tune_block(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +20,13 @@ from torch import nn
 from quark.errors import ModelError
 from quark.files.journal import Journal
 from quark.torch.algorithms.blocks import find_blocks
-from quark.torch.algorithms.context import BlockNotes, Home, Undo
+from quark.torch.algorithms.context import BlockNotes, Home, StreamNotes, Undo
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.shards import item_of, write_file
 from quark.torch.files.skeleton import Skeleton, StoredSource
 from quark.torch.files.static import check_loaded, drop, load
+
+SIZES = "blocks done, streams, samples"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,39 @@ class BlockNotesInJournal(BlockNotes):
         kept(self.journal, self.key, values)
 
 
+@dataclass(frozen=True)
+class StreamNotesInJournal(StreamNotes):
+    """Hidden states that are one entry of a job's journal, which the next ones replace.
+
+    Attributes:
+        journal: of the job.
+        key: of the entry.
+    """
+
+    journal: Journal
+    key: str
+
+    def read(self) -> tuple[int, list[list[torch.Tensor]]]:
+        """Those of an interrupted job."""
+        path = self.journal.file(self.key)
+        if path is None:
+            return super().read()
+        values = load_file(path)
+        done, count, samples = values.pop(SIZES).tolist()
+        return done, [[values[f"{stream}.{k}"] for k in range(samples)] for stream in range(count)]
+
+    def write(self, done: int, streams: Sequence[list[torch.Tensor]]) -> None:
+        """Keep hidden states, where a file can give them back as they lie in memory; else none are."""
+        values = {f"{number}.{k}": value for number, stream in enumerate(streams) for k, value in enumerate(stream)}
+        if values and all(value.is_contiguous() for value in values.values()):
+            sizes = torch.tensor([done, len(streams), len(streams[0])])
+            kept(self.journal, self.key, {SIZES: sizes, **values})
+
+    def forget(self) -> None:
+        """Remove the entry."""
+        self.journal.forget(self.key)
+
+
 def kept(journal: Journal, key: str, values: Mapping[str, torch.Tensor]) -> Path:
     """The file of a new entry of a journal, which holds ``values``."""
     items = [item_of(name, value.contiguous()) for name, value in values.items()]
@@ -71,6 +106,7 @@ class InFiles(Home):
         replaced: what changed tensors were, by the ``Undo`` that takes them back.
         keys: of the journal's entries that hold changed tensors, by the path of their file.
         asked: the blocks of which something was to be kept, in order.
+        walks: whose hidden states were to be kept, in order.
     """
 
     blocks: Mapping[str, nn.Module]
@@ -81,6 +117,7 @@ class InFiles(Home):
     replaced: dict[int, dict[str, StoredSource]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    walks: list[StreamNotes] = field(default_factory=list)
 
     def own(self, name: str) -> list[str]:
         """The tensors of a block."""
@@ -155,6 +192,11 @@ class InFiles(Home):
         """What an algorithm finds out about a block, in an entry that is named by when it was asked for."""
         self.asked.append(name)
         return BlockNotesInJournal(self.journal, f"found {len(self.asked)}, of {name}")
+
+    def passing(self) -> StreamNotes:
+        """Hidden states in an entry that is named by when it was asked for."""
+        self.walks.append(StreamNotesInJournal(self.journal, f"hidden states, {type(self).__name__} {len(self.walks)}"))
+        return self.walks[-1]
 
     def put_back(self, undo: Undo) -> None:
         """Forget the files of changes."""

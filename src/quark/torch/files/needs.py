@@ -1,6 +1,7 @@
 """What a checkpoint quantized file by file takes: disk exactly, memory and work by a formula; no tensor is read.
 
-    disk      the result, from the form of every tensor; beside it, until the job is done, what is tuned or changed
+    disk      the result, from the form of every tensor; beside it, until the job is done, what is tuned or changed,
+              and the hidden states behind the last two blocks
     memory    the process, and a tensor that is rounded and packed, per worker; with samples, what is outside of the
               blocks, one block, the hidden states of all samples, and what an algorithm needs for its largest layer
     work      runs of the blocks on the samples, sums of squares, rounding, as multiplications
@@ -27,7 +28,10 @@ ROUNDED = 7  # bytes per weight while it is rounded and packed, piece by piece
 TUNED = 28  # bytes per weight of the largest layer that an algorithm works on
 SQUARES = 16  # bytes per element of the matrix of its inputs' squares: the sum, and what is made of it
 STATE = 12  # bytes per element of a hidden state: what enters a block, what leaves it, and while it runs
-RUNS = 7  # of every block on every sample: one to record, one per group of layers, one to go on
+RUNS = 6  # of every block on every sample: one per group of layers, one to find these, one to go on
+PASSES = (
+    3  # over the blocks' files: one to record (the first batch tells what blocks are called with), to work, to write
+)
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,8 @@ def needs_of(
     tuned = tuned_of(skeleton, weights)
     moved = sum(map(bytes_of, tuned.values()))
     memory = max(plain, with_samples(skeleton, tuned, samples * tokens, min(batch, samples) * tokens))
-    passes = 2 + -(-samples // batch)  # recorded batch by batch, worked on, written
-    return Needs(count, read, written, moved, passes, memory, products(tuned.values(), samples * tokens))
+    kept = 2 * samples * tokens * min((stored.shape[1] * stored.dtype.itemsize for stored in tuned.values()), default=0)
+    return Needs(count, read, written, moved + kept, PASSES, memory, products(tuned.values(), samples * tokens))
 
 
 def bytes_of(stored: StoredSource) -> int:
