@@ -3,8 +3,8 @@
     loss_g(s) = |Q(x_g / s_g) Q(w_g s_g)^T - x_g w_g^T|^2      g: the columns of one group, over all layers that read it
 
 The scale of a channel changes what its own group loses, and (nearly) nothing else. So one channel of every group is
-tried at a time, a quarter larger and a fifth smaller, and each group keeps what is best for it: a few dozen roundings
-of the weight find scales for all of its channels. With d = Q(x / s) s - x and e = Q(w s) / s - w a loss is
+tried at a time, a quarter or a tenth larger or smaller, and each group keeps what is best for it: a few dozen
+roundings of the weight find scales for all of its channels. With d = Q(x / s) s - x and e = Q(w s) / s - w a loss is
 
     tr(w' d^T d w'^T) + 2 tr(w' d^T x e^T) + tr(e x^T x e^T)      w' = w + e
 
@@ -35,7 +35,7 @@ from quark.torch.algorithms.trial import quantize_new, quantized_matrix
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 
-FACTORS = ((0.8, 1.25), (0.9, 1.1))  # of which each column takes the best, or none, before the next pair
+FACTORS = ((0.8, 1.25, 0.9, 1.1), (0.9, 1.1))  # each column takes the best, or none; then all take again
 CHANNELS = 64  # of a group that are tried
 ROWS = 256  # of quantized inputs
 SMALL = 1 << 20  # values of a weight that is rounded together with others
