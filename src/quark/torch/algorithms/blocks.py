@@ -201,14 +201,14 @@ def recorded(model: nn.Module, blocks: Blocks, samples: list[Any], values: int |
 def handing_on(blocks: Blocks, values: int) -> Iterator[None]:
     """Blocks that hand on what enters them; the last one ends the run."""
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return returned(kwargs[HIDDEN] if HIDDEN in kwargs else args[0], values)
-
-    def end(*args: Any, **kwargs: Any) -> Any:
+    def end() -> None:
         raise Enough
 
     *others, last = blocks.modules.values()
-    with answering(others, forward), answering([last], end):
+    with (
+        answering(others, lambda *args, **kwargs: returned(kwargs[HIDDEN] if HIDDEN in kwargs else args[0], values)),
+        answering([last], lambda *args, **kwargs: end()),
+    ):
         yield
 
 
