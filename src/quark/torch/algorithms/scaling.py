@@ -267,23 +267,9 @@ def choices(
     found: list[ScalingChoice] = []
 
     def chosen_at(name: str, module: nn.Module, stream: Stream, here: list[Place]) -> list[Any]:
-        kept = context.home.known(name)
-        if (values := kept.read()) is not None:
-            found.extend(choices_of(here, values))
-            return [first(stream.forward(name, module, k)) for k in range(len(stream.hidden))]
-        undo = Undo()
-        own = replace(context, undo=undo)
-        made: list[ScalingChoice] = []
-        try:
-            inputs, hidden = read_block(own, name, module, stream, here, squares)
-            for place, seen in inputs:
-                choice = choice_at(own, place, seen, items, choose, finish)
-                made += [choice] if choice.scale is not None or choice.values else []
-            kept.write(values_of(here, made))
-            found.extend(made)
-            return hidden
-        finally:
-            undo.restore()
+        made, hidden = choices_in(context, name, module, stream, here, items, choose, finish, squares)
+        found.extend(made)
+        return hidden
 
     with bars() as update:
         for done, (name, block) in enumerate(walk.blocks.modules.items()):
@@ -301,6 +287,35 @@ def choices(
         with context.home.recording():
             chosen_at("", context.model, Stream(list(context.samples)), outside)
     return found
+
+
+def choices_in(
+    context: Context,
+    name: str,
+    module: nn.Module,
+    stream: Stream,
+    here: list[Place],
+    items: Mapping[str, Match],
+    choose: Chooser,
+    finish: Finisher | None,
+    squares: bool,
+) -> tuple[list[ScalingChoice], list[Any]]:
+    """What is chosen in one block, or was by an interrupted job; and what the block hands on."""
+    kept = context.home.known(name)
+    if (values := kept.read()) is not None:
+        return list(choices_of(here, values)), [
+            first(stream.forward(name, module, k)) for k in range(len(stream.hidden))
+        ]
+    undo = Undo()
+    own = replace(context, undo=undo)
+    try:
+        inputs, hidden = read_block(own, name, module, stream, here, squares)
+        made = [choice_at(own, place, seen, items, choose, finish) for place, seen in inputs]
+        made = [choice for choice in made if choice.scale is not None or choice.values]
+        kept.write(values_of(here, made))
+        return made, hidden
+    finally:
+        undo.restore()
 
 
 def choice_at(
