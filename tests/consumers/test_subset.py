@@ -254,6 +254,7 @@ def test_what_transformers_misreads_is_refused_but_for_vllm(
         ("mixtral", "int8", "quark", None),
         ("mixtral", "fp8", "compressed-tensors", None),
         ("granitemoehybrid", "int8", "quark", "w2_input_zero_point"),
+        ("granitemoehybrid", "nvfp4", "compressed-tensors", "w2_input_global_scale"),
         ("granitemoehybrid", "ptpc_int8", "quark", None),
         ("llama4_text", "int4_wo_32", "quark", r"q_proj' while it loads it .* packed along the outputs"),
         ("llama4_text", "int4_wo_32", "awq", "packed along the outputs"),

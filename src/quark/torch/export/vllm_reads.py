@@ -23,6 +23,7 @@ from quark.torch.export.shards import Item
 from quark.torch.export.stacked_blocks import MODE
 from quark.torch.kv_cache import is_cached
 from quark.torch.matching import choose_all, find_candidates
+from quark.torch.stage import Stage
 
 #: What reads experts whose rows take turns (gpt_oss), by format: the same for every scheme. In the quark format float
 #: ones are not read either, and vLLM does not say so; in compressed-tensors they are.
@@ -91,6 +92,17 @@ def check_experts(model: nn.Module, config: QConfig, format: str) -> None:
                 f"vLLM finds no place for the zero points of the inputs of {path!r} (KeyError: w2_input_zero_point, "
                 f"maybe_remap_moe_expert_param_name); --scheme ptpc_int8, with a scale per token, is read"
             )
+        stages = config.global_quant_config.stages("input_tensors")
+        if format == "compressed-tensors" and type(model).__name__ in REMAPPED and any(map(is_nvfp4, stages)):
+            raise ConfigError(
+                f"vLLM finds no place for the scales of the inputs of {path!r} (KeyError: w2_input_global_scale, "
+                f"maybe_remap_moe_expert_param_name); --format quark has them"
+            )
+
+
+def is_nvfp4(stage: Stage) -> bool:
+    """Blocks under a scale of the tensor."""
+    return stage.is_block and bool(getattr(stage.format, "tensor_scale", False))
 
 
 def check_float_layers(model: nn.Module, config: QConfig) -> None:
