@@ -210,7 +210,7 @@ def test_the_largest_layer_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_log_has_a_line_every_so_many_steps(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="quark.algorithms.reconstruction"):
+    with caplog.at_level("INFO", logger="quark.algorithms.training"):
         result(num_iterations=20, log_period=10, target_op_type=["Gemm"])
     assert [record.getMessage().split(",")[0] for record in caplog.records if "step " in record.getMessage()] == [
         "Gemm_8: step 10",
