@@ -45,9 +45,11 @@ def test_what_is_no_number_is_refused(kind: str, tmp_path: Path) -> None:
     array = np.zeros(3).astype(kind)
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
     np.savez(tmp_path / "a.npz", x=array)
-    with pytest.raises(DataError, match="does not say what type and shape of numbers"):
+    text = kind in ("U3", "S3", "object")
+    said = "holds text or objects .type .*Python" if text else "does not say what type and shape of numbers"
+    with pytest.raises(DataError, match=said):
         load_array(tmp_path / "a.npy")
-    with pytest.raises(DataError, match=r"array 'x'.*does not say"):
+    with pytest.raises(DataError, match=f"array 'x'.*{said}"):
         ArrayArchive(tmp_path / "a.npz")["x"]
 
 

@@ -37,6 +37,7 @@ FIELDS = {
     "shape": re.compile(r"""['"]shape['"]\s*:\s*\(([\d, L]*)\)"""),
 }
 """The header: a Python dictionary of three entries. Types are numbers of 1 to 8 bytes, and truth values."""
+_TEXT = re.compile(r"""['"]descr['"]\s*:\s*['"]([<>|=]?[USO][0-9]*)['"]""")
 _DAMAGED = (ValueError, TypeError, OverflowError, MemoryError, OSError, EOFError)
 _BROKEN_ZIP = (
     *(*_DAMAGED, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
@@ -125,6 +126,9 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], Any, np.dtype]:
     size = int.from_bytes(file.read(LENGTHS[start[6]]), "little")
     text = file.read(min(size, LONGEST_HEADER)).decode("latin-1")
     found = {name: pattern.findall(text) for name, pattern in FIELDS.items()}
+    if not found["descr"] and (words := _TEXT.findall(text)):
+        way = "samples with text go into the Python functions, as NumPy arrays"
+        raise ValueError(f"it holds text or objects (type {words[0]:.20}), and files are read for numbers: {way}")
     if len(text) < size or any(len(values) != 1 for values in found.values()):
         raise ValueError(f"its header {text:.80} does not say what type and shape of numbers follow")
     sizes = [digits for digits in re.split(r"[, L]+", found["shape"][0]) if digits]
