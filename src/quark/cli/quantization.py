@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from quark.cli.settings import parse_settings
 from quark.cli.source_options import SampleSource, source_words
 from quark.cli.sources import feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies
-from quark.errors import ConfigError, unknown
+from quark.config.nbits import parse_nbits
+from quark.errors import ConfigError, DataError, unknown
 from quark.files.outputs import Output, check_outputs, drafts
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import Comparison, MovedOutput, compare, moved_most
@@ -33,12 +35,13 @@ from quark.onnx.graph.model import output_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.preprocess_file import FILE, text_of
 from quark.onnx.preprocessing import Preprocessing
+from quark.onnx.qdq.nbits_algorithms import ALGORITHMS as NBITS_ALGORITHMS
 from quark.onnx.recipes import Choice, with_algorithms
 from quark.onnx.result import Result
 from quark.report import Report, Table, decibels, file_size, milliseconds
 from quark.report.progress import bars
 from quark.report.summary import pass_table, summary_tables
-from quark.report.verdict import SAME, Verdict, runtime_line
+from quark.report.verdict import SAME, Line, Verdict, runtime_line
 from quark.search.parts import parts_of
 
 if TYPE_CHECKING:
@@ -55,6 +58,16 @@ class Demands:
 
     bound: Bound | None = None
     not_slower: bool = False
+
+    def check_met(self, measured: bool) -> None:
+        """Refuse a demand that nothing would be held against.
+
+        Raises:
+            DataError: there is one, and the models will not be compared.
+        """
+        name = "--fail-under" if self.bound else "--fail-slower" if self.not_slower else None
+        if name is not None and not measured:
+            raise DataError(f"{name} compares both models on samples: give --data or --eval-data, and no --no-check")
 
     def failures(self, check: Check | None) -> list[str]:
         """What is not met, a sentence each."""
@@ -94,15 +107,16 @@ def run(request: Quantize) -> None:
     given, pictures = request.given_plan(), _preprocessing(request.source)
     beside = {} if pictures is None else {"preprocess": Output(request.output.with_name(FILE), f"the file {FILE}")}
     check_outputs(beside.values(), overwrite=bool(request.overwrite))
-    samples = _feeds(request, settings)
+    samples = _feeds(request, config, settings)
+    measured = (samples is not None or request.eval_data is not None) and (request.check or report is not None)
+    demands.check_met(measured)
     start = time.perf_counter()
     with drafts(_outputs(request) | beside) as paths:
         written = replace(request, output=paths["output"])
         result = ModelQuantizer(config).run(request.model, written.output, samples, plan=given)
         seconds = time.perf_counter() - start
         result.plan.preprocessing = None if pictures is None else pictures.to_dict()
-        wanted = samples is not None and (request.check or report)
-        done = _check(written, samples, report is not None, settings.get("UserCustomOpLibPath")) if wanted else None
+        done = _check(written, samples, report is not None, settings.get("UserCustomOpLibPath")) if measured else None
         verdict = _verdict(written, request.output, settings, result, done, samples)
         if request.plan:
             write_text(result.plan.to_json(), paths["plan"])
@@ -159,10 +173,14 @@ def _verdict(
     feed = feeds_[0] if feeds_ else None
     subject = Subject(request.model, request.output, choice, words, kept, _where(request, check), feed, named)
     lines = judge_all(subject, result.plan, found or None, check.seconds if check else {})
+    if check is None:
+        lines.insert(0, Line("accuracy", "not measured", "no samples" if samples is None else "--no-check", bad=True))
     if check is not None and check.moved is not None:
         lines.insert(1, runtime_line(check.moved.name, check.moved.optimized, check.moved.written))
     libraries = settings.get("UserCustomOpLibPath")
-    advice = advise(subject, result, found, (samples, feeds_), libraries) if found else []
+    ways = shlex.join(words) or "--data SAMPLES"
+    measure = [f"quark onnx compare {shlex.quote(str(request.model))} {shlex.quote(str(named))} {ways}"]
+    advice = advise(subject, result, found, (samples, feeds_), libraries) if found else measure
     return Verdict(tuple(lines), (*advice, *remedies(subject, lines)))
 
 
@@ -188,10 +206,22 @@ def configure(request: Decided, settings: dict[str, Any]) -> Config:
     return Config(global_quant_config=with_algorithms(config, {}, request.algorithms))
 
 
-def _feeds(request: Quantize, settings: Mapping[str, Any]) -> Any:
+def needs_samples(config: Config) -> bool:
+    """Whether a job reads samples before its file is written: ranges of activations, and algorithms, do."""
+    job = config.compile()
+    if job.options.WeightsOnly:
+        return False
+    if job.mode == "nbits":
+        return bool(job.algorithms) or NBITS_ALGORITHMS[parse_nbits(job.options.MatMulNBitsParams).Algorithm].needs_data
+    return bool(job.algorithms) or job.mode == "static"
+
+
+def _feeds(request: Quantize, config: Config, settings: Mapping[str, Any]) -> Any:
     """The samples, or None where none are given and none are needed."""
     source = request.source
-    if source.data is None and not source.random and settings.get("WeightsOnly") is True:
+    if source.data is None and not source.random and not needs_samples(config):
+        if request.report and request.eval_data is None:
+            raise DataError("--report needs samples to run both models on: add --data PATH (or --eval-data PATH)")
         return None
     if source.random:
         say("note: calibrating on generated data; the result is for trying things out only")

@@ -6,7 +6,7 @@ an initializer that the caller of the model cannot override (one that is also a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -143,12 +143,35 @@ def name_nodes(model: ir.Model) -> None:
     used: set[str] = set()
     for node in all_nodes(model):
         base = node.name or next((value.name for value in node.outputs if value.name), node.op_type)
-        name, number = base, 0
-        while name in used:
-            number += 1
-            name = f"{base}_{number}"
-        used.add(name)
-        node.name = name
+        node.name = _free(base, used)
+        used.add(node.name)
+
+
+def name_apart(model: ir.Model, known: Mapping[str, str]) -> None:
+    """Give nodes that were added beside others of their name a name of their own.
+
+    Args:
+        known: names that stay, with the operator of the node that has each.
+    """
+    nodes = list(all_nodes(model))
+    keepers: dict[str, ir.Node] = {}
+    for node in nodes:
+        if known.get(str(node.name)) == node.op_type:
+            keepers.setdefault(str(node.name), node)
+    used = set(keepers)
+    for node in nodes:
+        if keepers.get(str(node.name)) is not node:
+            node.name = _free(str(node.name or node.op_type), used)
+            used.add(node.name)
+
+
+def _free(base: str, used: Collection[str]) -> str:
+    """``base``, or ``base_1``, ``base_2``, … where that is taken."""
+    name, number = base, 0
+    while name in used:
+        number += 1
+        name = f"{base}_{number}"
+    return name
 
 
 class Names:
@@ -167,10 +190,7 @@ class Names:
 
     def fresh(self, base: str) -> str:
         """``base``, or ``base_1``, ``base_2``, … where that is taken; the name counts as used from now on."""
-        name, number = base, 0
-        while name in self._used:
-            number += 1
-            name = f"{base}_{number}"
+        name = _free(base, self._used)
         self._used.add(name)
         return name
 

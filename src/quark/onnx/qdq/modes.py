@@ -12,6 +12,7 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
+from quark.onnx.graph.surgery import name_apart
 from quark.onnx.qdq.dynamic import place_dynamic
 from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.emit_dynamic import emit_dynamic
@@ -35,8 +36,19 @@ class Mode:
     emit: Callable[[ir.Model, Plan, Options], ir.Model]
 
 
+def _named_apart(written: Callable[[ir.Model, Plan, Options], ir.Model]) -> Callable[..., ir.Model]:
+    """``written``, after which no two nodes share a name: runtimes refuse such a graph."""
+
+    def emit_apart(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
+        made = written(model, plan, options)
+        name_apart(made, {name: node.op_type for name, node in plan.nodes.items()})
+        return made
+
+    return emit_apart
+
+
 MODES: dict[str, Mode] = {
-    "static": Mode(place, set_parameters, emit),
-    "nbits": Mode(place_nbits, no_parameters, emit_nbits),
-    "dynamic": Mode(place_dynamic, set_parameters, emit_dynamic),
+    "static": Mode(place, set_parameters, _named_apart(emit)),
+    "nbits": Mode(place_nbits, no_parameters, _named_apart(emit_nbits)),
+    "dynamic": Mode(place_dynamic, set_parameters, _named_apart(emit_dynamic)),
 }
