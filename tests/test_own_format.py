@@ -190,6 +190,17 @@ def test_what_is_no_format_is_refused(row: Any, words: str) -> None:
     assert before == FORMATS
 
 
+@pytest.mark.parametrize("row", [Float("fp5_e2m2", 2, 2, 7.0), Float("fp5_e3m1", 3, 1, 24.0)])
+def test_the_smallest_formats_of_ones_own(row: Float) -> None:
+    """Two exponent bits or one mantissa bit: the largest numbers are 1.75 x 2^2 and 1.5 x 2^4."""
+    quark.register_format(row)
+    try:
+        assert FORMATS[row.name].max == row.max
+    finally:
+        quark.unregister_format(row.name)
+    assert row.name not in FORMATS
+
+
 def test_only_registered_formats_can_be_forgotten(rows: None) -> None:
     for name, words in (("int8", "built in"), ("int9", "registered: fp8_e3m4, int7, mxfp8_e3m4")):
         with pytest.raises(ConfigError, match=words):
