@@ -32,6 +32,7 @@ from quark.onnx import (
     QLayerConfig,
     QuarotConfig,
     SmoothQuantConfig,
+    SVDQuantConfig,
 )
 from quark.onnx.algorithms import smoothquant, stages
 from quark.onnx.algorithms.losses import Loss, gain
@@ -47,6 +48,7 @@ GUARDED: dict[type[AlgoConfig], Callable[..., AlgoConfig]] = {
     SmoothQuantConfig: lambda keep_worse: SmoothQuantConfig(alpha=1.0, keep_worse=keep_worse),
     QuarotConfig: lambda keep_worse: QuarotConfig(keep_worse=keep_worse),
     AWQConfig: lambda keep_worse: AWQConfig(keep_worse=keep_worse),
+    SVDQuantConfig: lambda keep_worse: SVDQuantConfig(svd_rank=2, min_layer_size=4, keep_worse=keep_worse),
 }
 
 
@@ -68,7 +70,7 @@ def test_every_transformation_is_under_the_contract() -> None:
     assert set(GUARDED) == set(TRANSFORMS)
 
 
-SLOW = (CLEConfig, SmoothQuantConfig, QuarotConfig, AWQConfig)
+SLOW = (CLEConfig, SmoothQuantConfig, QuarotConfig, AWQConfig, SVDQuantConfig)
 
 
 @pytest.mark.parametrize(

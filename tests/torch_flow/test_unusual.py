@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from quark.torch import ModelQuantizer
+from quark.torch.algorithms.scaling import effective
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
 from quark.torch.quantization.config.config import (
     AutoRoundConfig,
@@ -114,7 +115,7 @@ def test_no_worse_than_rounding_and_the_same_from_a_file(name: str, algorithm: s
 def test_experts_that_no_token_reached_are_changed_with_the_others(algorithm: Any, monkeypatch: Any) -> None:
     """One token reaches two experts of four; other inputs reach them all, and must get the float model's answers."""
     monkeypatch.setattr("quark.torch.algorithms.guard.best_of", lambda *errors: 0)
-    monkeypatch.setattr("quark.torch.algorithms.smooth.keep_best", last)
+    monkeypatch.setattr("quark.torch.algorithms.smooth.search", whole)
     fine = QLayerConfig(weight=Float16Spec().to_quantization_spec())
     model = quantize("experts", fine, [algorithm], [{"input_ids": torch.tensor([[7]])}])
     plain = build("experts")
@@ -125,10 +126,9 @@ def test_experts_that_no_token_reached_are_changed_with_the_others(algorithm: An
         assert torch.allclose(found, wanted, atol=3e-3 * float(wanted.abs().max()))
 
 
-def last(place: Any, judge: Any, found: Any) -> torch.Tensor:
-    """Keep the last scale, whatever it does."""
-    *_, (_, s) = found
-    return s
+def whole(context: Any, place: Any, *given: Any) -> torch.Tensor:
+    """The scale that the configuration asks for, whatever it does."""
+    return effective(context, place, given[-1][-1])
 
 
 def test_an_algorithm_that_finds_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -217,9 +217,9 @@ def test_files_that_an_index_may_name(name: str, plain: bool) -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("off, near", [(0.0, True), (2.0**-9, False), (2.0**-7, None)])
+@pytest.mark.parametrize("off, near", [(0.0, True), (2.0**-8, False), (2.0**-6, None)])
 def test_how_near_weights_of_other_formats_are(exact: bool, off: float, near: bool | None) -> None:
-    """Exactly, or where a format multiplies scales in another order by 2^-8 of each value; never of another shape."""
+    """Exactly, or where a format multiplies scales in another order, by 2^-7 of each value; never of another shape."""
     weight = torch.tensor([[1.0, -2.0], [0.5, 4.0]])
     held = SimpleNamespace(parts={}, cut=lambda stored, _: stored, decode=lambda _: weight * (1 + off), exact=exact)
     one = object.__new__(OfForeign)
