@@ -87,6 +87,30 @@ def test_coverage_counts_the_bytes_of_the_weights_that_became_codes(
         assert facts["weights_quantized"] == pytest.approx(coded / sum(sizes.values()))
 
 
+@pytest.mark.parametrize("format", ["compressed-tensors", "quark"])
+def test_coverage_does_not_depend_on_the_type_that_codes_are_decoded_to(
+    format: str, folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "half")
+    sizes = {name: value.numel() for name, value in model.named_parameters()}
+    coded = sum(
+        size for name, size in sizes.items() if not any(part in name for part in ("embed_tokens", "norm", "lm_head"))
+    )
+    words = words_of(
+        ["quantize", "-s", "int8_wo_per_channel", "--format", format], tmp_path / "half", tmp_path / "a", None
+    )
+    assert main(words) == 0
+    capsys.readouterr()
+    for command in ("quantize", "quantize-files"):
+        words = [*words_of([command, "-s", "int4_wo_32"], tmp_path / "a", tmp_path / command, None), "--json"]
+        assert main(words) == 0
+        assert json.loads(capsys.readouterr().out)["weights_quantized"] == pytest.approx(coded / sum(sizes.values()))
+
+
 @pytest.mark.parametrize(
     ("after", "loss", "word"),
     [

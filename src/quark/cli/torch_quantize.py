@@ -277,9 +277,8 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     """Quantize the float checkpoint in ``folder`` file by file, and convert where another format is wanted."""
     from quark.torch.export.checkpoint import read_checkpoint
     from quark.torch.files.carried import facts_of as facts_of_carried
-    from quark.torch.files.decision import decide
     from quark.torch.files.foreign import convert
-    from quark.torch.files.quantize import in_type, quantize_checkpoint
+    from quark.torch.files.quantize import float_bytes, in_type, quantize_checkpoint
     from quark.torch.files.target import is_finished
     from quark.torch.language import batches, calibration_samples, load_tokenizer, read_ids
 
@@ -289,7 +288,7 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     samples = batches(calibration_samples(rows, source.seq_len, source.samples), request.batch_size)
     config = config_of_files(replace(request, model=folder), format, checkpoint, samples)
     facts = {"calibration_windows": sum(len(batch["input_ids"]) for batch in samples)}
-    facts |= coverage_of(*decide(checkpoint, config).stored_apart())
+    facts |= coverage_of(*float_bytes(checkpoint, config))
 
     def finish(work: Path) -> None:
         facts.update(facts_of(request, format, work))

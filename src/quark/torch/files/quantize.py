@@ -294,12 +294,18 @@ def in_type(checkpoint: Checkpoint, dtype: torch.dtype | None) -> Checkpoint:
     return replace(checkpoint, config={**config, "dtype": str(dtype).removeprefix("torch.")}, dtype=dtype)
 
 
+def named_type(checkpoint: Checkpoint) -> torch.dtype | None:
+    """The type that the configuration names."""
+    named = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), None)
+    return named if isinstance(named, torch.dtype) else None
+
+
 def decoded_in_type(
     decision: CheckpointDecision, checkpoint: Checkpoint, grids: Mapping[str, Path]
 ) -> CheckpointDecision:
     """What was decoded to float32 and stays float has the type that the configuration names."""
-    named = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), None)
-    if not isinstance(named, torch.dtype):
+    named = named_type(checkpoint)
+    if named is None:
         return decision
     moved = {
         name: replace(stored, dtype=named)
@@ -307,6 +313,11 @@ def decoded_in_type(
         if stored.name in grids and name not in decision.weights
     }
     return replace(decision, tensors={**decision.tensors, **moved})
+
+
+def float_bytes(checkpoint: Checkpoint, config: QConfig) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes, in the float types of the model, of the tensors that become codes, and of the others, by name."""
+    return decide(checkpoint, config).stored_apart(places_of(checkpoint.folder), named_type(checkpoint))
 
 
 def quantize_float(
