@@ -12,9 +12,13 @@ from tests.onnx_flow.test_node_names import NAMES, encoder
 from typer.testing import CliRunner
 
 from quark.cli.app import app
-from quark.errors import DataError
+from quark.cli.quantization import surely_calibrated
+from quark.config.presets import PRESETS
+from quark.demo.data import model_path
+from quark.errors import DataError, NoSamplesError
+from quark.onnx import Config, ModelQuantizer, get_default_config
 
-WITHOUT = ("UINT8_DYNAMIC_QUANT", "MATMUL_NBITS")
+WITHOUT = ("UINT8_DYNAMIC_QUANT", "MATMUL_NBITS", "FP16", "BF16", "BFP16", "MXFP8E4M3")
 SMALL = ["--set", "MatMulNBitsParams={'GroupSize': 32}"]
 
 
@@ -38,6 +42,8 @@ def test_no_samples_no_question(words: list[str], tmp_path: Path) -> None:
 READ = {
     "static": ["--preset", "A8W8"],
     "an algorithm": ["--preset", "UINT8_DYNAMIC_QUANT", "--algorithm", "smooth_quant"],
+    "an algorithm of weights": ["--preset", "A8W8", "--set", "WeightsOnly=true", "--algorithm", "awq"],
+    "training": ["--preset", "BF16", "--algorithm", "adaround"],
     "rounding": ["--preset", "MATMUL_NBITS", "--set", "MatMulNBitsParams={'Algorithm': 'GPTQ', 'GroupSize': 32}"],
 }
 
@@ -77,3 +83,16 @@ def test_other_samples_measure_what_none_calibrated(tmp_path: Path) -> None:
     judged = ["--eval-data", str(tmp_path / "data.npz"), "--fail-under", "sqnr=1"]
     made = ran(tmp_path, "--preset", "UINT8_DYNAMIC_QUANT", *judged)
     assert made.exit_code == 0 and "on 8 samples of --eval-data" in made.output
+
+
+def config_of(name: str) -> Config:
+    config = get_default_config(name)
+    config.extra_options |= {"PrintSummary": False, "UseRandomData": False}  # VINT8 sets it: the command asks first
+    return Config(global_quant_config=config)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if surely_calibrated(config_of(name).compile())])
+def test_what_is_refused_at_once_would_be_refused_later(name: str) -> None:
+    """The engine decides what is needed, with the model (here of convolutions); the command is only quicker."""
+    with pytest.raises(NoSamplesError):
+        ModelQuantizer(config_of(name)).quantize_model(model_path(), None)

@@ -47,6 +47,10 @@ class DataError(QuarkError):
     """Calibration or evaluation data that does not fit the model."""
 
 
+class NoSamplesError(DataError):
+    """Something reads samples, and there are none."""
+
+
 def known(value: T | None, what: str) -> T:
     """``value``, which must have been found before.
 

@@ -18,11 +18,12 @@ from quark.cli.requests import Decided, Quantize
 from quark.cli.samples import FileSamples
 from quark.cli.settings import parse_settings
 from quark.cli.source_options import SampleSource, source_words
-from quark.cli.sources import feeds, preprocessing
+from quark.cli.sources import WANTED, feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies
-from quark.config.nbits import parse_nbits
-from quark.errors import ConfigError, DataError, unknown
+from quark.config.job import Job
+from quark.errors import ConfigError, DataError, NoSamplesError, unknown
 from quark.files.outputs import Output, check_outputs, drafts
+from quark.numerics.formats import Int
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import Comparison, MovedOutput, compare, moved_most
 from quark.onnx.config_file import load_config, read_values, share_of
@@ -35,7 +36,6 @@ from quark.onnx.graph.model import output_of
 from quark.onnx.graph.report import PassReport
 from quark.onnx.preprocess_file import FILE, text_of
 from quark.onnx.preprocessing import Preprocessing
-from quark.onnx.qdq.nbits_algorithms import ALGORITHMS as NBITS_ALGORITHMS
 from quark.onnx.recipes import Choice, with_algorithms
 from quark.onnx.result import Result
 from quark.report import Report, Table, decibels, file_size, milliseconds
@@ -113,7 +113,10 @@ def run(request: Quantize) -> None:
     start = time.perf_counter()
     with drafts(_outputs(request) | beside) as paths:
         written = replace(request, output=paths["output"])
-        result = ModelQuantizer(config).run(request.model, written.output, samples, plan=given)
+        try:
+            result = ModelQuantizer(config).run(request.model, written.output, samples, plan=given)
+        except NoSamplesError as error:
+            raise DataError(WANTED) from error
         seconds = time.perf_counter() - start
         result.plan.preprocessing = None if pictures is None else pictures.to_dict()
         done = _check(written, samples, report is not None, settings.get("UserCustomOpLibPath")) if measured else None
@@ -206,20 +209,17 @@ def configure(request: Decided, settings: dict[str, Any]) -> Config:
     return Config(global_quant_config=with_algorithms(config, {}, request.algorithms))
 
 
-def needs_samples(config: Config) -> bool:
-    """Whether a job reads samples before its file is written: ranges of activations, and algorithms, do."""
-    job = config.compile()
-    if job.options.WeightsOnly:
-        return False
-    if job.mode == "nbits":
-        return bool(job.algorithms) or NBITS_ALGORITHMS[parse_nbits(job.options.MatMulNBitsParams).Algorithm].needs_data
-    return bool(job.algorithms) or job.mode == "static"
+def surely_calibrated(job: Job) -> bool:
+    """Whether activations get ranges from samples, as far as a job tells; of others the engine says so."""
+    spec = job.rules.default.inputs
+    static = job.mode == "static" and not job.options.WeightsOnly
+    return static and spec is not None and isinstance(spec.row, Int)
 
 
 def _feeds(request: Quantize, config: Config, settings: Mapping[str, Any]) -> Any:
     """The samples, or None where none are given and none are needed."""
     source = request.source
-    if source.data is None and not source.random and not needs_samples(config):
+    if source.data is None and not source.random and not surely_calibrated(config.compile()):
         if request.report and request.eval_data is None:
             raise DataError("--report needs samples to run both models on: add --data PATH (or --eval-data PATH)")
         return None

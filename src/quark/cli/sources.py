@@ -16,6 +16,7 @@ from quark.onnx.preprocess_file import FILE, read_beside
 from quark.onnx.preprocessing import Preprocessing, doubts
 from quark.search.function import load_function
 
+WANTED = "give the samples with --data PATH, or --random to use generated ones for a trial run"
 PICTURES = ("size", "resize", "bgr", "scale", "mean", "std")  # what is typed about pictures alone
 
 
@@ -35,7 +36,7 @@ def feeds(
         DataError: neither or both of ``--data`` and ``--random``, or nothing that fits the model.
     """
     if (source.data is None) != source.random:
-        raise DataError("give the samples with --data PATH, or --random to use generated ones for a trial run")
+        raise DataError(WANTED)
     check_pictures(source, judged_on)
     loaded = load_ahead(model) if first else load(model)
     if source.data is None:

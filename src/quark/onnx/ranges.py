@@ -10,7 +10,7 @@ import onnx_ir as ir
 from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
-from quark.errors import ConfigError, DataError
+from quark.errors import ConfigError, NoSamplesError
 from quark.files.journal import Journal
 from quark.observers import Histogram
 from quark.onnx import data
@@ -77,12 +77,12 @@ def samples_of(model: ir.Model, options: Options, reader: Any) -> data.Samples:
     """The calibration data of a job: the reader's, or generated ones where that is asked for.
 
     Raises:
-        DataError: there is no reader.
+        NoSamplesError: there is no reader.
     """
     if reader is not None:
         return data.samples_of(reader, options.CalibDataSize)
     if not options.UseRandomData:
-        raise DataError(
+        raise NoSamplesError(
             "calibration data is needed: give calibration_data_reader, or set the option UseRandomData for a trial run"
         )
     shapes, ranges = options.RandomDataReaderInputShape, options.RandomDataReaderInputDataRange
