@@ -3,7 +3,7 @@
     python -m tests.mutants --seed 1 --count 200 [--only qdq] [--warm] [--jobs 4]
 
 1. Places are drawn by the seed from the syntax trees of numerics, observers, onnx/qdq, onnx/npu, resume, files, export.
-2. Which tests run which line is recorded (``covering.py``), per test file, and kept until that or a source changes.
+2. Which tests run which line is recorded (``covering.py``), per test file, and kept until that changes.
 3. The tests that run a mutant's line decide (``trying.py``), the likeliest first. A failure or a hang kills it. It is
    tried in a process that has everything loaded, then, if it lives, in one that imports the mutant. A mutant on a line
    that no test of the table runs has survived.
@@ -34,52 +34,34 @@ from typing import Any
 import pytest
 from tests.mutants.covering import ROOT, SOURCES, Covering, record_of
 from tests.mutants.places import Place, places_in
-from tests.mutants.trying import QUIET, Trial, Warm, cold, forked
+from tests.mutants.trying import QUIET, Trial, Turn, Warm, cold, forked
 
 #: What is broken.
 TARGETS = (
     *("quark/numerics", "quark/observers", "quark/onnx/qdq", "quark/onnx/npu"),
     *("quark/onnx/counted.py", "quark/onnx/fingerprint.py", "quark/files", "quark/torch/export"),
 )
-ONNX = (
-    *("parameters", "place", "emit", "attack", "overrides", "dual_pairs", "dynamic", "nbits", "selection", "subgraphs"),
-    *("formats", "names", "decoding", "blocks_and_moves", "describe", "option_effects", "calibration", "resume"),
-    *("npu_rules", "npu_options", "npu_golden", "channel_axes", "index_paths", "recurrent", "shield", "search"),
-    *("stated_options", "calibration_options", "plan_and_explain", "plan_steps", "plan_rules", "slower", "faster"),
-    *("tuned_speed", "every_operator", "flow", "one_pass", "repeatable", "runtime_options", "guard"),
-    *("odd_graphs", "graphs_of_exporters", "mixprecision", "free_sizes", "wire", "workers", "quantized_plan", "causes"),
-    *("npu_real", "runtime_operators", "small_decisions", "tables_by_schema", "resume_states"),
-    *("graph_questions", "substitutions", "tables", "first_run", "model_io", "option_refusals", "asked_directly"),
-)
-EXPORT = (
-    *("layout", "shards", "reload", "bad_files", "bad_input", "card", "custom_modes", "compressed_tensors", "gguf"),
-    *("gguf_architectures", "gptq", "formats", "failures", "onnx", "onnx_decoder", "verify", "algorithms", "parts"),
-    *("genai", "every_cell", "diffusers", "small_parts", "mode_decisions", "vocabularies", "nodes", "described"),
-    *("asked_directly", "refused_directly", "gguf_bounds", "gguf_commands"),
-)
-TORCH = (
-    *("layouts", "observers", "registry_contract", "files", "kv_cache", "experts", "spec_truth", "carried"),
-    *("prequantized", "structure", "contract", "foreign", "quantizer", "template", "one_pass", "tuned_files"),
-    *("recurrent", "search", "svdquant", "network_identity", "unfinished_targets", "unusual", "refusals"),
-)
-#: The tests that are asked.
-TESTS = (
-    *("tests/numerics", "tests/observers", "tests/operators", "tests/files", "tests/test_one_spec.py"),
-    *("tests/test_identity.py", "tests/test_own_calibration.py", "tests/test_own_format.py", "tests/test_gate.py"),
-    *("tests/search", "tests/config", "tests/seeds", "tests/test_speed_constants.py", "tests/test_records.py"),
-    *("tests/algorithms", "tests/test_one_row.py", "tests/test_generated_pages.py", "tests/test_limits.py"),
-    *("tests/test_plan_from.py", "tests/fuzz/test_readers.py", "tests/fuzz/test_causes.py"),
-    *(f"tests/onnx_flow/test_{name}.py" for name in ONNX),
-    *(f"tests/torch_flow/export/test_{name}.py" for name in EXPORT),
-    *(f"tests/torch_flow/test_{name}.py" for name in TORCH),
+#: The tests that are not asked: they read texts, run examples, start other programs for minutes, or need a device.
+NOT_ASKED = (
+    *("tests/consumers", "tests/report", "tests/test_advice", "tests/test_algorithm_pages", "tests/test_architecture"),
+    *("tests/test_benchmarks", "tests/test_cli", "tests/test_commands", "tests/test_deferred", "tests/test_demo"),
+    *("tests/test_docs", "tests/test_kills", "tests/test_measure", "tests/test_migration", "tests/test_notebooks"),
+    *("tests/test_parallel", "tests/test_site", "tests/test_telemetry", "tests/test_unused"),
+    *(
+        f"tests/onnx_flow/test_{name}"
+        for name in ("auto", "examples", "every_model", "finetune", "large", "resume_kills")
+    ),
+    *(f"tests/onnx_flow/test_{name}" for name in ("recipes", "run", "shapeshifter", "passes", "more_passes", "pass_")),
+    *(f"tests/torch_flow/test_{name}" for name in ("auto", "benchmark", "cli", "diffusion", "gpu", "learned")),
+    *(f"tests/torch_flow/test_{name}" for name in ("other_programs", "real_models", "reconstruct", "rotation")),
 )
 KEPT = 200
 """At most so many tests are asked about a line, and at most for so many seconds."""
 LAST, LAST_SECONDS = 2000, 90.0
 """The same of what has survived those: a row of a table runs when its file is imported, and few tests look at it."""
 KEPT_SECONDS = 30.0
-SECONDS = 20.0
-"""A mutant's tests run at most so long, on top of four times what they take without it."""
+IMPORTED = 12
+"""So many tests are asked first where everything is imported anew: most of such a trial is imports."""
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "onnxscript", "torch", "safetensors.torch", "scipy.optimize", "yaml")
 
 
@@ -91,9 +73,9 @@ def files_of(target: str) -> list[str]:
 
 
 def test_files() -> list[str]:
-    """The test files that are asked, with folders opened."""
-    opened = ((ROOT / one).glob("test_*.py") if (ROOT / one).is_dir() else [ROOT / one] for one in TESTS)
-    return sorted({str(one.relative_to(ROOT)) for one in itertools.chain(*opened) if one.exists()})
+    """The test files that are asked."""
+    found = (str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
+    return sorted(file for file in found if not file.startswith(NOT_ASKED))
 
 
 def drawn(seed: int, count: int, targets: list[str]) -> list[Place]:
@@ -197,11 +179,17 @@ def record(folder: Path, jobs: int) -> None:
         list(pool.map(lambda start: forked(lambda: traced(stale[start::jobs]), 7200.0, loud=True), range(jobs)))
 
 
-def turns_of(place: Place, known: Known) -> list[tuple[list[str], float]]:
-    """The tests of a mutant, in turns, with the seconds after which they hang."""
+def turns_of(place: Place, known: Known) -> list[Turn]:
+    """The tests of a mutant, in turns."""
     first = known.asked(place)
     others = [test for test in known.asked(place, LAST, LAST_SECONDS) if test not in first]
-    return [(tests, SECONDS + 4 * sum(known.seconds[test] for test in tests)) for tests in (first, others) if tests]
+    return [{test: known.seconds[test] for test in tests} for tests in (first, others) if tests]
+
+
+def parted(turn: Turn) -> list[Turn]:
+    """The likeliest tests of a turn, and the others."""
+    tests = list(turn.items())
+    return [dict(part) for part in (tests[:IMPORTED], tests[IMPORTED:]) if part]
 
 
 def judged(places: list[Place], known: Known, warm_only: bool, jobs: int, log: Path) -> list[Place]:
@@ -220,11 +208,11 @@ def judged(places: list[Place], known: Known, warm_only: bool, jobs: int, log: P
             if noticed[place] == "True":
                 return True
             again = turns if noticed[place] == "None" else [] if warm_only else turns[:1]
-            return any(cold(place, tests, seconds + 30) for tests, seconds in again)
+            return any(cold(place, part) for turn in again for part in parted(turn))
 
         survived = []
         for number, ((place, turns), dead) in enumerate(zip(plan, pool.map(killed, plan), strict=True), 1):
-            asked = sum(len(tests) for tests, _ in turns)
+            asked = sum(map(len, turns))
             print(f"{number}/{len(plan)} {'killed' if dead else 'SURVIVED'} {place}  ({asked} tests)", flush=True)
             survived += [] if dead else [place]
     return survived
@@ -243,9 +231,10 @@ def warmly(plan: list[Trial], places: list[Place], log: Path) -> None:
 
     def work() -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        files = sorted({test.split("::")[0] for _, turns in plan for tests, _ in turns for test in tests})
+        files = sorted({test.split("::")[0] for _, turns in plan for turn in turns for test in turn})
         failures = Path(tempfile.gettempdir()) / "failures"
-        return pytest.main([*QUIET, "-p", "tests.mutants.unshrunk", *files], plugins=[Warm(failures, plan, heard)]) != 0
+        trying = Warm(failures, plan=plan, heard=heard)
+        return pytest.main([*QUIET, "-p", "tests.mutants.unshrunk", *files], plugins=[trying]) != 0
 
     forked(work, 24 * 3600.0, loud=True)
 

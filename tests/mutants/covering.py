@@ -1,7 +1,9 @@
-"""Which lines of the broken packages each test runs: one record per test file, kept until it or such a line changes.
+"""Which lines of the broken packages each test runs: one record per test file, kept until that file changes.
 
 A plugin of pytest. ``Covering(prefixes, folder)`` writes ``folder/<test file>.json``: the digests of the test file and
-of every source file that it runs, the seconds of each test, and ``{source file: {line: [number of a test, …]}}``.
+of every source file that it runs, the seconds of each test, and ``{source file: {line: [number of a test, …]}}``; and
+``folder/sources/<digest>``, the text of these files. Where a source has changed since, its lines are looked for in what
+it is now: the record only says who is asked, so one that is a little old costs a kill and makes none.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,14 +39,39 @@ def kept(folder: Path, test_file: str) -> Path:
     return folder / f"{test_file.replace('/', '.')}.json"
 
 
+def source_kept(folder: Path, one: str) -> Path:
+    """Where the text of a source file is, by its digest."""
+    return folder / "sources" / one
+
+
 def record_of(folder: Path, test_file: str) -> dict[str, Any] | None:
-    """The record of a test file; nothing where it, or a source that it runs, has changed since."""
+    """The record of a test file; nothing where that has changed since, or how a source was is not known."""
     path = kept(folder, test_file)
     if not path.exists():
         return None
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    same = found["digest"] == digest(ROOT / test_file)
-    return found if same and all(digest(SOURCES / file) == one for file, one in found["sources"].items()) else None
+    was = found["sources"].items()
+    if found["digest"] != digest(ROOT / test_file) or not all(source_kept(folder, one).exists() for _, one in was):
+        return None
+    changed = {file: moved(source_kept(folder, one), SOURCES / file) for file, one in was if one != now(file)}
+    for file, lines in changed.items():
+        kept_lines = {int(line): tests for line, tests in found["lines"][file].items()}
+        found["lines"][file] = {lines[line]: tests for line, tests in kept_lines.items() if line in lines}
+    return found
+
+
+@cache
+def now(file: str) -> str:
+    """The digest of a source file as it is."""
+    return digest(SOURCES / file)
+
+
+@cache
+def moved(before: Path, after: Path) -> dict[int, int]:
+    """Where the lines of a file are in another."""
+    texts = [path.read_text(encoding="utf-8").splitlines() if path.exists() else [] for path in (before, after)]
+    blocks = SequenceMatcher(None, *texts, autojunk=False).get_matching_blocks()
+    return {old + k + 1: new + k + 1 for old, new, size in blocks for k in range(size)}
 
 
 @dataclass(eq=False)
@@ -122,10 +151,13 @@ class Covering:
         for number, test in enumerate(tests):
             for file, line in sorted(self.lines[test]):
                 where[str(Path(file).relative_to(SOURCES))][line].append(number)
-        record = {
+        record: dict[str, Any] = {
             "digest": digest(ROOT / test_file),
-            "sources": {file: digest(SOURCES / file) for file in where},
+            "sources": {file: now(file) for file in where},
             "tests": [(test, round(self.seconds[test], 3)) for test in tests],
             "lines": where,
         }
+        (self.folder / "sources").mkdir(exist_ok=True)
+        for file, one in record["sources"].items():
+            source_kept(self.folder, one).write_bytes((SOURCES / file).read_bytes())
         kept(self.folder, test_file).write_text(json.dumps(record), encoding="utf-8")

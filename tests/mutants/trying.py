@@ -6,7 +6,7 @@ only happens while a file is imported (tables, defaults, decorators), or in proc
 so: ``cold`` forks before anything of ours is imported and imports a tree of sources that holds the mutant.
 
 Whatever kills a mutant has to pass without it, in the same kind of process: a test that fails anyway is no witness, and
-a hang is one only if the same tests, unbroken, need less than half of the time.
+a hang is one only if the same test, unbroken, needs less than half of the time.
 """
 
 from __future__ import annotations
@@ -37,12 +37,20 @@ BYTES = 8 << 30
 FAILED = (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 QUIET = ["-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain"]
 
-HOUR = 3600.0
+PAUSE, LATE = 5.0, 6.0
+IMPORT = 30.0
 BROKEN = "a hang or a crash"
-"""In the place of the test that noticed."""
+"""In the place of the test that noticed, where no test had begun."""
 
-#: A change, and the tests that are asked, in turns: the second is for what survives the first. Each with its seconds.
-Trial = tuple[Place, list[tuple[list[str], float]]]
+Turn = dict[str, float]
+"""Tests that are asked together, each with the seconds that it takes."""
+#: A change, and the tests that are asked, in turns: the second is for what survives the first.
+Trial = tuple[Place, list[Turn]]
+
+
+def longest(turn: Turn) -> float:
+    """The seconds after which the tests of a turn hang; one test hangs after ``LATE`` times its own and ``PAUSE``."""
+    return 4 * PAUSE + LATE * sum(turn.values())
 
 
 def forked(work: Callable[[], bool], seconds: float, *, loud: bool = False) -> bool:
@@ -80,9 +88,22 @@ def _alone(folder: str, loud: bool) -> None:
 
 @dataclass(eq=False)
 class Witnesses:
-    """A plugin of pytest, in the child: writes which tests noticed."""
+    """A plugin of pytest, in the child: writes which tests noticed, and ends the child at a test that hangs.
+
+    Attributes:
+        failures: the file that names them; ``running`` beside it names the test that runs.
+        asked: how long each test takes.
+        share: of the time after which it hangs.
+    """
 
     failures: Path
+    asked: Turn = field(default_factory=dict)
+    share: float = 1.0
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Write which test begins; the signal, which nothing here handles, ends the process also within native code."""
+        self.failures.with_name("running").write_text(nodeid, encoding="utf-8")
+        signal.setitimer(signal.ITIMER_REAL, self.share * (PAUSE + LATE * self.asked[nodeid]))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A line for a test that failed."""
@@ -90,26 +111,42 @@ class Witnesses:
             with self.failures.open("a", encoding="utf-8") as file:
                 file.write(f"{report.nodeid}\n")
 
+    def pytest_runtest_logfinish(self) -> None:
+        """It ended."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self.failures.with_name("running").unlink()
 
-def cold(place: Place, tests: list[str], seconds: float) -> str:
+    def clear(self) -> None:
+        """Forget what is written."""
+        self.failures.write_text("", encoding="utf-8")
+        self.failures.with_name("running").unlink(missing_ok=True)
+
+    def witness(self) -> str:
+        """The first test that failed; or else the one that ran when the process ended, or what stands for none."""
+        failed = self.failures.read_text(encoding="utf-8").splitlines()  # one may also fail while it is torn down
+        running = self.failures.with_name("running")
+        return failed[0] if failed else running.read_text(encoding="utf-8") if running.exists() else BROKEN
+
+
+def cold(place: Place, turn: Turn) -> str:
     """The test that notices a change, everything of ours imported anew; empty where it lives.
 
-    The same test, or the same tests if they hang or the collection breaks, pass with the sources as they are.
+    The same test, or the same tests if the collection breaks, pass with the sources as they are, in half of the time.
     """
-    while tests and (witness := _imported(place, tuple(tests), seconds)):
-        checked, most = ([witness], HOUR) if witness in tests else (tests, seconds / 2)
-        if not _imported(None, tuple(checked), most):
+    while turn and (witness := _imported(place, tuple(turn.items()))):
+        checked = {test: took for test, took in turn.items() if test == witness} or turn
+        if not _imported(None, tuple(checked.items()), 0.5):
             return witness
-        tests = [test for test in tests if test not in checked]
+        turn = {test: took for test, took in turn.items() if test not in checked}
     return ""
 
 
 @cache
-def _imported(place: Place | None, tests: tuple[str, ...], seconds: float) -> str:
+def _imported(place: Place | None, asked: tuple[tuple[str, float], ...], share: float = 1.0) -> str:
     """The first test that fails in a tree of sources with a change, or in an unchanged one; empty where none does."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        failures = Path(folder) / "failures"
-        failures.touch()
+        noticing = Witnesses(Path(folder) / "failures", dict(asked), share)
+        noticing.clear()
 
         def work() -> bool:
             sources = Path(tempfile.gettempdir()) / "src"
@@ -118,75 +155,64 @@ def _imported(place: Place | None, tests: tuple[str, ...], seconds: float) -> st
                 (sources / place.file).write_text(changed_text(SOURCES / place.file, place), encoding="utf-8")
             sys.path[:0] = [str(sources), str(ROOT)]
             os.environ["PYTHONPATH"] = os.pathsep.join([str(sources), str(ROOT)])
-            words = [*QUIET, "-p", "tests.mutants.unshrunk", *tests]
-            return pytest.main(words, plugins=[Witnesses(failures)]) in FAILED
+            words = [*QUIET, "-p", "tests.mutants.unshrunk", *dict(asked)]
+            return pytest.main(words, plugins=[noticing]) in FAILED
 
-        noticed = forked(work, seconds)
-        return next(iter(failures.read_text(encoding="utf-8").splitlines()), BROKEN) if noticed else ""
+        return noticing.witness() if forked(work, IMPORT + share * longest(dict(asked))) else ""
 
 
 @dataclass(eq=False)
 class Warm(Witnesses):
     """The plugin: asks ``plan`` for mutants with their tests and tells ``heard`` how each went.
 
-    That is ``None`` for a change that is in no function. The tests come in turns, each with its seconds: the second is
-    for what survives the first.
+    That is ``None`` for a change that is in no function. The tests come in turns: the second is for what survives the
+    first.
     """
 
-    plan: list[Trial]
-    heard: Callable[[Place, bool | None, str], None]
+    plan: list[Trial] = field(default_factory=list)
+    heard: Callable[[Place, bool | None, str], None] = print
     functions: dict[CodeType, list[FunctionType]] = field(default_factory=lambda: defaultdict(list))
+    items: dict[str, pytest.Item] = field(default_factory=dict)
+    honest: dict[str, bool] = field(default_factory=dict)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Instead of the tests: the mutants, then their witnesses on the unchanged code.
+        """Instead of the tests: the mutants, each with its witness on the unchanged code.
 
         A test that fails without a change is not a witness: what it had killed is tried without it.
         """
         for one in gc.get_objects():
             if type(one) is FunctionType and one.__code__.co_filename.startswith(str(SOURCES)):
                 self.functions[one.__code__].append(one)
-        items = {item.nodeid: item for item in session.items}
+        self.items = {item.nodeid: item for item in session.items}
         gc.collect()
         gc.freeze()
-        witnesses = {place: self._noticed(session, items, place, turns) for place, turns in self.plan}
-        self._failing(session, [], [items[test] for test in {*witnesses.values()} if test in items], 0)
-        liars = set(self.failures.read_text(encoding="utf-8").split("\n"))
         for place, turns in self.plan:
-            if witnesses[place] in liars - {""}:
-                honest = [([test for test in tests if test not in liars], seconds) for tests, seconds in turns]
-                self._noticed(session, items, place, honest)
+            swapped = list(self._swaps(place))
+            witness = next(filter(None, (self._witness(session, swapped, turn) for turn in turns if swapped)), "")
+            self.heard(place, bool(witness) if swapped else None, witness)
         return True
 
-    def _noticed(
-        self, session: pytest.Session, items: dict[str, pytest.Item], place: Place, turns: list[tuple[list[str], float]]
-    ) -> str:
-        """The test that notices a change; empty where it lives, or is in no function."""
-        swapped = list(self._swaps(place))
-        noticed, witness = False, ""
-        for tests, seconds in turns if swapped else []:
-            asked = [items[test] for test in tests if test in items]
-            noticed = self._failing(session, swapped, asked, 1, seconds)
-            failed = self.failures.read_text(encoding="utf-8").splitlines()  # one may also fail while it is torn down
-            witness = failed[0] if failed else BROKEN if noticed else ""
-            if witness == BROKEN and self._failing(session, [], asked, 1, seconds / 2):
-                noticed, witness = False, ""
-            if noticed:
-                break
-        self.heard(place, noticed if swapped else None, witness)
-        return witness
+    def _witness(self, session: pytest.Session, swapped: list[tuple[FunctionType, CodeType]], turn: Turn) -> str:
+        """The test that notices changed functions, and passes without the change; empty where none does."""
+        turn = {test: took for test, took in turn.items() if test in self.items and self.honest.get(test, True)}
+        while turn and (witness := self._first(session, swapped, turn)):
+            checked = {test: took for test, took in turn.items() if test == witness} or turn
+            if witness == BROKEN or witness not in self.honest:
+                self.honest[witness] = not self._first(session, [], checked, 0.5)
+            if self.honest[witness]:
+                return witness
+            turn = {test: took for test, took in turn.items() if test not in checked}
+        return ""
 
-    def _failing(
-        self,
-        session: pytest.Session,
-        swapped: list[tuple[FunctionType, CodeType]],
-        asked: list[pytest.Item],
-        most: int,
-        seconds: float = HOUR,
-    ) -> bool:
-        """Whether one of some tests fails in a child that has changed functions; ``failures`` then names it."""
-        self.failures.write_text("", encoding="utf-8")
-        return bool(asked) and forked(lambda: _fails(session, swapped, asked, most), seconds)
+    def _first(
+        self, session: pytest.Session, swapped: list[tuple[FunctionType, CodeType]], turn: Turn, share: float = 1.0
+    ) -> str:
+        """The first test that fails in a child that has changed functions; empty where none does."""
+        self.clear()
+        self.asked, self.share = turn, share
+        tests = [self.items[test] for test in turn]
+        return self.witness() if forked(lambda: _fails(session, swapped, tests), share * longest(turn)) else ""
 
     def _swaps(self, place: Place) -> Iterator[tuple[FunctionType, CodeType]]:
         """(function, its changed code); nothing where the change is outside functions."""
@@ -206,15 +232,12 @@ def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
             yield from _pairs(before, after)
 
 
-def _fails(
-    session: pytest.Session, swapped: list[tuple[FunctionType, CodeType]], asked: list[pytest.Item], most: int
-) -> bool:
+def _fails(session: pytest.Session, swapped: list[tuple[FunctionType, CodeType]], asked: list[pytest.Item]) -> bool:
     for function, code in swapped:
         function.__code__ = code
     session.items[:] = asked
     given = getattr(session.config, "_tmp_path_factory")  # noqa: B009 - not public
     given._given_basetemp = Path(tempfile.gettempdir()) / "pytest"
-    session.config.option.maxfail = most
     with contextlib.suppress(pytest_main.Failed, pytest_main.Interrupted):
         pytest_main.pytest_runtestloop(session)
     return bool(session.testsfailed)

@@ -1,0 +1,122 @@
+"""A folder that appears whole or not at all, and the disk that is asked for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quark.errors import ConfigError, OutputError
+from quark.files import folder as folders
+from quark.files import whole
+from quark.files.drafts import DRAFTS, sweep
+from quark.files.folder import UNFINISHED, check_target, new_folder
+from quark.files.lock import ALIVE
+
+
+def test_what_was_moved_is_taken_away_again_when_one_cannot_be_moved(tmp_path: Path, monkeypatch: Any) -> None:
+    """Folders and files; what was there stays, and so does a file that went meanwhile away by itself."""
+    goal = tmp_path / "model"
+    goal.mkdir()
+    (goal / "tokenizer.json").write_text("of the user")
+    real, names = os.replace, []
+
+    def replace(source: Any, target: Any) -> None:
+        if Path(source).name == "config.json":
+            (goal / "b.txt").unlink()
+            raise OSError(28, "No space left on device")
+        names.append(Path(source).name)
+        real(source, target)
+
+    monkeypatch.setattr(folders.os, "replace", replace)
+    with pytest.raises(OutputError, match="No space left"), new_folder(goal) as work:
+        (work / "a").mkdir()
+        (work / "a" / "inside").write_text("new")
+        for name in ("config.json", "b.txt", "c.safetensors", "tokenizer.json"):
+            (work / name).write_text("new")
+    assert names == ["a", "b.txt", "c.safetensors"]
+    assert {path.name: path.read_text() for path in goal.iterdir()} == {"tokenizer.json": "of the user"}
+    assert list(tmp_path.iterdir()) == [goal]
+
+
+@pytest.mark.parametrize("there", ["config.json", "model.safetensors", "pytorch_model-00001.bin", UNFINISHED])
+def test_a_folder_with_a_model_is_refused_unless_the_caller_says_otherwise(there: str, tmp_path: Path) -> None:
+    (tmp_path / there).write_text("{}")
+    for check in (check_target, lambda path: new_folder(path).__enter__()):
+        with pytest.raises(ConfigError, match="interrupted" if there == UNFINISHED else "holds a model already"):
+            check(tmp_path)
+    begun = there == UNFINISHED
+    check_target(tmp_path, beside=not begun, begun=begun)
+    with pytest.raises(ConfigError):
+        check_target(tmp_path, beside=begun, begun=not begun)
+
+
+def test_folders_within_folders_appear_with_the_folders_above(tmp_path: Path) -> None:
+    goal = tmp_path / "a" / "b" / "model"
+    with new_folder(goal) as work:
+        (work / "inner" / "most").mkdir(parents=True)
+        (work / "inner" / "most" / "file").write_text("content")
+        assert not goal.exists()
+    assert [str(path.relative_to(goal)) for path in goal.rglob("*") if path.is_file()] == [
+        os.path.join("inner", "most", "file")
+    ]
+    assert [path.name for path in goal.parent.iterdir()] == ["model"]
+
+
+def test_the_first_file_of_a_model_in_the_way_is_named_and_nothing_moves(tmp_path: Path) -> None:
+    names = [f"{letter}.gguf" for letter in "hgfedcba"]
+    with pytest.raises(ConfigError, match=r"a\.gguf' already exists"), new_folder(tmp_path / "goal") as work:
+        (tmp_path / "goal").mkdir()
+        for name in (*names, "new.txt"):
+            (work / name).write_text("new")
+        for name in names:
+            (tmp_path / "goal" / name).write_text("old")
+    assert {path.read_text() for path in (tmp_path / "goal").iterdir()} == {"old"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock a folder")
+def test_what_cannot_be_swept_away_stays(tmp_path: Path, monkeypatch: Any) -> None:
+    left = tmp_path / f"{DRAFTS}left"
+    left.mkdir()
+    (left / ALIVE).touch()  # which no process holds
+
+    def fails(*given: Any, **named: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "unlink", fails)
+    sweep(tmp_path)
+    monkeypatch.undo()
+    assert left.is_dir()
+    sweep(tmp_path)
+    assert not left.exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot sync everything")
+def test_a_disk_that_cannot_sync_is_an_error(tmp_path: Path, monkeypatch: Any) -> None:
+    file = tmp_path / "file"
+    file.write_text("content")
+
+    def fails(handle: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(whole.os, "fsync", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        whole.sync(file)
+
+
+def test_a_file_that_nobody_may_write_is_synced_as_a_reader(tmp_path: Path, monkeypatch: Any) -> None:
+    """Also as root, who may write everything and is not asked."""
+    file, real, asked = tmp_path / "file", os.open, []
+    file.write_text("content")
+
+    def opened(path: Any, flags: int, *more: Any) -> int:
+        asked.append(flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR))
+        return real(path, flags, *more)
+
+    monkeypatch.setattr(whole.os, "open", opened)
+    for may_write, mode in ((False, os.O_RDONLY), (True, os.O_RDWR)):
+        monkeypatch.setattr(whole.os, "access", lambda path, what, may=may_write: may)
+        whole.sync(file)
+        assert asked.pop() == mode and not asked
