@@ -309,3 +309,47 @@ def test_a_job_that_kept_no_tensors_leaves_nothing(tmp_path: Path) -> None:
     journal.remove()
     assert list(tmp_path.iterdir()) == []
     journal.remove()  # and nothing is asked of what is gone
+
+
+def test_what_is_forgotten_is_gone_and_the_rest_stays(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal.finish_arrays("one", {"w": np.array([1])})
+    journal.finish_arrays("other", {"w": np.array([2])})
+    for _ in range(2):
+        journal.forget("one")
+        journal.forget("never kept")
+        again = opened(tmp_path)
+        assert again.arrays("one") is None and values(again.arrays("other")) == [2]
+    journal.settle()
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_journal_without_a_file_keeps_values_for_the_process_and_no_tensors(tmp_path: Path) -> None:
+    journal = Journal(None, {"job": "1"})
+    assert not journal and opened(tmp_path)
+    journal.begin()
+    journal.finish("k", 3)
+    journal.finish_arrays("t", {"w": np.zeros(2)})
+    journal.forget("t")
+    assert journal.done("k", int) == 3 and journal.arrays("t") is None and journal.file("t") is None
+    journal.settle()
+    journal.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_journal_that_begins_again_keeps_what_it_has(tmp_path: Path) -> None:
+    opened(tmp_path).begin()
+    assert (tmp_path / "r.json").exists()
+    opened(tmp_path).finish("k", 3)
+    opened(tmp_path).begin()
+    assert opened(tmp_path).done("k", int) == 3
+
+
+def test_a_mapping_has_one_of_the_keys_that_are_asked_for(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    for key in ("a", "b", "z"):
+        journal.finish(key, {key: 1.5})
+    for key in ("a", "b"):
+        assert opened(tmp_path).done(key, dict[str, float], ("a", "b")) == {key: 1.5}
+    with pytest.raises(ConfigError, match="'z' has no 'a'"):
+        opened(tmp_path).done("z", dict[str, float], ("a", "b"))

@@ -138,12 +138,14 @@ def test_what_a_function_closes_over_counts_but_what_it_may_fill_does_not():
         assert code_of(closing(empty)) == code_of(closing(full))
     assert code_of(closing((1,))) != code_of(closing((2,)))
 
-    def unset():
-        return later  # noqa: F821 - given below, and taken away
+    later = 1
 
+    def unset():
+        return later
+
+    assert code_of(unset) == code_of(unset)
+    del later  # an empty cell
     assert code_of(unset)
-    if "later" in ():
-        later = 1  # noqa: F841 - makes a cell that stays empty
 
 
 def test_methods_and_wrapped_functions_have_the_code_of_what_they_wrap_and_classes_none():
