@@ -138,14 +138,11 @@ def test_what_a_function_closes_over_counts_but_what_it_may_fill_does_not():
         assert code_of(closing(empty)) == code_of(closing(full))
     assert code_of(closing((1,))) != code_of(closing((2,)))
 
-    later = 1
 
-    def unset():
-        return later
-
-    assert code_of(unset) == code_of(unset)
-    del later  # an empty cell
-    assert code_of(unset)
+def test_a_function_may_close_over_what_is_not_there_yet():
+    lines = ("def made():", " word = 1", " def f():", "  return word", " del word", " return f", "f = made()")
+    unset, same = (_made("\n".join(lines)) for _ in range(2))
+    assert code_of(unset) == code_of(same) != ""
 
 
 def test_methods_and_wrapped_functions_have_the_code_of_what_they_wrap_and_classes_none():
