@@ -31,10 +31,11 @@ from quark.files.whole import part_of
 from quark.measure.distance import Distance
 from quark.measure.outputs import Outputs
 from quark.measure.score import Score, groups_of
-from quark.torch.algorithms.blocks import find_blocks, first, record, without_cache
+from quark.torch.algorithms.blocks import answering, find_blocks, first, record, without_cache
 from quark.torch.calibration import device_of, evaluating, run, to_device
 from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import parts
+from quark.torch.first_input import first_input
 from quark.torch.layers import kind_of
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.quantizer import ModelQuantizer
@@ -252,23 +253,13 @@ class Bench:
     def skipping(self, k: int) -> Iterator[None]:
         """Blocks before ``at`` let everything through; the last of them returns what the float model has there."""
         skipped = list(self.blocks.values())[: self.at]
-        for number, block in enumerate(skipped):
-            known = self.hidden[k] if number == self.at - 1 else None
-            block.__dict__["forward"] = self.passing(known)
-        try:
-            yield
-        finally:
-            for block in skipped:
-                block.__dict__.pop("forward", None)
 
-    def passing(self, known: torch.Tensor | None) -> Callable[..., Any]:
-        """A ``forward`` that returns ``known``, or its input."""
-
-        def _forward(*args: Any, **kwargs: Any) -> Any:
-            value = known if known is not None else kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        def passing(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            value = self.hidden[k] if block is skipped[-1] else first_input(block, args, kwargs)
             return (value,) if self.pairs else value
 
-        return _forward
+        with answering(skipped, passing):
+            yield
 
 
 def open_bench(model: nn.Module, config: QConfig, site: Site) -> Bench:
@@ -332,12 +323,13 @@ def traffic_of(model: nn.Module, names: Sequence[str], sample: Any) -> dict[str,
     hooks = []
     for name, module in chosen.items():
 
-        def count(module: nn.Module, args: tuple[Any, ...], output: Any, key: str = name) -> None:
-            if args and isinstance(args[0], torch.Tensor):
+        def count(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any, key: str = name) -> None:
+            x = first_input(module, args, kwargs)
+            if isinstance(x, torch.Tensor):
                 before = found[key]
-                found[key] = Traffic(before.inputs + args[0].numel(), before.macs + macs(module, args[0], output))
+                found[key] = Traffic(before.inputs + x.numel(), before.macs + macs(module, x, output))
 
-        hooks.append(module.register_forward_hook(count))
+        hooks.append(module.register_forward_hook(count, with_kwargs=True))
     try:
         with running(model):
             run(model, to_device(sample, device_of(model)))

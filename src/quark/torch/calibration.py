@@ -130,7 +130,10 @@ def to_device(value: Any, device: torch.device) -> Any:
         return torch.as_tensor(value, device=device)
     if isinstance(value, Mapping):
         return {name: to_device(item, device) for name, item in value.items()}
-    return tuple(to_device(item, device) for item in value) if isinstance(value, tuple | list) else value
+    if isinstance(value, tuple | list):  # each stays what it is: models tell lists of shapes from shapes
+        moved = [to_device(item, device) for item in value]
+        return moved if isinstance(value, list) else value._make(moved) if hasattr(value, "_make") else tuple(moved)
+    return value
 
 
 def progress(samples: Iterable[Any]) -> Iterator[Any]:

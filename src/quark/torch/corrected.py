@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.torch.first_input import first_input
 from quark.torch.layers import own_parameter
 
 
@@ -44,9 +45,9 @@ class ErrorCorrected(nn.Module):
         self.correction = nn.ModuleDict({"l1": l1, "l2": l2})
         self.register_buffer("smooth", smooth.to(device, dtype))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The answer of the layer, corrected."""
-        x = x / self.smooth
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The answer of the layer to its input, corrected."""
+        x = first_input(self.layer, args, kwargs) / self.smooth
         return self.layer(x) + self.correction["l2"](self.correction["l1"](x))
 
     @property

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.torch.first_input import first_input, with_input
+
 CLOSE = 1e-3  # of the largest value: what counts as the same answer
 
 
@@ -45,12 +47,12 @@ def edited(modules: dict[str, nn.Module], inputs: Mapping[str, Edit], outputs: M
     """Functions applied to the first input, or to the output, of modules."""
 
     def before(edit: Edit) -> Callable[..., Any]:
-        return lambda module, args: (edit(args[0]), *args[1:])
+        return lambda module, args, kwargs: with_input(module, args, kwargs, edit(first_input(module, args, kwargs)))
 
     def after(edit: Edit) -> Callable[..., Any]:
         return lambda module, args, output: edit(output)
 
-    hooks = [modules[name].register_forward_pre_hook(before(edit)) for name, edit in inputs.items()]
+    hooks = [modules[name].register_forward_pre_hook(before(edit), with_kwargs=True) for name, edit in inputs.items()]
     hooks += [modules[name].register_forward_hook(after(edit)) for name, edit in outputs.items()]
     try:
         yield
@@ -64,15 +66,16 @@ def trace(names: dict[str, nn.Module], forward: Callable[[], torch.Tensor]) -> T
     calls: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def see(name: str) -> Callable[..., None]:
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if isinstance(output, tuple) and output:  # a router's scores come with its choice
                 output = output[0]
-            if args and isinstance(args[0], torch.Tensor) and isinstance(output, torch.Tensor):
-                calls.setdefault(name, []).append((args[0], output))
+            x = first_input(module, args, kwargs)
+            if isinstance(x, torch.Tensor) and isinstance(output, torch.Tensor):
+                calls.setdefault(name, []).append((x, output))
 
         return after
 
-    hooks = [module.register_forward_hook(see(name)) for name, module in names.items()]
+    hooks = [module.register_forward_hook(see(name), with_kwargs=True) for name, module in names.items()]
     try:
         output = forward()
     finally:

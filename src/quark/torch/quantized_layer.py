@@ -25,6 +25,7 @@ from torch import nn
 
 from quark.errors import known
 from quark.torch.fake_quantize import Quantizer, parts, quantizer_at, straight_through
+from quark.torch.first_input import first_key
 from quark.torch.layers import KINDS, become, own_parameter
 
 OWN = ("weight", "bias")
@@ -80,7 +81,9 @@ class QuantLayer(nn.Module):
             if quantizer is not None:
                 yield slot, quantizer
 
-    def _run(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _run(self, input: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if input is None and kwargs:  # under the name that the float layer has for it
+            input = kwargs.pop(str(first_key(self, args, kwargs)))
         quantize_input, quantize_output = self.input_quantizer, self.output_quantizer
         if quantize_input is not None:
             input = quantize_input(input)

@@ -17,6 +17,7 @@ from torch import nn
 from quark.algorithms.hadamard import Rotation
 from quark.errors import ModelError
 from quark.torch.corrected import ErrorCorrected
+from quark.torch.first_input import Arguments, first_input, with_input
 from quark.torch.kv_cache import cache_quantizers
 
 SLOT = "input_rotation"
@@ -43,20 +44,20 @@ class Dense:
 
 
 class Turn:
-    """The hook: turns the first input."""
+    """The hook, which gets keywords: turns the first input."""
 
     def __init__(self, rotation: Rotation | Dense) -> None:
         self.rotation = rotation
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments with the first one turned."""
-        return (self.rotation.apply(args[0]), *args[1:])
+        return with_input(module, args, kwargs, self.rotation.apply(first_input(module, args, kwargs)))
 
 
 def attach_rotation(layer: nn.Module, rotation: Rotation | Dense) -> None:
     """Turn the inputs of ``layer`` from now on; its weight is not changed."""
     layer.__dict__[SLOT] = rotation
-    layer.__dict__[f"_{SLOT}_handle"] = layer.register_forward_pre_hook(Turn(rotation))
+    layer.__dict__[f"_{SLOT}_handle"] = layer.register_forward_pre_hook(Turn(rotation), with_kwargs=True)
 
 
 def detach_rotation(layer: nn.Module) -> None:

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from quark.torch.algorithms.blocks import (
-    HIDDEN,
     Blocks,
     Enough,
     Stream,
@@ -32,6 +31,7 @@ from quark.torch.algorithms.blocks import (
 )
 from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.trial import quantizing
+from quark.torch.first_input import first_input
 from quark.torch.matching import Match
 from quark.torch.structure import answer, run_model
 
@@ -145,7 +145,7 @@ def entrance(model: nn.Module, blocks: Blocks, sample: Any) -> torch.Tensor:
     found: list[torch.Tensor] = []
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(kwargs[HIDDEN] if HIDDEN in kwargs else args[0])
+        found.append(first_input(module, args, kwargs))
         raise Enough
 
     handle = next(iter(blocks.modules.values())).register_forward_pre_hook(before, with_kwargs=True)
@@ -164,7 +164,7 @@ def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> torch.Tensor:
     *others, last = walk.blocks.modules.values()
     values, model = walk.stream.values, walk.context.model
     with (
-        answering(others, lambda *args, **kwargs: returned(kwargs[HIDDEN] if HIDDEN in kwargs else args[0], values)),
+        answering(others, lambda block, *args, **kwargs: returned(first_input(block, args, kwargs), values)),
         answering([last], lambda *args, **kwargs: returned(hidden, values)),
         without_cache(model),
     ):

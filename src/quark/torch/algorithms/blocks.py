@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +26,10 @@ from torch import nn
 from quark.errors import ConfigError, DataError, unknown
 from quark.torch.algorithms.context import Home
 from quark.torch.calibration import arguments_of, run
+from quark.torch.first_input import first_input, with_input
 from quark.torch.layers import kind_of
 
 log = logging.getLogger(__name__)
-HIDDEN = "hidden_states"  # what transformers calls the first argument of a block
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Stream:
 
     Attributes:
         hidden: what enters the next block.
-        calls: per block, per sample: further positional and keyword arguments.
+        calls: per block, per sample: its positional and keyword arguments, the first input None.
         values: how many values a block returns; 0: its hidden state alone, not in a tuple.
     """
 
@@ -104,10 +105,7 @@ class Stream:
         """What the block called ``name`` (the model, without a name) is called with on sample ``k``."""
         if not name:
             return arguments_of(block, self.hidden[k])
-        args, kwargs = self.calls[name][k]
-        if HIDDEN in kwargs:
-            return args, {**kwargs, HIDDEN: self.hidden[k]}
-        return (self.hidden[k], *args), kwargs
+        return with_input(block, *self.calls[name][k], self.hidden[k])
 
     def advance(self, name: str, block: nn.Module) -> Stream:
         """The stream behind a block; what the block was called with is forgotten. Nothing is behind the last one."""
@@ -206,7 +204,7 @@ def handing_on(blocks: Blocks, values: int) -> Iterator[None]:
 
     *others, last = blocks.modules.values()
     with (
-        answering(others, lambda *args, **kwargs: returned(kwargs[HIDDEN] if HIDDEN in kwargs else args[0], values)),
+        answering(others, lambda block, *args, **kwargs: returned(first_input(block, args, kwargs), values)),
         answering([last], lambda *args, **kwargs: end()),
     ):
         yield
@@ -219,10 +217,10 @@ def returned(x: torch.Tensor, values: int) -> Any:
 
 @contextmanager
 def answering(modules: Iterable[nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
-    """Modules with another ``forward`` for a while."""
+    """Modules with another ``forward`` for a while, which gets the module first."""
     before = [(module, "forward" in module.__dict__, module.__dict__.get("forward")) for module in modules]
     for module, _, _ in before:
-        module.__dict__["forward"] = forward
+        module.__dict__["forward"] = partial(forward, module)
     try:
         yield
     finally:
@@ -263,15 +261,14 @@ class Recorder:
         """Hooks for the block called ``name``."""
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = kwargs[HIDDEN] if HIDDEN in kwargs else args[0]
+            hidden = first_input(module, args, kwargs)
             if name == self.start:
                 self.stream.hidden.append(hidden.detach())
             else:
                 self.chained &= (
                     self.last is not None and hidden.shape == self.last.shape and bool(torch.equal(hidden, self.last))
                 )
-            rest = {key: None if key == HIDDEN else value for key, value in kwargs.items()}
-            self.stream.calls[name].append((args if HIDDEN in kwargs else args[1:], rest))
+            self.stream.calls[name].append(with_input(module, args, kwargs, None))
 
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             self.last = first(output)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from quark.torch.algorithms.blocks import Enough, Stream
+from quark.torch.first_input import first_input
 from quark.torch.quantized_layer import QuantLayer
 
 
@@ -79,7 +80,8 @@ class Watch:
     def run(self, forward: Callable[[], Any]) -> Any:
         """What one forward under the hooks returns; None, where it did not run to its end."""
         self.awaited = set(self.layers)
-        hooks = [layer.register_forward_pre_hook(self.hook(name)) for name, layer in self.layers.items()]
+        layers = self.layers.items()
+        hooks = [layer.register_forward_pre_hook(self.hook(name), with_kwargs=True) for name, layer in layers]
         try:
             return forward()
         except Enough:
@@ -88,11 +90,11 @@ class Watch:
             for handle in hooks:
                 handle.remove()
 
-    def hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         """What runs before the layer called ``name``."""
 
-        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-            self.see(name, args[0])
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.see(name, first_input(module, args, kwargs))
             self.awaited.discard(name)
             if self.stop and not self.awaited:
                 raise Enough

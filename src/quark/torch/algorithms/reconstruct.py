@@ -33,6 +33,7 @@ from quark.torch.algorithms.inputs import find_groups, read
 from quark.torch.algorithms.tune import float_twin
 from quark.torch.config.algorithms import AdaQuantConfig, AdaRoundConfig
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
+from quark.torch.first_input import first_input
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 from quark.torch.quantized_layer import QuantLayer, weight_quantizer
@@ -134,16 +135,16 @@ def data_of(pair: BlockPair, key: str) -> Data:
     layer, twin = pair.block.get_submodule(key), pair.twin.get_submodule(key)
     inputs, float_inputs, targets = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
 
-    def see(module: nn.Module, args: tuple[Any, ...]) -> None:
-        inputs.append(array(read(layer, args[0])))
+    def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs.append(array(read(layer, first_input(module, args, kwargs))))
 
-    def see_float(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
-        float_inputs.append(array(args[0]))
+    def see_float(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> None:
+        float_inputs.append(array(first_input(module, args, kwargs)))
         targets.append(array(output))
 
     for block, stream, hook in (
-        (pair.block, pair.stream, layer.register_forward_pre_hook(see)),
-        (pair.twin, pair.clean, twin.register_forward_hook(see_float)),
+        (pair.block, pair.stream, layer.register_forward_pre_hook(see, with_kwargs=True)),
+        (pair.twin, pair.clean, twin.register_forward_hook(see_float, with_kwargs=True)),
     ):
         try:
             for k in range(len(stream.hidden)):

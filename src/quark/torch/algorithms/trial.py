@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
 from quark.torch.algorithms.context import matrix, new_quantizer
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
+from quark.torch.first_input import Arguments, first_input, with_input
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
 
@@ -25,7 +27,7 @@ def quantizing(items: list[Match]) -> Iterator[None]:
         stored = value.T if kind.transposed else value
         module._parameters["weight"] = nn.Parameter(stored.to(own_parameter(module).dtype), requires_grad=False)
         if item.stages["input_tensors"]:
-            hooks.append(module.register_forward_pre_hook(input_hook(item)))
+            hooks.append(module.register_forward_pre_hook(input_hook(item), with_kwargs=True))
     try:
         yield
     finally:
@@ -35,11 +37,12 @@ def quantizing(items: list[Match]) -> Iterator[None]:
             module._parameters["weight"] = weight
 
 
-def input_hook(item: Match) -> Callable[..., tuple[torch.Tensor, ...]]:
+def input_hook(item: Match) -> Callable[..., Arguments]:
     """Quantizes the first input of a layer."""
 
-    def before(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (quantize_new(new_quantizer(item, "input_tensors"), args[0]), *args[1:])
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        x = quantize_new(new_quantizer(item, "input_tensors"), first_input(module, args, kwargs))
+        return with_input(module, args, kwargs, x)
 
     return before
 
