@@ -15,7 +15,6 @@ from torch import nn
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.calibration import to_device
-from quark.torch.sensitivity import sensitivity
 from quark.torch.quantization.config.config import (
     ChannelEqualizationConfig,
     Int4PerGroupSpec,
@@ -25,6 +24,7 @@ from quark.torch.quantization.config.config import (
     RotationConfig,
     SVDQuantConfig,
 )
+from quark.torch.sensitivity import sensitivity
 
 STATIC = Int8PerTensorSpec("min_max", symmetric=True, is_dynamic=False).to_quantization_spec()
 WEIGHT = Int4PerGroupSpec(ch_axis=-1, group_size=8).to_quantization_spec()

@@ -149,5 +149,5 @@ def test_blocks_run_for_a_record_only_where_their_arguments_need_it(follows: boo
     assert isinstance(stream, Stream) and blocks.path == "parts"
     assert model.parts[0].runs - before == (len(samples) if follows else 1)
     for calls, numbers in zip(stream.calls.values(), values, strict=True):
-        assert [args[0].item() for args, _ in calls] == [number.item() for number in numbers]
+        assert [args[1].item() for args, _ in calls] == [number.item() for number in numbers]
     assert all(torch.equal(x, y) for x, y in zip(stream.hidden, samples, strict=True))

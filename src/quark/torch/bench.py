@@ -37,8 +37,10 @@ from quark.torch.config.model import QConfig
 from quark.torch.fake_quantize import parts
 from quark.torch.first_input import first_input
 from quark.torch.layers import kind_of
+from quark.torch.outputs import answer
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.quantizer import ModelQuantizer
+from quark.torch.structure import run_model
 
 #: Rows of logits whose divergence is computed at a time, in float64.
 ROWS = 256
@@ -84,22 +86,13 @@ class Site:
 
 
 def output_of(model: nn.Module, sample: Any) -> torch.Tensor:
-    """The logits, or the first tensor, that a model makes of a sample.
+    """The logits, or the first tensor of numbers, that a model makes of a sample.
 
     Raises:
-        DataError: it makes no tensor.
+        DataError: it makes none.
     """
-    found: list[Any] = []
-    hook = model.register_forward_hook(lambda module, args, output: found.append(output))
-    try:
-        run(model, sample)
-    finally:
-        hook.remove()
-    output = getattr(found[-1], "logits", found[-1])
-    output = first(tuple(output.values()) if isinstance(output, Mapping) else output)
-    if not isinstance(output, torch.Tensor) or not output.is_floating_point():
-        raise DataError(f"{type(model).__name__} gives {type(output).__name__}; a tensor of numbers can be compared")
-    return output.detach()
+    found = answer(run_model(model, sample)).detach()
+    return found if found.dim() else found.reshape(1)
 
 
 def ids_of(sample: Any) -> torch.Tensor | None:

@@ -29,6 +29,8 @@ from quark.torch.algorithms.blocks import first
 from quark.torch.bench import Bench, Site, open_bench, running
 from quark.torch.calibration import run
 from quark.torch.config.model import QConfig
+from quark.torch.outputs import answer
+from quark.torch.structure import run_model
 
 SEEN = 4
 """Samples that are looked at, at most."""
@@ -93,14 +95,8 @@ def followed(model: nn.Module, site: Site, k: int, names: Sequence[str], kl: boo
 
 def _logits(model: nn.Module, sample: Any) -> torch.Tensor:
     """The outputs, with their gradients."""
-    found: list[Any] = []
-    hook = model.register_forward_hook(lambda module, args, output: found.append(output))
-    try:
-        run(model, sample)
-    finally:
-        hook.remove()
-    output: torch.Tensor = first(getattr(found[-1], "logits", found[-1]))
-    return output
+    found = answer(run_model(model, sample))
+    return found if found.dim() else found.reshape(1)
 
 
 def _direction(outputs: torch.Tensor, kl: bool, seed: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +22,14 @@ class Trace:
     Attributes:
         order: names, as they were first called.
         inputs, outputs: by name; of modules called once.
-        output: the answer of the segment.
+        output: the answers of the segment.
         called: names of all that were called with any value.
     """
 
     order: list[str]
     inputs: dict[str, torch.Tensor]
     outputs: dict[str, torch.Tensor]
-    output: torch.Tensor
+    output: list[torch.Tensor]
     called: frozenset[str] = frozenset()
 
 
@@ -61,7 +61,7 @@ def edited(modules: dict[str, nn.Module], inputs: Mapping[str, Edit], outputs: M
             hook.remove()
 
 
-def trace(names: dict[str, nn.Module], forward: Callable[[], torch.Tensor]) -> Trace:
+def trace(names: dict[str, nn.Module], forward: Callable[[], list[torch.Tensor]]) -> Trace:
     """One forward, with the tensors that the modules ``names`` read and wrote."""
     calls: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
@@ -99,6 +99,12 @@ def equal(x: torch.Tensor, y: torch.Tensor, close: float = CLOSE) -> bool:
         return False
     tolerance = close * float(y.detach().abs().max())
     return bool(((x - y).abs() <= tolerance).all())
+
+
+def all_equal(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], close: float = CLOSE) -> bool:
+    """Whether there are as many answers, each the same up to rounding; ``False`` where there are none to compare."""
+    same = len(found) == len(wanted) > 0
+    return same and all(equal(x, y, close) for x, y in zip(found, wanted, strict=True) if y.numel())
 
 
 def magnitude(x: torch.Tensor) -> torch.Tensor:

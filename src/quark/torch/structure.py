@@ -29,11 +29,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.torch.algorithms.blocks import Blocks, Stream, find_blocks, first, record
+from quark.torch.algorithms.blocks import Blocks, Stream, find_blocks, record
 from quark.torch.algorithms.context import Home
-from quark.torch.calibration import evaluating, run
+from quark.torch.calibration import device_of, evaluating, run
 from quark.torch.layers import kind_of, own_parameter
-from quark.torch.probe import Trace, edited, equal, keep, magnitude, powers, swapped, trace
+from quark.torch.outputs import tensors_of
+from quark.torch.probe import Trace, all_equal, edited, equal, keep, magnitude, powers, swapped, trace
 from quark.torch.short_sample import cut, example, token_ids, window
 
 LEVELS = 8  # different powers of two in one experiment
@@ -99,14 +100,14 @@ class Segment:
     Attributes:
         prefix: of the names of its modules; empty: the model.
         module: the part.
-        forward: runs it on the sample and returns its answer.
+        forward: runs it on the sample and returns its answers: all of them, since none may change.
         single: the same with one token, or None.
     """
 
     prefix: str
     module: nn.Module
-    forward: Callable[[], torch.Tensor]
-    single: Callable[[], torch.Tensor] | None
+    forward: Callable[[], list[torch.Tensor]]
+    single: Callable[[], list[torch.Tensor]] | None
 
 
 def find_structure(model: nn.Module, sample: Any = None, path: str = "", home: Home | None = None) -> Structure:
@@ -137,7 +138,7 @@ def find_structure(model: nn.Module, sample: Any = None, path: str = "", home: H
                 found = found_in(segment, known)
                 groups += found[0]
                 pairs += found[1]
-        whole = Segment("", model, lambda: answer(run_model(model, sample)), None)
+        whole = Segment("", model, lambda: tensors_of(run_model(model, sample)), None)
         with home.recording():
             groups += groups_of(whole, inside)
         if not blocks.path:
@@ -176,9 +177,9 @@ def segments(blocks: Blocks, stream: Stream, single: Stream | None, home: Home) 
             single = None if single is None else single.advance(name, block)
 
 
-def runner(name: str, block: nn.Module, stream: Stream) -> Callable[[], torch.Tensor]:
+def runner(name: str, block: nn.Module, stream: Stream) -> Callable[[], list[torch.Tensor]]:
     """A function that runs a block on a stream."""
-    return lambda: answer(stream.forward(name, block, 0))
+    return lambda: tensors_of(stream.forward(name, block, 0))
 
 
 def run_model(model: nn.Module, sample: Any) -> Any:
@@ -190,13 +191,6 @@ def run_model(model: nn.Module, sample: Any) -> Any:
     finally:
         handle.remove()
     return answers[0]
-
-
-def answer(output: Any) -> torch.Tensor:
-    """The first tensor of what a module returns."""
-    if isinstance(output, Mapping):
-        output = next(value for value in output.values() if isinstance(value, torch.Tensor))
-    return first(output)
 
 
 def single_token(model: nn.Module, blocks: Blocks, sample: Any) -> Stream | None:
@@ -251,7 +245,7 @@ def holds(segment: Segment, groups: list[NormGroup], pairs: list[LayerPair]) -> 
     seen = trace({**layers, **{local[group.norm]: modules[local[group.norm]] for group in groups}}, segment.forward)
     if not all(local[group.norm] in seen.outputs for group in groups):
         return False
-    rows, columns = {}, dict.fromkeys(seen.inputs, torch.ones((), device=seen.output.device))
+    rows, columns = {}, dict.fromkeys(seen.inputs, torch.ones((), device=device_of(segment.module)))
     for number, group in enumerate(groups):
         y = seen.outputs[local[group.norm]]
         rows[local[group.norm]] = r = powers(y.shape[-1], number, y.device).to(y.dtype)
@@ -272,7 +266,7 @@ def holds(segment: Segment, groups: list[NormGroup], pairs: list[LayerPair]) -> 
     readers = {name: partial(back, name=name, s=s) for name, s in columns.items()}
     writers = {name: partial(torch.mul, r) for name, r in rows.items()}
     with edited(modules, readers, writers):
-        same = equal(segment.forward(), seen.output)
+        same = all_equal(segment.forward(), seen.output)
     return same and all(name in kept and equal(kept[name], x) for name, x in seen.inputs.items() if name in layers)
 
 
@@ -344,9 +338,9 @@ def row_keys(x: torch.Tensor) -> Iterator[bytes]:
 
 def proved_group(segment: Segment, modules: dict[str, nn.Module], seen: Trace, norm: str, fed: list[str]) -> bool:
     """Whether nothing but ``fed`` reads the norm, and each of the others is linear in its weight."""
-    r = powers(seen.outputs[norm].shape[-1], 1, seen.output.device).to(seen.outputs[norm].dtype)
+    r = powers(seen.outputs[norm].shape[-1], 1, seen.outputs[norm].device).to(seen.outputs[norm].dtype)
     with edited(modules, {name: lambda x: x / r for name in fed}, {norm: lambda y: y * r}):
-        if not equal(segment.forward(), seen.output):
+        if not all_equal(segment.forward(), seen.output):
             return False
     return all(is_linear(modules[name]) or absorbs(modules[name], seen.inputs[name], r) for name in fed)
 
@@ -355,9 +349,9 @@ def absorbs(module: nn.Module, x: torch.Tensor, r: torch.Tensor) -> bool:
     """Whether a module's answer to ``x / r`` with its weight times ``r`` is its answer to ``x``."""
     if own_parameter(module).shape[-1] != len(r):
         return False
-    plain = answer(module.forward(x))
+    plain = tensors_of(module.forward(x))
     with swapped(module, own_parameter(module) * r):
-        return equal(answer(module.forward(x / r)).float(), plain.float())
+        return all_equal(tensors_of(module.forward(x / r)), plain)
 
 
 def offset_of(norm: nn.Module, x: torch.Tensor) -> float:
@@ -408,7 +402,8 @@ def channels_of(
         channels = next((found for found in tried if found is not None), None)
     if channels is None:
         return None
-    r = powers(count, 2, seen.output.device).to(seen.output.dtype)
+    made = seen.outputs[source]
+    r = powers(count, 2, made.device).to(made.dtype)
     used = torch.zeros(count, dtype=torch.bool, device=r.device).index_fill_(0, channels, True)
     r = torch.where(used, r, 1.0)
     kept: list[torch.Tensor] = []
@@ -418,12 +413,12 @@ def channels_of(
         return kept[-1]
 
     with edited(linears, {target: back}, {source: lambda y: y * r}):
-        same = equal(segment.forward(), seen.output)
+        same = all_equal(segment.forward(), seen.output)
     return channels if same and kept and equal(kept[0], seen.inputs[target]) else None
 
 
 def ratios(
-    forward: Callable[[], torch.Tensor],
+    forward: Callable[[], list[torch.Tensor]],
     linears: dict[str, nn.Module],
     plain: Trace,
     source: str,

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from quark.torch.layers import kind_of, own_parameter
-from quark.torch.probe import Trace, edited, equal, powers, trace
+from quark.torch.probe import Trace, all_equal, edited, powers, trace
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Spread:
     readers: tuple[ChannelReader, ...]
 
 
-def find_spreads(model: nn.Module, forward: Callable[[], torch.Tensor]) -> Iterator[Spread]:
+def find_spreads(model: nn.Module, forward: Callable[[], list[torch.Tensor]]) -> Iterator[Spread]:
     """Every layer whose channels can be scaled and taken back by those that read them, in the order of the calls.
 
     Args:
         model: in ``eval()``.
-        forward: runs it on a sample and returns its answer.
+        forward: runs it on a sample and returns its answers.
     """
     layers = {name: module for name, module in model.named_modules() if has_channels(module)}
     seen = trace(layers, forward)
@@ -87,7 +87,7 @@ def magnitude(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def readers_of(
-    layers: dict[str, nn.Module], seen: Trace, source: str, forward: Callable[[], torch.Tensor]
+    layers: dict[str, nn.Module], seen: Trace, source: str, forward: Callable[[], list[torch.Tensor]]
 ) -> list[ChannelReader]:
     """The layers whose inputs grow with the channels of ``source``."""
     module, y = layers[source], seen.outputs[source]
@@ -140,9 +140,9 @@ def proved(
     seen: Trace,
     source: str,
     readers: list[ChannelReader],
-    forward: Callable[[], torch.Tensor],
+    forward: Callable[[], list[torch.Tensor]],
 ) -> bool:
-    """Whether the answer stays when the readers take the powers back."""
+    """Whether the answers stay when the readers take the powers back."""
     module, y = layers[source], seen.outputs[source]
     r = powers(y.shape[axis_of(module, y)], 4, y.device)
 
@@ -152,4 +152,4 @@ def proved(
 
     edits = {reader.name: back(reader) for reader in readers}
     with edited(layers, edits, {source: lambda y: y * along(r, module, y)}):
-        return equal(forward(), seen.output)
+        return all_equal(forward(), seen.output)

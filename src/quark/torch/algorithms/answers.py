@@ -33,7 +33,8 @@ from quark.torch.algorithms.context import Context, Undo
 from quark.torch.algorithms.trial import quantizing
 from quark.torch.first_input import first_input
 from quark.torch.matching import Match
-from quark.torch.structure import answer, run_model
+from quark.torch.outputs import tensors_of
+from quark.torch.structure import run_model
 
 log = logging.getLogger(__name__)
 ROWS = 256  # of each answer of a model that are compared, at most
@@ -87,9 +88,9 @@ def walk_of(context: Context, path: str) -> BlockWalk:
     whole = Blocks("", {"": context.model}), Stream(list(context.samples))
     blocks, stream = record(context.model, find_blocks(context.model, path), context.samples, context.home)
     with context.home.recording():
-        wanted = some_rows(answer(run_model(context.model, context.samples[0])))
+        wanted = rows_of(run_model(context.model, context.samples[0]))
     walk = BlockWalk(context, blocks, stream)
-    if blocks.path and not torch.equal(answers(walk, [0])[0], wanted):
+    if blocks.path and not same_rows(answers(walk, [0])[0], wanted):
         log.info("%r are not all that computes in the model; it runs as a whole", blocks.path)
         return BlockWalk(context, *whole)
     return walk
@@ -98,8 +99,8 @@ def walk_of(context: Context, path: str) -> BlockWalk:
 @torch.no_grad()
 def answers(
     walk: BlockWalk, samples: list[int], quantized: bool = False, change: Change | None = None
-) -> list[torch.Tensor]:
-    """Rows of what the model answers to some samples.
+) -> list[list[torch.Tensor]]:
+    """Rows of every answer of the model to some samples.
 
     Args:
         walk: the model.
@@ -113,7 +114,7 @@ def answers(
             change(replace(context, undo=undo), "")
         if not walk.blocks.path:
             with quantizing(walk.items if quantized else []):
-                return [some_rows(answer(run_model(context.model, context.samples[k]))) for k in samples]
+                return [rows_of(run_model(context.model, context.samples[k])) for k in samples]
         entered = [entrance(context.model, walk.blocks, context.samples[k]) for k in samples]
         stream = replace(walk.stream.of(samples), hidden=entered)
         for name, block in walk.blocks.modules.items():
@@ -159,8 +160,8 @@ def entrance(model: nn.Module, blocks: Blocks, sample: Any) -> torch.Tensor:
     return found[0]
 
 
-def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> torch.Tensor:
-    """Rows of what the model answers where its last block hands on ``hidden``."""
+def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> list[torch.Tensor]:
+    """Rows of the model's answers where its last block hands on ``hidden``."""
     *others, last = walk.blocks.modules.values()
     values, model = walk.stream.values, walk.context.model
     with (
@@ -168,7 +169,17 @@ def exit_of(walk: BlockWalk, sample: int, hidden: torch.Tensor) -> torch.Tensor:
         answering([last], lambda *args, **kwargs: returned(hidden, values)),
         without_cache(model),
     ):
-        return some_rows(answer(run_model(model, walk.context.samples[sample])))
+        return rows_of(run_model(model, walk.context.samples[sample]))
+
+
+def rows_of(output: Any) -> list[torch.Tensor]:
+    """Some rows of every answer."""
+    return [some_rows(tensor) for tensor in tensors_of(output) if tensor.numel()]
+
+
+def same_rows(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    """Whether the answers are the same, bit for bit."""
+    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
 
 
 def some_rows(output: torch.Tensor) -> torch.Tensor:

@@ -25,8 +25,9 @@ from quark.torch.config.algorithms import AutoRoundConfig
 from quark.torch.fake_quantize import FakeQuantize, parts, scale_of
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
+from quark.torch.outputs import answer
 from quark.torch.quantized_layer import weight_quantizer
-from quark.torch.structure import answer, run_model
+from quark.torch.structure import run_model
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,8 @@ from quark.torch.config.algorithms import BiasCorrectionConfig
 from quark.torch.fake_quantize import calibrate_with, parts
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
-from quark.torch.structure import answer, run_model
+from quark.torch.outputs import answer
+from quark.torch.structure import run_model
 from quark.torch.structure_channels import axis_of
 
 log = logging.getLogger(__name__)

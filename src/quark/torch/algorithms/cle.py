@@ -27,7 +27,8 @@ from quark.torch.algorithms.smooth import best
 from quark.torch.config.algorithms import CLEConfig
 from quark.torch.layers import kind_of, known_kind, own_parameter
 from quark.torch.matching import Match
-from quark.torch.structure import answer, run_model
+from quark.torch.outputs import tensors_of
+from quark.torch.structure import run_model
 from quark.torch.structure_channels import ChannelReader, Spread, find_spreads
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def run_cle(context: Context, config: CLEConfig) -> None:
     if find_blocks(context.model, config.model_decoder_layers).path:
         scale_places(context, None, config.model_decoder_layers, partial(equalize_pair, config))
         return
-    forward = partial(answer_of, context)
+    forward = partial(answers_of, context)
     spreads = list(find_spreads(context.model, forward))
     quantized = {name for item in context.found.quantized for name in item.layer.names}
     spreads = [spread for spread in spreads if quantized & {spread.source, *(r.name for r in spread.readers)}]
@@ -74,9 +75,9 @@ def keep_if_better(
     return lowest
 
 
-def answer_of(context: Context) -> torch.Tensor:
+def answers_of(context: Context) -> list[torch.Tensor]:
     """What the model answers to the first sample."""
-    return answer(run_model(context.model, context.samples[0])).float()
+    return tensors_of(run_model(context.model, context.samples[0]))
 
 
 def equalize_pair(

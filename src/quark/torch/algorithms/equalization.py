@@ -25,7 +25,7 @@ from quark.errors import ConfigError, DataError
 from quark.numerics.granularity import Channel
 from quark.torch.algorithms.answers import walk_of
 from quark.torch.algorithms.blocks import find_blocks
-from quark.torch.algorithms.cle import answer_of, array, channel_view, rescale
+from quark.torch.algorithms.cle import answers_of, array, channel_view, rescale
 from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.guard import best_change, change_all
 from quark.torch.algorithms.inputs import Watch
@@ -67,7 +67,7 @@ def run_equalization(context: Context, config: ChannelEqualizationConfig) -> Non
     items = {name: item for item in context.found.quantized for name in item.layer.names}
     spreads = [
         spread
-        for spread in find_spreads(context.model, partial(answer_of, context))
+        for spread in find_spreads(context.model, partial(answers_of, context))
         if items.keys() & {spread.source, *(reader.name for reader in spread.readers)}
     ]
     log.info("channel_equalization: %d layers whose channels can be scaled", len(spreads))

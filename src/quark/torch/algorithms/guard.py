@@ -67,8 +67,9 @@ def certain(after: Sequence[float], before: Sequence[float]) -> bool:
 class Ruler:
     """Measures how far the answers of the quantized model are from those of the float one.
 
-    Answers as wide as an embedding's table are scores of words: the mean KL divergence of what they predict, of which
-    squared differences say little (a shift of all scores means nothing). Others: the mean squared difference.
+    Answers as wide as an embedding's table are scores of words: the mean KL divergence of what the first predict, of
+    which squared differences say little (a shift of all scores means nothing). Others: the mean squared difference, of
+    several answers the mean of these over the energies of the answers.
 
     Attributes:
         walk: the float model.
@@ -79,8 +80,8 @@ class Ruler:
 
     walk: BlockWalk
     samples: list[int]
-    wanted: list[torch.Tensor]
-    distance: Callable[[torch.Tensor, torch.Tensor], float]
+    wanted: list[list[torch.Tensor]]
+    distance: Callable[[list[torch.Tensor], list[torch.Tensor]], float]
 
     def errors(self, change: Change | None = None) -> tuple[float, ...]:
         """The error of each sample, of the model as it is now or with a change, which is taken back."""
@@ -92,7 +93,13 @@ def ruler(walk: BlockWalk, samples: list[int]) -> Ruler:
     """A ruler for the model as it is now."""
     wanted = answers(walk, samples)
     tables = [module.num_embeddings for module in walk.context.model.modules() if isinstance(module, nn.Embedding)]
-    return Ruler(walk, samples, wanted, divergence if wanted and wanted[0].shape[-1] in tables else squared)
+    words = any(first.shape[-1] in tables for first in wanted[0][:1]) if wanted else False
+    return Ruler(walk, samples, wanted, divergence if words else squared if single(wanted) else shares)
+
+
+def single(wanted: list[list[torch.Tensor]]) -> bool:
+    """Whether there is one answer to a sample."""
+    return all(len(answers) == 1 for answers in wanted)
 
 
 def model_error(context: Context) -> Callable[[], float]:
@@ -101,14 +108,21 @@ def model_error(context: Context) -> Callable[[], float]:
     return lambda: sum(found.errors())
 
 
-def squared(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The mean squared difference."""
-    return float((x - y).square().double().mean())
+def squared(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """The mean squared difference of the first answers."""
+    return float((found[0] - wanted[0]).square().double().mean())
 
 
-def divergence(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The mean KL divergence of the scores ``x`` from the scores ``y``, [rows, words]."""
-    p, q = y.double().log_softmax(-1), x.double().log_softmax(-1)
+def shares(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """The energy of the differences over that of the answers, which all count alike; mean over the answers."""
+    pairs = list(zip(found, wanted, strict=True))
+    energies = [max(float(y.square().double().mean()), 1e-30) for _, y in pairs]
+    return fmean(squared([x], [y]) / energy for (x, y), energy in zip(pairs, energies, strict=True))
+
+
+def divergence(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """The mean KL divergence of the scores that come first, [rows, words]."""
+    p, q = wanted[0].double().log_softmax(-1), found[0].double().log_softmax(-1)
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 

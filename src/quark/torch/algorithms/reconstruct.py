@@ -36,8 +36,9 @@ from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
 from quark.torch.first_input import first_input
 from quark.torch.layers import own_parameter
 from quark.torch.matching import Match
+from quark.torch.outputs import answer
 from quark.torch.quantized_layer import QuantLayer, weight_quantizer
-from quark.torch.structure import answer, run_model
+from quark.torch.structure import run_model
 from quark.torch.structure_channels import axis_of
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from quark.torch.algorithms.context import Context
 from quark.torch.algorithms.guard import MODEL_SAMPLES, best_of, change_all, ruler
 from quark.torch.config.algorithms import RotationConfig
 from quark.torch.layers import kind_of, own_parameter
-from quark.torch.probe import CLOSE, equal
+from quark.torch.probe import CLOSE, all_equal
 from quark.torch.rotated import attach_rotation, detach_rotation
 from quark.torch.short_sample import example
 from quark.torch.structure import LayerPair, NormGroup, Structure, find_structure
@@ -134,7 +134,7 @@ def check(walk: BlockWalk, turns: Sequence[Turns]) -> None:
     """
     before, after = answers(walk, [0])[0], answers(walk, [0], change=together(turns))[0]
     types = {value.dtype for value in walk.context.model.parameters() if value.is_floating_point()}
-    if not equal(after, before, max(CLOSE, *(ROUNDINGS * torch.finfo(dtype).eps for dtype in types))):
+    if not all_equal(after, before, max(CLOSE, *(ROUNDINGS * torch.finfo(dtype).eps for dtype in types))):
         raise ModelError(
             "rotation: the model would not compute the same; its residual stream is read or written by more than "
             "norms, embeddings and linear layers. RotationConfig(r1=True, online_r1_rotation=True) works for all models"
