@@ -10,8 +10,8 @@ the mask takes what is in the window.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,11 +28,13 @@ class Traced:
 
     Attributes:
         model: with tensors as arguments and results.
-        arguments, input_names, output_names, dynamic_shapes: as ``torch.onnx.export`` takes them.
+        arguments, keywords: what it is called with.
+        input_names, output_names, dynamic_shapes: as ``torch.onnx.export`` takes them.
     """
 
     model: nn.Module
     arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any] = field(default_factory=dict)
     input_names: Sequence[str] = ()
     output_names: Sequence[str] = ()
     dynamic_shapes: Any = None
@@ -85,6 +87,7 @@ def with_cache(model: nn.Module, arguments: tuple[Any, ...]) -> Traced:
     return Traced(
         Cached(model),
         (words[:, PAST:].contiguous(), torch.ones_like(words), past),
+        {},
         ("input_ids", "attention_mask", *(f"past_key_values.{name}" for name in names)),
         ("logits", *(f"present.{name}" for name in names)),
         (rows, rows, [{0: varies, 2: varies} for _ in past]),

@@ -10,10 +10,11 @@ layers with 4- and 8-bit weights to int8 by its own choice (MatMulNBits); the se
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from quark.torch.calibration import evaluating, without_cache
 from quark.torch.export.huggingface import config_of
 from quark.torch.export.onnx_decoder import Traced, check_varying, with_cache
 from quark.torch.export.onnx_marks import DOMAIN, Marked, marking, quantizers_of
+from quark.torch.export.onnx_run import answers_of, run_exported
 from quark.torch.export.onnx_verify import verify_weights
 from quark.torch.export.skeleton import compact_layers, unpack
 from quark.torch.rotated import refuse_to_export
@@ -58,7 +60,8 @@ def export_onnx(
     Args:
         model: quantized, frozen or not, or imported; float32.
         output_dir: made if it is not there.
-        input_args: what the model is called with, to trace it.
+        input_args: what the model is called with, to trace it: a tensor, or a tuple of arguments; a mapping at its end,
+            or alone, holds keywords where ``forward`` knows all its keys.
         opset_version: 21 or later; None: 21.
         input_names, output_names: of the graph.
         verbose: the exporter reports.
@@ -68,11 +71,12 @@ def export_onnx(
         dynamic_shapes: which dimensions vary, as ``torch.onnx.export`` takes them.
         use_cache: a decoder of transformers with its cache as inputs and outputs, every size varying; names and order
             as in :mod:`quark.torch.export.onnx_decoder`. Without it no cache is written.
-        verify: evaluate the decoding of every weight in the file, and compare it with what the model computes with,
-            before the file appears.
+        verify: before the file appears, evaluate the decoding of every weight in it, and compare it with what the model
+            computes with; open it in ONNX Runtime and run it on ``input_args``.
 
     Raises:
-        ModelError: a model that is not quantized, or that torch's exporter cannot trace or convert; its reason follows.
+        ModelError: a model that is not quantized, that torch's exporter cannot trace or convert, or that ONNX Runtime
+            does not run; the reason follows.
         ConfigError: a scheme that ONNX cannot say, or a file that is there already.
     """
     config_of(model)
@@ -83,13 +87,14 @@ def export_onnx(
         raise ConfigError(f"{str(Path(output_dir) / FILE)!r} already exists; delete it, or export to another folder")
     if any(True for _ in compact_layers(model)):
         model = unpack(copy.deepcopy(model))
-    arguments = input_args if isinstance(input_args, tuple) else (input_args,)
+    arguments, keywords = called_with(model, input_args)
     check_varying(arguments, dynamic_shapes)
     with evaluating(model), without_cache(model):
-        traced = Traced(model, arguments, input_names, output_names, dynamic_shapes)
+        traced = Traced(model, arguments, keywords, input_names, output_names, dynamic_shapes)
         if use_cache:
             refuse_names(input_names, output_names, dynamic_shapes)
             traced = with_cache(model, arguments)
+        wanted = answers_of(traced) if verify else []
         found = quantizers_of(model)
         proto = trace(traced, found, opset_version or OPSET, verbose, do_constant_folding)
     made, results, turned = replaced(proto, found)
@@ -97,6 +102,19 @@ def export_onnx(
         save(made, folder / FILE)
         if verify:
             verify_weights(folder / FILE, found, results, turned)
+            run_exported(folder / FILE, traced, wanted)
+
+
+def called_with(model: nn.Module, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments. ``torch.onnx.export`` takes every mapping at the end for keywords, also one that
+    is an argument itself, as ``added_cond_kwargs`` of diffusers."""
+    arguments = given if isinstance(given, tuple) else (given,)
+    if arguments and isinstance(arguments[-1], Mapping):
+        known = inspect.signature(model.forward).parameters.values()
+        names = {parameter.name for parameter in known}
+        if names >= set(arguments[-1]) or any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
+            return arguments[:-1], dict(arguments[-1])
+    return arguments, {}
 
 
 def refuse_names(*given: Any) -> None:
@@ -120,7 +138,7 @@ def trace(traced: Traced, found: Sequence[Marked], opset: int, verbose: bool, op
         try:
             program: Any = torch.onnx.export(
                 traced.model,
-                traced.arguments,
+                (*traced.arguments, dict(traced.keywords)),  # the last mapping is taken for the keywords
                 dynamo=True,
                 opset_version=opset,
                 input_names=list(traced.input_names) or None,

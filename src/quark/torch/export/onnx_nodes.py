@@ -22,6 +22,7 @@ from quark.errors import ConfigError, known
 from quark.numerics.affine import axis_of
 from quark.numerics.blocks import Block, Encoded
 from quark.numerics.elements import Float, Int
+from quark.numerics.formats import get_format
 from quark.numerics.granularity import WHOLE, Channel, Group, Tensor, Token
 from quark.operators import OWN_DOMAIN, stored, stream
 from quark.operators.block_operators import BlockOperator, operator_of
@@ -110,13 +111,26 @@ def activation(nodes: Nodes, part: FakeQuantize, x: str) -> str:
         refuse(nodes.name, f"static scales {part.granularity} are not written for activations")
     found = ready_scale(nodes, part)
     if row.onnx_type in ACTIVATIONS:
-        scale, zero = parameters(nodes, found, part.zero_point, row)
+        scale, zero = parameters(nodes, found, *movable(known(part.zero_point, "a zero point"), row))
         q = nodes.op("QuantizeLinear", [x, scale, zero], axis=axis)
-        return nodes.op("DequantizeLinear", [q, scale, zero], axis=axis)
+        bare = row.onnx_type == "INT8" and not known(part.zero_point, "a zero point").any()
+        return nodes.op("DequantizeLinear", [q, scale] if bare else [q, scale, zero], axis=axis)  # see movable
     scale = nodes.constant("scale", array(found).astype(np.float32))
     zeros = np.zeros(tuple(found.shape), np.int32) if part.zero_point is None else array(part.zero_point)
     zero = nodes.constant("zero_point", zeros.astype(np.int32))
     return nodes.op("QuantizeDequantize", [x, scale, zero], OWN_DOMAIN, format=row.name, axis=axis)
+
+
+def movable(zero_point: torch.Tensor, row: Any) -> tuple[torch.Tensor, Any]:
+    """Zero points and type in which ONNX Runtime can move the DequantizeLinear of an int8 activation.
+
+    From opset 21 it makes a QuantizeLinear of the wrong type where it moves one with an int8 zero point past a Reshape
+    or Transpose, its own in front of a Gemm too, and refuses the model (1.28 to 1.32). It moves those that have no zero
+    point, and uint8: the same values, with codes and zero point larger by 128.
+    """
+    if row.onnx_type != "INT8" or not zero_point.any():
+        return zero_point, row
+    return zero_point.int() + 128, get_format("uint8")
 
 
 def ready_scale(nodes: Nodes, part: FakeQuantize) -> torch.Tensor:
