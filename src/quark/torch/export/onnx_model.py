@@ -106,7 +106,7 @@ def export_onnx(
 
 
 def called_with(model: nn.Module, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments. ``torch.onnx.export`` takes every mapping at the end for keywords, also one that
+    """Positional and keyword arguments. ``torch.onnx.export`` takes any mapping at the end for keywords, also one that
     is an argument itself, as ``added_cond_kwargs`` of diffusers."""
     arguments = given if isinstance(given, tuple) else (given,)
     if arguments and isinstance(arguments[-1], Mapping):
@@ -150,7 +150,25 @@ def trace(traced: Traced, found: Sequence[Marked], opset: int, verbose: bool, op
         except torch.onnx.OnnxExporterError as error:
             reason = reason_of(error.__cause__ or error)
             raise ModelError(f"{type(traced.model).__name__}: torch's exporter cannot write it: {reason}") from error
+    pass_over_squeezes(program.model)
     return program.model_proto
+
+
+def pass_over_squeezes(model: Any) -> None:
+    """``tensor.squeeze(dim)`` passes over a size that is not 1; ONNX Runtime refuses the Squeeze that torch's exporter
+    writes for it. Where the size is known it becomes an Identity."""
+    from onnx_ir.convenience import get_const_tensor
+
+    for node in model.graph:
+        if node.op_type != "Squeeze" or len(node.inputs) != 2 or node.inputs[0].shape is None:
+            continue
+        axes = get_const_tensor(node.inputs[1])
+        if axes is None or axes.size != 1:
+            continue
+        size = node.inputs[0].shape[int(axes.numpy().item())]
+        if isinstance(size, int) and size != 1:
+            node.op_type = "Identity"
+            node.resize_inputs(1)
 
 
 def replaced(proto: Any, found: Sequence[Marked]) -> tuple[Any, dict[int, str], set[str]]:
