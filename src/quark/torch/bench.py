@@ -247,11 +247,11 @@ class Bench:
         """Blocks before ``at`` let everything through; the last of them returns what the float model has there."""
         skipped = list(self.blocks.values())[: self.at]
 
-        def passing(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def _passing(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
             value = self.hidden[k] if block is skipped[-1] else first_input(block, args, kwargs)
             return (value,) if self.pairs else value
 
-        with answering(skipped, passing):
+        with answering(skipped, _passing):
             yield
 
 
