@@ -242,7 +242,12 @@ def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def open_keywords(tree: ast.Module) -> list[str]:
-    return [node.name for node in functions(tree) if node.args.kwarg and not node.name.startswith("_")]
+    """A module in the place of a layer takes what the layer takes: ``forward`` may."""
+    return [
+        node.name
+        for node in functions(tree)
+        if node.args.kwarg and not node.name.startswith("_") and node.name != "forward"
+    ]
 
 
 def prints(tree: ast.Module) -> list[int]:
