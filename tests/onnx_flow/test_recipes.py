@@ -5,14 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import onnx
 import pytest
 
 from quark.config.presets import PRESETS
 from quark.errors import ConfigError
 from quark.onnx import Config
 from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improve, islands, wider
+from quark.onnx.trial_files import quantized
+from quark.onnx.trials import PURPOSES
 from quark.report.verdict import Judged
+from tests.onnx_flow import models
 
 EVERYTHING = Situation(
     frozenset(["Conv", "MatMul"]),
@@ -46,6 +51,29 @@ def test_no_recipe_breaks_a_configuration_that_has_it_already(recipe) -> None:  
         for choice in (once, replace(once, algorithms=tuple(_OTHER.get(name, name) for name in once.algorithms))):
             again = recipe.change(choice) if recipe.applies(EVERYTHING, choice) else choice
             Config(global_quant_config=again.config()).compile()
+
+
+@pytest.mark.parametrize(
+    "preset", ["A8W8_CPU", "BF16", "UINT8_DYNAMIC_QUANT", "MATMUL_NBITS"]
+)  # one of each mode and kind
+def test_a_recipe_that_applies_to_what_auto_begins_with_makes_a_model(preset: str, tmp_path: Path) -> None:
+    """What a mode refuses is not tried: it would take time, and tell the user of an error."""
+    proto, npu = models.cnn(), preset in PURPOSES["npu"].bases
+    samples = [models.feeds(proto, seed) for seed in range(2)]
+    onnx.save(proto, tmp_path / "m.onnx")
+    operators = frozenset(models.op_types(proto))
+    assert operators & {"Conv"} and operators & {"Gemm", "MatMul"}
+    for recipe in RECIPES:
+        choice = Choice(preset)
+        if recipe.applies(replace(EVERYTHING, operators=operators, npu=npu, slow=False), choice):
+            quantized(tmp_path / "m.onnx", _briefly(recipe.change(choice)), tmp_path / "q.onnx", samples)
+
+
+def _briefly(choice: Choice) -> Choice:
+    trained = (
+        f"{name.partition(':')[0]}:num_iterations=2" if name.startswith("ada") else name for name in choice.algorithms
+    )
+    return replace(choice, algorithms=tuple(trained))
 
 
 _OTHER = {"smooth_quant": "smoothquant", "channel_equalization": "ce"}

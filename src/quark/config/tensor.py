@@ -79,6 +79,11 @@ class TensorSpec:
         return Grid(self.row, self.symmetric, self.narrow, "float32" if inside else self.scale_rule)
 
     @property
+    def ranged(self) -> bool:
+        """Whether there is a range that calibration data give: not for scales made at run time, or formats without."""
+        return not self.dynamic and not self.row.unit_scale
+
+    @property
     def narrow_codes(self) -> bool:
         """Whether stored codes leave the lowest one unused; at run time activations use all of them."""
         return self.narrow and self.symmetric

@@ -74,8 +74,8 @@ BRIEFLY = 0.5
 """Seconds for a first look at how fast a trial is."""
 TIMED, TIMING = 2.0, 0.05
 """Seconds in which the good trials are timed side by side; not more than this part of all the time."""
-LOOKS = 2.0
-"""How many times as long as a trial it takes to find the layers that lose most, about."""
+LOOKS, STEPS = 2.0, 6
+"""How many times as long as a plain trial it takes to find the layers that lose most, about; trials of 1, 2, 4, … of them."""
 NEAREST = 0.5
 """The part of the time that the nearest preset gets first, where nothing is within the tolerance."""
 PROBES = 0.25
@@ -290,12 +290,17 @@ class Search:
         """The layers that lose most, in float or in the wider preset of an NPU, until the rest is good enough.
 
         What an NPU has no wider type for runs on the CPU beside it: a few layers, where nothing else is good enough.
+        Algorithms for which the time is too short, trial after trial, are left out.
         """
         npu, wide = self.situation.npu, wider(best.choice.preset) if self.situation.npu else FLOAT
         if wide is None and any(trial.passes for trial in self.trials):
             return
+        plain = replace(best.choice, algorithms=())
+        looks = LOOKS * self.usual(plain)
+        if self.clock.left - looks - STEPS * self.usual(best.choice) < end:
+            best = replace(best, choice=plain)
         usual = self.usual(best.choice)
-        if self.clock.left - LOOKS * usual < end:
+        if self.clock.left - looks < end:
             return
         few = list(islice(self.samples.fit, TRIED))
         values = {"preset": best.choice.preset, "options": dict(best.choice.options)}

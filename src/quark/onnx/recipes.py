@@ -196,14 +196,14 @@ RECIPES = (
     Recipe(
         "float decoding",
         "boxes and scores of the decoding at the end share one scale",
-        lambda situation, choice: situation.proposed("FloatDecoding"),
+        lambda situation, choice: situation.proposed("FloatDecoding") and _static(choice),
         _option("FloatDecoding", True),
         first=True,
     ),
     Recipe(
         "sigmoid",
         "HardSigmoid instead of Sigmoid is another function, whatever the precision",
-        lambda situation, choice: situation.proposed("ConvertSigmoidToHardSigmoid"),
+        lambda situation, choice: situation.proposed("ConvertSigmoidToHardSigmoid") and _static(choice),
         _option("ConvertSigmoidToHardSigmoid", False),
         first=True,
     ),
@@ -240,19 +240,19 @@ RECIPES = (
     Recipe(
         "calibration search",
         "ranges that are too wide or too narrow for the values that matter",
-        lambda situation, choice: True,
+        lambda situation, choice: _static(choice) and get_preset(choice.preset).activation.ranged,
         _algorithm("calibration_search"),
     ),
     Recipe(
         "bias correction",
         "channels whose mean moved",
-        lambda situation, choice: bool(situation.operators & (_CONVOLUTIONS | _PRODUCTS)),
+        lambda situation, choice: bool(situation.operators & (_CONVOLUTIONS | _PRODUCTS)) and _static(choice),
         _algorithm("bias_correction"),
     ),
     Recipe(
         "bias correction with gain",
         "channels whose mean and whose strength moved",
-        lambda situation, choice: bool(situation.operators & _CONVOLUTIONS),
+        lambda situation, choice: bool(situation.operators & _CONVOLUTIONS) and _static(choice),
         _gain,
     ),
     Recipe(

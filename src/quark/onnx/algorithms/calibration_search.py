@@ -49,7 +49,8 @@ def search_calibration(model: ir.Model, context: Context) -> tuple[Context, list
         return context, []
     if context.job.mode != "static":
         raise ConfigError("CalibrationSearchConfig: only static quantization has ranges from calibration data")
-    if not _has_range(context.job.rules.default.inputs):
+    activations = context.job.rules.default.inputs
+    if activations is None or not activations.ranged:
         raise ConfigError("CalibrationSearchConfig: the activations have no range that data could give")
     found = _measured(model, context, config, feeds_of(model, context, config.data_size))
     rated = {name: compared(loss, found[_GIVEN][1]) for name, (_, loss) in found.items()}
@@ -95,14 +96,10 @@ def _with(layer: LayerSpec, method: Method) -> LayerSpec:
     """The layer with its activations under a method."""
 
     def changed(spec: TensorSpec | None) -> TensorSpec | None:
-        if spec is None or not _has_range(spec):
+        if spec is None or not spec.ranged:
             return spec
         if isinstance(method, str):
             return replace(spec, method=METHODS[CalibMethod[method]], settings=())
         return replace(spec, method="percentile", settings=(("percentile", float(method)),))
 
     return replace(layer, inputs=changed(layer.inputs), outputs=changed(layer.outputs))
-
-
-def _has_range(spec: TensorSpec | None) -> bool:
-    return spec is not None and not spec.dynamic and not spec.row.unit_scale
