@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from tests.onnx_flow import models
 
 from quark.config.presets import PRESETS
 from quark.errors import ConfigError
@@ -17,7 +18,6 @@ from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improv
 from quark.onnx.trial_files import quantized
 from quark.onnx.trials import PURPOSES
 from quark.report.verdict import Judged
-from tests.onnx_flow import models
 
 EVERYTHING = Situation(
     frozenset(["Conv", "MatMul"]),
