@@ -75,7 +75,7 @@ BRIEFLY = 0.5
 TIMED, TIMING = 2.0, 0.05
 """Seconds in which the good trials are timed side by side; not more than this part of all the time."""
 LOOKS, STEPS = 2.0, 6
-"""How many times as long as a plain trial it takes to find the layers that lose most, about; trials of 1, 2, … of them."""
+"""How many plain trials finding the layers that lose most takes, about; and trials of one of them, of two, four, …"""
 NEAREST = 0.5
 """The part of the time that the nearest preset gets first, where nothing is within the tolerance."""
 PROBES = 0.25

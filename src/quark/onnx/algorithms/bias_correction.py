@@ -102,7 +102,7 @@ def _amplified(
     if scale.size == len(growth) and weight.spec.scale_rule == "float32":
         plan.put(replace(weight, scale=(scale * growth.reshape(scale.shape)).astype(np.float32), changes=(_WHY,)))
     else:
-        largest = np.abs(channels.rows(channels.made)).max(1).astype(np.float64)  # what bfloat16 reaches is beyond float32
+        largest = np.abs(channels.rows(channels.made)).max(1).astype(np.float64)  # bfloat16 overflows
         reach = float(scale.max()) * weight.spec.row.max / np.maximum(largest, 1e-30)
         growth = np.minimum(growth, np.maximum(reach, 1))
     channels.scale_made(growth)
