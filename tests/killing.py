@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -272,15 +273,31 @@ def torch_command(*words: str) -> Job:
     (source / "LICENSE").write_text("a licence")
     torch.set_num_threads(1)
     name, *options = words
+    if name == "convert":
+        assert command(["torch", "quantize-files", str(source), "-o", str(source.parent / "coded"), *SCHEME]) == 0
+        source = source.parent / "coded"
+    options += SCHEME if name != "convert" and "--gguf-type" not in options else []
+    if "--gguf-type" in options:
+        vocabulary(source)
 
     def job(folder: Path) -> None:
         goal = folder / "out" / "q"
-        if (goal / "config.json").exists() and not (goal / "quark_progress.json").exists():
+        is_whole = any(goal.glob("*.gguf")) or (goal / "config.json").exists()
+        if is_whole and not (goal / "quark_progress.json").exists():
             return
         (folder / "out").mkdir(exist_ok=True)
-        assert command(["torch", name, str(source), "-o", str(goal), "-s", "int4_wo_32", *options]) == 0
+        assert command(["torch", name, str(source), "-o", str(goal), *options]) == 0
 
     return job
+
+
+def vocabulary(folder: Path) -> None:
+    """A tokenizer of eight words."""
+    tokens = {text: number for number, text in enumerate("abcdefgh")}
+    model = {"type": "BPE", "vocab": tokens, "merges": []}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    text = json.dumps({"model": model, "pre_tokenizer": level, "decoder": level, "added_tokens": []})
+    (folder / "tokenizer.json").write_text(text)
 
 
 def quantized_before() -> Job:
@@ -323,7 +340,55 @@ def export() -> Job:
     return job
 
 
+def exported(name: str) -> Job:
+    """An export that appears whole, in one of the forms whose failures are tested."""
+    import tempfile
+
+    import torch
+    from tests.torch_flow.export.test_failures import EXPORTS
+
+    source = Path(tempfile.mkdtemp(dir=FOLDER))
+    torch.set_num_threads(1)
+
+    def job(folder: Path) -> None:
+        if not (folder / "out").exists():
+            torch.manual_seed(0)
+            EXPORTS[name](folder / "out", source)
+
+    return job
+
+
+def onnx_quantize() -> Job:
+    """The command, with every file that it writes."""
+    import tempfile
+
+    import onnx
+    from PIL import Image
+    from tests.onnx_flow import models
+
+    from quark.cli import main as command
+
+    given = Path(tempfile.mkdtemp(dir=FOLDER))
+    graph = "g (float[n, 3, 8, 8] x) => (float[n, 4, 8, 8] y) { h = Conv<pads = [1, 1, 1, 1]>(x, w) y = Relu(h) }"
+    onnx.save(models.model(graph, {"w": models.normal(4, 3, 3, 3)}), given / "m.onnx")
+    (given / "pictures").mkdir()
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+        Image.fromarray(pixels).save(given / "pictures" / f"{number}.png")
+    words = ["onnx", "quantize", str(given / "m.onnx"), "--data", str(given / "pictures"), "--no-check"]
+
+    def job(folder: Path) -> None:
+        (folder / "out").mkdir(exist_ok=True)
+        out = folder / "out"
+        assert command([*words, "-o", str(out / "q.onnx"), "--plan", str(out / "plan.json")]) == 0
+
+    return job
+
+
 FOLDER = Path()
+SCHEME = ["-s", "int4_wo_32"]
+#: Forms of ``tests.torch_flow.export.test_failures``.
+EXPORTED = ("shards", "fp8", "awq", "compressed-tensors", "gguf", "onnx", "diffusers")
 JOBS: dict[str, Callable[[], Job]] = {
     "adaround": adaround,
     "external data": external_data,
@@ -340,7 +405,10 @@ JOBS: dict[str, Callable[[], Job]] = {
     "quantize-files": lambda: torch_command("quantize-files"),
     "quantize-files, converted": lambda: torch_command("quantize-files", "--format", "compressed-tensors"),
     "quantize": lambda: torch_command("quantize"),
-}
+    "quantize, gguf": lambda: torch_command("quantize", "--gguf-type", "Q8_0"),
+    "convert": lambda: torch_command("convert", "--format", "compressed-tensors"),
+    "onnx quantize": onnx_quantize,
+} | {f"export, {name}": partial(exported, name) for name in EXPORTED}
 
 
 def main(name: str, folder: str, seed: str, count: str) -> None:

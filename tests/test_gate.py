@@ -26,6 +26,7 @@ from quark.cli.app import app
 from quark.cli.paths import FOLDER, Guarded, Reads, Writes, inputs_of, marks_of
 from quark.config.plan import Plan
 from quark.errors import ModelError
+from quark.files.ours import MARK
 from quark.onnx import ModelQuantizer, QConfig, QLayerConfig
 from quark.onnx.quantization.config.spec import Int8Spec
 from quark.onnx.shapeshifter import transform
@@ -298,7 +299,6 @@ ALLOWED = {
     "quark.onnx.graph.model": DRAFT,
     "quark.search.knapsack": "os.devnull, where the solver's own lines go",
     "quark.demo.__main__": "makes the folder of its results",
-    "quark.cli.torch_quantize": OWN,
     "quark.torch.auto": PRIVATE,
     "quark.torch.bench": PRIVATE,
     "quark.torch.one_pass": PRIVATE,
@@ -310,7 +310,7 @@ ALLOWED = {
     "quark.torch.export.modelopt": DRAFT,
     "quark.torch.export.onnx_model": DRAFT,
     "quark.torch.export.shards": DRAFT,
-    "quark.torch.files.prequantized": f"{DRAFT}; deletes the hidden folder that it made",
+    "quark.torch.files.prequantized": DRAFT,
     "quark.torch.files.quantize": OWN,
     "quark.torch.files.target": OWN,
     "quark.torch.files.tuned": OWN,
@@ -347,3 +347,54 @@ def test_everything_that_writes_is_behind_the_gate() -> None:
     writing = {name: calls for name, calls in found.items() if calls and not name.startswith("quark.files")}
     assert {name: calls for name, calls in writing.items() if name not in ALLOWED} == {}
     assert set(ALLOWED) <= set(writing), "an entry of ALLOWED writes nothing any more"
+
+
+# ---- what has no option of its own -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    """A model, arrays, a picture, and files of a user under the names that commands write beside their outputs."""
+    from PIL import Image
+
+    files(tmp_path)
+    (tmp_path / "pictures").mkdir()
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "pictures" / "0.png")
+    for name in ("preprocess.yaml", "best.recipe.yaml"):
+        (tmp_path / name).write_text(f"# {MARK}\npreset: A8W8\n")  # as one that we have written
+    return tmp_path
+
+
+BESIDE: dict[str, list[str]] = {
+    "onnx quantize": ["-o", "q.onnx", "--data", "pictures", "--config", "preprocess.yaml"],
+    "onnx quantize, plan": ["-o", "q.onnx", "--data", "pictures", "--plan", "preprocess.yaml"],
+    "auto, ledger": ["-o", "best.onnx", "--data", "data.npy", "--ledger", "best.recipe.yaml"],
+    "auto, report": ["-o", "best.onnx", "--data", "data.npy", "--report", "best.recipe.yaml"],
+    "auto, folder": ["-o", "best", "--data", "data.npy", "--report", "best.recipe.yaml"],
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+@pytest.mark.parametrize("flag", [[], ["--overwrite"]], ids=["", "overwrite"])
+def test_what_lies_beside_an_output_is_an_output(
+    case: str, flag: list[str], given: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recipes and ``preprocess.yaml``: no input and no other output, before any work."""
+    monkeypatch.chdir(given)
+    before = state_of(given)
+    name, model = case.partition(",")[0], "llama" if case.endswith("folder") else "model.onnx"
+    assert main([*name.split(), model, *BESIDE[case], *flag]) == 1
+    said = capsys.readouterr().err
+    assert ("are one file" in said or "give another path" in said) and state_of(given) == before, said
+
+
+def test_commands_make_outputs_of_options_alone() -> None:
+    """What has no option is named in ``quark.cli.beside``, where the gate sees it before the work."""
+    others = set()
+    for name, tree in modules().items():
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and name.startswith("quark.cli")]
+        outputs = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "Output"]
+        texts = [ast.literal_eval(one.args[1]) for one in outputs if isinstance(one.args[-1], ast.Constant)]
+        if len(texts) < len(outputs) or not all(text.startswith("--") for text in texts):
+            others.add(name)
+    assert others == {"quark.cli.beside", "quark.cli.output", "quark.cli.paths"}  # the second writes what it is given

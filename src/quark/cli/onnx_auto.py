@@ -24,6 +24,7 @@ from quark.cli.auto_request import (
     why_not,
     why_table,
 )
+from quark.cli.beside import recipe_beside
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.samples import FileSamples
@@ -31,7 +32,7 @@ from quark.cli.source_options import source_words
 from quark.cli.sources import feeds, preprocessing
 from quark.errors import ConfigError
 from quark.files.ours import MARK
-from quark.files.outputs import Output, check_outputs, drafts
+from quark.files.outputs import Output, drafts
 from quark.files.private import private_folder
 from quark.measure.score import error
 from quark.onnx.auto import Goal, Outcome, Trial, auto, write_model
@@ -57,8 +58,7 @@ def run(request: Auto) -> None:
     if request.seq_len != Auto.seq_len:
         raise ConfigError("--seq-len is for the folders of torch models; an ONNX model takes samples as they are")
     goal, name = _goal(request), _named(request)
-    recipe = Output(request.output.with_suffix(".recipe.yaml"), "the recipe")
-    check_outputs([recipe], [("the float model", request.model)], bool(request.overwrite))
+    recipe = next(recipe_beside(vars(request)))
     given = feeds(request.model, request.source)
     if name is not None:
         given = replace(given, strict=True) if isinstance(given, FileSamples) else given
@@ -138,7 +138,8 @@ def _recipe(found: Outcome, request: Auto) -> str:
     values["calibrate"] = "half"
     values["found"] = {"by": MARK, "model": request.model.name, "for": request.goal}
     command = f"# quark onnx quantize {request.model.name} -o q.onnx --data …"
-    return f"{command} --config {request.output.stem}.recipe.yaml\n" + yaml.safe_dump(values, sort_keys=False)
+    name = next(recipe_beside(vars(request))).path.name
+    return f"{command} --config {name}\n" + yaml.safe_dump(values, sort_keys=False)
 
 
 def trial_table(found: Outcome) -> Table:

@@ -10,7 +10,7 @@ neither ``Reads`` nor ``Writes`` is a defect, which a test finds.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -48,10 +48,12 @@ class Writes:
         kind: as of ``quark.files.outputs.Output``; "folder" is checked where the folder is made. ``LIKE_MODEL``:
             a folder where the model is one, the file of a model otherwise.
         folder: the folder of the file is made where it is missing.
+        beside: of everything that was typed, what is written beside the file without an option of its own.
     """
 
     kind: str = "text"
     folder: bool = False
+    beside: Callable[[Mapping[str, Any]], Iterable[Output]] = lambda given: ()
 
 
 class Guarded(TyperCommand):
@@ -87,7 +89,10 @@ def marks_of(command: Callable[..., Any]) -> dict[str, Reads | Writes]:
 def outputs_of(marks: Mapping[str, Reads | Writes], given: Mapping[str, Any]) -> Iterator[Output]:
     """The files that are to be written."""
     for name, mark in marks.items():
-        if not isinstance(mark, Writes) or mark.kind == FOLDER or given.get(name) is None:
+        if not isinstance(mark, Writes) or given.get(name) is None:
+            continue
+        yield from mark.beside(given)
+        if mark.kind == FOLDER:
             continue
         if mark.kind != LIKE_MODEL:
             yield Output(Path(given[name]), _option(name), mark.kind, mark.folder)

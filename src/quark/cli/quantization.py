@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from quark.cli.beside import preprocessing_beside
 from quark.cli.output import print_json, say, show, write_lines, write_page, write_text
 from quark.cli.own_algorithms import with_own
 from quark.cli.requests import Decided, Quantize
@@ -22,7 +23,7 @@ from quark.cli.sources import WANTED, feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies
 from quark.config.job import Job
 from quark.errors import ConfigError, DataError, NoSamplesError, unknown
-from quark.files.outputs import Output, check_outputs, drafts
+from quark.files.outputs import Output, drafts
 from quark.numerics.formats import Int
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.compare import Comparison, MovedOutput, compare, moved_most
@@ -105,8 +106,8 @@ def run(request: Quantize) -> None:
     settings, demands = settings_of(request), demanded(request.fail_under, request.fail_slower)
     config, report = configure(request, settings), request.report
     given, pictures = request.given_plan(), _preprocessing(request.source)
-    beside = {} if pictures is None else {"preprocess": Output(request.output.with_name(FILE), f"the file {FILE}")}
-    check_outputs(beside.values(), overwrite=bool(request.overwrite))
+    typed = vars(request.source) | {"output": request.output}
+    beside = {output.path.name: output for output in preprocessing_beside(typed)}
     samples = _feeds(request, config, settings)
     measured = (samples is not None or request.eval_data is not None) and (request.check or report is not None)
     demands.check_met(measured)
@@ -124,7 +125,7 @@ def run(request: Quantize) -> None:
         if request.plan:
             write_text(result.plan.to_json(), paths["plan"])
         if pictures is not None:
-            write_text(text_of(pictures), paths["preprocess"])
+            write_text(text_of(pictures), paths[FILE])
         if report and done:
             write_page(page(written, request.output, result, done, verdict), paths["report"])
     if request.json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quark import parallel
+from quark.cli.beside import preprocessing_beside, recipe_beside
 from quark.cli.common import (
     DEFAULT_PRESET,
     Backend,
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 
 FloatModel = Annotated[Path, Reads(), typer.Argument(help="The float model, an .onnx file. It is not changed.")]
 ModelOutput = Annotated[
-    Path, Writes("model"), typer.Option("--output", "-o", help="Where to write the quantized model.")
+    Path,
+    Writes("model", beside=preprocessing_beside),
+    typer.Option("--output", "-o", help="Where to write the quantized model."),
 ]
 Preset = Annotated[
     str | None,
@@ -229,7 +232,11 @@ class Auto:
     """``quark auto``, for a file and for a folder."""
 
     model: Annotated[Path, Reads(), typer.Argument(help="An .onnx file, or a torch folder. It is not changed.")]
-    output: Annotated[Path, Writes(LIKE_MODEL), typer.Option("--output", "-o", help="Where to write the best model.")]
+    output: Annotated[
+        Path,
+        Writes(LIKE_MODEL, beside=recipe_beside),
+        typer.Option("--output", "-o", help="Where to write the best model."),
+    ]
     purpose: Purpose = None
     metric: OwnMetric = None
     labels: Labels = None

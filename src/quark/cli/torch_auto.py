@@ -24,13 +24,14 @@ from quark.cli.auto_request import (
     why_not,
     why_table,
 )
+from quark.cli.beside import recipe_beside
 from quark.cli.output import say, write_page, write_text
 from quark.cli.requests import Auto
 from quark.cli.source_options import source_words
 from quark.cli.torch_verdict import MEASURES, cache_lines
 from quark.errors import ConfigError
 from quark.files.ours import MARK
-from quark.files.outputs import Output, check_outputs, drafts
+from quark.files.outputs import Output, drafts
 from quark.report import ChartPoint, Report, Scatter, Table, file_size
 from quark.report.verdict import Line, Verdict, size_line
 from quark.search.function import digest_of, load_function, score_of
@@ -66,11 +67,8 @@ def run(request: Auto) -> None:
         )
     goal, output = _goal(request), request.output
     check_output(output)
-    recipe = Output(output.with_name(_recipe_name(output)), "the recipe")
-    check_outputs([recipe], [("the float model", request.model)], bool(request.overwrite))
-    from quark.cli.torch_quantize import hidden
-
-    with as_float(request.model, hidden(output, "float")) as folder:
+    recipe = next(recipe_beside(vars(request)))
+    with as_float(request.model, output) as folder:
         found, samples, model = _found(request, goal, folder)
         outputs = {"recipe": recipe} | (
             {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
@@ -129,7 +127,7 @@ def _write(request: Auto, found: Outcome, samples: list[Any], model: Any, folder
         model=folder,
         output=work,
         source=source,
-        config=Path(_recipe_name(work)),
+        config=Path(f"{work.name}.recipe.yaml"),
         format=found.format,
         program=found_program(request),
     )
@@ -150,16 +148,12 @@ def found_program(request: Auto) -> str:
     return PURPOSES[request.goal]
 
 
-def _recipe_name(output: Path) -> str:
-    return f"{output.name}.recipe.yaml"
-
-
 def _recipe(found: Outcome, request: Auto) -> str:
     """The configuration file that makes the winner again."""
     values = {key: value for key, value in found.winner.values.items() if value}
     values["found"] = {"by": MARK, "model": request.model.name, "for": request.goal}
     command = f"# quark torch quantize {request.model.name} -o OUT --for {found_program(request)}"
-    told = f"{command} --format {found.format} --config {_recipe_name(request.output)} --data …\n"
+    told = f"{command} --format {found.format} --config {next(recipe_beside(vars(request))).path.name} --data …\n"
     return f"# {MARK}\n{told}" + yaml.safe_dump(values, sort_keys=False)
 
 

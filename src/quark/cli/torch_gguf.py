@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quark.cli.torch_quantize import describe, dtype_of, facts_of, hidden, lost_in, refuse
+from quark.cli.torch_quantize import describe, dtype_of, facts_of, lost_in, refuse
 from quark.cli.torch_request import InMemory
 from quark.cli.torch_verdict import coverage_of, tell
 from quark.files.folder import new_folder
@@ -21,7 +21,7 @@ def run(request: InMemory) -> None:
     from quark.torch.files.prequantized import as_float
 
     types = read_types(request.gguf_types)
-    with as_float(request.model, hidden(request.output, "float")) as folder, new_folder(request.output) as work:
+    with as_float(request.model, request.output) as folder, new_folder(request.output) as work:
         facts = in_memory(replace(request, model=folder, output=work), types)
         facts |= facts_of(request, "gguf", work)
         describe(request, facts, work)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from quark.cli.torch_refusals import (
 from quark.cli.torch_request import Converted, FolderJob, InMemory
 from quark.cli.torch_verdict import coverage_of, sizes, tell
 from quark.errors import ConfigError, unknown
-from quark.files.folder import check_target, detour, new_folder
+from quark.files.folder import begin_detour, check_target, drop_detour, new_folder
 
 if TYPE_CHECKING:
     from quark.torch.config.model import QConfig
@@ -48,7 +47,7 @@ def run(request: InMemory) -> None:
     refuse_without_samples(request)
     if values.get("kv_cache"):
         cache_scheme(values["kv_cache"])
-    with as_float(request.model, hidden(request.output, "float")) as folder, new_folder(request.output) as work:
+    with as_float(request.model, request.output) as folder, new_folder(request.output) as work:
         facts = in_memory(replace(request, model=folder, output=work), values, format, request.check)
         facts |= facts_of(request, format, work)
         describe(request, facts, work)
@@ -268,7 +267,7 @@ def run_files(request: FolderJob) -> None:
 
     format, start = checked_format(request, chosen_values(request)), time.perf_counter()
     refuse_without_samples(request)
-    with as_float(request.model, hidden(request.output, "float")) as folder:
+    with as_float(request.model, request.output) as folder:
         facts = by_files(request, folder, format)
     tell(request, facts | {"seconds": time.perf_counter() - start}, request.json)
 
@@ -296,11 +295,13 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
 
     size = None if request.max_shard_size is None else bytes_of(request.max_shard_size)
     final = request.output.expanduser().resolve()
-    goal = request.output if format == "quark" else detour(final)
-    if goal != request.output:
+    goal = request.output
+    if format != "quark":
         check_target(final)
+        goal = begin_detour(final, request.model)
         if is_finished(goal):  # of a process that was killed before it was converted
-            shutil.rmtree(goal)
+            drop_detour(final)
+            begin_detour(final, request.model)
     own: dict[str, Any] = {"describe": finish, "program": request.program, "max_shard_size": size}
     carried = quantize_checkpoint(
         folder,
@@ -316,7 +317,7 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
         with new_folder(request.output) as work:
             facts.update(lost_in(convert(goal, work, format, request.program, size or bytes_of(SHARD))))
             finish(work)
-            shutil.rmtree(goal)
+            drop_detour(final)
     return {**facts, **facts_of_carried(carried)}
 
 
@@ -384,16 +385,6 @@ def describe_moved(request: Converted, facts: Mapping[str, Any]) -> None:
     size = facts["bytes_before"], facts["bytes_after"]
     card = Card(request.model.resolve().name, "codes", words, facts["format"], (), None, 0, None, size)
     write_card(request.output.expanduser().resolve(), request.model, card)
-
-
-def hidden(output: Path, what: str) -> Path:
-    """A hidden folder beside the output, for what is there for a while; a job can go on with what is in it.
-
-    Raises:
-        ConfigError: the output holds a model already.
-    """
-    goal = check_output(output, resumed=True)
-    return goal.with_name(f".{goal.name}.{what}")
 
 
 def float_type(checkpoint: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from quark.errors import ConfigError, OutputError, QuarkError
@@ -23,6 +23,8 @@ LAST = ("config.json", "quantization_config.json")
 MODEL = (".safetensors", ".index.json", ".gguf", ".onnx", ".data")  # endings of files that are not a user's own
 UNFINISHED = "quark_progress.json"
 """The journal in a folder that a job on files writes to, while it is not complete."""
+MARK = ".quark-detour"
+"""The file that shows that a hidden folder was made by a job, and may be removed by one."""
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
@@ -59,6 +61,23 @@ def new_folder(target: str | os.PathLike[str], beside: bool = False, begun: bool
         raise OutputError(f"the folder {str(goal)!r} cannot be written: {error.strerror or error}") from error
 
 
+@contextmanager
+def scratch_beside(goal: Path) -> Iterator[Path]:
+    """A hidden folder on the disk where ``goal`` will lie, for as long as the block lasts; its name is nobody else's.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    parent = goal.expanduser().resolve().parent
+    with ExitStack() as stack:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            made = stack.enter_context(draft_folder(parent))
+        except OSError as error:
+            raise OutputError(f"the folder {str(parent)!r} cannot be written: {error.strerror or error}") from error
+        yield made
+
+
 def check_target(goal: Path, beside: bool = False, begun: bool = False) -> None:
     """The target is free, or a folder without a model, finished or not."""
     if not goal.exists():
@@ -79,13 +98,50 @@ def detour(goal: Path) -> Path:
     return goal.with_name(f".{goal.name}.quark")
 
 
+def begin_detour(goal: Path, source: Path) -> Path:
+    """``detour``, marked as our own; only what bears the mark is ever removed.
+
+    Args:
+        goal: the target.
+        source: the folder that is read.
+
+    Raises:
+        ConfigError: something else has its name, or it is the source.
+        OutputError: it cannot be made.
+    """
+    folder = detour(goal)
+    free = is_detour(folder) or not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
+    if not free or folder.resolve() == source.resolve():
+        raise ConfigError(
+            f"{str(folder)!r} is in the way: unfinished work for {str(goal)!r} is kept under that name; move it, or "
+            "give another output"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).touch()
+    except OSError as error:
+        raise OutputError(f"the folder {str(folder)!r} cannot be made: {error.strerror}") from error
+    return folder
+
+
+def drop_detour(goal: Path) -> None:
+    """Remove ``detour``: at once, so that a kill leaves nothing half removed."""
+    with scratch_beside(goal) as made:
+        os.replace(detour(goal), made / "old")
+
+
+def is_detour(folder: Path) -> bool:
+    """Whether a folder is one that ``begin_detour`` made."""
+    return not folder.is_symlink() and (folder / MARK).is_file()
+
+
 def check_detour(goal: Path) -> None:
     """No other job that was interrupted is on its way to the target.
 
     Raises:
         ConfigError: one is.
     """
-    if detour(goal).exists():
+    if is_detour(detour(goal)):
         raise _begun(detour(goal), f"on its way to {str(goal)!r} in another format")
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -29,8 +28,8 @@ from typing import Any
 import torch
 
 from quark.errors import ConfigError, ModelError, unknown
-from quark.files.folder import new_folder
-from quark.files.lock import working_on
+from quark.files.drafts import naming
+from quark.files.folder import new_folder, scratch_beside
 from quark.torch.digest import GRIDS
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint, read_checkpoint, weight_files
 from quark.torch.export.declared import declared, refuse_method
@@ -69,8 +68,8 @@ def method_of(folder: Path) -> str | None:
 
 
 @contextmanager
-def as_float(folder: Path, work: Path) -> Iterator[Path]:
-    """The folder itself, or the float checkpoint that it stands for, written to ``work`` until the block ends.
+def as_float(folder: Path, output: Path) -> Iterator[Path]:
+    """The folder itself, or the float checkpoint that it stands for, hidden beside ``output`` until the block ends.
 
     Raises:
         ConfigError: a method that cannot be decoded.
@@ -79,13 +78,9 @@ def as_float(folder: Path, work: Path) -> Iterator[Path]:
     if method_of(folder) is None:
         yield folder
         return
-    with working_on(work, "the folder of the decoded model"):
-        shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
-        try:
-            dequantize_checkpoint(folder, work)
-            yield work
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    with scratch_beside(output) as made, naming({made / "float": folder}):
+        dequantize_checkpoint(folder, made / "float")
+        yield made / "float"
 
 
 def dequantize_checkpoint(source: Path, target: Path) -> None:

@@ -280,7 +280,7 @@ def quantize_checkpoint(
     export = JsonExporterConfig(pack_method=pack_method)
     # absolute: joblib keeps its processes, which may be in the folder of an earlier call
     goal = Path(target).expanduser().resolve()
-    with as_float(Path(source).expanduser().resolve(), goal.with_name(f".{goal.name}.float")) as folder:
+    with as_float(Path(source).expanduser().resolve(), goal) as folder:
         checkpoint = in_type(read_checkpoint(folder), dtype)
         parts = describe, program, max_shard_size
         return quantize_float(checkpoint, goal, config, export, device, workers, samples, *parts)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import ConfigError, OutputError
-from quark.files.folder import UNFINISHED, check_detour
+from quark.files.folder import MARK, UNFINISHED, check_detour
 from quark.files.journal import Journal
 from quark.files.whole import replace_file
 from quark.torch.export.card import CARD
@@ -20,7 +20,7 @@ from quark.torch.export.shards import Item
 
 log = logging.getLogger(__name__)
 PROGRESS = UNFINISHED
-UNBORN = {f".{PROGRESS}.{end}" for end in ("lock", "part", "previous")} | {f"..{PROGRESS}.previous.part"}
+UNBORN = {f".{PROGRESS}.{end}" for end in ("lock", "part", "previous")} | {f"..{PROGRESS}.previous.part", MARK}
 """What a job leaves that was killed before it began."""
 INDEX = ".index.json"
 
