@@ -24,7 +24,7 @@ from quark.cli.torch_refusals import (
 from quark.cli.torch_request import Converted, FolderJob, InMemory
 from quark.cli.torch_verdict import coverage_of, sizes, tell
 from quark.errors import ConfigError, unknown
-from quark.files.folder import begin_detour, check_target, drop_detour, new_folder
+from quark.files.folder import drop_detour, new_folder
 
 if TYPE_CHECKING:
     from quark.torch.config.model import QConfig
@@ -278,7 +278,7 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
     from quark.torch.files.carried import facts_of as facts_of_carried
     from quark.torch.files.foreign import convert
     from quark.torch.files.quantize import float_bytes, in_type, quantize_checkpoint
-    from quark.torch.files.target import is_finished
+    from quark.torch.files.target import detoured
     from quark.torch.language import batches, calibration_samples, load_tokenizer, read_ids
 
     source, dtype = request.source, dtype_of(request.dtype)
@@ -295,13 +295,7 @@ def by_files(request: FolderJob, folder: Path, format: str) -> dict[str, Any]:
 
     size = None if request.max_shard_size is None else bytes_of(request.max_shard_size)
     final = request.output.expanduser().resolve()
-    goal = request.output
-    if format != "quark":
-        check_target(final)
-        goal = begin_detour(final, request.model)
-        if is_finished(goal):  # of a process that was killed before it was converted
-            drop_detour(final)
-            begin_detour(final, request.model)
+    goal = request.output if format == "quark" else detoured(final, request.model)
     own: dict[str, Any] = {"describe": finish, "program": request.program, "max_shard_size": size}
     carried = quantize_checkpoint(
         folder,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import ConfigError, OutputError
-from quark.files.folder import MARK, UNFINISHED, check_detour
+from quark.files.folder import MARK, UNFINISHED, begin_detour, check_detour, check_target, drop_detour
 from quark.files.journal import Journal
 from quark.files.whole import replace_file
 from quark.torch.export.card import CARD
@@ -28,6 +28,19 @@ INDEX = ".index.json"
 def is_finished(goal: Path) -> bool:
     """Whether a folder holds a quantized checkpoint, and not the beginning of one."""
     return (goal / "config.json").is_file() and not (goal / PROGRESS).exists()
+
+
+def detoured(goal: Path, source: Path) -> Path:
+    """The folder for what is converted into another format at the end of the job.
+
+    Raises:
+        ConfigError: the target holds a model, or something else has the name of that folder.
+        OutputError: it cannot be made.
+    """
+    check_target(goal)
+    if is_finished(begin_detour(goal, source)):  # of a process that was killed before it was converted
+        drop_detour(goal)
+    return begin_detour(goal, source)
 
 
 def begin(goal: Path, belongs: Mapping[str, str]) -> Journal:
