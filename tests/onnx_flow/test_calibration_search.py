@@ -75,7 +75,7 @@ def test_weights_keep_their_method_and_layers_of_their_own_follow() -> None:
     ],
 )
 def test_bad_settings_are_refused_by_name(make) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ConfigError, match=r"CalibrationSearchConfig: the field (methods|data_size)"):
+    with pytest.raises(ConfigError, match=r"CalibrationSearchConfig: (methods|data_size)="):
         make()
 
 

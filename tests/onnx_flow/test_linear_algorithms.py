@@ -241,5 +241,5 @@ def test_gptq_goes_on_where_it_stopped(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_bad_settings_are_refused_by_name(kind: type[AlgoConfig], fields: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=rf"{kind.__name__}: the field {next(iter(fields))} cannot be"):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}: {next(iter(fields))}=.* must be"):
         kind(**fields)

@@ -318,7 +318,7 @@ def test_what_does_not_fit_the_model_is_refused() -> None:
         run(metric_threshold=None, metric_output_index=2)
     with pytest.raises(ConfigError, match="metric_output_index is 2"):
         run(metric_output_index=2)  # without a threshold nothing is measured; the setting is wrong all the same
-    with pytest.raises(ConfigError, match="sensitivity_cache_file cannot be 5"):
+    with pytest.raises(ConfigError, match="sensitivity_cache_file=5 must be"):
         run(sensitivity_cache_file=5)
     with pytest.raises(ConfigError, match=r"exclude_layers.*'frist'.*first"):
         run(exclude_layers=["frist"])

@@ -153,7 +153,7 @@ def test_a_gemm_keeps_its_bias_and_a_shared_weight_its_other_reader() -> None:
     ],
 )
 def test_what_a_field_cannot_be_is_said(field: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"SVDQuantConfig: the field {field} cannot be"):
+    with pytest.raises(ConfigError, match=f"SVDQuantConfig: {field}=.* must be"):
         q.SVDQuantConfig(**{field: value})
 
 

@@ -140,7 +140,7 @@ class _Stage:
         reference = self._float if config.ref_model_path is None else files.load(config.ref_model_path)
         float_reads = [layer.source for layer in todo] if config.drop_ratio < 1 else []
         stops = [*(layer.target for layer in todo), *float_reads]
-        _check_names(reference, stops, config.ref_model_path)
+        _check_names(reference, stops, str(config.ref_model_path))
         floats = GraphWalk(reference, feeds, stops, runtime, keep)
         quantized = GraphWalk(twin, feeds, reads.values(), runtime, keep)
         early = floats.advance(stops) if config.mem_opt_level == 0 else None
@@ -334,7 +334,7 @@ def _data(layer: Tunable, read: str, inputs: Any, found: Any, config: FineTuneCo
     return Data([sample[read] for sample in inputs], floats, [sample[layer.target] for sample in found])
 
 
-def _check_names(model: ir.Model, names: Sequence[str], path: str | None) -> None:
+def _check_names(model: ir.Model, names: Sequence[str], path: str) -> None:
     known = {value.name for node in model.graph for value in node.outputs} | {v.name for v in model.graph.inputs}
     for name in names:
         if name not in known:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from quark.algorithms.own import OWN
+from quark.config.algorithm import COUNT, NOT_NEGATIVE, ON, POSITIVE, RATIO, SHARE, SHARES, Bounds, one_of
 from quark.errors import ConfigError
 from quark.reading import read_json
 from quark.torch.config.algo_base import AlgoConfig
@@ -29,6 +30,7 @@ class GPTQConfig(AlgoConfig):
         model_decoder_layers: path of the decoder blocks; empty: found.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"block_size": COUNT, "damp_percent": NOT_NEGATIVE}
     name: str = "gptq"
     block_size: int = 128
     damp_percent: float = 0.01
@@ -38,9 +40,7 @@ class GPTQConfig(AlgoConfig):
     model_decoder_layers: str = ""
 
     def check(self) -> None:
-        """Sizes, and the orders that go with changing groups."""
-        self.need(isinstance(self.block_size, int) and self.block_size > 0, "block_size", "a positive integer")
-        self.need(self.damp_percent >= 0, "damp_percent", "0 or more")
+        """Orders that go with changing groups."""
         self.need(self.static_groups or not self.desc_act, "static_groups", "True where desc_act is")
 
 
@@ -53,14 +53,9 @@ class GPTAQConfig(GPTQConfig):
         others: as in ``GPTQConfig``.
     """
 
+    BOUNDS: ClassVar[Bounds] = {**GPTQConfig.BOUNDS, "alpha": SHARE, "static_groups": ON}
     name: str = "gptaq"
     alpha: float = 0.25
-
-    def check(self) -> None:
-        """Those of GPTQ; groups stay as they are."""
-        super().check()
-        self.need(0 <= self.alpha <= 1, "alpha", "between 0 and 1")
-        self.need(self.static_groups, "static_groups", "True")
 
 
 @dataclass
@@ -73,6 +68,7 @@ class QronosConfig(AlgoConfig):
         beta: of the peer's factorization, where it changes only rounding errors; of no influence here.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"block_size": COUNT, "alpha": POSITIVE, "beta": POSITIVE, "static_groups": ON}
     inside_layer_modules: list[str] = field(default_factory=list)
     model_decoder_layers: str = ""
     name: str = "qronos"
@@ -81,13 +77,6 @@ class QronosConfig(AlgoConfig):
     static_groups: bool = True
     alpha: float = 1e-3
     beta: float = 1e4
-
-    def check(self) -> None:
-        """Sizes."""
-        self.need(isinstance(self.block_size, int) and self.block_size > 0, "block_size", "a positive integer")
-        self.need(self.alpha > 0, "alpha", "positive")
-        self.need(self.beta > 0, "beta", "positive")
-        self.need(self.static_groups, "static_groups", "True")
 
 
 @dataclass
@@ -101,16 +90,12 @@ class SmoothQuantConfig(AlgoConfig):
         model_decoder_layers: path of the decoder blocks; empty: found.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"alpha": SHARE, "scale_clamp_min": POSITIVE}
     name: str = "smooth"
     alpha: float = 1
     scale_clamp_min: float = 1e-3
     scaling_layers: list[dict[str, Any]] = field(default_factory=list)
     model_decoder_layers: str = ""
-
-    def check(self) -> None:
-        """Ranges."""
-        self.need(0 <= self.alpha <= 1, "alpha", "between 0 and 1")
-        self.need(self.scale_clamp_min > 0, "scale_clamp_min", "positive")
 
 
 @dataclass
@@ -122,14 +107,11 @@ class AutoSmoothQuantConfig(AlgoConfig):
         compute_scale_loss: "MSE", "MAE", or "RMSE" (mean of the roots of the absolute differences).
     """
 
+    BOUNDS: ClassVar[Bounds] = {"compute_scale_loss": one_of("MSE", "MAE", "RMSE")}
     name: str = "autosmoothquant"
     scaling_layers: list[dict[str, Any]] | None = None
     model_decoder_layers: str | None = None
     compute_scale_loss: str = "MSE"
-
-    def check(self) -> None:
-        """The loss is known."""
-        self.need(self.compute_scale_loss in ("MSE", "MAE", "RMSE"), "compute_scale_loss", "'MSE', 'MAE' or 'RMSE'")
 
 
 @dataclass
@@ -226,6 +208,7 @@ class AutoRoundConfig(AlgoConfig):
         inside_layer_modules, model_decoder_layers: as in ``GPTQConfig``.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"iters": COUNT, "batch_size": COUNT, "lr": POSITIVE, "minmax_lr": POSITIVE}
     name: str = "autoround"
     iters: int = 200
     lr: float = 1 / 200
@@ -234,13 +217,6 @@ class AutoRoundConfig(AlgoConfig):
     batch_size: int = 8
     inside_layer_modules: list[str] = field(default_factory=list)
     model_decoder_layers: str = ""
-
-    def check(self) -> None:
-        """Positive numbers."""
-        self.need(isinstance(self.iters, int) and self.iters > 0, "iters", "a positive integer")
-        self.need(isinstance(self.batch_size, int) and self.batch_size > 0, "batch_size", "a positive integer")
-        self.need(self.lr > 0, "lr", "positive")
-        self.need(self.minmax_lr > 0, "minmax_lr", "positive")
 
 
 @dataclass
@@ -261,6 +237,11 @@ class AdaQuantConfig(AlgoConfig):
         model_decoder_layers: path of the decoder blocks; empty: found.
     """
 
+    BOUNDS: ClassVar[Bounds] = {
+        **dict.fromkeys(("num_iterations", "batch_size", "data_size"), COUNT),
+        "learning_rate": POSITIVE,
+        "drop_ratio": SHARE,
+    }
     name: str = "adaquant"
     num_iterations: int = 1000
     learning_rate: float = 1e-3
@@ -271,14 +252,6 @@ class AdaQuantConfig(AlgoConfig):
     shrinkage: bool = True
     fixed_seed: int = 1705472343
     model_decoder_layers: str = ""
-
-    def check(self) -> None:
-        """Sizes and shares."""
-        for field_name in ("num_iterations", "batch_size", "data_size"):
-            value = getattr(self, field_name)
-            self.need(isinstance(value, int) and value > 0, field_name, "a positive integer")
-        self.need(self.learning_rate > 0, "learning_rate", "positive")
-        self.need(0 <= self.drop_ratio <= 1, "drop_ratio", "between 0 and 1")
 
 
 @dataclass
@@ -294,6 +267,7 @@ class AdaRoundConfig(AdaQuantConfig):
         others: as in ``AdaQuantConfig``; ``early_stop`` ends a layer when every rounding is decided.
     """
 
+    BOUNDS: ClassVar[Bounds] = {**AdaQuantConfig.BOUNDS, "reg_param": NOT_NEGATIVE}
     name: str = "adaround"
     learning_rate: float = 0.1
     early_stop: bool = True
@@ -302,9 +276,7 @@ class AdaRoundConfig(AdaQuantConfig):
     warm_start: float = 0.2
 
     def check(self) -> None:
-        """Those of AdaQuant, and of the term that decides."""
-        super().check()
-        self.need(self.reg_param >= 0, "reg_param", "0 or more")
+        """The term that decides."""
         self.need(len(self.beta_range) == 2 and min(self.beta_range) > 0, "beta_range", "two positive numbers")
         self.need(0 <= self.warm_start < 1, "warm_start", "at least 0, below 1")
 
@@ -319,6 +291,7 @@ class HQQConfig(AlgoConfig):
         beta, kappa: weight of the outliers, and its growth per round.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"iterations": COUNT, "beta": POSITIVE, "kappa": RATIO}
     name: str = "hqq"
     iterations: int = 20
     lp_norm: float = 0.7
@@ -326,11 +299,8 @@ class HQQConfig(AlgoConfig):
     kappa: float = 1.01
 
     def check(self) -> None:
-        """Ranges."""
-        self.need(isinstance(self.iterations, int) and self.iterations > 0, "iterations", "a positive integer")
+        """The norm."""
         self.need(0 < self.lp_norm <= 1, "lp_norm", "above 0, at most 1")
-        self.need(self.beta > 0, "beta", "positive")
-        self.need(self.kappa >= 1, "kappa", "1 or more")
 
 
 @dataclass
@@ -344,16 +314,12 @@ class CLEConfig(AlgoConfig):
         model_decoder_layers: path of the decoder blocks; empty: found.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"cle_steps": COUNT, "cle_weight_threshold": NOT_NEGATIVE}
     name: str = "cle"
     cle_steps: int = 2
     cle_weight_threshold: float = 0.0
     cle_scale_append_bias: bool = True
     model_decoder_layers: str = ""
-
-    def check(self) -> None:
-        """Numbers."""
-        self.need(isinstance(self.cle_steps, int) and self.cle_steps > 0, "cle_steps", "a positive integer")
-        self.need(self.cle_weight_threshold >= 0, "cle_weight_threshold", "0 or more")
 
 
 @dataclass
@@ -368,14 +334,10 @@ class ChannelEqualizationConfig(AlgoConfig):
         widest: largest ratio of two scales of one layer.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"steps": COUNT, "widest": RATIO}
     name: str = "channel_equalization"
     steps: int = 3
     widest: float = 64.0
-
-    def check(self) -> None:
-        """Numbers."""
-        self.need(self.steps > 0, "steps", "a positive integer")
-        self.need(self.widest >= 1, "widest", "1 or more")
 
 
 @dataclass
@@ -405,6 +367,7 @@ class SVDQuantConfig(AlgoConfig):
             peer; put ``GPTQConfig`` behind this algorithm instead.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"svd_rank": COUNT, "smooth_alpha": SHARE, "alpha_candidates": SHARES}
     name: str = "svdquant"
     svd_rank: int = 32
     smooth_alpha: float = 0.5
@@ -424,14 +387,7 @@ class SVDQuantConfig(AlgoConfig):
     gptq_actorder: bool = False
 
     def check(self) -> None:
-        """Ranges, and what another algorithm does."""
-        self.need(isinstance(self.svd_rank, int) and self.svd_rank > 0, "svd_rank", "a positive integer")
-        self.need(0 <= self.smooth_alpha <= 1, "smooth_alpha", "between 0 and 1")
-        candidates = self.alpha_candidates
-        self.need(
-            candidates is None or (len(candidates) > 0 and all(0 <= a <= 1 for a in candidates)),
-            "alpha_candidates", "None, or numbers between 0 and 1",
-        )  # fmt: skip
+        """What another algorithm does."""
         self.need(not self.use_gptq, "use_gptq", "False: put GPTQConfig behind SVDQuantConfig in algo_config")
 
 

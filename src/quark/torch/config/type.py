@@ -13,6 +13,19 @@ from quark.errors import ConfigError, unknown
 from quark.numerics.elements import Element
 from quark.numerics.formats import BUILT_IN, FORMATS, Block, Float, Format
 
+#: The enumerations of the dialect.
+__all__ = [
+    "DeviceType",
+    "Dtype",
+    "QSchemeType",
+    "QuantFlow",
+    "QuantizationMode",
+    "RoundType",
+    "ScaleType",
+    "TQTThresholdInitMeth",
+    "ZeroPointType",
+]
+
 WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}  # what holds codes of up to so many bits
 MADE: dict[str, Any] = {}
 

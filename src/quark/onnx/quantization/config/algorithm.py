@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from typing import Any, ClassVar, cast
 
 from quark.algorithms.names import ONNX
 from quark.algorithms.own import OwnAlgorithm
+from quark.config.algorithm import COUNT, NOT_NEGATIVE, ON, POSITIVE, RATIO, SHARE, SHARES, Bound, Bounds, one_of, read
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Channel, Group
-from quark.onnx.quantization.config.algo_base import AlgoConfig, is_names, is_number, is_whole
+from quark.onnx.quantization.config.algo_base import AlgoConfig
 from quark.onnx.quantization.config.finetune import AdaQuantConfig, AdaRoundConfig, AutoRoundConfig
 from quark.onnx.quantization.config.mixprecision import AutoMixprecisionConfig
 
 __all__ = [
-    "ALGO_NAME_TO_CLASS",
     "AWQConfig",
     "AdaQuantConfig",
     "AdaRoundConfig",
@@ -33,8 +33,6 @@ __all__ = [
     "QuarotConfig",
     "SVDQuantConfig",
     "SmoothQuantConfig",
-    "checked",
-    "from_dict",
 ]
 
 
@@ -52,6 +50,11 @@ class CLEConfig(AlgoConfig):
         keep_worse: stay equalized without a look at the data; False: put the model back where it is worse quantized.
     """
 
+    BOUNDS: ClassVar[Bounds] = {
+        "cle_balance_method": one_of("max"),
+        "cle_steps": Bound("a positive integer, or -1: until nothing changes", lambda steps: steps > 0 or steps == -1),
+        **dict.fromkeys(("cle_weight_threshold", "cle_total_layer_diff_threshold"), NOT_NEGATIVE),
+    }
     name: ClassVar[str] = "cle"
     cle_balance_method: str = "max"
     cle_steps: int = 1
@@ -61,18 +64,10 @@ class CLEConfig(AlgoConfig):
     cle_total_layer_diff_threshold: float = 1.9e-7
     keep_worse: bool = True
 
-    def __post_init__(self) -> None:
-        self._require("cle_balance_method", self.cle_balance_method == "max", "allowed: 'max'")
-        whole = type(self.cle_steps) is int and (self.cle_steps > 0 or self.cle_steps == -1)
-        self._require("cle_steps", whole, "it is a positive number of steps, or -1 for until nothing changes")
-        for field in ("cle_weight_threshold", "cle_total_layer_diff_threshold"):
-            self._require(field, is_number(getattr(self, field), 0), "it is a number of at least 0")
-        for field in ("cle_scale_append_bias", "cle_scale_use_threshold", "keep_worse"):
-            self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
-
 
 #: A calibration method by name, or the percentage that a percentile keeps.
 Method = str | float
+_KNOWN = ("MinMax", "MinMSE", "Entropy", "LayerwisePercentile")
 _SEARCHED: tuple[Method, ...] = ("MinMax", "MinMSE", 99.999, 99.99, 99.9)
 
 
@@ -86,16 +81,18 @@ class CalibrationSearchConfig(AlgoConfig):
         data_size: samples used at most; each half gives ranges to be judged by the other.
     """
 
+    BOUNDS: ClassVar[Bounds] = {
+        "data_size": COUNT,
+        "methods": Bound(
+            f"a list of {', '.join(_KNOWN)}, and percentages from 50 to 100",
+            lambda found: (
+                len(found) > 0 and all(one in _KNOWN if isinstance(one, str) else 50 <= one <= 100 for one in found)
+            ),
+        ),
+    }
     name: ClassVar[str] = "calibration_search"
     methods: tuple[Method, ...] | list[Method] = _SEARCHED
     data_size: int = 32
-
-    def __post_init__(self) -> None:
-        self._require("data_size", is_whole(self.data_size, 1), "it is a whole number of at least 1")
-        listed = isinstance(self.methods, (tuple, list)) and len(self.methods) > 0
-        known = ("MinMax", "MinMSE", "Entropy", "LayerwisePercentile")
-        fits = listed and all(one in known or (is_number(one, 50, 100)) for one in self.methods)
-        self._require("methods", fits, f"it is a list of {', '.join(known)}, and percentages from 50 to 100")
 
 
 @dataclass(frozen=True)
@@ -111,10 +108,6 @@ class BiasCorrectionConfig(AlgoConfig):
     name: ClassVar[str] = "bias_correction"
     gain: bool = False
     keep_worse: bool = False
-
-    def __post_init__(self) -> None:
-        for field in ("gain", "keep_worse"):
-            self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
 
 
 @dataclass(frozen=True)
@@ -132,19 +125,13 @@ class ChannelEqualizationConfig(AlgoConfig):
         keep_worse: stay equalized even where the quantized model is worse with it, on calibration data.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"steps": COUNT, "data_size": COUNT, "widest": RATIO}
     name: ClassVar[str] = "channel_equalization"
     steps: int = 3
     through_silu: bool = True
     widest: float = 64.0
     data_size: int = 64
     keep_worse: bool = False
-
-    def __post_init__(self) -> None:
-        for field in ("steps", "data_size"):
-            self._require(field, is_whole(getattr(self, field), 1), "it is a whole number of at least 1")
-        for field in ("through_silu", "keep_worse"):
-            self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
-        self._require("widest", is_number(self.widest, 1), "it is a number of at least 1")
 
 
 @dataclass(frozen=True)
@@ -169,6 +156,12 @@ class GPTQConfig(AlgoConfig):
             configuration says.
     """
 
+    BOUNDS: ClassVar[Bounds] = {
+        "bits": one_of(2, 3, 4, 8),
+        "block_size": COUNT,
+        "perc_damp": NOT_NEGATIVE,
+        "group_size": Bound("a positive integer, or -1: no groups", lambda size: size > 0 or size == -1),
+    }
     name: ClassVar[str] = "gptq"
     bits: int = 8
     block_size: int = 128
@@ -181,18 +174,10 @@ class GPTQConfig(AlgoConfig):
     keep_worse: bool = False
     layers: tuple[str, ...] | list[str] = ()
 
-    def __post_init__(self) -> None:
-        self._require("bits", self.bits in (2, 3, 4, 8), "allowed: 2, 3, 4, 8")
-        self._require("block_size", is_whole(self.block_size, 1), "it is a whole number of at least 1")
-        groups = self.group_size == -1 or is_whole(self.group_size, 1)
-        self._require("group_size", groups, "it is a whole number of at least 1, or -1 for no groups")
-        self._require("perc_damp", is_number(self.perc_damp, 0), "it is a number of at least 0")
-        for field in ("act_order", "per_channel", "mse", "weight_symmetric", "keep_worse"):
-            self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
-
-        self._require("layers", is_names(self.layers), "it is a list of names or ^patterns of layers")
+    def check(self) -> None:
+        """What single layers cannot have of their own."""
         said = self.to_dict().keys() & {"bits", "group_size", "per_channel", "mse", "weight_symmetric"}
-        self._require("layers", not (self.layers and said), f"{', '.join(sorted(said))} would change all weights")
+        self.need(not (self.layers and said), "layers", f"empty: {', '.join(sorted(said))} would change all weights")
 
     def weight_spec(self, spec: TensorSpec) -> TensorSpec:
         """The weight's spec with the fields that are not at their default."""
@@ -221,6 +206,7 @@ class GPTAQConfig(AlgoConfig):
         layers: names or ^patterns of the only layers that are rounded so; empty: all.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"block_size": COUNT, "damp_percent": NOT_NEGATIVE, "alpha": SHARE, "static_groups": ON}
     name: ClassVar[str] = "gptaq"
     block_size: int = 128
     damp_percent: float = 0.01
@@ -229,11 +215,6 @@ class GPTAQConfig(AlgoConfig):
     alpha: float = 0.25
     keep_worse: bool = False
     layers: tuple[str, ...] | list[str] = ()
-
-    def __post_init__(self) -> None:
-        _check_columns(self)
-        self._require("damp_percent", is_number(self.damp_percent, 0), "it is a number of at least 0")
-        self._require("alpha", is_number(self.alpha, 0, 1), "it is a number from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -252,6 +233,7 @@ class QronosConfig(AlgoConfig):
         layers: names or ^patterns of the only layers that are rounded so; empty: all.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"block_size": COUNT, "alpha": POSITIVE, "beta": POSITIVE, "static_groups": ON}
     name: ClassVar[str] = "qronos"
     block_size: int = 128
     desc_act: bool = True
@@ -260,21 +242,6 @@ class QronosConfig(AlgoConfig):
     beta: float = 1e4
     keep_worse: bool = False
     layers: tuple[str, ...] | list[str] = ()
-
-    def __post_init__(self) -> None:
-        _check_columns(self)
-        for field in ("alpha", "beta"):
-            value = getattr(self, field)
-            self._require(field, is_number(value, 0) and value > 0, "it is a number above 0")
-
-
-def _check_columns(config: GPTAQConfig | QronosConfig) -> None:
-    """The fields that GPTAQ and Qronos share."""
-    config._require("block_size", is_whole(config.block_size, 1), "it is a whole number of at least 1")
-    for field in ("desc_act", "keep_worse"):
-        config._require(field, isinstance(getattr(config, field), bool), "it is True or False")
-    config._require("static_groups", config.static_groups is True, "allowed: True")
-    config._require("layers", is_names(config.layers), "it is a list of names or ^patterns of layers")
 
 
 @dataclass(frozen=True)
@@ -286,13 +253,10 @@ class SmoothQuantConfig(AlgoConfig):
         keep_worse: stay smoothed even where the quantized model is worse with it, on calibration data.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"alpha": SHARE}
     name: ClassVar[str] = "smooth_quant"
     alpha: float = 0.5
     keep_worse: bool = False
-
-    def __post_init__(self) -> None:
-        self._require("keep_worse", isinstance(self.keep_worse, bool), "it is True or False")
-        self._require("alpha", is_number(self.alpha, 0, 1), "it is a number from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -305,9 +269,6 @@ class AWQConfig(AlgoConfig):
 
     name: ClassVar[str] = "awq"
     keep_worse: bool = False
-
-    def __post_init__(self) -> None:
-        self._require("keep_worse", isinstance(self.keep_worse, bool), "it is True or False")
 
 
 @dataclass(frozen=True)
@@ -323,18 +284,12 @@ class QuarotConfig(AlgoConfig):
         keep_worse: stay turned even where the quantized model is worse with it, on calibration data.
     """
 
+    BOUNDS: ClassVar[Bounds] = {"r_matrix_dim": COUNT}
     name: ClassVar[str] = "quarot"
     r_matrix_dim: int = 4096
     use_random_had: bool = False
     r_config_path: str | None = None
     keep_worse: bool = False
-
-    def __post_init__(self) -> None:
-        self._require("keep_worse", isinstance(self.keep_worse, bool), "it is True or False")
-        self._require("r_matrix_dim", is_whole(self.r_matrix_dim, 1), "it is a whole number of at least 1")
-        self._require("use_random_had", isinstance(self.use_random_had, bool), "it is True or False")
-        named = self.r_config_path is None or isinstance(self.r_config_path, str)
-        self._require("r_config_path", named, "it is the path of a JSON file, or None")
 
 
 @dataclass(frozen=True)
@@ -351,6 +306,12 @@ class SVDQuantConfig(AlgoConfig):
         keep_worse: keep the branches even where the quantized model is worse with them, on calibration data.
     """
 
+    BOUNDS: ClassVar[Bounds] = {
+        "svd_rank": COUNT,
+        "min_layer_size": COUNT,
+        "smooth_alpha": SHARE,
+        "alpha_candidates": SHARES,
+    }
     name: ClassVar[str] = "svdquant"
     svd_rank: int = 32
     smooth_alpha: float = 0.5
@@ -359,17 +320,6 @@ class SVDQuantConfig(AlgoConfig):
     exclude_patterns: tuple[str, ...] | list[str] = ()
     min_layer_size: int = 256
     keep_worse: bool = False
-
-    def __post_init__(self) -> None:
-        for field in ("svd_rank", "min_layer_size"):
-            self._require(field, is_whole(getattr(self, field), 1), "it is a whole number of at least 1")
-        self._require("smooth_alpha", is_number(self.smooth_alpha, 0, 1), "it is a number from 0 to 1")
-        for field in ("search_alpha", "keep_worse"):
-            self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
-        tried = self.alpha_candidates
-        fits = isinstance(tried, (tuple, list)) and len(tried) > 0 and all(is_number(one, 0, 1) for one in tried)
-        self._require("alpha_candidates", tried is None or fits, "it is a list of numbers from 0 to 1, or None")
-        self._require("exclude_patterns", is_names(self.exclude_patterns), "it is a list of parts of layers' names")
 
 
 ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
@@ -386,18 +336,11 @@ ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
 def config_of_own(row: OwnAlgorithm) -> type[AlgoConfig]:
     """The configuration class of a registered algorithm: its settings, and what all that tune have."""
     settings = [(name, type(default), default) for name, default in row.settings.items()]
-    common: list[Any] = [("keep_worse", bool, False), ("layers", Any, ())]
+    common: list[Any] = [("keep_worse", bool, False), ("layers", list[str], ())]
     doc = f"The algorithm {row.name!r}, which was registered."
-    namespace = {"name": row.name, "own": row, "__doc__": doc, "__post_init__": _check_own}
+    namespace = {"name": row.name, "own": row, "__doc__": doc}
     made = make_dataclass(row.name, [*settings, *common], bases=(AlgoConfig,), namespace=namespace, frozen=True)
     return cast(type[AlgoConfig], made)
-
-
-def _check_own(config: Any) -> None:
-    """The settings are of the types of their defaults."""
-    config.own.check({name: getattr(config, name) for name in config.own.settings})
-    config._require("keep_worse", isinstance(config.keep_worse, bool), "it is True or False")
-    config._require("layers", is_names(config.layers), "it is a list of names or ^patterns of layers")
 
 
 def from_dict(data: Mapping[str, Any]) -> AlgoConfig:
@@ -406,19 +349,7 @@ def from_dict(data: Mapping[str, Any]) -> AlgoConfig:
     Raises:
         ConfigError: no such algorithm, or a field that it does not have.
     """
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"an algorithm is a mapping such as {{name: cle}}, not {data!r}")
-    given = dict(data)
-    name = given.pop("name", None)
-    name = ONNX.get(name, name) if isinstance(name, str) else name
-    if name not in ALGO_NAME_TO_CLASS:
-        raise ConfigError(unknown("algorithm", name, ALGO_NAME_TO_CLASS))
-    kind = ALGO_NAME_TO_CLASS[name]
-    known = [f.name for f in fields(kind)]
-    for key in given:
-        if key not in known:
-            raise ConfigError(unknown(f"field of {kind.__name__}", key, known))
-    return kind(**given)
+    return read(data, ONNX, ALGO_NAME_TO_CLASS)
 
 
 def checked(algorithms: Any, field: str = "algo_config") -> tuple[AlgoConfig, ...]:

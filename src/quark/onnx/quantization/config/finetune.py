@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from quark.config.algorithm import COUNT, INDEX, NOT_NEGATIVE, POSITIVE, SHARE, Bound, Bounds, one_of
 from quark.errors import nearest
-from quark.onnx.quantization.config.algo_base import AlgoConfig, is_names, is_number, is_whole
+from quark.onnx.quantization.config.algo_base import AlgoConfig
 
 DEFAULT_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
-_SHOWN = ", ".join(DEFAULT_TYPES)
-_FLAGS = ("early_stop", "selective_update", "update_bias", "output_qdq", "dynamic_batch", "parallel", "pin_memory")
+
+
+def is_pair(values: Any) -> bool:
+    """Whether there are two numbers, and none below 0."""
+    return len(values) == 2 and min(values) >= 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,17 @@ class FineTuneConfig(AlgoConfig):
         layers: names or ^patterns of the only layers that are trained; empty: all.
     """
 
+    BOUNDS: ClassVar[Bounds] = {
+        **dict.fromkeys(("data_size", "batch_size", "num_batches", "num_iterations", "num_workers"), COUNT),
+        **dict.fromkeys(("fixed_seed", "output_index"), INDEX),
+        **dict.fromkeys(("drop_ratio", "warm_start"), SHARE),
+        **dict.fromkeys(("log_period", "reg_param"), NOT_NEGATIVE),
+        "learning_rate": POSITIVE,
+        "mem_opt_level": one_of(0, 1, 2),
+        "lr_adjust": Bound("a pair of numbers, or None", lambda pair: not pair or is_pair(pair)),
+        "beta_range": Bound("a pair of numbers", lambda pair: is_pair(pair)),
+        "target_op_type": Bound(f"a list of {', '.join(DEFAULT_TYPES)}", bool),
+    }
     optim_device: str = "cpu"
     infer_device: str = "cpu"
     fixed_seed: int = 1705472343
@@ -69,9 +84,9 @@ class FineTuneConfig(AlgoConfig):
     output_qdq: bool = False
     drop_ratio: float = 1.0
     mem_opt_level: int = 1
-    cache_dir: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
     log_period: int | float = 100
-    ref_model_path: str | None = None
+    ref_model_path: str | os.PathLike[str] | None = None
     dynamic_batch: bool = False
     parallel: bool = False
     reg_param: float = 0.01
@@ -85,36 +100,12 @@ class FineTuneConfig(AlgoConfig):
     keep_worse: bool = False
     layers: tuple[str, ...] | list[str] = ()
 
-    def __post_init__(self) -> None:
-        for name in ("data_size", "batch_size", "num_batches", "num_iterations", "num_workers"):
-            self._require(name, is_whole(getattr(self, name), 1), "it is a whole number of at least 1")
-        for name in ("fixed_seed", "output_index"):
-            self._require(name, is_whole(getattr(self, name), 0), "it is a whole number of at least 0")
-        for name in (*_FLAGS, "select_max_mem_layer", "use_gds", "shrinkage", "keep_worse"):
-            self._require(name, isinstance(getattr(self, name), bool), "it is True or False")
-        for name in ("drop_ratio", "warm_start"):
-            self._require(name, is_number(getattr(self, name), 0, 1), "it is a number from 0 to 1")
-        self._require("learning_rate", is_number(self.learning_rate, 1e-30), "it is a positive number")
-        self._require("log_period", is_number(self.log_period, 0), "it is a number of steps; 0 is no log")
-        self._require("reg_param", is_number(self.reg_param, 0), "it is a number of at least 0")
-        self._require("mem_opt_level", self.mem_opt_level in (0, 1, 2), "allowed: 0, 1, 2")
-        for name in ("lr_adjust", "beta_range"):
-            value = getattr(self, name)
-            pair = isinstance(value, (tuple, list)) and len(value) == 2 and all(is_number(side, 0) for side in value)
-            empty = name == "lr_adjust" and value in (None, (), [])
-            self._require(name, pair or empty, "it is a pair of numbers")
-        for name in ("cache_dir", "ref_model_path"):
-            value = getattr(self, name)
-            self._require(name, value is None or isinstance(value, (str, os.PathLike)), "it is a path, or None")
-        self._require("layers", is_names(self.layers), "it is a list of names or ^patterns of layers")
-        types = self.target_op_type
-        self._require(
-            "target_op_type", isinstance(types, (tuple, list)) and len(types) > 0, f"it is a list of {_SHOWN}"
-        )
-        for one in types:
-            what = f"it is a list of {_SHOWN}.{nearest(str(one), DEFAULT_TYPES)}"
-            self._require("target_op_type", one in DEFAULT_TYPES, what)
-        self._require("use_gds", not self.use_gds, "reading past the processor is not available; leave it False")
+    def check(self) -> None:
+        """Layers that can be trained, and what is not available."""
+        for one in self.target_op_type:
+            allowed = f"a list of {', '.join(DEFAULT_TYPES)}.{nearest(one, DEFAULT_TYPES)}"
+            self.need(one in DEFAULT_TYPES, "target_op_type", allowed)
+        self.need(not self.use_gds, "use_gds", "False: reading past the processor is not available")
 
     def _leave(self, why: str, *names: str) -> None:
         """Refuse values other than the defaults."""
@@ -122,7 +113,7 @@ class FineTuneConfig(AlgoConfig):
         for name in names:
             value = getattr(self, name)
             same = (tuple(value) if isinstance(value, list) else value) == defaults[name]
-            self._require(name, same, f"{why}; leave it at {defaults[name]}")
+            self.need(same, name, f"{defaults[name]}: {why}")
 
 
 @dataclass(frozen=True)
@@ -153,8 +144,9 @@ class AdaQuantConfig(FineTuneConfig):
     num_iterations: int = 3000
     learning_rate: float = 1e-5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Those of all that tune, and what belongs to AdaRound."""
+        super().check()
         self._leave("only AdaRoundConfig has a use for it", "reg_param", "beta_range", "warm_start")
 
 
@@ -177,7 +169,8 @@ class AutoRoundConfig(FineTuneConfig):
     learning_rate: float = 1 / 200
     batch_size: int = 8
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Those of all that tune, and what belongs to AdaRound."""
+        super().check()
         self._leave("only AdaRoundConfig has a use for it", "reg_param", "beta_range", "warm_start")
         self._leave("AutoRound trains no biases", "update_bias")

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from quark.config.algorithm import COUNT, INDEX, Bounds, one_of
 from quark.config.rules import Subgraph
 from quark.config.tensor import LayerSpec
 from quark.errors import ConfigError, unknown
-from quark.onnx.quantization.config.algo_base import AlgoConfig, is_whole
+from quark.onnx.quantization.config.algo_base import AlgoConfig
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.spec import QLayerConfig
 from quark.reading import parse_json, read_text
@@ -54,6 +55,14 @@ class AutoMixprecisionConfig(AlgoConfig):
         shared_param_mode: layers that share a weight are chosen together ("propagate"), or get copies ("unshare").
     """
 
+    BOUNDS: ClassVar[Bounds] = {
+        "data_size": INDEX,
+        "metric_output_index": INDEX,
+        "worker_num": COUNT,
+        "metric_default": one_of(*METRICS),
+        "metric_optimize_object": one_of(*OBJECTS),
+        "shared_param_mode": one_of(*SHARED),
+    }
     name: ClassVar[str] = "auto_mixprecision"
     target_layer_config: Targets = "A8W8"
     target_op_type: Sequence[str] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -73,30 +82,15 @@ class AutoMixprecisionConfig(AlgoConfig):
     no_input_qdq_shared: bool = False
     shared_param_mode: str = "propagate"
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Targets, functions and names."""
         self.targets()
-        for field, low in (("data_size", 0), ("metric_output_index", 0), ("worker_num", 1)):
-            self._require(field, is_whole(getattr(self, field), low), f"it is a whole number of at least {low}")
-        for field, allowed in (
-            ("metric_default", tuple(METRICS)),
-            ("metric_optimize_object", OBJECTS),
-            ("shared_param_mode", SHARED),
-        ):
-            self._require(field, getattr(self, field) in allowed, f"allowed: {', '.join(allowed)}")
-        for field in ("dual_quant_nodes", "no_input_qdq_shared"):
-            self._require(field, isinstance(getattr(self, field), bool), "it is True or False")
-        bound = self.metric_threshold
-        number = bound is None or (isinstance(bound, (int, float)) and not isinstance(bound, bool))
-        self._require("metric_threshold", number and bound == bound, "it is a number, or None for the ranking only")
         for field in ("metric_distance_fn", "metric_evaluate_fn"):
             value = getattr(self, field)
             usable = value is None or callable(value) or (isinstance(value, str) and ":" in value)
-            self._require(field, usable, "it is a function, or FILE.py:FUNCTION")
-        for field in ("subgraph_json", "sensitivity_cache_file"):
-            path = getattr(self, field)
-            self._require(field, path is None or isinstance(path, (str, Path)), "it is a path, or None")
+            self.need(usable, field, "a function, or FILE.py:FUNCTION")
         both = self.metric_distance_fn is not None and self.metric_evaluate_fn is not None
-        self._require("metric_evaluate_fn", not both, "metric_distance_fn is given too, and one of them decides")
+        self.need(not both, "metric_evaluate_fn", "None: metric_distance_fn is given too, and one of them decides")
         self._check_names()
         if self.subgraph_json is not None:
             self.subgraphs()
@@ -105,11 +99,11 @@ class AutoMixprecisionConfig(AlgoConfig):
         for field in ("target_op_type", "include_layers", "exclude_layers"):
             value = getattr(self, field)
             listed = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
-            self._require(field, listed or (value is None and field != "target_op_type"), "it is a list of names")
-        self._require("target_op_type", bool(self.target_op_type), "it is a list of at least one operator type")
+            self.need(listed or (value is None and field != "target_op_type"), field, "a list of names")
+        self.need(bool(self.target_op_type), "target_op_type", "a list of at least one operator type")
         if self.subgraph_json is not None:
             given = self.include_layers is not None or self.exclude_layers is not None
-            self._require("subgraph_json", not given, "leave out include_layers and exclude_layers, it names its own")
+            self.need(not given, "subgraph_json", "None beside include_layers and exclude_layers: it names its own")
 
     def targets(self) -> list[tuple[QLayerConfig | LayerSpec | None, tuple[str, ...] | None]]:
         """(specs, the layers that may get them or ``None`` for all) of every target.

@@ -2,26 +2,5 @@
 
 from __future__ import annotations
 
-from quark.torch.config.type import (
-    DeviceType,
-    Dtype,
-    QSchemeType,
-    QuantFlow,
-    QuantizationMode,
-    RoundType,
-    ScaleType,
-    TQTThresholdInitMeth,
-    ZeroPointType,
-)
-
-__all__ = [
-    "DeviceType",
-    "Dtype",
-    "QSchemeType",
-    "QuantFlow",
-    "QuantizationMode",
-    "RoundType",
-    "ScaleType",
-    "TQTThresholdInitMeth",
-    "ZeroPointType",
-]
+from quark.torch.config.type import *  # noqa: F403
+from quark.torch.config.type import __all__ as __all__

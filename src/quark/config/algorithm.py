@@ -1,0 +1,154 @@
+"""What the configuration of an algorithm is, for both dialects: fields of a type, each within a bound of its own.
+
+A class says its bounds once, by field (``BOUNDS``); types are those of its annotations. What takes several fields
+together is its ``check``. Files name an algorithm and its fields, which ``read`` makes a configuration of.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from quark.errors import ConfigError, unknown
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a value of the right type may be: in words, and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+Bounds = Mapping[str, Bound]
+
+COUNT = Bound("a positive integer", lambda value: value > 0)
+INDEX = Bound("an integer of 0 or more", lambda value: value >= 0)
+POSITIVE = Bound("positive", lambda value: value > 0)
+NOT_NEGATIVE = Bound("0 or more", lambda value: value >= 0)
+RATIO = Bound("1 or more", lambda value: value >= 1)
+SHARE = Bound("between 0 and 1", lambda value: 0 <= value <= 1)
+SHARES = Bound("None, or numbers between 0 and 1", lambda found: found is None or shares(found))
+ON = Bound("True", lambda value: value is True)
+
+
+def shares(values: Any) -> bool:
+    """Whether there are numbers, and all between 0 and 1."""
+    return len(values) > 0 and all(0 <= value <= 1 for value in values)
+
+
+def one_of(*allowed: object) -> Bound:
+    """One of these values."""
+    return Bound(" or ".join(map(repr, allowed)), lambda value: value in allowed)
+
+
+class Settings:
+    """Base of the configurations of both dialects.
+
+    Attributes:
+        BOUNDS: field -> what its value may be, beyond its type.
+        NONE_IS_EMPTY: a text or list may be None; files of AMD Quark's torch flow hold such.
+    """
+
+    BOUNDS: ClassVar[Bounds] = {}
+    NONE_IS_EMPTY: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name, hint in types_of(type(self)).items():
+            value = getattr(self, name)
+            self.need(is_of(value, hint, self.NONE_IS_EMPTY), name, words_of(hint))
+        for name, bound in self.BOUNDS.items():
+            self.need(bound.holds(getattr(self, name)), name, bound.words)
+        self.check()
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` for values that cannot work together."""
+
+    def need(self, condition: bool, field: str, allowed: str) -> None:
+        """Raise unless ``condition``, in a sentence about ``field``."""
+        if not condition:
+            raise ConfigError(f"{type(self).__name__}: {field}={getattr(self, field)!r:.80} must be {allowed}")
+
+
+Kind = TypeVar("Kind", bound=Settings)
+
+
+def read(data: Mapping[str, Any], names: Mapping[str, str], known: Mapping[str, type[Kind]]) -> Kind:
+    """The configuration that a dictionary with the ``name`` of an algorithm and its fields describes.
+
+    Args:
+        data: the dictionary.
+        names: other names of the algorithms -> their names.
+        known: the classes by name.
+
+    Raises:
+        ConfigError: no dictionary, an unknown algorithm or field; the nearest is shown.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"an algorithm is a dictionary such as {{name: cle}}, not {data!r:.80}")
+    given = dict(data)
+    name = given.pop("name", None)
+    name = names.get(name, name) if isinstance(name, str) else repr(name)
+    if name not in known:
+        raise ConfigError(unknown("algorithm", name, known))
+    kind = known[name]
+    allowed = [item.name for item in fields(kind)]  # type: ignore[arg-type]
+    for key in given:
+        if key not in allowed:
+            raise ConfigError(unknown(f"field of {kind.__name__}", key, allowed))
+    return kind(**given)
+
+
+def types_of(owner: type[Settings]) -> dict[str, Any]:
+    """Types of the fields by name; none of a user's class whose annotations name what only a function knows."""
+    try:
+        hints = get_type_hints(owner)
+    except NameError:
+        return {}
+    return {item.name: hints[item.name] for item in fields(owner)}  # type: ignore[arg-type]
+
+
+def is_of(value: object, hint: Any, none_is_empty: bool = False) -> bool:
+    """Whether a value is of the type of a field: a number, text, list, path or dictionary; others are left to bounds.
+
+    Numbers are finite, and True is none.
+    """
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(is_of(value, one, none_is_empty) for one in inner)
+    if kind in (int, float):
+        number: Any = value if isinstance(value, Integral if kind is int else Real) else math.inf
+        return not isinstance(value, bool) and bool(abs(number) <= sys.float_info.max)
+    if value is None and none_is_empty and kind in (list, str):
+        return True
+    if kind in (list, tuple):
+        return isinstance(value, list | tuple) and all(is_of(one, inner[0], none_is_empty) for one in value)
+    return isinstance(value, Mapping if kind is dict else kind if kind in PLAIN else object)
+
+
+def words_of(hint: Any) -> str:
+    """What a value of a type is, in words."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return " or ".join(dict.fromkeys(WORDS.get(get_origin(one) or one, str(one)) for one in kinds))
+
+
+PLAIN = (bool, str, NoneType, os.PathLike, Path)
+WORDS = {
+    int: "an integer",
+    float: "a finite number",
+    bool: "True or False",
+    str: "text",
+    list: "a list, each entry of its type",
+    tuple: "a list, each entry of its type",
+    dict: "a dictionary",
+    os.PathLike: "a path",
+    Path: "a path",
+    NoneType: "None",
+}
