@@ -56,10 +56,11 @@ def windows_of(request: TriedLayers, data: Path, ahead: int = 0) -> list[dict[st
 def run_sensitivity(request: RankLayers) -> None:
     """Rank the layers, on standard output."""
     candidates, data = candidates_of(request, request.scheme), given(request.source.data)
-    from quark.torch.sensitivity import check_metric, first_scheme, sensitivity
+    from quark.search.function import check_metric
+    from quark.torch.sensitivity import MEASURES, first_scheme, sensitivity
 
     first_scheme(candidates)
-    check_metric(request.metric)
+    check_metric(request.metric, MEASURES)
     samples = windows_of(request, data)
     with bars() as update:
         found = sensitivity(

@@ -20,23 +20,23 @@ from quark.errors import ConfigError, unknown
 
 
 @dataclass(frozen=True)
-class Bound:
+class Allowed:
     """What a value of the right type may be: in words, and as a test."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
-Bounds = Mapping[str, Bound]
+Bounds = Mapping[str, Allowed]
 
-COUNT = Bound("a positive integer", lambda value: value > 0)
-INDEX = Bound("an integer of 0 or more", lambda value: value >= 0)
-POSITIVE = Bound("positive", lambda value: value > 0)
-NOT_NEGATIVE = Bound("0 or more", lambda value: value >= 0)
-RATIO = Bound("1 or more", lambda value: value >= 1)
-SHARE = Bound("between 0 and 1", lambda value: 0 <= value <= 1)
-SHARES = Bound("None, or numbers between 0 and 1", lambda found: found is None or shares(found))
-ON = Bound("True", lambda value: value is True)
+COUNT = Allowed("a positive integer", lambda value: value > 0)
+INDEX = Allowed("an integer of 0 or more", lambda value: value >= 0)
+POSITIVE = Allowed("positive", lambda value: value > 0)
+NOT_NEGATIVE = Allowed("0 or more", lambda value: value >= 0)
+RATIO = Allowed("1 or more", lambda value: value >= 1)
+SHARE = Allowed("between 0 and 1", lambda value: 0 <= value <= 1)
+SHARES = Allowed("None, or numbers between 0 and 1", lambda found: found is None or shares(found))
+ON = Allowed("True", lambda value: value is True)
 
 
 def shares(values: Any) -> bool:
@@ -44,12 +44,12 @@ def shares(values: Any) -> bool:
     return len(values) > 0 and all(0 <= value <= 1 for value in values)
 
 
-def one_of(*allowed: object) -> Bound:
+def one_of(*allowed: object) -> Allowed:
     """One of these values."""
-    return Bound(" or ".join(map(repr, allowed)), lambda value: value in allowed)
+    return Allowed(" or ".join(map(repr, allowed)), lambda value: value in allowed)
 
 
-class Settings:
+class AlgorithmSettings:
     """Base of the configurations of both dialects.
 
     Attributes:
@@ -77,7 +77,7 @@ class Settings:
             raise ConfigError(f"{type(self).__name__}: {field}={getattr(self, field)!r:.80} must be {allowed}")
 
 
-Kind = TypeVar("Kind", bound=Settings)
+Kind = TypeVar("Kind", bound=AlgorithmSettings)
 
 
 def read(data: Mapping[str, Any], names: Mapping[str, str], known: Mapping[str, type[Kind]]) -> Kind:
@@ -106,7 +106,7 @@ def read(data: Mapping[str, Any], names: Mapping[str, str], known: Mapping[str, 
     return kind(**given)
 
 
-def types_of(owner: type[Settings]) -> dict[str, Any]:
+def types_of(owner: type[AlgorithmSettings]) -> dict[str, Any]:
     """Types of the fields by name; none of a user's class whose annotations name what only a function knows."""
     try:
         hints = get_type_hints(owner)

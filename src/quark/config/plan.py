@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -207,3 +207,8 @@ def _tensor_from_dict(entry: dict[str, Any]) -> TensorPlan:
     if (given := entry["given"]) is not None:
         changed["given"] = np.asarray(given[0], np.float32), np.asarray(given[1], np.int32)
     return TensorPlan(**{**entry, **changed})
+
+
+def refuse(name: str, why: str) -> NoReturn:
+    """Raise ``ConfigError``: a plan from a file does not fit the model."""
+    raise ConfigError(f"--plan-from: {name!r} does not fit: {why}")

@@ -33,7 +33,7 @@ from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import Names, opset
+from quark.onnx.graph.surgery import Names, opset, tensors_by_name
 
 SAMPLES = 4
 """Samples that the experiments run on, at most."""
@@ -210,8 +210,7 @@ def cut_at(
 ) -> tuple[ir.Model, dict[str, str]]:
     """A copy in which every reader of a tensor reads a new input instead; the inputs, by tensor of the float model."""
     cut = model.clone()
-    values = {value.name: value for value in [*cut.graph.inputs, *(v for node in cut.graph for v in node.outputs)]}
-    names, fed = Names(cut), {}
+    values, names, fed = tensors_by_name(cut), Names(cut), {}
     for pair in pairs:
         source = ir.Value(name=names.fresh(f"{pair.name}_float"), type=ir.TensorType(types[pair.name]))
         behind = values[pair.twin]
@@ -239,9 +238,7 @@ def with_ports(
 ) -> tuple[ir.Model, dict[str, str], list[str]]:
     """A copy with an addition behind each of ``tensors``; its new inputs by tensor; the names of its outputs."""
     opened = model.clone()
-    values = {
-        value.name: value for value in [*opened.graph.inputs, *(v for node in opened.graph for v in node.outputs)]
-    }
+    values = tensors_by_name(opened)
     names, ports, renamed = Names(opened), {}, {name: name for name in outputs}
     for name in tensors:
         value = values[name]

@@ -36,7 +36,7 @@ from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
-from quark.onnx.graph.surgery import constant_array
+from quark.onnx.graph.surgery import constant_array, tensors_by_name
 from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs, channels_last_outputs
 from quark.report.values import LayerView, TensorView, Weakness
 
@@ -278,11 +278,6 @@ def _paired(
     return run
 
 
-def _by_name(model: ir.Model) -> dict[str, ir.Value]:
-    values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
-    return {value.name: value for value in values if value.name}
-
-
 def outputs_of(first: ir.Model, second: ir.Model) -> list[str]:
     """The outputs of both models, or an error that says how they differ."""
     for what, ours, theirs in (
@@ -298,8 +293,8 @@ def outputs_of(first: ir.Model, second: ir.Model) -> list[str]:
 
 def pairs_of(first: ir.Model, second: ir.Model) -> Iterator[ComparedTensors]:
     """Every tensor that both models have, graph inputs first, then in the order of the float graph."""
-    twins = _by_name(second)
-    for name in _by_name(first):
+    twins = tensors_by_name(second)
+    for name in tensors_by_name(first):
         twin = twins.get(name)
         if twin is None or ((made := twin.producer()) is not None and made.op_type == "Constant"):
             continue

@@ -15,7 +15,7 @@ two nodes each); the bodies of If and Loop, which are taken as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,6 +30,7 @@ from quark.numerics.blocks import Block
 from quark.numerics.granularity import Group
 from quark.onnx.explain import packed
 from quark.onnx.graph.shapes import leave_unsaid
+from quark.onnx.graph.surgery import all_values
 from quark.onnx.graph.weightless import LARGE, light_proto
 from quark.onnx.qdq.emit import emit
 from quark.onnx.qdq.initializers import LONGEST
@@ -65,7 +66,7 @@ def predicted_bytes(model: ir.Model, plan: Plan, job: Job, stated: Collection[st
         stated: the tensors whose types are written; ``None`` for all.
     """
     total: float = len(_light(model, stated).SerializeToString()) + len(packed(plan)) + HEADER
-    values = {str(value.name): value for value in _values(model)}
+    values = {str(value.name): value for value in all_values(model)}
     costs: dict[tuple[TensorSpec, str, tuple[int, ...], int], Cost] = {}
     functions: dict[str, int] = {}
     seen: set[str] = set()
@@ -92,13 +93,6 @@ def _light(model: ir.Model, stated: Collection[str] | None) -> onnx.ModelProto:
     del light.graph.value_info[:]
     light.graph.value_info.extend(kept)
     return light
-
-
-def _values(model: ir.Model) -> Iterator[ir.Value]:
-    yield from model.graph.inputs
-    yield from model.graph.initializers.values()
-    for node in model.graph:
-        yield from node.outputs
 
 
 def _readers(value: ir.Value, tensor: TensorPlan) -> int:

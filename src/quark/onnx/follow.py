@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.job import Job
-from quark.config.plan import NodePlan, Plan, TensorPlan
+from quark.config.plan import NodePlan, Plan, TensorPlan, refuse
 from quark.errors import ConfigError, QuarkError, unknown
 from quark.numerics.granularity import Channel, Group
 from quark.onnx.bodies import around
@@ -47,7 +47,7 @@ def follow(model: ir.Model, decided: Plan, job: Job) -> Plan:
     values = {str(value.name): value for value in _values(model)}
     for name in given.nodes:
         if name not in decided.nodes:
-            _refuse(name, unknown("node of the plan", name, decided.nodes))
+            refuse(name, unknown("node of the plan", name, decided.nodes))
     for row in given:
         _check(row, values, job)
     tensors = {row.name: _row(row, decided.tensors.get(row.name)) for row in given}
@@ -57,12 +57,12 @@ def follow(model: ir.Model, decided: Plan, job: Job) -> Plan:
     plan = Plan({**kept, **tensors}, _nodes(model, decided, left), list(decided.proposals), floats)
     for name, node in given.nodes.items():
         if node.quantized not in (decided.nodes[name].quantized, plan.nodes[name].quantized):
-            _refuse(name, "lines of nodes only explain, and its tensors say the opposite: change these")
+            refuse(name, "lines of nodes only explain, and its tensors say the opposite: change these")
     _check_groups(plan)
     before = {row.name for row in plan.of_role("bias")}
     refit(model, plan)
     for name in sorted(before - set(plan.tensors)):
-        _refuse(name, f"{plan.floats[name]}; leave it out")
+        refuse(name, f"{plan.floats[name]}; leave it out")
     note_floats(model, plan)
     return plan
 
@@ -96,22 +96,22 @@ def _check(row: TensorPlan, values: dict[str, ir.Value], job: Job) -> None:
     if value is None:
         raise ConfigError(f"--plan-from: {unknown('tensor of the plan', row.name, values)}")
     if value.dtype not in REAL:
-        _refuse(row.name, f"it holds {value.dtype}, and only float32 and float16 tensors are quantized")
+        refuse(row.name, f"it holds {value.dtype}, and only float32 and float16 tensors are quantized")
     if is_constant(value) == (row.role == "activation"):
-        _refuse(row.name, f"it is {'a constant' if is_constant(value) else 'computed'}, so its role is not {row.role}")
+        refuse(row.name, f"it is {'a constant' if is_constant(value) else 'computed'}, so its role is not {row.role}")
     granularity, shape = row.spec.granularity, value.shape
     axis = granularity.axis if isinstance(granularity, Channel | Group) and row.role != "bias" else None
     if axis is not None and shape is not None and not -len(shape) <= axis < len(shape):
-        _refuse(row.name, f"it has {len(shape)} axes, and the granularity names axis {axis}")
+        refuse(row.name, f"it has {len(shape)} axes, and the granularity names axis {axis}")
     for name in row.readers or ():
         if not any(use.node.name == name for use in value.uses()):
-            _refuse(row.name, f"the node {name!r} does not read it")
+            refuse(row.name, f"the node {name!r} does not read it")
     try:
         list(opsets_of_row(row, job.options))
     except QuarkError as error:
-        _refuse(row.name, str(error))
+        refuse(row.name, str(error))
     if row.given is not None and not all(np.isfinite(side).all() for side in row.given):
-        _refuse(row.name, "the scale or zero point that is given is not finite")
+        refuse(row.name, "the scale or zero point that is given is not finite")
 
 
 def _check_groups(plan: Plan) -> None:
@@ -120,14 +120,10 @@ def _check_groups(plan: Plan) -> None:
         first = members[0]
         for member in members:
             if (member.spec.row, member.spec.symmetric) != (first.spec.row, first.spec.symmetric):
-                _refuse(
+                refuse(
                     member.name,
                     f"it shares the range of {group!r} and would be {member.spec.describe()} beside "
                     f"{first.spec.describe()} of {first.name!r}: change both, or give it a group of its own",
                 )
         if not any(member.observed for member in members):
-            _refuse(first.name, f"nothing is left to find the range of the group {group!r} from")
-
-
-def _refuse(name: str, why: str) -> None:
-    raise ConfigError(f"--plan-from: {name!r} does not fit: {why}")
+            refuse(first.name, f"nothing is left to find the range of the group {group!r} from")

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from quark import parallel
 from quark.config.job import Job
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.measure.outputs import EXACT, Outputs, loss_name
 from quark.onnx import bench, fingerprint
@@ -30,7 +30,7 @@ from quark.onnx.layer_units import Tensors, Unit
 from quark.onnx.quantization.config.config import Config, QuantizationConfig
 from quark.onnx.quantization.config.tuners import split
 from quark.onnx.scratch import Scratch
-from quark.search.function import digest_of, load_function, number_of
+from quark.search.function import check_metric, digest_of, load_function, number_of
 from quark.search.values import FLOAT, Study, Trial
 
 #: Measures that need no function; each is also a loss, in which ``sqnr`` and ``cosine`` are the noise.
@@ -77,7 +77,7 @@ def sensitivity(
     job = Config(base).compile()
     with Scratch(job.options) as scratch, Journal.held(ledger):
         layers = bench.candidate_layers(names, base.target, job)
-        check_metric(metric)
+        check_metric(metric, MEASURES)
         made = bench.open_bench(model_input, job, layers, samples, scratch, workers)
         try:
             book = open_ledger(ledger, made, job, metric)
@@ -103,14 +103,6 @@ def settings_of(config: Settings, candidates: Sequence[str] | None) -> tuple[Qua
     if not isinstance(values, Mapping):
         raise ConfigError("give candidates, or the configuration as the name of a preset, which then is the candidate")
     return base, [str(values["preset"])]
-
-
-def check_metric(metric: str) -> None:
-    """Raise where a metric is neither a name nor a function that can be loaded."""
-    if ":" in metric:
-        load_function(metric)
-    elif metric not in MEASURES:
-        raise ConfigError(f"{unknown('metric', metric, MEASURES)}, or FILE.py:FUNCTION")
 
 
 def open_ledger(path: str | Path | None, made: Bench, job: Job, metric: str) -> Journal:

@@ -34,7 +34,7 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import infer_shapes
-from quark.onnx.graph.surgery import is_constant, label, read_nothing
+from quark.onnx.graph.surgery import all_values, is_constant, label, read_nothing
 from quark.onnx.passes import constants
 from quark.onnx.pipeline import BODY, run_steps
 from quark.onnx.qdq.modes import MODES
@@ -139,7 +139,7 @@ def decided_bodies(model: ir.Model, job: Job, known: Sequence[NodeInfo]) -> Made
 def install(model: ir.Model, made: Made) -> None:
     """Put the quantized bodies into the float model, in place."""
     nodes = {node.name: node for node in model.graph}
-    values = {str(value.name): value for value in _outer_values(model)}
+    values = {str(value.name): value for value in all_values(model)}
     for body in made.bodies:
         graph = body.model.graph
         for value in [one for one in graph.inputs if one.name in body.captured]:
@@ -181,13 +181,6 @@ def _keep_apart(graph: ir.Graph, outer: Mapping[str, ir.Value]) -> None:
         while value.name in taken:
             number += 1
             value.name = f"{base}_body_{number}"
-
-
-def _outer_values(model: ir.Model) -> Iterator[ir.Value]:
-    yield from model.graph.inputs
-    yield from model.graph.initializers.values()
-    for node in model.graph:
-        yield from node.outputs
 
 
 def ready(body: ir.Model, job: Job) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -28,6 +28,14 @@ class _Traceless(SourceFileLoader):
 
     def set_data(self, path: str, data: bytes, *, _mode: int = 0o666) -> None:  # type: ignore[override]
         """Keep no bytecode."""
+
+
+def check_metric(metric: str, measures: Collection[str]) -> None:
+    """Raise where a metric is neither one of the measures nor a function that can be loaded."""
+    if ":" in metric:
+        load_function(metric)
+    elif metric not in measures:
+        raise ConfigError(f"{unknown('metric', metric, measures)}, or FILE.py:FUNCTION")
 
 
 def load_function(text: str, option: str = "--metric") -> Callable[..., Any]:

@@ -25,7 +25,7 @@ import numpy as np
 from quark.errors import ConfigError
 from quark.search.knapsack import SLACK, choose
 from quark.search.target import Target
-from quark.search.values import Study
+from quark.search.values import Study, total
 
 Plan = tuple[str, ...]
 Measure = Callable[[Sequence[str]], float]
@@ -77,11 +77,11 @@ def cheapest(
         if target.met(value):
             if plan == first:
                 break
-            bracket.good = max(limit, _loss(study, plan))
+            bracket.good = max(limit, total(study, "loss", plan))
         else:
-            bracket.bad = min(limit, _loss(study, plan))
+            bracket.bad = min(limit, total(study, "loss", plan))
         failed = any(not target.met(other) for other in bracket.tried.values())
-        proposed = _next(target, bracket, _loss(study, plan), value) if failed else bracket.bad
+        proposed = _next(target, bracket, total(study, "loss", plan), value) if failed else bracket.bad
         if proposed is None or _plan(study, budget, proposed) in bracket.tried:
             proposed = _untried(study, budget, bracket)
         if proposed is None:
@@ -108,7 +108,7 @@ def first_guess(study: Study, budget: str, limit: float | None, target: Target) 
 def _opened(study: Study, budget: str) -> tuple[Plan, Bracket]:
     """The cheapest plan of all, and what is known of E before anything is measured."""
     first = _plan(study, budget, math.inf)
-    return first, Bracket(float(study.table("loss").min(axis=1).sum()), _loss(study, first))
+    return first, Bracket(float(study.table("loss").min(axis=1).sum()), total(study, "loss", first))
 
 
 def _first(bracket: Bracket, target: Target) -> float:
@@ -130,7 +130,7 @@ def _compared(
         _measured(_plan(study, budget, float(study.table("loss").min(axis=1).sum())), bracket, measure)
     for plan in uniform(study):
         none = not target.met(bracket.tried[best()])
-        if costs is not None or none or _cost(study, budget, plan) <= _cost(study, budget, best()):
+        if costs is not None or none or total(study, budget, plan) <= total(study, budget, best()):
             _measured(plan, bracket, measure)
     return best()
 
@@ -160,7 +160,7 @@ def best_of(measured: Mapping[Plan, tuple[float, Mapping[str, float]]], target: 
 def uniform(study: Study) -> list[Plan]:
     """The plans with one candidate for all layers, of candidates that fit them all."""
     alike = [(name,) * len(study.layers) for name in study.candidates]
-    return [plan for plan in alike if math.isfinite(_loss(study, plan))]
+    return [plan for plan in alike if math.isfinite(total(study, "loss", plan))]
 
 
 def most_precise(
@@ -185,7 +185,7 @@ def most_precise(
     Raises:
         ConfigError: even the cheapest plan costs more.
     """
-    fit = [plan for plan in uniform(study) if _cost(study, budget, plan) <= limit * (1 + SLACK)]
+    fit = [plan for plan in uniform(study) if total(study, budget, plan) <= limit * (1 + SLACK)]
     spent, far = costs or partial(_costs, study), replace(target, value=math.inf if target.least else -math.inf)
     found = {}
     for plan in dict.fromkeys((*_narrowed(study, budget, limit, spent), *also, *fit)):
@@ -210,11 +210,11 @@ def _narrowed(study: Study, budget: str, limit: float, spent: Costs) -> Iterator
         whole = spent(plan)[budget]
         if whole <= limit * (1 + SLACK):
             return
-        bound = min(bound, _cost(study, budget, plan)) * limit / whole
+        bound = min(bound, total(study, budget, plan)) * limit / whole
 
 
 def _costs(study: Study, plan: Sequence[str]) -> dict[str, float]:
-    return {name: _cost(study, name, plan) for name in study.trials[0].costs}
+    return {name: total(study, name, plan) for name in study.trials[0].costs}
 
 
 def within(study: Study, budget: str, limit: float) -> tuple[str, ...]:
@@ -244,16 +244,6 @@ def _plan(study: Study, budget: str, limit: float) -> tuple[str, ...]:
 
 def _has(study: Study, name: str) -> bool:
     return all(name in trial.costs for trial in study.trials)
-
-
-def _loss(study: Study, plan: Sequence[str]) -> float:
-    loss, columns = study.table("loss"), study.candidates
-    return float(sum(loss[row, columns.index(candidate)] for row, candidate in enumerate(plan)))
-
-
-def _cost(study: Study, budget: str, plan: Sequence[str]) -> float:
-    cost, columns = study.table(budget), study.candidates
-    return float(sum(cost[row, columns.index(candidate)] for row, candidate in enumerate(plan)))
 
 
 def _measured(plan: tuple[str, ...], bracket: Bracket, measure: Measure) -> float:
@@ -294,7 +284,7 @@ def _untried(study: Study, budget: str, bracket: Bracket) -> float | None:
         plan = _plan(study, budget, middle)
         if plan not in bracket.tried:
             return middle
-        low, high = (middle, high) if _loss(study, plan) <= bracket.good else (low, middle)
+        low, high = (middle, high) if total(study, "loss", plan) <= bracket.good else (low, middle)
         if not low < high:
             break
     return None

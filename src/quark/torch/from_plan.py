@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
-from quark.config.plan import Plan
+from quark.config.plan import Plan, refuse
 from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import WHOLE, Block2D, Channel, Group, Tensor, Token
 from quark.torch.config.model import QConfig, QLayerConfig
@@ -166,8 +166,3 @@ def axes(granularity: Any) -> dict[str, Any]:
         case Block2D(rows, columns):
             return {"qscheme": QSchemeType.per_block, "block_size": (rows, columns)}
     raise TypeError(f"unknown granularity {granularity!r}")
-
-
-def refuse(name: str, why: str) -> NoReturn:
-    """Raise ``ConfigError``."""
-    raise ConfigError(f"--plan-from: {name!r} does not fit: {why}")

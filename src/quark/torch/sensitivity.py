@@ -23,11 +23,11 @@ import numpy as np
 from torch import nn
 
 from quark import parallel
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.files.private import private_folder
 from quark.measure.outputs import EXACT, loss_name
-from quark.search.function import digest_of, load_function, number_of
+from quark.search.function import check_metric, digest_of, load_function, number_of
 from quark.search.refine import Pair
 from quark.search.values import FLOAT, Study, Trial
 from quark.torch import one_pass
@@ -110,7 +110,7 @@ def sensitivity(
     base = {"scheme": first_scheme(candidates), "exclude": None if exclude is None else list(exclude)}
     base |= {"also_exclude": list(also_exclude)} if also_exclude else {}
     source = source_of(model, workers, device, trust_remote_code)
-    check_metric(metric)
+    check_metric(metric, MEASURES)
     kept, loaded = list(samples), source.load()
     with private_folder() as folder, Journal.held(ledger):
         left_float = {key: value for key, value in base.items() if key != "scheme"}
@@ -133,14 +133,6 @@ def source_of(model: nn.Module | str | Path, workers: int, device: str, remote: 
         return Source(model)
     source = Source(None, Path(model), device, remote)
     return source if workers != 1 else Source(source.load())
-
-
-def check_metric(metric: str) -> None:
-    """Raise where a metric is neither a name nor a function that can be loaded."""
-    if ":" in metric:
-        load_function(metric)
-    elif metric not in MEASURES:
-        raise ConfigError(f"{unknown('metric', metric, MEASURES)}, or FILE.py:FUNCTION")
 
 
 def first_scheme(candidates: Sequence[str]) -> str:

@@ -112,7 +112,8 @@ def _next_change(op_type: str, after: int, version: int) -> int | None:
 
 
 @cache
-def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
+def schema_of(op_type: str, version: int) -> onnx.defs.OpSchema | None:
+    """The form of an operator of the default domain in an opset, None where it has none."""
     try:
         return onnx.defs.get_schema(op_type, version, "")
     except onnx.defs.SchemaError:
@@ -127,7 +128,7 @@ def misfit(node: ir.Node, version: int, start: int, left_out: Collection[str] = 
     Args:
         left_out: attributes that the node will not have.
     """
-    schema = _schema(node.op_type, version)
+    schema = schema_of(node.op_type, version)
     if schema is None or (schema.deprecated and schema.since_version > start):
         return f"opset {version} has no operator {node.op_type}"
     unknown = [name for name in node.attributes if name not in schema.attributes and name not in left_out]

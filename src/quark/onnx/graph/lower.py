@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from quark.errors import ModelError
 from quark.onnx.graph.adapters import ADAPTERS
-from quark.onnx.graph.lift import misfit
+from quark.onnx.graph.lift import misfit, schema_of
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.graph.surgery import label, opset
 
@@ -69,16 +69,9 @@ def _nodes(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
                 yield node, at
 
 
-def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    try:
-        return onnx.defs.get_schema(op_type, version, "")
-    except onnx.defs.SchemaError:
-        return None
-
-
 def _idle_attributes(node: ir.Node, at: int, version: int) -> list[str]:
     """Attributes that the older form does not have and that say what holds without them."""
-    new, old = _schema(node.op_type, at), _schema(node.op_type, version)
+    new, old = schema_of(node.op_type, at), schema_of(node.op_type, version)
     if new is None or old is None:
         return []
     return [
@@ -102,7 +95,7 @@ def _why_not(node: ir.Node, at: int, version: int, idle: list[str]) -> str | Non
     changed = [since for since, _ in ADAPTERS.get(node.op_type, ()) if version < since <= at]
     if changed and node.op_type in MEANING:
         return f"{node.op_type} computes something else before opset {changed[0]}"
-    schema = _schema(node.op_type, version)
+    schema = schema_of(node.op_type, version)
     if schema is None:
         return f"opset {version} has no operator {node.op_type}"
     return misfit(node, version, at, idle) or _wrong_type(node, schema)

@@ -32,7 +32,7 @@ from quark.onnx.graph.admission import registered
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.pieces import Pieces, open_in_pieces
 from quark.onnx.graph.session import ON_CPU, RUNTIME_ERRORS, Light, Runtime, quiet_options
-from quark.onnx.graph.surgery import Names, all_nodes, label, opset, remove_unused
+from quark.onnx.graph.surgery import Names, all_nodes, label, opset, remove_unused, tensors_by_name
 from quark.report.process import lent, shared
 
 Feed = Mapping[str, np.ndarray]
@@ -88,7 +88,7 @@ class Runner:
         complete: bool = False,
     ) -> None:
         opened = model.clone()
-        tensors = _tensors(opened)
+        tensors = tensors_by_name(opened)
         wanted = dict.fromkeys(values)
         reduced = [name for name in dict.fromkeys(extremes) if name not in wanted]
         for name in (*wanted, *reduced):
@@ -187,12 +187,6 @@ def session_options(runtime: Runtime = ON_CPU) -> onnxruntime.SessionOptions:
         except RUNTIME_ERRORS as error:
             raise ModelError(f"UserCustomOpLibPath: {str(library)!r} cannot be loaded: {_reason(error)}") from error
     return options
-
-
-def _tensors(model: ir.Model) -> dict[str, ir.Value]:
-    """Graph inputs and outputs of nodes of the main graph, by name."""
-    values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
-    return {value.name: value for value in values if value.name}
 
 
 def _check_known(name: str, tensors: Mapping[str, ir.Value], model: ir.Model) -> None:

@@ -135,6 +135,29 @@ def nodes_of(model: ir.Model, *op_types: str) -> list[ir.Node]:
     return [node for node in nodes if node.op_type in op_types and node.domain == ""]
 
 
+def with_operand(op_type: str, value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """(result, constant operand) of a Mul or Add that alone reads ``value``; ``value`` itself where there is none."""
+    node = sole_consumer(value)
+    if node is None or node.op_type != op_type or len(node.inputs) != 2:
+        return value, None
+    other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+    return (value, None) if constant_array(other) is None else (node.outputs[0], other)
+
+
+def all_values(model: ir.Model) -> Iterator[ir.Value]:
+    """Inputs, initializers and what nodes make, of the main graph."""
+    yield from model.graph.inputs
+    yield from model.graph.initializers.values()
+    for node in model.graph:
+        yield from node.outputs
+
+
+def tensors_by_name(model: ir.Model) -> dict[str, ir.Value]:
+    """Graph inputs and outputs of nodes of the main graph, by name."""
+    values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
+    return {value.name: value for value in values if value.name}
+
+
 def name_nodes(model: ir.Model) -> None:
     """Give every node a name of its own, because rules, plans and reports go by node names.
 

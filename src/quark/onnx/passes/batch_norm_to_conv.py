@@ -15,12 +15,12 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
     constant_array,
     float_attribute,
-    label,
     nodes_of,
     not_single,
     substitute,
@@ -41,16 +41,12 @@ def run(
         keep_resolution: leave those whose convolution would lose channels where its weight has one 8-bit scale
             (``fold_batch_norm.noise_of_channels``: a hundredth of a channel's energy or more, on average).
     """
-    fired, refused, names = 0, [], None
-    for node in nodes_of(model, "BatchNormalization"):
-        reason = why_not(node) or (coarse(node) if keep_resolution else None)
-        if reason is not None:
-            refused.append(f"{label(node)} stays: {reason}")
-            continue
-        names = names or Names(model)
-        _rewrite(node, model, names)
-        fired += 1
-    return PassReport("batch_norm_to_conv", fired, tuple(refused))
+
+    def look(node: ir.Node) -> ir.Node | str:
+        return why_not(node) or (keep_resolution and coarse(node)) or node
+
+    nodes = nodes_of(model, "BatchNormalization")
+    return rewrite_each(model, "batch_norm_to_conv", nodes, look, lambda node, _, names: _rewrite(node, model, names))
 
 
 def why_not(node: ir.Node) -> str | None:

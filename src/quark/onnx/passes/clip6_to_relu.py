@@ -13,7 +13,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import clip_bounds, label, nodes_of
+from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.surgery import clip_bounds, nodes_of
 from quark.onnx.passes.clip_to_relu import to_relu
 
 
@@ -23,14 +24,10 @@ def run(model: ir.Model, where: Callable[[ir.Node], bool] | None = None) -> Pass
     Args:
         where: which Clips are looked at; all where it is None.
     """
-    fired, refused = 0, []
-    for node in nodes_of(model, "Clip"):
-        if where is not None and not where(node):
-            continue
+
+    def look(node: ir.Node) -> ir.Node | str:
         bounds = clip_bounds(node)
-        if bounds == (0.0, 6.0):
-            to_relu(node)
-            fired += 1
-        else:
-            refused.append(f"{label(node)} stays: its bounds are {bounds or 'computed'}, not (0, 6)")
-    return PassReport("clip6_to_relu", fired, tuple(refused))
+        return node if bounds == (0.0, 6.0) else f"its bounds are {bounds or 'computed'}, not (0, 6)"
+
+    nodes = [node for node in nodes_of(model, "Clip") if where is None or where(node)]
+    return rewrite_each(model, "clip6_to_relu", nodes, look, lambda node, *_: to_relu(node))

@@ -20,11 +20,11 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
     clip_bounds,
     constant_array,
     drop_if_unused,
-    label,
     nodes_of,
 )
 
@@ -35,15 +35,10 @@ Loose = Annotated[bool, "Also where the codes reach beyond the upper bound; the 
 
 def run(model: ir.Model, loose: Loose = False) -> PassReport:
     """Rewrite ``model`` in place."""
-    fired, refused = 0, []
-    for node in nodes_of(model, "Clip"):
-        reason = why_not(node, loose)
-        if reason is not None:
-            refused.append(f"{label(node)} stays: {reason}")
-            continue
-        to_relu(node)
-        fired += 1
-    return PassReport("clip_to_relu", fired, tuple(refused))
+    nodes = nodes_of(model, "Clip")
+    return rewrite_each(
+        model, "clip_to_relu", nodes, lambda node: why_not(node, loose) or node, lambda node, *_: to_relu(node)
+    )
 
 
 def to_relu(node: ir.Node) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, ints_attribute, label
-from quark.onnx.passes.dpu_factor import mean_factor, put_behind
+from quark.onnx.graph.surgery import ints_attribute
+from quark.onnx.passes.dpu_factor import correct, mean_factor
 
 #: Side of the kernel -> (multiplier, shift) of the device.
 KNOWN = {3: (7, 6), 5: (10, 8), 6: (7, 8), 7: (21, 10), 14: (21, 12)}
@@ -23,18 +23,14 @@ LARGEST = 255
 
 def run(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> PassReport:
     """Rewrite the wanted nodes of ``model`` in place."""
-    names, fired, refused = Names(model), 0, []
-    types = ("AveragePool", "GlobalAveragePool")
-    for node in [node for node in model.graph if node.op_type in types and wanted(node)]:
+
+    def look(node: ir.Node) -> float | str:
         sides = kernel(node)
         if sides is None or len(set(sides)) != 1 or len(sides) != 2:
-            refused.append(f"{label(node)} stays: its kernel {sides or 'of unknown size'} is not square")
-            continue
-        factor = pool_factor(sides[0])
-        if factor != 1.0:
-            put_behind(model, node, factor, names)
-            fired += 1
-    return PassReport("dpu_average_pool", fired, tuple(refused))
+            return f"its kernel {sides or 'of unknown size'} is not square"
+        return pool_factor(sides[0])
+
+    return correct(model, "dpu_average_pool", ("AveragePool", "GlobalAveragePool"), wanted, look)
 
 
 def kernel(node: ir.Node) -> list[int] | None:

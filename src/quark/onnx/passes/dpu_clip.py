@@ -11,23 +11,24 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, add_initializer, constant_array, drop_if_unused, input_at, label, set_input
+from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.surgery import Names, add_initializer, constant_array, drop_if_unused, input_at, set_input
 
 LOWEST, HIGHEST = -128, 127
 
 
 def run(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> PassReport:
     """Rewrite the wanted nodes of ``model`` in place."""
-    names, fired, refused = Names(model), 0, []
-    for node in model.graph:
-        if node.op_type != "Clip" or not wanted(node):
-            continue
+
+    def look(node: ir.Node) -> list[ir.Value | None] | str:
         given = [input_at(node, 1), input_at(node, 2)]
-        if any(value is not None and constant_array(value) is None for value in given):
-            refused.append(f"{label(node)} stays: its bounds are not constant")
-            continue
-        fired += _rewrite(model.graph, node, given, names)
-    return PassReport("dpu_clip", fired, tuple(refused))
+        computed = any(value is not None and constant_array(value) is None for value in given)
+        return "its bounds are not constant" if computed else given
+
+    nodes = [node for node in model.graph if node.op_type == "Clip" and wanted(node)]
+    return rewrite_each(
+        model, "dpu_clip", nodes, look, lambda node, given, names: _rewrite(model.graph, node, given, names)
+    )
 
 
 def _rewrite(graph: ir.Graph, node: ir.Node, given: list[ir.Value | None], names: Names) -> bool:

@@ -9,10 +9,13 @@ of least error up to 6 + ceil(log2 n); the exact mean of n values is then off by
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 
 import numpy as np
 import onnx_ir as ir
 
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import Names, add_initializer
 
 #: Bits of the multiplier beyond those of the divisor.
@@ -39,3 +42,21 @@ def put_behind(model: ir.Model, node: ir.Node, factor: float, names: Names) -> N
     mul.replace_input_with(0, source)
     model.graph.insert_after(node, mul)
     source.name, product.name = names.fresh(f"{name}_Mul"), name
+
+
+def correct(
+    model: ir.Model,
+    name: str,
+    types: Collection[str],
+    wanted: Callable[[ir.Node], bool],
+    factor_of: Callable[[ir.Node], float | str],
+) -> PassReport:
+    """Put its factor behind every wanted node of these types; one of 1, and a node with a reason, stay."""
+
+    def put(node: ir.Node, factor: float, names: Names) -> bool:
+        if factor != 1.0:
+            put_behind(model, node, factor, names)
+        return factor != 1.0
+
+    nodes = [node for node in model.graph if node.op_type in types and wanted(node)]
+    return rewrite_each(model, name, nodes, factor_of, put)

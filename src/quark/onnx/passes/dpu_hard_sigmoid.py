@@ -12,8 +12,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, float_attribute, label
-from quark.onnx.passes.dpu_factor import put_behind
+from quark.onnx.graph.surgery import float_attribute
+from quark.onnx.passes.dpu_factor import correct
 
 ALPHA, BETA = 1 / 6, 0.5
 FACTOR = 2731 / 2**14 * 6
@@ -30,11 +30,8 @@ def is_sixth(node: ir.Node) -> bool:
 
 def run(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> PassReport:
     """Rewrite the wanted nodes of ``model`` in place."""
-    names, fired, refused = Names(model), 0, []
-    for node in [node for node in model.graph if node.op_type == "HardSigmoid" and wanted(node)]:
-        if is_sixth(node):
-            put_behind(model, node, FACTOR, names)
-            fired += 1
-        else:
-            refused.append(f"{label(node)} stays: the device has alpha 1/6 and beta 1/2 only")
-    return PassReport("dpu_hard_sigmoid", fired, tuple(refused))
+
+    def look(node: ir.Node) -> float | str:
+        return FACTOR if is_sixth(node) else "the device has alpha 1/6 and beta 1/2 only"
+
+    return correct(model, "dpu_hard_sigmoid", ("HardSigmoid",), wanted, look)

@@ -11,23 +11,18 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, axes_of, constant_array, input_at, label
-from quark.onnx.passes.dpu_factor import mean_factor, put_behind
+from quark.onnx.graph.surgery import axes_of, constant_array, input_at
+from quark.onnx.passes.dpu_factor import correct, mean_factor
 
 
 def run(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> PassReport:
     """Rewrite the wanted nodes of ``model`` in place."""
-    names, fired, refused = Names(model), 0, []
-    for node in [node for node in model.graph if node.op_type == "ReduceMean" and wanted(node)]:
+
+    def look(node: ir.Node) -> float | str:
         count = reduced(node)
-        if count is None:
-            refused.append(f"{label(node)} stays: the number of values that it averages is not known")
-            continue
-        factor = mean_factor(count)
-        if factor != 1.0:
-            put_behind(model, node, factor, names)
-            fired += 1
-    return PassReport("dpu_reduce_mean", fired, tuple(refused))
+        return "the number of values that it averages is not known" if count is None else mean_factor(count)
+
+    return correct(model, "dpu_reduce_mean", ("ReduceMean",), wanted, look)
 
 
 def reduced(node: ir.Node) -> int | None:

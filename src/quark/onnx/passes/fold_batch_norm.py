@@ -24,6 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
@@ -90,19 +91,13 @@ def run(
             the noise of rounding would be a tenth of a channel's energy or more (10 dB), on average over the
             channels, and ten times what it is before.
     """
-    fired, refused = 0, []
-    names: Names | None = None
-    for norm in [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == ""]:
+
+    def look(norm: ir.Node) -> FoldableNorm | str:
         found = match(norm)
-        if keep_resolution and isinstance(found, FoldableNorm):
-            found = drowned(found) or found
-        if isinstance(found, FoldableNorm):
-            names = names or Names(model)
-            _fold(found, model.graph, names)
-            fired += 1
-        else:
-            refused.append(f"{label(norm)} stays: {found}")
-    return PassReport("fold_batch_norm", fired, tuple(refused))
+        return drowned(found) or found if keep_resolution and isinstance(found, FoldableNorm) else found
+
+    norms = [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == ""]
+    return rewrite_each(model, "fold_batch_norm", norms, look, lambda _, found, names: _fold(found, model.graph, names))
 
 
 def match(norm: ir.Node) -> FoldableNorm | str:

@@ -14,12 +14,12 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
     Names,
     constant_array,
     drop_if_unused,
     int_attribute,
-    label,
     nodes_of,
     sole_consumer,
     take_over,
@@ -29,19 +29,22 @@ from quark.onnx.passes.fold_batch_norm import in_training, parameters_of, scale_
 
 def run(model: ir.Model) -> PassReport:
     """Fold every BatchNormalization that follows a Concat, in place."""
-    fired, refused, names = 0, [], None
-    for norm in nodes_of(model, "BatchNormalization"):
+
+    def look(norm: ir.Node) -> tuple[ir.Node, np.ndarray, np.ndarray] | str | None:
         concat = norm.inputs[0].producer() if norm.inputs[0] is not None else None
         if concat is None or concat.op_type != "Concat":
-            continue
+            return None
         found = why_not(norm, concat)
-        if isinstance(found, str):
-            refused.append(f"{label(norm)} stays: {found}")
-            continue
-        names = names or Names(model)
-        _fold(norm, concat, *found, model.graph, names)
-        fired += 1
-    return PassReport("fold_batch_norm_after_concat", fired, tuple(refused))
+        return found if isinstance(found, str) else (concat, *found)
+
+    norms = nodes_of(model, "BatchNormalization")
+    return rewrite_each(
+        model,
+        "fold_batch_norm_after_concat",
+        norms,
+        look,
+        lambda norm, found, names: _fold(norm, *found, model.graph, names),
+    )
 
 
 def why_not(norm: ir.Node, concat: ir.Node) -> tuple[np.ndarray, np.ndarray] | str:

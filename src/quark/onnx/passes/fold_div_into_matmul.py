@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from quark.onnx.graph.pattern import scalar
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
@@ -43,22 +44,19 @@ class Rescaling:
 
 def run(model: ir.Model) -> PassReport:
     """Fold every such division, in place."""
-    fired, refused, names = 0, [], None
-    for node in nodes_of(model, "Div", "Mul"):
+
+    def look(node: ir.Node) -> tuple[ir.Value, float, Rescaling] | str | None:
         source, factor = _scaled(node)
-        if source is None or factor is None:
-            continue
         way = Rescaling()
-        reason = _walk(source, node, way)
-        if reason is not None:
-            refused.append(f"{label(node)} stays: {reason}")
-            continue
-        names = names or Names(model)
+        return None if source is None or factor is None else _walk(source, node, way) or (source, factor, way)
+
+    def fold(node: ir.Node, found: tuple[ir.Value, float, Rescaling], names: Names) -> None:
+        source, factor, way = found
         for reader, position in way.constants:
             _scale(reader, position, factor, model, names)
         take_over(source, node.outputs[0])
-        fired += 1
-    return PassReport("fold_div_into_matmul", fired, tuple(refused))
+
+    return rewrite_each(model, "fold_div_into_matmul", nodes_of(model, "Div", "Mul"), look, fold)
 
 
 def _scaled(node: ir.Node) -> tuple[ir.Value | None, float | None]:

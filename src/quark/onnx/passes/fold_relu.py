@@ -12,6 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
     clip_bounds,
     constant_array,
@@ -29,19 +30,15 @@ PRODUCERS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", 
 
 def run(model: ir.Model) -> PassReport:
     """Rewrite a quantized ``model`` in place; a float model has no place for it."""
-    fired, refused = 0, []
-    for node in nodes_of(model, "Relu", "Clip"):
-        reason = why_not(node)
-        if reason is not None:
-            refused.append(f"{label(node)} stays: {reason}")
-            continue
-        bounds, source = list(node.inputs[1:]), node.inputs[0]
-        if source is not None:
-            take_over(source, node.outputs[0])
-        for value in bounds:
-            drop_if_unused(value)
-        fired += 1
-    return PassReport("fold_relu", fired, tuple(refused))
+    return rewrite_each(model, "fold_relu", nodes_of(model, "Relu", "Clip"), lambda node: why_not(node) or node, _fold)
+
+
+def _fold(node: ir.Node, *_: object) -> None:
+    bounds, source = list(node.inputs[1:]), node.inputs[0]
+    if source is not None:
+        take_over(source, node.outputs[0])
+    for value in bounds:
+        drop_if_unused(value)
 
 
 def why_not(node: ir.Node) -> str | None:

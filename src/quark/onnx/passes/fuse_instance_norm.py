@@ -19,17 +19,17 @@ import onnx_ir as ir
 
 from quark.onnx.graph.pattern import Bound, Pattern, any_, constant, either, match, number, op, scalar
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
     axes_of,
     constant_array,
     int_attribute,
-    label,
     nodes_of,
     not_single,
-    sole_consumer,
     substitute,
+    with_operand,
 )
 
 
@@ -77,18 +77,13 @@ class InstanceNormMatch:
 
 def run(model: ir.Model) -> PassReport:
     """Fuse every instance normalization, in place."""
-    fired, refused, names = 0, [], None
-    for node in nodes_of(model, "Div", "Mul", "Add"):
-        found = None if node.graph is None else _find(node.outputs[0])
-        if found is None:
-            continue
-        if isinstance(found, str):
-            refused.append(f"{label(node)} stays: {found}")
-            continue
-        names = names or Names(model)
-        _rewrite(found, model, names)
-        fired += 1
-    return PassReport("fuse_instance_norm", fired, tuple(refused))
+    return rewrite_each(
+        model,
+        "fuse_instance_norm",
+        nodes_of(model, "Div", "Mul", "Add"),
+        lambda node: None if node.graph is None else _find(node.outputs[0]),
+        lambda _, found, names: _rewrite(found, model, names),
+    )
 
 
 def _find(value: ir.Value) -> InstanceNormMatch | str | None:
@@ -100,9 +95,9 @@ def _find(value: ir.Value) -> InstanceNormMatch | str | None:
         return reason or None
     last, scale, bias = value, found.get("scale"), found.get("bias")
     if scale is None:
-        last, scale = _with_operand("Mul", last)
+        last, scale = with_operand("Mul", last)
     if bias is None:
-        last, bias = _with_operand("Add", last)
+        last, bias = with_operand("Add", last)
     epsilon, channels = scalar(found["epsilon"]), _channels(found["x"], scale, bias)
     if epsilon is None or channels is None:
         return "its epsilon is not one number, or the number of channels is not known"
@@ -127,14 +122,6 @@ def _not_spatial(found: Bound) -> str | None:
         if not int_attribute(maker, "keepdims", 1):
             return "its means drop the axes that they run over"
     return not_single(found["x"])
-
-
-def _with_operand(op_type: str, value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    node = sole_consumer(value)
-    if node is None or node.op_type != op_type or len(node.inputs) != 2:
-        return value, None
-    other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
-    return (value, None) if constant_array(other) is None else (node.outputs[0], other)
 
 
 def _channels(x: ir.Value, scale: ir.Value | None, bias: ir.Value | None) -> int | None:

@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from quark.onnx.graph.pattern import Bound, Pattern, any_, constant, either, match, number, op, scalar
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import axes_of, int_attribute, label, nodes_of, substitute
+from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.surgery import axes_of, int_attribute, nodes_of, substitute
 
 LARGEST_EPSILON = 1e-5
 
@@ -42,21 +43,23 @@ DIVIDED = _divided()
 
 def run(model: ir.Model) -> PassReport:
     """Fuse every L2 normalization, in place."""
-    fired, refused = 0, []
     if not nodes_of(model, "ReduceL2", "ReduceSum", "ReduceSumSquare"):
         return PassReport("fuse_l2_norm")
-    for node in nodes_of(model, "Div", "Mul"):
-        found = None if node.graph is None else match(DIVIDED, node.outputs[0])
-        if found is None:
-            continue
-        axis = _axis(found)
-        if isinstance(axis, str):
-            refused.append(f"{label(node)} stays: {axis}")
-            continue
-        attributes = {"axis": axis, "p": 2}
-        substitute(node.outputs[0], [ir.node("LpNormalization", [found["x"]], attributes=attributes, name=node.name)])
-        fired += 1
-    return PassReport("fuse_l2_norm", fired, tuple(refused))
+    return rewrite_each(model, "fuse_l2_norm", nodes_of(model, "Div", "Mul"), _find, _fuse)
+
+
+def _find(node: ir.Node) -> tuple[ir.Value, int] | str | None:
+    """What is normalized along which axis."""
+    found = None if node.graph is None else match(DIVIDED, node.outputs[0])
+    if found is None:
+        return None
+    axis = _axis(found)
+    return axis if isinstance(axis, str) else (found["x"], axis)
+
+
+def _fuse(node: ir.Node, found: tuple[ir.Value, int], _: object) -> None:
+    attributes = {"axis": found[1], "p": 2}
+    substitute(node.outputs[0], [ir.node("LpNormalization", [found[0]], attributes=attributes, name=node.name)])
 
 
 def _axis(found: Bound) -> int | str:

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from quark.onnx.graph.pattern import Bound, Pattern, any_, constant, either, match, number, op, scalar
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
@@ -29,8 +30,8 @@ from quark.onnx.graph.surgery import (
     label,
     nodes_of,
     opset,
-    sole_consumer,
     substitute,
+    with_operand,
 )
 from quark.onnx.passes import opset_version
 
@@ -71,19 +72,13 @@ def run(model: ir.Model, lift: Lift = False) -> PassReport:
     """Fuse every layer normalization, in place."""
     if lift and opset(model) < OPSET and any(isinstance(what, LayerNormMatch) for what in _found(model)):
         opset_version.run(model, OPSET)
-    fired, refused, names = 0, [], None
-    for node in nodes_of(model, "Div", "Mul"):
+
+    def look(node: ir.Node) -> LayerNormMatch | str | None:
         found = None if node.graph is None else match(NORMALIZED, node.outputs[0])
-        if found is None:
-            continue
-        what = why_not(node, found) if opset(model) >= OPSET else _too_old(model)
-        if isinstance(what, str):
-            refused.append(f"{label(node)} stays: {what}")
-            continue
-        names = names or Names(model)
-        _rewrite(what, model, names)
-        fired += 1
-    return PassReport("fuse_layer_norm", fired, tuple(refused))
+        return None if found is None else why_not(node, found) if opset(model) >= OPSET else _too_old(model)
+
+    nodes = nodes_of(model, "Div", "Mul")
+    return rewrite_each(model, "fuse_layer_norm", nodes, look, lambda _, found, names: _rewrite(found, model, names))
 
 
 def _found(model: ir.Model) -> Iterator[LayerNormMatch | str]:
@@ -105,8 +100,8 @@ def why_not(node: ir.Node, found: Bound) -> LayerNormMatch | str:
         return "its epsilon is not one number"
     if isinstance(axis, str):
         return axis
-    last, scale = _with_operand("Mul", node.outputs[0])
-    last, bias = _with_operand("Add", last)
+    last, scale = with_operand("Mul", node.outputs[0])
+    last, bias = with_operand("Add", last)
     for value in (scale, bias):
         if value is not None and not _covers(value, found["x"], axis):
             return f"{value.name!r} does not have the shape of the normalized axes"
@@ -135,15 +130,6 @@ def _first_axis(found: Bound) -> int | str:
     if list(found_axes) != list(range(-len(found_axes), 0)):
         return f"its means run over the axes {list(found_axes)}, which are not the last ones"
     return -len(found_axes)
-
-
-def _with_operand(op_type: str, value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """(result, constant operand) of a Mul or Add that alone reads ``value``; ``value`` itself where there is none."""
-    node = sole_consumer(value)
-    if node is None or node.op_type != op_type or len(node.inputs) != 2:
-        return value, None
-    other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
-    return (value, None) if constant_array(other) is None else (node.outputs[0], other)
 
 
 def _covers(parameter: ir.Value, x: ir.Value, axis: int) -> bool:

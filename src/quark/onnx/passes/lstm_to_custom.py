@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from quark.onnx.graph.quantized import QUANTIZE, all_nodes_in_graphs, dequantizer, parameters
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import attribute, int_attribute, label, opset, substitute
+from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.surgery import attribute, int_attribute, opset, substitute
 from quark.operators.functions import OVERLOADS_FROM_IR
 from quark.operators.registry import DOMAIN, VERSION, function_for
 
@@ -25,20 +26,14 @@ Grids = dict[str, tuple[float, int]]
 
 def run(model: ir.Model) -> PassReport:
     """Convert every quantized LSTM that the operator can stand for, in place."""
-    fired, refused = 0, []
-    for node in all_nodes_in_graphs(model):
-        if node.op_type != "LSTM" or node.domain not in ("", "ai.onnx"):
-            continue
-        grids = _grids(node)
-        if isinstance(grids, str):
-            refused.append(f"{label(node)} stays: {grids}")
-            continue
-        _convert(model, node, grids)
-        fired += 1
-    if fired:
+    nodes = [node for node in all_nodes_in_graphs(model) if node.op_type == "LSTM" and node.domain in ("", "ai.onnx")]
+    report = rewrite_each(
+        model, "convert_lstm_to_customlstm", nodes, _grids, lambda node, grids, _: _convert(model, node, grids)
+    )
+    if report.fired:
         model.graph.opset_imports.setdefault(DOMAIN, VERSION)
         model.ir_version = max(model.ir_version or 0, OVERLOADS_FROM_IR)
-    return PassReport("convert_lstm_to_customlstm", fired, tuple(refused))
+    return report
 
 
 def _grids(node: ir.Node) -> Grids | str:

@@ -13,13 +13,15 @@ scale is not input scale × weight scale, results that are read in float.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.quantized import QUANTIZE, code_type, dequantizer, parameters
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import input_at, int_attribute, label, nodes_of, prune, sole_consumer
+from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.surgery import input_at, int_attribute, nodes_of, prune, sole_consumer
 from quark.onnx.passes import fold_relu
 from quark.onnx.passes.bias_scale import CLOSE, wanted_scale
 
@@ -56,17 +58,10 @@ KERNELS: dict[str, tuple[str, str, Callable[[ir.Node, list[ir.Node], ir.Node], l
 
 def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
-    fired, refused = fold_relu.run(model).fired, []
-    for node in nodes_of(model, *KERNELS):
-        found = why_not(node)
-        if found is None:
-            continue
-        if isinstance(found, str):
-            refused.append(f"{label(node)} stays: {found}")
-            continue
-        _rewrite(node, *found, model)
-        fired += 1
-    return PassReport("qdq_to_qop", fired, tuple(refused))
+    folded = fold_relu.run(model).fired
+    nodes = nodes_of(model, *KERNELS)
+    report = rewrite_each(model, "qdq_to_qop", nodes, why_not, lambda node, found, _: _rewrite(node, *found, model))
+    return replace(report, fired=report.fired + folded)
 
 
 def why_not(node: ir.Node) -> tuple[list[ir.Node], ir.Node] | str | None:

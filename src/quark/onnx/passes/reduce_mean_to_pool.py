@@ -15,22 +15,20 @@ from typing import Annotated
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import axes_of, int_attribute, label, not_single
+from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.surgery import axes_of, int_attribute, not_single
 
 KeepNorms = Annotated[bool, "The means of RMSNorm and LayerNorm stay what ONNX Runtime finds these by."]
 
 
 def run(model: ir.Model, keep_norms: KeepNorms = False) -> PassReport:
     """Rewrite ``model`` in place."""
-    fired, refused = 0, []
-    for node in [node for node in model.graph if node.op_type == "ReduceMean" and node.domain == ""]:
-        reason = why_not(node) or ("it is of a normalization" if keep_norms and of_a_norm(node) else None)
-        if reason is None:
-            _rewrite(model.graph, node)
-            fired += 1
-        else:
-            refused.append(f"{label(node)} stays: {reason}")
-    return PassReport("reduce_mean_to_pool", fired, tuple(refused))
+
+    def look(node: ir.Node) -> ir.Node | str:
+        return why_not(node) or ("it is of a normalization" if keep_norms and of_a_norm(node) else node)
+
+    nodes = [node for node in model.graph if node.op_type == "ReduceMean" and node.domain == ""]
+    return rewrite_each(model, "reduce_mean_to_pool", nodes, look, lambda node, *_: _rewrite(model.graph, node))
 
 
 def why_not(node: ir.Node) -> str | None:

@@ -14,24 +14,17 @@ import math
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.shapes import static_shape
-from quark.onnx.graph.surgery import Names, label, nodes_of
+from quark.onnx.graph.surgery import Names, nodes_of
 
 LARGEST = 512
 
 
 def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
-    fired, refused, names = 0, [], None
-    for node in nodes_of(model, "GlobalAveragePool"):
-        found = kernel_of(node)
-        if isinstance(found, str):
-            refused.append(f"{label(node)} stays: {found}")
-        elif found is not None:
-            names = names or Names(model)
-            _rewrite(node, found, names)
-            fired += 1
-    return PassReport("split_large_pool", fired, tuple(refused))
+    nodes = nodes_of(model, "GlobalAveragePool")
+    return rewrite_each(model, "split_large_pool", nodes, kernel_of, _rewrite)
 
 
 def kernel_of(node: ir.Node) -> tuple[int, int] | str | None:

@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
@@ -25,7 +26,6 @@ from quark.onnx.graph.surgery import (
     input_at,
     int_attribute,
     ints_attribute,
-    label,
     nodes_of,
     opset,
 )
@@ -36,16 +36,14 @@ OPSET = 10
 
 def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
-    fired, refused, names, new_enough = 0, [], None, opset(model) >= OPSET
-    for node in nodes_of(model, "Split"):
-        sizes = sizes_of(node) if new_enough else f"Slice with computed bounds needs opset {OPSET}"
-        if isinstance(sizes, str):
-            refused.append(f"{label(node)} stays: {sizes}")
-            continue
-        names = names or Names(model)
-        _rewrite(node, sizes, model, names)
-        fired += 1
-    return PassReport("split_to_slice", fired, tuple(refused))
+    too_old = None if opset(model) >= OPSET else f"Slice with computed bounds needs opset {OPSET}"
+    return rewrite_each(
+        model,
+        "split_to_slice",
+        nodes_of(model, "Split"),
+        lambda node: too_old or sizes_of(node),
+        lambda node, sizes, names: _rewrite(node, sizes, model, names),
+    )
 
 
 def sizes_of(node: ir.Node) -> list[int] | str:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.errors import ModelError
-from quark.onnx.graph.surgery import remove_unused
+from quark.onnx.graph.surgery import all_values, remove_unused
 from quark.onnx.graph.weightless import through_proto
 from quark.onnx.qdq import second_type
 from quark.onnx.qdq.carriers import activation_kind, constant_kind
@@ -35,7 +35,7 @@ Builder = Callable[[Carried], list[ir.Node]]
 
 def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     """Insert the nodes of a complete plan. ``model`` is used up; the result may be another object with its data."""
-    values = {value.name: value for value in _all_values(model)}
+    values = {value.name: value for value in all_values(model)}
     parameters, lookups = ParameterInitializers(model), list[tuple[Carried, list[ir.Node]]]()
     for tensor in plan:
         if tensor.scale is None:
@@ -56,13 +56,6 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     remove_unused(model)
     shield(model)
     return _with_functions(model)
-
-
-def _all_values(model: ir.Model) -> Iterable[ir.Value]:
-    yield from model.graph.inputs
-    yield from model.graph.initializers.values()
-    for node in model.graph:
-        yield from node.outputs
 
 
 def _uses(carried: Carried) -> list[Any]:

@@ -78,8 +78,8 @@ class Tool:
     """One tool.
 
     Attributes:
-        name: how it is called.
-        doc: one sentence.
+        file: its module's file, which is called as it is.
+        about: the docstring of the module, which begins with what it does.
         run: gets the parsed arguments; returns what to print.
         arguments: besides the files.
         files: what it reads and writes, as "input" and "output".
@@ -88,14 +88,24 @@ class Tool:
         writes: what the output is, "model" or "text".
     """
 
-    name: str
-    doc: str
+    file: str
+    about: str | None
     run: Callable[[argparse.Namespace], str | None]
     arguments: tuple[Argument, ...] = ()
     files: tuple[str, ...] = ("input", "output")
     order: tuple[str, ...] = ()
     output_flags: tuple[str, ...] = ()
     writes: str = "model"
+
+    @property
+    def name(self) -> str:
+        """How it is called."""
+        return Path(self.file).stem
+
+    @property
+    def doc(self) -> str:
+        """What it does, in one sentence."""
+        return " ".join((self.about or "").partition("\n\n")[0].split())
 
     @property
     def positions(self) -> tuple[str, ...]:
@@ -181,8 +191,8 @@ def _check_files(tool: Tool, given: argparse.Namespace) -> None:
 
 
 def over_pass(
-    name: str,
-    doc: str,
+    file: str,
+    about: str | None,
     pass_name: str = "",
     fixed: dict[str, Any] | None = None,
     arguments: tuple[Argument, ...] = (),
@@ -191,7 +201,8 @@ def over_pass(
     """A tool that applies one graph pass to a file.
 
     Args:
-        name: of the tool, and of the pass where ``pass_name`` is empty.
+        file, about: as of ``Tool``.
+        pass_name: empty: the pass is called like the tool.
         fixed: parameters of the pass that the tool sets.
         arguments: parameters of the pass that its user sets; the names are those of the pass.
         order: positional arguments, where the files are not all.
@@ -200,9 +211,9 @@ def over_pass(
     def run(given: argparse.Namespace) -> str:
         values = {one.parameter or one.name: getattr(given, one.name) for one in arguments if not one.accepted}
         chosen = {key: value for key, value in values.items() if value is not None}
-        return apply_pass(pass_name or name, {**(fixed or {}), **chosen}, given)
+        return apply_pass(pass_name or Path(file).stem, {**(fixed or {}), **chosen}, given)
 
-    return Tool(name, doc, run, arguments, order=order)
+    return Tool(file, about, run, arguments, order=order)
 
 
 def apply_pass(name: str, parameters: dict[str, Any], given: argparse.Namespace, opset: int | None = None) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from quark.onnx.tools.command import Argument, boolean, over_pass, run_as_program
 
 TOOL = over_pass(
-    "convert_custom_ops",
-    "Give operators of com.amd.quark the names of com.vai.quantize, or back.",
+    __file__,
+    __doc__,
     arguments=(Argument("reverse_conversion", "From com.vai.quantize to com.amd.quark.", boolean, False),),
 )
 

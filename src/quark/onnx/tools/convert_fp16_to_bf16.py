@@ -15,7 +15,7 @@ def run(given: argparse.Namespace) -> str:
     return write(given)
 
 
-TOOL = Tool("convert_fp16_to_bf16", "A float16 model becomes a bfloat16 one, in one of four forms.", run, (FORMAT,))
+TOOL = Tool(__file__, __doc__, run, (FORMAT,))
 
 if __name__ == "__main__":
     run_as_program(TOOL)

@@ -1,12 +1,12 @@
-"""A float16 model becomes a float32 one."""
+"""A float16 model becomes a float32 one, or parts of it do."""
 
 from __future__ import annotations
 
 from quark.onnx.tools.command import Argument, names, over_pass, run_as_program
 
 TOOL = over_pass(
-    "convert_fp16_to_fp32",
-    "A float16 model becomes a float32 one, or parts of it do.",
+    __file__,
+    __doc__,
     arguments=(Argument("subgraphs_to_include", "Parts of the graph, as start:end;start:end.", names, None),),
 )
 

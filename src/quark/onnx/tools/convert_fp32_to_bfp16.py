@@ -12,7 +12,7 @@ def run(given: argparse.Namespace) -> str:
     return random_quantize(given, "BFP16", {"external": given.save_as_external_data})
 
 
-TOOL = Tool("convert_fp32_to_bfp16", "A float32 model becomes a BFP16 one: blocks of 8 values with one exponent.", run)
+TOOL = Tool(__file__, __doc__, run)
 
 if __name__ == "__main__":
     run_as_program(TOOL)

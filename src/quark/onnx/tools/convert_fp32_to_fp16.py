@@ -5,8 +5,8 @@ from __future__ import annotations
 from quark.onnx.tools.command import Argument, boolean, over_pass, run_as_program
 
 TOOL = over_pass(
-    "convert_fp32_to_fp16",
-    "A float32 model computes in float16.",
+    __file__,
+    __doc__,
     "convert_fp32_to_half",
     {"to": "float16"},
     arguments=(

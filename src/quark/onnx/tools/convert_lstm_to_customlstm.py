@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark.onnx.tools.command import over_pass, run_as_program
 
-TOOL = over_pass("convert_lstm_to_customlstm", "Turn quantized LSTMs into the operator ExtendedLSTM of com.amd.quark.")
+TOOL = over_pass(__file__, __doc__)
 
 if __name__ == "__main__":
     run_as_program(TOOL)

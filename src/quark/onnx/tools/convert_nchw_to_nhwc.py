@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark.onnx.tools.command import over_pass, run_as_program
 
-TOOL = over_pass("convert_nchw_to_nhwc", "Images come and go as [N, H, W, C].")
+TOOL = over_pass(__file__, __doc__)
 
 if __name__ == "__main__":
     run_as_program(TOOL)

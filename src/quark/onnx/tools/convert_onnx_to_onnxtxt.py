@@ -20,7 +20,7 @@ def run(given: argparse.Namespace) -> str:
     return f"written: {given.output}"
 
 
-TOOL = Tool("convert_onnx_to_onnxtxt", "A model as text that people read and edit.", run, writes="text")
+TOOL = Tool(__file__, __doc__, run, writes="text")
 
 if __name__ == "__main__":
     run_as_program(TOOL)

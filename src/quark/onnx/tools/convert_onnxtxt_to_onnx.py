@@ -25,7 +25,7 @@ def run(given: argparse.Namespace) -> str:
     return f"written: {given.output}"
 
 
-TOOL = Tool("convert_onnxtxt_to_onnx", "A model from its text.", run)
+TOOL = Tool(__file__, __doc__, run)
 
 if __name__ == "__main__":
     run_as_program(TOOL)

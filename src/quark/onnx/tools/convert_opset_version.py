@@ -5,8 +5,8 @@ from __future__ import annotations
 from quark.onnx.tools.command import Argument, over_pass, run_as_program
 
 TOOL = over_pass(
-    "convert_opset_version",
-    "Lift a model to a newer opset.",
+    __file__,
+    __doc__,
     arguments=(Argument("target_opset_version", "The wanted opset.", int),),
     order=("input", "target_opset_version", "output"),
 )

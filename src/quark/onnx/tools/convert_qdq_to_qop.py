@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark.onnx.tools.command import over_pass, run_as_program
 
-TOOL = over_pass("convert_qdq_to_qop", "Q/DQ around Conv, MatMul, Add, Mul and Sigmoid becomes the integer operator.")
+TOOL = over_pass(__file__, __doc__)
 
 if __name__ == "__main__":
     run_as_program(TOOL)

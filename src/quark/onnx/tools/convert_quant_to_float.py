@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from quark.onnx.tools.command import over_pass, run_as_program
 
-TOOL = over_pass(
-    "convert_quant_to_float", "A quantized model becomes a float one with the weights that its codes stand for."
-)
+TOOL = over_pass(__file__, __doc__)
 
 if __name__ == "__main__":
     run_as_program(TOOL)

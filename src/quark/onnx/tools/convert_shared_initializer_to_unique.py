@@ -5,8 +5,8 @@ from __future__ import annotations
 from quark.onnx.tools.command import Argument, names, over_pass, run_as_program
 
 TOOL = over_pass(
-    "convert_shared_initializer_to_unique",
-    "Give each node its own copy of an initializer that several share.",
+    __file__,
+    __doc__,
     "copy_shared_init",
     arguments=(
         Argument(

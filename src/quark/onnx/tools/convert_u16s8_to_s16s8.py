@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from quark.onnx.tools.command import over_pass, run_as_program
 
-TOOL = over_pass(
-    "convert_u16s8_to_s16s8",
-    "Activations of uint16 become int16 on the same grid.",
-    "convert_code_type",
-    {"change": "u16_to_s16"},
-)
+TOOL = over_pass(__file__, __doc__, "convert_code_type", {"change": "u16_to_s16"})
 
 if __name__ == "__main__":
     run_as_program(TOOL)

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from quark.onnx.tools.command import over_pass, run_as_program
 
-TOOL = over_pass(
-    "convert_u16u8_to_u8u8",
-    "Activations of uint16 become uint8: the same range with fewer codes.",
-    "convert_code_type",
-    {"change": "u16_to_u8"},
-)
+TOOL = over_pass(__file__, __doc__, "convert_code_type", {"change": "u16_to_u8"})
 
 if __name__ == "__main__":
     run_as_program(TOOL)

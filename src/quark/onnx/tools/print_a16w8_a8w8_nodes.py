@@ -36,12 +36,7 @@ def precision(node: ir.Node) -> str:
     return "".join(f"{side}{sides[side]}" for side in "aw" if side in sides)
 
 
-TOOL = Tool(
-    "print_a16w8_a8w8_nodes",
-    "List the quantized nodes by the bits of their activations and weights.",
-    run,
-    files=("input",),
-)
+TOOL = Tool(__file__, __doc__, run, files=("input",))
 
 if __name__ == "__main__":
     run_as_program(TOOL)

@@ -21,7 +21,7 @@ def run(given: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-TOOL = Tool("print_names", "List inputs, outputs and nodes with what they read and write.", run, files=("input",))
+TOOL = Tool(__file__, __doc__, run, files=("input",))
 
 if __name__ == "__main__":
     run_as_program(TOOL)

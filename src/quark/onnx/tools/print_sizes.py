@@ -16,9 +16,7 @@ def run(given: argparse.Namespace) -> str:
     return "\n".join([*lines, f"{sum(one.nbytes for one in held):>12,}  bytes in {len(held)} tensors"])
 
 
-TOOL = Tool(
-    "print_sizes", "List the stored tensors, the largest first, with their types and bytes.", run, files=("input",)
-)
+TOOL = Tool(__file__, __doc__, run, files=("input",))
 
 if __name__ == "__main__":
     run_as_program(TOOL)

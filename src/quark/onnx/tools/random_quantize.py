@@ -23,13 +23,7 @@ def run(given: argparse.Namespace) -> str:
     return random_quantize(given, given.config, options)
 
 
-TOOL = Tool(
-    "random_quantize",
-    "Quantize a model on generated data: to try a configuration out, not for results.",
-    run,
-    ARGUMENTS,
-    output_flags=("quantized_model_path",),
-)
+TOOL = Tool(__file__, __doc__, run, ARGUMENTS, output_flags=("quantized_model_path",))
 
 if __name__ == "__main__":
     run_as_program(TOOL)

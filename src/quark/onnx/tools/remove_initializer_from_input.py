@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark.onnx.tools.command import over_pass, run_as_program
 
-TOOL = over_pass("remove_initializer_from_input", "Initializers stop being graph inputs.", "remove_input_init")
+TOOL = over_pass(__file__, __doc__, "remove_input_init")
 
 if __name__ == "__main__":
     run_as_program(TOOL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from quark.onnx.tools.command import Argument, over_pass, pairs, run_as_program
 
 TOOL = over_pass(
-    "remove_qdq_between_ops",
-    "Take Q/DQ pairs out between pairs of operators.",
+    __file__,
+    __doc__,
     "remove_qdq_between_op_types",
     arguments=(
         Argument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark.onnx.tools.command import over_pass, run_as_program
 
-TOOL = over_pass("remove_qdq_mul_add", "Take Q/DQ pairs out between a Mul and the Add that alone reads it.")
+TOOL = over_pass(__file__, __doc__)
 
 if __name__ == "__main__":
     run_as_program(TOOL)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from quark.onnx.tools.command import Argument, over_pass, run_as_program
 
 TOOL = over_pass(
-    "replace_inf_weights",
-    "Infinite weights become large finite ones.",
-    arguments=(Argument("replace_inf_value", "What stands for infinity.", float, 10000.0),),
+    __file__, __doc__, arguments=(Argument("replace_inf_value", "What stands for infinity.", float, 10000.0),)
 )
 
 if __name__ == "__main__":

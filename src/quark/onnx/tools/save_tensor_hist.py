@@ -46,8 +46,8 @@ def view_of(name: str, statistic: object) -> TensorView | None:
 
 
 TOOL = Tool(
-    "save_tensor_hist",
-    "Write a page with the histogram of every activation on given samples.",
+    __file__,
+    __doc__,
     run,
     (Argument("data_path", "Samples: a folder of .npy files; generated ones by default.", str, None),),
     output_flags=("output_path",),

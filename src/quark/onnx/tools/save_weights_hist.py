@@ -46,8 +46,8 @@ def view_of(name: str, array: np.ndarray) -> TensorView:
 
 
 TOOL = Tool(
-    "save_weights_hist",
-    "Write a page with the histogram of every weight.",
+    __file__,
+    __doc__,
     run,
     (Argument("perchannel", "One histogram per slice of the first axis.", boolean, False),),
     writes="text",

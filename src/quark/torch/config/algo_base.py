@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from quark.algorithms.names import TORCH
 from quark.algorithms.own import OwnAlgorithm
-from quark.config.algorithm import Settings, read
+from quark.config.algorithm import AlgorithmSettings, read
 
 
 @dataclass
-class AlgoConfig(Settings):
+class AlgoConfig(AlgorithmSettings):
     """Base of the algorithms; ``name`` tells them apart in files.
 
     Attributes:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from quark.algorithms.own import OwnAlgorithm
-from quark.config.algorithm import Settings
+from quark.config.algorithm import AlgorithmSettings
 
 
 @dataclass(frozen=True)
-class AlgoConfig(Settings):
+class AlgoConfig(AlgorithmSettings):
     """Base of the algorithm configurations. ``name`` is what dictionaries call them."""
 
     name: ClassVar[str] = ""

@@ -8,7 +8,19 @@ from typing import Any, ClassVar, cast
 
 from quark.algorithms.names import ONNX
 from quark.algorithms.own import OwnAlgorithm
-from quark.config.algorithm import COUNT, NOT_NEGATIVE, ON, POSITIVE, RATIO, SHARE, SHARES, Bound, Bounds, one_of, read
+from quark.config.algorithm import (
+    COUNT,
+    NOT_NEGATIVE,
+    ON,
+    POSITIVE,
+    RATIO,
+    SHARE,
+    SHARES,
+    Allowed,
+    Bounds,
+    one_of,
+    read,
+)
 from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError, unknown
 from quark.numerics.granularity import Channel, Group
@@ -52,7 +64,9 @@ class CLEConfig(AlgoConfig):
 
     BOUNDS: ClassVar[Bounds] = {
         "cle_balance_method": one_of("max"),
-        "cle_steps": Bound("a positive integer, or -1: until nothing changes", lambda steps: steps > 0 or steps == -1),
+        "cle_steps": Allowed(
+            "a positive integer, or -1: until nothing changes", lambda steps: steps > 0 or steps == -1
+        ),
         **dict.fromkeys(("cle_weight_threshold", "cle_total_layer_diff_threshold"), NOT_NEGATIVE),
     }
     name: ClassVar[str] = "cle"
@@ -83,7 +97,7 @@ class CalibrationSearchConfig(AlgoConfig):
 
     BOUNDS: ClassVar[Bounds] = {
         "data_size": COUNT,
-        "methods": Bound(
+        "methods": Allowed(
             f"a list of {', '.join(_KNOWN)}, and percentages from 50 to 100",
             lambda found: (
                 len(found) > 0 and all(one in _KNOWN if isinstance(one, str) else 50 <= one <= 100 for one in found)
@@ -160,7 +174,7 @@ class GPTQConfig(AlgoConfig):
         "bits": one_of(2, 3, 4, 8),
         "block_size": COUNT,
         "perc_damp": NOT_NEGATIVE,
-        "group_size": Bound("a positive integer, or -1: no groups", lambda size: size > 0 or size == -1),
+        "group_size": Allowed("a positive integer, or -1: no groups", lambda size: size > 0 or size == -1),
     }
     name: ClassVar[str] = "gptq"
     bits: int = 8

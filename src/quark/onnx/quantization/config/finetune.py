@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from quark.config.algorithm import COUNT, INDEX, NOT_NEGATIVE, POSITIVE, SHARE, Bound, Bounds, one_of
+from quark.config.algorithm import COUNT, INDEX, NOT_NEGATIVE, POSITIVE, SHARE, Allowed, Bounds, one_of
 from quark.errors import nearest
 from quark.onnx.quantization.config.algo_base import AlgoConfig
 
@@ -63,9 +63,9 @@ class FineTuneConfig(AlgoConfig):
         **dict.fromkeys(("log_period", "reg_param"), NOT_NEGATIVE),
         "learning_rate": POSITIVE,
         "mem_opt_level": one_of(0, 1, 2),
-        "lr_adjust": Bound("a pair of numbers, or None", lambda pair: not pair or is_pair(pair)),
-        "beta_range": Bound("a pair of numbers", lambda pair: is_pair(pair)),
-        "target_op_type": Bound(f"a list of {', '.join(DEFAULT_TYPES)}", bool),
+        "lr_adjust": Allowed("a pair of numbers, or None", lambda pair: not pair or is_pair(pair)),
+        "beta_range": Allowed("a pair of numbers", lambda pair: is_pair(pair)),
+        "target_op_type": Allowed(f"a list of {', '.join(DEFAULT_TYPES)}", bool),
     }
     optim_device: str = "cpu"
     infer_device: str = "cpu"

@@ -1,0 +1,40 @@
+"""What most graph passes are: nodes that are looked at one by one, and either rewritten or left, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import onnx_ir as ir
+
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import Names, label
+
+Found = TypeVar("Found")
+
+
+def rewrite_each(
+    model: ir.Model,
+    name: str,
+    nodes: Iterable[ir.Node],
+    look: Callable[[ir.Node], Found | str | None],
+    rewrite: Callable[[ir.Node, Found, Names], object],
+) -> PassReport:
+    """Rewrite the nodes where there is something to rewrite, in place.
+
+    Args:
+        model: what the nodes are of.
+        name: of the pass.
+        nodes: those that are looked at, each when it is its turn.
+        look: what is found at a node; None where it is nothing of the kind; or the reason why it stays.
+        rewrite: is given the node, what was found there, and the names in use; False: nothing changed after all.
+    """
+    fired, refused, names = 0, [], None
+    for node in nodes:
+        found = look(node)
+        if isinstance(found, str):
+            refused.append(f"{label(node)} stays: {found}")
+        elif found is not None:
+            names = names or Names(model)
+            fired += rewrite(node, found, names) is not False
+    return PassReport(name, fired, tuple(refused))
