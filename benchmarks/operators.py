@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import NodeProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from benchmarks import measure, models, record
 from quark.numerics.affine import quantize
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import ELEMENTS
-from quark.operators import NodeFacts, add_functions, cast_pair, known_values, node, stored, stream
+from quark.operators import NodeFacts, add_functions, known_values, node, stored, stream
 
 OPSET = 21
 SPINNING = 0.1  # seconds after which the idle threads of a session have gone to sleep
@@ -114,7 +114,8 @@ def activations(model: onnx.ModelProto) -> list[str]:
 def activation_nodes(x: str, y: str, case: Case, shape: tuple[int | None, ...] | None) -> list[NodeProto]:
     """The nodes that quantize ``x`` (of ``shape``) into ``y``."""
     if case.op_name == "Cast":
-        return cast_pair(x, y, "BFLOAT16")
+        pair = ((x, f"{x}_narrow", TensorProto.BFLOAT16), (f"{x}_narrow", y, TensorProto.FLOAT))
+        return [helper.make_node("Cast", [source], [made], to=to) for source, made, to in pair]
     inputs = [x, "activation_scale", "activation_zero_point"] if case.op_name == "QuantizeDequantize" else [x]
     return [node(case.op_name, inputs, [y], case.attributes, NodeFacts(shape))]
 

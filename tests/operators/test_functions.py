@@ -14,14 +14,10 @@ from tests.operators.amd_operators import bfp_quantize_dequantize, mx_quantize_d
 from tests.operators.running import assert_same, awkward, run
 
 from quark.errors import ConfigError, ModelError
-from quark.numerics.elements import ELEMENTS
 from quark.operators import (
     DOMAIN,
     OPERATORS,
     add_functions,
-    bfloat16_bounds,
-    cast_pair,
-    clip_bfloat16,
     function_for,
     node,
     required_functions,
@@ -140,24 +136,6 @@ def test_a_refused_model_keeps_its_functions() -> None:
     with pytest.raises(ModelError, match="axis 7 does not exist"):
         add_functions(model)
     assert not model.functions
-
-
-@pytest.mark.parametrize("elem_type", ["BFLOAT16", "FLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2"])
-@pytest.mark.parametrize("scale", [None, 0.5])
-def test_cast_pairs(elem_type: str, scale: float | None) -> None:
-    x = awkward((2, 40, 3))
-    tensors = () if scale is None else (numpy_helper.from_array(np.float32(scale), "s"),)
-    model = model_of(cast_pair("x", "y", elem_type, "" if scale is None else "s"), tensors=tensors, opset=19)
-    element = next(row for row in ELEMENTS.values() if row.onnx_type == elem_type)
-    factor = np.float32(scale or 1)
-    assert_same(run(model, {"x": x}), element.round(x / factor) * factor)
-
-
-def test_bfloat16_clip() -> None:
-    x = np.full((2, 40, 3), np.float32(3.4e38))
-    nodes = [clip_bfloat16("x", "c"), *cast_pair("c", "y", "BFLOAT16")]
-    got = run(model_of(nodes, tensors=tuple(bfloat16_bounds())), {"x": x})
-    assert_same(got, np.full_like(x, 255 * 2.0**120))
 
 
 def test_functions_survive_shape_inference_and_offline_optimization(tmp_path: Path) -> None:

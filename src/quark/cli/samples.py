@@ -70,18 +70,6 @@ class FileSamples:
         return replace(self, readers=self.readers[:count])
 
 
-class SampleReader:
-    """``get_next`` over samples, as ONNX Runtime's calibration expects it."""
-
-    def __init__(self, samples: FileSamples) -> None:
-        """Read ``samples`` once."""
-        self._feeds = iter(samples)
-
-    def get_next(self) -> Feed | None:
-        """The next feed, or None after the last."""
-        return next(self._feeds, None)
-
-
 def find_samples(
     path: Path, inputs: Sequence[ModelInput], settings: Preprocessing | None = None, strict: bool = True
 ) -> FileSamples:

@@ -2,7 +2,6 @@
 
 mse = mean((x - y)^2)        l2 = |x - y|           cosine = <x, y> / (|x| |y|)
 sqnr = 10 log10(sum(x^2) / sum((x - y)^2))  [dB]    psnr = 10 log10(peak^2 / mse)  [dB], peak = max|x|
-kl = sum(p log(p / q))       of two histograms, each normalized to 1
 
 Equal arrays have sqnr = psnr = inf, an infinity that only one of them has makes both -inf, a NaN makes them NaN.
 Infinities that both have (masks) agree and are left out. Arrays of unlike shape are an error.
@@ -77,18 +76,6 @@ def psnr(reference: ArrayLike, other: ArrayLike) -> float:
     x, y = pair(reference, other)
     peak = float(np.max(np.abs(x), initial=0.0))
     return decibel(peak * peak, energy(x - y) / max(x.size, 1))
-
-
-def kl(reference: ArrayLike, other: ArrayLike) -> float:
-    """Kullback-Leibler divergence in nats of two histograms of non-negative counts; inf where only the other is 0."""
-    p, q = pair(reference, other)
-    if p.min() < 0 or q.min() < 0 or p.sum() <= 0 or q.sum() <= 0:
-        raise DataError("a histogram needs non-negative counts with a positive sum")
-    p, q = p / p.sum(), q / q.sum()
-    seen = p > 0
-    if (q[seen] == 0).any():
-        return float("inf")
-    return float(np.sum(p[seen] * np.log(p[seen] / q[seen])))
 
 
 def decibel(signal: float, noise: float) -> float:

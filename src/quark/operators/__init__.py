@@ -4,7 +4,6 @@ A model whose nodes come from ``node`` (or from another tool) and that went thro
 runtime without a custom-op library; a runtime or compiler with its own kernel for an operator uses that.
 """
 
-from quark.operators.casts import bfloat16_bounds, cast_pair, clip_bfloat16
 from quark.operators.functions import add_functions, known_values, required_functions, site_of
 from quark.operators.registry import (
     DOMAIN,
@@ -29,9 +28,6 @@ __all__ = [
     "Operator",
     "StoredWeight",
     "add_functions",
-    "bfloat16_bounds",
-    "cast_pair",
-    "clip_bfloat16",
     "function_for",
     "get_operator",
     "known_values",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -177,9 +176,3 @@ def dequantizer(value: ir.Value | None) -> ir.Node | None:
     """The DQ that makes a tensor, None where something else does."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type in DEQUANTIZE else None
-
-
-def pairs(names: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
-    """Pairs of operator types."""
-    for entry in names:
-        yield entry[0], entry[1]

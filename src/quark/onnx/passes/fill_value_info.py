@@ -9,8 +9,6 @@ Not handled: tensors of subgraphs that inference does not reach.
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import onnx_ir as ir
 
@@ -18,8 +16,6 @@ from quark.errors import QuarkError
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.shapes import infer_shapes
-
-_log = logging.getLogger(__name__)
 
 
 def run(model: ir.Model) -> PassReport:

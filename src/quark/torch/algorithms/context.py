@@ -86,10 +86,6 @@ class Home:
         """Around changes of the float parameters of one block, which go through ``undo``."""
         return nullcontext()
 
-    def put_back(self, undo: Undo) -> None:
-        """Take back all changes since ``undo`` was made."""
-        undo.restore()
-
     def known(self, name: str) -> BlockNotes:
         """What an algorithm finds out about one block; asked in the same order by every run of a job."""
         return BlockNotes()

@@ -103,7 +103,6 @@ class InFiles(Home):
         tensors: of the checkpoint, by the names in memory; changed ones are in files of ``journal``.
         source: folder of the checkpoint.
         journal: of the job, which keeps changes.
-        replaced: what changed tensors were, by the ``Undo`` that takes them back.
         keys: of the journal's entries that hold changed tensors, by the path of their file.
         asked: the blocks of which something was to be kept, in order.
         walks: whose hidden states were to be kept, in order.
@@ -114,7 +113,6 @@ class InFiles(Home):
     tensors: dict[str, StoredSource]
     source: Path
     journal: Journal
-    replaced: dict[int, dict[str, StoredSource]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     walks: list[StreamNotes] = field(default_factory=list)
@@ -174,10 +172,7 @@ class InFiles(Home):
             for key, value in module._parameters.items()
             if value is not None and (id(module), key) in undo.seen
         }
-        before = self.replaced.setdefault(id(undo), {})
-        for key, stored in self.write(name, values).items():
-            before.setdefault(key, self.tensors[key])
-            self.tensors[key] = stored
+        self.tensors.update(self.write(name, values))
 
     def write(self, name: str, values: Mapping[str, torch.Tensor]) -> dict[str, StoredSource]:
         """A new file of changed tensors; where each is then."""
@@ -197,11 +192,6 @@ class InFiles(Home):
         """Hidden states in an entry that is named by when it was asked for."""
         self.walks.append(StreamNotesInJournal(self.journal, f"hidden states, {type(self).__name__} {len(self.walks)}"))
         return self.walks[-1]
-
-    def put_back(self, undo: Undo) -> None:
-        """Forget the files of changes."""
-        self.tensors.update(self.replaced.pop(id(undo), {}))
-        undo.restore()
 
 
 def give_back_memory() -> None:
