@@ -9,7 +9,6 @@ Blocks along axis k of [.., n, inner..] are seen as [-1, size, inner..]: a Resha
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,8 +16,6 @@ import numpy as np
 
 from quark.errors import ModelError
 from quark.operators.body import Body
-
-Shape = Sequence["int | None"]
 
 
 @dataclass(frozen=True)
