@@ -3,14 +3,15 @@
     python -m benchmarks.kernel_times --output src/quark/onnx/qdq/kernel_times.tsv
 
 Every kind of operator runs at several shapes, once in float and once between Q and DQ pairs, on one thread with the
-profiler on; the faster half of many runs of each kernel counts, less what the profiler itself takes. The integer
+profiler on; the fastest fifth of many runs of each kernel counts, less what the profiler itself takes. The integer
 form's time is everything between the first QuantizeLinear and the last DequantizeLinear, so that an operator without an
 integer kernel pays for the pairs around it. The times of a kind are then written as
 
     microseconds = call + nanoseconds per element / 1000 + microseconds per million products
 
 by least squares of the relative errors, no part below 0; the elements are those of the larger of input and output, for
-convolutions of images (up to 4 channels) the pixels that are read, which are copied one by one.
+convolutions of images (up to 4 channels) the rows of pixels that are copied one by one, a kernel's rows for each place.
+For an LSTM they are the gates that are computed; its integer form is DynamicQuantizeLSTM.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from benchmarks import measure, record
 RUNS = 60
 HEADER = ["kind", "form", "call_us", "element_ns", "product_us"]
 CHAIN = 200
+DOMAINS = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
 #: Rows of the borders between float and integers, alone and where images change their layout, too.
 BORDERS = ("QuantizeLinear", "DequantizeLinear", "QuantizeLinear image", "DequantizeLinear image")
 #: Operators that run in the layout of the convolution before them, where there is one: they are measured behind it.
@@ -68,6 +70,9 @@ def samples() -> Iterator[Sample]:
                 yield _conv("Conv", channels, 2 * channels, size, 3, 1, 2)
                 yield _conv("Conv grouped", channels, channels, size, 3, 4)
             yield _conv("Conv 1x1", channels, 2 * channels, size, 1)
+    for made, size, stride in ((4, 8, 1), (16, 8, 1), (8, 16, 1), (16, 16, 2), (16, 32, 2), (16, 32, 1)):
+        yield _conv("Conv image", 3, made, size, 3, 1, stride)
+        yield _conv("Conv image", 1, made, size, 3, 1, stride)
     for made, size, kernel in ((16, 64, 3), (32, 112, 3), (24, 176, 3), (16, 224, 6), (64, 112, 7), (96, 64, 11)):
         yield _conv("Conv image", 3, made, size, kernel, 1, 2)
         yield _conv("Conv image", 1, made, size, kernel, 1, 2)
@@ -75,6 +80,8 @@ def samples() -> Iterator[Sample]:
         kind, products = "MatMul weight" if rows > 1 else "MatMul row", rows * size * size
         yield Sample(kind, "MatMul", ((1, rows, size),), (size, size), (), products)
         yield Sample(kind, "Gemm", ((rows, size),), (size, size), (), products)
+    for steps, batch, read, state in itertools.product((1, 10), (1, 4), (32, 64, 128, 256), (32, 64, 128, 256)):
+        yield _lstm(steps, batch, read, state)
     for rows, size in itertools.product((8, 32, 128), (8, 32, 64)):
         both = ((1, 4, rows, size), (1, 4, size, rows))
         yield Sample("MatMul", "MatMul", both, None, (), 4 * rows * rows * size)
@@ -109,6 +116,12 @@ def _conv(kind: str, read: int, made: int, size: int, kernel: int, group: int = 
     attributes = (("group", group), ("pads", [kernel // 2] * 4), ("strides", [stride] * 2))
     weight, products = (made, read // group, kernel, kernel), made * out * out * read // group * kernel**2
     return Sample(kind, "Conv", ((1, read, size, size),), weight, attributes, products)
+
+
+def _lstm(steps: int, batch: int, read: int, state: int) -> Sample:
+    gates = 4 * state
+    products, kind = steps * batch * gates * (read + state), "LSTM" if batch == 1 else "LSTM batch"
+    return Sample(kind, "LSTM", ((steps, batch, read),), (1, gates, read), (("hidden_size", state),), products)
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
@@ -148,6 +161,8 @@ class Builder:
     def apply(self, one: Sample, inputs: list[str]) -> str:
         """The operator on these tensors; the name of its result."""
         attributes = dict(one.attributes)
+        if one.op_type == "LSTM":
+            return self.lstm(one, inputs)
         if one.op_type in IN_LAYOUT:
             square = (one.inputs[0][1], one.inputs[0][1], 1, 1)
             self.nodes.append(helper.make_node("Conv", [inputs[0], self.weight("wb", square, 0)], ["before"], "before"))
@@ -167,13 +182,31 @@ class Builder:
         self.nodes.append(helper.make_node(one.op_type, inputs, ["y"], "op", **attributes))
         return "y"
 
+    def lstm(self, one: Sample, inputs: list[str]) -> str:
+        """An LSTM, or the operator of dynamic quantization with a scale per row of a gate."""
+        _, gates, read = one.weight or (0, 0, 0)
+        state, domain, beside = gates // 4, "com.microsoft" if self.integers else "", list[str]()
+        for name, width in (("w", read), ("r", state)):
+            if self.integers:
+                codes = self.random.integers(-127, 127, (1, width, gates)).astype(np.int8)
+                inputs.append(self.constant(name, codes))
+                beside += [self.constant(f"{name}_s", np.full((1, gates), 1e-3, np.float32))]
+                beside += [self.constant(f"{name}_z", np.zeros((1, gates), np.int8))]
+            else:
+                inputs.append(self.weight(name, (1, gates, width), 1))
+        inputs += [self.constant("bias", np.zeros((1, 2 * gates), np.float32)), *([""] * 4 if beside else []), *beside]
+        op_type = "DynamicQuantizeLSTM" if self.integers else "LSTM"
+        self.nodes.append(helper.make_node(op_type, inputs, ["y"], "op", domain=domain, hidden_size=state))
+        return "y"
+
 
 def model_of(one: Sample, integers: bool) -> onnx.ModelProto:
     """The operator alone."""
     builder = Builder(integers)
     names = [f"x{k}" for k in range(len(one.inputs))]
-    result = builder.apply(one, [builder.pair(name) for name in names])
-    return _proto(builder, dict(zip(names, one.inputs, strict=True)), builder.pair(result))
+    pair = str if one.op_type == "LSTM" else builder.pair  # its integer form reads and makes floats
+    result = builder.apply(one, [pair(name) for name in names])
+    return _proto(builder, dict(zip(names, one.inputs, strict=True)), pair(result))
 
 
 def border_of(one: Sample) -> onnx.ModelProto:
@@ -193,7 +226,7 @@ def _proto(builder: Builder, inputs: dict[str, tuple[int, ...]], output: str) ->
     made = [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
     stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in builder.constants.items()]
     graph = helper.make_graph(builder.nodes, "one", given, made, stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return helper.make_model(graph, opset_imports=DOMAINS, ir_version=10)
 
 
 # ---- times -----------------------------------------------------------------------------------------------------------
@@ -218,8 +251,8 @@ def kernel_times(model: onnx.ModelProto, folder: Path, overhead: float = 0.0) ->
 
 
 def _fastest(times: Sequence[float]) -> float:
-    """The mean of the faster half: the profiler counts whole microseconds."""
-    return float(np.mean(sorted(times)[: max(len(times) // 2, 1)]))
+    """The mean of the fastest fifth: the profiler counts whole microseconds, and other programs run beside."""
+    return float(np.mean(sorted(times)[: max(len(times) // 5, 1)]))
 
 
 @cache
@@ -275,7 +308,9 @@ def elements(one: Sample, outputs: int = 0) -> int:
     """Elements of the largest tensor that is computed."""
     read = [int(np.prod(shape)) for shape in one.inputs]
     if one.kind == "Conv image" and one.weight is not None:
-        return one.products // (one.weight[0] * one.weight[1])
+        return one.products // (one.weight[0] * one.weight[1] * one.weight[-1])
+    if one.op_type == "LSTM" and one.weight is not None:
+        return one.products // (one.weight[2] + one.weight[1] // 4)
     return max(*read, outputs, sum(read) if one.op_type == "Concat" else 0)
 
 
@@ -301,11 +336,13 @@ def fitted(rows: list[tuple[float, int, int]]) -> tuple[float, float, float]:
     return values[0], values[1], values[2]
 
 
-def measured() -> dict[tuple[str, str], list[tuple[float, int, int]]]:
-    """(microseconds, elements, products) of every sample, by (kind, form)."""
+def measured(kinds: Sequence[str]) -> dict[tuple[str, str], list[tuple[float, int, int]]]:
+    """(microseconds, elements, products) of every sample of these kinds (none: of all), by (kind, form)."""
     rows = defaultdict[tuple[str, str], list[tuple[float, int, int]]](list)
     with tempfile.TemporaryDirectory() as name:
         for one in samples():
+            if kinds and one.kind not in kinds:
+                continue
             count = elements(one, made_elements(one))
             if one.kind == "BORDER":
                 times = border_times(one, Path(name))
@@ -317,16 +354,29 @@ def measured() -> dict[tuple[str, str], list[tuple[float, int, int]]]:
     return rows
 
 
+def merged(path: Path, lines: list[list[str]]) -> list[list[str]]:
+    """The rows of a table, those measured now in the place of their old ones or behind all."""
+    now = {tuple(line[:2]): line for line in lines}
+    old = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[2:]]
+    kept = [now.pop((line[0], line[1]), line) for line in old]
+    return [*kept, *now.values()]
+
+
 def main() -> int:
     """Print the table, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--kinds", nargs="+", default=[], help="measure these kinds alone; --output keeps its other rows"
+    )
     parser.add_argument("--output", type=Path, help="write the table here, as the package reads it")
     parser.add_argument("--json", type=Path, help=record.HELP)
     arguments = parser.parse_args()
-    lines = [[kind, form, *(f"{value:.3g}" for value in fitted(found))] for (kind, form), found in measured().items()]
+    rows = measured(arguments.kinds)
+    lines = [[kind, form, *(f"{value:.3g}" for value in fitted(found))] for (kind, form), found in rows.items()]
     print(measure.table(HEADER, lines))
     if arguments.output:
         origin = f"# ONNX Runtime {onnxruntime.__version__}, one thread, AVX512-VNNI: python -m benchmarks.kernel_times"
+        lines = merged(arguments.output, lines) if arguments.kinds else lines
         arguments.output.write_text("\n".join([origin, *("\t".join(line) for line in [HEADER, *lines]), ""]))
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": lines}, indent=1))

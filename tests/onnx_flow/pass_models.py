@@ -138,6 +138,32 @@ def focuses(opset: int = 13) -> onnx.ModelProto:
     return models.model(graph, weights, opset)
 
 
+def slow_forms(opset: int = 13) -> onnx.ModelProto:
+    """Transposed convolutions of stride 1 and 2, an unfolded image, a block that is written, renamed axes."""
+    graph = """
+    slow_forms (float[1, 2, 6, 6] x) => (float[1, 3, 8, 8] y, float[1, 3, 13, 13] z, float[1, 5, 6, 4] u,
+                                      float[1, 2, 6, 6] s, float[1, 12, 6] r) {
+        y = ConvTranspose <kernel_shape = [3, 3]> (x, weight)
+        z = ConvTranspose <kernel_shape = [3, 3], strides = [2, 2]> (x, weight)
+        a = Gather <axis = 2> (x, rows) b = Gather <axis = 4> (a, columns)
+        c = Transpose <perm = [0, 1, 2, 4, 3, 5]> (b) d = Reshape (c, joined) u = Conv (d, point)
+        s = ScatterND (x, places, block)
+        e = Unsqueeze (x, first) r = Reshape (e, flat)
+    }"""
+    weights = {
+        "weight": models.normal(2, 3, 3, 3),
+        "point": models.normal(5, 6, 1, 1),
+        "rows": np.arange(6)[None],
+        "columns": np.arange(3)[:, None] + np.arange(4),
+        "joined": np.array([1, 6, 6, 4]),
+        "places": np.stack(np.meshgrid([0], [0, 1], [2, 3], indexing="ij"), -1),
+        "block": models.normal(1, 2, 2, 6),
+        "first": np.array([0]),
+        "flat": np.array([1, 12, 6]),
+    }
+    return models.model(graph, weights, opset)
+
+
 def attention_scale(opset: int = 13) -> onnx.ModelProto:
     """Scores divided by a constant, and a projection with a shared weight that is divided too."""
     graph = """
@@ -343,6 +369,7 @@ TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "pools_and_splits": pools_and_splits,
     "focuses": focuses,
     "attention_scale": attention_scale,
+    "slow_forms": slow_forms,
     "quantized_clips": quantized_clips,
     "image_model": image_model,
     "half_model": half_model,

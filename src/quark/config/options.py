@@ -88,8 +88,9 @@ class Options(BaseModel):
     FasterForms: bool | None = _option(
         None,
         1,
-        "Convolutions for averages and for the focus of detectors; float16 models compute in float32 inside. Default: "
-        "for the CPU target.",
+        "Convolutions for averages, the focus of detectors, unfolded images and transposed convolutions of stride 1; "
+        "Concat for blocks that ScatterND writes; float16 models compute in float32 inside. "
+        "Default: for the CPU target.",
     )
     ConvertSplitToSlice: bool | None = _option(
         None, 1, "A Split becomes one Slice per output. Default: for NPU flows and extended types."
@@ -146,7 +147,14 @@ class Options(BaseModel):
         None,
         2,
         "Leave in float what the CPU runs faster so by measured kernel times, conversions counted; what saves less "
-        "than 50 microseconds or half a percent of the model's time stays as configured. Default: for the CPU target.",
+        "than half a percent of the model's time, or neither 50 microseconds nor 5 percent, stays as configured. "
+        "Default: for the CPU target.",
+    )
+    DynamicLSTM: bool | None = _option(
+        None,
+        2,
+        "An LSTM computes in 8 bits with a scale for the input and the state of every step (com.microsoft "
+        "DynamicQuantizeLSTM), where ONNX Runtime is faster so by measured kernel times. Default: for the CPU target.",
     )
     TuneSpeed: bool = _option(
         False,

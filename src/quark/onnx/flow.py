@@ -38,6 +38,9 @@ from quark.onnx.first_run import first_kept, first_run, told
 from quark.onnx.follow import follow
 from quark.onnx.forecast import written_bytes
 from quark.onnx.graph import model as files
+from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.surgery import all_nodes
+from quark.onnx.integer_lstms import keep_exact
 from quark.onnx.job_files import check_files, named_files
 from quark.onnx.npu.adapt import adapt_and_tell
 from quark.onnx.npu.substitution import remembering
@@ -107,9 +110,10 @@ def _open(model_input: Given, job: Job) -> Opened:
 
 
 def _samples(reader: Any, job: Job, prepared: Prepared, opened: Opened) -> Any:
-    """The samples as the prepared model takes them; read again where bodies are quantized too."""
+    """The samples as the prepared model takes them; read again for bodies and for LSTMs."""
     reader = in_layout(reader_for(job, reader), prepared.moved)
-    reader = rereadable(reader) if opened.inside and job.mode == "static" else reader
+    again = opened.inside or any(node.op_type == "LSTM" for node in all_nodes(prepared.model))
+    reader = rereadable(reader) if again and job.mode == "static" else reader
     return first_kept(remembering(job, reader))
 
 
@@ -149,6 +153,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             ranges = calibrated(model, plan, job, reader, scratch, opened.journal, counted)
         with _timed(seconds, "parameters"):
             mode.set_parameters(model, plan, ranges, job.options)
+            prepared.reports.extend(_exact_lstms(model, plan, job, reader))
         with _timed(seconds, "adapt"):
             prepared.reports.extend(adapt_and_tell(model, plan, job, reader) if job.mode == "static" else [])
             weak = ranked(of_plan(model, plan), weak_inside(bodies))
@@ -213,6 +218,12 @@ def _bodies(model: ir.Model, context: Context, known: list[NodeInfo]) -> Made:
     return quantize_bodies(
         model, job, samples_of(model, job.options, context.reader) if job.mode == "static" else None, known
     )
+
+
+def _exact_lstms(model: ir.Model, plan: Plan, job: Job, reader: Any) -> list[PassReport]:
+    """Which LSTMs compute in integers, by the calibration samples."""
+    given = job.mode == "static" and (reader is not None or job.options.UseRandomData)
+    return keep_exact(model, plan, samples_of(model, job.options, reader) if given else None, job.options)
 
 
 def _refuse_nothing(model: ir.Model, plan: Plan, bodies: Made) -> None:

@@ -35,6 +35,7 @@ from quark.onnx.graph.run import Feed, Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.graph.surgery import all_values, is_constant, label, read_nothing
+from quark.onnx.integer_lstms import keep_exact
 from quark.onnx.passes import constants
 from quark.onnx.pipeline import BODY, run_steps
 from quark.onnx.qdq.modes import MODES
@@ -204,6 +205,7 @@ def _quantized(body: ir.Model, job: Job, reader: Any, known: Sequence[NodeInfo])
         return "no calibration sample enters it"
     ranges = calibrate(body, requests, reader, Runtime(libraries=job.options.UserCustomOpLibPath)) if requests else {}
     mode.set_parameters(body, plan, ranges, job.options)
+    keep_exact(body, plan, reader if job.mode == "static" else None, job.options)
     weak = ranked(of_plan(body, plan), weak_inside(inner))
     install(body, inner)
     quantized = mode.emit(body, plan, job.options)

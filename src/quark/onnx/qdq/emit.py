@@ -24,7 +24,7 @@ from quark.onnx.qdq.carriers import activation_kind, constant_kind
 from quark.onnx.qdq.carry import ACTIVATION_NODES, AMD, OWN, Carried, single
 from quark.onnx.qdq.channel_axes import is_off_channel
 from quark.onnx.qdq.initializers import ParameterInitializers
-from quark.onnx.qdq.recurrent import is_alone
+from quark.onnx.qdq.recurrent import dynamic_nodes, is_alone, write_dynamic
 from quark.onnx.qdq.shield import shield
 from quark.onnx.qdq.store import CONSTANT_NODES, rounded_constant
 from quark.onnx.qdq.tables import is_lookup, write_lookups
@@ -37,11 +37,16 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
     """Insert the nodes of a complete plan. ``model`` is used up; the result may be another object with its data."""
     values = {value.name: value for value in all_values(model)}
     parameters, lookups = ParameterInitializers(model), list[tuple[Carried, list[ir.Node]]]()
+    integer_lstms = {node.name or "": node for node in dynamic_nodes(model, plan)}
+    apart = dict[str, list[Carried]]()
     for tensor in plan:
         if tensor.scale is None:
             raise ModelError(f"the plan has no scale for {tensor.name!r}")
         carried = Carried(tensor, values[tensor.name], parameters, options)
-        if tensor.role == "activation":
+        reader = next(iter(tensor.readers or ()), "")
+        if reader in integer_lstms and tensor.role == "weight":
+            apart.setdefault(reader, []).append(carried)
+        elif tensor.role == "activation":
             _activation(model.graph, carried)
         else:
             uses = _uses(carried)
@@ -52,6 +57,9 @@ def emit(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
                 _constant(model.graph, carried, others)
     for carried, nodes in lookups:  # they put other values in the place of those that the plan names
         write_lookups(carried, nodes)
+    for name, weights in apart.items():
+        order = [value.name for value in integer_lstms[name].inputs if value is not None]
+        write_dynamic(integer_lstms[name], sorted(weights, key=lambda one: order.index(one.tensor.name)))
     second_type.drop(model, plan)
     remove_unused(model)
     shield(model)

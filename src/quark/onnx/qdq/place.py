@@ -94,7 +94,7 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     for node, (rule, layer) in _with_rules(chosen):
         if rule.output == "same":
             _pass_through(node, rule, layer, placement)
-    recurrent.store_weights(model, placement.plan, job, decisions)
+    recurrent.store_weights(model, placement.plan, job, decisions, _suits_cpu(job, job.options.DynamicLSTM))
     left = placement.shaping | placement.decoding | placement.masking
     tables.store_tables(model, placement.plan, job, decisions, left)
     own_inputs.separate(model, placement.plan, placement.apart)
@@ -139,7 +139,9 @@ def _leave_slower(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placem
     if not _suits_cpu(job, job.options.FloatWhereFaster):
         return
     nodes = [node for node, entry in chosen.items() if entry is not None]
-    for node in slower.faster_in_float(placement.model, nodes, {one for one in nodes if _asked_for(one, placement)}):
+    asked = {one for one in nodes if _asked_for(one, placement)}
+    beside = any(node.op_type in recurrent.RECURRENT for node in placement.model.graph)
+    for node in slower.faster_in_float(placement.model, nodes, asked, beside=beside):
         _leave(node, slower.REASON, chosen, placement)
 
 

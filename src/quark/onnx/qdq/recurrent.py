@@ -1,17 +1,19 @@
-"""LSTM, GRU and RNN: weights in 8 bits, arithmetic in float.
+"""LSTM, GRU and RNN: weights in 8 bits; arithmetic in float, or an LSTM's in integers where the CPU is faster so.
 
-ONNX Runtime has no integer kernel for them (but for the LSTM of dynamic quantization), and codes of their inputs and
-results would cost accuracy and win nothing. Their weights are most of a speech model's bytes: they are stored as codes
-with a scale for every row of a gate, which Cast and Mul turn into float when the model is loaded. Behind a
-DequantizeLinear, ONNX Runtime 1.31 would dequantize and repack them at every run, which doubles the time of a streaming
-step (measured: 32 instead of 16 us for an LSTM of 128, 25 instead of 12 for a GRU).
+ONNX Runtime has no integer kernel for them but DynamicQuantizeLSTM, which finds a scale for the input and for the state
+of every step. The CPU target uses it where the table of kernel times says that it is faster (``DynamicLSTM``). Fixed
+codes of inputs and results would cost accuracy and win nothing. Elsewhere the weights, which are most of a speech
+model's bytes, are stored as codes with a scale for every row of a gate, which Cast and Mul turn into float when the
+model is loaded. Behind a DequantizeLinear, ONNX Runtime 1.31 would dequantize and repack them at every run, which
+doubles the time of a streaming step (measured: 32 instead of 16 us for an LSTM of 128, 25 instead of 12 for a GRU).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import onnx_ir as ir
 
 from quark.config.job import Job
@@ -19,18 +21,29 @@ from quark.config.plan import Plan, TensorPlan
 from quark.config.rules import Decision
 from quark.config.tensor import TensorSpec
 from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import input_at, is_constant
-from quark.onnx.qdq import slots
+from quark.onnx.graph.surgery import input_at, int_attribute, is_constant, let_go
+from quark.onnx.qdq import slots, slower
+from quark.onnx.qdq.carry import Carried
+from quark.onnx.qdq.dynamic import kept_attributes
+from quark.onnx.qdq.store import codes_of, source_of
 
 RECURRENT = ("LSTM", "GRU", "RNN")
 REASON = "weights alone: it computes in float"
+DYNAMIC = "weights as codes, inputs and states with a scale of every step: DynamicQuantizeLSTM"
+MICROSOFT = "com.microsoft"
 #: Positions of the weights of the input and of the state; their rows are the gates'.
 _WEIGHTS, _ROWS = (1, 2), 1
 _FORMATS = ("int8", "uint8", "int16", "uint16")
 
 
-def store_weights(model: ir.Model, plan: Plan, job: Job, decisions: Mapping[str, Decision]) -> None:
-    """Add the weights of recurrent layers that are not quantized as a whole, in place."""
+def store_weights(
+    model: ir.Model, plan: Plan, job: Job, decisions: Mapping[str, Decision], fastest: bool = False
+) -> None:
+    """Add the weights of recurrent layers that are not quantized as a whole, in place.
+
+    Args:
+        fastest: whether an LSTM computes in integers where that is faster.
+    """
     if job.options.OpTypesToQuantize or job.options.NodesToQuantize:
         return
     for node in model.graph:
@@ -42,14 +55,16 @@ def store_weights(model: ir.Model, plan: Plan, job: Job, decisions: Mapping[str,
         if slots.STAYS_FLOAT in node.meta or layer.weight.format not in _FORMATS:
             continue
         if all(slots.is_float(value) and is_constant(value) for value in values):
-            plan.nodes[name] = replace(plan.nodes[name], quantized=True, reason=REASON)
+            spec = _for_rows(layer.weight)
+            reason = DYNAMIC if fastest and _is_faster(node, spec) else REASON
+            plan.nodes[name] = replace(plan.nodes[name], quantized=True, reason=reason)
             for value in values:
-                _add(node, value, _for_rows(layer.weight), plan)
+                _add(node, value, spec, reason, plan)
 
 
 def is_alone(tensor: TensorPlan) -> bool:
     """Whether a tensor is a weight of a recurrent layer that computes in float."""
-    return tensor.role == "weight" and tensor.reason.startswith(REASON)
+    return tensor.role == "weight" and tensor.reason.startswith((REASON, DYNAMIC))
 
 
 def _for_rows(spec: TensorSpec) -> TensorSpec:
@@ -57,8 +72,65 @@ def _for_rows(spec: TensorSpec) -> TensorSpec:
     return replace(spec, granularity=Tensor() if spec.scale_rule == "power_of_two" else Channel(_ROWS))
 
 
-def _add(node: ir.Node, value: ir.Value | None, spec: TensorSpec, plan: Plan) -> None:
+def _add(node: ir.Node, value: ir.Value | None, spec: TensorSpec, reason: str, plan: Plan) -> None:
     name = "" if value is None else value.name or ""
     known = plan.tensors.get(name)
     readers = (known.readers if known and known.readers else frozenset()) | {node.name or ""}
-    plan.put(TensorPlan(name, "weight", spec, f"{REASON}: {node.op_type} {node.name!r}", name, readers=readers))
+    plan.put(TensorPlan(name, "weight", spec, f"{reason}: {node.op_type} {node.name!r}", name, readers=readers))
+
+
+# ---- DynamicQuantizeLSTM ---------------------------------------------------------------------------------------------
+
+
+def _is_faster(node: ir.Node, spec: TensorSpec) -> bool:
+    """Whether ONNX Runtime has the integer form of a node, nothing else reads its weights, and it is faster."""
+    values = [value for value in (input_at(node, position) for position in _WEIGHTS) if value is not None]
+    alone = all(len(tuple(value.uses())) == 1 and value.dtype == ir.DataType.FLOAT for value in values)
+    plain = node.op_type == "LSTM" and not int_attribute(node, "layout", 0)
+    return plain and alone and spec.format == "int8" and slower.dynamic_is_faster(node)
+
+
+def dynamic_nodes(model: ir.Model, plan: Plan) -> list[ir.Node]:
+    """The LSTMs of a plan that compute in integers."""
+    found = []
+    for node in model.graph:
+        tensors = [plan.tensors.get(str(value.name)) for value in node.inputs[1:3] if value is not None]
+        if node.op_type == "LSTM" and all(one is not None and _suits(one, node) for one in tensors):
+            found.append(node)
+    return found
+
+
+def _suits(tensor: TensorPlan, node: ir.Node) -> bool:
+    """Whether the codes of a weight are those that the operator reads, for this node alone."""
+    alone = tensor.readers == frozenset([node.name or ""])
+    return alone and tensor.reason.startswith(DYNAMIC) and tensor.spec.format == "int8" and _symmetric(tensor)
+
+
+def _symmetric(tensor: TensorPlan) -> bool:
+    return not np.any(np.asarray(tensor.zero_point)) and np.ndim(np.asarray(tensor.scale)) <= 1
+
+
+def write_dynamic(node: ir.Node, weights: Sequence[Carried]) -> None:
+    """com.microsoft DynamicQuantizeLSTM in the place of an LSTM: weights [directions, inputs, 4 hidden]."""
+    inputs: list[ir.Value | None] = [input_at(node, position) for position in range(8)]
+    beside: list[ir.Value | None] = []
+    for position, carried in zip(_WEIGHTS, weights, strict=True):
+        tensor, add, source = carried.tensor, carried.parameters.add, source_of(carried)
+        codes = codes_of(source.numpy(), tensor).transpose(0, 2, 1)
+        let_go(source)
+        scales = np.broadcast_to(np.asarray(tensor.scale, np.float32), (codes.shape[0], codes.shape[2]))
+        inputs[position] = add(np.ascontiguousarray(codes, np.int8), f"{tensor.name}_quantized")
+        beside += [
+            add(np.ascontiguousarray(scales), f"{carried.name}_scale"),
+            add(np.zeros(scales.shape, np.int8), f"{carried.name}_zero_point"),
+        ]
+    outputs = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in node.outputs]
+    attributes, graph = kept_attributes(node, ("layout",)), node.graph
+    made = ir.Node(MICROSOFT, "DynamicQuantizeLSTM", [*inputs, *beside], attributes, outputs=outputs, name=node.name)
+    if graph is None:
+        return
+    graph.insert_before(node, made)
+    for old, value in zip(node.outputs, outputs, strict=True):
+        old.replace_all_uses_with(value, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    graph.opset_imports.setdefault(MICROSOFT, 1)

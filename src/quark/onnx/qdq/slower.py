@@ -5,8 +5,8 @@
 over which nodes compute in integers: a minimum cut (:mod:`quark.search.min_cut`). The times are those of one table,
 ``kernel_times.tsv``, measured once over many shapes (``benchmarks/kernel_times.py``) and the same for everybody: the
 same model gives the same file on every machine. Nodes that run as one kernel are decided together: a convolution
-and its activation function, Sigmoid and Mul of a SiLU. What saves less than ``LEAST`` of the model's time stays as
-configured.
+and its activation function, Sigmoid and Mul of a SiLU. What saves less than ``LEAST_PART`` of the model's
+time, or little in all, stays as configured.
 
 Not handled: nodes of unknown rank count as free. A free dimension counts as 1 where it is the first, else as ``FREE``.
 """
@@ -29,9 +29,9 @@ from quark.search.min_cut import FOREVER, labels
 OPTION = "FloatWhereFaster"
 TUNED = "TuneSpeed: among what is faster in float on the machine that it was measured on"
 REASON = f"{OPTION}: the CPU's kernels are faster in float here, conversions counted"
-#: What leaving nodes in float has to save: in all, and each connected group of them, as parts of the time of all in
-#: integers and in microseconds. The table is good for sums of tens of microseconds, not for one call of a kernel.
-LEAST, LEAST_OF_GROUP = (0.005, 50.0), (0.0002, 0.2)
+#: What leaving nodes in float has to save of the time of all in integers: this part, and so many microseconds or the
+#: larger part; each connected group of them the third. The table is good for sums of several calls, not for one.
+LEAST_PART, LEAST_TIME, LARGER_PART, LEAST_OF_GROUP = 0.005, 50.0, 0.05, 0.0002
 FREE = 64
 #: Operators without a row whose kernels take about as long as those of one that has a row.
 _LIKE = {
@@ -66,7 +66,11 @@ class _Unit:
 
 
 def faster_in_float(
-    model: ir.Model, chosen: Iterable[ir.Node], fixed: set[ir.Node], seconds: Sequence[Mapping[str, float]] = ()
+    model: ir.Model,
+    chosen: Iterable[ir.Node],
+    fixed: set[ir.Node],
+    seconds: Sequence[Mapping[str, float]] = (),
+    beside: bool = False,
 ) -> set[ir.Node]:
     """Those of the nodes to be quantized that are left in float.
 
@@ -74,6 +78,7 @@ def faster_in_float(
         chosen: the nodes to be quantized.
         fixed: those of them that are quantized in any case.
         seconds: of nodes, by name, in float and in integers, as measured; empty: the table's.
+        beside: whether other layers, which are not chosen here, are quantized.
     """
     members = set(chosen)
     units = _units(list(model.graph), members)
@@ -86,17 +91,22 @@ def faster_in_float(
     whole = _total(units, tensors, [True] * len(units))
     for group in _groups([k for k, here in enumerate(integer) if not here], tensors):
         with_group = [here or k in group for k, here in enumerate(integer)]
-        if _total(units, tensors, with_group) - _total(units, tensors, integer) < _least(LEAST_OF_GROUP, whole):
+        saved = _total(units, tensors, with_group) - _total(units, tensors, integer)
+        if saved < max(LEAST_OF_GROUP * whole, 0.2):
             integer = with_group
-    if whole - _total(units, tensors, integer) < _least(LEAST, whole):
+    if whole - _total(units, tensors, integer) < _least(whole, beside or any(integer)):
         return set()
     return {node for unit, here in zip(units, integer, strict=True) if not here for node in unit.nodes}
 
 
-def _least(limit: tuple[float, float], whole: float) -> float:
-    """Microseconds that have to be saved of ``whole``."""
-    part, floor = limit
-    return max(part * whole, floor)
+def _least(whole: float, some: bool) -> float:
+    """Microseconds that have to be saved of ``whole``.
+
+    Tiny models are tried for what quantization does to them, not for their time: those of which nothing would be left
+    in integers stay as configured.
+    """
+    small = min(LEAST_TIME, max(LARGER_PART * whole, 2.0)) if some else LEAST_TIME
+    return max(LEAST_PART * whole, small)
 
 
 # ---- times -----------------------------------------------------------------------------------------------------------
@@ -115,6 +125,23 @@ def _time(kind: str, form: str, elements: float, products: float = 0.0) -> float
     return call + element * elements / 1e3 + product * products / 1e6
 
 
+def dynamic_is_faster(node: ir.Node) -> bool:
+    """Whether an LSTM is faster with integer weights and a scale for what it reads at every step.
+
+    Steps and samples that are not known count as one, with which the float form is best.
+    """
+    read, weight = node.inputs[0], _sizes(node.inputs[1])
+    if read is None or weight is None:
+        return False
+    shape = read.shape or ()
+    steps, batch = (one if isinstance(one, int) else 1 for one in (shape[:2] if len(shape) == 3 else (1, 1)))
+    directions, gates, entries = weight
+    computed = steps * batch * directions * gates
+    kind = "LSTM" if batch == 1 else "LSTM batch"
+    times = [_time(kind, form, computed, computed * (entries + gates / 4)) for form in ("float", "integer")]
+    return times[1] < times[0]
+
+
 def _node_times(node: ir.Node) -> tuple[float, float]:
     """Microseconds of a node in float and in integers."""
     read = [_elements(value) for value in node.inputs if slots.is_float(value) and not is_constant(value)]
@@ -126,7 +153,7 @@ def _node_times(node: ir.Node) -> tuple[float, float]:
     kind, products = _kind(node)
     if kind == "Conv image":
         shape = _sizes(node.inputs[1]) or [1, 1]
-        elements = round(products / (shape[0] * shape[1]))
+        elements = round(products / (shape[0] * shape[1] * shape[-1]))
     times = _time(kind, "float", elements, products), _time(kind, "integer", elements, products)
     if node.op_type == "ConvTranspose":  # no integer kernel: the float one between conversions
         return times[0], times[0] + _time(_OTHER, "integer", elements) - _time(_OTHER, "float", elements)

@@ -1,0 +1,156 @@
+"""Forms with faster kernels over generated cases: ONNX Runtime computes the same with them, and they are found."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tests.onnx_flow import models
+
+from quark.onnx.graph.model import load, to_proto
+from quark.onnx.graph.shapes import infer_shapes
+from quark.onnx.passes.registry import apply, passes
+
+FLOAT = TensorProto.FLOAT
+
+
+def made_of(
+    nodes: list[onnx.NodeProto], shape: list[object], constants: dict[str, np.ndarray], opset: int = 13
+) -> onnx.ModelProto:
+    stored = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    ends = helper.make_tensor_value_info("x", FLOAT, shape), helper.make_tensor_value_info("y", FLOAT, None)
+    graph = helper.make_graph(nodes, "generated", ends[:1], ends[1:], stored)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return onnx.shape_inference.infer_shapes(proto)
+
+
+def rewritten(name: str, proto: onnx.ModelProto) -> tuple[list[str], int]:
+    """Operators after the pass, and how often it fired; ONNX Runtime's outputs are those of before."""
+    model = load(proto)
+    infer_shapes(model)
+    fired = apply(model, passes()[name], {}).fired
+    made, feeds = to_proto(model), models.feeds(proto)
+    onnx.checker.check_model(made, full_check=True)
+    models.assert_close(models.run(made, feeds), models.run(proto, feeds), 1e-5)
+    return [node.op_type for node in made.graph.node], fired
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_transposed_convolution_of_stride_1_is_a_convolution(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rank, group = int(random.integers(1, 4)), int(random.choice([1, 2]))
+    read, made = group * int(random.integers(1, 4)), int(random.integers(1, 4))
+    kernel = random.integers(1, 4, rank).tolist()
+    dilations = random.integers(1, 3, rank).tolist()
+    stride = int(random.choice([1, 1, 2]))
+    most = [step * (size - 1) for step, size in zip(dilations, kernel, strict=True)]
+    pads = [int(random.integers(0, one + 1)) for one in most * 2]
+    attributes = {"dilations": dilations, "pads": pads, "group": group, "strides": [stride] * rank}
+    constants = {"w": models.normal(read, made, *kernel, seed=seed), "b": models.normal(group * made, seed=seed)}
+    node = helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], **attributes)
+    found, _ = rewritten("direct_convs", made_of([node], [2, read, *[7] * rank], constants))
+    assert found == (["Conv"] if stride == 1 else ["ConvTranspose"])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_convolution_of_an_unfolded_image_is_one_convolution(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    channels, made, size = int(random.integers(1, 4)), 3, random.integers(7, 11, 2)
+    kernel, steps, strides, sides = (random.integers(low, 3 + low, 2) for low in (1, 1, 1, 0))
+    padded = size + 2 * sides
+    places = (padded - steps * (kernel - 1) - 1) // strides + 1
+    whole = bool(random.random() < 0.8)
+    if not whole:
+        places = np.maximum(places - 1, 1)  # the last pixels are not read
+    rows, columns = (steps[k] * np.arange(kernel[k])[:, None] + strides[k] * np.arange(places[k]) for k in range(2))
+    target = np.array([1, channels * kernel[0] * kernel[1], *places])
+    constants = {"pads": np.array([0, 0, *sides, 0, 0, *sides]), "rows": rows, "columns": columns, "target": target}
+    constants["w"] = models.normal(made, int(target[1]), 1, 1, seed=seed)
+    nodes = [
+        helper.make_node("Pad", ["x", "pads"], ["p"]),
+        helper.make_node("Gather", ["p", "rows"], ["g"], axis=2),
+        helper.make_node("Gather", ["g", "columns"], ["h"], axis=4),
+        helper.make_node("Transpose", ["h"], ["t"], perm=[0, 1, 2, 4, 3, 5]),
+        helper.make_node("Reshape", ["t", "target"], ["u"]),
+        helper.make_node("Conv", ["u", "w"], ["y"]),
+    ]
+    found, fired = rewritten("direct_convs", made_of(nodes, [1, channels, *size.tolist()], constants))
+    assert fired or not whole
+    assert found == ["Conv"] if fired else found[-1] == "Conv" and len(found) == 6
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_block_that_is_written_is_a_concat(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    shape = random.integers(2, 5, int(random.integers(1, 5))).tolist()
+    depth = int(random.integers(1, len(shape) + 1))
+    begin, size = [0] * depth, shape[:depth]
+    for axis in random.permutation(depth)[: 1 if random.random() < 0.8 else 2]:
+        size[axis] = int(random.integers(1, shape[axis] + 1))
+        begin[axis] = int(random.integers(0, shape[axis] - size[axis] + 1))
+    indices = np.moveaxis(np.indices(size), 0, -1) + np.array(begin)
+    if random.random() < 0.3:
+        indices = indices.reshape(-1, depth)
+    if random.random() < 0.3:
+        indices = indices - np.array(shape[:depth])
+    updates = models.normal(*indices.shape[:-1], *shape[depth:], seed=seed)
+    nodes = [
+        helper.make_node("Add", ["u", "u"], ["v"]),
+        helper.make_node("ScatterND", ["x", "i", "v"], ["y"]),
+    ]
+    found, fired = rewritten("fewer_moves", made_of(nodes, shape, {"i": np.ascontiguousarray(indices), "u": updates}))
+    cut = sum(one != whole for one, whole in zip(size, shape, strict=False))
+    assert ("ScatterND" not in found) == bool(fired) == (cut <= 1)
+
+
+def test_scattered_indices_and_sums_stay() -> None:
+    updates = models.normal(2, 3)
+    for indices, given in (([[2], [0]], {}), ([[1], [1]], {}), ([[0], [1]], {"reduction": "add"})):
+        node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], **given)
+        proto = made_of([node], [4, 3], {"i": np.array(indices), "u": updates}, 18)
+        assert rewritten("fewer_moves", proto) == (["ScatterND"], 0)
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_what_only_renames_axes_is_one_node(seed: int, free: bool) -> None:
+    random = np.random.default_rng(seed)
+    nodes, constants, shape, name = [], {}, [1, 4, 1, 3, 1], "x"
+    for k in range(int(random.integers(2, 6))):
+        kind = str(random.choice(["Squeeze", "Unsqueeze", "Transpose", "Reshape"]))
+        made, ones = "y" if k == 9 else f"v{k}", [axis for axis, one in enumerate(shape) if one == 1]
+        if kind == "Squeeze" and ones:
+            constants[f"a{k}"] = np.array(ones[:1])
+            del shape[ones[0]]
+            nodes.append(helper.make_node(kind, [name, f"a{k}"], [made]))
+        elif kind == "Transpose" and ones:
+            order = [axis for axis in range(len(shape)) if axis != ones[0]]
+            order.insert(int(random.integers(0, len(order) + 1)), ones[0])
+            shape = [shape[axis] for axis in order]
+            nodes.append(helper.make_node(kind, [name], [made], perm=order))
+        elif kind == "Reshape":
+            shape = [4, 1, 3]
+            constants[f"a{k}"] = np.array([-1, 1, 3])
+            nodes.append(helper.make_node(kind, [name, f"a{k}"], [made]))
+        else:
+            shape = [*shape, 1]
+            constants[f"a{k}"] = np.array([-1])
+            nodes.append(helper.make_node("Unsqueeze", [name, f"a{k}"], [made]))
+        name = made
+    nodes += [helper.make_node("Relu", [name], ["r"]), helper.make_node("Neg", ["r"], ["y"])]
+    proto = made_of(nodes, [1, "rows" if free else 4, 1, 3, 1], constants)
+    found, _ = rewritten("fewer_moves", proto)
+    assert len(found) <= 3 and found[-2:] == ["Relu", "Neg"]
+
+
+def test_a_transpose_that_moves_numbers_stays_and_what_two_read_is_read_by_both() -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "a"], ["u"]),
+        helper.make_node("Transpose", ["u"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("Transpose", ["u"], ["s"], perm=[1, 0, 2]),
+        helper.make_node("Reshape", ["s", "n"], ["r"]),
+        helper.make_node("Add", ["r", "t"], ["y"]),
+    ]
+    proto = made_of(nodes, [3, 4], {"a": np.array([0]), "n": np.array([1, 4, 3])})
+    assert sorted(rewritten("fewer_moves", proto)[0]) == ["Add", "Reshape", "Transpose", "Unsqueeze"]
