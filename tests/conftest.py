@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import hypothesis
-import pytest
+# Before NumPy and torch are imported: their threads wait for each other busily, which is most of the time of small
+# models where as many processes run as there are cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import quark  # noqa: F401 - before anything imports onnxruntime: its telemetry is off
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+
+import quark  # noqa: E402, F401 - before anything imports onnxruntime: its telemetry is off
 
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("project")
@@ -52,12 +57,9 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def examples(shared: Path) -> Iterator[ModuleType]:
-    """The loaders of the real models and their data; they import their neighbours when they are called.
-
-    Torch gets one thread: the models are small, and threads that wait for each other take most of the time.
-    """
+    """The loaders of the real models and their data; they import their neighbours when they are called."""
     pytest.importorskip("onnxruntime")
-    pytest.importorskip("torch").set_num_threads(1)
+    pytest.importorskip("torch")
     folder = str(shared / "data")
     sys.path.insert(0, folder)
     yield importlib.import_module("load_examples")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import onnx
@@ -20,10 +21,16 @@ from quark.operators.registry import OPERATORS
 _log = logging.getLogger(__name__)
 
 
+@cache
+def runtime_types() -> frozenset[str]:
+    """The operator types of this build of ONNX Runtime, asked once: it takes longer than to quantize a small model."""
+    schemas: Any = getattr(runtime, "get_all_operator_schema", list)()  # a build of one's own may lack it
+    return frozenset(schema.name for schema in schemas)
+
+
 def existing_types() -> set[str]:
-    """Every operator type of ONNX, of the contributed operators of ONNX Runtime, and of our domains."""
-    contributed: Any = getattr(runtime, "get_all_operator_schema", list)()  # a build of one's own may lack it
-    return {schema.name for schema in (*onnx.defs.get_all_schemas(), *contributed)} | set(OPERATORS)
+    """Every operator type of ONNX, to which a program may add, of ONNX Runtime, and of our domains."""
+    return {schema.name for schema in onnx.defs.get_all_schemas()} | runtime_types() | set(OPERATORS)
 
 
 def check_types(asked: Mapping[str, Iterable[str]], present: Iterable[str], libraries: bool) -> None:
@@ -37,7 +44,7 @@ def check_types(asked: Mapping[str, Iterable[str]], present: Iterable[str], libr
     Raises:
         ConfigError: the field, the type and the nearest one that exists.
     """
-    known = set(present)
+    known = runtime_types().union(present)
     if known.issuperset(op_type for listed in asked.values() for op_type in listed):
         return
     known |= existing_types()
