@@ -14,10 +14,10 @@ from types import ModuleType
 # models where as many processes run as there are cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import hypothesis  # noqa: E402
-import pytest  # noqa: E402
+import hypothesis
+import pytest
 
-import quark  # noqa: E402, F401 - before anything imports onnxruntime: its telemetry is off
+import quark  # noqa: F401 - before anything imports onnxruntime: its telemetry is off
 
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("project")
