@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from quark.errors import ConfigError
-from quark.observers.statistics import State, extremes
+from quark.observers.statistics import State, extremes, flattened
 
 PER_OCTAVE = 2048
 #: Fewer bins would not carry the searches; more than these gain nothing.
@@ -84,8 +84,7 @@ class Histogram:
         Raises:
             DataError: the array holds NaN or infinity.
         """
-        with np.errstate(over="ignore"):
-            flat = np.ascontiguousarray(x, np.float32).reshape(-1)
+        flat = flattened(x)
         if not flat.size:
             return
         if flat.size < PATIENCE:
@@ -201,6 +200,10 @@ class Histogram:
         found = flat[flat > bound] if sign == 0 else -flat[flat < -bound]
         self._tails[sign] = _largest(np.concatenate([tail, found]))
 
+    def _outermost(self) -> list[np.ndarray]:
+        """The largest magnitudes of positive and of negative values, descending, as they are."""
+        return self._tails
+
     def _outer_edge(self, sign: int) -> np.float32:
         """A magnitude that at least ``TAIL`` values of this sign reach, or all that are not counted as zero."""
         outward = np.cumsum(self._counts[sign][::-1])
@@ -237,8 +240,7 @@ class Histogram:
             "bins": np.array(self.per_octave),
             "signs": np.array(len(self._counts)),
             "counts": np.concatenate([np.empty(0, np.int64), *self._counts]),
-            "high": self._tails[0].copy(),
-            "low": self._tails[1].copy(),
+            **{side: tail.copy() for side, tail in zip(("high", "low"), self._outermost(), strict=True)},
         }
 
     @classmethod
@@ -285,7 +287,7 @@ class Histogram:
         if whole is not self:
             return whole.quantile(share)
         rank = rank_of(share, self.count)
-        high, low = self._tails
+        high, low = self._outermost()
         if self.count - rank < high.size:
             return float(high[self.count - rank])
         if rank <= low.size:
@@ -298,7 +300,7 @@ class Histogram:
         if whole is not self:
             return whole.magnitude_quantile(share)
         rank = rank_of(share, self.count)
-        outer = _largest(np.concatenate(self._tails))
+        outer = _largest(np.concatenate(self._outermost()))
         if self.count - rank < outer.size:
             return float(outer[self.count - rank])
         return float(min(_at_rank(self.magnitude_bins(), rank), max(-self.lo, self.hi)))

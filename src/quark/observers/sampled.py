@@ -24,7 +24,7 @@ import numpy as np
 
 from quark.observers.histogram import PER_OCTAVE, TAIL, Histogram, scratch_for
 from quark.observers.statistics import State
-from quark.observers.tails import Tail, block_extremes
+from quark.observers.tails import Blocks, Tail, block_extremes
 from quark.observers.values import Store, Values
 
 ENOUGH = 1 << 16
@@ -60,12 +60,16 @@ class Sampled(Histogram):
 
     def _thin(self, flat: np.ndarray, step: int) -> None:
         """Count every ``step``-th value for ``step`` of them, and look at the outermost of all."""
-        lowest, highest = block_extremes(flat)
+        lowest, highest = self._block_extremes(flat)
         negative = self._widen(flat, lowest, highest)
         picked = one_in(flat, step, zlib.crc32(highest.data))
         self._count(picked, negative, scratch_for(picked.size), step)
         for sign, largest in ((1, highest), (-1, -lowest)):
             self._keep_outermost(sign, flat, largest)
+
+    def _block_extremes(self, flat: np.ndarray) -> Blocks:
+        """Smallest and largest of every block."""
+        return block_extremes(flat)
 
     def _keep_outermost(self, sign: int, flat: np.ndarray, largest: np.ndarray) -> None:
         """Take over what ``flat`` adds to the largest magnitudes of one sign; ``largest``: those of its blocks."""
@@ -97,9 +101,10 @@ class Sampled(Histogram):
         if not self._thinned:
             return super().points()
         self._settle()
-        inner = [self._without(counts, tail) for counts, tail in zip(self._counts, self._tails, strict=False)]
+        tails = self._outermost()
+        inner = [self._without(counts, tail) for counts, tail in zip(self._counts, tails, strict=False)]
         values, weights = self._points_of(inner)
-        outer = np.concatenate([self._tails[0], -self._tails[1]])
+        outer = np.concatenate([tails[0], -tails[1]])
         return np.concatenate([values, outer]), np.concatenate([weights, np.ones(outer.size)])
 
     def _without(self, counts: np.ndarray, tail: np.ndarray) -> np.ndarray:

@@ -55,6 +55,12 @@ class Statistic(Protocol):
         """The statistic that ``state()`` described."""
 
 
+def flattened(x: np.ndarray) -> np.ndarray:
+    """The values in one row, float32; those beyond it become infinite."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(x, np.float32).reshape(-1)
+
+
 def extremes(x: np.ndarray) -> tuple[float, float]:
     """Smallest and largest value of a non-empty array.
 

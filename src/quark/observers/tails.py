@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from quark.observers.histogram import BLOCK, PER_OCTAVE, Histogram, rank_of
-from quark.observers.statistics import State, extremes
+from quark.observers.statistics import State, extremes, flattened
 from quark.observers.values import Store, counted
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ CHUNK = 64 * BLOCK
 #: The most that is asked for, of each end, as a share of a sample.
 SHARE = 1 / 64
 FEWEST, SLACK = 512, 2
+#: Smallest and largest value of every block.
+Blocks = tuple[np.ndarray, np.ndarray]
 
 
 class Tail:
@@ -107,17 +109,29 @@ class Tails:
         Raises:
             DataError: NaN or infinity.
         """
-        with np.errstate(over="ignore"):
-            flat = np.ascontiguousarray(x, np.float32).reshape(-1)
-        if not flat.size:
-            return
+        self.add(flattened(x))
+
+    def add(self, flat: np.ndarray) -> Blocks:
+        """The same of float32 values [n]; the extremes of their blocks.
+
+        Raises:
+            DataError: NaN or infinity.
+        """
         lowest, highest = block_extremes(flat)
+        if not flat.size:
+            return lowest, highest
         if not (np.isfinite(lowest.min()) and np.isfinite(highest.max())):
             extremes(flat)  # says how many there are
         self.count += flat.size
         self._largest_sample = max(self._largest_sample, flat.size)
         self._high.add(flat, 1, highest, self._size())
         self._low.add(flat, -1, -lowest, self._size())
+        return lowest, highest
+
+    @property
+    def outermost(self) -> tuple[np.ndarray, np.ndarray]:
+        """The largest values and the opposites of the smallest, descending."""
+        return self._high.values, self._low.values
 
     def merge(self, other: Tails) -> None:
         """Add what ``other`` has seen; ``other`` stays as it is."""
@@ -201,7 +215,7 @@ def _below(value: np.float32) -> np.float32:
     return np.nextafter(value, np.float32(-np.inf), dtype=np.float32)
 
 
-def block_extremes(flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def block_extremes(flat: np.ndarray) -> Blocks:
     """Smallest and largest of every block, in pieces that stay in the cache."""
     blocks = -(-flat.size // BLOCK)
     lowest, highest = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
