@@ -23,6 +23,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = {  # a module imports from lower numbers only, and from its own package
     "errors": -3,
     "deferred": -3,
+    "garbage": -3,
     "reading": -2,
     "parallel": -2,
     "files": -1,

@@ -53,3 +53,12 @@ def test_medians_are_compared_as_if_they_were_sorted(size: int, monkeypatch: pyt
             assert mean == pytest.approx(alive.mean(), rel=1e-12)
         else:
             assert mean is None
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 3, 3), (6, 7), (1, 1), (3, 1, 5)])
+def test_magnitudes_along_every_axis_are_those_of_the_transposed_rows(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(len(shape))
+    weight = rng.normal(0, 1, shape).astype(np.float32)
+    for axis, channels in enumerate(shape):
+        expected = [np.abs(weight.take(channel, axis)).max() for channel in range(channels)]
+        assert magnitudes(weight, axis=axis).tolist() == [float(value) for value in expected]

@@ -24,17 +24,20 @@ import numpy as np
 PIECE = 1 << 14  # weights that are looked at together
 
 
-def magnitudes(channels: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+def magnitudes(weight: np.ndarray, bias: np.ndarray | None = None, axis: int = 0) -> np.ndarray:
     """Largest magnitude of every channel.
 
     Args:
-        channels: [C, n], the weights of each channel.
+        weight: the weights, channel c where ``axis`` is at c; they are not transposed, which takes longer than all else.
         bias: [C]; counts as one more weight, divided by ``bias_divisor``.
+        axis: along which the channels lie.
     """
-    largest = np.maximum(channels.max(1), -channels.min(1)).astype(np.float64)
+    first = (weight.min(0), weight.max(0)) if axis else (weight, weight)
+    others = tuple(place for place in range(first[0].ndim) if place != max(axis - 1, 0))
+    largest = np.maximum(first[1].max(others), -first[0].min(others)).astype(np.float64)
     if bias is not None:
         column = np.abs(bias.astype(np.float64)).reshape(-1, 1)
-        divisor = bias_divisor(channels, column)
+        divisor = bias_divisor(np.moveaxis(weight, axis, 0).reshape(len(largest), -1), column)
         largest = np.maximum(largest, column[:, 0] / divisor)
     return largest
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from quark.errors import QuarkError
 
@@ -18,18 +19,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code. An error that a user's input can cause is one sentence and the page that helps; anything else is
         a defect and shows itself.
     """
-    from typer.main import get_command
-
-    from quark.cli.app import app
-    from quark.cli.sections import arrange
-    from quark.report.process import rare_collections
+    from quark.garbage import rare_collections
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     verbose = "--verbose" in given and given[:2] != ["onnx", "tool"]
     words_given = [one for one in given if not verbose or one != "--verbose"]
     try:
         with rare_collections(), _silence() if "--json" in given else nullcontext():
-            arrange(get_command(app))(args=words_given, prog_name="quark")
+            _commands()(args=words_given, prog_name="quark")
     except QuarkError as error:
         from quark.cli.guidance import sentence, words
 
@@ -38,6 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _commands() -> Callable[..., Any]:
+    """All commands; their modules are imported now."""
+    from typer.main import get_command
+
+    from quark.cli.app import app
+    from quark.cli.sections import arrange
+
+    return arrange(get_command(app))
 
 
 def _silence() -> AbstractContextManager[None]:

@@ -25,7 +25,7 @@ class NBits(BaseModel):
         AccuracyLevel: what ONNX Runtime computes in: 0 as it likes, 1 float32, 2 float16, 3 bfloat16, 4 int8.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     Algorithm: Literal["DEFAULT", "GPTQ", "HQQ"] = "DEFAULT"
     GroupSize: int = 128

@@ -444,5 +444,6 @@ def parse_options(given: Mapping[str, Any] | None) -> Options:
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"the option {place} cannot be {first['input']!r}: {first['msg']}") from error
     check_together(dict(options))
-    parse_nbits(options.MatMulNBitsParams)
+    if options.MatMulNBitsParams:
+        parse_nbits(options.MatMulNBitsParams)
     return options

@@ -95,11 +95,11 @@ class Journal:
         remedy: str = "Remove it, or name another file",
     ) -> None:
         self._path, self._name, self._remedy = None if path is None else Path(path), name, remedy
-        self._state = State(version=VERSION, belongs=dict(belongs or {}), next=0, values={}, tensors={})
-        self._text = self._state.model_dump_json(indent=1)
         self._values: dict[str, Any] = {}
         self._stale: list[str] = []
-        if self._path is not None:
+        if self._path is not None:  # without a file, nobody asks for the state, whose schema takes a while to build
+            self._state = State(version=VERSION, belongs=dict(belongs or {}), next=0, values={}, tensors={})
+            self._text = self._state.model_dump_json(indent=1)
             self._open(self._path)
 
     def __bool__(self) -> bool:
@@ -201,7 +201,7 @@ class Journal:
         Raises:
             ConfigError: it is missing or damaged.
         """
-        entry = self._state.tensors.get(key)
+        entry = None if self._path is None else self._state.tensors.get(key)
         if entry is None or self._path is None:
             return None
         file = own_file(self._folder(self._path), entry.file, self._useless)

@@ -35,13 +35,13 @@ Value = TypeVar("Value", bound=BaseModel)
 class Schema(BaseModel):
     """What a file may hold: these fields, of these types, and nothing else."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class OpenSchema(BaseModel):
     """A part of a file of other people: these fields, of these types; fields that are not read are left alone."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, defer_build=True)
 
 
 def _plain(name: str) -> str:

@@ -20,6 +20,7 @@ from quark.config.plan import Plan
 from quark.config.rules import NodeInfo
 from quark.errors import ModelError
 from quark.files.journal import Journal
+from quark.garbage import rare_collections
 from quark.onnx.algorithms.calibration_search import search_calibration
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.mixprecision import Mixed, mix
@@ -55,7 +56,7 @@ from quark.onnx.result import Result
 from quark.onnx.scratch import Scratch
 from quark.onnx.subgraphs import Made, install, quantize_bodies, record, weak_inside
 from quark.onnx.tuned_speed import into_plan, tune_speed
-from quark.report.process import rare_collections, resident
+from quark.report.process import resident
 from quark.report.progress import bars
 from quark.report.summary import cost_table, pass_table, print_summary
 from quark.report.tables import print_table

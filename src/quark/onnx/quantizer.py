@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.errors import ConfigError
+from quark.garbage import rare_collections
 from quark.onnx.quantization.config import Config, QConfig
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class ModelQuantizer:
 
         The same value is ``result`` afterwards, also of ``quantize_model``; it is None before and after a failure.
         """
-        from quark.onnx.flow import quantize
+        with rare_collections():
+            from quark.onnx.flow import quantize
 
         self.result = None
         job = replace(self.config.compile(), plan=plan)

@@ -5,17 +5,12 @@ Processors: what the process is bound to, what its container is lent, and what t
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-#: New objects after which Python looks for cycles meanwhile; its own default is 700.
-YOUNG = 20_000
 CGROUP = Path("/sys/fs/cgroup")
 ENVIRONMENT = "QUARK_THREADS"
 
@@ -70,17 +65,3 @@ def read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Let Python look for cycles less often, which is a sixth of the time of a large graph.
-
-    Weights do not wait for it: who works on models lets go of them by itself.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(max(before[0], YOUNG) if before[0] else 0, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

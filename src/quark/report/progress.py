@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 Update = Callable[[str, int, int | None], None]
 PAUSE = 10.0
@@ -36,22 +35,32 @@ def bars(console: Console | None = None) -> Iterator[Update]:
     ``total`` is None where it is not known. Where ``console`` (standard error) is a file, lines take the place of bars.
     """
     console = console or Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter) or _quiet.get():
+        yield _lines(console)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
-    drawn = (console.is_terminal or console.is_jupyter) and not _quiet.get()
-    last = time.monotonic()
-    with Progress(*columns, console=console, transient=True, disable=not drawn) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
 
         def update(stage: str, done: int, total: int | None) -> None:
-            nonlocal last
-            if not drawn:
-                if time.monotonic() - last >= PAUSE and not _quiet.get():
-                    last = time.monotonic()
-                    of = "" if total is None else f" of {total}"
-                    console.print(f"{stage}: {done}{of}", markup=False, highlight=False, soft_wrap=True)
-                return
             if stage not in tasks:
                 tasks[stage] = progress.add_task(stage, total=total)
             progress.update(tasks[stage], completed=done, total=total)
 
         yield update
+
+
+def _lines(console: Console) -> Update:
+    """A function that writes a line now and then."""
+    last = time.monotonic()
+
+    def update(stage: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PAUSE and not _quiet.get():
+            last = time.monotonic()
+            of = "" if total is None else f" of {total}"
+            console.print(f"{stage}: {done}{of}", markup=False, highlight=False, soft_wrap=True)
+
+    return update

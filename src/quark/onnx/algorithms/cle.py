@@ -146,13 +146,13 @@ def equalize(chain: tuple[ChannelLayer, ...], config: CLEConfig, part: float = 1
     if len(chain) == 2:
         head, tail = chain
         threshold = config.cle_weight_threshold if config.cle_scale_use_threshold else 0.0
-        s = pair_scales(_made(head, config), magnitudes(tail.rows(tail.read)), threshold, part)
+        s = pair_scales(_made(head, config), magnitudes(tail.weight, axis=tail.read), threshold, part)
         head.scale_made(s)
         tail.scale_read(1 / s)
     else:
         head, middle, tail = chain
-        made = [magnitudes(layer.rows(layer.made)) for layer in (head, middle)]
-        first, second = triple_scales(made[0], made[1], magnitudes(tail.rows(tail.read)), part)
+        made = [magnitudes(layer.weight, axis=layer.made) for layer in (head, middle)]
+        first, second = triple_scales(made[0], made[1], magnitudes(tail.weight, axis=tail.read), part)
         head.scale_made(first)
         middle.scale_made(second)  # of weight and bias; what it reads grew by the first scale
         middle.scale_weight(1 / first)
@@ -160,7 +160,7 @@ def equalize(chain: tuple[ChannelLayer, ...], config: CLEConfig, part: float = 1
 
 
 def _made(layer: ChannelLayer, config: CLEConfig) -> np.ndarray:
-    return magnitudes(layer.rows(layer.made), layer.bias if config.cle_scale_append_bias else None)
+    return magnitudes(layer.weight, layer.bias if config.cle_scale_append_bias else None, layer.made)
 
 
 def _between_layers(node: ir.Node) -> bool:
