@@ -28,7 +28,7 @@ def magnitudes(weight: np.ndarray, bias: np.ndarray | None = None, axis: int = 0
     """Largest magnitude of every channel.
 
     Args:
-        weight: the weights, channel c where ``axis`` is at c; they are not transposed, which takes longer than all else.
+        weight: the weights, channel c where ``axis`` is at c; not transposed, which takes longer than all else.
         bias: [C]; counts as one more weight, divided by ``bias_divisor``.
         axis: along which the channels lie.
     """
