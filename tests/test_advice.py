@@ -165,6 +165,13 @@ def test_a_float16_model_in_float_ends_in_float32_inside(tmp_path: Path, capsys:
     assert onnx.load(tmp_path / "q.onnx").graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
 
 
+def test_a_quantized_layer_that_runs_in_float_is_not_told_the_rule_that_quantized_it(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    line = advised(halves(tmp_path, onnx.TensorProto.FLOAT16), "coverage", capsys)
+    assert "0 % of the multiplications" in line and "has no integer kernel" in line and "global_config" not in line
+
+
 def test_a_bfloat16_model_is_told_what_to_export(tmp_path: Path, capsys: Capture) -> None:
     assert main(halves(tmp_path, onnx.TensorProto.BFLOAT16)) != 0
     assert "this model is bfloat16: export it in float32" in " ".join(capsys.readouterr().err.split())

@@ -129,6 +129,9 @@ def judge_all(
     return [*lines, *_coverage(subject, plan)]
 
 
+_NO_KERNEL = "quantized, but ONNX Runtime has no integer kernel for it between these types"
+
+
 def _coverage(subject: Subject, plan: Plan | None) -> list[Line]:
     """The line of coverage, where integers are: formats that are fake-quantized compute in float by design."""
     if plan is None:
@@ -138,7 +141,8 @@ def _coverage(subject: Subject, plan: Plan | None) -> list[Line]:
     if not wanted:
         return []
     shares = coverage(subject.output, subject.feed)
-    left = [f"{one.name}: {plan.nodes[one.name].reason}" for one in float_layers(shares) if one.name in plan.nodes]
+    nodes = (plan.nodes[one.name] for one in float_layers(shares) if one.name in plan.nodes)
+    left = [f"{node.name}: {_NO_KERNEL if node.quantized else node.reason}" for node in nodes]
     return [coverage_line(shares.integer if "activation" in wanted else None, shares.stored, left[:2])]
 
 
