@@ -177,6 +177,11 @@ class Builder:
             inputs += [self.constant(name, np.array([at])) for name, at in (("b", 0), ("e", 3), ("a", 1))]
         if one.op_type == "Resize":
             inputs += ["", self.constant("factors", np.array([1, 1, 2, 2], np.float32))]
+        if one.op_type == "Flatten" and not self.integers:  # at an edge of the model it would be copied
+            self.nodes.append(helper.make_node("Neg", inputs, ["before"], "before"))
+            self.nodes.append(helper.make_node("Flatten", ["before"], ["flat"], "op"))
+            self.nodes.append(helper.make_node("Neg", ["flat"], ["y"], "before y"))
+            return "y"
         if one.op_type == "LayerNormalization":
             inputs += [self.constant("g", np.ones(one.inputs[0][-1], np.float32))]
         self.nodes.append(helper.make_node(one.op_type, inputs, ["y"], "op", **attributes))
@@ -290,7 +295,7 @@ def integer_time(one: Sample, folder: Path) -> float:
 def _beside(kernel: tuple[str, str], one: Sample) -> bool:
     """Whether a kernel is not the operator's: a change of layout, or the convolution before it."""
     name, op_type = kernel
-    if one.op_type in IN_LAYOUT and (name.startswith("before") or "Conv" in op_type):
+    if name.startswith("before") or (one.op_type in IN_LAYOUT and "Conv" in op_type):
         return True
     return op_type.startswith("Reorder") or (op_type == "Transpose" and one.op_type != "Transpose")
 

@@ -21,6 +21,7 @@ from importlib.resources import files
 
 import onnx_ir as ir
 
+from quark.onnx.graph.shapes import prove_shapes
 from quark.onnx.graph.surgery import int_attribute, is_constant, sole_consumer
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.op_rules import FUSED_PRODUCERS
@@ -80,6 +81,11 @@ def faster_in_float(
         seconds: of nodes, by name, in float and in integers, as measured; empty: the table's.
         beside: whether other layers, which are not chosen here, are quantized.
     """
+    if (sized := _sized(model)) is not model:
+        of = dict(zip(model.graph, sized.graph, strict=True))
+        asked = {of[node] for node in fixed}
+        left = faster_in_float(sized, (of[node] for node in chosen), asked, seconds, beside)
+        return {node for node, copy in of.items() if copy in left}
     members = set(chosen)
     units = _units(list(model.graph), members)
     for unit in units if seconds else ():
@@ -97,6 +103,16 @@ def faster_in_float(
     if whole - _total(units, tensors, integer) < _least(whole, beside or any(integer)):
         return set()
     return {node for unit, here in zip(units, integer, strict=True) if not here for node in unit.nodes}
+
+
+def _sized(model: ir.Model) -> ir.Model:
+    """The model with sizes in the place of free ones; itself, where there is none or nothing follows from them."""
+    if all(isinstance(size, int) for value in model.graph.inputs for size in value.shape or ()):
+        return model
+    sized = model.clone()
+    for value in sized.graph.inputs:
+        value.shape = None if value.shape is None else ir.Shape(_sizes(value) or ())
+    return sized if prove_shapes(sized) else model
 
 
 def _least(whole: float, some: bool) -> float:
