@@ -8,7 +8,8 @@
                                                                   for each folder: {"folder", "ok", "schemes", "error"}
     python -m benchmarks.format_table write FOLDER                what was found takes its place in the table
 
-Each step may run in another environment; ``--format`` limits the export to one format. A network of the Llama
+Each step may run in another environment; ``--format`` limits the export to one format, ``--schemes`` (also of ``write``)
+to some schemes. A network of the Llama
 architecture, 256 wide, in bfloat16 (ONNX: float32).
 """
 
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--judge", type=Path)
     parser.add_argument("--format", choices=FORMATS)
+    parser.add_argument("--schemes", nargs="+", default=[])
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--json", type=Path, help=record.HELP)
     given = parser.parse_args()
@@ -75,11 +77,11 @@ def export(given: argparse.Namespace) -> None:
 
     from quark.errors import QuarkError
     from quark.torch import LLMTemplate, ModelQuantizer
-    from quark.torch.config.schemes import ROWS
+    from quark.torch.config.schemes import NAMES
     from quark.torch.export.write_as import config_for, export_as
 
     rows = []
-    for scheme in ROWS:
+    for scheme in given.schemes or NAMES:
         for format in [given.format] if given.format else FORMATS:
             model, ids = network(torch.float32 if format == "onnx" else torch.bfloat16)
             config = config_for(LLMTemplate.get("llama").get_config(scheme), format, None, model.dtype)
@@ -251,8 +253,9 @@ def write(given: argparse.Namespace) -> None:
     for program in PROGRAMS:
         away = [format for format in FORMATS if format in WHY[program]]
         lines += [f"{ANY}\t{format}\t{program}\tno\t{WHY[program][format]}" for format in away]
-    found_of = {tuple(line.split("\t")[1:3]) for line in lines}
-    kept = [line for line in before if tuple(line.split("\t")[1:3]) not in found_of]
+    first = 0 if given.schemes else 1
+    found_of = {tuple(line.split("\t")[first:3]) for line in lines}
+    kept = [line for line in before if tuple(line.split("\t")[first:3]) not in found_of]
     TABLE.write_text("\n".join([head, *kept, *lines]) + "\n", encoding="utf-8")
 
 

@@ -101,11 +101,11 @@ def bytes_of(size: str) -> int:
 
 def describe(request: FolderJob, facts: Mapping[str, Any], folder: Path) -> None:
     """The model card, and the licence files, into ``folder``, which will be the output."""
-    from quark.torch.config.schemes import ROWS, scheme
+    from quark.torch.config.schemes import NAMES, scheme
     from quark.torch.export.card import Card, write_card
 
     name = str(request.scheme)
-    words = {slot: getattr(scheme(name), slot) for slot in SLOTS} if name in ROWS else {}
+    words = {slot: getattr(scheme(name), slot) for slot in SLOTS} if name in NAMES else {}
     said = [f"{what} {described(words[slot])}" for slot, what in SLOTS.items() if slot in words]
     measured = "perplexity_before" in facts
     card = Card(
@@ -219,12 +219,14 @@ def chosen_values(request: FolderJob) -> dict[str, Any]:
 
 
 def decided(model: Any, request: FolderJob, values: dict[str, Any], format: str) -> QConfig:
-    """How a model is quantized; refused, before anything runs, where the format does not fit it."""
+    """How a model is quantized; refused, before anything runs, where the format or a tensor does not fit it."""
+    from quark.torch import ModelQuantizer
     from quark.torch.config_file import config_of
     from quark.torch.export.write_as import check_experts, config_for
 
     config = planned(request, config_for(config_of(values, model), format, request.program, model.dtype))
     check_experts(model, config, format, request.program, request.model)
+    ModelQuantizer(config).check(model)
     return config
 
 

@@ -25,7 +25,8 @@ DYNAMIC = (
     *("mx6", "mx9", "bfp16"),
 )
 STATIC = ("int8", "fp8", "mxfp4_fp8", "amdfp4_global16", "amdfp4_global32", "nvfp4", "fp4_block16_scale_e4m3")
-SCHEMES = (*WEIGHT_ONLY, *DYNAMIC, *STATIC)
+GGUF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+SCHEMES = (*WEIGHT_ONLY, *DYNAMIC, *STATIC, *GGUF)
 CACHES = {
     "fp8": True,
     "fp8_per_head": True,

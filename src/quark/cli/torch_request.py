@@ -16,9 +16,9 @@ from quark.cli.values import FIXED
 
 def scheme_names() -> list[str]:
     """What a shell completes ``--scheme`` with."""
-    from quark.torch.config.schemes import ROWS
+    from quark.torch.config.schemes import NAMES
 
-    return list(ROWS)
+    return list(NAMES)
 
 
 ModelDir = Annotated[

@@ -14,6 +14,7 @@ from quark.errors import ConfigError, as_a, unknown
 from quark.numerics.affine import Grid
 from quark.numerics.blocks import BLOCK_RULES
 from quark.numerics.formats import FORMATS, Block, Format, Int, get_format
+from quark.numerics.ggml import GGML
 from quark.numerics.granularity import WHOLE, Granularity, Group, Tensor
 from quark.numerics.scales import SCALE_RULES
 from quark.observers.registry import OWN_METHODS, SEARCHES
@@ -24,7 +25,7 @@ class TensorSpec:
     """How one tensor is quantized.
 
     Attributes:
-        format: name of a row of ``quark.numerics.formats.FORMATS``.
+        format: name of a row of ``quark.numerics.formats.FORMATS``, or (torch) of ``quark.numerics.ggml.GGML``.
         symmetric: zero point fixed at the middle of the code range (0 for signed formats).
         narrow: symmetric signed integers use -qmax..qmax (scale = amax / qmax) instead of the full range.
         granularity: which elements share a scale; of a block format, the axis and the length of its blocks (any
@@ -54,7 +55,7 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         for kind, value, allowed in (
-            ("data type", self.format, FORMATS),
+            ("data type", self.format, {**FORMATS, **GGML}),
             ("scale rule", self.scale_rule, SCALE_RULES),
             ("calibration method", self.method, {**SEARCHES, **dict.fromkeys(OWN_METHODS)}),
         ):
@@ -98,7 +99,7 @@ class TensorSpec:
         rounding = "" if self.rounding == "half_even" else f", rounded {self.rounding}"
         if isinstance(row, Block):
             size = "a whole axis" if row.size == WHOLE else row.size
-            rule = f" with {row.rule} scales" if row.rule != as_a(Block, FORMATS[self.format]).rule else ""
+            rule = f" with {row.rule} scales" if row.rule != as_a(Block, get_format(self.format)).rule else ""
             whole = f" under one float32 scale per tensor, {self._found()}" if row.tensor_scale else ""
             return f"{self.format} in blocks of {size}{rule}{whole}{rounding}"
         if row.unit_scale:

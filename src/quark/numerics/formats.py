@@ -1,6 +1,7 @@
 """The table of number formats: one row is one format.
 
 Elements are the rows of ``quark.numerics.elements``, formats with a shared scale those of ``quark.numerics.blocks``.
+Types of GGML (``quark.numerics.ggml``) have names beside them and are no rows: ONNX files cannot carry them.
 Nothing outside ``quark.numerics`` asks which format it holds; it asks a row for ``bits``, ``min``, ``max``, the name of
 the ONNX or torch type that carries it, or hands it to ``quantize`` and ``fake_quantize``. So ``register_format`` is all
 that a further format needs: both flows, their files and their exports go by the row.
@@ -15,6 +16,7 @@ import numpy as np
 from quark.errors import ConfigError, unknown
 from quark.numerics.blocks import BLOCK_RULES, BLOCKS, Block
 from quark.numerics.elements import ELEMENTS, Element, Float, Int, Power
+from quark.numerics.ggml import GGML
 
 Format: TypeAlias = Element | Block
 
@@ -36,9 +38,9 @@ def get_format(name: str | Format) -> Format:
     """
     if not isinstance(name, str):
         return name
-    if name not in FORMATS:
+    if name not in FORMATS and name not in GGML:
         raise ConfigError(unknown("data type", name, FORMATS))
-    return FORMATS[name]
+    return FORMATS.get(name) or GGML[name]
 
 
 def register_format(row: Int | Float | Block) -> None:
@@ -58,7 +60,9 @@ def register_format(row: Int | Float | Block) -> None:
         raise ConfigError(f"a format is an Int, a Float or a Block of quark.numerics.formats, not {row!r:.80}")
     if not (isinstance(row.name, str) and row.name.isidentifier() and row.name == row.name.lower()):
         raise ConfigError(f"the name of a format must be an identifier in lower case, not {row.name!r}")
-    squeezed = RESERVED | {name.replace("_", ""): name for name in FORMATS}  # the names of classes have no underscores
+    squeezed = (
+        RESERVED | {name.replace("_", ""): name for name in GGML} | {name.replace("_", ""): name for name in FORMATS}
+    )  # the names of classes have no underscores
     taken = squeezed.get(row.name.replace("_", ""))
     if taken is not None:
         raise ConfigError(f"the format {row.name!r} cannot be told from {taken!r}, which is there: choose another name")

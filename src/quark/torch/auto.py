@@ -32,14 +32,15 @@ from quark.search.target import Target
 from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
 from quark.torch.bench import Site, Traffic, lay_out, outputs_of, running, scores
-from quark.torch.config.schemes import ROWS
+from quark.torch.config.schemes import NAMES
+from quark.torch.config.schemes import scheme as named
 from quark.torch.config_file import config_of
 from quark.torch.digest import digest_of_samples, identity_of_model
 from quark.torch.export.formats import FORMATS, PROGRAMS, format_for, works
 from quark.torch.export.write_as import check_experts, config_for, export_as
 from quark.torch.machine import MI300X
 from quark.torch.quantizer import ModelQuantizer
-from quark.torch.sensitivity import costs_of, matched, unfit
+from quark.torch.sensitivity import costs_of, kept_bytes, matched, unfit
 
 PURPOSES = {"genai": "onnxruntime-genai", **{name: name for name in PROGRAMS}}
 SMALLER = "a smaller one is within the tolerance"
@@ -146,7 +147,7 @@ class Search:
         self.fit, self.trials, self.untried = parts[0], list[Trial](), list[tuple[str, str]]()
         self.clock = Clock(goal.seconds)
         self.before = self.figures(site)
-        self.float_bytes = sum(one.nbytes for one in model.parameters())
+        self.float_bytes = round(sum(kept_bytes(one, goal.program) for one in model.parameters()))
         values = {name: one.value for name, one in self.before.items()}
         self.target = target_of(goal, values, vocabulary(model))
         self.float_value = values.get(self.target.metric, float("inf"))
@@ -171,11 +172,8 @@ class Search:
 
     def size(self, values: Mapping[str, Any]) -> int:
         """Bytes of all tensors under a configuration."""
-        layers = matched(self.model, values).values()
-        saved = (
-            costs_of(one, None, Traffic(), MI300X)["size"] - costs_of(one, one, Traffic(), MI300X)["size"]
-            for one in layers
-        )
+        layers, how = matched(self.model, values).values(), (Traffic(), MI300X, self.goal.program)
+        saved = (costs_of(one, None, *how)["size"] - costs_of(one, one, *how)["size"] for one in layers)
         return round(self.float_bytes - sum(saved))
 
     def attempt(self, name: str, values: Mapping[str, Any], cause: str = "") -> Trial:
@@ -254,7 +252,7 @@ def check_written(model: nn.Module, program: str, source: Path) -> None:
         ConfigError, ModelError: why the first scheme cannot be written.
     """
     first: QuarkError | None = None
-    for scheme in (name for name in ROWS if reads([name], program)):
+    for scheme in (name for name in NAMES if reads([name], program)):
         config = config_of({"scheme": scheme}, model)
         try:
             check_experts(model, config, format_for([scheme], program), program, source)
@@ -276,7 +274,7 @@ def ledger_of(model: nn.Module, samples: Sequence[Any], goal: Goal) -> Journal:
 
 def proposals(search: Search) -> Iterator[tuple[str, dict[str, Any], str]]:
     """What to try next, given what was tried: names, configurations, and what is mended."""
-    plain = [(scheme, search.values(scheme)) for scheme in ROWS if reads([scheme], search.goal.program)]
+    plain = [(scheme, search.values(scheme)) for scheme in NAMES if reads([scheme], search.goal.program)]
     sized = [(search.size(values), scheme, values) for scheme, values in plain]
     for size, scheme, values in sorted(sized, key=lambda one: one[:1]):
         if solved_within(search, size):
@@ -289,7 +287,7 @@ def proposals(search: Search) -> Iterator[tuple[str, dict[str, Any], str]]:
     for recipe in RECIPES:
         missed = missed[: max(2, (len(missed) + 1) // 2)]
         for trial in missed:
-            fits = not recipe.inputs or ROWS[trial.values["scheme"]][1] is not None
+            fits = not recipe.inputs or named(trial.values["scheme"]).input_tensors is not None
             if fits and not solved_within(search, trial.bytes):
                 name = "+".join((trial.name, *recipe.algorithms))
                 yield name, search.values(trial.values["scheme"], recipe.algorithms), recipe.cause
@@ -408,7 +406,7 @@ def schemes_in(values: Mapping[str, Any]) -> list[str]:
 
 def needs_data(scheme: str, values: Mapping[str, Any]) -> bool:
     """Whether inputs are quantized with static scales, or an algorithm looks at samples."""
-    inputs = ROWS[scheme][1]
+    inputs = named(scheme).input_tensors
     return bool(values.get("algorithms")) or inputs is not None
 
 

@@ -29,7 +29,7 @@ from quark.search.values import FLOAT
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
-from quark.torch.config.schemes import scheme
+from quark.torch.config.schemes import GGUF, scheme
 from quark.torch.template import LLMTemplate
 
 KEYS = ("scheme", "algorithms", "kv_cache", "exclude", "also_exclude", "layers", "found")
@@ -134,6 +134,8 @@ def check_candidate(candidate: str) -> None:
     for algorithm in algorithms:
         if algorithm not in tuning:
             raise ConfigError(unknown("algorithm for single layers", algorithm, tuning))
+        if name in GGUF and any(row.codes for row in ALGORITHMS if row.config.name == algorithm):
+            raise ConfigError(f"{candidate!r}: {name} chooses codes with its scales, so {algorithm!r} cannot")
 
 
 def template_of(model: nn.Module, told: bool) -> LLMTemplate:

@@ -21,6 +21,7 @@ from torch.nn.parameter import UninitializedParameter
 from quark.config.plan import NodePlan, Plan
 from quark.errors import ConfigError, ModelError, nearest
 from quark.numerics.formats import Int
+from quark.numerics.ggml import GGML, Ggml
 from quark.numerics.granularity import WHOLE, Channel, Granularity, Group, Token, normal_axis
 from quark.torch.config.model import SLOTS, QConfig, QLayerConfig
 from quark.torch.direct_reads import read_directly
@@ -417,7 +418,11 @@ def axis_of(what: str, shape: tuple[int, ...], granularity: Channel | Group) -> 
 
 
 def check_group(what: str, length: int, size: int, stage: Stage) -> None:
-    """Groups of integers divide the axis; the nearest sizes that do are named."""
+    """Groups of integers divide the axis (the nearest sizes that do are named), and so do blocks of GGML."""
+    if isinstance(stage.format, Ggml) and length % size:
+        smaller = ", ".join(row.kind for row in GGML.values() if row.size < size and length % row.size == 0)
+        remedy = f"; {smaller} would fit" if smaller else "; leave it float (--exclude)"
+        raise ConfigError(f"{what} has rows of {length} numbers, and {stage.format.kind} has blocks of {size}{remedy}")
     if size == WHOLE or not isinstance(stage.format, Int) or length % size == 0:
         return
     divisors = [n for n in range(1, length + 1) if length % n == 0]

@@ -103,12 +103,32 @@ class ModelQuantizer:
         mark_quantized(model, replace(self.config, exclude=list(found.excluded)))
         return model
 
+    def check(self, model: nn.Module) -> None:
+        """Refuse, before any work, what ``quantize_model`` refuses of layers and tensors. The model stays as it is.
+
+        Raises:
+            ConfigError, ModelError: as ``quantize_model``.
+        """
+        with ExitStack() as undo:
+            for put_back in (*unfuse_experts(model).values(), *unroll_recurrent(model).values()):
+                undo.callback(put_back)
+            self.matched(model)
+
+    def matched(self, model: nn.Module) -> Matches:
+        """What becomes of the layers, checked."""
+        found = match(model, self.config)
+        if self.config.algo_config:
+            from quark.torch.algorithms.registry import check_types
+
+            check_types(found, self.config.algo_config)
+        return found
+
     def quantize(self, model: nn.Module, dataloader: Iterable[Any] | None, undo: ExitStack) -> Matches:
         """All changes; ``undo`` takes them back."""
         experts, recurrent = unfuse_experts(model), unroll_recurrent(model)
         for put_back in (*experts.values(), *recurrent.values()):
             undo.callback(put_back)
-        found, attention = match(model, self.config), find_targets(model, self.config)
+        found, attention = self.matched(model), find_targets(model, self.config)
         self.plan = found.plan
         static = [item.layer.name for item in found.quantized if is_static(item)] + attention.static
         if static and dataloader is None:

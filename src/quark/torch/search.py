@@ -126,7 +126,7 @@ def search(
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
         book = open_ledger(ledger, loaded, apart.fit, values, f"{name} for {goal.metric} by {digest_of(metric)}")
         site = lay_out(loaded, apart.fit, made(folder / "trials"))
-        trials = LayerTrials(source, loaded, site, values, name, book, workers, progress, machine)
+        trials = LayerTrials(source, loaded, site, values, name, book, workers, progress, machine, program)
         studied = without_pinned(trials.study(candidates, estimate), values)
         found, budget = with_energies(studied, loaded, site, budget)
         question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))

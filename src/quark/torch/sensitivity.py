@@ -20,6 +20,7 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from quark import parallel
@@ -35,13 +36,16 @@ from quark.torch.bench import Bench, Site, Traffic, lay_out, open_bench, running
 from quark.torch.config.model import QConfig
 from quark.torch.config_file import check_candidate, config_of, split
 from quark.torch.digest import digest_of_samples, identity_of_model
+from quark.torch.export import gguf_size
 from quark.torch.export.layout import layout_of
 from quark.torch.language import load_model
 from quark.torch.layers import own_parameter
 from quark.torch.machine import MI300X, Machine, seconds_of
 from quark.torch.matching import Match, bind, choose_all, find_candidates, is_excluded, match
 from quark.torch.quantized_layer import OWN
+from quark.torch.stage import Stages
 
+LLAMA = "llama.cpp"  # whose files have blocks of their own
 MEASURES = ("kl", "sqnr", "mse", "cosine")
 Progress = Callable[[int, int], None]
 
@@ -206,6 +210,7 @@ class LayerTrials:
         workers: processes.
         progress: called with the number of finished trials and of all.
         machine: of the latency.
+        program: that will read the files whose size counts.
     """
 
     source: Source
@@ -217,6 +222,7 @@ class LayerTrials:
     workers: int = 1
     progress: Progress | None = None
     machine: Machine = MI300X
+    program: str | None = None
 
     def study(self, candidates: Sequence[str], estimate: bool = False) -> Study:
         """All trials, finished ones from the ledger; or estimates by one backward pass (``quark.torch.one_pass``)."""
@@ -237,7 +243,7 @@ class LayerTrials:
             for c in candidates:
                 if c == FLOAT or name in layers[c]:
                     measured, here = (reference, None) if c == FLOAT else (found[name, c], layers[c][name])
-                    costs = costs_of(item, here, traffic.get(name, Traffic()), self.machine)
+                    costs = costs_of(item, here, traffic.get(name, Traffic()), self.machine, self.program)
                     made.append(trial_of(item, c, measured, reference, self.metric, costs))
         shown = self.metric if ":" not in self.metric else self.metric.rpartition(":")[2]
         return Study(tuple(made), shown, len(self.site.samples), time.perf_counter() - start)
@@ -318,8 +324,12 @@ def trial_of(
     return Trial(item.layer.name, kind, candidate, loss, dict(measured), dict(costs))
 
 
-def costs_of(item: Match, here: Match | None, traffic: Traffic, machine: Machine) -> dict[str, float]:
-    """Bytes of a layer's tensors in a file, bits that it reads, seconds by the roofline of ``machine``."""
+def costs_of(
+    item: Match, here: Match | None, traffic: Traffic, machine: Machine, program: str | None = None
+) -> dict[str, float]:
+    """Bytes of a layer's tensors in a file (of the program's format, if it is llama.cpp), bits that it reads, seconds
+    by the roofline of ``machine``.
+    """
     size = bits = 0.0
     widths: dict[str, float] = {}
     for slot in OWN:
@@ -329,7 +339,7 @@ def costs_of(item: Match, here: Match | None, traffic: Traffic, machine: Machine
         stages = () if here is None else here.stages[slot]
         kept = float(value.element_size() * 8)
         widths[slot] = kept if not stages else bits_of(stages[-1])
-        size += value.nbytes if here is None or not stages else file_bytes(here, slot, tuple(value.shape))
+        size += kept_bytes(value, program) if not stages else file_bytes(stages, tuple(value.shape), program)
         bits += widths[slot] * value.numel()
     stages = () if here is None else here.stages["input_tensors"]
     width = own_parameter(item.layer.module).element_size() * 8.0 if not stages else bits_of(stages[-1])
@@ -342,9 +352,16 @@ def bits_of(stage: Any) -> float:
     return float(stage.format.bits)
 
 
-def file_bytes(here: Match, slot: str, shape: tuple[int, ...]) -> float:
+def kept_bytes(value: torch.Tensor, program: str | None) -> float:
+    """Bytes of a parameter that stays float."""
+    return gguf_size.bytes_of(tuple(value.shape), ()) if program == LLAMA else float(value.nbytes)
+
+
+def file_bytes(stages: Stages, shape: tuple[int, ...], program: str | None) -> float:
     """Bytes of the stored tensors of one parameter: codes, scales, zero points."""
-    form = layout_of(here.stages[slot], shape).form()
+    if program == LLAMA:
+        return gguf_size.bytes_of(shape, stages)
+    form = layout_of(stages, shape).form()
     return float(sum(int(np.prod(size, dtype=np.int64)) * kind.itemsize for size, kind in form.values()))
 
 

@@ -19,11 +19,11 @@ from torch import nn
 
 from quark.errors import ConfigError, ModelError, QuarkError
 from quark.numerics.elements import ELEMENTS
+from quark.numerics.ggml_bytes import half
 from quark.torch import ModelQuantizer
 from quark.torch.export import (
     checkpoint,
     formats,
-    ggml_blocks,
     gguf_architectures,
     gguf_model,
     gguf_tensors,
@@ -56,7 +56,7 @@ def refused(told: str | None, kind: type[QuarkError] = ConfigError) -> Any:
 def test_scales_of_gguf_are_float16(value: float, fits: bool) -> None:
     """65504 is the largest float16, and from 65520 on values round to infinity."""
     with refused(None if fits else f"scales are float16, and one is {abs(value):g}"):
-        kept = ggml_blocks.half(np.array([0.5, value], np.float32))
+        kept = half(np.array([0.5, value], np.float32))
         assert kept.view(np.float16).ravel().tolist() == [0.5, 65504.0]
 
 
@@ -70,11 +70,6 @@ def test_rows_are_whole_blocks(kind: str, block: int) -> None:
     for length in (block + 1, 3 * block - 1) if block > 1 else ():
         with pytest.raises(ConfigError, match=f"'a' has rows of {length} numbers, and {kind} has blocks of {block}"):
             gguf_tensors.check_rows("a", kind, length)
-
-
-def test_a_type_of_blocks_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="K-quant 'Q9_K'"):
-        ggml_blocks.k_block("Q9_K", np.zeros((1, 256), np.float32))
 
 
 def rotary(rope: dict[str, Any], row: Architecture) -> dict[str, Any]:

@@ -21,10 +21,12 @@ from tests.torch_flow.export.test_reload import layer, quantized
 from torch import nn
 
 from quark.errors import ConfigError, ModelError
+from quark.numerics.ggml import GGML
+from quark.numerics.ggml_bytes import BLOCK, SUPER
 from quark.torch.config.type import ScaleType
-from quark.torch.export import checkpoint, extras, ggml_blocks, left_out, model_files, places, reader_scales, skeleton
+from quark.torch.export import checkpoint, extras, left_out, model_files, places, reader_scales, skeleton
 from quark.torch.export import transformers_reads as reads
-from quark.torch.export.gguf_tensors import Loss, holds, near_float16, squares
+from quark.torch.export.gguf_tensors import Loss, holds, in_blocks, near_float16, squares
 from quark.torch.export.write_as import config_for
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
@@ -380,33 +382,14 @@ gguf = pytest.importorskip("gguf")
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_simple_blocks_decode_to_what_went_in(kind: str) -> None:
     rng = np.random.default_rng(0)
+    middle = {"Q4_0": 8, "Q4_1": 0, "Q8_0": 0}[kind]
     codes = rng.integers(-127, 128, (3, 64)) if kind == "Q8_0" else rng.integers(0, 16, (3, 64))
     scale = (2.0 ** rng.integers(-6, 3, (3, 2))).astype(np.float32)
-    minimum = scale * -3 if kind == "Q4_1" else None
-    data = ggml_blocks.simple_block(kind, codes, scale, minimum)
+    minimum = scale * -3 if kind == "Q4_1" else 0 * scale
+    data = in_blocks(kind, codes - middle, scale, minimum)
     found = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
-    steps = np.repeat(scale, 32, axis=1)
-    lowest = 0 if minimum is None else np.repeat(minimum, 32, axis=1)
-    expected = (codes - (8 if kind == "Q4_0" else 0)) * steps + lowest
+    expected = (codes - middle) * np.repeat(scale, 32, axis=1) + np.repeat(minimum, 32, axis=1)
     np.testing.assert_array_equal(found, expected.astype(np.float32))
-
-
-@pytest.mark.parametrize("kind", ggml_blocks.K_QUANTS)
-def test_blocks_of_one_super_block_keep_what_is_on_their_grid(kind: str) -> None:
-    """Values that a block can hold exactly: every sub-block has the largest scale, and all of its codes."""
-    bits = int(kind[1])
-    middle = 1 << bits - 1
-    codes = np.arange(256).reshape(16, 16) * 7 % (1 << bits)
-    if kind in ("Q3_K", "Q6_K"):
-        x = (codes - middle).astype(np.float32)
-        x[:, 0] = -middle  # the extreme of every sub-block
-    else:
-        x = codes.astype(np.float32) - 2
-        x[:, 0], x[:, 1] = -2, (1 << bits) - 3
-    x = np.stack([x.reshape(-1), x.reshape(-1) * 0.5])
-    data = ggml_blocks.k_block(kind, x)
-    found = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
-    np.testing.assert_allclose(found, x, rtol=0, atol=2e-3 * np.abs(x).max())
 
 
 @pytest.mark.parametrize(
@@ -572,14 +555,12 @@ def test_numbers_of_gguf_are_those_of_its_package() -> None:
 
 def test_the_largest_value_over_the_scale_of_a_gguf_block() -> None:
     """A code of as many bits, for signed ones the lowest, times the largest scale within a super-block."""
-    from quark.torch.export.gguf_tensors import LEVELS
-
     codes = {"Q4_0": 8, "Q4_1": 15, "Q5_0": 16, "Q5_1": 31, "Q8_0": 127}
     codes |= {"Q2_K": 3 * 15, "Q3_K": 4 * 32, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q6_K": 32 * 128}
-    assert codes == LEVELS
+    assert codes == {row.kind: row.levels * row.steps for row in GGML.values()}
     for kind, size in (("Q4_0", 32), ("Q8_0", 32), ("Q4_K", 256), ("Q6_K", 256)):
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] == size
-    assert (ggml_blocks.BLOCK, ggml_blocks.SUPER) == (32, 256)
+    assert (BLOCK, SUPER) == (32, 256)
 
 
 def test_how_formats_are_stored() -> None:

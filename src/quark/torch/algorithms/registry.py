@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quark.errors import ConfigError
+from quark.numerics.ggml import Ggml
 from quark.torch.algorithms.autoround import run_autoround
 from quark.torch.algorithms.awq import run_awq
 from quark.torch.algorithms.bias import float_means, run_bias_correction
@@ -42,7 +43,7 @@ from quark.torch.config.algorithms import (
     SmoothQuantConfig,
     SVDQuantConfig,
 )
-from quark.torch.matching import matches
+from quark.torch.matching import Matches, matches
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,14 @@ class Algorithm:
         run: (context, settings); changes the model through ``context.undo``.
         tunes: runs at final scales, after the ranges are known; False: transforms the float model.
         begin: (context, settings), what has to be known before anything is tuned; ``run`` gets it as third argument.
+        codes: chooses codes under given steps, which types of GGML do not have.
     """
 
     config: type[AlgoConfig]
     run: Callable[..., None]
     tunes: bool
     begin: Callable[[Context, Any], Any] | None = None
+    codes: bool = False
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (
@@ -70,13 +73,13 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(AutoSmoothQuantConfig, run_autosmooth, tunes=False),
     Algorithm(AWQConfig, run_awq, tunes=False),
     Algorithm(SVDQuantConfig, run_svdquant, tunes=False),
-    Algorithm(GPTAQConfig, run_gptaq, tunes=True),
-    Algorithm(GPTQConfig, run_gptq, tunes=True),
-    Algorithm(QronosConfig, run_qronos, tunes=True),
-    Algorithm(AutoRoundConfig, run_autoround, tunes=True),
-    Algorithm(AdaRoundConfig, run_reconstruction, tunes=True),
-    Algorithm(AdaQuantConfig, run_reconstruction, tunes=True),
-    Algorithm(HQQConfig, run_hqq, tunes=True),
+    Algorithm(GPTAQConfig, run_gptaq, tunes=True, codes=True),
+    Algorithm(GPTQConfig, run_gptq, tunes=True, codes=True),
+    Algorithm(QronosConfig, run_qronos, tunes=True, codes=True),
+    Algorithm(AutoRoundConfig, run_autoround, tunes=True, codes=True),
+    Algorithm(AdaRoundConfig, run_reconstruction, tunes=True, codes=True),
+    Algorithm(AdaQuantConfig, run_reconstruction, tunes=True, codes=True),
+    Algorithm(HQQConfig, run_hqq, tunes=True, codes=True),
     Algorithm(BiasCorrectionConfig, run_bias_correction, tunes=True, begin=float_means),
 )
 
@@ -114,6 +117,23 @@ def check_order(configs: Sequence[AlgoConfig]) -> None:
                 f"algo_config: {config.name!r} changes the float weights, so it must come before {tuned!r}"
             )
         tuned = config.name if row.tunes else tuned
+
+
+def check_types(found: Matches, configs: Sequence[AlgoConfig]) -> None:
+    """What chooses codes has steps to choose them under.
+
+    Raises:
+        ConfigError: a layer whose type chooses steps and codes together.
+    """
+    for config in configs:
+        for item in found.quantized if algorithm_of(config).codes else ():
+            chosen = not config.layers or any(matches(item.layer.names, pattern) for pattern in config.layers)
+            kinds = [stage.format for stage in item.stages["weight"] if isinstance(stage.format, Ggml)]
+            if chosen and kinds:
+                raise ConfigError(
+                    f"algo_config: {config.name!r} chooses the codes of {item.layer.name!r}, and {kinds[0].kind} "
+                    f"chooses them with its scales; leave it out, or use another scheme"
+                )
 
 
 def run_algorithms(configs: Sequence[AlgoConfig], context: Context, tunes: bool) -> None:

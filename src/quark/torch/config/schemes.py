@@ -5,9 +5,10 @@
     <weight>_<input>        weight and input in different types; with _<group> weights in groups, inputs per token
     fp8_block               weights in blocks of 128 x 128, inputs in groups of 128 (as DeepSeek has them)
 
-A registered format (``quark.register_format``) has schemes of its own: its name for weight and input, ``_wo_128`` and
-``_wo_per_channel`` (blocks: ``_weight_only``) for the weight. ``KV_SCHEMES`` are those of keys and values. A scheme of
-your own: ``register_scheme``.
+Types of GGUF (``Q4_K``, ``Q8_0``) are schemes of weights alone, for llama.cpp. A registered format
+(``quark.register_format``) has schemes of its own: its name for weight and input, ``_wo_128`` and ``_wo_per_channel``
+(blocks: ``_weight_only``) for the weight. ``KV_SCHEMES`` are those of keys and values. A scheme of your own:
+``register_scheme``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 
 from quark.errors import ConfigError, unknown
 from quark.numerics.formats import BUILT_IN, FORMATS, Block
+from quark.numerics.ggml import GGML
 from quark.torch.config import specs
 from quark.torch.config.model import QLayerConfig
 from quark.torch.config.spec_schemes import DataTypeSpec
@@ -76,6 +78,8 @@ BLOCKS: Rows = {
     "bfp16": (specs.BFP16Spec(-1), specs.BFP16Spec(-1)),
 }
 ROWS: Rows = {**WEIGHT_ONLY, **WEIGHT_AND_INPUT, **BLOCKS}
+GGUF = {row.kind: QTensorConfig(Dtype[row.name], ch_axis=-1, group_size=row.size) for row in GGML.values()}
+NAMES = (*ROWS, *GGUF)
 TWO_LEVEL = ("nvfp4", "fp4_block16_scale_e4m3")  # siblings share the scale above their blocks
 
 INT4_PER_TOKEN = specs.Int4PerChannelSpec(1, is_dynamic=True)
@@ -102,7 +106,7 @@ def layer_of(weight: DataTypeSpec, activation: DataTypeSpec | None) -> QLayerCon
 
 def scheme_names() -> list[str]:
     """Every scheme, built in and registered."""
-    return [*ROWS, *REGISTERED, *of_formats()]
+    return [*NAMES, *REGISTERED, *of_formats()]
 
 
 def of_formats() -> dict[str, QLayerConfig]:
@@ -132,6 +136,8 @@ def scheme(name: str) -> QLayerConfig:
         return QLayerConfig.from_dict(REGISTERED[name].to_dict())
     if name in ROWS:
         return layer_of(*ROWS[name])
+    if name in GGUF:
+        return QLayerConfig(weight=GGUF[name])
     if name not in of_formats():
         raise ConfigError(unknown("quantization scheme", name, scheme_names()))
     return of_formats()[name]
@@ -143,7 +149,7 @@ def register_scheme(name: str, config: QLayerConfig) -> None:
     Raises:
         ConfigError: the name of a built-in scheme.
     """
-    if name in ROWS:
+    if name in NAMES:
         raise ConfigError(f"{name!r} is a built-in scheme; register yours under another name")
     if not isinstance(config, QLayerConfig):
         raise TypeError(f"a scheme is a QLayerConfig, not {type(config).__name__}")
@@ -157,7 +163,7 @@ def unregister_scheme(name: str) -> None:
         ConfigError: a built-in scheme, or one that is not registered.
     """
     if name not in REGISTERED:
-        kind = "built in and stays" if name in ROWS else "not registered"
+        kind = "built in and stays" if name in NAMES else "not registered"
         raise ConfigError(f"the scheme {name!r} is {kind}; registered: {', '.join(REGISTERED) or 'none'}")
     del REGISTERED[name]
 

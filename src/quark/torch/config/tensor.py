@@ -22,6 +22,7 @@ from quark.errors import ConfigError, unknown
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import Element
 from quark.numerics.formats import Block, Float, Int
+from quark.numerics.ggml import Ggml
 from quark.numerics.granularity import WHOLE, Block2D, Channel, Granularity, Group, Tensor
 from quark.observers import SEARCHES
 from quark.torch import observer as observers
@@ -255,7 +256,7 @@ def block_spec(config: QTensorConfig) -> TensorSpec:
     """The spec of a block format: MX, BFP16, MX6, MX9, AMD FP4, NVFP4."""
     block = block_row(config)
     name, size = config.dtype.name, config.group_size or block.size
-    if config.dtype is Dtype.bfp16 and size != block.size:
+    if (config.dtype is Dtype.bfp16 or isinstance(block, Ggml)) and size != block.size:
         refuse(f"a {name} block has {block.size} elements; group_size={size} is another format")
     if block.sub_block and (size < block.sub_block or size % block.sub_block):
         refuse(f"{name} shares one bit between two elements: group_size={size} must be even")

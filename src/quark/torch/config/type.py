@@ -12,6 +12,7 @@ import torch
 from quark.errors import ConfigError, unknown
 from quark.numerics.elements import Element
 from quark.numerics.formats import BUILT_IN, FORMATS, Block, Float, Format
+from quark.numerics.ggml import GGML
 
 #: The enumerations of the dialect.
 __all__ = [
@@ -93,6 +94,16 @@ class Dtype(Enum, metaclass=_Formats):
     mx6 = "mx6"
     mx9 = "mx9"
     bfp16 = "bfp16"
+    q2_k = "q2_k"
+    q3_k = "q3_k"
+    q4_0 = "q4_0"
+    q4_1 = "q4_1"
+    q4_k = "q4_k"
+    q5_0 = "q5_0"
+    q5_1 = "q5_1"
+    q5_k = "q5_k"
+    q6_k = "q6_k"
+    q8_0 = "q8_0"
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
@@ -114,8 +125,8 @@ class Dtype(Enum, metaclass=_Formats):
 
     @property
     def row(self) -> Format | None:
-        """Its row in ``quark.numerics.formats.FORMATS``; None for ``mx``, which ``mx_element_dtype`` completes."""
-        return FORMATS.get(SPELLED.get(self.value, self.value))
+        """Its format; None for ``mx``, which ``mx_element_dtype`` completes."""
+        return FORMATS.get(SPELLED.get(self.value, self.value)) or GGML.get(self.value)
 
     def to_bitwidth(self) -> int:
         """Bits per value, without shared scales."""

@@ -16,7 +16,7 @@ from importlib.resources import files
 from io import StringIO
 
 from quark.errors import ConfigError, unknown
-from quark.torch.config.schemes import ROWS
+from quark.torch.config.schemes import NAMES
 
 EXPORT = "export"  # in the place of a program: whether we can write it at all
 ANY = "*"
@@ -131,7 +131,7 @@ def format_for(schemes: Iterable[str], program: str) -> str:
     """
     wanted, own = list(schemes), chosen_format(None, program)
     for format in dict.fromkeys((own, *FORMATS)):
-        if all(works(scheme, format, program) for scheme in wanted if scheme in ROWS):
+        if all(works(scheme, format, program) for scheme in wanted if scheme in NAMES):
             return format
     check_formats(wanted, own, program)
     return own
@@ -147,7 +147,7 @@ def check_formats(schemes: Iterable[str], format: str, program: str | None) -> N
     """
     for scheme in dict.fromkeys(schemes):
         for reader in (EXPORT, *([program] if program else [])):
-            row = row_of(scheme, format, reader) if scheme in ROWS else None
+            row = row_of(scheme, format, reader) if scheme in NAMES else None
             if row is not None and not row.works:
                 raise ConfigError(sentence(row, scheme, program))
 

@@ -1,82 +1,65 @@
-"""How far a number may come back from a GGUF file: what rounding to its type allows, number by number.
+"""How far numbers may come back from a GGUF file: what rounding to its type allows, block by block.
 
 A block of a type with offset codes rounds by half of its step, range / codes; one with signed codes by a step, for the
 largest magnitude takes the lowest code, and what lies opposite is cut by one. float16 rounds steps and minima too, by
-2^-11 of them or 2^-25; K-quants round the steps of their sub-blocks to multiples of one.
+2^-11 of them or 2^-25; K-quants round the steps of their sub-blocks to multiples of one. The codes that are written
+have the least squares, so the mean square of a block is at most that of plain rounding; single numbers may be off more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from quark.torch.export.ggml_blocks import BLOCK, SUPER
+from quark.numerics.ggml import GGML, Ggml
 
 HALF, SMALL = 2.0**-11, 2.0**-25  # float16: relative, and where it has no exponents left
 SLACK = 1e-3  # of the bound, for float32 arithmetic
 FLOATS = {"F32": (0.0, 0.0), "F16": (HALF, SMALL), "BF16": (2.0**-8, 1e-38)}
+GRIDS = {row.kind: row for row in GGML.values()}
 
 
-@dataclass(frozen=True)
-class BlockGrid:
-    """The codes of a type.
+def beyond(kind: str, values: np.ndarray, apart: np.ndarray) -> int:
+    """How many of ``values`` [.., n] are ``apart`` from what a file has by more than its type may round.
 
-    Attributes:
-        levels: the range of a block over its step: of offset codes the largest; of signed ones that of magnitudes.
-        signed: codes around 0.
-        size: numbers under one step.
-        steps: of a K-quant, the largest multiple that a step is; 0: steps are float16 themselves.
+    Of a type of blocks: how many lie in sub-blocks whose root of the mean square is.
     """
-
-    levels: int
-    signed: bool
-    size: int = BLOCK
-    steps: int = 0
-
-
-GRIDS = {
-    "Q4_0": BlockGrid(8, True), "Q5_0": BlockGrid(16, True), "Q8_0": BlockGrid(127, True),
-    "Q4_1": BlockGrid(15, False), "Q5_1": BlockGrid(31, False),
-    "Q2_K": BlockGrid(3, False, 16, 15), "Q4_K": BlockGrid(15, False, 32, 63), "Q5_K": BlockGrid(31, False, 32, 63),
-    "Q3_K": BlockGrid(4, True, 16, 32), "Q6_K": BlockGrid(32, True, 16, 128),
-}  # fmt: skip
-
-
-def allowed(kind: str, values: np.ndarray) -> np.ndarray:
-    """The largest difference of every number of ``values`` [.., n] in a type that they are rounded to."""
     if kind in FLOATS:
         relative, least = FLOATS[kind]
-        return np.abs(values) * np.float32(relative * (1 + SLACK)) + np.float32(least)
-    grid = GRIDS[kind]
-    blocks = values.reshape(-1, grid.size)
-    if grid.signed:
+        return int((np.abs(apart) > np.abs(values) * np.float32(relative * (1 + SLACK)) + np.float32(least)).sum())
+    row = GRIDS[kind]
+    means = np.sqrt(np.mean(np.square(apart.reshape(-1, row.sub), dtype=np.float32), -1))
+    return int((means > allowed(row, values.reshape(-1, row.sub))).sum()) * row.sub
+
+
+def allowed(row: Ggml, blocks: np.ndarray) -> np.ndarray:
+    """The largest root of the mean square of what sub-blocks [n, numbers] may be off."""
+    if row.signed:
         low, span = np.zeros(len(blocks), np.float32), np.abs(blocks).max(-1)
     else:  # K-quants have no minimum above 0
-        low = np.minimum(blocks.min(-1), 0) if grid.steps else blocks.min(-1)
-        span = (np.maximum(blocks.max(-1), 0) if grid.steps else blocks.max(-1)) - low
-    step = span / grid.levels
-    bound = step * (1.0 if grid.signed and kind != "Q8_0" else 0.5) + of_steps(grid, step) + of_minima(grid, low)
-    return np.broadcast_to((bound * (1 + SLACK))[:, None], blocks.shape).reshape(values.shape)
+        low = np.minimum(blocks.min(-1), 0) if row.steps > 1 else blocks.min(-1)
+        span = (np.maximum(blocks.max(-1), 0) if row.steps > 1 else blocks.max(-1)) - low
+    step = span / row.levels
+    bound = step * (1.0 if row.signed and row.kind != "Q8_0" else 0.5) + of_steps(row, step) + of_minima(row, low)
+    return np.asarray(bound * (1 + SLACK))
 
 
-def of_steps(grid: BlockGrid, step: np.ndarray) -> np.ndarray:
+def of_steps(row: Ggml, step: np.ndarray) -> np.ndarray:
     """What rounded steps take from the largest code, and add to half of themselves."""
-    if not grid.steps:
-        return (grid.levels + 1) * (step * HALF + SMALL)
-    unit = largest(step, grid) / grid.steps
-    moved = unit * (1.0 if grid.signed else 0.5)  # a signed step that lies opposite the largest is cut by one
-    return (grid.levels + 1) * (moved + step * HALF + grid.steps * SMALL)
+    if row.steps == 1:
+        return np.asarray((row.levels + 1) * (step * HALF + SMALL))
+    unit = largest(step, row) / row.steps
+    moved = unit * (1.0 if row.signed else 0.5)  # a signed step that lies opposite the largest is cut by one
+    return np.asarray((row.levels + 1) * (moved + step * HALF + row.steps * SMALL))
 
 
-def of_minima(grid: BlockGrid, low: np.ndarray) -> np.ndarray:
+def of_minima(row: Ggml, low: np.ndarray) -> np.ndarray:
     """What rounded minima are off."""
-    if not grid.steps or grid.signed:
-        return np.abs(low) * HALF + SMALL
-    return largest(-low, grid) * (0.5 / grid.steps + HALF) + grid.steps * SMALL
+    if row.steps == 1 or row.signed:
+        return np.asarray(np.abs(low) * HALF + SMALL)
+    return np.asarray(largest(-low, row) * (0.5 / row.steps + HALF) + row.steps * SMALL)
 
 
-def largest(parts: np.ndarray, grid: BlockGrid) -> np.ndarray:
-    """Of each 256 numbers the largest of their sub-blocks, once for each of these."""
-    together = parts.reshape(-1, SUPER // grid.size)
+def largest(parts: np.ndarray, row: Ggml) -> np.ndarray:
+    """Of the sub-blocks of each block the largest, once for each of these."""
+    together = parts.reshape(-1, row.size // row.sub)
     return np.repeat(together.max(-1), together.shape[1])

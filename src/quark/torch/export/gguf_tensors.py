@@ -2,7 +2,7 @@
 
     int4, int3, int2 symmetric    Q4_0        MXFP4                 MXFP4
     4 bits with zero points       Q4_1        other layers          a float type, norms F32
-    int8 symmetric                Q8_0        a type that is asked for: rounded again from their values
+    int8 symmetric                Q8_0        a type of GGML                        itself
 
 Experts are stacked. Scales of GGUF are float16: a tensor with scales that float16 has not (below 6e-5 it loses digits,
 below 6e-8 all) is kept as F32 instead, and named. ``Loss`` adds up what the bytes, decoded by the ``gguf`` package,
@@ -24,25 +24,23 @@ from torch import nn
 
 from quark.errors import ConfigError, ModelError, as_a
 from quark.numerics.elements import Int
+from quark.numerics.ggml import GGML, Ggml
+from quark.numerics.ggml_bytes import BLOCK, Fields, mxfp4_block
 from quark.numerics.granularity import Channel, Group, Tensor, normal_axis
-from quark.torch.export.ggml_blocks import BLOCK, K_QUANTS, SUPER, k_block, mxfp4_block, simple_block
 from quark.torch.export.gguf_architectures import turned_rows
-from quark.torch.export.gguf_bounds import allowed
+from quark.torch.export.gguf_bounds import beyond
+from quark.torch.export.gguf_size import type_of
 from quark.torch.export.gguf_table import Architecture
-from quark.torch.export.layout import BlockLayout, ElementLayout, layout_of_quantizer, store
+from quark.torch.export.layout import BlockLayout, ElementLayout, GgmlLayout, layout_of_quantizer, store
 from quark.torch.export.original import FileNames
 from quark.torch.export.stored import StoredTensor
 from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import QuantLayer
 
 FLOATS = ("F32", "F16", "BF16")
-LIBRARY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-TYPES = (*FLOATS, *LIBRARY, *K_QUANTS)
-LEVELS = {"Q4_0": 8, "Q4_1": 15, "Q5_0": 16, "Q5_1": 31, "Q8_0": 127} | {
-    "Q2_K": 3 * 15, "Q3_K": 4 * 32, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q6_K": 32 * 128,
-}  # fmt: skip  # the largest value over the float16 scale
+KINDS = {row.kind: row for row in GGML.values()}
+TYPES = (*FLOATS, *KINDS)
 DIGITS = 2.0**-10  # relative error of a scale that float16 holds with all its digits
-FEWER = 2.0**-7  # relative error of a scale that values are rounded under
 CODED = 2.0**-9  # relative error of a tensor whose scales float16 has; minima of Q4_1 too
 FLOAT16 = 2.0**-10  # relative error of a tensor that is kept as float16
 SMALLEST = 2.0**-14  # the smallest float16 with all its digits
@@ -71,11 +69,11 @@ class Entry:
     values: Values
     coded: bool = False
 
-    def allowed(self, values: np.ndarray) -> np.ndarray:
-        """The largest difference that each number may have; codes of Q4_1 lose more where minima cancel steps."""
+    def beyond(self, values: np.ndarray, apart: np.ndarray) -> int:
+        """How many numbers differ by more than they may; codes of Q4_1 lose more where minima cancel steps."""
         if not self.coded:
-            return allowed(self.kind, values)
-        return np.full(values.shape, np.inf) if self.kind == "Q4_1" else np.abs(values) * np.float32(DIGITS * 1.001)
+            return beyond(self.kind, values, apart)
+        return 0 if self.kind == "Q4_1" else int((np.abs(apart) > np.abs(values) * np.float32(DIGITS * 1.001)).sum())
 
 
 def squares(values: np.ndarray) -> float:
@@ -113,7 +111,7 @@ class Loss:
         wanted, kind = entry.values(), gguf.GGMLQuantizationType[entry.kind]
         found = data if entry.kind in ("F32", "F16") else gguf.quants.dequantize(data, kind)
         apart = found.reshape(wanted.shape) - wanted
-        over = int((np.abs(apart) > entry.allowed(wanted)).sum())
+        over = entry.beyond(wanted, apart)
         error, total = squares(apart), squares(wanted)
         if over or not error <= (CODED**2 * total if entry.coded else np.inf):
             raise ModelError(
@@ -213,7 +211,7 @@ def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: Choice, l
     wanted = choice.type_of(layer_name) if slot == "weight" and len(shape) == 2 and (coded or float_linear) else None
     if wanted is not None:
         check_rows(name, wanted, shape[-1])
-        lost = wanted in LEVELS and not holds(np.abs(values()).max(-1) / LEVELS[wanted], FEWER)
+        lost = wanted in KINDS and not KINDS[wanted].held(values())
         return rescue(as_type("F32"), name, loss) if lost else as_type(wanted)
     if coded and slot == "weight":
         entry = coded_entry(name, target, as_a(QuantLayer, layer), turn, values) or as_type("F32")
@@ -280,7 +278,7 @@ def values_of(layer: nn.Module, slot: str) -> np.ndarray:
 
 def check_rows(name: str, kind: str, length: int) -> None:
     """Blocks divide the rows."""
-    block = 1 if kind in FLOATS else SUPER if kind in K_QUANTS else BLOCK
+    block = 1 if kind in FLOATS else KINDS[kind].size if kind in KINDS else BLOCK
     if length % block:
         raise ConfigError(f"{name!r} has rows of {length} numbers, and {kind} has blocks of {block}")
 
@@ -289,8 +287,8 @@ def rounded(values: np.ndarray, kind: str) -> np.ndarray:
     """Values as the data of a type."""
     import gguf
 
-    if kind in K_QUANTS:
-        return k_block(kind, values)
+    if kind in KINDS:
+        return KINDS[kind].data(values)
     if kind in ("F32", "F16"):
         return values.astype(np.float32 if kind == "F32" else np.float16)
     return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
@@ -312,6 +310,8 @@ def coded_entry(
         quantizer = quantizer.quantizer(own_parameter(layer))
     shape = shape_of(layer, own_parameter(layer))
     layout = layout_of_quantizer(quantizer, shape, "order")
+    if isinstance(layout, GgmlLayout):
+        return ggml_entry(name, target, layer, layout.row, turn, values)
     if isinstance(layout, BlockLayout) and layout.block.name.startswith("mxfp4") and layout.block.size == BLOCK:
         check_rows(name, "MXFP4", shape[-1])
         return Entry(target, "MXFP4", shape, lambda: mxfp4_data(layer, quantizer, layout, turn), values, True)
@@ -320,7 +320,7 @@ def coded_entry(
             f"{name!r} is {layout_name(layout)}, which no GGUF type holds; integers of 2 to 4 bits and symmetric int8 "
             f"in groups of a multiple of 32 along the inputs can be, and MXFP4; weight_type rounds to another type"
         )
-    kind = "Q8_0" if layout.element.bits == 8 else "Q4_0" if layout.stage.spec.symmetric else "Q4_1"
+    kind = type_of((layout.stage,))
     check_rows(name, kind, shape[-1])
     scale = (
         quantizer.scale if quantizer.scale is not None else quantizer.parameters_from(layer._parameters["weight"])[0]
@@ -358,6 +358,23 @@ def wastes_codes(layer: QuantLayer, scale: torch.Tensor, layout: ElementLayout) 
     span = 2 * torch.maximum(-least, most) if symmetric else most - least
     small = steps[:, 0] < SMALLEST
     return bool((small & (span > 0) & (span < levels / 2 * steps[:, 0])).any())
+
+
+def ggml_entry(
+    name: str, target: str, layer: QuantLayer, row: Ggml, turn: Callable[[np.ndarray], np.ndarray], values: Values
+) -> Entry | None:
+    """A weight under a type of GGML; None where float16 does not hold its scales, and it was not rounded.
+
+    Raises:
+        ModelError: only what the codes stand for is left, which would be rounded again.
+    """
+    source = source_of(layer)
+    if source is None:
+        raise ModelError(f"{name!r} is frozen, and {row.kind} would round its values again; export before freeze")
+    weight = turn(source.float().numpy(force=True))
+    if not row.held(weight):
+        return None
+    return Entry(target, row.kind, weight.shape, lambda: row.data(weight), values, True)
 
 
 def source_of(layer: QuantLayer) -> torch.Tensor | None:
@@ -398,13 +415,15 @@ def integer_data(
         layout.granularity.expand(zero_point, layout.shape)[:, ::BLOCK],
     )
     rows, steps, zeros = (turn(tensor.numpy(force=True)) for tensor in tensors)
-    if kind == "Q8_0":
-        return simple_block(kind, rows, steps)
-    middle = 8 - layout.element.middle
-    if kind == "Q4_0":
-        return simple_block(kind, rows + middle, steps)
-    lowest = int(layout.element.min)
-    return simple_block(kind, rows - lowest, steps, -steps * (zeros - lowest))
+    lowest = int(layout.element.min) if kind == "Q4_1" else layout.element.middle
+    return in_blocks(kind, rows - lowest, steps, -steps * (zeros - lowest))
+
+
+def in_blocks(kind: str, codes: np.ndarray, steps: np.ndarray, minima: np.ndarray) -> np.ndarray:
+    """Codes [rows, n] with a step and a minimum for each 32 as bytes; a type without minima takes none."""
+    ones = np.ones((steps.size, 1), np.float32)
+    found = Fields(steps.reshape(-1), minima.reshape(-1), ones, -ones, codes.reshape(steps.size, 1, BLOCK))
+    return KINDS[kind].write(found).reshape(len(codes), -1)
 
 
 def mxfp4_data(

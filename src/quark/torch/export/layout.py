@@ -22,10 +22,11 @@ from typing import TypeAlias
 
 import torch
 
-from quark.errors import ModelError, as_a
+from quark.errors import ConfigError, ModelError, as_a
 from quark.numerics.affine import axis_of, dequantize, quantize
 from quark.numerics.blocks import Block, Encoded
 from quark.numerics.elements import ELEMENTS, Element, Int
+from quark.numerics.ggml import Ggml
 from quark.numerics.granularity import Granularity, Group, normal_axis
 from quark.numerics.scales import SCALE_RULES
 from quark.torch.export.storage import SHIFTS, Shape, Storage, storage_of
@@ -251,6 +252,24 @@ class BlockLayout(Layout):
         return Encoded(codes, stored[self.name("scale")].view(torch.uint8), shift)
 
 
+class GgmlLayout(Layout):
+    """Bytes of GGML; they are written to GGUF files alone, so only their size is asked for here."""
+
+    @property
+    def row(self) -> Ggml:
+        """The type."""
+        return as_a(Ggml, self.stage.format)
+
+    def form(self) -> Form:
+        """Shape and type of the bytes."""
+        *rows, length = self.shape
+        return {CODES: ((*rows, length // self.row.size * self.row.nbytes), torch.uint8)}
+
+    def store(self, x: torch.Tensor, scale: torch.Tensor | None, zero_point: torch.Tensor | None) -> Stored:
+        """Refused."""
+        raise ConfigError(f"{self.row.kind} is a type of GGUF, and no other format has it: write it with --format gguf")
+
+
 class PairLayout:
     """Two stages in a row; ``second`` has the codes, ``first`` its scale."""
 
@@ -299,7 +318,8 @@ def layout_of(stages: Stages, shape: Shape, pack_method: str = "reorder") -> Lay
     """The stored form of a tensor of ``shape`` under ``stages``."""
     layouts: list[Layout] = []
     for stage in stages:
-        cls = BlockLayout if isinstance(stage.format, Block) else ElementLayout
+        kinds = {Ggml: GgmlLayout, Block: BlockLayout}
+        cls = next((one for kind, one in kinds.items() if isinstance(stage.format, kind)), ElementLayout)
         levels = [name for layout in layouts for name in layout.form() if name.startswith("scale")]
         index = 1 if not layouts else max(len(levels), 1) + 1
         layouts.append(cls(stage, tuple(shape), pack_method, index))
