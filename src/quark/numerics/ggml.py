@@ -48,22 +48,22 @@ class Ggml(Block):
     Attributes:
         kind: its name there.
         nbytes: of a block.
-        levels: the largest code; of codes around 0 the magnitude of the lowest.
+        largest: code; of codes around 0 the magnitude of the lowest.
         fit: finds what blocks hold.
         write: makes bytes of it.
         signed: codes around 0.
         sub: numbers under one step.
-        steps: of a K-quant, the largest multiple that a step is; 1: steps are float16 themselves.
+        units: of a K-quant, the largest multiple that a step is; 1: steps are float16 themselves.
     """
 
     kind: str = field(kw_only=True)
     nbytes: int = field(kw_only=True)
-    levels: int = field(kw_only=True)
+    largest: int = field(kw_only=True)
     fit: Fit = field(kw_only=True)
     write: Callable[[Fields], np.ndarray] = field(kw_only=True)
     signed: bool = field(kw_only=True)
     sub: int = BLOCK
-    steps: int = 1
+    units: int = 1
 
     @property
     def bits(self) -> float:
@@ -73,9 +73,9 @@ class Ggml(Block):
     def held(self, values: np.ndarray) -> bool:
         """Whether float16 has scales of the size that every row needs; a row of zeros needs none."""
         most = np.abs(values).max(-1, initial=0)
-        scale = most / np.float32(self.levels * self.steps)
-        own = self.steps == 1 and not self.signed  # a minimum that is float16 itself
-        return bool(((most == 0) | (scale >= SMALLEST) & ((most if own else scale) <= LARGEST)).all())
+        scale = most / np.float32(self.largest * self.units)
+        above = scale if self.signed else most / np.float32(self.units)  # which minima are multiples of
+        return bool(((most == 0) | (scale >= SMALLEST) & (above <= LARGEST)).all())
 
     def round(
         self,
@@ -138,7 +138,7 @@ def apart(x: np.ndarray, found: Fields, w: np.ndarray) -> np.ndarray:
 def nearest_codes(row: Ggml, x: np.ndarray, found: Fields) -> Fields:
     """The same scales and minima with the codes that are nearest."""
     unit, low = (found.d[:, None] * found.scales)[..., None], (found.dmin[:, None] * found.minima)[..., None]
-    first, last = (-row.levels, row.levels - 1) if row.signed else (0, row.levels)
+    first, last = (-row.largest, row.largest - 1) if row.signed else (0, row.largest)
     return found._replace(codes=codes_of(x + low, unit, first, last))
 
 
@@ -151,18 +151,18 @@ def plain(d: np.ndarray, low: np.ndarray | None, x: np.ndarray) -> Fields:
 
 def in_bytes(row: Ggml, x: np.ndarray, w: np.ndarray) -> Fields:
     """Codes of 8 bits, whose range is the best step."""
-    found = plain(np.abs(x).max(-1) / np.float32(row.levels), None, x)
-    return found._replace(codes=codes_of(x, found.d[:, None, None], -row.levels, row.levels))
+    found = plain(np.abs(x).max(-1) / np.float32(row.largest), None, x)
+    return found._replace(codes=codes_of(x, found.d[:, None, None], -row.largest, row.largest))
 
 
 def around_zero(row: Ggml, x: np.ndarray, w: np.ndarray) -> Fields:
     """Signed codes under one scale."""
-    return nearest_codes(row, x, plain(fit_signed(x, w, row.levels), None, x))
+    return nearest_codes(row, x, plain(fit_signed(x, w, row.largest), None, x))
 
 
 def above_minimum(row: Ggml, x: np.ndarray, w: np.ndarray) -> Fields:
     """Codes above a minimum."""
-    return nearest_codes(row, x, plain(*fit_affine(x, w, row.levels, False), x))
+    return nearest_codes(row, x, plain(*fit_affine(x, w, row.largest, False), x))
 
 
 def multiples(values: np.ndarray, of: np.ndarray, first: int, last: int) -> np.ndarray:
@@ -172,7 +172,7 @@ def multiples(values: np.ndarray, of: np.ndarray, first: int, last: int) -> np.n
 
 def scaled_around_zero(row: Ggml, x: np.ndarray, w: np.ndarray) -> Fields:
     """Signed codes under multiples of one scale."""
-    step, most = fit_signed(x, w, row.levels), row.steps
+    step, most = fit_signed(x, w, row.largest), row.units
     d = stored(-extreme(step) / np.float32(most))
     found = Fields(d, np.zeros_like(d), multiples(step, d, -most, most - 1), np.zeros_like(step), x)
     found = nearest_codes(row, x, found)
@@ -186,15 +186,15 @@ def scaled_around_zero(row: Ggml, x: np.ndarray, w: np.ndarray) -> Fields:
 
 def scaled_above_minima(row: Ggml, x: np.ndarray, w: np.ndarray) -> Fields:
     """Codes above minima, both multiples of one number each."""
-    step, low = fit_affine(x, w, row.levels, True)
-    d, dmin = stored(step.max(-1) / np.float32(row.steps)), stored(-low.min(-1) / np.float32(row.steps))
-    found = Fields(d, dmin, multiples(step, d, 0, row.steps), multiples(-low, dmin, 0, row.steps), x)
+    step, low = fit_affine(x, w, row.largest, True)
+    d, dmin = stored(step.max(-1) / np.float32(row.units)), stored(-low.min(-1) / np.float32(row.units))
+    found = Fields(d, dmin, multiples(step, d, 0, row.units), multiples(-low, dmin, 0, row.units), x)
     found = nearest_codes(row, x, found)
     for more in (0, -1, 1):
-        other = nearest_codes(row, x, found._replace(scales=np.clip(found.scales + more, 0, row.steps)))
+        other = nearest_codes(row, x, found._replace(scales=np.clip(found.scales + more, 0, row.units)))
         found = better(found, other, x, w)
         off = dot(w, other.codes * (d[:, None] * other.scales)[..., None] - x)
-        minima = multiples(divided(off, w.sum(-1)), dmin, 0, row.steps)
+        minima = multiples(divided(off, w.sum(-1)), dmin, 0, row.units)
         found = better(found, nearest_codes(row, x, other._replace(minima=minima)), x, w)
     return whole_better(found, nearest_codes(row, x, refitted(found, x, w)), x, w)
 
@@ -236,12 +236,30 @@ def whole_better(one: Fields, other: Fields, x: np.ndarray, w: np.ndarray) -> Fi
     )
 
 
-def row(kind: str, nbytes: int, levels: int, fit: Fit, write: Callable[[Fields], np.ndarray], **more: int) -> Ggml:
+def row(
+    kind: str,
+    nbytes: int,
+    largest: int,
+    fit: Fit,
+    write: Callable[[Fields], np.ndarray],
+    sub: int = BLOCK,
+    units: int = 1,
+) -> Ggml:
     """A row of ``GGML``."""
-    signed = fit in (in_bytes, around_zero, scaled_around_zero)
-    size, bits = SUPER if more else BLOCK, int(kind[1])
-    named = {"kind": kind, "nbytes": nbytes, "levels": levels, "fit": fit, "write": write, "signed": signed, **more}
-    return Ggml(kind.lower(), Int(f"int{bits}", bits), size, **named)
+    bits = int(kind[1])
+    return Ggml(
+        kind.lower(),
+        Int(f"int{bits}", bits),
+        SUPER if units > 1 else BLOCK,
+        kind=kind,
+        nbytes=nbytes,
+        largest=largest,
+        fit=fit,
+        write=write,
+        signed=fit in (in_bytes, around_zero, scaled_around_zero),
+        sub=sub,
+        units=units,
+    )
 
 
 GGML = {
@@ -252,10 +270,10 @@ GGML = {
         row("Q5_0", 22, 16, around_zero, ggml_bytes.q5_0),
         row("Q5_1", 24, 31, above_minimum, ggml_bytes.q5_1),
         row("Q8_0", 34, 127, in_bytes, ggml_bytes.q8_0),
-        row("Q2_K", 84, 3, scaled_above_minima, ggml_bytes.q2_k, sub=16, steps=15),
-        row("Q3_K", 110, 4, scaled_around_zero, ggml_bytes.q3_k, sub=16, steps=32),
-        row("Q4_K", 144, 15, scaled_above_minima, ggml_bytes.q4_k, sub=32, steps=63),
-        row("Q5_K", 176, 31, scaled_above_minima, ggml_bytes.q5_k, sub=32, steps=63),
-        row("Q6_K", 210, 32, scaled_around_zero, ggml_bytes.q6_k, sub=16, steps=128),
+        row("Q2_K", 84, 3, scaled_above_minima, ggml_bytes.q2_k, sub=16, units=15),
+        row("Q3_K", 110, 4, scaled_around_zero, ggml_bytes.q3_k, sub=16, units=32),
+        row("Q4_K", 144, 15, scaled_above_minima, ggml_bytes.q4_k, sub=32, units=63),
+        row("Q5_K", 176, 31, scaled_above_minima, ggml_bytes.q5_k, sub=32, units=63),
+        row("Q6_K", 210, 32, scaled_around_zero, ggml_bytes.q6_k, sub=16, units=128),
     )
 }

@@ -17,9 +17,10 @@ from torch import nn
 
 from quark.errors import ConfigError, ModelError
 from quark.numerics.ggml import GGML
+from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.export.api import export_gguf, export_safetensors, import_model_from_safetensors
 from quark.torch.export.gguf_vocabulary import pre_tokenizer
-from quark.torch.export.write_as import check_experts
+from quark.torch.export.write_as import check_experts, config_for
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
     Int4PerChannelSpec,
@@ -220,18 +221,41 @@ def test_gguf_files_are_read_back(
     from quark.torch.export import gguf_tensors
 
     model = quantized(model_of(), QConfig(EXACT[scheme], exclude=["lm_head"]))
-    block = gguf_tensors.simple_block
+    block = gguf_tensors.in_blocks
 
-    def blocks(kind: str, codes: Any, scale: Any, *rest: Any) -> Any:
+    def blocks(kind: str, codes: Any, scale: Any, minima: Any) -> Any:
         return block(
-            kind, codes[::-1] if broken == "rows" else codes, scale * (1.01 if broken == "scale" else 1), *rest
+            kind, codes[::-1] if broken == "rows" else codes, scale * (1.01 if broken == "scale" else 1), minima
         )
 
-    monkeypatch.setattr(gguf_tensors, "simple_block", blocks)
+    monkeypatch.setattr(gguf_tensors, "in_blocks", blocks)
     with pytest.raises(ModelError, match=r"reads back with .* numbers further"):
         export_gguf(model, tmp_path / "m", "llama", bpe)
     assert not (tmp_path / "m").exists()
     export_gguf(model, tmp_path / "m", "llama", bpe, verify=False)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "uint4_wo_32", "int8_wo_per_channel", "mxfp4_weight_only", *TYPES])
+def test_models_of_bfloat16_are_written(scheme: str, frozen: bool, bpe: Path, tmp_path: Path) -> None:
+    """The file holds what codes and scales stand for, which bfloat16 has to three digits."""
+    model = model_of().bfloat16()
+    config = config_for(LLMTemplate.for_model(model).get_config(scheme), "gguf", "llama.cpp", model.dtype)
+    model = ModelQuantizer(config).quantize_model(model)
+    if frozen and scheme in TYPES:
+        model = ModelQuantizer.freeze(model)
+        with pytest.raises(ModelError, match=f"is frozen, and {scheme} would round its values again"):
+            export_gguf(model, tmp_path, "llama", bpe)
+        return
+    with torch.no_grad():
+        layer = model.model.layers[1].mlp.down_proj
+        wanted = layer.weight_quantizer(layer.weight).float().numpy()
+    model = ModelQuantizer.freeze(model) if frozen else model
+    assert export_gguf(model, tmp_path, "llama", bpe).relative < 1e-3
+    found = read(tmp_path / "llama.gguf")[1]["blk.1.ffn_down.weight"]
+    assert found.tensor_type.name == (scheme if scheme in TYPES else found.tensor_type.name)
+    values = gguf.quants.dequantize(found.data, found.tensor_type).reshape(wanted.shape)
+    assert np.linalg.norm(values - wanted) < 3e-3 * np.linalg.norm(wanted)
 
 
 def test_floats_that_float16_has_not_are_kept_whole(

@@ -557,7 +557,7 @@ def test_the_largest_value_over_the_scale_of_a_gguf_block() -> None:
     """A code of as many bits, for signed ones the lowest, times the largest scale within a super-block."""
     codes = {"Q4_0": 8, "Q4_1": 15, "Q5_0": 16, "Q5_1": 31, "Q8_0": 127}
     codes |= {"Q2_K": 3 * 15, "Q3_K": 4 * 32, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q6_K": 32 * 128}
-    assert codes == {row.kind: row.levels * row.steps for row in GGML.values()}
+    assert codes == {row.kind: row.largest * row.units for row in GGML.values()}
     for kind, size in (("Q4_0", 32), ("Q8_0", 32), ("Q4_K", 256), ("Q6_K", 256)):
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] == size
     assert (BLOCK, SUPER) == (32, 256)

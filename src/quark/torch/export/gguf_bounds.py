@@ -36,27 +36,27 @@ def allowed(row: Ggml, blocks: np.ndarray) -> np.ndarray:
     if row.signed:
         low, span = np.zeros(len(blocks), np.float32), np.abs(blocks).max(-1)
     else:  # K-quants have no minimum above 0
-        low = np.minimum(blocks.min(-1), 0) if row.steps > 1 else blocks.min(-1)
-        span = (np.maximum(blocks.max(-1), 0) if row.steps > 1 else blocks.max(-1)) - low
-    step = span / row.levels
+        low = np.minimum(blocks.min(-1), 0) if row.units > 1 else blocks.min(-1)
+        span = (np.maximum(blocks.max(-1), 0) if row.units > 1 else blocks.max(-1)) - low
+    step = span / row.largest
     bound = step * (1.0 if row.signed and row.kind != "Q8_0" else 0.5) + of_steps(row, step) + of_minima(row, low)
     return np.asarray(bound * (1 + SLACK))
 
 
 def of_steps(row: Ggml, step: np.ndarray) -> np.ndarray:
     """What rounded steps take from the largest code, and add to half of themselves."""
-    if row.steps == 1:
-        return np.asarray((row.levels + 1) * (step * HALF + SMALL))
-    unit = largest(step, row) / row.steps
+    if row.units == 1:
+        return np.asarray((row.largest + 1) * (step * HALF + SMALL))
+    unit = largest(step, row) / row.units
     moved = unit * (1.0 if row.signed else 0.5)  # a signed step that lies opposite the largest is cut by one
-    return np.asarray((row.levels + 1) * (moved + step * HALF + row.steps * SMALL))
+    return np.asarray((row.largest + 1) * (moved + step * HALF + row.units * SMALL))
 
 
 def of_minima(row: Ggml, low: np.ndarray) -> np.ndarray:
     """What rounded minima are off."""
-    if row.steps == 1 or row.signed:
+    if row.units == 1 or row.signed:
         return np.asarray(np.abs(low) * HALF + SMALL)
-    return np.asarray(largest(-low, row) * (0.5 / row.steps + HALF) + row.steps * SMALL)
+    return np.asarray(largest(-low, row) * (0.5 / row.units + HALF) + row.units * SMALL)
 
 
 def largest(parts: np.ndarray, row: Ggml) -> np.ndarray:

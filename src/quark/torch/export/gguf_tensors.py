@@ -31,9 +31,10 @@ from quark.torch.export.gguf_architectures import turned_rows
 from quark.torch.export.gguf_bounds import beyond
 from quark.torch.export.gguf_size import type_of
 from quark.torch.export.gguf_table import Architecture
-from quark.torch.export.layout import BlockLayout, ElementLayout, GgmlLayout, layout_of_quantizer, store
+from quark.torch.export.layout import CODES, BlockLayout, ElementLayout, GgmlLayout, layout_of_quantizer, store
 from quark.torch.export.original import FileNames
 from quark.torch.export.stored import StoredTensor
+from quark.torch.fake_quantize import Quantizer, parts
 from quark.torch.layers import own_parameter
 from quark.torch.quantized_layer import QuantLayer
 
@@ -267,13 +268,20 @@ def shape_of(layer: nn.Module, value: torch.Tensor) -> tuple[int, ...]:
 
 @torch.no_grad()
 def values_of(layer: nn.Module, slot: str) -> np.ndarray:
-    """float32 values of a parameter as the model computes with it."""
+    """float32 values of a parameter as the model computes with it, but for rounding to the model's own type."""
     value: Any = layer._parameters[slot] if slot in layer._parameters else layer._buffers[slot]  # of a router
     if isinstance(layer, QuantLayer):
         quantizer = layer._modules[f"{slot}_quantizer"]
-        if quantizer is not None and (isinstance(quantizer, StoredTensor) or not layer.frozen):
-            value = quantizer(value.detach())
+        if isinstance(quantizer, StoredTensor):
+            value = quantizer.layout.restore({**quantizer.stored, CODES: value.detach()})
+        elif isinstance(quantizer, Quantizer) and (not layer.frozen or is_fixed(quantizer)):
+            value = quantizer(value.detach().float())
     return value.detach().float().cpu().numpy()
+
+
+def is_fixed(quantizer: Quantizer) -> bool:
+    """Whether values on the grid stay where they are, as those of a frozen layer do that bfloat16 has rounded."""
+    return all(part.scale is not None for part in parts(quantizer))
 
 
 def check_rows(name: str, kind: str, length: int) -> None:
