@@ -8,8 +8,8 @@
                                                                   for each folder: {"folder", "ok", "schemes", "error"}
     python -m benchmarks.format_table write FOLDER                what was found takes its place in the table
 
-Each step may run in another environment; ``--format`` limits the export to one format, ``--schemes`` the export and what
-is written to some schemes. A network of the Llama architecture, 256 wide, in bfloat16 (ONNX: float32).
+Each step may run in another environment; ``--format`` limits the export to one format, ``--schemes`` the export and
+what is written to some schemes. A network of the Llama architecture, 256 wide, in bfloat16 (ONNX: float32).
 """
 
 from __future__ import annotations

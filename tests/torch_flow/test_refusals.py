@@ -14,14 +14,14 @@ from quark.algorithms.names import TORCH
 from quark.cli import torch_refusals as refusals
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.config.model import QConfig, QLayerConfig
-from quark.torch.config.schemes import KV_SCHEMES, ROWS, cache_scheme, scheme
+from quark.torch.config.schemes import KV_SCHEMES, NAMES, cache_scheme, scheme
 from quark.torch.export.formats import FORMATS
 from quark.torch.files import quantize
 
 
 def test_the_tables_are_those_of_the_schemes() -> None:
-    static = {name for name in ROWS if any(stage.calibrated for stage in scheme(name).stages("input_tensors"))}
-    assert sorted(refusals.SCHEMES) == sorted(ROWS)
+    static = {name for name in NAMES if any(stage.calibrated for stage in scheme(name).stages("input_tensors"))}
+    assert sorted(refusals.SCHEMES) == sorted(NAMES)
     assert set(refusals.STATIC) == static
     caches = {
         name: any(stage.calibrated for part in cache_scheme(name) for stage in part.stages("output_tensors"))

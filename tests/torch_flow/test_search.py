@@ -19,8 +19,13 @@ from torch import nn
 
 from quark.cli import main
 from quark.errors import ConfigError
+from quark.torch import ModelQuantizer
 from quark.torch.bench import lay_out, measure, open_bench, traffic_of
+from quark.torch.config.algorithms import GPTQConfig
+from quark.torch.config.model import QConfig
+from quark.torch.config.schemes import scheme
 from quark.torch.config_file import config_of, read_values
+from quark.torch.export.api import export_gguf
 from quark.torch.search import ASKED, save_plan, search, types_of
 from quark.torch.sensitivity import sensitivity
 
@@ -280,3 +285,43 @@ def test_a_table_of_energies_is_a_budget(tmp_path: Path) -> None:
         assert types_of(name) == types
     with pytest.raises(ConfigError, match="no line 'float/uint4', for the candidate 'uint4_wo_32'"):
         ASKED.goal("kl<=1", None, str(path), None, ["uint4_wo_32"])
+
+
+def test_types_of_gguf_are_candidates_with_the_bytes_of_the_file(tmp_path: Path) -> None:
+    """Two layers, two types: the plan is carried out, and the file has the types and the bytes of the plan."""
+    gguf = pytest.importorskip("gguf")
+    shape = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = transformers.LlamaConfig(**shape, num_hidden_layers=1, vocab_size=64, max_position_embeddings=64)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    data = [{"input_ids": torch.randint(0, 64, (1, 16))} for _ in range(4)]
+    found = search(model, data, ("Q2_K", "Q6_K", "float"), "kl<=1e-4", config="Q2_K", program="llama.cpp", rounds=3)
+    kinds = set(found.layers.values())
+    sizes = {"Q2_K": 84, "Q6_K": 210, "float": 512}  # bytes of 256 numbers
+    assert {trial.candidate: trial.costs["size"] for trial in found.study.trials} == {
+        name: 256 * size for name, size in sizes.items()
+    }
+    save_plan(tmp_path / "plan.yaml", "Q2_K", found, "kl<=1e-4", "size")
+    values = read_values(tmp_path / "plan.yaml")
+    ModelQuantizer(config_of(values, model)).quantize_model(model)
+    vocabulary = {"<s>": 0, "</s>": 1, **{chr(97 + k): k + 2 for k in range(26)}}
+    tokens = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    steps = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": tokens, "pre_tokenizer": steps, "decoder": steps}))
+    export_gguf(model, tmp_path, "llama", tmp_path)
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    names |= {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+    tensors = {one.name: one for one in gguf.GGUFReader(tmp_path / "llama.gguf").tensors}
+    for layer, kind in found.layers.items():
+        tensor = tensors[f"blk.0.{names[layer.rpartition('.')[2]]}.weight"]
+        assert tensor.tensor_type.name == {"float": "F16"}.get(kind, kind)
+        assert tensor.n_bytes == 256 * sizes[kind]
+    assert kinds <= set(sizes)
+
+
+def test_algorithms_that_choose_codes_do_not_go_with_types_that_do() -> None:
+    with pytest.raises(ConfigError, match=r"'Q4_K\+gptq': Q4_K chooses codes with its scales, so 'gptq' cannot"):
+        search(nn.Linear(256, 4), [torch.randn(2, 256)], ("Q4_K+gptq", "float"), "kl<=1")
+    given = QConfig(scheme("Q4_K"), algo_config=[GPTQConfig()])
+    with pytest.raises(ConfigError, match="'gptq' chooses the codes of '0', and Q4_K chooses them with its scales"):
+        ModelQuantizer(given).check(nn.Sequential(nn.Linear(256, 4)))

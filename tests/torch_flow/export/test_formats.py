@@ -14,7 +14,7 @@ from quark.cli import main
 from quark.cli.torch_refusals import CACHES
 from quark.errors import ConfigError, QuarkError
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark.torch.config.schemes import ROWS
+from quark.torch.config.schemes import GGUF, NAMES, ROWS
 from quark.torch.export.formats import (
     ANY,
     CACHE,
@@ -47,14 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_table_knows_every_name_once() -> None:
     keys = [(row.scheme, row.format, row.program) for row in table()]
     assert len(set(keys)) == len(keys)
-    assert {row.scheme for row in table() if not row.scheme.startswith(CACHE)} == {*ROWS, ANY}
+    assert {row.scheme for row in table() if not row.scheme.startswith(CACHE)} == {*NAMES, ANY}
     assert {row.scheme.removeprefix(CACHE) for row in table() if row.scheme.startswith(CACHE)} <= set(CACHES)
     assert {row.format for row in table()} == set(FORMATS)
     assert {row.program for row in table()} == {EXPORT, *PROGRAMS}
     assert all(row.shown_by.strip() for row in table())
-    for scheme in ROWS:
-        assert all(row_of(scheme, format, EXPORT) is not None for format in FORMATS)
-        assert works(scheme, "quark", None)
+    assert all(row_of(scheme, format, EXPORT) is not None for format in FORMATS for scheme in NAMES)
+    assert all(works(scheme, "quark", None) for scheme in ROWS)
+    assert {format for format in FORMATS for scheme in GGUF if works(scheme, format, None)} == {"gguf"}
 
 
 @pytest.mark.parametrize("format", SAFETENSORS)
@@ -100,6 +100,9 @@ def test_sentences_name_what_has_it() -> None:
 WRONG = [
     (["--scheme", "fp8", "--format", "ggfu"], "Did you mean 'gguf'"),
     (["--scheme", "fp8", "--for", "vlm"], "Did you mean 'vllm'"),
+    (["--scheme", "Q4_K", "--for", "vllm"], "the quark format has no Q4_K layer"),
+    (["--scheme", "Q4_K", "--format", "onnx"], "the ONNX format has no Q4_K layer"),
+    (["--scheme", "Q4K"], "Did you mean 'Q4_K'"),
     (["--scheme", "fp8", "--for", "llama.cpp"], "the GGUF format has no fp8 layer"),
     (["--scheme", "int4_wo_32", "--layer", "*up_proj=mx6", "--format", "gptq"], "the GPTQ format has no mx6 layer"),
 ]
