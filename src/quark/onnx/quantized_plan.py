@@ -115,7 +115,7 @@ def _row(node: ir.Node, source: ir.Value, role: Role) -> TensorPlan:
     if format not in FORMATS or found is None:
         what = f"codes of the type {format}" if found is not None else "a scale that is computed"
         raise ModelError(f"a plan holds no {what}, which the node {node.name!r} has")
-    spec = _spec(format, *found, _granularity(node, found[0]))
+    spec = spec_of(format, *found, granularity_of(node, found[0]))
     if role == "weight" and node.op_type in DEQUANTIZE:
         spec = replace(spec, narrow=_is_narrow(spec, constant_array(source)))
     if role == "bias":
@@ -123,7 +123,8 @@ def _row(node: ir.Node, source: ir.Value, role: Role) -> TensorPlan:
     return TensorPlan(name, role, spec, REASON, readers=_readers(node, source), given=_given(*found))
 
 
-def _spec(format: str, scale: np.ndarray, zero_point: np.ndarray, granularity: Granularity) -> TensorSpec:
+def spec_of(format: str, scale: np.ndarray, zero_point: np.ndarray, granularity: Granularity) -> TensorSpec:
+    """How a tensor of these parameters is quantized."""
     row = get_format(format)
     middle = row.middle if isinstance(row, Int) else 0
     exact = bool((np.frexp(scale)[0] == 0.5).all()) and not row.unit_scale
@@ -135,7 +136,8 @@ def _given(scale: np.ndarray, zero_point: np.ndarray) -> tuple[np.ndarray, np.nd
     return scale.astype(np.float32), zero_point.astype(np.int32)
 
 
-def _granularity(node: ir.Node, scale: np.ndarray) -> Granularity:
+def granularity_of(node: ir.Node, scale: np.ndarray) -> Granularity:
+    """Which elements share a scale, by the attributes of a Q or DQ."""
     axis, size = int_attribute(node, "axis", 1), int_attribute(node, "block_size", 0)
     if scale.size == 1 and not size:
         return Tensor()
@@ -206,7 +208,7 @@ def _folded(node: ir.Node, source: ir.Value, format: str) -> TensorPlan:
             granularity, values = Channel(int(np.argmax(values.shape))), values.reshape(-1)
         operands[step.op_type], last = values if values.size > 1 else values.reshape(()), step
     scale, zero_point = np.broadcast_arrays(operands["Mul"], operands["Sub"])
-    spec = _spec(format, scale.astype(np.float64), zero_point.astype(np.int64), granularity)
+    spec = spec_of(format, scale.astype(np.float64), zero_point.astype(np.int64), granularity)
     spec = replace(spec, narrow=_is_narrow(spec, constant_array(source)))
     name = _base(str(source.name))
     return TensorPlan(name, "weight", spec, REASON, readers=_readers(last, source), given=_given(scale, zero_point))
@@ -231,7 +233,7 @@ def _table(node: ir.Node, lookup: ir.Node) -> TensorPlan:
         if use.node.op_type == "Mul" and rows is not None:
             scale = scale * rows.reshape(-1).astype(np.float64)
             granularity, zero_point = Channel(0), np.broadcast_to(zero_point, scale.shape)
-    spec = _spec(_FORMATS[code_type(node)], scale, zero_point, granularity)
+    spec = spec_of(_FORMATS[code_type(node)], scale, zero_point, granularity)
     spec = replace(spec, narrow=_is_narrow(spec, constant_array(table)))
     given = _given(scale, zero_point)
     return TensorPlan(

@@ -11,11 +11,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.quantized import Rewriter, code_type, dequantizer, parameters
+from quark.onnx.graph.quantized import code_type, dequantizer
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import constant_array, input_at, nodes_of
 from quark.onnx.passes import opset_version
 from quark.onnx.passes.bias_scale import BIASED
+from quark.onnx.quantized_rows import QuantizedRows
 
 LARGEST = 32767
 
@@ -27,16 +28,16 @@ def run(model: ir.Model) -> PassReport:
     if not biases:
         return PassReport("bias_to_int16")
     opset_version.run(model, 21)
-    rewriter, fired, refused = Rewriter(model), 0, []
+    rows, fired, refused = QuantizedRows(model), 0, []
     for node in biases:
-        found, codes = parameters(node), constant_array(node.inputs[0])
-        if found is None or codes is None:
+        row = rows.of(node)
+        if row is None or constant_array(node.inputs[0]) is None:
             refused.append(f"{node.name!r} stays: its parameters are computed")
             continue
-        scale, offset = found
-        values = codes.astype(np.float64) - offset
-        largest = np.abs(values) if scale.size == codes.size else np.abs(values).max(initial=0)
+        scale, values = np.asarray(row.scale), np.abs(rows.codes(row).astype(np.float64) - np.asarray(row.zero_point))
+        largest = values if scale.size == values.size else values.max(initial=0)
         ratio = np.maximum(1.0, largest / LARGEST).reshape(scale.shape)
-        rewriter.set_constant(node, np.rint(values / ratio), scale * ratio, ir.DataType.INT16)
+        rows.move(row, scale * ratio, np.zeros_like(scale, np.int64), "INT16")
         fired += 1
+    rows.write(biases=False)
     return PassReport("bias_to_int16", fired, tuple(refused))

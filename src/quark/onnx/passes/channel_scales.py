@@ -13,10 +13,8 @@ from typing import Annotated
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.quantized import Rewriter, parameters, stored
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import constant_array, int_attribute
-from quark.onnx.passes import bias_scale
+from quark.onnx.quantized_rows import QuantizedRows
 
 Least = Annotated[float, "The least scale of a channel."]
 Adaptive = Annotated[bool, "Let the least scale be the largest one divided by the ratio."]
@@ -32,22 +30,15 @@ def run(
     adjust_bias: Adjust = True,
 ) -> PassReport:
     """Constrain the scales of every weight that has one per channel, in place."""
-    rewriter, fired = None, 0
-    for node in stored(model):
-        found, codes = parameters(node), constant_array(node.inputs[0])
-        if found is None or codes is None or found[0].size < 2 or codes.ndim < 2 or found[1].any():
+    rows, fired = QuantizedRows(model), 0
+    for row in rows.plan.of_role("weight"):
+        scale, codes = np.asarray(row.scale), rows.codes(row)
+        if scale.size < 2 or codes.ndim < 2 or np.any(row.zero_point):
             continue
-        scale = found[0]
         least = float(scale.max()) / maxmin_scale_ratio if adaptive_min_w_scale else min_w_scale
         if scale.max() <= maxmin_scale_ratio * scale.min() or (scale >= least).all():
             continue
-        raised = np.maximum(scale, least)
-        shape = [-1 if axis == int_attribute(node, "axis", 1) % codes.ndim else 1 for axis in range(codes.ndim)]
-        moved = np.rint(codes.astype(np.float64) * (scale / raised).reshape(shape))
-        kind = node.inputs[0].dtype if node.inputs[0] is not None else None
-        rewriter = rewriter or Rewriter(model)
-        rewriter.set_constant(node, moved, raised, kind or ir.DataType.INT8)
+        rows.move(row, np.maximum(scale, least), row.zero_point)
         fired += 1
-    if fired and adjust_bias:
-        bias_scale.run(model)
+    rows.write(biases=adjust_bias)
     return PassReport("channel_scales", fired)

@@ -16,9 +16,9 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.errors import ConfigError, unknown
-from quark.onnx.graph.quantized import Rewriter, code_type, parameters, stages
+from quark.onnx.graph.quantized import code_type, stages
 from quark.onnx.graph.report import PassReport
-from quark.onnx.passes import bias_scale
+from quark.onnx.quantized_rows import QuantizedRows
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,21 @@ def run(model: ir.Model, change: Which) -> PassReport:
     """
     if change not in CHANGES:
         raise ConfigError(unknown("change of codes", change, CHANGES))
-    row, rewriter, fired, refused = CHANGES[change], Rewriter(model), 0, []
+    new, rows, fired, refused = CHANGES[change], QuantizedRows(model), 0, []
     for stage in stages(model):
-        if code_type(stage.first) != row.old:
+        if code_type(stage.first) != new.old:
             continue
         if stage.first.overload:
-            refused.append(f"{stage.first.name!r} stays: its operator is a function for codes of {row.old}")
+            refused.append(f"{stage.first.name!r} stays: its operator is a function for codes of {new.old}")
             continue
-        found = parameters(stage.first)
-        if found is None or any(code_type(node) != row.old for node in stage.last):
+        row = rows.of(stage.first)
+        if row is None or any(code_type(node) != new.old for node in stage.last):
             refused.append(
                 f"{stage.first.name!r} stays: its parameters are computed, or its codes are read differently"
             )
             continue
-        scale, zero_point = found
-        offset = np.rint(zero_point / row.ratio) + row.shift
-        rewriter.set_parameters(stage, scale * row.ratio, offset, ir.DataType[row.new])
+        offset = np.rint(np.asarray(row.zero_point) / new.ratio) + new.shift
+        rows.move(row, np.asarray(row.scale) * new.ratio, offset, new.new)
         fired += 1
-    if row.ratio != 1:
-        bias_scale.run(model)
+    rows.write(biases=new.ratio != 1)
     return PassReport("code_types", fired, tuple(refused))

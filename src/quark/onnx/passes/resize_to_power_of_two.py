@@ -12,30 +12,30 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph.quantized import LIMITS, Rewriter, code_type, parameters
+from quark.onnx.graph.quantized import code_type
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import label, nodes_of
-from quark.onnx.passes import bias_scale
 from quark.onnx.passes.align_scale import around
+from quark.onnx.quantized_rows import QuantizedRows
 
 NARROW = ("INT8", "UINT8", "INT16", "UINT16")
 
 
 def run(model: ir.Model) -> PassReport:
     """Rewrite the stages around every Resize, in place."""
-    rewriter, fired, refused = Rewriter(model), 0, []
+    rows, fired, refused = QuantizedRows(model), 0, []
     for node in nodes_of(model, "Resize"):
         for stage in around(node):
-            found, kind = parameters(stage.first), code_type(stage.first)
-            if found is None or found[0].size != 1 or kind not in NARROW or stage.first.overload:
+            row = rows.of(stage.first)
+            kind = code_type(stage.first) if row is None else row.spec.format.upper()
+            if row is None or np.asarray(row.scale).size != 1 or kind not in NARROW or stage.first.overload:
                 refused.append(f"{label(node)} stays: its parameters are computed, or its codes are {kind}")
                 continue
-            reach = max(abs(float((limit - found[1]) * found[0])) for limit in LIMITS[kind])
-            scale = 2.0 ** math.ceil(math.log2(reach / 128))
-            if kind == "INT8" and float(found[0]) == 2.0 ** round(math.log2(float(found[0]))) and not found[1].any():
+            scale, bounds = float(np.asarray(row.scale)), row.range or (0, 0)
+            if kind == "INT8" and scale == 2.0 ** round(math.log2(scale)) and not np.any(row.zero_point):
                 continue
-            rewriter.set_parameters(stage, np.asarray(scale), np.asarray(0), ir.DataType.INT8)
+            reach = max(abs(float(limit)) for limit in bounds)
+            rows.move(row, 2.0 ** math.ceil(math.log2(reach / 128)), 0, "INT8")
             fired += 1
-    if fired:
-        bias_scale.run(model)
+    rows.write()
     return PassReport("resize_to_power_of_two", fired, tuple(refused))
