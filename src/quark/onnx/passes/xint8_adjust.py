@@ -35,24 +35,27 @@ def run(model: ir.Model, max_loop_num: Rounds = 5) -> PassReport:
     view = model.clone()
     name_nodes(view)
     rows, movable = QuantizedRows(model), Plan()
-    for row in rows.plan.of_role("weight"):
-        _put(movable, row)
+    names = {row.name: row.name for row in rows.plan.of_role("weight") if _put(movable, row)}
     for mine, stage in zip(stages(model), stages(view), strict=True):
+        source, row = stage.source, rows.of(mine.first)
         readers = frozenset(str(use.node.name) for dq in stage.last for use in dq.outputs[0].uses())
-        source, found = str(stage.source.name), rows.of(mine.first)
-        if remove(stage) is None and found is not None and found.name == source:
-            _put(movable, replace(found, readers=readers))
+        if remove(stage) is None and row is not None:  # what takes the place of an output takes its name
+            name = str(source.name)
+            if name not in names and _put(movable, replace(row, name=name, group=name, readers=readers)):
+                names[name] = row.name
     _group(view, movable)
     report = limit(view, movable, RULES, max_loop_num)
-    for row in movable:
-        rows.plan.put(row)
+    for name, own in names.items():
+        rows.plan.put(replace(movable.tensors[name], name=own))
     return PassReport("xint8_adjust", rows.write(), report.refused)
 
 
-def _put(plan: Plan, row: TensorPlan) -> None:
-    """Enter a tensor into a Plan, if its scale has a position."""
-    if row.spec.format.upper() in KINDS and row.spec.scale_rule == "power_of_two":
+def _put(plan: Plan, row: TensorPlan) -> bool:
+    """Enter a tensor into a Plan; False where its scale has no position."""
+    fits = row.spec.format.upper() in KINDS and row.spec.scale_rule == "power_of_two"
+    if fits:
         plan.put(row)
+    return fits
 
 
 def _group(view: ir.Model, plan: Plan) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,47 +32,58 @@ SCALE_TYPES = {
 }
 ROUND_METHODS = {"round": RoundType.round, "floor": RoundType.floor, "half_even": RoundType.half_even}
 ZERO_POINT_TYPES = {"int32": ZeroPointType.int32, "float32": ZeroPointType.float32}
+#: Field of a helper -> field of ``QTensorConfig``, and the values by the names that the helper takes.
+NAMED: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "observer_method": ("observer_cls", OBSERVER_METHODS),
+    "round_method": ("round_method", ROUND_METHODS),
+    "scale_type": ("scale_type", SCALE_TYPES),
+    "zero_point_type": ("zero_point_type", ZERO_POINT_TYPES),
+}
 
 
-def named(field: str, name: str | None, table: dict[str, Any]) -> Any:
-    """The value called ``name`` (None stays None)."""
-    if name is not None and name not in table:
-        raise ConfigError(unknown(field, name, table))
-    return None if name is None else table[name]
+Fields = Mapping[str, Any]
 
 
 class DataTypeSpec:
     """Base of the spec helpers."""
-
-    dtype: ClassVar[Dtype]
 
     def to_quantization_spec(self) -> QTensorConfig | list[QTensorConfig]:
         """The tensor configuration."""
         raise NotImplementedError
 
 
-def per_tensor(
-    dtype: Dtype,
-    observer_method: str | None,
-    symmetric: bool | None,
-    scale_type: str | None,
-    round_method: str | None,
-    is_dynamic: bool | None,
-) -> QTensorConfig:
-    """One scale for the whole tensor."""
-    return QTensorConfig(
-        dtype,
-        named("observer_method", observer_method or "min_max", OBSERVER_METHODS),
-        is_dynamic,
-        QSchemeType.per_tensor,
-        symmetric=symmetric,
-        round_method=named("round_method", round_method, ROUND_METHODS),
-        scale_type=named("scale_type", scale_type, SCALE_TYPES),
-    )
+class OneStage(DataTypeSpec):
+    """One tensor configuration; the fields are those of ``QTensorConfig``, but for the names in ``NAMED``.
+
+    Attributes:
+        dtype: data type of the codes.
+        fixed: fields of ``QTensorConfig`` that helpers of a scheme have in common.
+    """
+
+    dtype: ClassVar[Dtype]
+    fixed: ClassVar[Fields] = {}
+
+    def to_quantization_spec(self) -> QTensorConfig:
+        """The tensor configuration."""
+        return QTensorConfig(self.dtype, **{**self.fixed, **self.settings()})
+
+    def settings(self) -> dict[str, Any]:
+        """The fields of ``QTensorConfig`` that this helper says something about.
+
+        Raises:
+            ConfigError: a name that is not known; the nearest is shown.
+        """
+        found: dict[str, Any] = {}
+        for field, value in vars(self).items():
+            name, table = NAMED.get(field, (field, None))
+            if table is not None and value is not None and value not in table:
+                raise ConfigError(unknown(field, value, table))
+            found |= {} if value is None else {name: value if table is None else table[value]}
+        return found
 
 
 @dataclass
-class PerTensor(DataTypeSpec):
+class PerTensor(OneStage):
     """One scale for the whole tensor."""
 
     observer_method: str | None = "min_max"
@@ -79,15 +91,14 @@ class PerTensor(DataTypeSpec):
     scale_type: str | None = "float"
     round_method: str | None = "half_even"
     is_dynamic: bool | None = False
-
-    def to_quantization_spec(self) -> QTensorConfig:
-        """One scale for the whole tensor."""
-        values = self.observer_method, self.symmetric, self.scale_type, self.round_method, self.is_dynamic
-        return per_tensor(self.dtype, *values)
+    fixed: ClassVar[Fields] = {
+        "observer_cls": observers.PerTensorMinMaxObserver,
+        "qscheme": QSchemeType.per_tensor,
+    }
 
 
 @dataclass
-class PerChannel(DataTypeSpec):
+class PerChannel(OneStage):
     """One scale per index of ``ch_axis``."""
 
     ch_axis: int
@@ -96,24 +107,14 @@ class PerChannel(DataTypeSpec):
     round_method: str | None = "half_even"
     is_dynamic: bool | None = False
     zero_point_type: str | None = "int32"
-
-    def to_quantization_spec(self) -> QTensorConfig:
-        """One scale per index of ``ch_axis``."""
-        return QTensorConfig(
-            self.dtype,
-            observers.PerChannelMinMaxObserver,
-            self.is_dynamic,
-            QSchemeType.per_channel,
-            self.ch_axis,
-            symmetric=self.symmetric,
-            round_method=named("round_method", self.round_method, ROUND_METHODS),
-            scale_type=named("scale_type", self.scale_type, SCALE_TYPES),
-            zero_point_type=named("zero_point_type", self.zero_point_type, ZERO_POINT_TYPES),
-        )
+    fixed: ClassVar[Fields] = {
+        "observer_cls": observers.PerChannelMinMaxObserver,
+        "qscheme": QSchemeType.per_channel,
+    }
 
 
 @dataclass
-class PerGroup(DataTypeSpec):
+class PerGroup(OneStage):
     """One scale per ``group_size`` elements along ``ch_axis``."""
 
     ch_axis: int
@@ -122,47 +123,36 @@ class PerGroup(DataTypeSpec):
     scale_type: str | None = "float"
     round_method: str | None = "half_even"
     is_dynamic: bool | None = False
-
-    def to_quantization_spec(self) -> QTensorConfig:
-        """One scale per ``group_size`` elements along ``ch_axis``."""
-        return QTensorConfig(
-            self.dtype,
-            observers.PerGroupMinMaxObserver,
-            self.is_dynamic,
-            QSchemeType.per_group,
-            self.ch_axis,
-            self.group_size,
-            symmetric=self.symmetric,
-            round_method=named("round_method", self.round_method, ROUND_METHODS),
-            scale_type=named("scale_type", self.scale_type, SCALE_TYPES),
-        )
+    fixed: ClassVar[Fields] = {
+        "observer_cls": observers.PerGroupMinMaxObserver,
+        "qscheme": QSchemeType.per_group,
+    }
 
 
 @dataclass
-class PerBlock(DataTypeSpec):
-    """One scale per ``rows`` x ``columns`` block of a matrix."""
+class PerBlock(OneStage):
+    """One scale per ``rows`` x ``columns`` block of a matrix; blocks at its edges may be smaller."""
 
     rows: int = 128
     columns: int = 128
     scale_type: str | None = "float"
     is_dynamic: bool | None = False
+    fixed: ClassVar[Fields] = {
+        "observer_cls": observers.PerBlock2DMinMaxObserver,
+        "qscheme": QSchemeType.per_block,
+        "symmetric": True,
+        "round_method": RoundType.half_even,
+    }
 
-    def to_quantization_spec(self) -> QTensorConfig:
-        """One scale per block of a matrix; blocks at its edges may be smaller."""
-        return QTensorConfig(
-            self.dtype,
-            observers.PerBlock2DMinMaxObserver,
-            self.is_dynamic,
-            QSchemeType.per_block,
-            block_size=(self.rows, self.columns),
-            symmetric=True,
-            round_method=RoundType.half_even,
-            scale_type=named("scale_type", self.scale_type, SCALE_TYPES),
-        )
+    def settings(self) -> dict[str, Any]:
+        """Both sizes as one."""
+        found = super().settings()
+        size = found.pop("rows"), found.pop("columns")
+        return {**found, "block_size": size}
 
 
 @dataclass
-class FloatGroup(DataTypeSpec):
+class FloatGroup(OneStage):
     """Small floats in groups, with scales in ``scale_format``."""
 
     ch_axis: int
@@ -172,65 +162,42 @@ class FloatGroup(DataTypeSpec):
     is_dynamic: bool | None = True
     scale_type: str | None = None
     symmetric: bool | None = None
-
-    def to_quantization_spec(self) -> QTensorConfig:
-        """One scale per ``group_size`` elements along ``ch_axis``, in ``scale_format``."""
-        return QTensorConfig(
-            self.dtype,
-            observers.PerBlockMXObserver,
-            self.is_dynamic,
-            QSchemeType.per_group,
-            self.ch_axis,
-            self.group_size,
-            symmetric=self.symmetric,
-            round_method=RoundType.half_even,
-            scale_type=named("scale_type", self.scale_type, SCALE_TYPES),
-            scale_format=self.scale_format,
-            scale_calculation_mode=self.scale_calculation_mode,
-        )
+    fixed: ClassVar[Fields] = {
+        "observer_cls": observers.PerBlockMXObserver,
+        "qscheme": QSchemeType.per_group,
+        "round_method": RoundType.half_even,
+    }
 
 
 @dataclass
-class SharedExponent(DataTypeSpec):
-    """OCP Microscaling: blocks of 32 under a power of two."""
+class SharedExponent(OneStage):
+    """OCP Microscaling v1.0: blocks of 32 elements under E8M0 scales."""
 
     ch_axis: int
     is_dynamic: bool | None = True
     scale_calculation_mode: str | None = "even"
-    observer: ClassVar[type[ObserverBase]] = observers.PerBlockMXObserver
-
-    def to_quantization_spec(self) -> QTensorConfig:
-        """Blocks of 32 elements under E8M0 scales (OCP Microscaling v1.0)."""
-        return QTensorConfig(
-            self.dtype,
-            self.observer,
-            self.is_dynamic,
-            QSchemeType.per_group,
-            self.ch_axis,
-            32,
-            round_method=RoundType.half_even,
-            scale_type=ScaleType.float,
-            scale_format="e8m0",
-            scale_calculation_mode=self.scale_calculation_mode,
-        )
+    fixed: ClassVar[Fields] = {
+        **FloatGroup.fixed,
+        "group_size": 32,
+        "scale_type": ScaleType.float,
+        "scale_format": "e8m0",
+    }
 
 
 @dataclass
-class Microexponent(DataTypeSpec):
-    """Blocks under a shared exponent, with a bit per pair."""
+class Microexponent(OneStage):
+    """Blocks under a shared exponent, with a bit per pair; the scale calculation mode has no meaning here."""
 
     ch_axis: int
     block_size: int = 16
     scale_calculation_mode: str | None = "even"
 
-    def to_quantization_spec(self) -> QTensorConfig:
-        """Blocks under a shared exponent, and a bit for each pair (the scale calculation mode has no meaning here)."""
-        return QTensorConfig(self.dtype, ch_axis=self.ch_axis, group_size=self.block_size)
+    def settings(self) -> dict[str, Any]:
+        """The axis and the size of a block."""
+        return {"ch_axis": self.ch_axis, "group_size": self.block_size}
 
 
-class Cast(DataTypeSpec):
+class Cast(OneStage):
     """A cast and back."""
 
-    def to_quantization_spec(self) -> QTensorConfig:
-        """A cast and back."""
-        return QTensorConfig(self.dtype, observers.PlaceholderObserver)
+    fixed: ClassVar[Fields] = {"observer_cls": observers.PlaceholderObserver}

@@ -6,23 +6,25 @@ Helpers differ in data type, scheme and defaults only, so each is a row: its sch
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from quark.errors import ConfigError
 from quark.torch import observer as observers
 from quark.torch.config.spec_schemes import (
     Cast,
     DataTypeSpec,
+    Fields,
     FloatGroup,
     Microexponent,
+    OneStage,
     PerBlock,
     PerChannel,
     PerGroup,
     PerTensor,
     SharedExponent,
-    per_tensor,
 )
 from quark.torch.config.tensor import QTensorConfig
-from quark.torch.config.type import Dtype
+from quark.torch.config.type import Dtype, RoundType
 
 # ---- integers --------------------------------------------------------------------------------------------------------
 
@@ -135,17 +137,14 @@ class Uint8PerGroupSpec(PerGroup):
 
 
 @dataclass
-class FP8E4M3PerTensorSpec(DataTypeSpec):
+class FP8E4M3PerTensorSpec(OneStage):
     """FP8 E4M3, one scale."""
 
     observer_method: str | None = "min_max"
     scale_type: str | None = None
     is_dynamic: bool | None = False
     dtype = Dtype.fp8_e4m3
-
-    def to_quantization_spec(self) -> QTensorConfig:
-        """One scale for the whole tensor."""
-        return per_tensor(self.dtype, self.observer_method, True, self.scale_type, "half_even", self.is_dynamic)
+    fixed: ClassVar[Fields] = {**PerTensor.fixed, "symmetric": True, "round_method": RoundType.half_even}
 
 
 class FP8E5M3PerTensorSpec(FP8E4M3PerTensorSpec):
@@ -263,23 +262,18 @@ class OCP_MXFP4DiffsSpec(SharedExponent):
 
     is_dynamic: bool | None = False
     dtype = Dtype.fp4
-    observer = observers.PerBlockMXDiffsObserver
+    fixed: ClassVar[Fields] = {**SharedExponent.fixed, "observer_cls": observers.PerBlockMXDiffsObserver}
 
 
 class OCP_MXINT8Spec(SharedExponent):
     """MXINT8."""
 
     dtype = Dtype.mx
+    fixed: ClassVar[Fields] = {"group_size": 32, "mx_element_dtype": Dtype.int8}
 
-    def to_quantization_spec(self) -> QTensorConfig:
-        """Blocks of 32 elements under E8M0 scales."""
-        return QTensorConfig(
-            Dtype.mx,
-            ch_axis=self.ch_axis,
-            group_size=32,
-            mx_element_dtype=Dtype.int8,
-            scale_calculation_mode=self.scale_calculation_mode,
-        )
+    def settings(self) -> dict[str, Any]:
+        """Blocks of 32 elements under E8M0 scales, from each tensor as it comes."""
+        return {"ch_axis": self.ch_axis, "scale_calculation_mode": self.scale_calculation_mode}
 
 
 class MX6Spec(Microexponent):
@@ -295,16 +289,16 @@ class MX9Spec(Microexponent):
 
 
 @dataclass
-class BFP16Spec(DataTypeSpec):
+class BFP16Spec(OneStage):
     """BFP16: 8 elements of 8 bits share an exponent."""
 
     ch_axis: int
     scale_calculation_mode: str | None = "even"
     dtype = Dtype.bfp16
 
-    def to_quantization_spec(self) -> QTensorConfig:
+    def settings(self) -> dict[str, Any]:
         """Blocks of 8 (the scale calculation mode has no meaning here)."""
-        return QTensorConfig(self.dtype, ch_axis=self.ch_axis, group_size=8)
+        return {"ch_axis": self.ch_axis, "group_size": 8}
 
 
 class Float16Spec(Cast):
@@ -321,10 +315,10 @@ class Bfloat16Spec(Cast):
 
 # ---- two stages ------------------------------------------------------------------------------------------------------
 
-OneStage = DataTypeSpec | QTensorConfig
+FirstOrSecond = DataTypeSpec | QTensorConfig
 
 
-def single(spec: OneStage, name: str) -> QTensorConfig:
+def single(spec: FirstOrSecond, name: str) -> QTensorConfig:
     """A stage as one tensor configuration."""
     config = spec.to_quantization_spec() if isinstance(spec, DataTypeSpec) else spec
     if not isinstance(config, QTensorConfig):
@@ -336,8 +330,8 @@ def single(spec: OneStage, name: str) -> QTensorConfig:
 class ProgressiveSpec(DataTypeSpec):
     """The second stage quantizes the values that the first has made (int4 on FP8)."""
 
-    first_stage: OneStage
-    second_stage: OneStage
+    first_stage: FirstOrSecond
+    second_stage: FirstOrSecond
 
     def to_quantization_spec(self) -> list[QTensorConfig]:
         """Both stages."""
@@ -348,8 +342,8 @@ class ProgressiveSpec(DataTypeSpec):
 class ScaleQuantSpec(DataTypeSpec):
     """The second stage quantizes the scales of the first (NVFP4)."""
 
-    first_stage: OneStage
-    second_stage: OneStage
+    first_stage: FirstOrSecond
+    second_stage: FirstOrSecond
 
     def to_quantization_spec(self) -> list[QTensorConfig]:
         """Both stages, the second marked."""
