@@ -7,8 +7,8 @@ match when there is one. All of them are ``ValueError`` so that code written for
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -85,3 +85,17 @@ def unknown(kind: str, value: object, allowed: Iterable[str]) -> str:
     names = [str(name) for name in allowed]
     shown = ", ".join(names[:24]) + (f", … ({len(names)} in all)" if len(names) > 24 else "")
     return f"unknown {kind} {value!r}.{nearest(str(value), names)} Allowed: {shown}"
+
+
+def check_name(kind: str, value: object, allowed: Collection[Any], error: type[QuarkError] = ConfigError) -> None:
+    """Raise unless a value is in a closed set, with the nearest match."""
+    if value not in allowed:
+        raise error(unknown(kind, value, allowed))
+
+
+def check_names(
+    kind: str, values: Iterable[object], allowed: Collection[Any], error: type[QuarkError] = ConfigError
+) -> None:
+    """The same for each of several values."""
+    for value in values:
+        check_name(kind, value, allowed, error)

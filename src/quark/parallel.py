@@ -15,7 +15,7 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, Literal
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name
 
 BACKENDS = ("threading", "loky", "dask", "ray")
 MOST = 1024  # workers; each is a thread or a process of this machine or of a cluster
@@ -99,8 +99,7 @@ def choose_backend(name: str) -> None:
     """
     import joblib
 
-    if name not in BACKENDS:
-        raise ConfigError(unknown("--backend", name, BACKENDS))
+    check_name("--backend", name, BACKENDS)
     try:
         if name == "ray":
             import_module("ray.util.joblib").register_ray()

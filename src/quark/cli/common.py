@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from quark.cli.paths import Reads, Writes
-from quark.errors import ConfigError, unknown
+from quark.errors import check_name
 
 THREADS = ("QUARK_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -145,8 +145,7 @@ def preset_for(hardware: str) -> str:
     Raises:
         ConfigError: an unknown kind.
     """
-    if hardware not in USUAL:
-        raise ConfigError(unknown("--for", hardware, USUAL))
+    check_name("--for", hardware, USUAL)
     return USUAL[hardware]
 
 

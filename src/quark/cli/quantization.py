@@ -22,7 +22,7 @@ from quark.cli.source_options import SampleSource, source_words
 from quark.cli.sources import WANTED, feeds, preprocessing
 from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies
 from quark.config.job import Job
-from quark.errors import ConfigError, DataError, NoSamplesError, unknown
+from quark.errors import DataError, NoSamplesError, check_name
 from quark.files.outputs import Output, drafts
 from quark.numerics.formats import Int
 from quark.onnx import Config, ModelQuantizer, get_default_config
@@ -202,8 +202,7 @@ def configure(request: Decided, settings: dict[str, Any]) -> Config:
     with_own(request.algorithms)
     config = get_default_config(request.chosen) if request.config is None else load_config(request.config)
     if request.layout is not None:
-        if request.layout not in TARGETS:
-            raise ConfigError(unknown("target", request.layout, TARGETS))
+        check_name("target", request.layout, TARGETS)
         config.target = "cpu" if request.layout == "cpu" else "any"
     config.extra_options.update({**settings, "PrintSummary": False})
     config.nodes_to_exclude = [*config.nodes_to_exclude, *request.exclude]

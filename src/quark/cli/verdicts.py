@@ -16,7 +16,7 @@ from typing import Any
 
 from quark.config.plan import Plan
 from quark.config.presets import get_preset
-from quark.errors import ConfigError, QuarkError, unknown
+from quark.errors import ConfigError, QuarkError, check_name
 from quark.numerics.formats import Int, get_format
 from quark.onnx import Config, ModelQuantizer
 from quark.onnx.compare import Comparison, compare
@@ -84,8 +84,7 @@ def parse_bound(text: str) -> Bound:
     match = _BOUND.match(text)
     if match is None:
         raise ConfigError(f"--fail-under {text!r}: write a metric, = and a number, as in 'sqnr=20'")
-    if match[1] not in METRICS:
-        raise ConfigError(unknown("metric of --fail-under", match[1], METRICS))
+    check_name("metric of --fail-under", match[1], METRICS)
     try:
         return Bound(match[1], float(match[2]))
     except ValueError as error:

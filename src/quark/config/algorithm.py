@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name, check_names
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,10 @@ def read(data: Mapping[str, Any], names: Mapping[str, str], known: Mapping[str, 
     given = dict(data)
     name = given.pop("name", None)
     name = names.get(name, name) if isinstance(name, str) else repr(name)
-    if name not in known:
-        raise ConfigError(unknown("algorithm", name, known))
+    check_name("algorithm", name, known)
     kind = known[name]
     allowed = [item.name for item in fields(kind)]  # type: ignore[arg-type]
-    for key in given:
-        if key not in allowed:
-            raise ConfigError(unknown(f"field of {kind.__name__}", key, allowed))
+    check_names(f"field of {kind.__name__}", given, allowed)
     return kind(**given)
 
 

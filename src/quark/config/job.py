@@ -9,7 +9,7 @@ from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.config.rules import Rules
 from quark.config.tensor import LayerSpec, TensorSpec
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name
 from quark.numerics.elements import ELEMENTS
 
 #: any: the layout that the configuration asks for. cpu: ONNX Runtime's integer kernels on x86 and Arm.
@@ -38,8 +38,7 @@ class Job:
     plan: Plan | None = None
 
     def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            raise ConfigError(unknown("target", self.target, TARGETS))
+        check_name("target", self.target, TARGETS)
         for option in ("UseMatMulNBits", "WeightsOnly"):
             if self._dynamic and getattr(self.options, option):
                 raise ConfigError(f"{option} leaves activations in float; dynamic quantization is for activations, too")

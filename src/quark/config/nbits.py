@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_names
 
 #: Widths and the smallest block that ONNX Runtime has kernels for; blocks are powers of two.
 BITS = (2, 4, 8)
@@ -54,9 +54,7 @@ def parse_nbits(given: Mapping[str, Any]) -> NBits:
     Raises:
         ConfigError: an unknown name (the nearest one is shown) or a bad value.
     """
-    for name in given:
-        if name not in NBits.model_fields:
-            raise ConfigError(unknown("parameter in MatMulNBitsParams", name, NBits.model_fields))
+    check_names("parameter in MatMulNBitsParams", given, NBits.model_fields)
     try:
         return NBits(**given)
     except ValidationError as error:

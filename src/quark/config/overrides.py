@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name, unknown
 from quark.numerics.formats import FORMATS, get_format
 
 KEYS = (
@@ -111,8 +111,7 @@ def _override(where: str, entries: Sequence[Mapping[str, Any]]) -> Override:
 
 def _check(where: str, entry: Mapping[str, Any]) -> None:
     for key, value in entry.items():
-        if key not in KEYS:
-            raise ConfigError(unknown(f"key of {where}", key, KEYS))
+        check_name(f"key of {where}", key, KEYS)
         if key in _KINDS and not _is(value, _KINDS[key]):
             raise ConfigError(f"{where}: {key} must be {_WORDS[_KINDS[key]]}, not {value!r}")
     for one, other in (("scale", "zero_point"), ("zero_point", "scale")):

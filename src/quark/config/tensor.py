@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from quark.errors import ConfigError, as_a, unknown
+from quark.errors import ConfigError, as_a, check_name
 from quark.numerics.affine import Grid
 from quark.numerics.blocks import BLOCK_RULES
 from quark.numerics.formats import FORMATS, Block, Format, Int, get_format
@@ -59,8 +59,7 @@ class TensorSpec:
             ("scale rule", self.scale_rule, SCALE_RULES),
             ("calibration method", self.method, {**SEARCHES, **dict.fromkeys(OWN_METHODS)}),
         ):
-            if value not in allowed:
-                raise ConfigError(unknown(kind, value, allowed))
+            check_name(kind, value, allowed)
         row = self.row
         if isinstance(row, Block) and row.sub_block and row.size % row.sub_block:
             raise ConfigError(
@@ -150,8 +149,7 @@ def scale_rule_of(given: str | None, implied: str | None, by: str, format: str) 
     """
     if given is None:
         return implied or "float32"
-    if given not in SCALE_RULES:
-        raise ConfigError(unknown("value of the field scale_rule", given, SCALE_RULES))
+    check_name("value of the field scale_rule", given, SCALE_RULES)
     if implied not in (None, given):
         raise ConfigError(f"scale_rule={given!r} contradicts {by}, which means {implied!r}: give one of them")
     if isinstance(get_format(format), Block) and given not in BLOCK_RULES and given != "float32":

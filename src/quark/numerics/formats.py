@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name, unknown
 from quark.numerics.blocks import BLOCK_RULES, BLOCKS, Block
 from quark.numerics.elements import ELEMENTS, Element, Float, Int, Power
 from quark.numerics.ggml import GGML
@@ -120,8 +120,7 @@ def _check_block(row: Block) -> None:
     """A block of elements that are there, with a scale format that is there."""
     if FORMATS.get(row.element.name) not in (row.element, None) or isinstance(row.element, Power):
         raise ConfigError(f"the format {row.name!r}: its element {row.element.name!r} is not the format of that name")
-    if row.rule not in BLOCK_RULES:
-        raise ConfigError(unknown(f"rule of the format {row.name!r}", row.rule, BLOCK_RULES))
+    check_name(f"rule of the format {row.name!r}", row.rule, BLOCK_RULES)
     if row.element.bits > WIDEST or row.sub_block or row.carry or row.tensor_scale or row.size < 1:
         raise ConfigError(
             f"the format {row.name!r} must have elements of at most {WIDEST} bits, one level of scales and blocks of "

@@ -18,7 +18,7 @@ from math import lcm
 
 import numpy as np
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name
 from quark.numerics.array import Array, as_array, cast, empty, is_torch, namespace, shared, shares_memory
 from quark.numerics.granularity import pad
 
@@ -160,8 +160,7 @@ def group(bits: int, first: str) -> tuple[int, int]:
     """The shortest run of codes that fills whole bytes, and how many bytes."""
     if not 1 <= bits <= 8:
         raise ConfigError(f"codes of {bits} bits cannot be packed into bytes; 1 to 8 can")
-    if first not in ("low", "high"):
-        raise ConfigError(unknown("place of the first code", first, ("low", "high")))
+    check_name("place of the first code", first, ("low", "high"))
     total = lcm(bits, 8)
     return total // bits, total // 8
 

@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from quark.errors import ConfigError, unknown
+from quark.errors import check_name
 from quark.numerics.array import Array, arange, cast, chunk_size, empty, namespace
 
 Rule: TypeAlias = Callable[[Array], Array]  # float values (may be overwritten) -> integers as floats
@@ -102,8 +102,7 @@ def noise_of(rounding: Rounding, shape: tuple[int, ...], like: Array) -> Array |
     """
     if isinstance(rounding, Stochastic):
         return uniform(rounding.seed, shape, like)
-    if rounding not in ROUNDINGS:
-        raise ConfigError(unknown("rounding", rounding, ROUNDINGS))
+    check_name("rounding", rounding, ROUNDINGS)
     return uniform(0, shape, like) if rounding == "stochastic" else None
 
 

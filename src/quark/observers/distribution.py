@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name
 from quark.numerics.affine import Grid, dequantize
 from quark.numerics.formats import FORMATS, Float, Format
 from quark.observers.histogram import Histogram
@@ -42,8 +42,7 @@ def search(statistic: Histogram, grid: Grid, scenario: str = "same") -> tuple[fl
             f"the calibration method Distribution works for the FP8 data types only ({known}), and this tensor is "
             f"{grid.format.name}: choose MinMax, Percentile, MinMSE or Entropy for it"
         )
-    if scenario not in SPREADS:
-        raise ConfigError(unknown("Scenario", scenario, SPREADS))
+    check_name("Scenario", scenario, SPREADS)
     power = SPREADS[scenario]
     codes = _codes(grid)
     values, weights = statistic.points()

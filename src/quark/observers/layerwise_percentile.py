@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name
 from quark.numerics.affine import Grid
 from quark.observers import percentile
 from quark.observers.histogram import Histogram
@@ -37,8 +37,7 @@ def search(
     Raises:
         ConfigError: an unknown metric, no candidate, or one outside 0..100.
     """
-    if metric not in POWERS:
-        raise ConfigError(unknown("LWPMetric", metric, POWERS))
+    check_name("LWPMetric", metric, POWERS)
     if not candidates:
         raise ConfigError("PercentileCandidates is empty; give at least one percentile")
     ranges = [percentile.search(statistic, grid, p, symmetric) for p in candidates]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name, check_names
 from quark.numerics.affine import Grid
 from quark.observers import (
     distribution,
@@ -66,9 +66,7 @@ class RangeMethod:
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Raise ``ConfigError`` for a setting that the method does not have."""
-        for name in settings:
-            if name not in self.settings:
-                raise ConfigError(unknown(f"setting of the calibration method {self.name!r}", name, self.settings))
+        check_names(f"setting of the calibration method {self.name!r}", settings, self.settings)
 
     def observe(self, settings: Mapping[str, Any]) -> Statistic:
         """A fresh statistic."""
@@ -143,8 +141,7 @@ def register_calibration(
     if name in SEARCHES or name in OWN_METHODS:
         raise ConfigError(f"the calibration method {name!r} exists already: choose another name")
     if isinstance(statistic, str):
-        if statistic not in STATISTICS:
-            raise ConfigError(unknown("statistic", statistic, STATISTICS))
+        check_name("statistic", statistic, STATISTICS)
         statistic = STATISTICS[statistic]
     if not (callable(search) and callable(statistic)):
         raise ConfigError(f"the calibration method {name!r}: search and statistic must be callable")

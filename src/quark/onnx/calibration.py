@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from quark.errors import ConfigError, DataError, unknown
+from quark.errors import DataError, check_name
 from quark.files.journal import Journal
 from quark.numerics.affine import Grid
 from quark.observers import SEARCHES, RangeMethod, Statistic
@@ -61,8 +61,7 @@ class Request:
     mirrored: bool = False
 
     def __post_init__(self) -> None:
-        if self.method not in SEARCHES:
-            raise ConfigError(unknown("calibration method", self.method, SEARCHES))
+        check_name("calibration method", self.method, SEARCHES)
         self.search.check(self.settings)
 
     @property

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name, unknown
 from quark.onnx.quantization.config.algorithm import from_dict
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.config import QuantizationConfig, get_default_config
@@ -55,8 +55,7 @@ def config_of(values: Mapping[str, Any]) -> QuantizationConfig:
     config = get_default_config(values["preset"])
     share_of(values)
     if values.get("target") is not None:
-        if values["target"] not in TARGETS:
-            raise ConfigError(unknown("target", values["target"], TARGETS))
+        check_name("target", values["target"], TARGETS)
         config.target = values["target"]
     config.extra_options.update(_checked(values, "options", dict))
     config.nodes_to_exclude = [*config.nodes_to_exclude, *map(str, _checked(values, "exclude", list))]

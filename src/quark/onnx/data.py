@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from quark.errors import ConfigError, DataError, nearest, unknown
+from quark.errors import ConfigError, DataError, check_names, nearest
 from quark.onnx.graph.model import ModelInput as Source
 from quark.onnx.graph.model import load
 
@@ -381,9 +381,7 @@ class RandomDataReader(CalibrationDataReader):
         inputs = inputs_of(model)
         shapes, ranges = dict(input_shape or {}), dict(input_data_range or {})
         for option, given in (("RandomDataReaderInputShape", shapes), ("RandomDataReaderInputDataRange", ranges)):
-            for name in given:
-                if name not in [one.name for one in inputs]:
-                    raise DataError(unknown(f"input in {option}", name, [one.name for one in inputs]))
+            check_names(f"input in {option}", given, [one.name for one in inputs], DataError)
         if input_data_range is not None:
             missing = [one.name for one in inputs if one.name not in ranges]
             if missing:

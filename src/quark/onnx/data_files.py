@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from quark.errors import DataError, unknown
+from quark.errors import DataError, check_names
 from quark.numerics.array_files import ArrayArchive, load_array
 from quark.onnx.audio_files import SOUNDS
 from quark.onnx.data import CalibrationDataReader, Feed, ModelInput, inputs_of
@@ -198,9 +198,7 @@ def _sized(one: ModelInput, shapes: Mapping[str, Sequence[int]]) -> ModelInput:
 
 def _check_names(given: Iterable[str], inputs: Sequence[ModelInput]) -> None:
     names = [one.name for one in inputs]
-    for name in given:
-        if name not in names:
-            raise DataError(unknown("input in input_shape", name, names))
+    check_names("input in input_shape", given, names, DataError)
 
 
 def _only(inputs: Sequence[ModelInput], what: str) -> ModelInput:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from quark.errors import DataError, unknown
+from quark.errors import DataError, check_name, check_names
 from quark.onnx.graph.surgery import constant_array
 
 RESIZES = ("stretch", "letterbox", "crop")
@@ -61,8 +61,7 @@ class Preprocessing:
                 given = str(bad[0])[:40] if bad else "nothing"
                 above = " above zero" if name == "std" else ""
                 raise DataError(f"{name} is {given}: every number must be finite{above}")
-        if self.resize not in RESIZES:
-            raise DataError(unknown("resize", self.resize, RESIZES))
+        check_name("resize", self.resize, RESIZES, DataError)
         if self.scale not in SCALES:
             raise DataError(f"scale is {str(self.scale)[:40]}: 255 makes pixels 0..1, 1 leaves them 0..255")
         sides = (1, 1) if self.size is None else self.size
@@ -89,9 +88,7 @@ class Preprocessing:
             DataError: an unknown field, or a value that it cannot have.
         """
         known = [name for name in cls.__dataclass_fields__ if name != "function"]
-        for name in fields:
-            if name not in known:
-                raise DataError(unknown("field of the preprocessing", name, known))
+        check_names("field of the preprocessing", fields, known, DataError)
         given: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in fields.items()}
         return replace(cls(), **given)
 

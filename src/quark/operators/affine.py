@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from quark.errors import ConfigError, ModelError, unknown
+from quark.errors import ModelError, check_name
 from quark.numerics.elements import ELEMENTS, Element, Float, Int
 from quark.operators.body import LOWEST_OPSET, Body
 from quark.operators.site import NodeFacts, from_float, to_float
@@ -36,8 +36,7 @@ def variant(attributes: Mapping, site: NodeFacts) -> str:
     Raises:
         ConfigError: the operators have no such type.
     """
-    if site.code_type not in STORED:
-        raise ConfigError(unknown("zero point type", site.code_type, STORED))
+    check_name("zero point type", site.code_type, STORED)
     return f"{site.code_type}.{'axis' if site.per_axis else 'tensor'}.{site.elem_type}"
 
 

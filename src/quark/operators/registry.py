@@ -14,7 +14,7 @@ from typing import Any
 
 from onnx import FunctionProto, NodeProto, helper
 
-from quark.errors import ConfigError, ModelError, unknown
+from quark.errors import ConfigError, ModelError, check_name, unknown
 from quark.operators import affine, bfp, blockquant, elementwise, instance_norm, lstm, mx, storage
 from quark.operators.body import LOWEST_OPSET, Body
 from quark.operators.site import NodeFacts
@@ -191,8 +191,7 @@ def get_operator(name: str) -> Operator:
     Raises:
         ConfigError: no such operator; the message gives the nearest name.
     """
-    if name not in OPERATORS:
-        raise ConfigError(unknown("operator", name, OPERATORS))
+    check_name("operator", name, OPERATORS)
     return OPERATORS[name]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from quark.errors import ConfigError, QuarkError, unknown
+from quark.errors import ConfigError, QuarkError, check_name, unknown
 from quark.files.journal import Journal
 from quark.files.plain import briefly, code_of, plain
 from quark.files.untrusted import Schema
@@ -114,8 +114,7 @@ def number_of(value: Any, metric: str) -> float:
         ConfigError: neither.
     """
     if isinstance(value, Mapping):
-        if metric not in value:
-            raise ConfigError(unknown("entry of the result of --metric", metric, value))
+        check_name("entry of the result of --metric", metric, value)
         value = value[metric]
     try:
         return float(value)

@@ -23,7 +23,7 @@ from typing import Any
 from torch import nn
 
 from quark.algorithms.own import OWN
-from quark.errors import ConfigError, ModelError, unknown
+from quark.errors import ConfigError, ModelError, check_names
 from quark.search.plan_file import read_config
 from quark.search.values import FLOAT
 from quark.torch.algorithms.registry import ALGORITHMS
@@ -131,9 +131,8 @@ def check_candidate(candidate: str) -> None:
     name, algorithms = split(candidate)
     scheme(name)
     tuning = [*(row.config.name for row in ALGORITHMS if row.tunes), *OWN]
+    check_names("algorithm for single layers", algorithms, tuning)
     for algorithm in algorithms:
-        if algorithm not in tuning:
-            raise ConfigError(unknown("algorithm for single layers", algorithm, tuning))
         if name in GGUF and any(row.codes for row in ALGORITHMS if row.config.name == algorithm):
             raise ConfigError(f"{candidate!r}: {name} chooses codes with its scales, so {algorithm!r} cannot")
 

@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from quark.errors import ConfigError, DataError, ModelError, nearest, unknown
+from quark.errors import DataError, ModelError, check_names, nearest
 from quark.onnx.graph.admission import registered
 from quark.onnx.graph.libraries import Libraries, library_files
 from quark.onnx.graph.pieces import Pieces, open_in_pieces
@@ -208,9 +208,7 @@ def trim_heap() -> None:
 
 def _check_providers(providers: Sequence[str]) -> None:
     available = onnxruntime.get_available_providers()
-    for name in providers:
-        if name not in available:
-            raise ConfigError(unknown("execution provider (ExecutionProviders)", name, available))
+    check_names("execution provider (ExecutionProviders)", providers, available)
 
 
 def _reducible(value: ir.Value, model: ir.Model) -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 import onnx_ir as ir
 
-from quark.errors import ConfigError, unknown
+from quark.errors import check_name
 from quark.onnx.graph.quantized import code_type, stages
 from quark.onnx.graph.report import PassReport
 from quark.onnx.quantized_rows import QuantizedRows
@@ -47,8 +47,7 @@ def run(model: ir.Model, change: Which) -> PassReport:
     Raises:
         ConfigError: there is no such change.
     """
-    if change not in CHANGES:
-        raise ConfigError(unknown("change of codes", change, CHANGES))
+    check_name("change of codes", change, CHANGES)
     new, rows, fired, refused = CHANGES[change], QuantizedRows(model), 0, []
     for stage in stages(model):
         if code_type(stage.first) != new.old:

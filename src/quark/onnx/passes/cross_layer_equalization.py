@@ -10,7 +10,7 @@ from typing import Annotated
 
 import onnx_ir as ir
 
-from quark.errors import ConfigError, unknown
+from quark.errors import check_names
 from quark.onnx.algorithms import cle
 from quark.onnx.algorithms.channels import LAYERS
 from quark.onnx.graph.report import PassReport
@@ -52,9 +52,7 @@ def run(
         ("node", (*nodes_to_quantize, *nodes_to_exclude), nodes),
         ("operator that can be equalized", op_types_to_quantize, LAYERS),
     ):
-        for name in given:
-            if name not in known:
-                raise ConfigError(unknown(kind, name, known))
+        check_names(kind, given, known)
 
     def takes_part(node: ir.Node) -> bool:
         wanted = not nodes_to_quantize or node.name in nodes_to_quantize

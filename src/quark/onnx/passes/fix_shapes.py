@@ -13,7 +13,7 @@ from typing import Annotated
 
 import onnx_ir as ir
 
-from quark.errors import ConfigError, ModelError, unknown
+from quark.errors import ConfigError, ModelError, check_name
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.passes import fill_value_info
@@ -52,8 +52,7 @@ def run(model: ir.Model, input_output_name_shapes: Shapes) -> PassReport:
     graph = model.graph
     ends = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
     for name, sizes in shapes.items():
-        if name not in ends:
-            raise ModelError(unknown("input or output (FixShapes)", name, ends))
+        check_name("input or output (FixShapes)", name, ends, ModelError)
         if any(size < 1 for size in sizes):
             raise ConfigError(f"FixShapes: the sizes of {name!r} must be 1 or more, not {sizes}")
     inputs = {str(value.name) for value in graph.inputs}

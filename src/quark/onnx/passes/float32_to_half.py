@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from quark.errors import ConfigError, unknown
+from quark.errors import check_name
 from quark.onnx.graph.quantized import DEQUANTIZE, FUSED, QUANTIZE, STORED
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import Names, add_initializer, all_nodes, is_constant, label, opset, set_constant
@@ -34,8 +34,7 @@ def run(model: ir.Model, to: To = "float16", keep_io_types: Keep = False) -> Pas
     Raises:
         ConfigError: another type than float16 and bfloat16.
     """
-    if to not in TYPES:
-        raise ConfigError(unknown("type", to, TYPES))
+    check_name("type", to, TYPES)
     found = [node for node in all_nodes(model) if node.op_type in QUANTIZE | DEQUANTIZE | FUSED | STORED]
     if found:
         return PassReport("float32_to_half", refused=(f"the model is quantized already, at {label(found[0])}",))

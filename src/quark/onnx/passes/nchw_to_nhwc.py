@@ -15,7 +15,7 @@ from typing import Annotated
 
 import onnx_ir as ir
 
-from quark.errors import ModelError, unknown
+from quark.errors import ModelError, check_name
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import Names, ints_attribute
 
@@ -90,8 +90,7 @@ def _only_rounds(node: ir.Node) -> bool:
 def _check(model: ir.Model, listed: list[str] | None) -> None:
     known = {str(value.name): value for value in model.graph.inputs}
     for name in listed or ():
-        if name not in known:
-            raise ModelError(unknown("input", name, known))
+        check_name("input", name, known, ModelError)
         if not _is_image(known[name]):
             raise ModelError(
                 f"the input {name!r} is not an image: it needs four axes and known channels, height and width"

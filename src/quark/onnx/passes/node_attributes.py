@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from pydantic import BaseModel, ConfigDict
 
-from quark.errors import ModelError, unknown
+from quark.errors import ModelError, check_name
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.surgery import opset
 
@@ -39,8 +39,7 @@ def run(model: ir.Model, node_attribute_updates: Updates) -> PassReport:
     nodes = {str(node.name): node for node in ir.traversal.RecursiveGraphIterator(model.graph)}
     fired = 0
     for update in node_attribute_updates:
-        if update.node_name not in nodes:
-            raise ModelError(unknown("node", update.node_name, nodes))
+        check_name("node", update.node_name, nodes, ModelError)
         node = nodes[update.node_name]
         for name, value in update.attributes.items():
             fired += _set(node, name, value, opset(model))
@@ -64,8 +63,7 @@ def _attribute(node: ir.Node, name: str, value: Any, version: int) -> ir.Attr:
     if node.domain != "":
         return ir.convenience.convert_attribute(name, value)
     known = onnx.defs.get_schema(node.op_type, version, "").attributes
-    if name not in known:
-        raise ModelError(unknown(f"attribute of {node.op_type} {node.name!r}:", name, known))
+    check_name(f"attribute of {node.op_type} {node.name!r}:", name, known, ModelError)
     kind = ir.AttributeType[str(known[name].type).rsplit(".", 1)[-1]]
     try:
         return ir.convenience.convert_attribute(name, value, kind)

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name, unknown
 from quark.onnx.graph.report import PassReport
 from quark.onnx.passes.row import Pass, Run
 from quark.onnx.passes.table import TABLE
@@ -71,8 +71,7 @@ def get_pass(name: str) -> Pass:
         ConfigError: there is none; the message shows the nearest name.
     """
     known, plain = passes(), without_prefix(name)
-    if plain not in known:
-        raise ConfigError(unknown("pass", plain, known))
+    check_name("pass", plain, known)
     return known[plain]
 
 

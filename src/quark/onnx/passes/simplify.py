@@ -20,7 +20,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from quark.errors import ConfigError, ModelError, unknown
+from quark.errors import ModelError, check_names
 from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.session import RUNTIME_ERRORS, open_session, quiet_options
 from quark.onnx.graph.surgery import input_at, is_constant, name_nodes
@@ -84,9 +84,7 @@ def _check(options: Mapping[str, object]) -> None:
         from onnxslim.cli._main import OnnxSlimKwargs
 
         known = list(OnnxSlimKwargs.__annotations__)
-        for name in options:
-            if name not in known:
-                raise ConfigError(unknown("argument of onnxslim in SimplifyModelOptions", name, known))
+        check_names("argument of onnxslim in SimplifyModelOptions", options, known)
 
 
 def _operators(model: ir.Model) -> Counter[str]:

@@ -23,7 +23,7 @@ from quark.config.options import Options
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import NodeInfo
 from quark.config.tensor import TensorSpec
-from quark.errors import ConfigError, ModelError, unknown
+from quark.errors import ModelError, check_name
 from quark.numerics.granularity import Group
 from quark.numerics.packing import pack
 from quark.onnx.graph.surgery import (
@@ -54,8 +54,7 @@ def place_nbits(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> P
         ConfigError: an algorithm that is not there, or a name that matches nothing.
     """
     nbits = parse_nbits(job.options.MatMulNBitsParams)
-    if nbits.Algorithm not in ALGORITHMS:
-        raise ConfigError(unknown("Algorithm in MatMulNBitsParams", nbits.Algorithm, ALGORITHMS))
+    check_name("Algorithm in MatMulNBitsParams", nbits.Algorithm, ALGORITHMS)
     plan, decisions, shaping = Plan(), bound(model, job, before), computes_shapes(model)
     for node in model.graph:
         decision = decisions[node.name or ""]

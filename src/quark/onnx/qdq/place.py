@@ -16,7 +16,7 @@ from quark.config.job import Job
 from quark.config.plan import NodePlan, Plan, TensorPlan
 from quark.config.rules import Decision, NodeInfo
 from quark.config.tensor import LayerSpec, TensorSpec
-from quark.errors import ConfigError, unknown
+from quark.errors import check_name
 from quark.numerics.formats import Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
 from quark.observers.registry import BUILT_IN
@@ -151,8 +151,7 @@ def _leave_tuned(
     """Take out the nodes that an earlier run with ``TuneSpeed`` left in float."""
     nodes = {node.name or "": node for node in placement.model.graph}
     for name in names:
-        if name not in nodes:
-            raise ConfigError(unknown("node in TunedFloat", name, nodes))
+        check_name("node in TunedFloat", name, nodes)
         if chosen.get(nodes[name]) is not None and not _asked_for(nodes[name], placement):
             _leave(nodes[name], slower.TUNED, chosen, placement)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quark.errors import ConfigError, QuarkError
+from quark.errors import QuarkError, check_name
 
 MODEL_FLAGS = ("model", "model_path")
 REQUIRED = object()
@@ -258,10 +258,8 @@ def find(name: str) -> Tool:
     """
     from importlib import import_module
 
-    from quark.errors import unknown
     from quark.onnx.tools.names import TOOLS
 
-    if name not in TOOLS:
-        raise ConfigError(unknown("tool", name, TOOLS))
+    check_name("tool", name, TOOLS)
     found: Tool = import_module(f"quark.onnx.tools.{name}").TOOL
     return found

@@ -16,7 +16,7 @@ from typing import Any
 
 from quark import __version__
 from quark.config.tensor import TensorSpec
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_names
 from quark.numerics.granularity import Channel, Tensor
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.cache import check_cache
@@ -142,9 +142,7 @@ def check_keys(kind: str, data: Mapping[str, Any], allowed: list[str]) -> None:
     """Every key is known."""
     if not isinstance(data, Mapping):
         refuse(f"a {kind} is a dictionary, not {data!r}")
-    for key in data:
-        if key not in allowed:
-            raise ConfigError(unknown(f"field of a {kind}", key, allowed))
+    check_names(f"field of a {kind}", data, allowed)
 
 
 @dataclass(eq=True)

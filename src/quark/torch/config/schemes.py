@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name, unknown
 from quark.numerics.formats import BUILT_IN, FORMATS, Block
 from quark.numerics.ggml import GGML
 from quark.torch.config import specs
@@ -170,7 +170,6 @@ def unregister_scheme(name: str) -> None:
 
 def cache_scheme(name: str) -> tuple[QLayerConfig, QLayerConfig]:
     """How keys and values are quantized under the name ``name``."""
-    if name not in KV_SCHEMES:
-        raise ConfigError(unknown("KV cache scheme", name, KV_SCHEMES))
+    check_name("KV cache scheme", name, KV_SCHEMES)
     keys, values = (QLayerConfig(output_tensors=spec.to_quantization_spec()) for spec in KV_SCHEMES[name])
     return keys, values

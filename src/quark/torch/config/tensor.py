@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
 from quark.config.tensor import TensorSpec, narrow_of, scale_rule_of
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name, check_names, unknown
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.elements import Element
 from quark.numerics.formats import Block, Float, Int
@@ -169,9 +169,7 @@ class QTensorConfig:
             raise ConfigError(f"a tensor configuration is a dictionary, not {data!r:.80}")
         values = {LEGACY.get(name, name): value for name, value in data.items()}
         allowed = [field.name for field in fields(cls) if field.name != "qat_spec"]
-        for name in values:
-            if name not in allowed:
-                raise ConfigError(unknown("field of a tensor configuration", name, allowed))
+        check_names("field of a tensor configuration", values, allowed)
         observer = values.get("observer_cls")
         if isinstance(observer, str):
             values["observer_cls"] = find_observer(observer)
@@ -199,8 +197,7 @@ def plain(value: Any) -> Any:
 def find_observer(name: str) -> type[ObserverBase]:
     """The observer class called ``name``; a user's class is known once it is defined."""
     public = {key: cls for key, cls in ObserverBase.registry.items() if not key.startswith("_")}
-    if name not in public:
-        raise ConfigError(unknown("observer", name, public))
+    check_name("observer", name, public)
     return public[name]
 
 
@@ -375,8 +372,7 @@ def with_method(spec: TensorSpec, config: QTensorConfig) -> TensorSpec:
         if config.calibration_settings is not None:
             refuse("calibration_settings are those of a calibration_method, and there is none")
         return spec
-    if method not in SEARCHES:
-        raise ConfigError(unknown("calibration_method", method, SEARCHES))
+    check_name("calibration_method", method, SEARCHES)
     if config.observer_cls is not None:
         refuse(f"calibration_method={method!r} and observer_cls={config.observer_cls.__name__}: give one of them")
     if spec.row.unit_scale:

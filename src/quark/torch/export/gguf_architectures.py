@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from quark.errors import ConfigError, ModelError, unknown
+from quark.errors import ModelError, check_name
 from quark.torch.export.gguf_table import ARCHITECTURES, NUMBERS, Architecture
 
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -24,8 +24,7 @@ def architecture_of(model_type: str) -> Architecture:
     Raises:
         ConfigError: none.
     """
-    if model_type not in ARCHITECTURES:
-        raise ConfigError(unknown("model_type", model_type, ARCHITECTURES))
+    check_name("model_type", model_type, ARCHITECTURES)
     return ARCHITECTURES[model_type]
 
 

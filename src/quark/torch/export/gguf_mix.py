@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name, unknown
 from quark.torch.export.gguf_tensors import FLOATS, TYPES, check_rows, rounded
 
 
@@ -21,8 +21,7 @@ def read_types(texts: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in texts:
         glob, _, kind = text.rpartition("=")
-        if kind not in TYPES:
-            raise ConfigError(unknown("--gguf-type", kind, TYPES))
+        check_name("--gguf-type", kind, TYPES)
         found[glob or "*"] = kind
     return found
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, ModelError, unknown
+from quark.errors import ConfigError, ModelError, check_name
 from quark.files.folder import new_folder
 from quark.torch.experts import is_fused, unfuse_experts
 from quark.torch.export.gguf_architectures import (
@@ -83,8 +83,7 @@ def export_gguf(
         ("float_type", float_type, FLOATS),
         *(("weight_type", kind or "F16", TYPES) for kind in (weight_type, *types.values())),
     ):
-        if value not in allowed:
-            raise ConfigError(unknown(name, value, allowed))
+        check_name(name, value, allowed)
     refuse_to_export(model)
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", None) != model_type:

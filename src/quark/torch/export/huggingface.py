@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from quark.errors import ConfigError, ModelError, unknown
+from quark.errors import ConfigError, ModelError, check_name
 from quark.files.folder import new_folder
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.export import modelopt
@@ -103,8 +103,7 @@ def check_names(custom_mode: str, weight_format: str, pack_method: str) -> None:
         ("weight_format", weight_format, FORMATS),
         ("pack_method", pack_method, PACK_METHODS),
     ):
-        if value not in allowed:
-            raise ConfigError(unknown(name, value, allowed))
+        check_name(name, value, allowed)
 
 
 def coded_layers(model: nn.Module) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_name
 from quark.files.folder import new_folder
 from quark.torch.config.model import QConfig
 from quark.torch.experts import UnfusedExperts, is_fused
@@ -59,8 +59,7 @@ def export_as(
     Raises:
         ConfigError: an unknown format, or a scheme that it cannot hold.
     """
-    if format not in FORMATS:
-        raise ConfigError(unknown("format", format, FORMATS))
+    check_name("format", format, FORMATS)
     mode = FORMATS[format].mode
     if mode is not None:
         export_safetensors(model, output_dir, mode, max_shard_size=max_shard_size, verify=verify, program=program)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, ModelError, unknown
+from quark.errors import ModelError, check_name
 from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.experts import count_of, is_fused, layers_of, stacked_name, unfuse_experts
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
@@ -303,6 +303,5 @@ def convert(
         ModelError: a folder without a quantized model that can be read.
         ConfigError: codes that cannot be carried over, or a format that cannot hold them.
     """
-    if format not in FORMATS:
-        raise ConfigError(unknown("format", format, FORMATS))
+    check_name("format", format, FORMATS)
     return export_as(quantized_model(Path(source)), target, format, source, max_shard_size, program=program)

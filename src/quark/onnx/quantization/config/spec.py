@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from quark.config.tensor import LayerSpec, TensorSpec, narrow_of, scale_rule_of
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, check_names, unknown
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.formats import Format, Int, get_format
 from quark.numerics.granularity import Channel, Granularity, Group, Tensor
@@ -256,9 +256,7 @@ class QTensorConfig:
             ConfigError: an unknown field, member or data type; the message names the nearest.
         """
         read = dict(fields)
-        for name in read:
-            if name not in _FIELDS:
-                raise ConfigError(unknown(f"field of {cls.__name__}", name, _FIELDS))
+        check_names(f"field of {cls.__name__}", read, _FIELDS)
         for name, members in _ENUMERATIONS.items():
             if isinstance(read.get(name), str) and read[name] not in SEARCHES:
                 read[name] = _named(name, read[name], {member.name: member for member in members}, members.__name__)
@@ -364,9 +362,7 @@ class QLayerConfig:
         Raises:
             ConfigError: an unknown field; ``activation`` says something else than ``input_tensors``.
         """
-        for name in fields:
-            if name not in _LAYER_FIELDS:
-                raise ConfigError(unknown("field of QLayerConfig", name, _LAYER_FIELDS))
+        check_names("field of QLayerConfig", fields, _LAYER_FIELDS)
         read = dict(fields)
         if read.get("activation") == read.get("input_tensors"):
             read.pop("activation", None)

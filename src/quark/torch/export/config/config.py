@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quark.errors import ConfigError, unknown
+from quark.errors import check_name
 from quark.torch.export.skeleton import FORMATS
 from quark.torch.export.storage import PACK_METHODS
 
@@ -32,8 +32,7 @@ class JsonExporterConfig:
             ("weight_format", self.weight_format, FORMATS),
             ("pack_method", self.pack_method, PACK_METHODS),
         ):
-            if value not in allowed:
-                raise ConfigError(unknown(name, value, allowed))
+            check_name(name, value, allowed)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
