@@ -13,6 +13,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from quark.errors import ModelError
+
 
 def opset(model: ir.Model) -> int:
     """Version of the default operator set; 1 where the model names none (files of IR version 1 and 2)."""
@@ -156,6 +158,29 @@ def tensors_by_name(model: ir.Model) -> dict[str, ir.Value]:
     """Graph inputs and outputs of nodes of the main graph, by name."""
     values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
     return {value.name: value for value in values if value.name}
+
+
+def operand(node: ir.Node, slot: int) -> ir.Value:
+    """What a node reads in a slot.
+
+    Raises:
+        ModelError: nothing.
+    """
+    value = input_at(node, slot)
+    if value is None:
+        raise ModelError(f"the node {node.name!r} lacks an input")
+    return value
+
+
+def tensor_of(value: ir.Value) -> ir.TensorProtocol:
+    """The data of an initializer.
+
+    Raises:
+        ModelError: it has none.
+    """
+    if value.const_value is None:
+        raise ModelError(f"the initializer {value.name!r} has no values")
+    return value.const_value
 
 
 def name_nodes(model: ir.Model) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.surgery import Names, add_initializer, is_constant, tensor_alias
+from quark.onnx.graph.surgery import Names, add_initializer, is_constant, tensor_alias, tensor_of
 
 
 def run(model: ir.Model, op_types: Collection[str] = (), positions: Collection[int] | None = None) -> PassReport:
@@ -43,6 +43,4 @@ def run(model: ir.Model, op_types: Collection[str] = (), positions: Collection[i
 
 def _copy(value: ir.Value, graph: ir.Graph, names: Names) -> ir.Value:
     name = names.fresh(f"{value.name}_copy")
-    if value.const_value is None:
-        raise ValueError(f"the initializer {value.name!r} has no data")
-    return add_initializer(graph, tensor_alias(value.const_value, name), name)
+    return add_initializer(graph, tensor_alias(tensor_of(value), name), name)

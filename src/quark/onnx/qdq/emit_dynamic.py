@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from quark.config.options import Options
 from quark.config.plan import Plan
-from quark.errors import ModelError
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
@@ -18,8 +17,10 @@ from quark.onnx.graph.surgery import (
     input_at,
     int_attribute,
     let_go,
+    operand,
     remove_unused,
     take_over,
+    tensor_of,
 )
 from quark.onnx.qdq.carriers import onnx_type
 from quark.onnx.qdq.dynamic import gemm_factors, kept_attributes
@@ -72,9 +73,7 @@ class Writer:
         """The codes of a weight, arranged for one kind of kernel; computed when the file is written."""
         name = value.name or ""
         if (name, form) not in self.codes:
-            tensor, source, dtype = self.plan.tensors[name], value.const_value, onnx_type(self.plan.tensors[name].spec)
-            if source is None:
-                raise ModelError(f"the initializer {name!r} has no values")
+            tensor, source, dtype = self.plan.tensors[name], tensor_of(value), onnx_type(self.plan.tensors[name].spec)
             turn = arrange or (lambda array: array)
             shape = turn(np.broadcast_to(np.uint8(0), source.shape.numpy())).shape
             label = self.names.fresh(f"{name}_quantized{form}")
@@ -107,9 +106,7 @@ def emit_dynamic(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
 
 
 def _matmul(writer: Writer, node: ir.Node) -> None:
-    data, second = node.inputs[0], node.inputs[1]
-    if data is None or second is None:
-        raise ModelError(f"the node {node.name!r} lacks an input")
+    data, second = operand(node, 0), operand(node, 1)
     codes, scale, zero_point = writer.activation(data, node)
     if (second.name or "") in writer.plan.tensors and writer.plan.tensors[second.name or ""].role == "weight":
         others = writer.weight(second), _scale(writer, second), writer.zero_point(second.name or "")
@@ -119,9 +116,7 @@ def _matmul(writer: Writer, node: ir.Node) -> None:
 
 
 def _gemm(writer: Writer, node: ir.Node) -> None:
-    data, weight, bias = node.inputs[0], node.inputs[1], input_at(node, 2)
-    if data is None or weight is None:
-        raise ModelError(f"the node {node.name!r} lacks an input")
+    data, weight, bias = operand(node, 0), operand(node, 1), input_at(node, 2)
     alpha, beta = gemm_factors(node)
     turned = bool(int_attribute(node, "transB", 0))
     codes = writer.weight(weight, "_T", np.transpose) if turned else writer.weight(weight)
@@ -133,9 +128,7 @@ def _gemm(writer: Writer, node: ir.Node) -> None:
 
 
 def _conv(writer: Writer, node: ir.Node) -> None:
-    data, weight, bias = node.inputs[0], node.inputs[1], input_at(node, 2)
-    if data is None or weight is None:
-        raise ModelError(f"the node {node.name!r} lacks an input")
+    data, weight, bias = operand(node, 0), operand(node, 1), input_at(node, 2)
     channels = (-1, *(1 for _ in (weight.shape or ())[2:]))
     others = writer.weight(weight), _scale(writer, weight, shape=channels), writer.zero_point(weight.name or "")
     values = constant_array(bias)
@@ -179,9 +172,7 @@ def _product(
 
 def _gather(writer: Writer, node: ir.Node) -> None:
     """Codes and the scales of their rows are gathered, then multiplied."""
-    table, indices = node.inputs[0], node.inputs[1]
-    if table is None:
-        raise ModelError(f"the node {node.name!r} lacks an input")
+    table, indices = operand(node, 0), node.inputs[1]
     rows = (-1, *(1 for _ in (table.shape or ())[1:]))
     codes = writer.insert(node, "Gather", [writer.weight(table), indices], f"{node.name}_quant")
     scales = writer.insert(node, "Gather", [_scale(writer, table, shape=rows), indices], f"{node.name}_scale")
@@ -195,9 +186,7 @@ def _lstm(writer: Writer, node: ir.Node) -> None:
     inputs: list[ir.Value | None] = [input_at(node, position) for position in range(8)]
     parameters: list[ir.Value | None] = []
     for position in (1, 2):
-        weight = inputs[position]
-        if weight is None:
-            raise ModelError(f"the node {node.name!r} lacks an input")
+        weight = operand(node, position)
         inputs[position] = writer.weight(weight, "_T", lambda array: array.transpose(0, 2, 1))
         tensor = writer.plan.tensors[weight.name or ""]
         points = np.asarray(tensor.zero_point).astype(onnx_type(tensor.spec).numpy())

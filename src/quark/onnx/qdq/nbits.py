@@ -36,6 +36,7 @@ from quark.onnx.graph.surgery import (
     let_go,
     remove_unused,
     take_over,
+    tensor_of,
 )
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.index_paths import computes_shapes
@@ -142,9 +143,7 @@ def emit_nbits(model: ir.Model, plan: Plan, options: Options) -> ir.Model:
 
 def _write(model: ir.Model, names: Names, plan: Plan, weight: ir.Value, nbits: NBits, rows: bool) -> Written:
     """Codes, scales and zero points of one weight as initializers; the float values are let go."""
-    source = weight.const_value
-    if source is None:
-        raise ModelError(f"the initializer {weight.name!r} has no values")
+    source = tensor_of(weight)
     values = source.numpy()
     blocks = _blocks(values if rows else values.T, nbits, plan.tensors[weight.name or ""])
     if not np.isfinite(blocks.scales).all():

@@ -13,23 +13,14 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.config.plan import TensorPlan
-from quark.errors import ModelError
 from quark.numerics.affine import fake_quantize, quantize
 from quark.numerics.blocks import Block
 from quark.numerics.granularity import Group
 from quark.numerics.packing import pack
-from quark.onnx.graph.surgery import let_go, shape_of
+from quark.onnx.graph.surgery import let_go, shape_of, tensor_of
 from quark.onnx.qdq.carriers import Kind, onnx_type
 from quark.onnx.qdq.carry import AMD, OWN, Carried, axis_of, block_axis, single
 from quark.operators.storage import stored
-
-
-def source_of(carried: Carried) -> ir.TensorProtocol:
-    """The float tensor of a constant."""
-    tensor = carried.value.const_value
-    if tensor is None:
-        raise ModelError(f"the initializer {carried.tensor.name!r} has no values")
-    return tensor
 
 
 def codes_of(values: np.ndarray, tensor: TensorPlan) -> np.ndarray:
@@ -45,7 +36,7 @@ def rounded_constant(carried: Carried) -> ir.Value:
     """The constant rounded to its format but kept in float32, as ``<name>_bf16`` (``EnableVaimlBF16``)."""
     tensor = carried.tensor
     values = fake_quantize(
-        source_of(carried).numpy(),
+        tensor_of(carried.value).numpy(),
         tensor.scale,
         tensor.zero_point,
         tensor.spec.row,
@@ -63,7 +54,7 @@ def typed(carried: Carried) -> ir.Value:
 
 
 def _typed(carried: Carried) -> ir.Value:
-    source, tensor, dtype = source_of(carried), carried.tensor, onnx_type(carried.tensor.spec)
+    source, tensor, dtype = tensor_of(carried.value), carried.tensor, onnx_type(carried.tensor.spec)
 
     def compute() -> ir.TensorProtocol:
         codes = codes_of(source.numpy(), tensor)
@@ -103,7 +94,7 @@ def _cast(carried: Carried) -> list[ir.Node]:
 
 def _beside(carried: Carried, values: np.ndarray, op_type: str) -> tuple[list[ir.Node], ir.Value]:
     """Parameters in a shape that broadcasts over the constant: as they are, per channel, or gathered per group."""
-    granularity, shape = carried.tensor.spec.granularity, tuple(source_of(carried).shape.numpy())
+    granularity, shape = carried.tensor.spec.granularity, tuple(tensor_of(carried.value).shape.numpy())
     name = f"{carried.name}_{'scale' if op_type == 'Mul' else 'zero_point'}"
     if not values.ndim:
         return [], carried.parameters.add(values, name)
@@ -119,7 +110,7 @@ def _beside(carried: Carried, values: np.ndarray, op_type: str) -> tuple[list[ir
 
 def _element(carried: Carried) -> list[ir.Node]:
     """A format without an ONNX type: codes as a stream of bits."""
-    values, tensor, add = source_of(carried).numpy(), carried.tensor, carried.parameters.add
+    values, tensor, add = tensor_of(carried.value).numpy(), carried.tensor, carried.parameters.add
     codes = pack(codes_of(values, tensor).reshape(-1), int(tensor.spec.row.bits))
     scale, zero_point = carried.parameters.of(tensor, ir.DataType.INT32)
     shape = add(np.array(values.shape, np.int64), f"{carried.name}_shape")
@@ -130,7 +121,7 @@ def _element(carried: Carried) -> list[ir.Node]:
 
 def _block(carried: Carried) -> list[ir.Node]:
     """Packed element codes, block scales and shifts."""
-    values, tensor, add = source_of(carried).numpy(), carried.tensor, carried.parameters.add
+    values, tensor, add = tensor_of(carried.value).numpy(), carried.tensor, carried.parameters.add
     row, axis = cast(Block, tensor.spec.row), block_axis(carried)
     above = np.asarray(tensor.scale, np.float32) if row.tensor_scale else None
     kept = stored(row.encode(values, axis, tensor.spec.rounding, above), row, axis, above)
