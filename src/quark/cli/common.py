@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -125,6 +125,11 @@ class Wanted:
     estimate: Estimate = False
     report: ChartReport = None
     json: Json = False
+
+    def asked(self) -> dict[str, Any]:
+        """What ``search`` of either flow is asked, as its keywords."""
+        names = ("target", "budget", "limit", "metric", "rounds", "compare", "estimate")
+        return {name: getattr(self, name) for name in names}
 
 
 #: The preset of ``--for``, and of no option at all: ``cpu``.

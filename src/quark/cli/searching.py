@@ -66,7 +66,7 @@ def run_sensitivity(request: Rank) -> None:
             request.metric,
             request.workers,
             request.ledger,
-            lambda done, total: update("layers", done, total),
+            partial(update, "layers"),
         )
     tell_study(found, request.model, "samples", {"config": values}, request.report, request.json)
 
@@ -98,17 +98,11 @@ def run_search(request: Search) -> None:
             values,
             samples,
             candidates,
-            wanted.target,
-            wanted.budget,
-            wanted.limit,
-            wanted.metric,
-            held_out,
-            request.workers,
-            request.ledger,
-            wanted.rounds,
-            wanted.compare,
-            lambda done, total: update("layers", done, total),
-            wanted.estimate,
+            evaluation=held_out,
+            workers=request.workers,
+            ledger=request.ledger,
+            progress=partial(update, "layers"),
+            **wanted.asked(),
         )
     lines, check, settings = _judged(request, values, found, split_of(samples, held_out, wanted.metric is not None))
     found = replace(found, settings={**found.settings, **settings})
