@@ -21,11 +21,11 @@ from quark.config.plan import Plan, TensorPlan
 from quark.config.rules import Decision
 from quark.config.tensor import TensorSpec
 from quark.numerics.granularity import Channel, Tensor
-from quark.onnx.graph.surgery import input_at, int_attribute, is_constant, let_go
+from quark.onnx.graph.surgery import input_at, int_attribute, is_constant, let_go, tensor_of
 from quark.onnx.qdq import slots, slower
 from quark.onnx.qdq.carry import Carried
 from quark.onnx.qdq.dynamic import kept_attributes
-from quark.onnx.qdq.store import codes_of, source_of
+from quark.onnx.qdq.store import codes_of
 
 RECURRENT = ("LSTM", "GRU", "RNN")
 REASON = "weights alone: it computes in float"
@@ -115,7 +115,7 @@ def write_dynamic(node: ir.Node, weights: Sequence[Carried]) -> None:
     inputs: list[ir.Value | None] = [input_at(node, position) for position in range(8)]
     beside: list[ir.Value | None] = []
     for position, carried in zip(_WEIGHTS, weights, strict=True):
-        tensor, add, source = carried.tensor, carried.parameters.add, source_of(carried)
+        tensor, add, source = carried.tensor, carried.parameters.add, tensor_of(carried.value)
         codes = codes_of(source.numpy(), tensor).transpose(0, 2, 1)
         let_go(source)
         scales = np.broadcast_to(np.asarray(tensor.scale, np.float32), (codes.shape[0], codes.shape[2]))
