@@ -21,7 +21,7 @@ from torch import nn
 from quark.errors import DataError, known
 from quark.numerics.affine import fake_quantize
 from quark.numerics.formats import Block
-from quark.numerics.granularity import Granularity, Tensor
+from quark.numerics.granularity import Granularity, Tensor, Token
 from quark.torch.memo import remembered
 from quark.torch.observer import ObserverBase
 from quark.torch.stage import Stage, Stages
@@ -43,6 +43,7 @@ class FakeQuantize(Quantizer):
         scale, zero_point: of a static range, once it is known; None otherwise.
         observer: collects while a static range is being found; None before and after.
         enabled: False lets tensors through as they are.
+        axes: numbers of axes of the tensors that had a scale per token, which readers may find otherwise.
     """
 
     scale: torch.Tensor | None
@@ -55,6 +56,7 @@ class FakeQuantize(Quantizer):
         self.constant = constant
         self.observer: ObserverBase | None = None
         self.enabled = True
+        self.axes: set[int] = set()
         self.register_scale()
         self.register_buffer("zero_point", None)
 
@@ -105,6 +107,8 @@ class FakeQuantize(Quantizer):
             DataError: a dynamic range of values that are not finite.
         """
         spec, format = self.stage.spec, self.stage.format
+        if isinstance(self.granularity, Token):
+            self.axes.add(x.dim())
         if not self.stage.needs_range and not isinstance(format, Block):
             return format.round(x, spec.rounding)
         scale, zero_point = (self.scale, self.zero_point) if self.stage.calibrated else self.parameters_from(x)

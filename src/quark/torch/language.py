@@ -50,10 +50,10 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
 
     if (method := method_of(folder)) is not None:
         from quark.torch.export.reload import import_model_from_safetensors
-        from quark.torch.files.foreign import OWN, quantized_model
+        from quark.torch.files.foreign import OWN, model_to_run
 
         if method not in OWN:
-            return quantized_model(folder).to(device)
+            return model_to_run(folder).to(device)
         return import_model_from_safetensors(None, folder, trust_remote_code=trust_remote_code, device=device)
     from quark.torch.export.checkpoint import PICKLES, check_no_adapter, weight_files
     from quark.torch.export.model_files import read_object

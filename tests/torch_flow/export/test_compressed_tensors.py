@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -190,3 +191,35 @@ def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
         export_compressed_tensors(mixed, tmp_path / "m")
     assert not (tmp_path / "m").exists()
     assert IDS.shape == (2, 12)
+
+
+@pytest.mark.parametrize("scheme", ["ptpc_fp8", "ptpc_int8"])
+def test_inputs_that_the_library_scales_otherwise_are_refused(scheme: str, tmp_path: Path) -> None:
+    """Per token it keeps the first two axes: the pooled inputs of a classifier would share one scale."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=64, intermediate_size=128, num_attention_heads=4, num_hidden_layers=1, vocab_size=64
+    )
+    float_model, template = transformers.BertForSequenceClassification(config).eval(), LLMTemplate.get("llama")
+    with torch.no_grad():
+        for value in float_model.parameters():
+            value.copy_(torch.randn(value.shape) / 8)
+    pooled = ["bert.pooler.dense", "classifier"]
+    for exclude, reason in (([], "classifier|pooler"), (pooled, None)):
+        model = quantized(copy.deepcopy(float_model), template.get_config(scheme, exclude_layers=exclude))
+        folder = tmp_path / f"{len(exclude)}"
+        if reason:
+            with pytest.raises(ConfigError, match=f"inputs of '.*({reason}).*2 axes.*--exclude"):
+                export_compressed_tensors(model, folder)
+            export_compressed_tensors(model, folder, program="vllm")
+            continue
+        export_compressed_tensors(model, folder)
+        theirs = transformers.BertForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+        assert torch.allclose(logits(theirs), logits(model), rtol=0, atol=1e-5)
+
+
+def test_groups_that_do_not_divide_inputs_are_refused(tmp_path: Path) -> None:
+    """transformers reads such a folder and fails when it runs."""
+    model = quantized(llama(), LLMTemplate.get("llama").get_config("fp8_block"))
+    with pytest.raises(ConfigError, match=r"cannot cut the 64 inputs of .* into groups of 128"):
+        export_compressed_tensors(model, tmp_path / "m")

@@ -32,7 +32,7 @@ from quark.torch.export.compressed_caches import cache_items, cache_scheme, cach
 from quark.torch.export.decoded import COMPRESSED, Foreign, decompressor, rows_cut
 from quark.torch.export.described import excluded
 from quark.torch.export.huggingface import config_of
-from quark.torch.export.layout import BlockLayout, layout_of_quantizer, store
+from quark.torch.export.layout import CODES, BlockLayout, layout_of_quantizer, store
 from quark.torch.export.left_out import left_out_items
 from quark.torch.export.model_files import copy_beside, write_config
 from quark.torch.export.original import FileNames, names_of, outside_items
@@ -298,11 +298,14 @@ def state_of(name: str, layer: QuantLayer, scheme: Any, format: Any) -> dict[str
     part: Any = part_of(name, layer, "weight")
     quantizer: Any = layer.weight_quantizer
     weight: Any = layer._parameters["weight"]
-    plain = layer.frozen and not isinstance(quantizer, StoredTensor)
-    values = weight if plain else quantizer(weight.detach())
-    state = {"weight": values.float(), **weight_parameters(part, values, scheme)}
+    kept = {**quantizer.stored, CODES: weight.detach()} if isinstance(quantizer, StoredTensor) else None
+    if kept is not None:  # not in the type of the model, which would round 8 bits beside a zero point
+        values = quantizer.layout.restore(kept)
+    else:
+        values = weight if layer.frozen else quantizer(weight.detach())
+    state = {"weight": values.float(), **weight_parameters(part, values, scheme, kept)}
     if format.value == "pack-quantized":
-        state["weight_scale"] = in_type_of_model(state["weight_scale"], values.dtype)
+        state["weight_scale"] = in_type_of_model(state["weight_scale"], float_type(layer))
     activation: Any = part_of(name, layer, "input_tensors")
     if activation is not None and activation.scale is not None and activation.stage.calibrated:
         scale, block = activation.scale.float().reshape(-1), activation.stage.is_block
@@ -312,11 +315,13 @@ def state_of(name: str, layer: QuantLayer, scheme: Any, format: Any) -> dict[str
     return state
 
 
-def weight_parameters(part: FakeQuantize, values: torch.Tensor, scheme: Any) -> dict[str, torch.Tensor]:
-    """Scale, zero point and tensor scale of a weight."""
+def weight_parameters(
+    part: FakeQuantize, values: torch.Tensor, scheme: Any, kept: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """Scale, zero point and tensor scale of a weight; of one that is ``kept`` as codes those that it has."""
     layout = layout_of_quantizer(part, tuple(values.shape))
     if isinstance(layout, BlockLayout):
-        stored = store(values, part, frozen=True)
+        stored = kept or store(values, part, frozen=True)
         storage, coded = layout.block.storage, stored["scale"].view(torch.uint8)
         made = {"weight_scale": storage.decode(coded).float()}
         if layout.block.tensor_scale:

@@ -10,6 +10,8 @@ its experts, and the method that gives new modules their first values.
     first values  are written into ``weight``, which packed layers do not have
     zero points   of packed weights are packed too, and are asked for as they are
     blocks        (MX formats, NVFP4) come back as bfloat16, whatever the model computes in
+    inputs        per token get a scale for each place on the first two axes: others than per token but for three axes;
+                  in groups they are not cut where the last one is shorter
 """
 
 from __future__ import annotations
@@ -22,12 +24,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.errors import QuarkError
 from quark.torch.experts import UnfusedExperts, numbered_stacks
 from quark.torch.export.model_files import float_dtype, is_untied
 from quark.torch.export.original import WEIGHT, FileNames, base_of, conversions_of
-from quark.torch.quantized_layer import detach
+from quark.torch.export.stored import StoredScales
+from quark.torch.fake_quantize import FakeQuantize, parts
+from quark.torch.quantized_layer import QuantLayer, detach, quantized_layers
+from quark.torch.short_sample import example
 
 METHOD = "compressed-tensors"
+TOKEN_AXES = 3  # batch, tokens, features
 OTHERS = (ValueError, TypeError, RuntimeError, IndexError, KeyError, NotImplementedError)  # a copy without values is no
 # whole model: only what asks for a weight is told
 
@@ -56,6 +63,7 @@ def why_not(
         ties(model, schemes),
         conversions(described, names, schemes, packed),
         values(model, packed),
+        inputs(model, schemes),
     )
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -75,6 +83,40 @@ def blocks(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
     return (
         f"it decodes the blocks of {name!r} to bfloat16, and this model computes in {own} (dtype=torch.bfloat16 fits)"
     )
+
+
+def inputs(model: nn.Module, schemes: Mapping[str, Any]) -> str | None:
+    """Inputs whose scales it finds otherwise, by the axes that they have while the model runs, or cannot find."""
+    told = {name: scheme.input_activations for name, scheme in schemes.items() if scheme.input_activations is not None}
+    layers = {name: layer for name, layer in quantized_layers(model) if name in told}
+    per_token = [name for name in layers if strategy_of(told[name]) == "token"]
+    if any(not part.axes for name in per_token for part in parts_of_inputs(layers[name])):
+        with suppress(*OTHERS, AttributeError, QuarkError), torch.no_grad():  # a model of tokens shows its axes
+            model(**example(model))
+    for name in per_token:
+        axes = {axes for part in parts_of_inputs(layers[name]) for axes in part.axes} - {TOKEN_AXES}
+        if axes:
+            return (
+                f"it shares scales among the inputs of {name!r}, which have {min(axes)} axes (per token they are right "
+                f"for {TOKEN_AXES}; --exclude {name!r} keeps the layer float)"
+            )
+    for name, found in told.items():
+        ragged = strategy_of(found) == "group" and not found.scale_dtype and name in layers
+        if ragged and layers[name].in_features % found.group_size:
+            return f"it cannot cut the {layers[name].in_features} inputs of {name!r} into groups of {found.group_size}"
+    return None
+
+
+def strategy_of(found: Any) -> str:
+    """The name of a strategy."""
+    return str(getattr(found.strategy, "value", found.strategy))
+
+
+def parts_of_inputs(layer: QuantLayer) -> list[FakeQuantize]:
+    """The stages of the inputs of a layer."""
+    quantizer = dict(layer.quantizers()).get("input_tensors")
+    quantizer = quantizer.settled() if isinstance(quantizer, StoredScales) else quantizer
+    return [] if quantizer is None else list(parts(quantizer))
 
 
 def experts(model: nn.Module, schemes: Mapping[str, Any], names: FileNames) -> str | None:

@@ -20,12 +20,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.errors import as_a
 from quark.files.untrusted import Schema
+from quark.numerics.affine import axis_of
+from quark.numerics.blocks import Encoded
 from quark.numerics.elements import Int
 from quark.torch.digest import GRIDS
 from quark.torch.export.checkpoint import names_in, opened
-from quark.torch.export.layout import Stored, layout_of_quantizer, store
+from quark.torch.export.layout import CODES, BlockLayout, Layout, PairLayout, Stored, layout_of_quantizer, store
 from quark.torch.export.original import names_of
+from quark.torch.export.storage import storage_of
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
 from quark.torch.quantized_layer import QuantLayer, quantized_layers
 from quark.torch.shared_scales import tensor_parts
@@ -99,13 +103,30 @@ def codes_under(quantizer: Quantizer, value: torch.Tensor, known: Known, pack_me
     first = stages[0].stage.format
     for shift in dict.fromkeys((0, first.middle if isinstance(first, Int) else 0)):  # symmetric codes in unsigned ones
         if all(settle(part, known, number, tuple(value.shape), shift) for number, part in enumerate(stages)):
-            made = store(value, quantizer, pack_method)
             layout = layout_of_quantizer(quantizer, tuple(value.shape), pack_method)
+            told = known.get("0.blocks") if isinstance(layout, BlockLayout) else None
+            made = store(value, quantizer, pack_method) if told is None else under_blocks(layout, value, told, known)
             if torch.equal(layout.restore(made).to(value.dtype), value):
                 return made
         for part, (scale, zero_point) in zip(stages, before, strict=True):
             part.scale, part.zero_point = scale, zero_point
     return None
+
+
+def under_blocks(layout: Layout | PairLayout, value: torch.Tensor, told: torch.Tensor, known: Known) -> Stored:
+    """``value`` under scales of blocks that are told, which need not be those that its values ask for."""
+    layout = as_a(BlockLayout, layout)
+    block, axis, above = layout.block, axis_of(layout.granularity), known.get("0.scale")
+    scales = told.contiguous().view(torch.uint8).reshape(layout.grid(block.size))
+    ones = block.element.encode(torch.ones(layout.shape))
+    step = block.decode(Encoded(ones, scales, None), axis, None if above is None else above.float().reshape(()))
+    elements = torch.where(step > 0, value.float() / step, torch.zeros_like(step))
+    codes = block.element.encode(block.element.round(elements))
+    made = {
+        CODES: layout.codes.put(codes, layout.pack_method),
+        layout.name("scale"): scales.view(storage_of(block.storage).dtype),
+    }
+    return made if above is None else {**made, layout.name("scale", 1): above.float().reshape(())}
 
 
 def settle(part: FakeQuantize, known: Known, number: int, shape: tuple[int, ...], shift: int) -> bool:

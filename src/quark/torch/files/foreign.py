@@ -1,13 +1,13 @@
-"""A folder that another program has quantized, as a model of ours that keeps its codes: GPTQ, AWQ, compressed-tensors,
-MXFP4 (gpt_oss).
+"""A folder that another program has quantized, as a model of ours that keeps its codes: FP8, GPTQ, AWQ,
+compressed-tensors, ModelOpt, MXFP4 (gpt_oss).
 
     tensors of the folder → values, scales, zero points (``prequantized``) → the tensors of a quark checkpoint → import
 
 Each layer is decoded, stored in our own layout under the scales of the folder, and decoded again: what is not equal bit
 for bit is refused. So nothing has to be believed about a format; only what is the same is carried over.
 
-Not handled: inputs in another order (``desc_act``), int8 caches, blocks of compressed-tensors; they are refused by
-name.
+Not handled: inputs in another order (``desc_act``), int8 caches, stacked experts under FP8 scales; they are refused by
+name. To be run, a model whose inputs are float is decoded instead (``model_to_run``).
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ from quark.torch.fake_quantize import make_quantizer
 from quark.torch.files.carried import codes_under
 from quark.torch.files.coded import Coded, Found
 from quark.torch.files.folder_caches import FolderCaches, caches_in
-from quark.torch.files.grids import GRIDS, FolderGrid, Parts, refuse
-from quark.torch.files.prequantized import LEFT, METHODS, method_of
+from quark.torch.files.grids import FolderGrid, Parts, Uncarried, refuse
+from quark.torch.files.methods import GRIDS, METHODS
+from quark.torch.files.prequantized import LEFT, method_of
 from quark.torch.files.skeleton import StoredSource, architecture_of, stored_tensors
 from quark.torch.layers import kind_of
 
-OWN = ("quark", "fp8")  # methods that the import reads as they are
+OWN = ("quark",)  # methods that the import reads as they are
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class FolderLayer:
     Attributes:
         name: outside, of its weight.
         config: how it is quantized.
-        values: gives its float32 values, and their scales and zero points where they are not found in the values.
+        values: gives its float32 values, and their scales, zero points, and scales of blocks, where these are not
+            found in the values.
         inputs: static parameters of its inputs, by their names behind the layer's.
     """
 
@@ -103,14 +105,13 @@ class FolderLayer:
         Raises:
             ConfigError: they do not stand for the same values.
         """
-        values, scale, zero_point = self.values()
-        weight: Any = self.config.weight
-        stages = tuple(one.to_stage() for one in (weight if isinstance(weight, list) else [weight]))
+        values, scale, zero_point, blocks = self.values()
+        stages = self.config.stages("weight")
         quantizer = make_quantizer(stages, f"weight {self.name!r}", True)
-        given = {"0.scale": scale, "0.zero_point": zero_point}
+        given = {"0.scale": scale, "0.zero_point": zero_point, "0.blocks": blocks}
         made = codes_under(quantizer, values, {key: value for key, value in given.items() if value is not None})
         if made is None:
-            refuse(f"the codes of {self.name!r} do not fit {weight.dtype.name} with these scales")
+            refuse(f"the codes of {self.name!r} do not fit {stages[0].format.name} with these scales")
         prefix = self.name.removesuffix("weight")
         return {**renamed(self.name, made), **{f"{prefix}{key}": value for key, value in self.inputs.items()}}
 
@@ -141,6 +142,79 @@ def quantized_model(folder: Path) -> nn.Module:
     return mark_loaded(model).eval()
 
 
+def model_to_run(folder: Path) -> nn.Module:
+    """The quantized model in a folder as it computes: with its codes, or, where no grid of ours has them and nothing
+    but weights is quantized, with the values that they stand for.
+
+    Raises:
+        ConfigError, ModelError: as ``quantized_model``.
+    """
+    try:
+        return quantized_model(folder)
+    except Uncarried:
+        checkpoint = read_checkpoint(folder)
+        described: Any = checkpoint.config["quantization_config"]
+        if not WEIGHTS_ALONE.get(str(method_of(folder)), lambda said: False)(described):
+            raise
+        tensors = stored_tensors(checkpoint)
+        found = METHODS[str(method_of(folder))](tensors, described, checkpoint)
+        own = (checkpoint.folder, checkpoint.config, checkpoint.files)
+        model = empty_model(checkpoint)
+        load(model, Decoded(*own, None, tensors, found))
+        take_settings(model, folder)
+        return model.eval()
+
+
+@dataclass(frozen=True)
+class Decoded(Checkpoint):
+    """A checkpoint whose quantized tensors are decoded as they are read.
+
+    Attributes:
+        source: the tensors of the folder.
+        found: those that are coded.
+    """
+
+    source: Mapping[str, StoredSource] = field(default_factory=dict)
+    found: Found = field(default_factory=dict)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, value) of every tensor."""
+        taken = {name for coded in self.found.values() for name in coded.parts.values()}
+        for name, stored in self.source.items():
+            if name not in taken and not LEFT.search(name):
+                yield name, stored.read(self.folder)
+        for name, coded in self.found.items():
+            parts = {role: self.source[stored].read(self.folder) for role, stored in coded.parts.items()}
+            yield name, coded.decode(parts).to(torch.float32).reshape(coded.shape).contiguous()
+
+
+WEIGHTS_ALONE: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {  # what is said → whether inputs stay float
+    "gptq": lambda said: True,
+    "awq": lambda said: True,
+    "mxfp4": lambda said: True,
+    "bitsandbytes": lambda said: not said.get("load_in_8bit"),
+    "fp8": lambda said: not said.get("activation_scheme"),
+    "modelopt": lambda said: str(said.get("quant_algo")).startswith("W4A16"),
+    "compressed-tensors": lambda said: (
+        not said.get("kv_cache_scheme")
+        and not any(group.get("input_activations") for group in dict(said.get("config_groups") or {}).values())
+    ),
+}
+
+
+def empty_model(checkpoint: Checkpoint) -> nn.Module:
+    """The architecture of a folder, in its own type, without values.
+
+    Raises:
+        ModelError: transformers does not have it.
+    """
+    dtype = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), torch.float32)
+    model = architecture_of(checkpoint, True, False, dtype)  # a model that is cast has other rotary frequencies
+    if model is None:
+        raise ModelError(f"{str(checkpoint.folder / 'config.json')!r} names no architecture that transformers has")
+    return model
+
+
 def layers_in(
     folder: Path,
 ) -> tuple[
@@ -164,10 +238,7 @@ def layers_in(
     described: Any = checkpoint.config["quantization_config"]
     tensors = stored_tensors(checkpoint)
     found = METHODS[method](tensors, described, checkpoint)
-    dtype = getattr(torch, str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")), torch.float32)
-    model = architecture_of(checkpoint, True, False, dtype)  # a model that is cast has other rotary frequencies
-    if model is None:
-        raise ModelError(f"{str(folder / 'config.json')!r} names no architecture that transformers has")
+    model = empty_model(checkpoint)
     layers, inside, stacks = layers_of_model(model, checkpoint, found, GRIDS[method](tensors, described, checkpoint))
     return model, layers, inside, stacks, frozenset(name for coded in found.values() for name in coded.parts.values())
 
@@ -245,7 +316,8 @@ def layer_of(
 
     def values() -> Any:
         own = read()
-        return coded.decode(own).to(torch.float32).reshape(coded.shape).contiguous(), *grid.parameters(name, own)
+        made = coded.decode(own).to(torch.float32).reshape(coded.shape).contiguous()
+        return made, *grid.parameters(name, own), grid.blocks(own)
 
     prefix = name.removesuffix("weight")
     given = {
@@ -270,7 +342,7 @@ def stacked_layer(
         twin, stack = copy.copy(shell), coded.decode(read).to(torch.float32).reshape(coded.shape)
         twin.__dict__["_parameters"] = {**shell._parameters, stacked_name(shell, f"{own}.weight"): stack}
         weight = next(weight for key, weight, _ in layers_of(twin, int(number)) if key == name)
-        return weight.contiguous(), None, None
+        return weight.contiguous(), None, None, None
 
     return FolderLayer(f"{names.layer(path)}.weight", grid.config(source, dict), values, {})
 

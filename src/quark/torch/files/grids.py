@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from quark.errors import ConfigError, ModelError
-from quark.numerics.packing import AWQ_ORDER, unpack
+from quark.numerics.packing import unpack
 from quark.torch.config import schemes as known_schemes
 from quark.torch.config import specs
 from quark.torch.config.model import QLayerConfig
@@ -22,6 +22,7 @@ from quark.torch.files.skeleton import StoredSource
 Parts = dict[str, torch.Tensor]
 Parameters = tuple[torch.Tensor | None, torch.Tensor | None]
 Tensors = Mapping[str, StoredSource]
+SCALE = ("scale", "scale_act")  # how names of scales end
 SCALES = {torch.float16: ScaleType.float16, torch.bfloat16: ScaleType.bfloat16}
 
 
@@ -32,19 +33,29 @@ class FolderGrid:
     Attributes:
         config: (name of the weight, what reads its parts) → configuration of the layer.
         parameters: (name, parts) → scale and zero point, [rows, groups]; None where they are found in the values.
+        blocks: parts → bytes of the scales of blocks, where a format has them; None: they are found in the values.
         inputs: names behind the layer's of the static parameters of inputs.
     """
 
     config: Callable[[str, Callable[[], Parts]], QLayerConfig]
     parameters: Callable[[str, Parts], Parameters]
     inputs: tuple[str, ...] = ()
+    blocks: Callable[[Parts], torch.Tensor | None] = lambda parts: None
 
     def activations(self, config: QLayerConfig, given: Parts) -> Parts:
         """Static parameters of inputs as quark has them: scalars, zero points beside integers."""
         inputs: Any = config.input_tensors
-        if inputs is None or inputs.is_dynamic or "input_scale" not in given:
+        scale = next((given[name] for name in self.inputs if name.endswith(SCALE) and name in given), None)
+        if "input_global_scale" in given:
+            scale = 1 / given["input_global_scale"].float()
+        if inputs is None or scale is None:
             return {}
-        made = {"input_scale": given["input_scale"].float().reshape(())}
+        stages = config.stages("input_tensors")
+        if any(stage.is_block and stage.calibrated for stage in stages):
+            return {"input_scale_2": scale.float().reshape(())}
+        if not any(stage.calibrated for stage in stages):
+            return {}
+        made = {"input_scale": scale.float().reshape(())}
         if "int" in inputs.dtype.name:
             zero = given.get("input_zero_point", torch.zeros((), dtype=torch.int8)).reshape(()).to(torch.int32)
             shift = 128 if inputs.dtype is Dtype.uint8 else 0
@@ -52,61 +63,26 @@ class FolderGrid:
         return made
 
 
+class Uncarried(ConfigError):
+    """Codes that no grid of ours has, though their values are known."""
+
+
 def refuse(sentence: str) -> NoReturn:
-    """Raise ``ConfigError``."""
-    raise ConfigError(f"{sentence}. --requantize SCHEME decodes it and quantizes it again")
+    """Raise ``Uncarried``."""
+    raise Uncarried(f"{sentence}. `quark torch convert --requantize SCHEME` decodes it and quantizes it again")
 
 
-def integers(bits: int, group: int | None, symmetric: bool, scale: torch.dtype) -> QTensorConfig:
+def integers(
+    bits: int, group: int | None, symmetric: bool, scale: torch.dtype, signed: bool | None = None
+) -> QTensorConfig:
     """A weight of integers, in groups along the inputs or per output; scales in the type that the file has."""
-    name = f"int{bits}" if symmetric else f"uint{bits}"
+    name = f"int{bits}" if (symmetric if signed is None else signed) else f"uint{bits}"
     grouped: dict[str, Any] = {"qscheme": QSchemeType.per_channel, "ch_axis": 0}
     if group is not None:
         grouped = {"qscheme": QSchemeType.per_group, "ch_axis": -1, "group_size": group}
     return QTensorConfig(
         Dtype[name], **grouped, symmetric=symmetric, is_dynamic=False, scale_type=SCALES.get(scale, ScaleType.float)
     )
-
-
-def words(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
-    """GPTQ and AWQ: integers in groups; symmetric where every zero point of the folder is the middle."""
-    method, bits = described["quant_method"], int(described["bits"])
-    lowered = int(method == "gptq" and described.get("checkpoint_format", "gptq") != "gptq_v2")
-    middle = 1 << bits - 1
-
-    def zeros(parts: Parts) -> torch.Tensor:
-        rows, order = parts["scales"].shape[1], AWQ_ORDER if method == "awq" else None
-        stream = parts["qzeros"].contiguous().view(torch.uint8)
-        return unpack(stream, bits, rows, "low", order).to(torch.int32).T + lowered
-
-    def all_middle() -> bool:
-        for name, stored in tensors.items():
-            if name.endswith(".qzeros"):
-                prefix = name.removesuffix("qzeros")
-                own = {
-                    "qzeros": stored.read(checkpoint.folder),
-                    "scales": tensors[f"{prefix}scales"].read(checkpoint.folder),
-                }
-                if not bool((zeros(own) == middle).all()):
-                    return False
-        return True
-
-    symmetric = all_middle()
-
-    def config(name: str, read: Callable[[], Parts]) -> QLayerConfig:
-        parts = read()
-        columns = parts["g_idx"].shape[0] if method == "gptq" else parts["qweight"].shape[0]
-        groups = parts["scales"].shape[0]
-        size = columns if groups == 1 else -(-columns // groups)
-        if method == "gptq" and not torch.equal(parts["g_idx"].long(), torch.arange(columns) // size):
-            refuse(f"{name!r} has its inputs in another order (desc_act)")
-        whole = groups == 1 and int(described.get("group_size", -1)) in (-1, 0)
-        return QLayerConfig(weight=integers(bits, None if whole else size, symmetric, parts["scales"].dtype))
-
-    def parameters(name: str, parts: Parts) -> Parameters:
-        return parts["scales"].T, zeros(parts) - (middle if symmetric else 0)
-
-    return FolderGrid(config, parameters)
 
 
 def compressed(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
@@ -128,6 +104,8 @@ def compressed(tensors: Tensors, described: Mapping[str, Any], checkpoint: Check
         zero, scale = parts.get("weight_zero_point"), parts["weight_scale"]
         if "weight_global_scale" in parts:
             return 1 / parts["weight_global_scale"].float(), None
+        if scale.dtype is torch.uint8:  # exponents of blocks
+            return None, None
         if weights.symmetric or weights.type != "int":
             return scale, None
         shift, bits = 1 << int(weights.num_bits) - 1, int(weights.num_bits)
@@ -136,10 +114,14 @@ def compressed(tensors: Tensors, described: Mapping[str, Any], checkpoint: Check
             return scale, unpack(stream, bits, scale.shape[0], "low").T.to(torch.int32)
         return parts["weight_scale"], (torch.zeros(1) if zero is None else zero).to(torch.int32) + shift
 
-    return FolderGrid(config, parameters, ("input_scale", "input_zero_point"))
+    def blocks(parts: Parts) -> torch.Tensor | None:
+        scale = parts["weight_scale"]
+        return scale if scale.dtype is torch.uint8 or "weight_global_scale" in parts else None
+
+    return FolderGrid(config, parameters, ("input_scale", "input_zero_point", "input_global_scale"), blocks)
 
 
-def of_arguments(name: str, found: Any, scale: torch.dtype) -> QTensorConfig:
+def of_arguments(name: str, found: Any, scale: torch.dtype) -> Any:
     """A weight as ``QuantizationArgs`` say it."""
     strategy = strategy_of(found)
     if found.type == "int" and int(found.num_bits) in (4, 8) and strategy in ("group", "channel"):
@@ -147,9 +129,24 @@ def of_arguments(name: str, found: Any, scale: torch.dtype) -> QTensorConfig:
         return integers(int(found.num_bits), group, bool(found.symmetric), scale)
     if found.type == "int" and int(found.num_bits) == 8 and strategy == "tensor" and found.symmetric:
         return specs.Int8PerTensorSpec(symmetric=True).to_quantization_spec()
+    if (scheme := scheme_of_blocks(found)) is not None:
+        return known_schemes.scheme(scheme).weight
     if found.type == "float" and int(found.num_bits) == 8 and strategy in FLOATS:
         return FLOATS[strategy](found)
     refuse(f"{name!r} is {found.type} of {found.num_bits} bits per {strategy}")
+
+
+def scheme_of_blocks(found: Any) -> str | None:
+    """The scheme that has blocks as ``QuantizationArgs`` say them; None: they say no blocks, or unknown ones."""
+    size = None if found.group_size is None else int(found.group_size)
+    return BLOCKS.get((found.type, int(found.num_bits), strategy_of(found), size, found.scale_dtype))
+
+
+BLOCKS: Mapping[tuple[Any, ...], str] = {
+    ("float", 4, "tensor_group", 16, torch.float8_e4m3fn): "nvfp4",
+    ("float", 4, "group", 32, torch.uint8): "mxfp4",
+    ("float", 8, "group", 32, torch.uint8): "mxfp8",
+}
 
 
 def strategy_of(found: Any) -> str:
@@ -172,8 +169,10 @@ FLOATS: Mapping[str, Callable[[Any], QTensorConfig]] = {
 }
 
 
-def input_of_arguments(name: str, found: Any) -> QTensorConfig:
+def input_of_arguments(name: str, found: Any) -> Any:
     """An input as ``QuantizationArgs`` say it."""
+    if found.dynamic and (scheme := scheme_of_blocks(found)) is not None:
+        return known_schemes.scheme(scheme).input_tensors
     key = found.type, int(found.num_bits), strategy_of(found), bool(found.dynamic)
     size = found.group_size
     known: dict[Any, Callable[[], Any]] = {
@@ -208,13 +207,6 @@ def scheme_of(layer: str, config: Any) -> Any:
     return plain[0]
 
 
-def fp8(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
-    """FP8 weights under scales of the tensor, of rows, or of blocks; the import reads what is around them."""
-    return FolderGrid(
-        lambda name, read: refuse(f"{name!r} is read by the import"), lambda name, parts: (parts["scale"], None)
-    )
-
-
 def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
     """gpt_oss: FP4 under powers of two, which the values tell."""
     layer = QLayerConfig(weight=specs.OCP_MXFP4Spec(-1, is_dynamic=False).to_quantization_spec())
@@ -222,21 +214,28 @@ def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint
 
 
 def modelopt(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
-    """ModelOpt: FP8 per tensor, or per row with dynamic inputs."""
-    algorithm = str(described.get("quant_algo"))
-
-    def config(name: str, read: Callable[[], Parts]) -> QLayerConfig:
-        if algorithm not in OF_MODELOPT:
-            refuse(f"{name!r} is {algorithm} of ModelOpt, whose codes are not carried over")
-        return known_schemes.scheme(OF_MODELOPT[algorithm])
+    """ModelOpt: FP8 per tensor, or per row with dynamic inputs; NVFP4; MXFP8."""
+    layer = OF_MODELOPT[str(described.get("quant_algo"))]
 
     def parameters(name: str, parts: Parts) -> Parameters:
-        return parts.get("weight_scale_2", parts["weight_scale"]), None
+        scale = parts.get("weight_scale_2", parts["weight_scale"])
+        return (None, None) if scale.dtype is torch.uint8 else (scale, None)
 
-    return FolderGrid(config, parameters, ("input_scale",))
+    def blocks(parts: Parts) -> torch.Tensor | None:
+        scale = parts["weight_scale"]
+        return scale if scale.dtype is torch.uint8 or "weight_scale_2" in parts else None
+
+    return FolderGrid(lambda name, read: layer, parameters, ("input_scale",), blocks)
 
 
-OF_MODELOPT = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "ptpc_fp8"}
+NVFP4_WEIGHT = QLayerConfig(weight=known_schemes.scheme("nvfp4").weight)
+OF_MODELOPT = {
+    "FP8": known_schemes.scheme("fp8"),
+    "FP8_PER_CHANNEL_PER_TOKEN": known_schemes.scheme("ptpc_fp8"),
+    "NVFP4": known_schemes.scheme("nvfp4"),
+    "W4A16_NVFP4": NVFP4_WEIGHT,
+    "MXFP8": known_schemes.scheme("mxfp8"),
+}
 
 
 def bitsandbytes(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
@@ -245,14 +244,3 @@ def bitsandbytes(tensors: Tensors, described: Mapping[str, Any], checkpoint: Che
         lambda name, read: refuse(f"{name!r} is quantized by bitsandbytes, and no format here has its codes"),
         lambda name, parts: (None, None),
     )
-
-
-GRIDS: dict[str, Callable[[Tensors, Mapping[str, Any], Checkpoint], FolderGrid]] = {
-    "fp8": fp8,
-    "gptq": words,
-    "awq": words,
-    "compressed-tensors": compressed,
-    "mxfp4": mxfp4,
-    "modelopt": modelopt,
-    "bitsandbytes": bitsandbytes,
-}

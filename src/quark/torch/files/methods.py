@@ -1,0 +1,118 @@
+"""What each method's folders hold, by the name that they have in ``quant_method``: the weights that are coded, their
+decoders (``METHODS``), and their grids in our words (``GRIDS``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from quark.errors import ConfigError, unknown
+from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.export.decoded import COMPRESSED, Parts, decompressor
+from quark.torch.export.modelopt import ALGORITHMS, decoder_of, nvfp4_values
+from quark.torch.export.stacked_blocks import block_values
+from quark.torch.files import grids
+from quark.torch.files.bitsandbytes import bitsandbytes
+from quark.torch.files.coded import Coded, Found, Tensors
+from quark.torch.files.fp8 import fp8, fp8_grid
+from quark.torch.files.grids import FolderGrid, scheme_of
+from quark.torch.files.words import awq, gptq, sharing, words_grid
+
+
+def mxfp4(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Found:
+    """Stacked experts of gpt_oss: [experts, out, groups, 16] bytes become [experts, in, out]."""
+    found = {}
+    for name, stored in tensors.items():
+        if name.endswith("_blocks") and f"{name.removesuffix('_blocks')}_scales" in tensors:
+            target = name.removesuffix("_blocks")
+            experts, rows, groups, half = stored.shape
+            shape = (experts, groups * half * 2, rows)
+            found[target] = Coded(shape, {"blocks": name, "scales": f"{target}_scales"}, mxfp4_values)
+    return found
+
+
+def mxfp4_values(parts: Parts) -> torch.Tensor:
+    """What transformers has in memory of a stack."""
+    return block_values(parts).transpose(1, 2)
+
+
+def compressed_tensors(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Found:
+    """What the library compressed-tensors decodes, layer by layer."""
+    from compressed_tensors.quantization import QuantizationConfig
+
+    for key, what in BEHIND.items():
+        if described.get(key):
+            raise ConfigError(f"{str(checkpoint.folder)!r}: {key} of compressed-tensors ({what}) is not read here")
+    config = QuantizationConfig.model_validate(described)
+    found = {}
+    for name in tensors:
+        if name.endswith(".weight_scale"):
+            prefix = name.removesuffix("weight_scale")
+            scheme = scheme_of(prefix[:-1], config)
+            own = {end: f"{prefix}{end}" for end in COMPRESSED if f"{prefix}{end}" in tensors}
+            shape = compressed_shape(tensors, own, scheme, checkpoint)
+            exact = nvfp4 if "weight_global_scale" in own else decompressor(scheme, config.format)
+            found[f"{prefix}weight"] = Coded(shape, own, exact)
+    return found
+
+
+def nvfp4(parts: Parts) -> torch.Tensor:
+    """NVFP4 in float32: the library has bfloat16."""
+    scales = {"weight_scale": parts["weight_scale"], "weight_scale_2": 1 / parts["weight_global_scale"].float()}
+    return nvfp4_values({"weight": parts["weight_packed"], **scales})
+
+
+def compressed_shape(tensors: Tensors, own: Mapping[str, str], scheme: Any, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The shape of a weight."""
+    if "weight_shape" in own:
+        return tuple(int(size) for size in tensors[own["weight_shape"]].read(checkpoint.folder))
+    if "weight" in own:
+        return tensors[own["weight"]].shape
+    rows, length = tensors[own["weight_packed"]].shape
+    return rows, length * 8 // int(scheme.weights.num_bits)
+
+
+def modelopt(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> Found:
+    """What ModelOpt's algorithms have written that have a decoder here; others are refused by their names."""
+    algorithm = str(described.get("quant_algo"))
+    known = [name for name, _ in ALGORITHMS.values()]
+    if algorithm not in known:
+        raise ConfigError(f"{str(checkpoint.folder)!r}: {unknown('quant_algo of ModelOpt', algorithm, known)}")
+    roles, decode = decoder_of(algorithm)
+    found = {}
+    for prefix, parts in sharing(tensors, (roles[-1], *roles[:-1])):
+        if f"{prefix}pre_quant_scale" in tensors:
+            raise ConfigError(
+                f"{str(checkpoint.folder)!r}: {prefix + 'pre_quant_scale'!r} scales inputs (AWQ of ModelOpt)"
+            )
+        rows, columns = tensors[parts["weight"]].shape
+        packed = 2 if algorithm.endswith("NVFP4") else 1
+        found[f"{prefix}weight"] = Coded((rows, columns * packed), parts, decode)
+    return found
+
+
+BEHIND = {  # of compressed-tensors: what changes values beside the codes
+    "transform_config": "rotations that run with the model",
+    "sparsity_config": "weights stored without their zeros",
+}
+METHODS: dict[str, Callable[[Tensors, Mapping[str, Any], Checkpoint], Found]] = {
+    "fp8": fp8,
+    "awq": awq,
+    "gptq": gptq,
+    "mxfp4": mxfp4,
+    "compressed-tensors": compressed_tensors,
+    "modelopt": modelopt,
+    "bitsandbytes": bitsandbytes,
+}
+Grid = Callable[[Tensors, Mapping[str, Any], Checkpoint], FolderGrid]
+GRIDS: dict[str, Grid] = {
+    "fp8": fp8_grid,
+    "gptq": words_grid,
+    "awq": words_grid,
+    "compressed-tensors": grids.compressed,
+    "mxfp4": grids.mxfp4,
+    "modelopt": grids.modelopt,
+    "bitsandbytes": grids.bitsandbytes,
+}
