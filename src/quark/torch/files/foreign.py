@@ -160,13 +160,13 @@ def model_to_run(folder: Path) -> nn.Module:
         found = METHODS[str(method_of(folder))](tensors, described, checkpoint)
         own = (checkpoint.folder, checkpoint.config, checkpoint.files)
         model = empty_model(checkpoint)
-        load(model, Decoded(*own, None, tensors, found))
+        load(model, DecodedCheckpoint(*own, None, tensors, found))
         take_settings(model, folder)
         return model.eval()
 
 
 @dataclass(frozen=True)
-class Decoded(Checkpoint):
+class DecodedCheckpoint(Checkpoint):
     """A checkpoint whose quantized tensors are decoded as they are read.
 
     Attributes:
