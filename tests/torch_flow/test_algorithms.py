@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -184,7 +185,7 @@ def test_gptq_tunes_only_the_layers_that_are_named() -> None:
     assert tuned == {f"parts.{k}.{name}.weight" for k in range(DEEP) for name in "fa"}
 
 
-@pytest.mark.parametrize("config", [GPTQConfig, AutoRoundConfig])
+@pytest.mark.parametrize("config", [GPTQConfig, partial(AutoRoundConfig, iters=8)])
 def test_layers_that_are_not_tuned_are_still_quantized(config: Any) -> None:
     """Nothing keeps the float weights that it saw while quantizers were off."""
     model = quantize(W4A8, [config(inside_layer_modules=["f"])])
