@@ -16,6 +16,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from quark.errors import ConfigError, check_name, check_names
 
 
@@ -101,6 +103,11 @@ def read(data: Mapping[str, Any], names: Mapping[str, str], known: Mapping[str, 
     allowed = [item.name for item in fields(kind)]  # type: ignore[arg-type]
     check_names(f"field of {kind.__name__}", given, allowed)
     return kind(**given)
+
+
+def plain(value: Any) -> Any:
+    """A value as files hold it: NumPy's numbers are those of Python."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def types_of(owner: type[AlgorithmSettings]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from quark.algorithms.names import TORCH
 from quark.algorithms.own import OwnAlgorithm
-from quark.config.algorithm import AlgorithmSettings, read
+from quark.config.algorithm import AlgorithmSettings, plain, read
 
 
 @dataclass
@@ -36,7 +36,7 @@ class AlgoConfig(AlgorithmSettings):
     def to_dict(self) -> dict[str, Any]:
         """Plain values; ``layers`` only where it says something, since other tools do not know it."""
         values = asdict(self)
-        return {key: value for key, value in values.items() if key != "layers" or value}
+        return {key: plain(value) for key, value in values.items() if key != "layers" or value}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> AlgoConfig:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from quark.algorithms.own import OwnAlgorithm
-from quark.config.algorithm import AlgorithmSettings
+from quark.config.algorithm import AlgorithmSettings, plain
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,6 @@ class AlgoConfig(AlgorithmSettings):
 
     def to_dict(self) -> dict[str, Any]:
         """The name and the fields that differ from their defaults."""
-        defaults = {f.name: f.default for f in fields(self)}
-        changed = {key: getattr(self, key) for key, value in defaults.items() if getattr(self, key) != value}
+        values = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        changed = {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
         return {"name": self.name, **changed}
