@@ -157,3 +157,17 @@ def test_what_a_mode_cannot_say_is_refused(mode: str, tmp_path: Path) -> None:
         export_safetensors(quantized(llama(), config), tmp_path / "m", custom_mode=mode)
     assert layer is not None
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "scheme"), [("gptq", "int8_wo_per_channel"), ("gptq", "int4_wo_32"), ("awq", "int4_wo_32")]
+)
+def test_weights_that_lie_the_other_way_are_refused(mode: str, scheme: str, tmp_path: Path) -> None:
+    """Conv1D of GPT-2 has its weight [in, out]."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, n_inner=64, vocab_size=64, n_positions=64)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    model = quantized(model, LLMTemplate.for_model(model).get_config(scheme))
+    with pytest.raises(ConfigError, match="c_attn' is a Conv1D, and only linear layers are packed so"):
+        export_safetensors(model, tmp_path / "m", custom_mode=mode)
+    assert not (tmp_path / "m").exists()

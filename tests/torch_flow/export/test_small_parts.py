@@ -217,7 +217,7 @@ def test_heads_beside_the_model_go_along(ignored: list[str] | None, tmp_path: Pa
     model.config._name_or_path = str(tmp_path)
     model._keys_to_ignore_on_load_unexpected = ignored
     found = {name: value for item in left_out.left_out_items(model) for name, value in item.make().items()}
-    assert set(found) == ({"mtp.layers.0.weight", "mtp.norm"} if ignored == [r"mtp\."] else set())
+    assert set(found) == ({"mtp.layers.0.weight", "mtp.norm", "x.mtp.a"} if ignored == [r"mtp\."] else set())
     assert all(torch.equal(value, heads[name]) for name, value in found.items())
     assert left_out.is_ignored(model, "mtp.x") == (ignored == [r"mtp\."])
 

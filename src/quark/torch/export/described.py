@@ -22,6 +22,7 @@ from quark.torch.config.model import QConfig, QLayerConfig
 from quark.torch.config.type import Dtype, QSchemeType
 from quark.torch.experts import is_fused
 from quark.torch.export.config.config import JsonExporterConfig
+from quark.torch.export.left_out import left_out_layers
 from quark.torch.export.original import FileNames
 from quark.torch.matching import Candidate, candidate, choose, find_candidates, matches
 
@@ -53,7 +54,7 @@ def excluded(config: QConfig, model: nn.Module, names: FileNames, quantized: Col
     """What stays float, by its names outside and in memory."""
     floats = [*float_layers(model, quantized)]
     outside = [*(names.layer(name) for name in floats), *stacked_modules(model, names)]
-    return list(dict.fromkeys([*outside, *floats, *config.exclude]))
+    return list(dict.fromkeys([*outside, *floats, *config.exclude, *left_out_layers(model)]))
 
 
 def float_layers(model: nn.Module, quantized: Collection[str]) -> Iterator[str]:

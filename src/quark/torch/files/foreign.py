@@ -31,11 +31,12 @@ from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.declared import refuse_method
 from quark.torch.export.formats import FORMATS
 from quark.torch.export.gguf_tensors import Loss
-from quark.torch.export.model_files import take_settings
+from quark.torch.export.left_out import GIVEN, is_prediction
+from quark.torch.export.model_files import float_dtype, take_settings
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.export.places import load
 from quark.torch.export.reload import Scheme, import_model_from_safetensors, map_model
-from quark.torch.export.shards import SHARD_SIZE
+from quark.torch.export.shards import SHARD_SIZE, Item
 from quark.torch.export.skeleton import mark_loaded
 from quark.torch.export.state import renamed
 from quark.torch.export.write_as import export_as
@@ -45,7 +46,7 @@ from quark.torch.files.coded import Coded, Found
 from quark.torch.files.folder_caches import FolderCaches, caches_in
 from quark.torch.files.grids import FolderGrid, Parts, Uncarried, refuse
 from quark.torch.files.methods import GRIDS, METHODS
-from quark.torch.files.prequantized import LEFT, method_of
+from quark.torch.files.prequantized import LEFT, coded_item, method_of, plain_item
 from quark.torch.files.skeleton import StoredSource, architecture_of, stored_tensors
 from quark.torch.layers import kind_of
 
@@ -139,7 +140,20 @@ def quantized_model(folder: Path) -> nn.Module:
     library: Any = model
     library.config._name_or_path = str(folder)
     take_settings(model, folder)
+    library.__dict__[GIVEN] = prediction_items(model, checkpoint)
     return mark_loaded(model).eval()
+
+
+def prediction_items(model: nn.Module, checkpoint: Checkpoint) -> list[Item]:
+    """The heads for multi-token prediction of a folder; those that are coded are decoded, in the model's type."""
+    method, tensors = str(method_of(checkpoint.folder)), stored_tensors(checkpoint)
+    described: Any = checkpoint.config["quantization_config"]
+    found = METHODS[method](tensors, described, checkpoint)
+    heads: Found = {name: coded for name, coded in found.items() if is_prediction(model, name)}
+    taken = {part for coded in found.values() for part in coded.parts.values()}
+    items = [coded_item(checkpoint, name, coded, tensors, float_dtype(model)) for name, coded in heads.items()]
+    plain = [name for name in tensors if is_prediction(model, name) and name not in taken and not LEFT.search(name)]
+    return items + [plain_item(checkpoint.folder, name, tensors[name]) for name in plain]
 
 
 def model_to_run(folder: Path) -> nn.Module:
@@ -268,7 +282,8 @@ def layers_of_model(
             made = stacked_layer(shells[parent], parent, path, names, found, grid, checkpoint)
             if made is not None:
                 layers[weight], inside[path] = made, weight
-    if lost := sorted(set(found) - set(layers) - {name for name in found if is_stack(name, stacks, names)}):
+    known = {name for name in found if is_stack(name, stacks, names) or is_prediction(model, name)}
+    if lost := sorted(set(found) - set(layers) - known):
         raise ModelError(f"{str(checkpoint.folder)!r}: the model has no layer for {lost[0]!r}")
     shares: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {}
     for path, module in stacks.items():

@@ -145,14 +145,16 @@ def plain_item(folder: Path, name: str, stored: StoredSource) -> Item:
     return Item({name: (stored.shape, stored.dtype)}, lambda: {name: stored.read(folder).contiguous()})
 
 
-def coded_item(checkpoint: Checkpoint, name: str, coded: Coded, tensors: Tensors) -> Item:
+def coded_item(
+    checkpoint: Checkpoint, name: str, coded: Coded, tensors: Tensors, dtype: torch.dtype = torch.float32
+) -> Item:
     """A tensor that is decoded."""
 
     def make() -> Parts:
         parts = {role: tensors[stored].read(checkpoint.folder) for role, stored in coded.parts.items()}
-        return {name: coded.decode(parts).to(torch.float32).reshape(coded.shape).contiguous()}
+        return {name: coded.decode(parts).to(dtype).reshape(coded.shape).contiguous()}
 
-    return Item({name: (coded.shape, torch.float32)}, make)
+    return Item({name: (coded.shape, dtype)}, make)
 
 
 def grid_items(checkpoint: Checkpoint, found: Found, grid: FolderGrid) -> list[Item]:

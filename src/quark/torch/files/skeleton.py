@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from quark.errors import ModelError, known
 from quark.torch.experts import is_fused, stacked_name, unfuse
 from quark.torch.export.checkpoint import Checkpoint, opened, row_of, tensor_of
+from quark.torch.export.left_out import is_prediction
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.files.fitting import check_counts, check_layers, told
 from quark.torch.files.names import names_in_memory, renames_of
@@ -148,7 +149,7 @@ def read_skeleton(checkpoint: Checkpoint, buffers: bool = False, eager: bool = F
             stacked[name] = whole, tuple(views)
     check_shapes(checkpoint, model, tensors)
     check_layers(checkpoint.folder, model, tensors)
-    add_layers(model, tensors)
+    add_layers(model, {name: one for name, one in tensors.items() if not is_prediction(model, one.name)})
     return Skeleton(model, tensors, stacked, outside)
 
 
