@@ -77,6 +77,10 @@ One tensor that is broken on purpose (`--broken scale`: one scale in every row; 
 Flash attention, which llama.cpp switches on by itself and which rounds to float16, is off here; with it the F32 column
 has 0.001. Two more things are llama.cpp's own: GELU from a table of float16 (0.0003 in F32, second number), and YaRN
 with whole bounds for `gpt_oss`, whose configuration has `truncate: false` (0.001).
+
+Kinds of rotary embedding are asked by `tests/consumers/llama_rope.py`: plain, of a part of each head, `linear`,
+`dynamic`, `llama3`, and `yarn` with other settings. What llama.cpp does not read in an architecture (`llama3`, parts of
+heads), or has as a constant (bounds of `yarn`), is refused before anything is written.
 """
 
 

@@ -30,12 +30,14 @@ from quark.numerics.ggml_fit import (
     extreme,
     fit_affine,
     fit_signed,
+    not_below,
     squares,
     stored,
 )
 from quark.numerics.rounding import Rounding
 
 SMALLEST = 2.0**-18  # scale that float16 has to within 2**-7 of it: below 2**-14 it loses a digit with each exponent
+COARSE = 2.0**-21  # scale of a K-quant: its multiples make up for lost digits
 LARGEST = 65504.0  # float16
 PART = 1 << 16  # numbers that are rounded at a time
 Fit = Callable[["Ggml", np.ndarray, np.ndarray], Fields]
@@ -75,7 +77,7 @@ class Ggml(Block):
         most = np.abs(values).max(-1, initial=0)
         scale = most / np.float32(self.largest * self.units)
         above = scale if self.signed else most / np.float32(self.units)  # which minima are multiples of
-        return bool(((most == 0) | (scale >= SMALLEST) & (above <= LARGEST)).all())
+        return bool(((most == 0) | (scale >= (COARSE if self.units > 1 else SMALLEST)) & (above <= LARGEST)).all())
 
     def round(
         self,
@@ -173,7 +175,7 @@ def multiples(values: np.ndarray, of: np.ndarray, first: int, last: int) -> np.n
 def scaled_around_zero(row: Ggml, x: np.ndarray, w: np.ndarray) -> Fields:
     """Signed codes under multiples of one scale."""
     step, most = fit_signed(x, w, row.largest), row.units
-    d = stored(-extreme(step) / np.float32(most))
+    d = not_below(-extreme(step) / np.float32(most))
     found = Fields(d, np.zeros_like(d), multiples(step, d, -most, most - 1), np.zeros_like(step), x)
     found = nearest_codes(row, x, found)
     for more in (-1, 1):
@@ -187,7 +189,7 @@ def scaled_around_zero(row: Ggml, x: np.ndarray, w: np.ndarray) -> Fields:
 def scaled_above_minima(row: Ggml, x: np.ndarray, w: np.ndarray) -> Fields:
     """Codes above minima, both multiples of one number each."""
     step, low = fit_affine(x, w, row.largest, True)
-    d, dmin = stored(step.max(-1) / np.float32(row.units)), stored(-low.min(-1) / np.float32(row.units))
+    d, dmin = not_below(step.max(-1) / np.float32(row.units)), not_below(-low.min(-1) / np.float32(row.units))
     found = Fields(d, dmin, multiples(step, d, 0, row.units), multiples(-low, dmin, 0, row.units), x)
     found = nearest_codes(row, x, found)
     for more in (0, -1, 1):

@@ -25,6 +25,14 @@ def stored(scale: np.ndarray) -> np.ndarray:
     return scale.astype(np.float16).astype(np.float32)
 
 
+def not_below(scale: np.ndarray) -> np.ndarray:
+    """The float16 of least magnitude that is not below ``scale``: its multiples reach what they have to."""
+    near = scale.astype(np.float16)
+    small = np.abs(near.astype(np.float32)) < np.abs(scale)
+    outer = np.nextafter(near, np.copysign(np.inf, near, dtype=np.float16))
+    return np.where(small, outer, near).astype(np.float32)
+
+
 def extreme(x: np.ndarray) -> np.ndarray:
     """The value of largest magnitude on the last axis, with its sign."""
     return np.take_along_axis(x, np.abs(x).argmax(-1)[..., None], -1)[..., 0]

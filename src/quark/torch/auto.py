@@ -31,8 +31,9 @@ from quark.search.parts import how_far, parts_of
 from quark.search.target import Target
 from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
+from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.bench import Site, Traffic, lay_out, outputs_of, running, scores
-from quark.torch.config.schemes import NAMES
+from quark.torch.config.schemes import GGUF, NAMES
 from quark.torch.config.schemes import scheme as named
 from quark.torch.config_file import config_of
 from quark.torch.digest import digest_of_samples, identity_of_model
@@ -287,10 +288,17 @@ def proposals(search: Search) -> Iterator[tuple[str, dict[str, Any], str]]:
     for recipe in RECIPES:
         missed = missed[: max(2, (len(missed) + 1) // 2)]
         for trial in missed:
-            fits = not recipe.inputs or named(trial.values["scheme"]).input_tensors is not None
+            fits = goes_with(recipe, trial.values["scheme"])
             if fits and not solved_within(search, trial.bytes):
                 name = "+".join((trial.name, *recipe.algorithms))
                 yield name, search.values(trial.values["scheme"], recipe.algorithms), recipe.cause
+
+
+def goes_with(recipe: Recipe, scheme: str) -> bool:
+    """Whether a recipe has something to mend in a scheme: inputs, or codes that are not chosen with their scales."""
+    if scheme in GGUF and any(row.codes for row in ALGORITHMS if row.config.name in recipe.algorithms):
+        return False
+    return not recipe.inputs or named(scheme).input_tensors is not None
 
 
 def solved_within(search: Search, size: int) -> bool:

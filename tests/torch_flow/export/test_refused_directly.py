@@ -95,6 +95,19 @@ def test_scalings_of_a_rotary_embedding(kind: str | None) -> None:
         assert found == {"freq_base": 5e5, **scaled}
 
 
+@pytest.mark.parametrize("family", sorted(ARCHITECTURES))
+def test_divided_frequencies_and_parts_of_heads_are_refused_where_llama_cpp_ends_its_process(family: str) -> None:
+    """Those that read them were run with both (tests/consumers/llama_rope.py)."""
+    row = ARCHITECTURES[family]
+    with refused(None if row.divisors else "is scaled by 'llama3', which llama.cpp does not read in", ModelError):
+        rotary({"rope_type": "llama3", "factor": 8.0}, row)
+    given = {"head_dim": 64, "partial_rotary_factor": 0.5, "num_hidden_layers": 0, "hidden_act": row.activations[0]}
+    config = SimpleNamespace(**given, num_attention_heads=1, num_key_value_heads=1, hidden_size=64)
+    told = None if row.partial else "a part of each head is rotated, which llama.cpp does not do in"
+    with refused(told, ModelError):
+        gguf_architectures.check_network(config, row)
+
+
 YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
 
 
@@ -104,7 +117,11 @@ YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings":
         (0.0, {}, None),
         (0.0, {"mscale": None}, None),
         (0.0, {"mscale": 1.0, "mscale_all_dim": 1.0}, "which cannot be written for 'a'"),
-        (0.1, {}, None),
+        (0.1, {}, "without mscale and mscale_all_dim"),
+        (0.0, {"beta_fast": 32, "beta_slow": 1, "truncate": True}, None),
+        (0.0, {"beta_fast": 16}, "beta_fast=16, and llama.cpp has 32, whatever the file says"),
+        (0.0, {"beta_slow": 2.0}, "beta_slow=2.0, and llama.cpp has 1, whatever"),
+        (0.0, {"truncate": False}, "truncate=False, and llama.cpp has True, whatever"),
         (0.1, {"mscale": 0.5, "mscale_all_dim": 0.5}, None),
         (0.1, {"mscale": 1.0, "mscale_all_dim": 0.5}, "which cannot be written"),
         (0.1, {"mscale": 1.0}, "which cannot be written"),

@@ -15,6 +15,10 @@ import numpy as np
 from quark.errors import ModelError, check_name
 from quark.torch.export.gguf_table import ARCHITECTURES, NUMBERS, Architecture
 
+#: Settings of YaRN that llama.cpp has as constants, and architectures that differ in them by no more than it allows.
+YARN: dict[str, tuple[object, tuple[str, ...]]] = {
+    "beta_fast": (32, ()), "beta_slow": (1, ()), "truncate": (True, ("gpt-oss",)),
+}  # fmt: skip
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -60,7 +64,7 @@ def check_network(config: Any, row: Architecture) -> None:
     gate = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", row.activations[0])
     if gate not in row.activations:
         raise ModelError(f"hidden_act is {gate!r}, and llama.cpp computes {row.activations[0]!r} in {row.name!r}")
-    if row.interleaved and rotated_size(config) != head_size(config):
+    if not (row.partial or getattr(config, "kv_lora_rank", None)) and rotated_size(config) != head_size(config):
         raise ModelError(f"a part of each head is rotated, which llama.cpp does not do in {row.name!r}")
     for key, wanted in row.fixed.items():
         if getattr(config, key, wanted) != wanted:
@@ -151,6 +155,8 @@ def add_rope(writer: Any, config: Any, row: Architecture) -> None:
         writer.add_rope_scaling_factor(float(rope["factor"]))
     elif kind == "yarn":
         add_yarn(writer, rope, row)
+    elif kind == "llama3" and not row.divisors:
+        raise ModelError(f"the rotary embedding is scaled by 'llama3', which llama.cpp does not read in {row.name!r}")
     elif kind not in ("default", "llama3"):
         known = "'default', 'linear', 'yarn' and 'llama3'"
         raise ModelError(f"the rotary embedding is scaled by {kind!r}; {known} can be written")
@@ -166,10 +172,21 @@ def add_yarn(writer: Any, rope: dict[str, Any], row: Architecture) -> None:
 
     told = {key: rope[key] for key in ("mscale", "mscale_all_dim", "attention_factor") if rope.get(key) is not None}
     scale = told.get("mscale_all_dim")
-    if told and (row.yarn_unit == 0 or scale is None or told != {"mscale": scale, "mscale_all_dim": scale}):
+    if told != ({"mscale": scale, "mscale_all_dim": scale} if row.yarn_unit and scale is not None else {}):
         raise ModelError(
             f"the rotary embedding is scaled by 'yarn' with {told}, which cannot be written for {row.name!r}"
         )
+    if row.yarn_unit and scale is None:
+        raise ModelError(
+            f"the rotary embedding is scaled by 'yarn' without mscale and mscale_all_dim, and llama.cpp takes both for "
+            f"granted in {row.name!r}"
+        )
+    for key, (wanted, names) in YARN.items():
+        if row.name not in names and rope.get(key, wanted) not in (wanted, None):
+            raise ModelError(
+                f"the rotary embedding is scaled by 'yarn' with {key}={rope[key]!r}, and llama.cpp has {wanted!r}, "
+                f"whatever the file says"
+            )
     if scale is not None:
         writer.add_rope_scaling_yarn_log_mul(row.yarn_unit * float(scale))
     if rope.get("llama_4_scaling_beta") is not None:

@@ -23,6 +23,8 @@ class Architecture:
         fixed: what llama.cpp takes for granted: values of the configuration, where it has the key.
         period: every so many layers one sees all tokens, the others a window; 0: nothing is taken for granted.
         gating: how scores of experts are made, where llama.cpp is told: a name of ``gguf.ExpertGatingFuncType``.
+        partial: a part of each head may be rotated.
+        divisors: llama.cpp reads what the frequencies of rotary embedding are divided by (Llama 3.1).
         yarn_unit: what llama.cpp is told for an ``mscale_all_dim`` of 1; 0: it has none.
         numbers: further keys of the configuration, and their method of ``GGUFWriter``.
         constants: methods of ``GGUFWriter``, and what the model has in its code.
@@ -37,6 +39,8 @@ class Architecture:
     fixed: Mapping[str, object] = field(default_factory=dict)
     period: int = 0
     gating: str = ""
+    partial: bool = False
+    divisors: bool = False
     yarn_unit: float = 0.0
     numbers: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
@@ -46,9 +50,9 @@ MOE = "moe_intermediate_size"
 LATENT = {"q_lora_rank": "add_q_lora_rank", "kv_lora_rank": "add_kv_lora_rank"}  # attention of DeepSeek
 GELU = ("gelu_pytorch_tanh",)
 ARCHITECTURES = {
-    "llama": Architecture("llama", interleaved=True),
-    "mistral": Architecture("llama", interleaved=True),
-    "mixtral": Architecture("llama", interleaved=True),
+    "llama": Architecture("llama", divisors=True, interleaved=True),
+    "mistral": Architecture("llama", divisors=True, interleaved=True),
+    "mixtral": Architecture("llama", divisors=True, interleaved=True),
     "qwen2": Architecture("qwen2"),
     "qwen2_moe": Architecture("qwen2moe", expert_length="moe_intermediate_size", fixed={"norm_topk_prob": False}),
     "qwen3": Architecture("qwen3"),
@@ -56,34 +60,34 @@ ARCHITECTURES = {
     "gemma": Architecture("gemma", shifted=True, activations=GELU),
     "gemma2": Architecture("gemma2", shifted=True, window=True, activations=GELU, period=2),
     "gemma3_text": Architecture("gemma3", shifted=True, window=True, activations=GELU, period=6),
-    "phi3": Architecture("phi3"),
+    "phi3": Architecture("phi3", partial=True),
     "gpt_oss": Architecture("gpt-oss", window=True, expert_length="intermediate_size", period=2),
-    "granite": Architecture("granite", interleaved=True),
+    "granite": Architecture("granite", divisors=True, interleaved=True),
     "olmo2": Architecture("olmo2"),
     "olmoe": Architecture("olmoe", fixed={"norm_topk_prob": False, "clip_qkv": None}),
-    "stablelm": Architecture("stablelm"),
+    "stablelm": Architecture("stablelm", partial=True),
     "starcoder2": Architecture("starcoder2", activations=GELU),
     "smollm3": Architecture("smollm3", interleaved=True),
-    "arcee": Architecture("arcee", interleaved=True, activations=("relu2",)),
+    "arcee": Architecture("arcee", divisors=True, interleaved=True, activations=("relu2",)),
     "cohere": Architecture("command-r", fixed={"use_qk_norm": False}),
     "cohere2": Architecture("cohere2", window=True, period=4),
     "ernie4_5": Architecture("ernie4_5"),
     "dots1": Architecture("dots1", expert_length=MOE, gating="SIGMOID"),
-    "exaone4": Architecture("exaone4", fixed={"sliding_window": None}),
-    "glm4": Architecture("glm4"),
-    "glm4_moe": Architecture("glm4moe", expert_length=MOE, gating="SIGMOID"),
-    "granitemoe": Architecture("granitemoe", interleaved=True),
-    "helium": Architecture("llama"),
+    "exaone4": Architecture("exaone4", divisors=True, fixed={"sliding_window": None}),
+    "glm4": Architecture("glm4", partial=True),
+    "glm4_moe": Architecture("glm4moe", partial=True, expert_length=MOE, gating="SIGMOID"),
+    "granitemoe": Architecture("granitemoe", divisors=True, interleaved=True),
+    "helium": Architecture("llama", divisors=True),
     "hunyuan_v1_dense": Architecture("hunyuan-dense"),
     "hunyuan_v1_moe": Architecture("hunyuan-moe", expert_length="intermediate_size"),
     "jais2": Architecture("jais2", activations=("relu2",)),
-    "ministral": Architecture("llama", interleaved=True),
+    "ministral": Architecture("llama", divisors=True, interleaved=True),
     "ministral3": Architecture("mistral3", interleaved=True, yarn_unit=1.0),
-    "minimax_m2": Architecture("minimax-m2", expert_length="intermediate_size", gating="SIGMOID"),
-    "nemotron": Architecture("nemotron", shifted=True, activations=("relu2",)),
+    "minimax_m2": Architecture("minimax-m2", partial=True, expert_length="intermediate_size", gating="SIGMOID"),
+    "nemotron": Architecture("nemotron", partial=True, shifted=True, activations=("relu2",)),
     "olmo": Architecture("olmo", interleaved=True, constants={"add_layer_norm_eps": 1e-5}),
     "olmo3": Architecture("olmo2", window=True, period=4),
-    "phi": Architecture("phi2", activations=("gelu_new",), fixed={"qk_layernorm": False}),
+    "phi": Architecture("phi2", partial=True, activations=("gelu_new",), fixed={"qk_layernorm": False}),
     "seed_oss": Architecture("seed_oss"),
     "deepseek_v3": Architecture("deepseek2", expert_length=MOE, gating="SIGMOID", yarn_unit=0.1, numbers=LATENT),
 }
