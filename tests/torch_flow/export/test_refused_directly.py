@@ -101,6 +101,8 @@ def test_divided_frequencies_and_parts_of_heads_are_refused_where_llama_cpp_ends
     row = ARCHITECTURES[family]
     with refused(None if row.divisors else "is scaled by 'llama3', which llama.cpp does not read in", ModelError):
         rotary({"rope_type": "llama3", "factor": 8.0}, row)
+    with refused("is scaled by 'linear', which llama.cpp takes for 'yarn'" if row.yarn_unit else None, ModelError):
+        rotary({"rope_type": "linear", "factor": 8.0}, row)
     given = {"head_dim": 64, "partial_rotary_factor": 0.5, "num_hidden_layers": 0, "hidden_act": row.activations[0]}
     config = SimpleNamespace(**given, num_attention_heads=1, num_key_value_heads=1, hidden_size=64)
     told = None if row.partial else "a part of each head is rotated, which llama.cpp does not do in"

@@ -150,6 +150,10 @@ def add_rope(writer: Any, config: Any, row: Architecture) -> None:
     rope = rope_of(config)
     writer.add_rope_freq_base(float(rope["rope_theta"]))
     kind = rope.get("rope_type", "default")
+    if kind == "linear" and row.yarn_unit:
+        raise ModelError(
+            f"the rotary embedding is scaled by 'linear', which llama.cpp takes for 'yarn' in {row.name!r}"
+        )
     if kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(float(rope["factor"]))
