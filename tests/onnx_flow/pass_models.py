@@ -164,6 +164,21 @@ def slow_forms(opset: int = 13) -> onnx.ModelProto:
     return models.model(graph, weights, opset)
 
 
+def lstm_cell(opset: int = 13) -> onnx.ModelProto:
+    """A step of an LSTM, and one whose gates are read elsewhere."""
+    step = """
+        p{0} = MatMul (x, w{0}) q{0} = MatMul (h, r{0}) s{0} = Add (p{0}, q{0}) z{0} = Add (s{0}, b{0})
+        i{0}, f{0}, g{0}, o{0} = Split <axis = 1> (z{0})
+        ia{0} = Sigmoid (i{0}) fa{0} = Sigmoid (f{0}) ga{0} = Tanh (g{0}) oa{0} = Sigmoid (o{0})
+        fc{0} = Mul (fa{0}, c) ig{0} = Mul (ia{0}, ga{0}) c{0} = Add (fc{0}, ig{0})
+        t{0} = Tanh (c{0}) h{0} = Mul (oa{0}, t{0})"""
+    ends = "float[2, 4] h1, float[2, 4] c1, float[2, 4] h2, float[2, 4] oa2"
+    graph = f"lstm_cell (float[2, 3] x, float[2, 4] h, float[2, 4] c) => ({ends}) {{{step.format(1)}{step.format(2)}}}"
+    sizes = {"w": (3, 16), "r": (4, 16), "b": (16,)}
+    weights = {f"{name}{k}": models.normal(*size, seed=k) for name, size in sizes.items() for k in (1, 2)}
+    return models.model(graph, weights, opset)
+
+
 def attention_scale(opset: int = 13) -> onnx.ModelProto:
     """Scores divided by a constant, and a projection with a shared weight that is divided too."""
     graph = """
@@ -369,6 +384,7 @@ TRIGGERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "pools_and_splits": pools_and_splits,
     "focuses": focuses,
     "attention_scale": attention_scale,
+    "lstm_cell": lstm_cell,
     "slow_forms": slow_forms,
     "quantized_clips": quantized_clips,
     "image_model": image_model,

@@ -169,6 +169,7 @@ COUNTS: dict[str, tuple[str, int, list[str]]] = {
     "convert_split_to_slice": ("pools_and_splits", 3, []),
     "split_large_kernel_pool": ("pools_and_splits", 1, []),
     "faster_forms": ("focuses", 4, ["padding does not count"]),
+    "fuse_lstm_cell": ("lstm_cell", 1, []),
     "direct_convs": ("slow_forms", 2, ["its stride is above 1"]),
     "fewer_moves": ("slow_forms", 2, []),
     "fold_div_into_matmul": ("attention_scale", 2, []),

@@ -148,6 +148,7 @@ PREPARE = (
         default=lambda job: _device(job) or _on_cpu(job),
     ),
     Step("SplitLargeKernelPool", "split_large_kernel_pool", default=_device),
+    Step("FasterForms", "fuse_lstm_cell", default=_on_cpu),
     Step("FasterForms", "direct_convs", default=_on_cpu),
     Step("FasterForms", "fewer_moves", default=_on_cpu),
     Step("FasterForms", "faster_forms", default=_on_cpu),

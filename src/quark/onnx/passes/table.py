@@ -35,6 +35,7 @@ from quark.onnx.passes import (
     fuse_instance_norm,
     fuse_l2_norm,
     fuse_layer_norm,
+    fuse_lstm_cell,
     input_initializers,
     lstm_to_custom,
     nchw_to_nhwc,
@@ -163,6 +164,13 @@ TABLE: tuple[Pass, ...] = (
         split_large_pool.run,
         shapes=True,
         when=("GlobalAveragePool",),
+    ),
+    Pass(
+        "fuse_lstm_cell",
+        "A step of an LSTM that is written out becomes LSTM.",
+        fuse_lstm_cell.run,
+        shapes=True,
+        when=("Tanh",),
     ),
     Pass(
         "direct_convs",

@@ -121,7 +121,7 @@ def _least(whole: float, some: bool) -> float:
     Tiny models are tried for what quantization does to them, not for their time: those of which nothing would be left
     in integers stay as configured.
     """
-    small = min(LEAST_TIME, max(LARGER_PART * whole, 2.0)) if some else LEAST_TIME
+    small = min(LEAST_TIME, max(LARGER_PART * whole, 1.0)) if some else LEAST_TIME
     return max(LEAST_PART * whole, small)
 
 
