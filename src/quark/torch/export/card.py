@@ -17,6 +17,7 @@ from quark import __version__
 from quark.files.folder import new_folder
 from quark.report import file_size
 from quark.torch.export.formats import FORMATS, PROGRAMS, row_of
+from quark.torch.export.model_files import read_object
 
 CARD = "README.md"
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
@@ -25,8 +26,8 @@ OWN = ("base_model", "library_name", "base_model_relation")  # keys of the head 
 LOAD = {
     "vllm": "```sh\nvllm serve {folder}\n```",
     "transformers": (
-        "```python\nfrom transformers import AutoModelForCausalLM\n\n"
-        'model = AutoModelForCausalLM.from_pretrained("{folder}"{more}, dtype="auto")\n```'
+        "```python\nfrom transformers import {loader}\n\n"
+        'model = {loader}.from_pretrained("{folder}"{more}, dtype="auto")\n```'
     ),
     "llama.cpp": "```sh\nllama-server -m {folder}/{file}\n```",
     "onnxruntime-genai": '```python\nimport onnxruntime_genai\n\nmodel = onnxruntime_genai.Model("{folder}")\n```',
@@ -113,14 +114,25 @@ def uses(card: Card, folder: Path) -> str:
     """How each program that reads the model loads it."""
     file = next((path.name for path in sorted(folder.glob("*.gguf"))), "")
     more = f', gguf_file="{file}"' if file else ""
+    given = {"folder": folder.name, "file": file, "more": more, "loader": loader_of(folder)}
     made = []
     for name, program in PROGRAMS.items():
         row = row_of(card.scheme, card.format, name)
         if row is not None and row.works:
-            made.append(
-                f"{program.title} ({row.shown_by}):\n\n" + LOAD[name].format(folder=folder.name, file=file, more=more)
-            )
+            made.append(f"{program.title} ({row.shown_by}):\n\n" + LOAD[name].format(**given))
     if card.format == "quark":
         code = f'model = import_model_from_safetensors(None, "{folder.name}")'
         made.append(f"openquark:\n\n```python\nfrom quark.torch import import_model_from_safetensors\n\n{code}\n```")
     return "\n\n".join(made) + "\n"
+
+
+def loader_of(folder: Path) -> str:
+    """The class of transformers that loads a model: that of its architecture, if it is no plain language model.
+
+    An encoder in ``AutoModelForCausalLM`` would get a head of random numbers.
+    """
+    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else "ForCausalLM"
+    plain = name.endswith("ForCausalLM") or "auto_map" in config or not name.isidentifier()
+    return "AutoModelForCausalLM" if plain else name
