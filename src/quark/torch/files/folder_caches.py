@@ -77,7 +77,9 @@ def caches_in(model: nn.Module, checkpoint: Checkpoint) -> FolderCaches:
     from compressed_tensors.quantization import QuantizationArgs
 
     said = described["kv_cache_scheme"]
-    scheme = QuantizationArgs.model_validate({"type": "float", "num_bits": 8} if said == "FP8" else said)
+    if isinstance(said, str) and said not in WORDS:
+        refuse(f"kv_cache_scheme is {said!r}, and {' and '.join(map(repr, WORDS))} are known")
+    scheme = QuantizationArgs.model_validate({"type": "float", "num_bits": 8} if isinstance(said, str) else said)
     key = scheme.type, int(scheme.num_bits), strategy_of(scheme), bool(scheme.symmetric), bool(scheme.dynamic)
     if key not in KNOWN:
         refuse(f"kv_cache_scheme is {scheme.type} of {scheme.num_bits} bits per {strategy_of(scheme)}")
@@ -115,6 +117,7 @@ def scale_in(folder: Path, tensors: Mapping[str, StoredSource], name: str, count
 
 
 ENTRIES = ("kv_cache_scheme", "kv_cache_quant_config", "kv_cache_quant_algo")
+WORDS = ("FP8", "static")  # of ModelOpt and of quant_method "fp8": one static scale for keys, and for values
 FP8 = "float", 8
 KNOWN = {  # type, bits, strategy, symmetric, dynamic
     (*FP8, "tensor", True, False): specs.FP8E4M3PerTensorSpec(scale_type="float"),
