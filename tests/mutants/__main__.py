@@ -60,6 +60,8 @@ KEPT = 200
 LAST, LAST_SECONDS = 2000, 90.0
 """The same of what has survived those: a row of a table runs when its file is imported, and few tests look at it."""
 KEPT_SECONDS = 30.0
+TICK, QUICK = 0.02, 0.1
+"""Seconds: what any test costs at least; and below which all cases of a test are asked at once."""
 IMPORTED = 12
 """So many tests are asked first where everything is imported anew: most of such a trial is imports."""
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "onnxscript", "torch", "safetensors.torch", "scipy.optimize", "yaml")
@@ -126,11 +128,16 @@ class Known:
         return frozenset(test for tests in self.lines[file].values() for test in tests)
 
     def _few(self, found: set[str], source: str, count: int, seconds: float) -> list[str]:
-        """The likeliest first: tests that run little beside the source; one case of every test before the second."""
+        """The likeliest for their time first: tests that run little beside the source, and quick ones.
+
+        Of those that take longer one case of every test comes before the second.
+        """
+        order = sorted(found, key=lambda one: ((self.seconds[one] + TICK) / (self._share(one, source) + TICK), one))
+        quick = [test for test in order if self.seconds[test] < QUICK][: count // 2]
         cases: dict[str, list[str]] = defaultdict(list)
-        for test in sorted(found, key=lambda one: (-self._share(one, source), self.seconds[one], one)):
+        for test in (one for one in order if self.seconds[one] >= QUICK):
             cases[test.split("[")[0]].append(test)
-        turns = [test for turn in itertools.zip_longest(*cases.values()) for test in turn if test]
+        turns = quick + [test for turn in itertools.zip_longest(*cases.values()) for test in turn if test]
         sums = itertools.accumulate(self.seconds[test] for test in turns)
         return [test for test, total in zip(turns, sums, strict=True) if total <= seconds][:count] or turns[:1]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import resource
 import shutil
@@ -38,7 +39,11 @@ FAILED = (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED, pytest.Exit
 QUIET = ["-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain"]
 
 PAUSE, LATE = 5.0, 6.0
+WAITING = 5.0
+"""A test that waits hangs after so many times the seconds that it may compute: others compute on this machine, too."""
 IMPORT = 30.0
+SCOUT = 10.0
+"""Seconds for each of the tests that are run once to see what they import."""
 BROKEN = "a hang or a crash"
 """In the place of the test that noticed, where no test had begun."""
 
@@ -50,7 +55,7 @@ Trial = tuple[Place, list[Turn]]
 
 def longest(turn: Turn) -> float:
     """The seconds after which the tests of a turn hang; one test hangs after ``LATE`` times its own and ``PAUSE``."""
-    return 4 * PAUSE + LATE * sum(turn.values())
+    return WAITING * (4 * PAUSE + LATE * sum(turn.values()))
 
 
 def forked(work: Callable[[], bool], seconds: float, *, loud: bool = False) -> bool:
@@ -101,9 +106,11 @@ class Witnesses:
     share: float = 1.0
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Write which test begins; the signal, which nothing here handles, ends the process also within native code."""
+        """Write which test begins; the signals, which nothing here handles, end the process also within native code."""
         self.failures.with_name("running").write_text(nodeid, encoding="utf-8")
-        signal.setitimer(signal.ITIMER_REAL, self.share * (PAUSE + LATE * self.asked[nodeid]))
+        seconds = self.share * (PAUSE + LATE * self.asked[nodeid])
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, WAITING * seconds)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A line for a test that failed."""
@@ -113,6 +120,7 @@ class Witnesses:
 
     def pytest_runtest_logfinish(self) -> None:
         """It ended."""
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         self.failures.with_name("running").unlink()
 
@@ -158,7 +166,7 @@ def _imported(place: Place | None, asked: tuple[tuple[str, float], ...], share: 
             words = [*QUIET, "-p", "tests.mutants.unshrunk", *dict(asked)]
             return pytest.main(words, plugins=[noticing]) in FAILED
 
-        return noticing.witness() if forked(work, IMPORT + share * longest(dict(asked))) else ""
+        return noticing.witness() if forked(work, WAITING * IMPORT + share * longest(dict(asked))) else ""
 
 
 @dataclass(eq=False)
@@ -181,10 +189,11 @@ class Warm(Witnesses):
 
         A test that fails without a change is not a witness: what it had killed is tried without it.
         """
+        self.items = {item.nodeid: item for item in session.items}
+        self._import_what_tests_do(session)
         for one in gc.get_objects():
             if type(one) is FunctionType and one.__code__.co_filename.startswith(str(SOURCES)):
                 self.functions[one.__code__].append(one)
-        self.items = {item.nodeid: item for item in session.items}
         gc.collect()
         gc.freeze()
         for place, turns in self.plan:
@@ -192,6 +201,25 @@ class Warm(Witnesses):
             witness = next(filter(None, (self._witness(session, swapped, turn) for turn in turns if swapped)), "")
             self.heard(place, bool(witness) if swapped else None, witness)
         return True
+
+    def _import_what_tests_do(self, session: pytest.Session) -> None:
+        """Import what tests import while they run, as a child tells that runs one of each file: every fork would."""
+        asked = {test for _, turns in self.plan for turn in turns for test in turn}
+        first = {test.split("::")[0]: test for test in sorted(asked & set(self.items), reverse=True)}
+        names = self.failures.with_name("modules")
+        before = set(sys.modules)
+
+        def scout() -> bool:
+            for test in first.values():
+                self.asked = {test: SCOUT}
+                _fails(session, [], [self.items[test]])
+                names.write_text("\n".join(sorted(set(sys.modules) - before)), encoding="utf-8")
+            return False
+
+        forked(scout, SCOUT * len(first))
+        for name in names.read_text(encoding="utf-8").split() if names.exists() else ():
+            with contextlib.suppress(ImportError, AttributeError):  # modules that are made at run time
+                importlib.import_module(name)
 
     def _witness(self, session: pytest.Session, swapped: list[tuple[FunctionType, CodeType]], turn: Turn) -> str:
         """The test that notices changed functions, and passes without the change; empty where none does."""

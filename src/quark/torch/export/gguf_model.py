@@ -219,9 +219,11 @@ def read_back(path: Path, entries: list[Entry], loss: Loss) -> None:
 
 def add_metadata(writer: Any, config: Any, row: Architecture, entries: list[Entry]) -> None:
     """What llama.cpp has to know about the network and the file."""
+    import gguf
+
     kinds = [entry.kind for entry in entries if len(entry.shape) > 1 and entry.name.startswith("blk.")]
     writer.add_file_type(FILE_TYPES[max(set(kinds), key=kinds.count)])
-    writer.add_quantization_version(2)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_numbers(writer, config, row)
 
 

@@ -400,12 +400,12 @@ def layout_name(layout: Any) -> str:
 
 def fits(layout: ElementLayout) -> bool:
     """Whether blocks of 32 have one scale, and a type has the codes."""
-    row, granularity = layout.element, layout.granularity
+    row, granularity = as_a(Int, layout.element), layout.granularity
     whole = isinstance(granularity, Tensor) or (isinstance(granularity, Channel) and granularity.axis in (0, -2))
     if isinstance(granularity, Group):
         grouped = normal_axis(granularity.axis, layout.shape) == len(layout.shape) - 1
         whole = grouped and (granularity.size % BLOCK == 0 or granularity.size >= layout.shape[-1])
-    wide = row.bits == 8 and not (layout.stage.spec.symmetric and getattr(row, "signed", False))
+    wide = row.bits == 8 and not (layout.stage.spec.symmetric and row.signed)
     return whole and row.bits in (2, 3, 4, 8) and not wide and not layout.stage.real_zero
 
 

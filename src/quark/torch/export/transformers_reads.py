@@ -175,8 +175,8 @@ def conversions(
         return "it makes several tensors of one when it loads the original, and cannot where weights have scales"
     joins = [step for step in made if is_join(step.source_patterns)]
     targets = tuple(target for step in joins for target in step.target_patterns if target.endswith(WEIGHT))
-    whole = (name for name, _ in names.model.named_parameters() if targets and name.endswith(targets))
-    apart = next(whole, None) if any(True for _ in packed) else None
+    whole = (name for name, _ in names.model.named_parameters() if name.endswith(targets))
+    apart = next(whole, None) if [*packed] else None
     return None if apart is None else f"it joins {apart!r} of several tensors, and cannot where weights are packed"
 
 

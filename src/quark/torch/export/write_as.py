@@ -70,13 +70,13 @@ def export_as(
     return WRITERS[format](model, Path(output_dir), Path(source), verify)
 
 
-def to_gguf(model: nn.Module, folder: Path, source: Path, verify: bool = True) -> Loss:
+def to_gguf(model: nn.Module, folder: Path, source: Path, verify: bool) -> Loss:
     """One file for llama.cpp; what is not quantized keeps its type."""
     config: Any = getattr(model, "config", None)
     return export_gguf(model, folder, str(getattr(config, "model_type", type(model).__name__)), source, verify=verify)
 
 
-def to_onnx(model: nn.Module, folder: Path, source: Path, verify: bool = True) -> None:
+def to_onnx(model: nn.Module, folder: Path, source: Path, verify: bool) -> None:
     """One graph from token ids and a cache to logits and the cache after them, any number of texts and tokens; with
     the tokenizer and settings that onnxruntime-genai runs it by."""
     export_onnx(model, folder, torch.zeros(1, 1, dtype=torch.int64), use_cache=True, verify=verify)
