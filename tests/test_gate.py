@@ -10,6 +10,7 @@ import ast
 import inspect
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -398,3 +399,17 @@ def test_commands_make_outputs_of_options_alone() -> None:
         if len(texts) < len(outputs) or not all(text.startswith("--") for text in texts):
             others.add(name)
     assert others == {"quark.cli.beside", "quark.cli.output", "quark.cli.paths"}  # the second writes what it is given
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+@pytest.mark.parametrize(("name", "option"), list(cases()), ids=lambda value: str(value))
+def test_names_that_libraries_cannot_open_are_refused_before_the_work(
+    name: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files(tmp_path)
+    before = state_of(tmp_path)
+    for odd in ("\udcff.json", "\udcff", "\udcff/new.json"):
+        assert main(typed(name, tmp_path, {option: tmp_path / odd})) == 1
+        said = capsys.readouterr().err
+        assert "error: " in said and "Traceback" not in said and state_of(tmp_path) == before, said
+        assert "is no UTF-8 text" in said or "/" in odd, said

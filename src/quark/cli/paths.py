@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 
 from quark.algorithms.names import parted
 from quark.files.outputs import Input, Output, check_outputs
+from quark.files.whole import check_name
 
 FOLDER = "folder"
 LIKE_MODEL = "like the model"
@@ -73,6 +74,9 @@ def guard(command: Callable[..., Any], given: Mapping[str, Any]) -> None:
         OutputError: as ``check_outputs``.
     """
     marks = marks_of(command)
+    for name, mark in marks.items():
+        if isinstance(mark, Writes) and given.get(name) is not None:
+            check_name(Path(given[name]), _option(name))
     check_outputs(outputs_of(marks, given), inputs_of(marks, given), bool(given.get("overwrite")))
 
 

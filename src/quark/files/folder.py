@@ -17,7 +17,7 @@ from pathlib import Path
 from quark.errors import ConfigError, OutputError, QuarkError
 from quark.files.drafts import draft_folder, naming
 from quark.files.lock import alone_in
-from quark.files.whole import sync, sync_folder
+from quark.files.whole import check_name, sync, sync_folder
 
 LAST = ("config.json", "quantization_config.json")
 MODEL = (".safetensors", ".index.json", ".gguf", ".onnx", ".data")  # endings of files that are not a user's own
@@ -80,6 +80,7 @@ def scratch_beside(goal: Path) -> Iterator[Path]:
 
 def check_target(goal: Path, beside: bool = False, begun: bool = False) -> None:
     """The target is free, or a folder without a model, finished or not."""
+    check_name(goal, "the name of the folder")
     if not goal.exists():
         return
     if not goal.is_dir():

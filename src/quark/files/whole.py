@@ -62,6 +62,7 @@ def resolved(path: Path, name: str) -> Path:
     """
     try:
         place = Path(os.path.realpath(path))
+        check_name(place, name)
         mode = place.stat().st_mode
     except FileNotFoundError:
         return place
@@ -74,6 +75,18 @@ def resolved(path: Path, name: str) -> Path:
     if not stat.S_ISREG(mode):
         raise OutputError(f"{name} {str(path)!r} is not a regular file but a device, a pipe or a socket: give a file")
     return place
+
+
+def check_name(path: Path, name: str) -> None:
+    """The libraries that write models open what is UTF-8 alone.
+
+    Raises:
+        OutputError: a name that is not.
+    """
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError as error:
+        raise OutputError(f"{name} {os.fspath(path)!r} is no UTF-8 text: give another path") from error
 
 
 def take_place(draft: Path, place: Path) -> None:
