@@ -42,6 +42,18 @@ PAUSE, LATE = 5.0, 6.0
 WAITING = 5.0
 """A test that waits hangs after so many times the seconds that it may compute: others compute on this machine, too."""
 IMPORT = 30.0
+LATER = (
+    "quark",
+    "transformers",
+    "compressed_tensors",
+    "gguf",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "scipy",
+    "accelerate",
+)
+"""Packages that functions import when they are called."""
 SCOUT = 10.0
 """Seconds for each of the tests that are run once to see what they import."""
 BROKEN = "a hang or a crash"
@@ -218,8 +230,9 @@ class Warm(Witnesses):
 
         forked(scout, SCOUT * len(first))
         for name in names.read_text(encoding="utf-8").split() if names.exists() else ():
-            with contextlib.suppress(ImportError, AttributeError):  # modules that are made at run time
-                importlib.import_module(name)
+            if name.partition(".")[0] in LATER and not name.endswith("__main__"):
+                with contextlib.suppress(Exception):  # whatever ends it, the tests import it again, if they need it
+                    importlib.import_module(name)
 
     def _witness(self, session: pytest.Session, swapped: list[tuple[FunctionType, CodeType]], turn: Turn) -> str:
         """The test that notices changed functions, and passes without the change; empty where none does."""
