@@ -201,3 +201,10 @@ def test_sizes_that_follow_from_others_are_not_unknown() -> None:
     times = [[slower._node_times(node) for node in model.graph if node.op_type == "MatMul"] for model in (free, sized)]
     assert times[0] != times[1] == [slower._node_times(node) for node in fixed.graph if node.op_type == "MatMul"]
     assert slower._sized(fixed) is fixed
+
+
+def test_a_free_size_that_leaves_nothing_of_the_model_is_not_taken() -> None:
+    """64 samples of a sound behind a kernel of 256 are none; what follows would cost nothing in float."""
+    graph = "g (float[1, 1, samples] x) => (float[1, 32, frames] y) { y = Conv <strides = [128]> (x, w) }"
+    model = load(models.model(graph, {"w": models.normal(32, 1, 256)}, 17))
+    assert slower._sized(model) is model
