@@ -21,6 +21,7 @@ from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled, float_weights, set_matrix
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.tune import check_inside, float_twin, say_untuned, wanted
+from quark.torch.algorithms.walk import Again, walk
 from quark.torch.config.algorithms import AutoRoundConfig
 from quark.torch.fake_quantize import FakeQuantize, parts, scale_of
 from quark.torch.layers import own_parameter
@@ -59,19 +60,21 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
         blocks, stream = record(context.model, blocks, context.samples, context.home)
     say_untuned(context, config.inside_layer_modules, blocks.modules)
     clean = Stream(list(stream.hidden), dict(stream.calls))
+
+    def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
+        stream, clean = streams
+        with torch.no_grad():
+            twin = float_twin(block)
+            goals = [target(clean, name, twin, k) for k in range(len(stream.hidden))]
+        if again is None:
+            learn_block(context, config, name, block, stream, goals)
+        else:
+            again()
+        with torch.no_grad():
+            return [stream.advance(name, block), clean.behind(name, goals)]
+
     with float_weights(context):
-        for name, block in blocks.modules.items():
-            with context.home.holding(name, block) as again:
-                with torch.no_grad():
-                    twin = float_twin(block)
-                    goals = [target(clean, name, twin, k) for k in range(len(stream.hidden))]
-                if again is None:
-                    learn_block(context, config, name, block, stream, goals)
-                else:
-                    again()
-                with torch.no_grad():
-                    stream = stream.advance(name, block)
-            clean = Stream(goals, {other: calls for other, calls in clean.calls.items() if other != name})
+        walk(context.home, blocks, [stream, clean], work)
 
 
 def target(stream: Stream, name: str, block: nn.Module, k: int) -> torch.Tensor:

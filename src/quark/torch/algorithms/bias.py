@@ -26,6 +26,7 @@ from quark.torch.algorithms.answers import some_rows
 from quark.torch.algorithms.blocks import Enough, Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled
 from quark.torch.algorithms.inputs import find_groups
+from quark.torch.algorithms.walk import Again, walk
 from quark.torch.calibration import run
 from quark.torch.config.algorithms import BiasCorrectionConfig
 from quark.torch.fake_quantize import calibrate_with, parts
@@ -135,13 +136,16 @@ def run_bias_correction(context: Context, config: BiasCorrectionConfig, known: F
     with disabled([context.model]):
         blocks, stream = record(context.model, blocks, context.samples, context.home)
     corrected = 0
-    for name, block in blocks.modules.items():
-        with context.home.holding(name, block) as again:
-            if again is None:
-                corrected += correct_block(context, items, known, name, block, stream)
-            else:
-                again()
-            stream = stream.advance(name, block)
+
+    def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
+        nonlocal corrected
+        if again is None:
+            corrected += correct_block(context, items, known, name, block, streams[0])
+        else:
+            again()
+        return [streams[0].advance(name, block)]
+
+    walk(context.home, blocks, [stream], work)
     said = log.info if corrected else log.warning
     said("bias_correction: %d of %d layers with a bias corrected", corrected, len(items))
 

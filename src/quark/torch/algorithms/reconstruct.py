@@ -31,6 +31,7 @@ from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled
 from quark.torch.algorithms.inputs import find_groups, read
 from quark.torch.algorithms.tune import float_twin
+from quark.torch.algorithms.walk import Again, walk
 from quark.torch.config.algorithms import AdaQuantConfig, AdaRoundConfig
 from quark.torch.fake_quantize import FakeQuantize, Quantizer, parts
 from quark.torch.first_input import first_input
@@ -85,14 +86,17 @@ def run_reconstruction(context: Context, config: Config) -> None:
         blocks, stream = record(context.model, blocks, context.samples, context.home)
     items = trainable(context, config)
     clean, trained = Stream(list(stream.hidden), dict(stream.calls), stream.values), 0
-    for name, block in blocks.modules.items():
-        with context.home.holding(name, block) as again:
-            pair = BlockPair(name, block, stream, float_twin(block), clean)
-            if again is None:
-                trained += train_block(context, config, items, pair)
-            else:
-                again()
-            stream, clean = stream.advance(name, block), clean.advance(name, pair.twin)
+
+    def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
+        nonlocal trained
+        pair = BlockPair(name, block, streams[0], float_twin(block), streams[1])
+        if again is None:
+            trained += train_block(context, config, items, pair)
+        else:
+            again()
+        return [streams[0].advance(name, block), streams[1].advance(name, pair.twin)]
+
+    walk(context.home, blocks, [stream, clean], work)
     said = log.info if trained else log.warning
     said("%s: %d of %d layers trained", config.name, trained, len(items))
 

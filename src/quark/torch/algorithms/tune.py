@@ -13,9 +13,9 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.algorithms.context import Context, disabled, float_weights, forget_twins, matrix, set_matrix
 from quark.torch.algorithms.grids import grid_of
 from quark.torch.algorithms.inputs import SharedInput, Sums, collect, find_groups
+from quark.torch.algorithms.walk import Again, walk
 from quark.torch.fake_quantize import FakeQuantize, Parameters, Quantizer, parts
 from quark.torch.matching import Match
 from quark.torch.quantized_layer import weight_quantizer
@@ -80,29 +81,18 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
     with disabled([context.model]):
         blocks, stream = record(context.model, blocks, context.samples, context.home)
     say_untuned(context, inside, blocks.modules)
-    twin_stream = Stream(list(stream.hidden), dict(stream.calls)) if paired else None
-    notes = context.home.passing()
-    before, kept = notes.read()
-    with ExitStack() as stack:
-        stack.enter_context(float_weights(context))
-        update = stack.enter_context(bars())
-        for done, (name, block) in enumerate(blocks.modules.items()):
-            update("tune", done, len(blocks.modules))
-            if done < before:
-                stream = stream.behind(name, kept[0])
-                twin_stream = None if twin_stream is None else twin_stream.behind(name, kept[1])
-                continue
-            with context.home.holding(name, block) as again:
-                twin = float_twin(block) if paired else None
-                pair = None if twin is None or twin_stream is None else (twin, twin_stream)
-                if again is None:
-                    tune_block(context, rounder, inside, name, block, stream, pair)
-                else:
-                    again()
-                stream = stream.advance(name, block)
-                twin_stream = None if pair is None else pair[1].advance(name, pair[0])
-            notes.write(done + 1, [one.hidden for one in (stream, twin_stream) if one is not None])
-    notes.forget()
+    streams = [stream, Stream(list(stream.hidden), dict(stream.calls))] if paired else [stream]
+
+    def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
+        twins = [float_twin(block)] if paired else []
+        if again is None:
+            tune_block(context, rounder, inside, name, block, streams[0], (twins[0], streams[1]) if paired else None)
+        else:
+            again()
+        return [one.advance(name, module) for one, module in zip(streams, [block, *twins], strict=True)]
+
+    with float_weights(context), bars() as update:
+        walk(context.home, blocks, streams, work, partial(update, "tune"))
 
 
 def tune_block(
