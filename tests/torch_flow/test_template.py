@@ -387,3 +387,15 @@ def test_reads_that_forward_never_comes_to_do_not_count() -> None:
             return self.slow_path(self.a(x))
 
     assert read_directly(Fusing()) == ["b"]
+
+
+@pytest.mark.parametrize("size", [32, 64], ids=["of the width", "of the inner width"])
+def test_layers_as_wide_as_there_are_places_are_no_heads(size: int) -> None:
+    """An encoder has no layer whose output is one number a word; its places are as many as its layers are wide."""
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+    model = BertModel(BertConfig(vocab_size=50, max_position_embeddings=size, type_vocab_size=32, **sizes))
+    config = LLMTemplate.for_model(model).get_config(scheme="int8_wo_per_channel")
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert linear and not linear & set(config.exclude)

@@ -116,9 +116,19 @@ def heads(model: nn.Module) -> list[str]:
     names += [name for name in tied_layers(model) if name not in names]
     if names:
         return names
-    words = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
+    words = _vocabularies(model)
     linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
     return [name for name, module in linear if module.out_features in words]
+
+
+def _vocabularies(model: nn.Module) -> set[int]:
+    """How many words there are: those of the model's own embeddings where it names them; places and kinds are no words."""
+    try:
+        embeddings = getattr(model, "get_input_embeddings", lambda: None)()
+    except NotImplementedError:  # transformers' answer where it does not know them
+        embeddings = None
+    one = [embeddings] if isinstance(embeddings, nn.Embedding) else model.modules()
+    return {module.num_embeddings for module in one if isinstance(module, nn.Embedding)}
 
 
 def tied_layers(model: nn.Module) -> list[str]:
