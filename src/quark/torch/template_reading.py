@@ -122,7 +122,7 @@ def heads(model: nn.Module) -> list[str]:
 
 
 def _vocabularies(model: nn.Module) -> set[int]:
-    """How many words there are: those of the model's own embeddings where it names them; places and kinds are no words."""
+    """How many words there are: of the embeddings that the model names as its input; places and kinds are no words."""
     try:
         embeddings = getattr(model, "get_input_embeddings", lambda: None)()
     except NotImplementedError:  # transformers' answer where it does not know them
