@@ -103,13 +103,21 @@ def nvfp4_values(parts: Parts) -> torch.Tensor:
     packed = parts["weight"].view(torch.uint8)
     codes = FP4.decode(unpack(packed.contiguous(), 4, packed.shape[-1] * 2, "low")).float()
     scale = parts["weight_scale"].float() * parts["weight_scale_2"].float()
-    return codes * scale.repeat_interleave(codes.shape[-1] // scale.shape[-1], -1)
+    return codes * of_blocks(scale, codes, 16)
 
 
 def mxfp8_values(parts: Parts) -> torch.Tensor:
     """E4M3 codes under powers of two of 32."""
     codes, exponents = parts["weight"].view(torch.float8_e4m3fn).float(), parts["weight_scale"].view(torch.uint8)
-    return codes * torch.exp2(exponents.float() - 127).repeat_interleave(codes.shape[-1] // exponents.shape[-1], -1)
+    return codes * of_blocks(torch.exp2(exponents.float() - 127), codes, 32)
+
+
+def of_blocks(scale: torch.Tensor, codes: torch.Tensor, size: int) -> torch.Tensor:
+    """The scale of every code, in blocks along the rows."""
+    wanted = (*codes.shape[:-1], codes.shape[-1] // size)
+    if tuple(scale.shape) != wanted:
+        raise ValueError(f"{list(scale.shape)} scales where blocks of {size} need {list(wanted)}")
+    return scale.repeat_interleave(size, -1)
 
 
 def decoder_of(algorithm: str) -> tuple[tuple[str, ...], Decoder]:

@@ -64,13 +64,20 @@ def decoder_of(state: Mapping[str, Any]) -> Callable[[Parts], torch.Tensor]:
     """Values of the table times the scales of their runs."""
 
     def decode(parts: Parts) -> torch.Tensor:
-        packed, scale = parts["weight"].reshape(-1).view(torch.uint8), parts["absmax"]
+        packed, scale, size = parts["weight"].reshape(-1).view(torch.uint8), parts["absmax"], int(state["blocksize"])
+        if scale.numel() != -(-2 * packed.numel() // size) or (scale.dtype == torch.uint8) != (
+            "nested_absmax" in parts
+        ):
+            raise ValueError(
+                f"{scale.numel()} scales of {scale.dtype} for {2 * packed.numel()} codes in blocks of {size}"
+            )
         codes = torch.stack((packed >> 4, packed & 15), 1).reshape(-1).long()
         if "nested_absmax" in parts:
-            steps = parts["nested_absmax"].float().repeat_interleave(int(state["nested_blocksize"]))
+            size_above = min(int(state["nested_blocksize"]), scale.numel())
+            steps = parts["nested_absmax"].float().repeat_interleave(size_above)
             scale = parts["nested_quant_map"].float()[scale.long()] * steps[: scale.numel()]
             scale = scale + float(state["nested_offset"])
-        steps = scale.float().repeat_interleave(int(state["blocksize"]))[: codes.numel()]
+        steps = scale.float().repeat_interleave(min(size, codes.numel()))[: codes.numel()]
         return parts["quant_map"].float()[codes] * steps
 
     return decode
@@ -78,4 +85,7 @@ def decoder_of(state: Mapping[str, Any]) -> Callable[[Parts], torch.Tensor]:
 
 def rows_values(parts: Parts) -> torch.Tensor:
     """int8 under the largest magnitude of each row."""
-    return parts["weight"].view(torch.int8).float() * (parts["SCB"].float() / 127)[:, None]
+    weight, largest = parts["weight"].view(torch.int8), parts["SCB"]
+    if largest.shape != weight.shape[:1]:
+        raise ValueError(f"{list(largest.shape)} scales for {weight.shape[0]} rows")
+    return weight.float() * (largest.float() / 127)[:, None]

@@ -4,11 +4,12 @@ decoders (``METHODS``), and their grids in our words (``GRIDS``)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import torch
 
-from quark.errors import ConfigError, unknown
+from quark.errors import ConfigError, ModelError, unknown
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.decoded import COMPRESSED, Parts, decompressor
 from quark.torch.export.modelopt import ALGORITHMS, decoder_of, nvfp4_values
@@ -53,9 +54,22 @@ def compressed_tensors(tensors: Tensors, described: Mapping[str, Any], checkpoin
             scheme = scheme_of(prefix[:-1], config)
             own = {end: f"{prefix}{end}" for end in COMPRESSED if f"{prefix}{end}" in tensors}
             shape = compressed_shape(tensors, own, scheme, checkpoint)
+            check_scales(f"{str(checkpoint.folder)!r}: {name!r}", tensors[name].shape, scheme.weights, shape)
             exact = nvfp4 if "weight_global_scale" in own else decompressor(scheme, config.format)
             found[f"{prefix}weight"] = Coded(shape, own, exact)
     return found
+
+
+def check_scales(what: str, given: tuple[int, ...], weights: Any, shape: tuple[int, ...]) -> None:
+    """There is a scale for everything that should have one of its own: others would be spread without a word."""
+    rows, columns = shape[0], prod(shape[1:])
+    strategy, size = str(getattr(weights.strategy, "value", weights.strategy)), weights.group_size or columns
+    groups = rows * -(-columns // size)
+    wanted = {"tensor": 1, "channel": rows, "group": groups, "tensor_group": groups}
+    if prod(given) != wanted.get(strategy, prod(given)):
+        raise ModelError(
+            f"{what} has the shape {list(given)}; a weight of {list(shape)} by {strategy} needs {wanted[strategy]}"
+        )
 
 
 def nvfp4(parts: Parts) -> torch.Tensor:
