@@ -19,6 +19,7 @@ from tests.torch_flow.test_prequantized import FORMATS, source
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from quark.errors import QuarkError
+from quark.torch.files.foreign import model_to_run
 from quark.torch.files.prequantized import dequantize_checkpoint
 
 pytest.importorskip("compressed_tensors")
@@ -151,4 +152,22 @@ def test_damaged_words_of_a_description(kind: str, folders: Callable[[str], Path
                 )
             except Exception as error:
                 wrong.append(f"{key}, {value!r:.20}: {type(error).__name__}: {str(error)[:80]}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_damaged_folders_as_models(kind: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """What carries codes over, or computes with them, has the same sentences."""
+    given, wrong = load_file(folders(kind) / "model.safetensors"), []
+    for name in (name for name in given if name.startswith(WEIGHT)):
+        for damage, change in DAMAGES.items():
+            found = change(given[name])
+            left = {key: value for key, value in given.items() if key != name}
+            folder = changed(folders(kind), tmp_path / "d", left if found is None else {**left, name: found})
+            try:
+                model_to_run(folder)
+            except QuarkError as error:
+                assert str(error).strip()
+            except Exception as error:
+                wrong.append(f"{name.removeprefix(WEIGHT)}, {damage}: {type(error).__name__}: {str(error)[:80]}")
     assert not wrong, "\n".join(wrong)

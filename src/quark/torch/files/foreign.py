@@ -42,10 +42,10 @@ from quark.torch.export.state import renamed
 from quark.torch.export.write_as import export_as
 from quark.torch.fake_quantize import make_quantizer
 from quark.torch.files.carried import codes_under
-from quark.torch.files.coded import Coded, Found
+from quark.torch.files.coded import Coded, Found, decoded, decoding
 from quark.torch.files.folder_caches import FolderCaches, caches_in
 from quark.torch.files.grids import FolderGrid, Parts, Uncarried, refuse
-from quark.torch.files.methods import GRIDS, METHODS
+from quark.torch.files.methods import GRIDS, found_in, grid_in
 from quark.torch.files.prequantized import LEFT, coded_item, method_of, plain_item
 from quark.torch.files.skeleton import StoredSource, architecture_of, stored_tensors
 from quark.torch.layers import kind_of
@@ -110,7 +110,8 @@ class FolderLayer:
         stages = self.config.stages("weight")
         quantizer = make_quantizer(stages, f"weight {self.name!r}", True)
         given = {"0.scale": scale, "0.zero_point": zero_point, "0.blocks": blocks}
-        made = codes_under(quantizer, values, {key: value for key, value in given.items() if value is not None})
+        with decoding(f"{self.name!r}"):  # scales of a type that is none of them
+            made = codes_under(quantizer, values, {key: value for key, value in given.items() if value is not None})
         if made is None:
             refuse(f"the codes of {self.name!r} do not fit {stages[0].format.name} with these scales")
         prefix = self.name.removesuffix("weight")
@@ -128,7 +129,8 @@ def quantized_model(folder: Path) -> nn.Module:
         ModelError: files that are missing, broken, or do not fit the model.
     """
     if method_of(folder) in OWN:
-        return import_model_from_safetensors(None, folder)
+        with decoding(f"{str(folder)!r}, quantized by 'quark',"):
+            return import_model_from_safetensors(None, folder)
     model, layers, inside, stacks, taken = layers_in(folder)
     checkpoint = read_checkpoint(folder)
     tensors = stored_tensors(checkpoint)
@@ -146,9 +148,7 @@ def quantized_model(folder: Path) -> nn.Module:
 
 def prediction_items(model: nn.Module, checkpoint: Checkpoint) -> list[Item]:
     """The heads for multi-token prediction of a folder; those that are coded are decoded, in the model's type."""
-    method, tensors = str(method_of(checkpoint.folder)), stored_tensors(checkpoint)
-    described: Any = checkpoint.config["quantization_config"]
-    found = METHODS[method](tensors, described, checkpoint)
+    tensors, found = stored_tensors(checkpoint), found_in(checkpoint)
     heads: Found = {name: coded for name, coded in found.items() if is_prediction(model, name)}
     taken = {part for coded in found.values() for part in coded.parts.values()}
     items = [coded_item(checkpoint, name, coded, tensors, float_dtype(model)) for name, coded in heads.items()]
@@ -171,7 +171,7 @@ def model_to_run(folder: Path) -> nn.Module:
         if not WEIGHTS_ALONE.get(str(method_of(folder)), lambda said: False)(described):
             raise
         tensors = stored_tensors(checkpoint)
-        found = METHODS[str(method_of(folder))](tensors, described, checkpoint)
+        found = found_in(checkpoint)
         own = (checkpoint.folder, checkpoint.config, checkpoint.files)
         model = empty_model(checkpoint)
         load(model, DecodedCheckpoint(*own, None, tensors, found))
@@ -199,7 +199,7 @@ class DecodedCheckpoint(Checkpoint):
                 yield name, stored.read(self.folder)
         for name, coded in self.found.items():
             parts = {role: self.source[stored].read(self.folder) for role, stored in coded.parts.items()}
-            yield name, coded.decode(parts).to(torch.float32).reshape(coded.shape).contiguous()
+            yield name, decoded(self.folder, name, coded, parts)
 
 
 WEIGHTS_ALONE: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {  # what is said → whether inputs stay float
@@ -249,11 +249,9 @@ def layers_in(
             refuse_method(folder / "config.json", method, ["quark", *GRIDS])
         refuse(f"{str(folder)!r} is float; codes are carried over from {', '.join(['quark', *GRIDS])}")
     checkpoint = read_checkpoint(folder)
-    described: Any = checkpoint.config["quantization_config"]
-    tensors = stored_tensors(checkpoint)
-    found = METHODS[method](tensors, described, checkpoint)
+    found = found_in(checkpoint)
     model = empty_model(checkpoint)
-    layers, inside, stacks = layers_of_model(model, checkpoint, found, GRIDS[method](tensors, described, checkpoint))
+    layers, inside, stacks = layers_of_model(model, checkpoint, found, grid_in(checkpoint))
     return model, layers, inside, stacks, frozenset(name for coded in found.values() for name in coded.parts.values())
 
 
@@ -323,22 +321,24 @@ def layer_of(
     name: str, coded: Coded, grid: FolderGrid, checkpoint: Checkpoint, tensors: Mapping[str, StoredSource]
 ) -> FolderLayer:
     """A layer with tensors of its own."""
+    grid_of = f"{str(checkpoint.folder)!r}: the grid of {name!r}"
 
     def read() -> Parts:
         return {role: tensors[stored].read(checkpoint.folder) for role, stored in coded.parts.items()}
 
-    config = grid.config(name, read)
-
     def values() -> Any:
         own = read()
-        made = coded.decode(own).to(torch.float32).reshape(coded.shape).contiguous()
-        return made, *grid.parameters(name, own), grid.blocks(own)
+        made = decoded(checkpoint.folder, name, coded, own)
+        with decoding(grid_of):
+            return made, *grid.parameters(name, own), grid.blocks(own)
 
     prefix = name.removesuffix("weight")
     given = {
         key: tensors[f"{prefix}{key}"].read(checkpoint.folder) for key in grid.inputs if f"{prefix}{key}" in tensors
     }
-    return FolderLayer(name, config, values, grid.activations(config, given))
+    with decoding(grid_of):
+        config = grid.config(name, read)
+        return FolderLayer(name, config, values, grid.activations(config, given))
 
 
 def stacked_layer(
@@ -354,7 +354,7 @@ def stacked_layer(
     def values() -> Any:
         read = {role: tensors[stored].read(checkpoint.folder) for role, stored in coded.parts.items()}
         number, name = own.split(".")
-        twin, stack = copy.copy(shell), coded.decode(read).to(torch.float32).reshape(coded.shape)
+        twin, stack = copy.copy(shell), decoded(checkpoint.folder, source, coded, read)
         twin.__dict__["_parameters"] = {**shell._parameters, stacked_name(shell, f"{own}.weight"): stack}
         weight = next(weight for key, weight, _ in layers_of(twin, int(number)) if key == name)
         return weight.contiguous(), None, None, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from quark.torch.export.modelopt import ALGORITHMS, decoder_of, nvfp4_values
 from quark.torch.export.stacked_blocks import block_values
 from quark.torch.files import grids
 from quark.torch.files.bitsandbytes import bitsandbytes
-from quark.torch.files.coded import Coded, Found, Tensors
+from quark.torch.files.coded import Coded, Found, Tensors, decoding
 from quark.torch.files.fp8 import fp8, fp8_grid
 from quark.torch.files.grids import FolderGrid, scheme_of
+from quark.torch.files.skeleton import StoredSource, stored_tensors
 from quark.torch.files.words import awq, gptq, sharing, words_grid
 
 
@@ -130,3 +132,45 @@ GRIDS: dict[str, Grid] = {
     "modelopt": grids.modelopt,
     "bitsandbytes": grids.bitsandbytes,
 }
+
+
+def found_in(checkpoint: Checkpoint) -> Found:
+    """The weights of a folder that are coded.
+
+    Raises:
+        ConfigError: what its method does not read.
+        ModelError: a description that is damaged, or tensors that do not belong together.
+    """
+    tensors = stored_tensors(checkpoint)
+    described, method = description(checkpoint)
+    with decoding(f"{str(checkpoint.folder)!r}, quantized by {method!r},"):
+        found = METHODS[method](tensors, described, checkpoint)
+    taken = {name for coded in found.values() for name in coded.parts.values()}
+    if lost := sorted(taken - set(tensors)):
+        raise ModelError(f"{str(checkpoint.folder)!r} lacks the tensor {lost[0]!r}, a part of a quantized weight")
+    for name in sorted(tensors.keys() - taken):
+        check_plain(checkpoint.folder, name, tensors[name])
+    return found
+
+
+def check_plain(folder: Path, name: str, stored: StoredSource) -> None:
+    """A weight of codes without the scales that it needs is no float weight."""
+    if name.endswith(".weight") and (not stored.dtype.is_floating_point or stored.dtype.itemsize == 1):
+        raise ModelError(f"{str(folder)!r}: {name!r} is {stored.dtype}, and what says its scales is missing")
+
+
+def grid_in(checkpoint: Checkpoint) -> FolderGrid:
+    """The grids of the weights of a folder.
+
+    Raises:
+        ConfigError, ModelError: as ``found_in``.
+    """
+    described, method = description(checkpoint)
+    with decoding(f"{str(checkpoint.folder)!r}, quantized by {method!r},"):
+        return GRIDS[method](stored_tensors(checkpoint), described, checkpoint)
+
+
+def description(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
+    """How a folder says that it is quantized, and the method."""
+    described: Any = checkpoint.config["quantization_config"]
+    return described, str(described["quant_method"])

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from quark.errors import ModelError
 from quark.files.drafts import naming
 from quark.files.folder import new_folder, scratch_beside
 from quark.torch.digest import GRIDS
@@ -36,10 +35,9 @@ from quark.torch.export.decoded import Parts
 from quark.torch.export.layout import Form
 from quark.torch.export.model_files import copy_files, read_object
 from quark.torch.export.shards import Item, item_of, write_file, write_index
-from quark.torch.files.coded import Coded, Found, Tensors, decoding
+from quark.torch.files.coded import Coded, Found, Tensors, decoded, decoding
 from quark.torch.files.grids import FolderGrid
-from quark.torch.files.methods import GRIDS as KNOWN
-from quark.torch.files.methods import METHODS
+from quark.torch.files.methods import METHODS, found_in, grid_in
 from quark.torch.files.skeleton import StoredSource, stored_tensors
 
 ENDS = (
@@ -96,17 +94,16 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
     checkpoint = read_checkpoint(source)
     described: Any = checkpoint.config.get("quantization_config") or {}
     method = described.get("quant_method")
-    with decoding(f"{str(source)!r}, quantized by {method!r},"):
-        if method == "quark":
+    if method == "quark":
+        with decoding(f"{str(source)!r}, quantized by {method!r},"):
             made = quark_items(source)
-            groups, grids = [made[0]], made[1]
-        elif isinstance(method, str) and method in METHODS:
-            tensors = stored_tensors(checkpoint)
-            found = METHODS[method](tensors, described, checkpoint)
-            groups = foreign_items(checkpoint, found)
-            grids = grid_items(checkpoint, found, KNOWN[method](tensors, described, checkpoint))
-        else:
-            refuse_method(source / "config.json", method, ["quark", *METHODS])
+        groups, grids = [made[0]], made[1]
+    elif isinstance(method, str) and method in METHODS:
+        found = found_in(checkpoint)
+        groups = foreign_items(checkpoint, found)
+        grids = grid_items(checkpoint, found, grid_in(checkpoint))
+    else:
+        refuse_method(source / "config.json", method, ["quark", *METHODS])
     with new_folder(target) as draft:
         write(draft, groups)
         write_file(draft / GRIDS, grids)
@@ -129,8 +126,6 @@ def foreign_items(checkpoint: Checkpoint, found: Found) -> list[list[Item]]:
     """The tensors of each file: those that are coded where their first part is, the others as they are."""
     tensors = stored_tensors(checkpoint)
     taken = {name for coded in found.values() for name in coded.parts.values()}
-    if lost := sorted(taken - set(tensors)):
-        raise ModelError(f"{str(checkpoint.folder)!r} lacks the tensor {lost[0]!r}, a part of a quantized weight")
     homes = {next(iter(coded.parts.values())): name for name, coded in found.items()}
     groups = []
     for names in checkpoint.files.values():
@@ -139,16 +134,9 @@ def foreign_items(checkpoint: Checkpoint, found: Found) -> list[list[Item]]:
             if name in homes:
                 items.append(coded_item(checkpoint, homes[name], found[homes[name]], tensors))
             elif name not in taken and not LEFT.search(name):
-                check_plain(checkpoint.folder, name, tensors[name])
                 items.append(plain_item(checkpoint.folder, name, tensors[name]))
         groups.append(items)
     return [items for items in groups if items]
-
-
-def check_plain(folder: Path, name: str, stored: StoredSource) -> None:
-    """A weight of codes without the scales that it needs is no float weight."""
-    if name.endswith(".weight") and (not stored.dtype.is_floating_point or stored.dtype.itemsize == 1):
-        raise ModelError(f"{str(folder)!r}: {name!r} is {stored.dtype}, and what says its scales is missing")
 
 
 def plain_item(folder: Path, name: str, stored: StoredSource) -> Item:
@@ -163,8 +151,7 @@ def coded_item(
 
     def make() -> Parts:
         parts = {role: tensors[stored].read(checkpoint.folder) for role, stored in coded.parts.items()}
-        with decoding(f"{str(checkpoint.folder)!r}: {name!r}"):
-            return {name: coded.decode(parts).to(dtype).reshape(coded.shape).contiguous()}
+        return {name: decoded(checkpoint.folder, name, coded, parts).to(dtype)}
 
     return Item({name: (coded.shape, dtype)}, make)
 
