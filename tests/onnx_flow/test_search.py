@@ -159,10 +159,11 @@ def test_a_plan_has_algorithms_per_layer(path: Path, tmp_path: Path, monkeypatch
 
 
 def test_only_the_layer_that_says_so_is_tuned(path: Path) -> None:
-    plain = codes(written(path, {"layers": {"conv1": "uint8/int4", "conv3": "uint8/int4"}}))
+    whole = {"options": {"PrintSummary": False, "FloatWhereFaster": False}}
+    plain = codes(written(path, {**whole, "layers": {"conv1": "uint8/int4", "conv3": "uint8/int4"}}))
     setup = {"name": "adaround", "num_iterations": 60, "keep_worse": True, "layers": ["conv0"]}
     layers = {"conv1": "uint8/int4+adaround", "conv3": "uint8/int4"}
-    tuned = codes(written(path, {"algorithms": [setup], "layers": layers}))
+    tuned = codes(written(path, {**whole, "algorithms": [setup], "layers": layers}))
     assert sorted(name for name in plain if plain[name] != tuned[name]) == ["w0_quantized", "w1_quantized"]
     own = {"name": "adaround", "num_iterations": 7, "layers": ["conv0"]}
     config = config_of({"preset": "A8W8_CPU", "algorithms": [own], "layers": {"conv1": "uint8/int4+adaround"}})

@@ -64,7 +64,7 @@ SINGLE = {
         "(float[1, 4, 6, 6] x) => (float[1, 5, 4, 4] y) { y = Conv (x, w) }",
         (5, 4, 3, 3),
         "Conv image",
-        80 * 36 / 20,
+        16 * 3,  # places, and the rows of the kernel that are copied for each
         80 * 36,
     ),
     "five channels": (

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from quark.errors import ConfigError, ModelError
+from quark.numerics.ggml import GGML
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.direct_reads import read_directly
 from quark.torch.matching import match
@@ -67,7 +68,7 @@ IDS = torch.randint(5, 120, (2, 12), generator=torch.Generator().manual_seed(1))
 def build(name: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     cls = getattr(transformers, name)
-    return cls(cls.config_class(**ARCHITECTURES[name], **changes)).eval()
+    return cls(cls.config_class(**{**ARCHITECTURES[name], **changes})).eval()
 
 
 def quantized(model: Any, config: QConfig) -> Any:
@@ -146,11 +147,13 @@ def llama() -> Any:
     return build("LlamaForCausalLM", attn_implementation="eager")
 
 
-LIMITS = {"int8": 0.05, "ptpc_int8": 0.03, "int8_wo_per_channel": 0.02, "bfp16": 0.03, "mx9": 0.03}
+LIMITS = {"int8": 0.05, "ptpc_int8": 0.03, "int8_wo_per_channel": 0.02, "bfp16": 0.03, "mx9": 0.03, "Q2_K": 0.6}
 
 
 @pytest.mark.parametrize("scheme", LLMTemplate.get_supported_schemes())
 def test_every_scheme_runs(scheme: str, llama: Any) -> None:
+    if any(row.kind == scheme and row.size > 64 for row in GGML.values()):  # super-blocks: wider rows
+        llama = build("LlamaForCausalLM", hidden_size=256, intermediate_size=256)
     small = {"*down_proj": "int4_wo_64", "*": "int4_wo_64"} if scheme.endswith("128") else None
     twin = quantized(llama, LLMTemplate.get("llama").get_config(scheme, layer_config=small))
     assert 0 < error(llama, twin) < LIMITS.get(scheme, 0.3)

@@ -20,6 +20,7 @@ from quark.config.job import Job
 from quark.config.plan import Plan, TensorPlan
 from quark.config.rules import Decision
 from quark.config.tensor import TensorSpec
+from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.graph.surgery import input_at, int_attribute, is_constant, let_go, tensor_of
 from quark.onnx.qdq import slots, slower
@@ -87,7 +88,7 @@ def _is_faster(node: ir.Node, spec: TensorSpec) -> bool:
     values = [value for value in (input_at(node, position) for position in _WEIGHTS) if value is not None]
     alone = all(len(tuple(value.uses())) == 1 and value.dtype == ir.DataType.FLOAT for value in values)
     plain = node.op_type == "LSTM" and not int_attribute(node, "layout", 0)
-    return plain and alone and spec.format == "int8" and slower.dynamic_is_faster(node)
+    return plain and alone and _is_byte(spec) and slower.dynamic_is_faster(node)
 
 
 def dynamic_nodes(model: ir.Model, plan: Plan) -> list[ir.Node]:
@@ -103,7 +104,11 @@ def dynamic_nodes(model: ir.Model, plan: Plan) -> list[ir.Node]:
 def _suits(tensor: TensorPlan, node: ir.Node) -> bool:
     """Whether the codes of a weight are those that the operator reads, for this node alone."""
     alone = tensor.readers == frozenset([node.name or ""])
-    return alone and tensor.reason.startswith(DYNAMIC) and tensor.spec.format == "int8" and _symmetric(tensor)
+    return alone and tensor.reason.startswith(DYNAMIC) and _is_byte(tensor.spec) and _symmetric(tensor)
+
+
+def _is_byte(spec: TensorSpec) -> bool:
+    return isinstance(spec.row, Int) and spec.row.signed and spec.row.bits == 8
 
 
 def _symmetric(tensor: TensorPlan) -> bool:
