@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +12,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from tests.onnx_flow import models
 
+from quark.onnx import Config, ModelQuantizer
+from quark.onnx.config_file import config_of
 from quark.onnx.graph.model import load, to_proto
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.passes.registry import apply, passes
@@ -100,6 +103,23 @@ def test_weights_of_several_steps_stay_once() -> None:
     proto.graph.node.extend(second)
     proto.graph.output.append(helper.make_tensor_value_info("y_2", TensorProto.FLOAT, [None, None]))
     assert "LSTM" not in fused(proto)
+
+
+@pytest.mark.parametrize(
+    "told", [{"exclude": ["p"]}, {"exclude": ["q"]}, {"exclude": ["^p"]}, {"layers": {"q": "float"}}]
+)
+def test_what_is_said_of_a_product_holds_for_the_lstm_that_takes_its_place(told: dict[str, Any]) -> None:
+    """Named by its node or by a pattern; without it the LSTM is quantized."""
+    proto = cell()
+    proto.graph.node[-1].CopyFrom(helper.make_node("MatMul", ["h1", "last"], ["y"]))
+    proto.graph.initializer.append(numpy_helper.from_array(models.normal(HIDDEN, HIDDEN), "last"))
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    for said, stays in (({}, False), (told, True)):
+        config = config_of({"preset": "A8W8_CPU", "options": {"FloatWhereFaster": False}, **said})
+        plan = ModelQuantizer(Config(config)).run(proto, None, [models.feeds(proto, seed) for seed in range(2)]).plan
+        [lstm] = [node for node in plan.nodes.values() if node.op_type == "LSTM"]
+        assert lstm.quantized is not stays, lstm.reason
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -18,12 +18,16 @@ from quark.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """What a rule may ask about a node: its unique name, its operator type, the names of the nodes that feed it."""
+    """What a rule may ask about a node: its unique name, its operator type, the names of the nodes that feed it.
+
+    ``stands_for``: the nodes in whose place a graph pass has put it; what is said of them holds for it.
+    """
 
     name: str
     op_type: str
     producers: tuple[str, ...] = ()
     reads_graph_input: bool = False
+    stands_for: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,12 @@ class Rules:
         """
         nodes, before = list(nodes), list(before)
         decisions = {node.name: Decision(self.default, "global_config") for node in nodes}
+        instead = {name: node.name for node in nodes for name in node.stands_for}
         for rank, rule in enumerate(self.rules, start=1):
             for selector in rule.selectors:
                 reason = f"{rule.source}: {_written(selector)}"
-                for name in _found(selector, nodes, before, rule):
+                for known in _found(selector, nodes, before, rule):
+                    name = instead.get(known, known)
                     if name in decisions:
                         decisions[name] = Decision(
                             rule.layer, reason, rank, rule.inputs, rule.own_inputs, rule.outputs, rule.written

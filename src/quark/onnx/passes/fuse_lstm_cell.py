@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from quark.onnx.graph.pattern import any_, match, op
 from quark.onnx.graph.report import PassReport
-from quark.onnx.graph.rewriting import rewrite_each
+from quark.onnx.graph.rewriting import STANDS_FOR, rewrite_each
 from quark.onnx.graph.surgery import (
     Names,
     add_initializer,
@@ -43,8 +43,9 @@ _GATES = "iofg"
 
 
 class _Term(NamedTuple):
-    """A product of a sum: what is multiplied, its weights with a row per output, and the bias beside."""
+    """A product of a sum: its node's name, what is multiplied, the weights with a row per output, the bias beside."""
 
+    name: str
     value: ir.Value
     weight: np.ndarray
     bias: np.ndarray
@@ -151,7 +152,7 @@ def _product(value: ir.Value) -> _Term | None:
     bias = np.zeros(len(rows), np.float32) if extra is None else constant_array(extra)
     if not plain or float_attribute(node, "beta", 1.0) != 1.0 or bias is None or bias.size != len(rows):
         return None
-    return _Term(node.inputs[0], rows, bias.reshape(-1))
+    return _Term(str(node.name), node.inputs[0], rows, bias.reshape(-1))
 
 
 # ---- the new node ----------------------------------------------------------------------------------------------------
@@ -183,6 +184,7 @@ def _fuse(node: ir.Node, cell: _Cell, names: Names) -> None:
         outputs=outputs,
         name=f"{base}_lstm",
     )
+    made.meta[STANDS_FOR] = (read.name, state.name)
     squeezed = [ir.node("Squeeze", [value, first], name=str(value.name)) for value in outputs[1:]]
     substitute(cell.behind, [*before, made, squeezed[1]])
     substitute(node.outputs[0], squeezed[:1])

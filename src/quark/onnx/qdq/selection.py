@@ -11,6 +11,7 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.rules import Decision, NodeInfo
 from quark.errors import ConfigError, nearest, unknown
+from quark.onnx.graph.rewriting import STANDS_FOR
 from quark.onnx.graph.surgery import bodies
 from quark.onnx.qdq.op_type_names import check_types, tell_absent
 
@@ -79,7 +80,8 @@ def check_names(model: ir.Model, job: Job, nodes: Sequence[NodeInfo], tensors: C
 def _info(node: ir.Node) -> NodeInfo:
     producers = [value.producer() for value in node.inputs if value is not None]
     reads = any(value is not None and value.is_graph_input() and not value.is_initializer() for value in node.inputs)
-    return NodeInfo(node.name or "", node.op_type, tuple(p.name or "" for p in producers if p is not None), reads)
+    fed_by = tuple(one.name or "" for one in producers if one is not None)
+    return NodeInfo(node.name or "", node.op_type, fed_by, reads, tuple(node.meta.get(STANDS_FOR, ())))
 
 
 def check_lists(job: Job, nodes: Sequence[NodeInfo]) -> None:
