@@ -22,3 +22,7 @@ class PassReport:
     name: str
     fired: int = 0
     refused: Sequence[str] = field(default_factory=tuple)
+
+    def __add__(self, other: PassReport) -> PassReport:
+        """Both, for a pass that goes over a model twice."""
+        return PassReport(self.name, self.fired + other.fired, (*self.refused, *other.refused))

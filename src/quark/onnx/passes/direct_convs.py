@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.shapes import static_shape
 from quark.onnx.graph.surgery import (
     Names,
@@ -28,7 +29,6 @@ from quark.onnx.graph.surgery import (
     input_at,
     int_attribute,
     ints_attribute,
-    label,
     nodes_of,
     sole_consumer,
     substitute,
@@ -37,20 +37,9 @@ from quark.onnx.graph.surgery import (
 
 def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
-    fired, refused, names = 0, list[str](), Names(model)
-    for node in nodes_of(model, "ConvTranspose"):
-        reason = _not_plain(node)
-        if reason is None:
-            _turn(node, names)
-            fired += 1
-        else:
-            refused.append(f"{label(node)} stays: {reason}")
-    for node in nodes_of(model, "Conv"):
-        found = _unfolding(node)
-        if found is not None:
-            _join(node, found, names)
-            fired += 1
-    return PassReport("direct_convs", fired, tuple(refused))
+    name, transposed = "direct_convs", nodes_of(model, "ConvTranspose")
+    turned = rewrite_each(model, name, transposed, lambda one: _not_plain(one) or one, _turn)
+    return turned + rewrite_each(model, name, nodes_of(model, "Conv"), _unfolding, _join)
 
 
 # ---- transposed convolutions -----------------------------------------------------------------------------------------
@@ -79,7 +68,7 @@ def _pads(node: ir.Node, kernel: Sequence[int]) -> list[int]:
     return [whole - one for whole, one in zip(wide * 2, given, strict=True)]
 
 
-def _turn(node: ir.Node, names: Names) -> None:
+def _turn(node: ir.Node, _: ir.Node, names: Names) -> None:
     weight, graph, group = constant_array(node.inputs[1]), node.graph, int_attribute(node, "group", 1)
     if weight is None or graph is None:
         return

@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph.report import PassReport
+from quark.onnx.graph.rewriting import rewrite_each
 from quark.onnx.graph.shapes import static_shape
 from quark.onnx.graph.surgery import (
     Names,
@@ -27,7 +28,6 @@ from quark.onnx.graph.surgery import (
     constant_array,
     input_at,
     int_attribute,
-    label,
     nodes_of,
     sole_consumer,
     substitute,
@@ -39,20 +39,9 @@ Offset = tuple[int, int]
 
 def run(model: ir.Model) -> PassReport:
     """Rewrite ``model`` in place."""
-    fired, refused, names = 0, list[str](), Names(model)
-    for node in nodes_of(model, "Conv"):
-        focus = _focus(node)
-        if focus is not None:
-            _join(node, *focus, names)
-            fired += 1
-    for node in nodes_of(model, "AveragePool"):
-        reason = _not_depthwise(node)
-        if reason is None:
-            _depthwise(node, names)
-            fired += 1
-        else:
-            refused.append(f"{label(node)} stays: {reason}")
-    return PassReport("faster_forms", fired, tuple(refused))
+    name, pools = "faster_forms", nodes_of(model, "AveragePool")
+    joined = rewrite_each(model, name, nodes_of(model, "Conv"), _focus, _join)
+    return joined + rewrite_each(model, name, pools, lambda one: _not_depthwise(one) or one, _depthwise)
 
 
 # ---- focus -----------------------------------------------------------------------------------------------------------
@@ -115,8 +104,9 @@ def _walk(value: ir.Value | None, step: int) -> tuple[ir.Value, Offset] | None:
     return None if value is None or len(starts) < 2 else (value, (starts[2], starts[3]))
 
 
-def _join(node: ir.Node, image: ir.Value, size: int, offsets: list[Offset], names: Names) -> None:
+def _join(node: ir.Node, focus: tuple[ir.Value, int, list[Offset]], names: Names) -> None:
     """One Conv on the image: tap (i, j) of branch (row, column) is tap (i * size + row, j * size + column)."""
+    image, size, offsets = focus
     weight, graph = constant_array(node.inputs[1]), node.graph
     if weight is None or graph is None:
         return
@@ -153,7 +143,7 @@ def _not_depthwise(node: ir.Node) -> str | None:
     return None
 
 
-def _depthwise(node: ir.Node, names: Names) -> None:
+def _depthwise(node: ir.Node, _: ir.Node, names: Names) -> None:
     source, graph, kernel = node.inputs[0], node.graph, _ints(node, "kernel_shape", [])
     if source is None or source.shape is None or graph is None:
         return
