@@ -203,6 +203,7 @@ class Warm(Witnesses):
         """
         self.items = {item.nodeid: item for item in session.items}
         self._import_what_tests_do(session)
+        gc.unfreeze()  # tests/conftest.py freezes what there is after the collection: it would not be listed
         for one in gc.get_objects():
             if type(one) is FunctionType and one.__code__.co_filename.startswith(str(SOURCES)):
                 self.functions[one.__code__].append(one)

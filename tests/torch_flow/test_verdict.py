@@ -165,3 +165,20 @@ def test_an_interrupted_write_leaves_no_folder(
         assert main(words_of([*command, "-s", "int4_wo_32"], folder, tmp_path / "q", None)) != 0
         assert not (tmp_path / "q").exists()
         assert "the disk is full" in capsys.readouterr().err
+
+
+def test_a_conversion_without_its_card_leaves_no_folder(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quark.errors import OutputError
+    from quark.torch.export import card
+
+    def fail(*args: object) -> None:
+        raise OutputError("the disk is full")
+
+    assert main(words_of(["quantize-files", "-s", "int4_wo_32"], folder, tmp_path / "codes", None)) == 0
+    monkeypatch.setattr(card, "write_card", fail)
+    words = ["torch", "convert", str(tmp_path / "codes"), "-o", str(tmp_path / "q"), "--format", "compressed-tensors"]
+    assert main(words) != 0
+    assert not (tmp_path / "q").exists()
+    assert "the disk is full" in capsys.readouterr().err

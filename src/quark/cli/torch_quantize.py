@@ -364,23 +364,23 @@ def run_convert(request: Converted) -> None:
     format, method = chosen_format(request.format, request.program), method_of(request.model)
     check_output(request.output)
     start = time.perf_counter()
-    lost = lost_in(convert(request.model, request.output, format, request.program))
-    told = {"scheme": f"{method} codes, unchanged", "unchanged": True, "seconds": time.perf_counter() - start, **lost}
-    facts = facts_of(request, format, request.output) | told
-    facts.pop("decoded_from")
-    describe_moved(request, facts)
-    tell(request, facts, request.json)
+    with new_folder(request.output) as work:
+        lost = lost_in(convert(request.model, work, format, request.program))
+        facts = facts_of(request, format, work) | lost | {"scheme": f"{method} codes, unchanged", "unchanged": True}
+        facts.pop("decoded_from")
+        describe_moved(request, facts, work)
+    tell(request, facts | {"seconds": time.perf_counter() - start}, request.json)
 
 
-def describe_moved(request: Converted, facts: Mapping[str, Any]) -> None:
-    """The model card, and the licence files, of codes that were carried over: above the card that they had."""
+def describe_moved(request: Converted, facts: Mapping[str, Any], folder: Path) -> None:
+    """The card and the licences of codes that were carried over, into ``folder``, which will be the output."""
     from quark.torch.export.card import Card, write_card
 
     lost = facts.get("file_loss") or 0.0
     words = "carried over unchanged" if not lost else f"carried over, scales rounded by {lost:.1g} of the values' norm"
     size = facts["bytes_before"], facts["bytes_after"]
     card = Card(request.model.resolve().name, "codes", words, facts["format"], (), None, 0, None, size)
-    write_card(request.output.expanduser().resolve(), request.model, card)
+    write_card(folder, request.model, card)
 
 
 def float_type(checkpoint: Any) -> Any:
