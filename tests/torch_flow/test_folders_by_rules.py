@@ -20,6 +20,7 @@ from tests.torch_flow.export.networks import llama, logits
 from tests.torch_flow.test_other_programs import entry, nf4, nvfp4, typed
 
 from quark.errors import QuarkError
+from quark.torch import import_model_from_safetensors
 from quark.torch.files.foreign import convert
 from quark.torch.files.prequantized import dequantize_checkpoint
 from quark.torch.language import load_model
@@ -210,7 +211,12 @@ def wrong(found: Tensors, values: Tensors) -> list[str]:
 
 def weights(folder: Path) -> Tensors:
     """What the layers of a model in a folder multiply by."""
-    layers = dict(quantized_layers(load_model(folder)))
+    return weights_of(load_model(folder))
+
+
+def weights_of(model: torch.nn.Module) -> Tensors:
+    """What the quantized layers of a model multiply by."""
+    layers = dict(quantized_layers(model))
     return {f"{name}.weight": layer.twin()._parameters["weight"].detach() for name, layer in layers.items()}  # type: ignore[union-attr]
 
 
@@ -242,6 +248,16 @@ def test_every_command_has_the_values(kind: str, tmp_path: Path) -> None:
         except QuarkError:
             continue  # a zero point that version 1 does not have
         assert wrong(load_file(tmp_path / name / "model.safetensors"), values) == [f"{layer}weight"], name
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("kind", CARRIED)
+def test_python_reads_what_the_commands_read(kind: str, given: bool, tmp_path: Path) -> None:
+    """With a model or without, whatever the folder leaves unsaid about the layers that are float."""
+    values = folder_of(*CARRIED[kind], tmp_path / "q")
+    model = llama(torch.bfloat16, num_hidden_layers=1) if given else None
+    found = weights_of(import_model_from_safetensors(model, tmp_path / "q"))
+    assert len(found) == 7 and not wrong(found, values)
 
 
 @pytest.mark.parametrize("kind", DECODED)

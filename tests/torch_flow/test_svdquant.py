@@ -140,8 +140,8 @@ def test_what_cannot_work_is_refused() -> None:
 
 @pytest.mark.parametrize("build", [pytest.param(unet, marks=pytest.mark.slow), dit])
 def test_export_and_reload_give_the_same_answers(build: Any, tmp_path: Any) -> None:
+    from quark.torch import import_model_from_safetensors
     from quark.torch.export.huggingface import export_safetensors
-    from quark.torch.export.reload import import_model_from_safetensors
 
     model, samples = build()
     corrected = quantize(model, samples, SVDQuantConfig(**SMALL), GPTQConfig())

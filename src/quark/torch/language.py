@@ -49,12 +49,12 @@ def load_model(folder: Path, device: str = "cpu", trust_remote_code: bool = Fals
     from quark.torch.files.prequantized import method_of
 
     if (method := method_of(folder)) is not None:
-        from quark.torch.export.reload import import_model_from_safetensors
+        from quark.torch.export.reload import own_model
         from quark.torch.files.foreign import OWN, model_to_run
 
         if method not in OWN:
             return model_to_run(folder).to(device)
-        return import_model_from_safetensors(None, folder, trust_remote_code=trust_remote_code, device=device)
+        return own_model(None, folder, trust_remote_code=trust_remote_code, device=device)
     from quark.torch.export.checkpoint import PICKLES, check_no_adapter, weight_files
     from quark.torch.export.model_files import read_object
     from quark.torch.files.fitting import check_counts, told

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from quark.errors import ModelError
-from quark.torch import ModelQuantizer
+from quark.torch import ModelQuantizer, import_model_from_safetensors
 from quark.torch.algorithms.registry import ALGORITHMS
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.export.huggingface import export_safetensors
-from quark.torch.export.reload import import_model_from_safetensors
 from quark.torch.quantization.config.config import (
     GPTQConfig,
     Int4PerGroupSpec,

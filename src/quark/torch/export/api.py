@@ -10,8 +10,8 @@ from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.gguf_model import export_gguf
 from quark.torch.export.huggingface import export_safetensors
 from quark.torch.export.onnx_model import export_onnx
-from quark.torch.export.reload import import_model_from_safetensors
 from quark.torch.export.skeleton import is_inside_attention, prepared, unpack
+from quark.torch.files.loading import import_model_from_safetensors
 
 __all__ = [
     "export_compressed_tensors",

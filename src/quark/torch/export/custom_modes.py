@@ -330,9 +330,8 @@ def from_fp8(data: Mapping[str, Any]) -> QConfig:
 
 def from_fp8_blocks(data: Mapping[str, Any]) -> QConfig:
     """The configuration that "fp8" with ``weight_block_size`` means."""
+    check_fp8_blocks(data)
     size = data["weight_block_size"]
-    if not (isinstance(size, list | tuple) and len(size) == 2 and all(type(k) is int and k > 0 for k in size)):
-        raise ConfigError(f"quant_method 'fp8': weight_block_size must be two positive integers, not {size!r}")
     if data.get("activation_scheme") != "dynamic" or data.get("scale_fmt") not in (None, "float"):
         raise ConfigError(
             "quant_method 'fp8' with weight_block_size: only activation_scheme 'dynamic' with float scales"
@@ -343,6 +342,24 @@ def from_fp8_blocks(data: Mapping[str, Any]) -> QConfig:
     inputs = FP8E4M3PerGroupSpec(-1, size[1], is_dynamic=True).to_quantization_spec()
     ignored = data.get("ignored_layers") or data.get("modules_to_not_convert") or []
     return QConfig(QLayerConfig(weight=weight, input_tensors=inputs), exclude=list(ignored))
+
+
+def check_fp8_blocks(data: Mapping[str, Any]) -> None:
+    """What "fp8" says of its blocks, if it has them.
+
+    Raises:
+        ConfigError: no size of blocks, or inputs under one scale.
+    """
+    size = data.get("weight_block_size")
+    if not size:
+        return
+    if not (isinstance(size, list | tuple) and len(size) == 2 and all(type(k) is int and k > 0 for k in size)):
+        raise ConfigError(f"quant_method 'fp8': weight_block_size must be two positive integers, not {size!r}")
+    if data.get("activation_scheme") not in (None, "dynamic"):
+        raise ConfigError(
+            f"quant_method 'fp8' with weight_block_size: activation_scheme is 'dynamic' or None, not "
+            f"{data['activation_scheme']!r}"
+        )
 
 
 class QuantConfigParser:

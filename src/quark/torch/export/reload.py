@@ -1,4 +1,4 @@
-"""``import_model_from_safetensors``: a folder that ``export_safetensors`` (or the peer) wrote becomes a model again.
+"""A folder that ``export_safetensors`` (or the peer) wrote becomes a model again.
 
     read and check → skeleton (the layers that the configuration names) → tensors, file after file → complete?
 
@@ -27,7 +27,7 @@ from quark.torch.export.places import load
 from quark.torch.export.skeleton import is_inside_attention, map_attention, mark_loaded, prepared
 from quark.torch.quantized_layer import quantized_layers
 
-METHODS = ("quark", "fp8", "awq")  # `quark torch evaluate` and `convert` read further ones (``quark.torch.files``)
+METHODS = ("quark", "fp8", "awq")  # ``quark.torch.files`` reads further ones
 
 
 @dataclass(frozen=True)
@@ -45,39 +45,20 @@ class Scheme:
     method: str
 
 
-def import_model_from_safetensors(
+def own_model(
     model: nn.Module | None,
-    model_dir: str | Path,
-    multi_device: bool = False,
+    folder: str | Path,
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
     device: str | torch.device = "cpu",
-    multi_gpu: bool = False,
 ) -> nn.Module:
-    """Load a quantized model from ``model_dir``.
-
-    Args:
-        model: the float model (its values are not used; it may be on the meta device), which becomes quantized in
-            place; None: made by transformers from ``config.json``.
-        model_dir: folder with ``config.json`` and safetensors files.
-        multi_device, multi_gpu: models spread over several devices are not available.
-        trust_remote_code, device: for a model that transformers makes.
-        attn_implementation: likewise; None: transformers' own choice, but "eager" where attention probabilities are
-            quantized. Kernels differ in the last bits: choose that of the model that was exported.
-
-    Returns:
-        ``model``, or the new one. Its weights are kept as codes; ``unpack`` decodes them once.
+    """The quantized model in a folder that we, or the peer, wrote; arguments as ``import_model_from_safetensors``.
 
     Raises:
         ModelError: files that are missing, broken, or do not fit the model; the file and the tensor are named.
         ConfigError: an unknown method or scheme.
     """
-    if multi_device or multi_gpu:
-        raise ConfigError(
-            "multi_device and multi_gpu are not available: load the model on one device (weights stay codes, a quarter "
-            "of the float ones), or let `vllm serve FOLDER --tensor-parallel-size N` spread it over several"
-        )
-    checkpoint = read_checkpoint(model_dir)
+    checkpoint = read_checkpoint(folder)
     scheme = scheme_of(checkpoint)
     if model is None:
         return from_transformers(checkpoint, scheme, trust_remote_code, attn_implementation, device)
@@ -107,10 +88,20 @@ def scheme_of(checkpoint: Checkpoint) -> Scheme:
 
 def map_model(model: nn.Module, scheme: Scheme) -> None:
     """Make a float model ready to take the tensors."""
-    if any(True for _ in quantized_layers(model)):
-        raise ModelError(f"{type(model).__name__} is quantized already; pass a float model")
+    check_float(model)
     map_attention(model, scheme.config)
     prepared(model, scheme.config, scheme.stored.pack_method, scheme.stored.weight_format, bytes_only=True)
+
+
+def check_float(model: nn.Module) -> nn.Module:
+    """The model, which is not quantized.
+
+    Raises:
+        ModelError: it is.
+    """
+    if any(True for _ in quantized_layers(model)):
+        raise ModelError(f"{type(model).__name__} is quantized already; pass a float model")
+    return model
 
 
 def from_transformers(
@@ -137,7 +128,7 @@ def from_transformers(
             config._attn_implementation = kernel
         own = cls._from_config(config) if cls else auto.from_config(config)
         take_settings(own, checkpoint.folder)
-        return import_model_from_safetensors(own, checkpoint.folder).to(device)
+        return own_model(own, checkpoint.folder).to(device)
     config.quantization_config = {
         **scheme.config.to_dict(),
         "quant_method": "quark",

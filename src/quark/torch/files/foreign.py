@@ -35,7 +35,7 @@ from quark.torch.export.left_out import GIVEN, is_prediction
 from quark.torch.export.model_files import float_dtype, take_settings
 from quark.torch.export.original import FileNames, names_of
 from quark.torch.export.places import load
-from quark.torch.export.reload import Scheme, import_model_from_safetensors, map_model
+from quark.torch.export.reload import Scheme, check_float, map_model, own_model
 from quark.torch.export.shards import SHARD_SIZE, Item
 from quark.torch.export.skeleton import mark_loaded
 from quark.torch.export.state import renamed
@@ -118,11 +118,12 @@ class FolderLayer:
         return {**renamed(self.name, made), **{f"{prefix}{key}": value for key, value in self.inputs.items()}}
 
 
-def quantized_model(folder: Path) -> nn.Module:
+def quantized_model(folder: Path, given: nn.Module | None = None) -> nn.Module:
     """The quantized model in a folder, with the codes and scales that it has.
 
     Args:
         folder: with ``config.json`` and safetensors files; of any method that can be read.
+        given: the float model, which becomes quantized; None: made by transformers from ``config.json``.
 
     Raises:
         ConfigError: a folder that is float, or whose codes cannot be carried over.
@@ -130,8 +131,8 @@ def quantized_model(folder: Path) -> nn.Module:
     """
     if method_of(folder) in OWN:
         with decoding(f"{str(folder)!r}, quantized by 'quark',"):
-            return import_model_from_safetensors(None, folder)
-    model, layers, inside, stacks, taken = layers_in(folder)
+            return own_model(given, folder)
+    model, layers, inside, stacks, taken = layers_in(folder, given)
     checkpoint = read_checkpoint(folder)
     tensors = stored_tensors(checkpoint)
     caches = caches_in(model, checkpoint)
@@ -139,10 +140,11 @@ def quantized_model(folder: Path) -> nn.Module:
     translated = Translated(checkpoint.folder, checkpoint.config, checkpoint.files, None, tensors, *own)
     map_model(model, Scheme(config_of(model, layers, inside, caches), JsonExporterConfig(), "quark"))
     load(model, translated)
-    library: Any = model
-    library.config._name_or_path = str(folder)
-    take_settings(model, folder)
-    library.__dict__[GIVEN] = prediction_items(model, checkpoint)
+    if given is None:
+        library: Any = model
+        library.config._name_or_path = str(folder)
+        take_settings(model, folder)
+    model.__dict__[GIVEN] = prediction_items(model, checkpoint)
     return mark_loaded(model).eval()
 
 
@@ -230,7 +232,7 @@ def empty_model(checkpoint: Checkpoint) -> nn.Module:
 
 
 def layers_in(
-    folder: Path,
+    folder: Path, given: nn.Module | None = None
 ) -> tuple[
     nn.Module,
     dict[str, FolderLayer],
@@ -250,7 +252,7 @@ def layers_in(
         refuse(f"{str(folder)!r} is float; codes are carried over from {', '.join(['quark', *GRIDS])}")
     checkpoint = read_checkpoint(folder)
     found = found_in(checkpoint)
-    model = empty_model(checkpoint)
+    model = empty_model(checkpoint) if given is None else check_float(given)
     layers, inside, stacks = layers_of_model(model, checkpoint, found, grid_in(checkpoint))
     return model, layers, inside, stacks, frozenset(name for coded in found.values() for name in coded.parts.values())
 

@@ -26,6 +26,7 @@ from quark.torch.config.model import QLayerConfig
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config.type import Dtype, QSchemeType
 from quark.torch.export.checkpoint import Checkpoint
+from quark.torch.export.custom_modes import check_fp8_blocks
 from quark.torch.export.decoded import Decoder, Parts
 from quark.torch.files.coded import Coded, Found, Tensors
 from quark.torch.files.grids import FolderGrid, Parameters, refuse
@@ -45,8 +46,10 @@ def fp8(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) 
     """The weights of a folder that are FP8, or FP4 where it says so.
 
     Raises:
+        ConfigError: sizes of blocks that are none.
         ModelError: codes without a scale, or with one that fits no blocks.
     """
+    check_fp8_blocks(described)
     coded = (*FLOATS, *BYTES) if described.get("expert_dtype") == "fp4" else FLOATS
     found = {}
     for name, stored in tensors.items():

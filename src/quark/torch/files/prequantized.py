@@ -188,13 +188,13 @@ def grid_of(folder: Path, name: str, coded: Coded, grid: FolderGrid, tensors: Te
 def quark_items(source: Path) -> tuple[list[Item], list[Item]]:
     """The values of one of our own checkpoints, under the names of the original one, and their grids."""
     from quark.torch.export.original import names_of, outside_items
-    from quark.torch.export.reload import import_model_from_safetensors
+    from quark.torch.export.reload import own_model
     from quark.torch.export.state import own_tensors
     from quark.torch.export.stored import StoredTensor
     from quark.torch.fake_quantize import parts
     from quark.torch.quantized_layer import quantized_layers
 
-    model = import_model_from_safetensors(None, source)
+    model = own_model(None, source)
     layers, items, grids, names = dict(quantized_layers(model)), [], [], names_of(model)
     for name, value in own_tensors(model, layers):
         path, _, slot = name.rpartition(".")
