@@ -28,7 +28,7 @@ PAGE = HERE.parents[1] / "docs" / "results" / "llama_cpp.md"
 VOCABULARY = 300
 WIDER = {16: 64, 32: 64, 64: 256, 128: 512}  # sizes of ``tiny``: blocks of K-quants have 256 numbers
 SMALL = re.compile("chunk|image|patch|state_size")  # which stay
-SCHEMES = {"F32": "", "Q8_0": "int8_wo_per_channel", "Q4_0": "int4_wo_32", "Q4_K": ""}
+SCHEMES = {"F32": "", "Q8_0": "int8_wo_per_channel", "Q4_0": "int4_wo_32", "Q4_K": "Q4_K"}
 EXACT = 0.0001  # of log probabilities, their mean removed, where nothing is rounded that is seen
 TYPICAL = 0.5  # of what rounding costs: some numbers lie between two codes and fall the other way by a last bit
 SHARE = 0.9  # of the positions are within all of that; a router's near tie falls the other way at single ones
@@ -210,18 +210,13 @@ def written(model: Any, kind: str, folder: Path, goal: Path) -> tuple[Any, dict[
     from quark.torch import LLMTemplate, ModelQuantizer
     from quark.torch.export.api import export_gguf
     from quark.torch.export.formats import check_formats
-    from quark.torch.export.gguf_mix import take_values, types_of
-    from quark.torch.export.gguf_model import taken_apart
     from quark.torch.export.write_as import check_experts, config_for
     from quark.torch.quantized_layer import quantized_layers
 
     name, scheme = model.config.model_type, SCHEMES[kind]
     if not scheme:
-        apart = taken_apart(model)
-        types = types_of(apart, {"*": kind}, [])  # as --gguf-type does: all linear layers but the output
-        loss = export_gguf(model, goal, name, folder, layer_types=types, float_type="F32")
-        take_values(apart, types, loss.rescued)
-        return apart, {name: "F32" if f"{name}.weight" in loss.rescued else kind for name, kind in types.items()}
+        export_gguf(model, goal, name, folder, weight_type=kind, float_type=kind)
+        return model, {}
     check_formats([scheme], "gguf", "llama.cpp")
     config = LLMTemplate.for_model(model).get_config(scheme)
     check_experts(model, config, "gguf", "llama.cpp", folder)

@@ -46,7 +46,7 @@ OTHERS = {
     "another scheme": ["torch", "quantize-files", "one", "-s", "int8_wo_per_channel"],
     "another model": ["torch", "quantize-files", "two", "-s", "int4_wo_32"],
     "in memory": ["torch", "quantize", "one", "-s", "int4_wo_32"],
-    "in memory, GGUF": ["torch", "quantize", "one", "--gguf-type", "q8_0"],
+    "in memory, GGUF": ["torch", "quantize", "one", "--gguf-type", "Q8_0"],
     "convert": ["torch", "convert", "quantized", "--format", "compressed-tensors"],
     "convert anew": ["torch", "convert", "quantized", "--requantize", "int8_wo_per_channel"],
     "automatic": ["auto", "one", "--for", "transformers", "--data", "ids.npy"],

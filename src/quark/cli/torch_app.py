@@ -39,7 +39,7 @@ torch_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Quantize a
 
 `quark torch quantize llama/ -o llama-gguf/ --scheme int4_wo_32 --for llama.cpp`
 
-`quark torch quantize llama/ -o llama-q4k/ --gguf-type Q4_K --gguf-type '*down_proj=Q6_K'`""",
+`quark torch quantize llama/ -o llama-q4k/ --scheme Q4_K --layer '*down_proj=Q6_K' --for llama.cpp`""",
 )
 @takes_values()
 def quantize(request: InMemory) -> None:
@@ -47,9 +47,9 @@ def quantize(request: InMemory) -> None:
 
     Schemes with static activations and algorithms need data; about 128 windows of text like the real one are enough.
     """
-    from quark.cli import torch_gguf, torch_quantize
+    from quark.cli import torch_quantize
 
-    (torch_gguf if request.gguf_types else torch_quantize).run(request)
+    torch_quantize.run(request)
 
 
 @torch_app.command(

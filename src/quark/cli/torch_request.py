@@ -194,8 +194,8 @@ class InMemory(Explained):
         typer.Option(
             "--gguf-type",
             metavar="[GLOB=]TYPE",
-            help="Round to a type of GGUF instead of a scheme, such as Q4_K, or *down_proj=Q6_K for some layers; may "
-            "be repeated, the last that fits counts.",
+            help="A type of GGUF, such as Q4_K, or *down_proj=Q6_K for some layers; may be repeated. The same as "
+            "--scheme Q4_K --layer '*down_proj=Q6_K' --for llama.cpp.",
         ),
     ] = ()
     dtype: FloatType = None
@@ -209,27 +209,21 @@ class InMemory(Explained):
     json: Json = False
 
     def __post_init__(self) -> None:
-        if not self.gguf_types:
-            super().__post_init__()
-            return
-        given = {
-            "--scheme": self.scheme,
-            "--config": self.config,
-            "--algorithm": self.algorithms,
-            "--layer": self.layers,
-            "--kv-cache": self.kv_cache,
-            "--exclude-only": self.exclude_only,
-            "--plan-from": self.plan_from,
-            "--format": self.format not in (None, "gguf"),
-            "--for": self.program not in (None, "llama.cpp"),
-        }
-        if wrong := [name for name, value in given.items() if value]:
-            raise typer.BadParameter(f"--gguf-type rounds the float model for llama.cpp; leave out {wrong[0]}")
+        if self.gguf_types:
+            self._take_types()
+        super().__post_init__()
 
-    @property
-    def named(self) -> str:
-        """The configuration in a word."""
-        return ", ".join(self.gguf_types) or super().named
+    def _take_types(self) -> None:
+        """Types of GGUF are schemes; of several for all layers the last counts."""
+        if wrong := "--scheme" if self.scheme else "--config" if self.config else "":
+            raise typer.BadParameter(f"--gguf-type names a scheme for llama.cpp; leave out {wrong}")
+        whole = [text for text in self.gguf_types if "=" not in text]
+        if not whole:
+            raise typer.BadParameter("no --gguf-type without a glob, which is that of all other layers")
+        layers = tuple(text for text in self.gguf_types if "=" in text) + self.layers
+        told = {"scheme": whole[-1], "layers": layers, "program": self.program or "llama.cpp", "gguf_types": ()}
+        for name, value in told.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)

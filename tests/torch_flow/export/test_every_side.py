@@ -25,7 +25,6 @@ from quark.torch.export import (
     decoded,
     extras,
     formats,
-    gguf_mix,
     gguf_tensors,
     modelopt,
     onnx_model,
@@ -307,40 +306,6 @@ def test_scales_that_leave_half_of_their_codes(name: str, case: str, monkeypatch
     scale = torch.full((3, 3), STEP)
     scale[1, 2] = 2.0**-14 if case == "large scale" else STEP
     assert gguf_tensors.wastes_codes(None, scale, layout) is (case == "less")  # type: ignore[arg-type]
-
-
-def test_what_is_measured_is_what_the_file_has() -> None:
-    gguf = pytest.importorskip("gguf")
-    kinds = {"0": "Q4_0", "1": "F32", "2": "F16", "3": "Q8_0", "4": "Q8_0"}
-    model = nn.Sequential(*(nn.Linear(64, 8) for _ in kinds))
-    before = {name: model.get_submodule(name).weight.detach().clone() for name in kinds}
-    gguf_mix.take_values(model, kinds, {"4.weight"})
-    for name, kind in kinds.items():
-        x = before[name].numpy()
-        wanted = x if kind == "F32" or name == "4" else x.astype(np.float16).astype(np.float32)
-        if kind.startswith("Q") and name != "4":
-            number = gguf.GGMLQuantizationType[kind]
-            wanted = gguf.quants.dequantize(gguf.quants.quantize(x, number), number)
-        made = model.get_submodule(name).weight.detach().numpy()
-        if kind.startswith("Q") and name != "4":  # codes of least squares: not those of the package, and no farther
-            again = gguf.quants.dequantize(gguf.quants.quantize(made, number), number)
-            assert np.linalg.norm(wanted - x) >= np.linalg.norm(made - x) > 0
-            assert np.array_equal(again, made) if kind == "Q8_0" else all(map(on_grid, made.reshape(-1, 32)))
-        else:
-            assert np.array_equal(made, wanted), name
-
-
-def on_grid(block: np.ndarray) -> bool:
-    """Whether numbers are codes of 4 bits times a float16, as blocks of Q4_0 hold them."""
-    steps = [np.float32(np.float16(np.abs(block).max() / code)) for code in range(1, 9)]
-    codes = [(np.round(block / step), step) for step in steps]
-    return any(np.array_equal(code * step, block) and np.ptp(code) <= 15 for code, step in codes)
-
-
-def test_a_number_off_the_grid_is_seen() -> None:
-    block = np.float32(0.125) * np.tile(np.arange(-8, 8, dtype=np.float32), 2)
-    assert on_grid(block)
-    assert not on_grid(np.where(np.arange(32) == 5, block + np.float32(0.01), block))
 
 
 # ---- models that come back -------------------------------------------------------------------------------------------
