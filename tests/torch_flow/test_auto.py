@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -244,3 +245,28 @@ def test_what_a_folder_does_not_heed_is_refused(words: str, tmp_path: Path, caps
     paths = ["--data", str(tmp_path / "t.txt"), "-o", str(tmp_path / "q")]
     assert main(["auto", str(tmp_path / "model"), "--for", "vllm", *paths, *given]) == 1
     assert f"{given[0]} is for ONNX models" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", [0.0, 20.0, 60.0, 90.0, 140.0])
+def test_the_time_holds_with_the_report_and_what_is_written_behind_it(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that only these steps move: laying out takes 5 s, what is quantized and judged 10 s, writing as much."""
+    from quark.torch import auto as module
+
+    now = [0.0]
+
+    def slow(took: float, function: Any) -> Any:
+        def _slow(*args: Any) -> Any:
+            now[0] += took
+            return function(*args)
+
+        return _slow
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(module, "lay_out", slow(5, module.lay_out))
+    monkeypatch.setattr(module.Search, "value", slow(10, lambda *_: Score(0.5)))
+    found = auto(llama(), samples(8), Goal("vllm", drop=0.01, seconds=seconds))
+    written = now[0] + 10
+    assert written <= seconds or len(found.trials) == 1
+    assert written > seconds - 20 or not any(why == "no time was left" for _, why in found.untried)

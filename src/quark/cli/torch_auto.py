@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -65,11 +66,12 @@ def run(request: Auto) -> None:
         raise ConfigError(
             f"{other[0]} is for ONNX models; a folder takes --data (a text, token ids), --samples, --seq-len"
         )
-    goal, output = _goal(request), request.output
+    start, output = time.perf_counter(), request.output
+    goal = _goal(request)
     check_output(output)
     recipe = next(recipe_beside(vars(request)))
     with as_float(request.model, output) as folder:
-        found, samples, model = _found(request, goal, folder)
+        found, samples, model = _found(request, goal, folder, start)
         outputs = {"recipe": recipe} | (
             {} if request.report is None else {"report": Output(request.report, "--report", folder=True)}
         )
@@ -98,8 +100,8 @@ def _goal(request: Auto) -> Goal:
     return Goal(request.goal, drop, own, seconds, request.ledger, digest_of(None if own is None else request.metric))
 
 
-def _found(request: Auto, goal: Goal, folder: Path) -> tuple[Outcome, list[Any], Any]:
-    """The trials, the samples and the float model."""
+def _found(request: Auto, goal: Goal, folder: Path, start: float) -> tuple[Outcome, list[Any], Any]:
+    """The trials, the samples and the float model; what reading took since ``start`` is no time for trials."""
     from quark.torch.auto import auto
     from quark.torch.language import calibration_samples, check_ids, load_model, load_tokenizer, read_ids
 
@@ -110,6 +112,7 @@ def _found(request: Auto, goal: Goal, folder: Path) -> tuple[Outcome, list[Any],
     samples = calibration_samples(rows, request.seq_len, source.samples or WINDOWS)
     model = load_model(folder)
     check_ids(model, [sample["input_ids"][0] for sample in samples])
+    goal = replace(goal, seconds=goal.seconds - (time.perf_counter() - start))
     return auto(model, samples, goal, say, folder), samples, model
 
 

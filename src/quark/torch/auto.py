@@ -32,7 +32,7 @@ from quark.search.target import Target
 from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
 from quark.torch.algorithms.registry import ALGORITHMS
-from quark.torch.bench import Site, Traffic, lay_out, outputs_of, running, scores
+from quark.torch.bench import Predictions, Site, Traffic, lay_out, outputs_before, outputs_of, running, scores
 from quark.torch.config.schemes import GGUF, NAMES
 from quark.torch.config.schemes import scheme as named
 from quark.torch.config_file import config_of
@@ -143,23 +143,29 @@ class Outcome(trials.Outcome[Trial]):
 class Search:
     """The trials of one model."""
 
-    def __init__(self, model: nn.Module, parts: Sequence[list[Any]], goal: Goal, site: Site, book: Journal) -> None:
-        self.model, self.goal, self.site, self.book = model, goal, site, book
+    def __init__(self, model: nn.Module, parts: Sequence[list[Any]], goal: Goal, folder: Path, book: Journal) -> None:
+        self.model, self.goal, self.book, self.clock = model, goal, book, Clock(goal.seconds)
         self.fit, self.trials, self.untried = parts[0], list[Trial](), list[tuple[str, str]]()
-        self.clock = Clock(goal.seconds)
-        self.before = self.figures(site)
+        self.site, self.before = self.laid_out(parts[1], made(folder / "choose"))
         self.float_bytes = round(sum(kept_bytes(one, goal.program) for one in model.parameters()))
         values = {name: one.value for name, one in self.before.items()}
         self.target = target_of(goal, values, vocabulary(model))
         self.float_value = values.get(self.target.metric, float("inf"))
 
-    def figures(self, site: Site) -> dict[str, Score]:
+    def laid_out(self, samples: Sequence[Any], folder: Path) -> tuple[Site, dict[str, Score]]:
+        """Samples with the outputs of the float model, and its measures."""
+        with self.clock.during("laying out"):
+            site = lay_out(self.model, samples, folder)
+            return site, self.figures(site, outputs_before)
+
+    def figures(
+        self, site: Site, outputs: Callable[[nn.Module, Site], list[Predictions]] = outputs_of
+    ) -> dict[str, Score]:
         """The measures of the model as it is."""
-        with self.clock.during("judging"):
-            if self.goal.metric is None:
-                return scores(outputs_of(self.model, site))
-            with running(self.model):
-                return {"metric": score_of(self.goal.metric(self.model), "metric")}
+        if self.goal.metric is None:
+            return scores(outputs(self.model, site))
+        with running(self.model):
+            return {"metric": score_of(self.goal.metric(self.model), "metric")}
 
     def values(self, scheme: str, algorithms: Sequence[str] = ()) -> dict[str, Any]:
         """Keys and values of a configuration; layers that the scheme does not fit get more bits, or stay float."""
@@ -188,7 +194,6 @@ class Search:
         else:
             chance = chance_of(self.target, found, self.before)
             trial = replace(trial, value=found.value, chance=chance, passes=self.target.met(found.value))
-        self.clock.reserved = self.clock.usual(kind_of({}), "judging")
         self.trials.append(trial)
         return trial
 
@@ -202,12 +207,18 @@ class Search:
             return self.figures(site)[self.target.metric]
 
     def late(self, name: str, values: Mapping[str, Any]) -> bool:
-        """Whether a trial would end too late; the first one never does."""
-        usual = self.clock.usual(kind_of(values)) or self.clock.usual(kind_of({}))
-        over = bool(self.trials) and not self.clock.fits(usual)
+        """Whether a trial would end too late for the winner to be made twice again: judged on samples that decided
+        nothing, and written. The first one never does."""
+        pace = self.pace(values)
+        after = self.clock.usual("laying out") + 2 * max((pace, *(self.pace(one.values) for one in self.trials)))
+        over = bool(self.trials) and not self.clock.fits(pace + after)
         if over:
             self.untried.append((name, LATE))
         return over
+
+    def pace(self, values: Mapping[str, Any]) -> float:
+        """Seconds that a trial takes; of a kind that was never seen, as a plain one."""
+        return self.clock.usual(kind_of(values)) or self.clock.usual(kind_of({}))
 
 
 def auto(
@@ -237,7 +248,7 @@ def auto(
     parts = [[given[k] for k in part] for part in indices]
     with private_folder() as folder, Journal.held(goal.ledger):
         book = ledger_of(model, given, goal)
-        search = Search(model, parts, goal, lay_out(model, parts[1], made(folder / "choose")), book)
+        search = Search(model, parts, goal, folder, book)
         for name, values, cause in proposals(search):
             if not search.late(name, values):
                 trial = search.attempt(name, values, cause)
@@ -319,8 +330,8 @@ def concluded(search: Search, samples: list[Any], count: int, folder: Path) -> O
     if search.goal.metric is not None:
         notes.append("the function that chose the winner also reports on it, on data of its own")
     elif samples:
-        site = lay_out(search.model, samples, made(folder / "report"))
-        found = search.figures(site), search.value(winner.values, site)
+        site, before = search.laid_out(samples, made(folder / "report"))
+        found = before, search.value(winner.values, site)
     program = format_for(schemes_in(winner.values), search.goal.program)
     facts = program, target, search.float_value, search.float_bytes
     outcome = Outcome(winner, bool(good), search.trials, *facts, notes=notes, untried=search.untried)

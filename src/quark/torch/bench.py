@@ -144,8 +144,19 @@ def outputs_of(model: nn.Module, site: Site, skip: Callable[[int], Any] | None =
                 if skip is not None:
                     around.enter_context(skip(index))
                 values = output_of(model, sample).float().cpu()
-            made.append(Predictions())
-            made[-1].add(site.reference(index), values, ids_of(sample) if speaks(model) else None)
+            made.append(compared(model, site, index, values))
+    return made
+
+
+def outputs_before(model: nn.Module, site: Site) -> list[Predictions]:
+    """Those of the float model, which are laid out; nothing is run."""
+    return [compared(model, site, index, site.reference(index)) for index in range(len(site.samples))]
+
+
+def compared(model: nn.Module, site: Site, index: int, values: torch.Tensor) -> Predictions:
+    """What a model answered to a sample, against the float output."""
+    made = Predictions()
+    made.add(site.reference(index), values, ids_of(site.samples[index]) if speaks(model) else None)
     return made
 
 
