@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from quark.errors import ConfigError
-from quark.numerics.elements import ELEMENTS, Float
+from quark.numerics.elements import ELEMENTS, Float, Int
 from quark.numerics.formats import register_format, unregister_format
+from quark.numerics.scales import of_format
 
 
 @pytest.mark.parametrize("name", [name for name, row in ELEMENTS.items() if isinstance(row, Float)])
@@ -42,3 +43,20 @@ def test_fields_of_a_registered_float(exponent: int, mantissa: int, works: bool)
         assert row.decode(codes).tolist() == expected
     finally:
         unregister_format("e_own_m")
+
+
+@pytest.mark.parametrize("name", [name for name, row in ELEMENTS.items() if not isinstance(row, Int)])
+def test_scales_of_a_format_are_its_positive_values(name: str) -> None:
+    """The nearest of all its positive values; what is smaller than each takes the smallest."""
+    row = ELEMENTS[name]
+    codes = np.arange(1 << row.bits, dtype=row.code_dtype)
+    values = row.decode(codes).astype(np.float64)
+    values = np.unique(values[np.isfinite(values) & (values > 0)])
+    draw = np.random.default_rng(0)
+    inside = values[values < 1e30][:-1]
+    scales = draw.choice(inside, 200) * draw.uniform(1.01, 1.4, 200)
+    scales = np.concatenate([scales, [0.0, 1e-45], values[:3], values[-3:]]).astype(np.float32)
+    found = of_format(name)(scales).astype(np.float64)
+    distance = np.abs(scales[:, None].astype(np.float64) - values)
+    np.testing.assert_array_equal(np.abs(found - scales), distance.min(-1))
+    assert np.isin(found, values).all()

@@ -71,7 +71,7 @@ def fits(weight: Any) -> bool:
     if not isinstance(row, Int) or row.bits not in BITS:
         return False
     grouped = weight.qscheme is QSchemeType.per_group and weight.ch_axis in (None, 1, -1)
-    plain = weight.zero_point_type is ZeroPointType.int32 and not weight.to_stage().real_zero
+    plain = weight.zero_point_type is ZeroPointType.int32
     return plain and (grouped or (weight.qscheme is QSchemeType.per_channel and weight.ch_axis in (None, 0)))
 
 

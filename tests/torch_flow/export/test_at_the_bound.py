@@ -1,0 +1,115 @@
+"""Exports at their bounds: words that outputs fill, blocks along rows, what numbers may differ by, what is turned."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from quark.errors import ConfigError
+from quark.torch.export import gguf_bounds, gguf_tensors, gguf_vocabulary, onnx_turned, transformers_reads, vllm_reads
+from quark.torch.quantization.config.config import (
+    Int4PerChannelSpec,
+    Int8PerTensorSpec,
+    QConfig,
+    QLayerConfig,
+)
+
+INT4 = Int4PerChannelSpec(ch_axis=0).to_quantization_spec()
+INT8 = Int8PerTensorSpec("min_max", symmetric=True, scale_type="float", round_method="half_even", is_dynamic=False)
+
+
+@pytest.mark.parametrize(("rows", "words"), [(8, True), (12, False), (16, True), (33, False)])
+def test_outputs_of_a_layer_fill_words_of_32_bits(rows: int, words: bool) -> None:
+    model = nn.ModuleDict({"a": nn.Linear(8, rows, bias=False)})
+    with nullcontext() if words else pytest.raises(ConfigError, match=f"{rows} outputs of 4 bits"):
+        vllm_reads.check_words(model, QConfig(QLayerConfig(weight=INT4)))
+    vllm_reads.check_words(model, QConfig(QLayerConfig(weight=INT8.to_quantization_spec())))
+    vllm_reads.check_words(model, QConfig(QLayerConfig()))
+
+
+@pytest.mark.parametrize("kind", gguf_bounds.FLOATS)
+@pytest.mark.parametrize("value", [1.0, -300.0])
+def test_what_floats_may_be_off(kind: str, value: float) -> None:
+    """Half a unit of the last place of 10, 7 or 23 mantissa bits, and a thousandth of it for the arithmetic."""
+    relative = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8}[kind]
+    for factor, over in ((0.99, 0), (1.0005, 0), (1.01, 1), (1.9, 1)):
+        apart = np.array([abs(value) * relative * factor], np.float32)
+        expected = over if relative else 0
+        assert gguf_bounds.beyond(kind, np.array([value], np.float32), apart) == expected
+    assert gguf_bounds.beyond(kind, np.array([value, value], np.float32), np.array([0.5, -30], np.float32)) == (
+        2 if abs(value) == 1 else 1 if kind == "BF16" else 2
+    )
+
+
+def test_codes_may_be_off_by_digits_of_float16() -> None:
+    entry = gguf_tensors.Entry("a", "Q8_0", (1,), lambda: np.zeros(1), lambda: np.zeros(1), coded=True)
+    values = np.full(3, 8.0, np.float32)
+    apart = values * np.float32(gguf_tensors.DIGITS) * np.array([0.9999, 1.0005, -1.002], np.float32)
+    assert entry.beyond(values, apart) == 1
+
+
+def test_an_added_token_keeps_the_score_that_it_had(tmp_path: Path) -> None:
+    vocabulary = [["<unk>", -1.5], ["a", -2.5], ["b", -3.5]]
+    added = [{"id": 1, "content": "a", "special": True}, {"id": 4, "content": "c", "special": False}]
+    data = {"model": {"type": "Unigram", "unk_id": 0, "vocab": vocabulary}, "added_tokens": added}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    kind, texts, scores, kinds = gguf_vocabulary.json_tokens(tmp_path / "tokenizer.json", 5)
+    assert kind == "llama" and texts == ["<unk>", "a", "b", "[PAD3]", "c"]
+    assert scores == [-1.5, -2.5, -3.5, -10000.0, 0.0]
+    assert kinds == [2, 3, 1, 5, 4]  # unknown, control, normal, unused, user defined, as llama.cpp numbers them
+
+
+def graph_of(shape: tuple[int, ...], perm: list[int]) -> Any:
+    codes = np.arange(np.prod(shape), dtype=np.int8).reshape(shape)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0),
+        helper.make_node("Transpose", ["d"], ["t"], perm=perm),
+        helper.make_node("MatMul", ["x", "t"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy"]
+    constants = [numpy_helper.from_array(codes, "w"), numpy_helper.from_array(np.ones(shape[0], np.float32), "s")]
+    return helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+
+
+@pytest.mark.parametrize(
+    ("shape", "perm", "turned"),
+    [((2, 3), [1, 0], True), ((2, 3), [0, 1], False), ((2, 3, 4), [0, 2, 1], False), ((2, 3, 4), [1, 0], False)],
+)
+def test_matrices_alone_are_stored_as_they_are_read(shape: tuple[int, ...], perm: list[int], turned: bool) -> None:
+    graph = graph_of(shape, perm)
+    before = numpy_helper.to_array(graph.initializer[0])
+    found = onnx_turned.turn_weights(graph)
+    after = numpy_helper.to_array(graph.initializer[0])
+    assert [node.op_type for node in graph.node].count("Transpose") == (0 if turned else 1)
+    assert bool(found) is turned
+    np.testing.assert_array_equal(after, before.T if turned else before)
+    (axis,) = (one.i for one in graph.node[0].attribute)
+    assert axis == (1 if turned else 0)
+
+
+@pytest.mark.parametrize(
+    ("sources", "joins"),
+    [
+        (["a.weight", "b.weight", "a.weight_packed", "b.weight_packed"], True),
+        (["a.weight", "a.weight_packed"], False),
+        (["a.weight", "b.weight"], False),
+        (["*.weight", "b.weight", "c.weight", "*.weight_packed"], False),
+    ],
+)
+def test_what_collects_several_weights(sources: list[str], joins: bool) -> None:
+    assert transformers_reads.is_join(sources) is joins
+
+
+def test_scales_of_layers_are_seen_as_empty_tensors() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
+    seen = dict(transformers_reads.ConversionView(model, ["a"]).named_parameters())
+    assert sorted(seen) == ["a.weight", "a.weight_scale", "b.weight"]
+    assert seen["a.weight_scale"].shape == torch.Size([0])
