@@ -1,4 +1,4 @@
-"""Plans of dynamic quantization, groups that part, and where an LSTM is faster in integers: decisions on small graphs."""
+"""Plans of dynamic quantization, groups that part, where an LSTM is faster in integers: on small graphs."""
 
 from __future__ import annotations
 

@@ -14,7 +14,15 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from quark.errors import ConfigError
-from quark.torch.export import gguf_bounds, gguf_tensors, gguf_vocabulary, onnx_turned, transformers_reads, vllm_reads
+from quark.torch.export import (
+    gguf_bounds,
+    gguf_tensors,
+    gguf_vocabulary,
+    onnx_turned,
+    transformers_reads,
+    verify,
+    vllm_reads,
+)
 from quark.torch.quantization.config.config import (
     Int4PerChannelSpec,
     Int8PerTensorSpec,
@@ -113,3 +121,43 @@ def test_scales_of_layers_are_seen_as_empty_tensors() -> None:
     seen = dict(transformers_reads.ConversionView(model, ["a"]).named_parameters())
     assert sorted(seen) == ["a.weight", "a.weight_scale", "b.weight"]
     assert seen["a.weight_scale"].shape == torch.Size([0])
+
+
+@pytest.mark.parametrize("skipped", range(9))
+@pytest.mark.parametrize("count", [*range(10), 16, 17, 24])
+def test_tensors_are_compared_as_bytes(skipped: int, count: int) -> None:
+    """Eight at a time where memory and length allow it, which is all that the type of the view may depend on."""
+    values = torch.arange(64, dtype=torch.uint8)[skipped : skipped + count]
+    found = verify.as_bytes(values)
+    together = count % 8 == 0 and skipped % 8 == 0
+    assert found.dtype == (torch.int64 if together else torch.uint8)
+    assert found.numpy().tobytes() == values.numpy().tobytes()
+
+
+ALONE = {
+    "channels of a matrix": (nn.Linear(8, 16), INT4, False),
+    "rows that fill no word": (nn.Linear(8, 15), INT4, True),
+    "one scale": (nn.Linear(8, 16), INT8.to_quantization_spec(), True),
+    "a kernel": (nn.Conv2d(4, 16, 1), INT4, True),
+    "codes": (nn.Linear(8, 16), INT4, True),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_matrices_with_scales_along_their_rows_are_compared_together(name: str) -> None:
+    from quark.torch import ModelQuantizer
+    from quark.torch.export.stored import StoredTensor
+    from quark.torch.quantized_layer import quantized_layers
+
+    module, weight, alone = ALONE[name]
+    model = ModelQuantizer(QConfig(QLayerConfig(weight=weight))).quantize_model(nn.Sequential(module), None)
+    ((_, layer),) = quantized_layers(model)
+    if name == "codes":  # a stand-in for what a reloaded model has, which decodes by itself
+        held = layer._modules["weight_quantizer"]
+        stored = StoredTensor.__new__(StoredTensor)
+        nn.Module.__init__(stored)
+        stored.layout = type("L", (), {"shape": (16, 8)})()
+        stored.quantizer = lambda value: held  # type: ignore[method-assign]
+        layer._modules["weight_quantizer"] = stored
+    found: Any = verify.Coded(None, "w", layer, "weight")  # type: ignore[arg-type]
+    assert (found.key is None) is alone
