@@ -15,6 +15,11 @@ from types import ModuleType
 # models where as many processes run as there are cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Compiled modules are kept, also where the caller's environment says otherwise: every process that a test starts would
+# compile the package anew, and every worker would rewrite the assertions of all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 import hypothesis
 import pytest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,11 @@ def test_torch_algorithms_have_pages() -> None:
 
 def test_an_algorithm_without_a_page_is_noticed() -> None:
     assert missing("SomethingNewConfig", "") == missing("SomethingNewConfig", "torch-") == ["a page"]
+
+
+def test_the_page_of_choices_has_one_row_for_each_algorithm() -> None:
+    """A reader who finds a name does not read on: what another row said of it would be lost."""
+    text = (PAGES.parent / "choose.md").read_text(encoding="utf-8").partition("\n## Algorithms\n")[2]
+    named = [name for row in re.findall(r"^\|(.+?)\|", text, re.M) for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(set(named)) == sorted(named)
+    assert len(named) >= 12

@@ -135,16 +135,16 @@ YAMLS = {
 }
 
 
-def recipe(content: bytes, folder: Path) -> None:
-    (folder / "recipe.yaml").write_bytes(content)
+def recipe(content: bytes | dict[str, Any], folder: Path) -> None:
+    made = content if isinstance(content, bytes) else yaml.safe_dump(content).encode()
+    (folder / "recipe.yaml").write_bytes(made)
 
 
 for damage, content in YAMLS.items():
     RECIPES.append(Cause("recipe", "file", damage, partial(recipe, content)))
 for key in (*RECIPE, "nonsense"):
     for value in VALUES:
-        made = yaml.safe_dump({**RECIPE, key: value}).encode()
-        RECIPES.append(Cause("recipe", key, f"{value!r:.20}", partial(recipe, made)))
+        RECIPES.append(Cause("recipe", key, f"{value!r:.20}", partial(recipe, {**RECIPE, key: value})))
 
 # ---- external data ---------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,24 +68,27 @@ def read(folder: Path) -> None:
         read_values(path)
 
 
-def put(name: str, content: bytes, folder: Path) -> None:
-    (folder / name).write_bytes(content)
+def put(name: str, content: bytes | Callable[[], bytes], folder: Path) -> None:
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content())
 
 
-def damaged(values: dict[str, Any]) -> Iterator[tuple[str, str, bytes]]:
-    """Every field with every odd value, gone, and with a stranger beside it."""
+def yaml_of(values: dict[str, Any]) -> bytes:
+    """The settings as YAML, or as JSON where YAML has no word for them."""
+    try:
+        text = yaml.safe_dump(values, allow_unicode=True)
+    except yaml.YAMLError:
+        text = json.dumps(values)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def damaged(values: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
+    """Every field with every odd value, gone, and with a stranger beside it; written only where it is judged."""
     for key in values:
         for number, value in enumerate(ODD):
-            made = copy.deepcopy(values)
-            made[key] = value
-            try:
-                text = yaml.safe_dump(made, allow_unicode=True)
-            except yaml.YAMLError:
-                text = json.dumps(made)
-            yield key, f"{number}: {value!r:.20}", text.encode("utf-8", "surrogatepass")
-        yield key, "gone", yaml.safe_dump({name: one for name, one in values.items() if name != key}).encode()
-    yield "a key too much", "a word", yaml.safe_dump({**values, "z": "x"}).encode()
-    yield "file", "as it should be", yaml.safe_dump(values).encode()
+            yield key, f"{number}: {value!r:.20}", partial(yaml_of, {**values, key: value})
+        yield key, "gone", partial(yaml_of, {name: one for name, one in values.items() if name != key})
+    yield "a key too much", "a word", partial(yaml_of, {**values, "z": "x"})
+    yield "file", "as it should be", partial(yaml_of, values)
 
 
 for reader, causes, name, values in (
@@ -94,7 +96,7 @@ for reader, causes, name, values in (
     ("plan", PLANS, "plan.yaml", PLAN),
     ("energy", ENERGIES, "energy.yaml", ENERGY),
 ):
-    for kind, damage, content in damaged(values):
-        causes.append(Cause(reader, kind, damage, partial(put, name, content)))
+    for kind, damage, made in damaged(values):
+        causes.append(Cause(reader, kind, damage, partial(put, name, made)))
     for damage, content in YAMLS.items():
         causes.append(Cause(reader, "text", damage, partial(put, name, content)))
