@@ -175,3 +175,61 @@ def test_a_quantized_layer_that_runs_in_float_is_not_told_the_rule_that_quantize
 def test_a_bfloat16_model_is_told_what_to_export(tmp_path: Path, capsys: Capture) -> None:
     assert main(halves(tmp_path, onnx.TensorProto.BFLOAT16)) != 0
     assert "this model is bfloat16: export it in float32" in " ".join(capsys.readouterr().err.split())
+
+
+CLASSES, PLACES = ("FloatOutputs", "1,000 classes"), ("MeasureSoftmax", "attention over many places")
+TAILS = {
+    "softmax": ("y = Softmax<axis = 1>(b)", CLASSES),
+    "moved": ("s = Softmax<axis = 1>(b) y = Unsqueeze(s, two)", CLASSES),
+    "twice": ("s = Softmax<axis = 1>(b) y = Mul(s, s)", PLACES),
+    "attention": ("s = Softmax<axis = 1>(b) y = MatMul(s, u)", PLACES),
+}
+
+
+def even_classes(folder: Path, tail: str) -> list[str]:
+    """The words that quantize a classifier whose 1,000 classes are hardly told apart."""
+    layers = "[first] a = MatMul(x, w) [relu] r = Relu(a) [last] b = MatMul(r, v)"
+    text = f"g (float[N, 64] x) => (float y) {{ {layers} {tail} }}"
+    values = {"w": models.normal(64, 64, scale=0.1), "v": models.normal(64, 1000, scale=0.1, seed=2)}
+    values["u"] = models.normal(1000, 8, seed=3)
+    return written(folder, text, **values, two=np.array([2], np.int64))
+
+
+@pytest.mark.parametrize("preset", ["XINT8", "U8U8_AAWA"])
+@pytest.mark.parametrize("tail", TAILS)
+def test_classes_that_are_lost_on_a_scale_from_0_to_1_come_back(
+    tail: str, preset: str, tmp_path: Path, capsys: Capture
+) -> None:
+    body, (option, cause) = TAILS[tail]
+    line = advised([*even_classes(tmp_path, body), "-p", preset], option, capsys)
+    assert cause in line and "tried: good" in line
+    assert run_again(line) == 0
+    assert "accuracy  good" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["-p", "A8W8"],
+        ["-p", "A8W8", "--exclude", "first"],
+        ["-p", "A8W8_CPU", "--layout", "any"],
+        ["-p", "A8W8", "--set", "QuantizeBias=False", "-a", "cle"],
+        ["-p", "A8W8", "--eval-data", "eval.npz"],
+        ["--config", "c.yaml"],
+        ["--config", "c.yaml", "--exclude", "last"],
+    ],
+    ids=" ".join,
+)
+def test_the_figure_beside_a_command_is_that_of_the_command(
+    more: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*even_classes(tmp_path, TAILS["twice"][0]), *more]
+    Path("c.yaml").write_text("{preset: A8W8, exclude: [relu], layers: {first: float}}")
+    np.savez("eval.npz", x=models.normal(4, 64, seed=3))
+    line = advised(words, "tried: ", capsys)
+    figure = line.partition("tried: ")[2].partition("; cause: ")[0]
+    assert all(word in shlex.split(line) for word in more[0 if more[0] == "--config" else 2 :] if word != "-a")
+    assert run_again(line) == 0
+    again = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("accuracy"))
+    assert again.split(None, 1)[1].partition(" (")[0] == figure.replace(", ", ": ", 1)

@@ -243,6 +243,14 @@ def test_what_is_moved_keeps_the_scale_of_its_source(option: str, move: str) -> 
     assert scale[True] == [scale[False][0]] * 2
 
 
+def test_what_a_softmax_makes_has_a_scale_from_0_to_1_or_that_of_the_data() -> None:
+    graph = IMAGE.format("s = Softmax<axis = 1>(a) [next] y = Conv<pads = [1,1,1,1]>(s, w, b)")
+    known = run(graph, EIGHT).plan.tensors["s"]
+    assert float(known.scale) == pytest.approx(1 / 127)
+    found = run(graph, EIGHT, MeasureSoftmax=True).plan.tensors["s"]
+    assert 0.25 < 127 * float(found.scale) < 1  # the largest of four is at least a quarter
+
+
 def test_weights_are_searched_by_the_method_that_is_asked_for() -> None:
     graph = "g (float[1,4,32,32] x) => (float y) { y = Conv(x, heavy) }"
     widest = float(run(graph, EIGHT, WeightCalibrateMethod="MinMax").plan.tensors["heavy"].scale)

@@ -548,6 +548,14 @@ def test_last_results_keep_their_resolution(body: str, left: set[str]) -> None:
         plan = planned(*names)
         outputs.leave_float(model, plan, other)
         assert set(plan.tensors) == set(names)
+    for other in (job(FloatOutputs=True, EnableVaimlBF16=True), job("npu", FloatOutputs=True)):
+        plan = planned(*names)
+        outputs.leave_float(model, plan, other)
+        assert set(names) - set(plan.tensors) == left
+        assert all(plan.floats[name].startswith("FloatOutputs: ") for name in left)
+    plan = planned(*names)
+    outputs.leave_float(model, plan, job(FloatOutputs=False))
+    assert set(plan.tensors) == set(names)
 
 
 def test_an_output_on_the_way_to_another_keeps_its_codes() -> None:

@@ -20,7 +20,7 @@ from quark.onnx.trials import PURPOSES
 from quark.report.verdict import Judged
 
 EVERYTHING = Situation(
-    frozenset(["Conv", "MatMul"]),
+    frozenset(["Conv", "MatMul", "Softmax"]),
     ("FloatDecoding would help", "ConvertSigmoidToHardSigmoid=False keeps it"),
     npu=True,
     slow=True,

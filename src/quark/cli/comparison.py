@@ -82,7 +82,7 @@ def _verdict(request: Compare, path: Path, found: Comparison, seconds: Mapping[s
     """The lines about one quantized model; how fast it is, `quantize` and the page tell."""
     source = request.source
     where = "on generated data, which says little" if source.random else f"on {found.samples} samples"
-    subject = Subject(request.model, path, None, source_words(source), (), where)
+    subject = Subject(request.model, path, None, source_words(source), where)
     lines = judge_all(subject, None, found, seconds)
     lost = any(line.bad and line.subject == "accuracy" for line in lines)
     words = ["quark", "auto", str(request.model), *subject.source, "-o", str(path.with_name(f"{path.stem}_best.onnx"))]

@@ -20,7 +20,7 @@ from quark.cli.samples import FileSamples
 from quark.cli.settings import parse_settings
 from quark.cli.source_options import SampleSource, source_words
 from quark.cli.sources import WANTED, feeds, preprocessing
-from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies
+from quark.cli.verdicts import FAILED, Bound, Subject, advise, judge_all, parse_bound, remedies, with_typed
 from quark.config.job import Job
 from quark.errors import DataError, NoSamplesError, check_name
 from quark.files.outputs import Output, drafts
@@ -170,12 +170,20 @@ def _verdict(
     request: Quantize, named: Path, settings: dict[str, Any], result: Result, check: Check | None, samples: Any
 ) -> Verdict:
     """The lines about what was written, which is to be called ``named``, and the command that helps."""
-    choice = None if request.config else Choice(request.chosen, settings, request.algorithms)
-    words, kept = source_words(request.source), [word for name in request.exclude for word in ("--exclude", name)]
-    kept += ["--target", request.layout] if request.layout else []
+    preset = request.chosen if request.config is None else str(read_values(request.config)["preset"])
+    choice = Choice(preset, settings, request.algorithms)
+    words = source_words(request.source)
     found, feeds_ = check and check.comparison, check.samples if check else []
     feed = feeds_[0] if feeds_ else None
-    subject = Subject(request.model, request.output, choice, words, kept, _where(request, check), feed, named)
+    judged_on = [] if request.eval_data is None else ["--eval-data", str(request.eval_data)]
+    typed: dict[str, Any] = {
+        "exclude": request.exclude,
+        "layout": request.layout,
+        "file": request.config,
+        "judged_on": judged_on,
+    }
+    files = (request.model, request.output)
+    subject = Subject(*files, choice, words, _where(request, check), feed, named, **typed)
     lines = judge_all(subject, result.plan, found or None, check.seconds if check else {})
     if check is None:
         lines.insert(0, Line("accuracy", "not measured", "no samples" if samples is None else "--no-check", bad=True))
@@ -203,9 +211,8 @@ def configure(request: Decided, settings: dict[str, Any]) -> Config:
     config = get_default_config(request.chosen) if request.config is None else load_config(request.config)
     if request.layout is not None:
         check_name("target", request.layout, TARGETS)
-        config.target = "cpu" if request.layout == "cpu" else "any"
     config.extra_options.update({**settings, "PrintSummary": False})
-    config.nodes_to_exclude = [*config.nodes_to_exclude, *request.exclude]
+    config = with_typed(config, request.exclude, request.layout)
     return Config(global_quant_config=with_algorithms(config, {}, request.algorithms))
 
 

@@ -162,6 +162,6 @@ def _judged(
         check = check_of(request.model, made, samples_of(on), False, libraries)
         where = "on generated data, which says little" if request.source.random else f"on {len(check.samples)} {what}"
         choice = None if request.config else Choice(request.chosen)
-        subject = Subject(request.model, made, choice, (), (), where, check.samples[0])
+        subject = Subject(request.model, made, choice, (), where, check.samples[0])
         lines = judge_all(subject, result.plan, check.comparison, check.seconds)
         return lines, check, repeating(result.plan)

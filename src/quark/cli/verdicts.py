@@ -20,12 +20,14 @@ from quark.errors import ConfigError, QuarkError, check_name
 from quark.numerics.formats import Int, get_format
 from quark.onnx import Config, ModelQuantizer
 from quark.onnx.compare import Comparison, compare
+from quark.onnx.config_file import load_config
 from quark.onnx.coverage import coverage, float_layers
 from quark.onnx.data import Feed
 from quark.onnx.describe import describe, file_bytes, largest_constant
 from quark.onnx.graph.libraries import Libraries
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import is_float16
+from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.recipes import Attempt, Choice, Situation, improve, with_algorithms
 from quark.onnx.result import Result
 from quark.report.verdict import (
@@ -91,28 +93,52 @@ def parse_bound(text: str) -> Bound:
         raise ConfigError(f"--fail-under {text!r}: {match[2]!r} is not a number") from error
 
 
+def with_typed(config: QuantizationConfig, exclude: Sequence[str], layout: str | None) -> QuantizationConfig:
+    """``config``, changed in place: with ``--exclude`` and ``--layout``."""
+    config.nodes_to_exclude = [*config.nodes_to_exclude, *exclude]
+    if layout is not None:
+        config.target = "cpu" if layout == "cpu" else "any"
+    return config
+
+
 @dataclass(frozen=True)
 class Subject:
     """What the verdict is about.
 
     Attributes:
         model, output: the files.
-        choice: the configuration in words; None where a configuration file says it, which recipes do not change.
+        choice: the configuration in words; None where only the files are known.
         source: the words of the command line that name the samples.
-        kept: further words that an advised command keeps (``--exclude``).
         where: what accuracy was measured on.
         feed: one sample.
         named: what the output will be called, where that is not its place yet.
+        exclude, layout: what was typed beside the choice, which an advised command keeps.
+        file: the configuration file that says more than the choice's preset.
+        judged_on: words of the command line that name the samples of the judgement, where they are others.
     """
 
     model: Path
     output: Path
     choice: Choice | None
     source: Sequence[str]
-    kept: Sequence[str]
     where: str
     feed: Feed | None = None
     named: Path | None = None
+    exclude: Sequence[str] = ()
+    layout: str | None = None
+    file: Path | None = None
+    judged_on: Sequence[str] = ()
+
+    def keeps_file(self, choice: Choice) -> bool:
+        """Whether a choice stands beside the configuration file: one of another preset stands in its place."""
+        return self.file is not None and self.choice is not None and choice.preset == self.choice.preset
+
+    def config(self, choice: Choice) -> Config:
+        """What ``command`` would quantize with: a trial of it has to be of the same model."""
+        file = self.file if self.keeps_file(choice) else None
+        config = Choice(choice.preset).config() if file is None else load_config(file)
+        config = with_algorithms(config, {**choice.options, "PrintSummary": False}, choice.algorithms)
+        return Config(global_quant_config=with_typed(config, self.exclude, self.layout))
 
 
 def judge_all(
@@ -159,12 +185,10 @@ def advise(
     if subject.choice is None or judged is None or judged.level == len(LEVELS) - 1:
         return []
     reader, chosen = samples
-    extras: dict[str, Any] = {"PrintSummary": False}
 
     def measure(choice: Choice) -> Judged | None:
-        config = with_algorithms(choice.config(), extras, ())
         try:
-            proto = ModelQuantizer(Config(global_quant_config=config)).run(subject.model, None, reader).proto
+            proto = ModelQuantizer(subject.config(choice)).run(subject.model, None, reader).proto
         except QuarkError:  # an algorithm that this model has nothing for; the model that was asked for is written
             return None
         if proto is None:
@@ -178,7 +202,8 @@ def advise(
     if best.choice == subject.choice or best.judged is None:
         others = "other configurations were" if tried != 1 else "other configuration was"
         return [f"{tried} {others} no better; {longer(subject, subject.choice)}"]
-    said = [f"{command(subject, best.choice)}   (tried: {LEVELS[best.judged.level]}, {best.judged.reason})"]
+    figure = f"tried: {LEVELS[best.judged.level]}, {best.judged.reason}; cause: {'; '.join(best.causes)}"
+    said = [f"{command(subject, best.choice)}   ({figure})"]
     if best.judged.level < len(LEVELS) - 1:
         said.append(longer(subject, subject.choice))
     return said
@@ -187,7 +212,10 @@ def advise(
 def command(subject: Subject, choice: Choice) -> str:
     """The command line of a choice."""
     model, output = str(subject.model), str(subject.named or subject.output)
-    words = ["quark", "onnx", "quantize", model, "-o", output, *choice.flags(), *subject.source, *subject.kept]
+    kept = [word for name in subject.exclude for word in ("--exclude", name)]
+    kept += ["--layout", subject.layout] if subject.layout else []
+    flags = ["--config", str(subject.file), *choice.flags()[2:]] if subject.keeps_file(choice) else choice.flags()
+    words = ["quark", "onnx", "quantize", model, "-o", output, *flags, *subject.source, *subject.judged_on, *kept]
     return shlex.join(words)
 
 
@@ -224,9 +252,8 @@ def _smaller(subject: Subject) -> str:
     before, found = file_bytes(subject.model), {}
     worth = largest_constant(subject.model) > FEW
     for choice in (Choice("MATMUL_NBITS"), *only) if worth else ():
-        config = with_algorithms(choice.config(), {"PrintSummary": False}, ())
         try:
-            proto = ModelQuantizer(Config(global_quant_config=config)).run(subject.model, None, None).proto
+            proto = ModelQuantizer(subject.config(choice)).run(subject.model, None, None).proto
         except QuarkError:  # it has no such weights
             continue
         if proto is not None and proto.ByteSize() < before:

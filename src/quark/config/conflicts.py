@@ -28,7 +28,8 @@ CONFLICTS: tuple[tuple[str, Any, str, Any, str], ...] = (
 IDLE_GROUPS: dict[str, tuple[int, ...]] = {"dynamic": (3, 4, 5, 6, 7, 8), "nbits": (3, 5, 6, 7, 8)}
 _COUNTS = ("WeightCalibrateMethod", "MinMSEModeFloatScale", "QDQOpTypePerChannelSupportToAxis")
 _STATIC = (
-    *("AlignEltwiseQuantType", "FloatDecoding", "FloatWhereFaster", "TuneSpeed", "TunedFloat"),
+    *("AlignEltwiseQuantType", "FloatDecoding", "FloatOutputs", "FloatWhereFaster"),
+    *("TuneSpeed", "TunedFloat"),
     *("ForceQuantizeNoInputCheck", "QuantizeAllOpTypes"),
 )
 _WORDS = {"dynamic": "dynamic quantization", "nbits": "UseMatMulNBits"}

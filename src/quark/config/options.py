@@ -171,6 +171,12 @@ class Options(BaseModel):
         "Keep in float what decodes the outputs behind the last layer with weights (boxes, scores). Default: for the "
         "CPU target in 8 bits, where integers make this part no faster.",
     )
+    FloatOutputs: bool | None = _option(
+        None,
+        2,
+        "Keep the model's outputs in float where no layer that writes integers makes them: a Softmax over many classes "
+        "has few codes on its scale from 0 to 1. Default: outside NPU flows.",
+    )
     QuantizeEmbeddings: bool = _option(
         True,
         2,
@@ -225,6 +231,12 @@ class Options(BaseModel):
         "True: calibrated ranges are symmetric around 0, the wider side mirrored. None: Percentile, "
         "LayerwisePercentile and power-of-two scales cut both sides at one threshold, no wider than the data. "
         "Symmetric data types are symmetric either way.",
+    )
+    MeasureSoftmax: bool = _option(
+        False,
+        4,
+        "What a Softmax makes gets the range of the calibration data instead of 0 to 1: for attention over many "
+        "places, whose parts are smaller than a code of that scale. Larger parts on other data are clipped.",
     )
     CalibMovingAverage: bool = _option(False, 4, "MinMax: exponential moving average of per-sample extremes.")
     CalibMovingAverageConstant: Fraction = _option(0.01, 4, "Weight of the newest sample in the moving average.")

@@ -144,6 +144,11 @@ def _static(choice: Choice) -> bool:
     return _mode(choice) == "static"
 
 
+def _ranged(choice: Choice) -> bool:
+    """Whether activations get ranges from samples."""
+    return _static(choice) and get_preset(choice.preset).activation.ranged
+
+
 def _weights_tuned(situation: Situation, choice: Choice) -> bool:
     """Whether there are weights whose rounding can be tuned: scales known beforehand."""
     return bool(situation.operators & (_CONVOLUTIONS | _PRODUCTS)) and _static(choice)
@@ -208,6 +213,18 @@ RECIPES = (
         first=True,
     ),
     Recipe(
+        "float outputs",
+        "too few codes for the last result: 1,000 classes that are hardly told apart, on a scale from 0 to 1",
+        lambda situation, choice: situation.npu and _ranged(choice),
+        _option("FloatOutputs", True),
+    ),
+    Recipe(
+        "measured Softmax",
+        "parts of an attention over many places that are smaller than a code of the scale from 0 to 1",
+        lambda situation, choice: "Softmax" in situation.operators and _ranged(choice),
+        _option("MeasureSoftmax", True),
+    ),
+    Recipe(
         "per channel",
         "one scale for a whole weight, whose channels differ",
         lambda situation, choice: _per_channel(choice.preset) in PRESETS and _takes_channels(situation, choice),
@@ -240,7 +257,7 @@ RECIPES = (
     Recipe(
         "calibration search",
         "ranges that are too wide or too narrow for the values that matter",
-        lambda situation, choice: _static(choice) and get_preset(choice.preset).activation.ranged,
+        lambda situation, choice: _ranged(choice),
         _algorithm("calibration_search"),
     ),
     Recipe(

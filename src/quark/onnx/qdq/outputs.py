@@ -3,7 +3,8 @@
 Quantizing the last result of a network costs accuracy (logits lose resolution, values beyond the calibrated range are
 clipped) and wins nothing where the operator can write float from integer operands (Gemm, MatMul) or is cheap. A
 convolution keeps its quantized output: without it the runtime has no integer kernel for it. NPU flows, and flows that
-force every operator (``ForceQuantizeNoInputCheck``), keep the pairs that their compilers look for.
+force every operator (``ForceQuantizeNoInputCheck``), keep the pairs that their compilers look for, unless
+``FloatOutputs`` is set: a Softmax over 1,000 classes has next to no codes left on its scale from 0 to 1.
 """
 
 from __future__ import annotations
@@ -22,12 +23,19 @@ _KEEPS = frozenset(["Conv", "ConvTranspose", "Concat", "MaxPool", "Relu", "Clip"
 
 def leave_float(model: ir.Model, plan: Plan, job: Job) -> None:
     """Take the outputs that may stay float out of the plan, with the layout operators that only move them."""
-    forced = job.options.ForceQuantizeNoInputCheck and job.target != "cpu"
-    if job.power_of_two or forced or job.options.EnableVaimlBF16:
+    options = job.options
+    forced = options.ForceQuantizeNoInputCheck and job.target != "cpu"
+    usual = not (job.power_of_two or forced or options.EnableVaimlBF16)
+    if not (usual if options.FloatOutputs is None else options.FloatOutputs):
         return
+    reason = (
+        "the last result keeps its resolution outside NPU flows"
+        if usual
+        else "FloatOutputs: the last result keeps its resolution"
+    )
     for output in model.graph.outputs:
         for value in _movable(output):
-            plan.leave(value.name or "", "the last result keeps its resolution outside NPU flows")
+            plan.leave(value.name or "", reason)
 
 
 def _movable(output: ir.Value) -> list[ir.Value]:

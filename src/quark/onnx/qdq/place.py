@@ -273,7 +273,8 @@ def _quantize_node(node: ir.Node, rule: OpRule, layer: LayerSpec, placement: Pla
             and value not in placement.masked
         ):
             spec = _for_output(layer.outputs, node, placement.job)
-            fixed = value.meta.get(slots.KNOWN_RANGE, rule.fixed_range)
+            known = None if placement.job.options.MeasureSoftmax else rule.fixed_range
+            fixed = value.meta.get(slots.KNOWN_RANGE, known)
             _add_activation(value, spec, reason, placement, decision.rank_of("outputs"), fixed=fixed)
     _add_bias(node, rule, layer, reason, placement)
 
