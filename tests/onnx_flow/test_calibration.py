@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -248,3 +249,27 @@ def test_histograms_hold_every_value_once(network: Any, feeds: Any, tensors: Any
     for name, statistic in statistics.items():
         assert isinstance(statistic, Histogram)
         assert statistic.count == statistic.bins()[2].sum() == sum(v.size for v in tensors[name])
+
+
+@pytest.mark.parametrize("method", SEARCHES)
+@pytest.mark.parametrize("processors", [1, 2])
+def test_one_sample_is_in_memory_where_nothing_is_won_by_two(
+    network: Any, feeds: Any, monkeypatch: pytest.MonkeyPatch, method: str, processors: int
+) -> None:
+    settings = {"grid": GRID} if "grid" in SEARCHES[method].settings else {}
+    quick = isinstance(SEARCHES[method].observe(settings), calibration.LIGHT)
+    handed_out: list[weakref.ref[np.ndarray]] = []
+    alive: list[int] = []
+    run = calibration.Runner.run
+
+    def watched(self: Any, feed: Any) -> Any:
+        alive.append(sum(one() is not None for one in handed_out))
+        found = run(self, feed)
+        handed_out.extend(weakref.ref(array) for name, array in found.values.items() if name not in feed)
+        return found
+
+    monkeypatch.setattr(calibration.Runner, "run", watched)
+    monkeypatch.setattr(calibration, "lent", lambda: processors)
+    observe(ir.from_proto(network), requests(method, **settings), feeds)
+    assert len(alive) == len(feeds)
+    assert alive == [0] * len(feeds) or (processors > 1 and not quick)

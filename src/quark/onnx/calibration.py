@@ -1,9 +1,10 @@
 """Calibration: run the samples through the float model once and find a range for every tensor that needs one.
 
-Only the requested tensors are observed. They are fetched, and counted in other threads while the next sample runs (the
-counting releases the interpreter lock); where extremes are enough and the tensors are large, the graph reduces them
-itself and numbers come back. The threads are at most one sample behind and let go of every tensor as soon as it is
-counted, so memory does not depend on the number of samples, and little on their size.
+Only the requested tensors are observed. They are fetched, and counted in other threads (the counting releases the
+interpreter lock), while the next sample runs if that saves time: not where counting is quick or there is one processor,
+since two samples in memory cost more than one. Where extremes are enough and the tensors are large, the graph reduces
+them itself and numbers come back. The threads are at most one sample behind and let go of every tensor as soon as it
+is counted, so memory does not depend on the number of samples, and little on their size.
 
 Not handled: tensors inside the bodies of If and Loop.
 """
@@ -30,6 +31,7 @@ from quark.onnx.data import Feed, Samples, checked, inputs_of, samples_of
 from quark.onnx.discretion import inherited
 from quark.onnx.graph.run import Extremes, Observation, Runner, trim_heap
 from quark.onnx.graph.session import ON_CPU, Runtime
+from quark.report.process import lent
 
 #: Extremes of tensors up to so many bytes a sample are taken here, of more in the graph: measured on ResNet-50 (67 MB),
 #: 4 ms a sample against 24 ms for the graph's ReduceMin, ReduceMax and IsNaN.
@@ -140,7 +142,7 @@ def observe(
     light = all(isinstance(statistic, LIGHT) for statistic in statistics.values())
     runner = Runner(model, whole, reduced, replace(runtime, spin=light), complete=True)
     with ThreadPoolExecutor(COUNTERS, "calibration", inherited()) as worker:
-        _stream(runner, feeds, statistics, worker, counted)
+        _stream(runner, feeds, statistics, worker, counted, behind=not light and lent() > 1)
     counted.close()
     del runner
     trim_heap()
@@ -164,9 +166,14 @@ def _bytes_of(model: ir.Model, names: Iterable[str]) -> int:
 
 
 def _stream(
-    runner: Runner, feeds: Iterable[Feed], statistics: Statistics, worker: ThreadPoolExecutor, counted: CountedSamples
+    runner: Runner,
+    feeds: Iterable[Feed],
+    statistics: Statistics,
+    worker: ThreadPoolExecutor,
+    counted: CountedSamples,
+    behind: bool,
 ) -> None:
-    """Run every sample; count the last one in ``worker`` meanwhile."""
+    """Run every sample and count it in ``worker``, ``behind``: while the next one runs."""
     counting: list[Future[None]] = []
     for index, feed in enumerate(feeds, counted.samples):
         observation = _run(runner, feed, index)
@@ -175,6 +182,9 @@ def _stream(
         values = _kept(observation.values, feed)
         counting = [worker.submit(_count, statistics, values, index) for _ in range(COUNTERS)]
         del observation, values
+        if not behind:
+            _join(counting, counted)
+            counting = []
     _join(counting, counted)
 
 
