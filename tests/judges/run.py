@@ -41,6 +41,7 @@ class Judge:
         tests: files or folders below FOLDER/name; of our own folder where they need nothing of theirs.
         plugins: modules here that pytest loads first.
         baseline: plugins of a run with the judge's own code; None where there is none.
+        numbers: plugins of a run in which operators may be others, elsewhere, more or fewer; None for no such run.
         packages: what its version is taken from.
         reasons: pattern in a failure's message -> why, in words.
         absent: the same for failures of the environment, which count as skipped.
@@ -51,6 +52,7 @@ class Judge:
     tests: tuple[str, ...]
     plugins: tuple[str, ...] = ()
     baseline: tuple[str, ...] | None = None
+    numbers: tuple[str, ...] | None = None
     packages: tuple[str, ...] = ()
     reasons: tuple[tuple[str, str], ...] = ()
     absent: tuple[tuple[str, str], ...] = (
@@ -59,15 +61,23 @@ class Judge:
     )
 
 
+#: Tables of a judge: title, field of its record.
+TABLES = (
+    ("failed, because", "reasons"),
+    ("failed on their numbers, because", "numbers_failed"),
+    ("skipped, because", "skips"),
+)
 HEAD = """# Tests of other programs
 
 Written by `make scoreboard JUDGES=FOLDER` from `tests/judges/results.json`. Tests that others wrote are run as they
 are, but for what is said under each; an adapter in `tests/judges` puts this package in the place of the program that
 they test. *Passed* counts cases that could run here and call this package; *of theirs*: of the cases that the program
-itself passes here, those that pass with this package.
+itself passes here, those that pass with this package; *numbers*: cases that pass where assertions about which operators
+there are, where and how many are noted and do not stop the test, so that it goes on to compare outputs.
 
-| judge | files | passed | of theirs | skipped | versions | date |
-|---|---|---|---|---|---|---|"""
+| judge | files | passed | of theirs | numbers | skipped | versions | date |
+|---|---|---|---|---|---|---|---|"""
+OURS_FOR_ONNXRUNTIME = ("judge_reached", "judge_older_onnx", "judge_onnxruntime", "judge_onnxruntime_nbits")
 JUDGES = {
     "onnx": Judge(
         "onnx, node tests",
@@ -79,11 +89,12 @@ JUDGES = {
     ),
     "onnxruntime": Judge(
         "onnxruntime, tests of its quantizer",
-        "`quantize_static`, `quantize_dynamic` and `quantize` are ours, by the arguments of "
+        "`quantize_static`, `quantize_dynamic`, `quantize` and `MatMul4BitsQuantizer` are ours, by the arguments of "
         "[the migration page](../migrate/onnxruntime.md).",
         ("onnxruntime/test/python/quantization",),
-        ("judge_older_onnx", "judge_onnxruntime"),
+        OURS_FOR_ONNXRUNTIME,
         ("judge_older_onnx",),
+        (*OURS_FOR_ONNXRUNTIME, "judge_numbers"),
         ("onnxruntime",),
         (
             (
@@ -112,7 +123,7 @@ JUDGES = {
         ("tests/test_compressors", "tests/test_quantization/test_utils"),
         ("judge_reached", "judge_compressed_tensors"),
         (),
-        ("compressed-tensors",),
+        packages=("compressed-tensors",),
     ),
     "transformers": Judge(
         "transformers, integration of quark",
@@ -163,10 +174,11 @@ def cases(judge: Judge, folder: Path, plugins: tuple[str, ...]) -> dict[str, lis
         )
         if not report.exists():
             raise SystemExit(f"pytest did not run:\n{done.stderr[-2000:].decode()}")
-        return {
-            name: sorted_out(judge, said)
-            for name, said in map(read, ElementTree.parse(report).getroot().iter("testcase"))
-        }
+        found: dict[str, list[str]] = {}
+        for name, said in map(read, ElementTree.parse(report).getroot().iter("testcase")):
+            if name not in found or found[name][0] != "failed":  # parts of a test have its name: one that failed counts
+                found[name] = sorted_out(judge, said)
+        return found
 
 
 def read(case: ElementTree.Element) -> tuple[str, list[str]]:
@@ -213,6 +225,12 @@ def judged(name: str, folder: Path) -> dict[str, Any]:
     }
     if (folder / NOTE).exists():
         record["note"] = (folder / NOTE).read_text(encoding="utf-8").strip()
+    if judge.numbers is not None:
+        loose = cases(judge, folder, judge.numbers)
+        failed = {case: message for case, (kind, message) in loose.items() if kind == "failed"}
+        record["numbers"] = sum(kind == "passed" for kind, _ in loose.values())
+        record["numbers_failed"] = Counter(reason(judge, message) for message in failed.values())
+        record["numbers_failures"] = sorted(failed)
     if theirs is not None:
         right = {case for case, (kind, _) in theirs.items() if kind == "passed"}
         ours = {case for case, (kind, _) in found.items() if kind != "skipped"}
@@ -232,23 +250,30 @@ def page(results: dict[str, Any]) -> str:
     for name, judge in JUDGES.items():
         found = results.get(name)
         if found is None:
-            lines.append(f"| {judge.title} | 0 | not run: its sources were not there | | | | |")
+            lines.append(f"| {judge.title} | 0 | not run: its sources were not there | | | | | |")
             continue
         ran = found["passed"] + found["failed"]
-        share = f"{found['passed']} of {ran} ({100 * found['passed'] / ran:.0f} %)" if ran else "none ran"
+        share, numbers = part(found["passed"], ran), ""
+        if "numbers" in found:
+            numbers = part(found["numbers"], found["numbers"] + sum(found["numbers_failed"].values()))
         theirs = f"{found['both']} of {found['theirs']}" if "theirs" in found else ""
         versions = ", ".join(found["versions"])
-        cells = (judge.title, found["files"], share, theirs, found["skipped"], versions, found["date"])
+        cells = (judge.title, found["files"], share, theirs, numbers, found["skipped"], versions, found["date"])
         lines.append(f"| {' | '.join(map(str, cells))} |")
     for name, judge in JUDGES.items():
         found = results.get(name)
         lines += ["", f"## {judge.title}", "", f"{judge.says} {(found or {}).get('note', '')}".strip()]
-        for title, rows in (("failed", "reasons"), ("skipped", "skips")):
+        for title, rows in TABLES:
             counted = sorted((found or {}).get(rows, {}).items(), key=lambda row: (-row[1], row[0]))
             if counted:
-                lines += ["", f"| cases | {title}, because |", "|---|---|"]
+                lines += ["", f"| cases | {title} |", "|---|---|"]
                 lines += [f"| {count} | {cell(words)} |" for words, count in counted]
     return "\n".join(lines) + "\n"
+
+
+def part(count: int, whole: int) -> str:
+    """Of how many, in words."""
+    return f"{count} of {whole} ({100 * count / whole:.0f} %)" if whole else "none ran"
 
 
 def cell(text: str) -> str:
