@@ -200,6 +200,10 @@ def test_a_tensor_that_is_not_quantized_stays_float(caplog: pytest.LogCaptureFix
         ({"a": [{"convert": {"quant_type": "uint8", "recv_nodes": "left"}}]}, r"recv_nodes must be a list"),
         ({"a": [{"convert": {"quant_type": "uint8", "recv_nodes": {"join"}}}]}, r"'join' does not read this tensor"),
         ({"a": [{"quant_type": "uint8", "symmetric": True, "reduce_range": True}]}, r"reduce_range is for integers"),
+        *(
+            ({name: [{"convert": {"quant_type": "uint8"}}]}, rf"\['{name}'\]: convert is for activations")
+            for name in "wb"
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
@@ -238,6 +242,43 @@ def test_an_overridden_bias_is_adjusted_unless_that_is_turned_off() -> None:
     wanted = {"b": [{"quant_type": "int32", "scale": 0.001, "zero_point": 0}]}
     assert bias(run(wanted).plan)[2] == pytest.approx(1)
     assert float(bias(run(wanted, AdjustBiasScale=False).plan)[1]) == pytest.approx(0.001)
+
+
+TOLD: dict[str, dict[str, Any]] = {
+    "quant_type": {"quant_type": "int16"},
+    "symmetric": {"symmetric": False},
+    "reduce_range": {"reduce_range": True},
+    "range": {"rmin": -9.0, "rmax": 9.0},
+    "value": {"scale": 0.5, "zero_point": 0},
+    "channels": {"axis": 0, "scale": 0.5, "zero_point": 0},
+    "range of channels": {"axis": 0, "rmin": -9.0, "rmax": 9.0},
+}
+#: Channels of an activation are refused.
+WHERE = [(name, key) for name in "awb" for key in TOLD if name != "a" or "channels" not in key]
+
+
+@pytest.mark.parametrize(("name", "key"), WHERE)
+def test_what_is_told_has_an_effect_or_the_log_says_why_not(
+    name: str, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = QLayerConfig(input_tensors=Int8Spec(calibration_method=CalibMethod.MinMax), weight=Int8Spec())
+    plan = run_loosely({name: [TOLD[key]]}, base)
+    plain = run_loosely({}, base)
+    changed = {one for one in plan if told_of(plan, one) != told_of(plain, one)}
+    assert changed or f"TensorQuantOverrides['{name}']" in caplog.text
+
+
+def run_loosely(overrides: dict[str, Any], layer: QLayerConfig) -> dict[str, Any]:
+    """The tensors of the plan; what was told may be too coarse for a good model."""
+    proto = models.model(GRAPH, WEIGHTS)
+    options = {"PrintSummary": False, "TensorQuantOverrides": overrides}
+    return ModelQuantizer(QConfig(layer, extra_options=options)).run(proto, None, [models.feeds(proto)]).plan.tensors
+
+
+def told_of(plan: dict[str, Any], name: str) -> Any:
+    """What an override can change of a tensor."""
+    one = plan.get(name)
+    return one and (one.spec, repr(one.scale), repr(one.zero_point))
 
 
 def test_the_older_option_of_types_is_read() -> None:

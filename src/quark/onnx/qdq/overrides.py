@@ -45,8 +45,19 @@ def override(model: ir.Model, plan: Plan, options: Options) -> None:
         if name not in plan.tensors:
             _log.warning("%s: %r is not quantized, so there is nothing to override", REASON, name)
             continue
+        if wanted.convert is not None and values[name].is_initializer():
+            raise ConfigError(
+                f"{REASON}[{name!r}]: convert is for activations, and this is a constant; give its type as quant_type"
+            )
         whole = wanted.format is None or get_format(wanted.format).onnx_type == "INT32"
         if plan.tensors[name].role == "bias" and options.AdjustBiasScale and whole:
+            if replace(wanted, format=None) != Override():
+                _log.warning(
+                    "%s[%r]: an int32 bias has the scale input x weight, so only its quant_type can be told; "
+                    "AdjustBiasScale=False uses the rest",
+                    REASON,
+                    name,
+                )
             continue
         plan.put(_overridden(plan.tensors[name], wanted, values[name]))
         if wanted.convert is not None:
@@ -62,7 +73,7 @@ def _values(model: ir.Model) -> dict[str, ir.Value]:
 def _overridden(tensor: TensorPlan, wanted: Override, value: ir.Value) -> TensorPlan:
     _check_channels(tensor, wanted, value)
     spec = _spec(tensor.spec, wanted, value)
-    parameters = None if wanted.parameters is None else _parameters(tensor, spec, wanted)
+    parameters = None if wanted.parameters is None else _parameters(tensor, spec, wanted, value)
     return replace(
         tensor,
         role="weight" if tensor.role == "bias" else tensor.role,
@@ -71,9 +82,7 @@ def _overridden(tensor: TensorPlan, wanted: Override, value: ir.Value) -> Tensor
         reason=f"{REASON}[{tensor.name!r}]",
         group=tensor.name,
         observed=True,
-        fixed_range=tensor.fixed_range
-        if wanted.range is None
-        else (_shaped(wanted.range[0]), _shaped(wanted.range[1])),
+        fixed_range=tensor.fixed_range if wanted.range is None else _sides(wanted, value),
         given=parameters,
     )
 
@@ -113,17 +122,32 @@ def _check_channels(tensor: TensorPlan, wanted: Override, value: ir.Value) -> No
             raise ConfigError(f"{where}: {len(column)} entries for {channels} channels")
 
 
-def _shaped(column: tuple[float, ...] | None) -> Any:
-    return None if column is None else column[0] if len(column) == 1 else list(column)
+def _sides(wanted: Override, value: ir.Value) -> tuple[Any, Any]:
+    """The range as it was given; one entry with an axis is every channel's."""
+    low, high = wanted.range or (None, None)
+    return _shaped(low, wanted, value), _shaped(high, wanted, value)
 
 
-def _parameters(tensor: TensorPlan, spec: TensorSpec, wanted: Override) -> tuple[Any, Any]:
-    """Scale and zero point as they were given, checked against the tensor."""
+def _shaped(column: tuple[float, ...] | None, wanted: Override, value: ir.Value) -> Any:
+    if column is None or len(column) > 1:
+        return column and list(column)
+    return column[0] if wanted.axis is None else list(column) * _channels(wanted, value)
+
+
+def _channels(wanted: Override, value: ir.Value) -> int:
+    return int((value.shape or ())[wanted.axis or 0])  # type: ignore[arg-type]
+
+
+def _parameters(tensor: TensorPlan, spec: TensorSpec, wanted: Override, value: ir.Value) -> tuple[Any, Any]:
+    """Scale and zero point as they were given, checked against the tensor; one entry with an axis is every channel's."""
     scales, zeros = wanted.parameters or ((), ())
     row = spec.row
     if row.has_zero_point and not all(row.min <= zero <= row.max for zero in zeros):
         raise ConfigError(f"{REASON}[{tensor.name!r}]: zero_point must lie in {row.min}..{row.max} for {spec.format}")
     scale, zero = np.asarray(scales, np.float32), np.asarray(zeros, np.int64)
+    if wanted.axis is not None:
+        channels = _channels(wanted, value)
+        return np.broadcast_to(scale, channels).copy(), np.broadcast_to(zero, channels).copy()
     return (scale.reshape(()), zero.reshape(())) if len(scales) == 1 else (scale, zero)
 
 
