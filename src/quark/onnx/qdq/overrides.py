@@ -139,7 +139,7 @@ def _channels(wanted: Override, value: ir.Value) -> int:
 
 
 def _parameters(tensor: TensorPlan, spec: TensorSpec, wanted: Override, value: ir.Value) -> tuple[Any, Any]:
-    """Scale and zero point as they were given, checked against the tensor; one entry with an axis is every channel's."""
+    """Scale and zero point as they were given, checked; one entry with an axis is every channel's."""
     scales, zeros = wanted.parameters or ((), ())
     row = spec.row
     if row.has_zero_point and not all(row.min <= zero <= row.max for zero in zeros):
