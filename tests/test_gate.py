@@ -88,6 +88,23 @@ def test_what_is_no_path_is_no_input(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert list(inputs_of(marks, given)) == [], name
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_empty_path_is_no_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a variable of the shell that is not set: neither read nor written is the folder one is in."""
+    monkeypatch.chdir(tmp_path)
+    params, marks = COMMANDS[name].params, marks_of(inspect.unwrap(COMMANDS[name].callback))
+    for empty in (one for one in params if one.name in marks):
+        words = ["" if one is empty else "x" for one in params if one.param_type_name == "argument"]
+        words += [empty.opts[0], ""] if empty.param_type_name == "option" else []
+        assert main([*name.split(), *words]) == 1, words
+        said = capsys.readouterr().err
+        told = next((one for one in empty.opts if one.startswith("--")), str(empty.metavar or empty.name.upper()))
+        assert said.startswith(f"error: {told} is empty: give a path"), said
+        assert not any(tmp_path.iterdir())
+
+
 def files(folder: Path) -> dict[str, Path]:
     """One input of every kind."""
     proto = models.conv_chain(2)

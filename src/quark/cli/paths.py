@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 from quark.algorithms.names import parted
+from quark.errors import ConfigError
 from quark.files.outputs import Input, Output, check_outputs
 from quark.files.whole import check_name
 
@@ -59,6 +60,21 @@ class Writes:
 
 class Guarded(TyperCommand):
     """A command whose outputs pass the gate before it begins."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse empty paths: ``Path("")`` is the current folder, and nobody who types nothing means that.
+
+        Raises:
+            ConfigError: one is.
+        """
+        marks = {} if self.callback is None else marks_of(inspect.unwrap(self.callback))
+        typed = self.make_parser(ctx).parse_args(list(args))[0] if "" in args else {}
+        for one in (one for one in self.params if one.name in marks):
+            given = typed.get(str(one.name))
+            if "" in (given if isinstance(given, (list, tuple)) else [given]):
+                told = next((word for word in one.opts if word.startswith("--")), one.metavar or str(one.name).upper())
+                raise ConfigError(f"{told} is empty: give a path")
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Check, then run."""
