@@ -77,16 +77,16 @@ def resolved(path: Path, name: str) -> Path:
     return place
 
 
-def check_name(path: Path, name: str) -> None:
-    """The libraries that write models open what is UTF-8 alone.
+def check_name(path: Path, name: str, kind: type[QuarkError] = OutputError) -> None:
+    """The libraries that read and write models open what is UTF-8 alone.
 
     Raises:
-        OutputError: a name that is not.
+        kind: a name that is not.
     """
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError as error:
-        raise OutputError(f"{name} {os.fspath(path)!r} is no UTF-8 text: give another path") from error
+        raise kind(f"{name} {os.fspath(path)!r} is no UTF-8 text: give another path") from error
 
 
 def take_place(draft: Path, place: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.torch_flow.export.networks import llama
 from tests.torch_flow.export.test_reload import LLM, layer, quantized
 
-from quark.errors import ModelError
+from quark.errors import ModelError, QuarkError
 from quark.torch import export_safetensors, import_model_from_safetensors
 from quark.torch.export.checkpoint import read_checkpoint
 from quark.torch.files import quantize_checkpoint
@@ -140,6 +142,17 @@ def test_refused_by_name(reader: str, fault: str, written: dict[str, Path], tmp_
     assert sentence in str(caught.value)
     assert str(folder) in str(caught.value)
     assert not Bomb.exploded
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that are bytes")
+@pytest.mark.parametrize("reader", READERS)
+def test_a_name_that_is_no_text_is_told(reader: str, written: dict[str, Path], tmp_path: Path) -> None:
+    """Not that its files are damaged: the library that opens them takes UTF-8 alone."""
+    kind, read = READERS[reader]
+    folder = copied(written[kind], tmp_path).rename(tmp_path / os.fsdecode(b"m\xff"))
+    with pytest.raises(QuarkError, match=r"m.udcff.*is no UTF-8 text: give another path"):
+        read(folder)
     assert not (tmp_path / "out" / "config.json").exists()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from quark.errors import ModelError
+from quark.files.whole import check_name
 from quark.reading import reason_of, regular_file
 from quark.torch.export.declared import ENTRIES, declared, silent
 from quark.torch.export.model_files import read_object
@@ -150,6 +151,7 @@ def opened(path: Path) -> Any:
     if not path.exists():
         raise ModelError(f"{str(path)!r} is missing")
     regular_file(path, ModelError)
+    check_name(path, "the name of the file", ModelError)
     try:
         return safe_open(str(path), framework="pt")
     except (SafetensorError, OSError, struct.error) as error:
