@@ -18,7 +18,7 @@ from quark.numerics.formats import FORMATS, Format
 from quark.numerics.scales import SCALE_RULES
 from quark.onnx.passes.row import Pass
 from quark.onnx.passes.table import TABLE
-from quark.onnx.qdq import carriers
+from quark.onnx.qdq import node_kinds
 from quark.onnx.quantization.config import data_type
 
 HERE = Path(__file__).parent
@@ -76,13 +76,13 @@ def spec_of(name: str) -> str:
 def format_row(name: str, row: Format) -> list[str]:
     """One line of the table of formats."""
     spec = TensorSpec(name)
-    activation, constant = carriers.activation_kind(spec, DEFAULT), carriers.constant_kind(spec, DEFAULT)
+    activation, constant = node_kinds.activation_kind(spec, DEFAULT), node_kinds.constant_kind(spec, DEFAULT)
     if activation == "block":
-        operator = carriers.block_operator(spec)
-        written, opset = f"{operator.domain} {operator.name}", str(carriers.BASE_OPSET)
+        operator = node_kinds.block_operator(spec)
+        written, opset = f"{operator.domain} {operator.name}", str(node_kinds.BASE_OPSET)
     else:
         written = ACTIVATION[activation] if name not in SCALES_ONLY else "– (a scale format)"
-        opset = str(carriers.STORED_FROM.get(row.onnx_type or "", carriers.BASE_OPSET))
+        opset = str(node_kinds.STORED_FROM.get(row.onnx_type or "", node_kinds.BASE_OPSET))
     block = f"{BLOCKS[name].size}" if name in BLOCKS else "–"
     return [
         f"`{name}`",

@@ -20,7 +20,7 @@ from quark.config.tensor import TensorSpec
 from quark.errors import ConfigError
 from quark.numerics.blocks import BLOCKS
 from quark.numerics.granularity import Group
-from quark.onnx.qdq.carriers import block_operator
+from quark.onnx.qdq.node_kinds import block_operator
 from quark.operators import add_functions, node, stored
 from quark.torch import ModelQuantizer
 from quark.torch.export.layout import store

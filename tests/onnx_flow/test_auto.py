@@ -164,7 +164,7 @@ def test_a_ledger_goes_on_to_the_same_bytes_without_a_trial_made_again(
 
     monkeypatch.setattr(Search, "_quantized", counted)
     monkeypatch.setattr("quark.onnx.recipes.RECIPES", ())  # all trials end in time
-    monkeypatch.setattr(Search, "islands", lambda *args: None)
+    monkeypatch.setattr(Search, "layers_apart", lambda *args: None)
     found = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -228,7 +228,7 @@ def test_what_the_engine_proposes_is_tried_on_all_presets_before_anything_else_a
 
     monkeypatch.setattr(Search, "_made", judge)
     monkeypatch.setattr(Search, "with_file", lambda self, trial: replace(trial, path=self.model))
-    monkeypatch.setattr(Search, "islands", lambda *args: None)
+    monkeypatch.setattr(Search, "layers_apart", lambda *args: None)
     found = auto(folder / "model.onnx", split(samples()), Goal("npu", seconds=20), tmp_path)
     tried = [one.choice for one in found.trials]
     proposed = [Choice(name, {"FloatDecoding": True}) for name in ("XINT8", "A8W8", "A16W8")]
@@ -325,7 +325,7 @@ def test_the_last_five_lines_tell_the_verdict_and_what_to_type(
     words, code, told = ENDS[end]
     monkeypatch.setattr("quark.onnx.auto.RECIPES", ())
     monkeypatch.setattr("quark.onnx.recipes.RECIPES", ())
-    monkeypatch.setattr("quark.onnx.auto.Search.islands", lambda *args: None)
+    monkeypatch.setattr("quark.onnx.auto.Search.layers_apart", lambda *args: None)
     (tmp_path / "task.py").write_text(TASK)
     given = {"--data": str(folder / "samples.npz"), "--for": "npu", "--minutes": "0"}
     given |= dict(zip(words[::2], words[1::2], strict=True))

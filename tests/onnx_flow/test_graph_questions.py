@@ -19,7 +19,7 @@ from quark.config.tensor import TensorSpec
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import Config, ModelQuantizer, get_default_config
 from quark.onnx.graph.model import load
-from quark.onnx.qdq import biases, divisors, index_paths, islands
+from quark.onnx.qdq import biases, divisors, index_paths, isolated
 
 X = "g (float[2, 4, 8] x) => (float[2, 4, 8] y)"
 F32 = np.float32
@@ -70,7 +70,7 @@ def test_what_makes_a_divisor(name: str) -> None:
     assert made_by(divisors.makes_divisors(model_of(body))) == set(expected.split())
 
 
-# ---- islands ---------------------------------------------------------------------------------------------------------
+# ---- isolated ----------------------------------------------------------------------------------------------
 
 ISLANDS = {
     "between float nodes": ("a = Exp (x) b = Relu (a) y = Exp (b)", "b", "b"),
@@ -92,13 +92,13 @@ def test_islands_between_float_nodes(name: str) -> None:
     body, chosen, expected = ISLANDS[name]
     model = model_of(body)
     nodes = [node for node in model.graph if node.outputs[0].name in chosen.split()]
-    assert made_by(islands.nodes_of_islands(nodes)) == set(expected.split())
+    assert made_by(isolated.isolated_nodes(nodes)) == set(expected.split())
 
 
 def test_a_result_that_nobody_reads_is_no_island() -> None:
     model = model_of("a = Exp (x) b = Relu (a) y = Exp (a)")
     nodes = [node for node in model.graph if node.outputs[0].name == "b"]
-    assert islands.nodes_of_islands(nodes) == set()
+    assert isolated.isolated_nodes(nodes) == set()
 
 
 # ---- shapes and indices ----------------------------------------------------------------------------------------------

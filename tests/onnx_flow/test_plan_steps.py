@@ -26,7 +26,7 @@ from quark.onnx.qdq import (
     dual_pairs,
     float_biases,
     fuse,
-    islands,
+    isolated,
     masks,
     outputs,
     own_inputs,
@@ -599,7 +599,7 @@ def test_an_input_that_is_an_output_too_keeps_its_codes() -> None:
     assert "h" in plan.tensors
 
 
-# ---- islands ---------------------------------------------------------------------------------------------------------
+# ---- isolated ----------------------------------------------------------------------------------------------
 
 ISLAND = "[p] h = Pow(x, two) [m] a = Mul(h, h) [r] c = Relu(a) [e] y = Exp(c)"
 
@@ -624,7 +624,7 @@ ISLAND = "[p] h = Pow(x, two) [m] a = Mul(h, h) [r] c = Relu(a) [e] y = Exp(c)"
 )
 def test_cheap_operators_between_float_ones(body: str, results: str, chosen: str, found: str) -> None:
     model = graph("float[4,4] x", results, body, two=np.float32(2))
-    assert {one.name for one in islands.nodes_of_islands([node(model, name) for name in chosen])} == set(found)
+    assert {one.name for one in isolated.isolated_nodes([node(model, name) for name in chosen])} == set(found)
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------
@@ -651,7 +651,7 @@ def test_cheap_operators_between_float_ones(body: str, results: str, chosen: str
 def test_which_constants_are_masks(numbers: list[float], masks_it: bool) -> None:
     array = np.array(numbers, np.float32)
     model = graph(f"float[{max(len(numbers), 1)}] x", "float y", "[a] h = Add(x, m) [s] y = Softmax(h)", m=array)
-    nodes, values = masks.carriers(model)
+    nodes, values = masks.masked_tensors(model)
     assert {one.name for one in nodes} == ({"a", "s"} if masks_it else set())
     assert {one.name for one in values} == ({"h"} if masks_it else set())
 
@@ -673,7 +673,7 @@ def test_which_constants_are_masks(numbers: list[float], masks_it: bool) -> None
 )
 def test_masks_are_followed_through_moves_to_small_numbers(body: str, found: set[str]) -> None:
     model = graph("float[2] x", "float y", body, m=np.array([0, -1e9], np.float32), i=np.array([0]), k=np.array([2]))
-    assert {one.name for one in masks.carriers(model)[0]} == found
+    assert {one.name for one in masks.masked_tensors(model)[0]} == found
 
 
 # ---- second types ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tests.onnx_flow import models
 from quark.config.presets import PRESETS
 from quark.errors import ConfigError
 from quark.onnx import Config
-from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improve, islands, wider
+from quark.onnx.recipes import GOOD, RECIPES, Attempt, Choice, Situation, improve, layers_apart, wider
 from quark.onnx.trial_files import quantized
 from quark.onnx.trials import PURPOSES
 from quark.report.verdict import Judged
@@ -177,11 +177,11 @@ def test_an_unknown_algorithm_is_named_with_the_nearest() -> None:
 
 def test_islands_grow_from_the_layer_that_loses_most_and_their_name_says_so() -> None:
     best = Attempt(Choice("A8W8", {"CalibDataSize": 4}), None)
-    found = list(islands(best, [f"l{k}" for k in range(9)], "float"))
+    found = list(layers_apart(best, [f"l{k}" for k in range(9)], "float"))
     assert [list(one.layers) for one in found] == [[f"l{k}" for k in range(n)] for n in (1, 2, 4)]
     assert found[1].name == "A8W8 --set CalibDataSize=4 with 2 layers float"
     assert found[1].config().layers == {"l0": None, "l1": None}
-    most = [len(one.layers) for one in islands(best, [f"l{k}" for k in range(8)], "float", most=1.0)]
+    most = [len(one.layers) for one in layers_apart(best, [f"l{k}" for k in range(8)], "float", most=1.0)]
     assert most == [1, 2, 4]  # eight of eight would be the float model
-    assert [len(one.layers) for one in islands(best, [f"l{k}" for k in range(9)], "float", most=1.0)][-1] == 8
+    assert [len(one.layers) for one in layers_apart(best, [f"l{k}" for k in range(9)], "float", most=1.0)][-1] == 8
     assert wider("A8W8_PER_CHANNEL") == "A16W8_PER_CHANNEL" and wider("XINT8") is None

@@ -26,7 +26,7 @@ from quark.onnx import CalibMethod, Int8Spec, Int16Spec, QConfig, QLayerConfig, 
 from quark.onnx.graph import surgery
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import prepare
-from quark.onnx.qdq import masks, nbits_algorithms, op_type_names, parameters, settings, shield, slots
+from quark.onnx.qdq import masks, nbits_algorithms, op_type_names, parameters, runtime_faults, settings, slots
 from quark.onnx.qdq.place import _for_output, place
 
 F32 = np.float32
@@ -65,7 +65,7 @@ def test_a_mask_is_zero_and_one_very_large_number(name: str) -> None:
     text = "g (float[1, 3] x) => (float[1, 3] y) { s = Add (x, m) y = Softmax (s) }"
     model = known(models.model(text, {"m": np.array([values + [values[-1]] * (3 - len(values))], F32)}, 17))
     assert masks.reads_mask(model.graph[0]) == expected
-    nodes, values_found = masks.carriers(model)
+    nodes, values_found = masks.masked_tensors(model)
     assert {node.op_type for node in nodes} == ({"Add", "Softmax"} if expected else set())
     assert {value.name for value in values_found} == ({"s"} if expected else set())
 
@@ -90,7 +90,7 @@ def test_a_mask_may_be_made_by_moves(name: str) -> None:
     weights = {"k": np.full(3, -1e4, F32), "axes": np.array([0]), "three": np.array([3])}
     used = {key: value for key, value in weights.items() if key in body}
     model = known(models.model(f"g (float[1, 3] x) => (float[1, 3] y) {{ {body} }}", used, 17))
-    assert bool(masks.carriers(model)[0]) == expected
+    assert bool(masks.masked_tensors(model)[0]) == expected
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_a_reduced_range_lies_on_half_of_the_codes(format: str, symmetric: bool)
         assert codes.tolist() == [-half, half]
 
 
-# ---- shield ----------------------------------------------------------------------------------------------------------
+# ---- runtime_faults ----------------------------------------------------------------------------------------
 
 
 def softmax(shape: str, dtype: str, attributes: str = "", opset: int = 17) -> ir.Node:
@@ -360,7 +360,7 @@ def softmax(shape: str, dtype: str, attributes: str = "", opset: int = 17) -> ir
 def test_a_softmax_over_two_entries_gets_a_copy(
     shape: str, dtype: str, attributes: str, opset: int, expected: bool
 ) -> None:
-    assert shield._overflows(softmax(shape, dtype, attributes, opset), opset) == expected
+    assert runtime_faults._overflows(softmax(shape, dtype, attributes, opset), opset) == expected
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "none"])
@@ -369,7 +369,7 @@ def test_a_softmax_of_unknown_rank(dtype: str) -> None:
     node.inputs[0].shape = None
     if dtype == "none":
         next(iter(node.outputs[0].uses())).node.resize_inputs(2)
-    assert shield._overflows(node, 17) == (dtype != "int8")
+    assert runtime_faults._overflows(node, 17) == (dtype != "int8")
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_a_dilated_average(dilations: str, expected: bool) -> None:
     body = f"s = AveragePool {attributes} (x) q = QuantizeLinear (s, scale, zero)"
     text = f"g (float[1, 1, 8, 8] x) => (uint8[1] q) {{ {body} }}"
     proto = models.model(text, {"scale": np.array(0.1, F32), "zero": np.array(0, np.uint8)}, 19)
-    assert shield._is_dilated(ir.from_proto(proto).graph[0]) == expected
+    assert runtime_faults._is_dilated(ir.from_proto(proto).graph[0]) == expected
 
 
 # ---- placement -------------------------------------------------------------------------------------------------------

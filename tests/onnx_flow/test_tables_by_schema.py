@@ -20,9 +20,9 @@ from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx import CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, UInt8Spec
 from quark.onnx.graph.model import load
 from quark.onnx.pipeline import prepare
-from quark.onnx.qdq.carriers import STORED_FROM, activation_kind, constant_kind, opsets_of
 from quark.onnx.qdq.dynamic import DYNAMIC_RULES
 from quark.onnx.qdq.index_paths import PLACE_INPUTS, SHAPE_INPUTS_FROM
+from quark.onnx.qdq.node_kinds import STORED_FROM, activation_kind, constant_kind, opsets_of
 from quark.onnx.qdq.op_rules import DIVISORS, GENERIC, OP_RULES
 from quark.onnx.qdq.place import place
 

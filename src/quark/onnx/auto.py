@@ -31,7 +31,7 @@ from quark.onnx.graph import model as files
 from quark.onnx.latency import median_seconds
 from quark.onnx.one_pass import estimate
 from quark.onnx.quantization.config.config import Config
-from quark.onnx.recipes import GOOD, QUICKER, RECIPES, SLOW, Attempt, Choice, Climb, Situation, islands, wider
+from quark.onnx.recipes import GOOD, QUICKER, RECIPES, SLOW, Attempt, Choice, Climb, Situation, layers_apart, wider
 from quark.onnx.trial_files import probed, quantized, write_model
 from quark.onnx.trials import (
     PURPOSES,
@@ -53,9 +53,9 @@ from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
 
 ISLANDS = 0.4
-"""The part of the time of a preset that is kept for islands, the last resort."""
+"""The part of the time of a preset that is kept for layers apart, the last resort."""
 ALL, HALF, BESIDE = 1.0, 0.5, 0.125
-"""The part of the layers that may be islands: in float, of wider types on an NPU, and beside an NPU on the CPU."""
+"""The part of the layers that may stand apart: in float, of wider types on an NPU, and beside an NPU on the CPU."""
 TRIED = 8
 """Samples that single layers are tried on."""
 PROBED = 8
@@ -243,7 +243,7 @@ class Search:
         return made
 
     def improved(self, climb: Climb, seconds: float) -> bool:
-        """All recipes that apply, and then islands, in about this time; whether one of them is within the tolerance."""
+        """All recipes that apply, then single layers apart, in about this time; whether one is within the tolerance."""
         count = len(self.trials)
         end = self.clock.left - seconds  # what is to be left of all the time when this is over
         self.probes = self.clock.left - PROBES * seconds
@@ -251,7 +251,7 @@ class Search:
         best = climb.others(seconds * (1 - ISLANDS), self.probe if self.samples.total > 4 * PROBED else None)
         good = best.judged is not None and best.judged.level >= GOOD
         if not good and Config(best.choice.config()).compile().mode == "static":
-            self.islands(best, end)
+            self.layers_apart(best, end)
         return any(trial.passes for trial in self.trials[count:])
 
     def probe(self, choices: Sequence[Choice]) -> list[tuple[float, ...] | None]:
@@ -286,7 +286,7 @@ class Search:
                 return ()
         return tuple(own.rank)
 
-    def islands(self, best: Attempt, end: float) -> None:
+    def layers_apart(self, best: Attempt, end: float) -> None:
         """The layers that lose most, in float or in the wider preset of an NPU, until the rest is good enough.
 
         What an NPU has no wider type for runs on the CPU beside it: a few layers, where nothing else is good enough.
@@ -307,11 +307,11 @@ class Search:
         try:
             study = estimate(self.model, values, few, [best.choice.preset])
         except QuarkError as error:
-            self.tell(f"islands: {error}")
+            self.tell(f"layers apart: {error}")
             return
         cause, ranked = f"a few layers lose most; they are {wide or FLOAT}", [one.layer for one in study.ranked()]
         most = (HALF if wide else BESIDE) if npu else ALL
-        for choice in islands(best, ranked, wide or FLOAT, most):
+        for choice in layers_apart(best, ranked, wide or FLOAT, most):
             if self.clock.left - usual < end or self.attempt(choice, (*best.causes, cause)).passes:
                 break
 

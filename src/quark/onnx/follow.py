@@ -25,8 +25,8 @@ from quark.numerics.granularity import Channel, Group
 from quark.onnx.bodies import around
 from quark.onnx.graph.surgery import is_constant
 from quark.onnx.qdq.biases import refit
-from quark.onnx.qdq.carriers import opsets_of_row
 from quark.onnx.qdq.floats import note_floats
+from quark.onnx.qdq.node_kinds import opsets_of_row
 
 REASON = "the plan that was given"
 REAL = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)

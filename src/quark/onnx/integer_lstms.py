@@ -24,7 +24,7 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.session import Runtime, open_session
 from quark.onnx.graph.surgery import is_constant
-from quark.onnx.qdq.carry import Carried
+from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.initializers import ParameterInitializers
 from quark.onnx.qdq.recurrent import DYNAMIC, REASON, dynamic_nodes, write_dynamic
 
@@ -118,7 +118,9 @@ def _in_integers(alone: ir.Model, plan: Plan, options: Options) -> ir.Model:
     model = alone.clone()
     node, parameters = model.graph[0], ParameterInitializers(model)
     weights = [
-        Carried(plan.tensors[str(value.name)], value, parameters, options) for value in node.inputs[1:3] if value
+        QuantizedTensor(plan.tensors[str(value.name)], value, parameters, options)
+        for value in node.inputs[1:3]
+        if value
     ]
     write_dynamic(node, weights)
     return model

@@ -25,7 +25,7 @@ from quark.onnx.graph.shapes import infer_shapes, leave_unsaid, names_stated, pr
 from quark.onnx.passes import constants
 from quark.onnx.passes.nchw_to_nhwc import channels_last_inputs
 from quark.onnx.passes.registry import apply, get_pass
-from quark.onnx.qdq.carriers import opset_of
+from quark.onnx.qdq.node_kinds import opset_of
 from quark.onnx.shapeshifter import ShapeShifterConfig, Steps, read, run_passes
 
 _log = logging.getLogger(__name__)

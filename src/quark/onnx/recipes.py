@@ -317,7 +317,7 @@ def _widened(preset: str) -> str:
     return f"{_WIDER[preset.removesuffix(suffix)]}{suffix}"
 
 
-def islands(best: Attempt, ranked: Sequence[str], wide: str, most: float = 0.5) -> Iterator[Choice]:
+def layers_apart(best: Attempt, ranked: Sequence[str], wide: str, most: float = 0.5) -> Iterator[Choice]:
     """The choice with the layers that lose most, alone, in another precision: one layer, then twice as many, and so on.
 
     Args:
@@ -327,7 +327,7 @@ def islands(best: Attempt, ranked: Sequence[str], wide: str, most: float = 0.5) 
         most: the part of the layers that may get it, rounded up; never all.
     """
     count = 1
-    while count <= min(math.ceil(most * len(ranked)), len(ranked) - 1):  # all of them are no islands
+    while count <= min(math.ceil(most * len(ranked)), len(ranked) - 1):  # all of them do not stand apart
         yield replace(best.choice, layers=dict.fromkeys(ranked[:count], wide))
         count *= 2
 

@@ -29,7 +29,7 @@ from quark.onnx.graph.report import PassReport
 from quark.onnx.graph.shapes import infer_shapes
 from quark.onnx.passes.registry import apply, get_pass
 from quark.onnx.passes.row import Pass
-from quark.onnx.qdq.shield import shield
+from quark.onnx.qdq.runtime_faults import work_around_faults
 
 Config: TypeAlias = "str | Path | Mapping[str, Any]"
 Steps: TypeAlias = "tuple[tuple[Pass, dict[str, Any]], ...]"
@@ -147,7 +147,7 @@ def run_passes(model: ir.Model, steps: Steps) -> list[PassReport]:
         reports.append(apply(model, row, arguments))
     if reports and any(node.op_type == "DequantizeLinear" for node in model.graph):
         infer_shapes(model)
-        shield(model)
+        work_around_faults(model)
     return reports
 
 

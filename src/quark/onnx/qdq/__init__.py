@@ -1,1 +1,1 @@
-"""Quantize/dequantize: placement, parameters, carriers and emission."""
+"""Quantize/dequantize: placement, parameters, kinds of nodes and emission."""

@@ -16,8 +16,8 @@ from quark.config.plan import Plan, TensorPlan
 from quark.config.tensor import LayerSpec, TensorSpec
 from quark.numerics.granularity import Channel, Group, Tensor
 from quark.onnx.qdq import slots
-from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.channel_axes import has_channels, is_off_channel
+from quark.onnx.qdq.node_kinds import block_size
 from quark.onnx.qdq.op_rules import OpRule
 
 #: Bits of the widest codes whose product of scales can be a bias's.

@@ -16,7 +16,7 @@ from quark.config.plan import Plan
 from quark.config.tensor import TensorSpec
 from quark.numerics.granularity import Group
 from quark.onnx.graph.surgery import int_attribute
-from quark.onnx.qdq.carriers import block_size
+from quark.onnx.qdq.node_kinds import block_size
 
 
 def in_blocks(spec: TensorSpec, value: ir.Value) -> TensorSpec:

@@ -22,8 +22,8 @@ from quark.onnx.graph.surgery import (
     take_over,
     tensor_of,
 )
-from quark.onnx.qdq.carriers import onnx_type
 from quark.onnx.qdq.dynamic import gemm_factors, kept_attributes
+from quark.onnx.qdq.node_kinds import onnx_type
 from quark.onnx.qdq.store import codes_of
 
 MICROSOFT = "com.microsoft"

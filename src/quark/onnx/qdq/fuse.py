@@ -12,7 +12,7 @@ from quark.config.job import Job
 from quark.config.options import Options
 from quark.config.plan import Plan
 from quark.onnx.graph.surgery import clip_bounds
-from quark.onnx.qdq.carriers import block_size
+from quark.onnx.qdq.node_kinds import block_size
 from quark.onnx.qdq.op_rules import FUSED_PRODUCERS, OP_RULES
 
 #: activation function -> the option that allows it to follow its producer without Q/DQ between.

@@ -26,7 +26,7 @@ _ENDS = LAYERS | frozenset(["Exp", "HardSigmoid", "Sigmoid", "Softmax", "Tanh"])
 _SIZE_LIMIT = 1 << 24
 
 
-def carriers(model: ir.Model) -> tuple[set[ir.Node], set[ir.Value]]:
+def masked_tensors(model: ir.Model) -> tuple[set[ir.Node], set[ir.Value]]:
     """The nodes that read a mask or a tensor that carries one, and the tensors that carry one."""
     nodes, values = set[ir.Node](), set[ir.Value]()
     for node in model.graph:

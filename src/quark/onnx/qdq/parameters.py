@@ -25,8 +25,8 @@ from quark.observers.mse_modes import ROW_SEARCHES
 from quark.observers.non_overflow import fitted
 from quark.observers.registry import BUILT_IN, rows_of
 from quark.onnx.graph.surgery import constant_array, let_go
-from quark.onnx.qdq.carriers import REDUCED_RANGE, block_size
 from quark.onnx.qdq.float_biases import check_half, float_biases
+from quark.onnx.qdq.node_kinds import REDUCED_RANGE, block_size
 from quark.onnx.qdq.small_weights import ranges_of_small
 
 _ONE, _ZERO = np.asarray(1, np.float32), np.asarray(0, np.int64)

@@ -27,7 +27,7 @@ from quark.onnx.qdq import (
     block_axes,
     dual_pairs,
     fuse,
-    islands,
+    isolated,
     masks,
     outputs,
     overrides,
@@ -40,13 +40,13 @@ from quark.onnx.qdq import (
     tables,
 )
 from quark.onnx.qdq.block_axes import in_blocks, is_scalar
-from quark.onnx.qdq.carriers import block_size
 from quark.onnx.qdq.channel_axes import FUSED_INTEGERS, weight_axes
 from quark.onnx.qdq.decoding import REASON as DECODES
 from quark.onnx.qdq.decoding import decoding_nodes, proposals
 from quark.onnx.qdq.divisors import makes_divisors
 from quark.onnx.qdq.floats import note_floats
 from quark.onnx.qdq.index_paths import computes_shapes
+from quark.onnx.qdq.node_kinds import block_size
 from quark.onnx.qdq.op_rules import DIVISORS, GENERIC, NON_NEGATIVE, OP_RULES, UNSIGNED_TWIN, OpRule
 
 
@@ -80,11 +80,11 @@ def place(model: ir.Model, job: Job, before: Sequence[NodeInfo] = ()) -> Plan:
     """
     nodes, decisions = list(model.graph), selection.bound(model, job, before)
     placement = Placement(model, job, decisions, shaping=computes_shapes(model), dividing=makes_divisors(model))
-    placement.masking, placement.masked = masks.carriers(model)
+    placement.masking, placement.masked = masks.masked_tensors(model)
     spared = job.options.FloatDecoding
     placement.decoding = decoding_nodes(model) if spared or (spared is None and _suits_cpu(job, None)) else set()
     chosen = {node: _consider(node, placement) for node in nodes}
-    _leave_islands(chosen, placement)
+    _leave_isolated(chosen, placement)
     _leave_slower(chosen, placement)
     placement.plan.proposals += proposals(model, {node.name or "" for node, found in chosen.items() if found})
     for node, (rule, layer) in _with_rules(chosen):
@@ -121,13 +121,13 @@ def _with_rules(
     return [(node, entry) for node, entry in chosen.items() if entry is not None]
 
 
-def _leave_islands(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement) -> None:
+def _leave_isolated(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement) -> None:
     """Take out the cheap nodes between float ones, but for those that the user asked for."""
     if placement.job.options.QuantizeAllOpTypes:
         return
-    for node in islands.nodes_of_islands(node for node, entry in chosen.items() if entry is not None):
+    for node in isolated.isolated_nodes(node for node, entry in chosen.items() if entry is not None):
         if not _asked_for(node, placement):
-            _leave(node, islands.REASON, chosen, placement)
+            _leave(node, isolated.REASON, chosen, placement)
 
 
 def _leave_slower(chosen: dict[ir.Node, tuple[OpRule, LayerSpec] | None], placement: Placement) -> None:

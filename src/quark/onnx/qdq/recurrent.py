@@ -24,7 +24,7 @@ from quark.numerics.formats import Int
 from quark.numerics.granularity import Channel, Tensor
 from quark.onnx.graph.surgery import input_at, int_attribute, is_constant, let_go, tensor_of
 from quark.onnx.qdq import slots, slower
-from quark.onnx.qdq.carry import Carried
+from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.dynamic import kept_attributes
 from quark.onnx.qdq.store import codes_of
 
@@ -115,19 +115,19 @@ def _symmetric(tensor: TensorPlan) -> bool:
     return not np.any(np.asarray(tensor.zero_point)) and np.ndim(np.asarray(tensor.scale)) <= 1
 
 
-def write_dynamic(node: ir.Node, weights: Sequence[Carried]) -> None:
+def write_dynamic(node: ir.Node, weights: Sequence[QuantizedTensor]) -> None:
     """com.microsoft DynamicQuantizeLSTM in the place of an LSTM: weights [directions, inputs, 4 hidden]."""
     inputs: list[ir.Value | None] = [input_at(node, position) for position in range(8)]
     beside: list[ir.Value | None] = []
-    for position, carried in zip(_WEIGHTS, weights, strict=True):
-        tensor, add, source = carried.tensor, carried.parameters.add, tensor_of(carried.value)
+    for position, item in zip(_WEIGHTS, weights, strict=True):
+        tensor, add, source = item.tensor, item.parameters.add, tensor_of(item.value)
         codes = codes_of(source.numpy(), tensor).transpose(0, 2, 1)
         let_go(source)
         scales = np.broadcast_to(np.asarray(tensor.scale, np.float32), (codes.shape[0], codes.shape[2]))
         inputs[position] = add(np.ascontiguousarray(codes, np.int8), f"{tensor.name}_quantized")
         beside += [
-            add(np.ascontiguousarray(scales), f"{carried.name}_scale"),
-            add(np.zeros(scales.shape, np.int8), f"{carried.name}_zero_point"),
+            add(np.ascontiguousarray(scales), f"{item.name}_scale"),
+            add(np.zeros(scales.shape, np.int8), f"{item.name}_zero_point"),
         ]
     outputs = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in node.outputs]
     attributes, graph = kept_attributes(node, ("layout",)), node.graph

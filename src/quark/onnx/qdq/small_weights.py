@@ -16,7 +16,7 @@ from quark.config.tensor import TensorSpec
 from quark.numerics.granularity import Tensor
 from quark.observers.mse import search_rows
 from quark.onnx.graph.surgery import constant_array
-from quark.onnx.qdq.carriers import block_size
+from quark.onnx.qdq.node_kinds import block_size
 
 SMALL = 1 << 12
 #: Values that are searched at once.

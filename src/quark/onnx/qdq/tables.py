@@ -32,9 +32,9 @@ from quark.numerics.metrics import sqnr
 from quark.onnx.graph.shapes import static_shape
 from quark.onnx.graph.surgery import int_attribute, is_constant, let_go, own_copy, take_over
 from quark.onnx.qdq import slots
-from quark.onnx.qdq.carriers import constant_kind, onnx_type
-from quark.onnx.qdq.carry import Carried
+from quark.onnx.qdq.activation_nodes import QuantizedTensor
 from quark.onnx.qdq.initializers import shortened, stem
+from quark.onnx.qdq.node_kinds import constant_kind, onnx_type
 from quark.onnx.qdq.store import typed
 
 OPTION = "QuantizeEmbeddings"
@@ -142,32 +142,32 @@ def _add(node: ir.Node, spec: TensorSpec, plan: Plan, model: ir.Model) -> None:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def is_lookup(carried: Carried, use: Any) -> bool:
+def is_lookup(item: QuantizedTensor, use: Any) -> bool:
     """Whether a reader of a constant can take rows of its codes."""
-    tensor = carried.tensor
+    tensor = item.tensor
     by_rows = isinstance(tensor.spec.granularity, Tensor) or tensor.spec.granularity == Channel(0)
     kept = (
         by_rows
-        and constant_kind(tensor.spec, carried.options) == "standard"
+        and constant_kind(tensor.spec, item.options) == "standard"
         and np.ptp(np.asarray(tensor.zero_point)) == 0
     )
-    return kept and not carried.options.AddQDQPairToWeight and _looks_up_rows(use.node, use.idx)
+    return kept and not item.options.AddQDQPairToWeight and _looks_up_rows(use.node, use.idx)
 
 
-def write_lookups(carried: Carried, nodes: Iterable[ir.Node]) -> None:
+def write_lookups(item: QuantizedTensor, nodes: Iterable[ir.Node]) -> None:
     """Let Gather nodes take rows of the codes of a table, and of its scales where it has several."""
-    tensor, parameters, rank = carried.tensor, carried.parameters, len(carried.value.shape or ())
-    scale, codes = np.asarray(tensor.scale, np.float32), typed(carried)
+    tensor, parameters, rank = item.tensor, item.parameters, len(item.value.shape or ())
+    scale, codes = np.asarray(tensor.scale, np.float32), typed(item)
     point = np.asarray(tensor.zero_point).reshape(-1)[0].astype(onnx_type(tensor.spec).numpy())
     zero_point = parameters.add(np.asarray(point), f"{stem(tensor)}_zero_point")
     rows = scale.reshape(-1, *[1] * (rank - 1)) if scale.size > 1 else scale.reshape(())
     scales = parameters.add(rows, f"{stem(tensor)}_scale")
     for node in nodes:
-        _write(carried, node, (codes, scales, zero_point))
+        _write(item, node, (codes, scales, zero_point))
 
 
-def _write(carried: Carried, node: ir.Node, stored: tuple[ir.Value, ir.Value, ir.Value]) -> None:
-    parameters, rows, graph = carried.parameters, node.outputs[0], node.graph
+def _write(item: QuantizedTensor, node: ir.Node, stored: tuple[ir.Value, ir.Value, ir.Value]) -> None:
+    parameters, rows, graph = item.parameters, node.outputs[0], node.graph
     (codes, scales, zero_point), name = stored, shortened(str(node.name))
     several = (scales.shape or ()) != ()
 

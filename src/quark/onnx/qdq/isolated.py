@@ -1,4 +1,4 @@
-"""Islands: a few cheap operators between float ones, where codes would cost accuracy and time and win nothing.
+"""Isolated groups: a few cheap operators between float ones, where codes would cost accuracy and time and win nothing.
 
     Pow → [Q/DQ] ReduceMean [Q/DQ] → Transpose [Q/DQ] → GRU
 
@@ -21,8 +21,8 @@ from quark.onnx.qdq.op_rules import OP_RULES
 REASON = "it stands between float operators: codes would cost accuracy and reach no integer kernel"
 
 
-def nodes_of_islands(chosen: Iterable[ir.Node]) -> set[ir.Node]:
-    """Those of the nodes that are to be quantized which form islands."""
+def isolated_nodes(chosen: Iterable[ir.Node]) -> set[ir.Node]:
+    """Those of the nodes that are to be quantized which form isolated groups."""
     left, found = dict.fromkeys(chosen), set[ir.Node]()
     members = set(left)
     while left:

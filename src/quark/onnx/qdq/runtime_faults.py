@@ -46,7 +46,7 @@ HEADROOM = 0.99 * math.e**5
 TYPED = 21
 
 
-def shield(model: ir.Model) -> None:
+def work_around_faults(model: ir.Model) -> None:
     """Write what is needed, in place."""
     names = Names(model)
     if opset(model) >= TYPED:

@@ -115,7 +115,7 @@ def test_the_copy_is_needed_as_long_as_onnx_runtime_has_the_fault(tmp_path: Path
     layer = QLayerConfig(input_tensors=BFP16Spec(), weight=BFP16Spec())
     made = quantized(POOLED, specific_layer_config={layer: ["last"]})
     sound = loads(without_copies(made), tmp_path)
-    assert not sound, "this ONNX Runtime is sound: quark.onnx.qdq.shield may go when every supported one is"
+    assert not sound, "this ONNX Runtime is sound: quark.onnx.qdq.runtime_faults may go when every supported one is"
 
 
 MOVED = """g (float[1,16,8,8] x) => (float[16,16] y, float[1,16,4,4] z) <int64[2] s = {16, 16}> {

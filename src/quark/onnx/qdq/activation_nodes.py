@@ -1,0 +1,145 @@
+"""The nodes that quantize and dequantize one activation, per kind of node.
+
+Every builder takes a ``QuantizedTensor`` and returns nodes in order; the first output of the last one is the quantized
+tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.config.options import Options
+from quark.config.plan import TensorPlan
+from quark.numerics.granularity import Channel, Group
+from quark.onnx.qdq.initializers import ParameterInitializers, stem
+from quark.onnx.qdq.node_kinds import ROUNDING_MODES, Kind, block_operator, onnx_type
+
+AMD, OWN = "com.amd.quark", "org.openquark"
+LARGEST_BFLOAT16 = 255 * 2.0**120
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A tensor on its way into the graph: its decision, its value, where its parameters come from."""
+
+    tensor: TensorPlan
+    value: ir.Value
+    parameters: ParameterInitializers
+    options: Options
+    suffix: str = ""
+
+    @property
+    def name(self) -> str:
+        """What its nodes are named after."""
+        return f"{stem(self.tensor)}{self.suffix}"
+
+
+def value_like(value: ir.Value, name: str, dtype: ir.DataType | None) -> ir.Value:
+    """A new value with the shape of ``value``."""
+    return ir.Value(name=name, shape=value.shape, type=None if dtype is None else ir.TensorType(dtype))
+
+
+def single(
+    item: QuantizedTensor,
+    op_type: str,
+    inputs: list[ir.Value],
+    attributes: Mapping[str, int | str],
+    domain: str = "",
+    kind: str = "DequantizeLinear",
+    dtype: ir.DataType | None = None,
+) -> ir.Node:
+    """A node ``<name>_<kind>`` that writes ``<name>_<kind>_Output``."""
+    name = f"{item.name}_{kind}"
+    output = value_like(item.value, item.parameters.names.fresh(f"{name}_Output"), dtype or item.value.dtype)
+    return ir.node(op_type, inputs, attributes=dict(attributes), domain=domain, outputs=[output], name=name)
+
+
+def axis_of(tensor: TensorPlan) -> dict[str, int]:
+    """The attributes of the granularity; none for one scale per tensor."""
+    granularity = tensor.spec.granularity
+    if np.ndim(np.asarray(tensor.scale)) == 0:
+        return {}
+    if isinstance(granularity, Group):
+        return {"axis": granularity.axis, "block_size": granularity.size}
+    return {"axis": granularity.axis if isinstance(granularity, Channel) and tensor.role != "bias" else 0}
+
+
+def block_axis(item: QuantizedTensor) -> int:
+    """The axis that blocks run along."""
+    granularity = item.tensor.spec.granularity
+    return granularity.axis if isinstance(granularity, Group) else 0
+
+
+def _standard(item: QuantizedTensor, domain: str = "", prefix: str = "") -> list[ir.Node]:
+    scale, zero_point = item.parameters.of(item.tensor)
+    attributes = axis_of(item.tensor)
+    dtype = onnx_type(item.tensor.spec)
+    inputs = [item.value, scale, zero_point]
+    q = single(item, f"{prefix}QuantizeLinear", inputs, attributes, domain, "QuantizeLinear", dtype)
+    dq = single(item, f"{prefix}DequantizeLinear", [q.outputs[0], scale, zero_point], attributes, domain)
+    return [q, dq]
+
+
+def _extended(item: QuantizedTensor) -> list[ir.Node]:
+    clip = _clip(item)
+    if not clip:
+        return _standard(item, AMD, "Extended")
+    pair = _standard(item, AMD, "Extended")
+    pair[0].replace_input_with(0, clip[0].outputs[0])
+    return [*clip, *pair]
+
+
+def _clip(item: QuantizedTensor) -> list[ir.Node]:
+    """``BF16WithClip``: what rounds beyond the largest bfloat16 would become infinite."""
+    if not item.options.BF16WithClip or item.tensor.spec.row.onnx_type != "BFLOAT16":
+        return []
+    bounds = item.parameters.bounds("bfloat16", LARGEST_BFLOAT16)
+    return [single(item, "Clip", [item.value, *bounds], {}, kind="Clip")]
+
+
+def _cast(item: QuantizedTensor) -> list[ir.Node]:
+    nodes = _clip(item)
+    source = nodes[0].outputs[0] if nodes else item.value
+    dtype = onnx_type(item.tensor.spec)
+    scaled = item.tensor.scale is not None and float(item.tensor.scale) != 1.0
+    scale = item.parameters.of(item.tensor)[0] if scaled else None
+    if scale is not None:
+        nodes.append(single(item, "Div", [source, scale], {}, kind="Div"))
+        source = nodes[-1].outputs[0]
+    nodes.append(single(item, "Cast", [source], {"to": int(dtype)}, kind="QuantizeLinear", dtype=dtype))
+    nodes.append(single(item, "Cast", [nodes[-1].outputs[0]], {"to": int(ir.DataType.FLOAT)}))
+    if scale is not None:
+        nodes.append(single(item, "Mul", [nodes[-1].outputs[0], scale], {}, kind="Mul"))
+    return nodes
+
+
+def _element(item: QuantizedTensor) -> list[ir.Node]:
+    inputs = [item.value, *item.parameters.of(item.tensor, ir.DataType.INT32)]
+    axis = axis_of(item.tensor).get("axis", 0)
+    attributes: dict[str, int | str] = {"format": item.tensor.spec.format, "axis": axis}
+    return [single(item, "QuantizeDequantize", inputs, attributes, OWN, "QuantizeDequantize")]
+
+
+def _block(item: QuantizedTensor) -> list[ir.Node]:
+    spec = item.tensor.spec
+    operator = block_operator(spec)
+    attributes = {**operator.attributes, "axis": block_axis(item)}
+    if operator.rounds:
+        attributes["rounding_mode"] = ROUNDING_MODES[spec.rounding]
+    inputs = [item.value]
+    if not spec.row.unit_scale:
+        inputs.append(item.parameters.of(item.tensor)[0])
+    return [single(item, operator.name, inputs, attributes, operator.domain, operator.name)]
+
+
+ACTIVATION_NODES: dict[Kind, Callable[[QuantizedTensor], list[ir.Node]]] = {
+    "standard": _standard,
+    "extended": _extended,
+    "cast": _cast,
+    "element": _element,
+    "block": _block,
+}
