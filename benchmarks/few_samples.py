@@ -27,7 +27,7 @@ from onnx import numpy_helper, parser
 
 import quark.onnx as q
 from benchmarks import models, record
-from benchmarks.fidelity import Bench, judge, leads, prepare
+from benchmarks.fidelity import LayerRuns, judge, leads, prepare
 from benchmarks.onnx_algorithms import FORMATS, HELD_OUT
 from benchmarks.peers.job import read_feeds
 
@@ -95,7 +95,7 @@ def of_perceptron(count: int, mixed: bool, format: str, kind: str) -> list[list[
     return found
 
 
-def of_squeezenet(bench: Bench, count: int, format: str, kind: str) -> list[list[float]]:
+def of_squeezenet(bench: LayerRuns, count: int, format: str, kind: str) -> list[list[float]]:
     """The same, of one network."""
     feeds = list(read_feeds(bench.feeds))
     feeds = [feeds[k * len(feeds) // count] for k in range(count)]

@@ -108,7 +108,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Bench:
+class LayerRuns:
     """A model ready to be quantized and judged: its files, and its float outputs on held-out data."""
 
     example: Example
@@ -133,11 +133,11 @@ def opset(model: onnx.ModelProto) -> int:
     return next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
 
 
-def prepare(example: Example, folder: Path) -> Bench:
+def prepare(example: Example, folder: Path) -> LayerRuns:
     """Store the calibration feeds and run the float model on the held-out ones."""
     feeds, held_out = folder / f"{example.name}.feeds.npz", list(example.held_out())
     write_feeds(feeds, list(example.calibration()))
-    return Bench(example, folder, feeds, held_out, outputs(example.path, held_out))
+    return LayerRuns(example, folder, feeds, held_out, outputs(example.path, held_out))
 
 
 def outputs(path: Path, feeds: Iterable[Feeds]) -> list[list[np.ndarray]]:
@@ -165,7 +165,7 @@ def ratio(signal: Sequence[float], noise: Sequence[float]) -> float:
     return float(np.clip(10 * np.log10(total / max(error, total * 1e-15)), -CEILING_DB, CEILING_DB))
 
 
-def judge(bench: Bench, path: Path, with_metrics: bool) -> Score:
+def judge(bench: LayerRuns, path: Path, with_metrics: bool) -> Score:
     """The score of a quantized model on stock ONNX Runtime."""
     names = [output.name for output in open_session(str(bench.example.path)).get_outputs()]
     noise = energies(names, bench.reference, outputs(path, bench.held_out))
@@ -174,7 +174,7 @@ def judge(bench: Bench, path: Path, with_metrics: bool) -> Score:
     return Score({name: ratio(signal[name], noise[name]) for name in names}, noise, metrics)
 
 
-def attempts(bench: Bench, config: Config, tool: str) -> dict[str, tuple[str, dict[str, Any]]]:
+def attempts(bench: LayerRuns, config: Config, tool: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """variant -> (job module, job) of a tool; ours has one chance, the model as it is."""
     layer: dict[str, Any] = {"inputs": config.inputs, "weight": config.weight}
     if tool == OURS:
@@ -190,7 +190,9 @@ def attempts(bench: Bench, config: Config, tool: str) -> dict[str, tuple[str, di
     return {name: ("onnxruntime_job", {**config.onnxruntime, **chance}) for name, chance in chances.items()}
 
 
-def attempt(bench: Bench, key: str, variant: str, task: tuple[str, dict[str, Any]], run: argparse.Namespace) -> Score:
+def attempt(
+    bench: LayerRuns, key: str, variant: str, task: tuple[str, dict[str, Any]], run: argparse.Namespace
+) -> Score:
     """Quantize, unless the cache has a peer's file, and judge; whatever goes wrong in a peer's file is its result."""
     module, job = task
     output = bench.folder / f"{bench.example.name}__{key}__{variant.replace(' ', '_')}.onnx"
@@ -210,7 +212,7 @@ def attempt(bench: Bench, key: str, variant: str, task: tuple[str, dict[str, Any
         return Score(variant=variant, seconds=seconds, error=f"unusable file: {str(error)[:300]}")
 
 
-def score(bench: Bench, name: str, tool: str, run: argparse.Namespace) -> Score:
+def score(bench: LayerRuns, name: str, tool: str, run: argparse.Namespace) -> Score:
     """The best of a tool's chances; a peer's is read from the cache where it is there."""
     cached = bench.folder / f"{bench.example.name}__{name}__{tool}.json"
     if tool != OURS and cached.exists() and not run.refresh:
@@ -277,7 +279,7 @@ def cell(found: Score) -> str:
     return f"{ratios} dB" + "".join(f"; {name} {value:.3f}" for name, value in found.metrics.items())
 
 
-def compare(bench: Bench, run: argparse.Namespace) -> list[dict[str, Any]]:
+def compare(bench: LayerRuns, run: argparse.Namespace) -> list[dict[str, Any]]:
     """One line per configuration."""
     reference = bench.example.metrics(bench.example.path) if run.metrics and bench.example.metrics else {}
     lines = []

@@ -25,7 +25,7 @@ from typing import Any
 
 import quark.onnx as q
 from benchmarks import models, record
-from benchmarks.fidelity import Bench, Score, judge, leads, prepare
+from benchmarks.fidelity import LayerRuns, Score, judge, leads, prepare
 from benchmarks.peers.job import read_feeds
 from quark.errors import QuarkError
 
@@ -110,7 +110,7 @@ def makes_sense(model: str, format: str, name: str) -> bool:
     return name not in CONVOLUTIONS if language else name not in LINEAR
 
 
-def made(bench: Bench, format: str, name: str, run: argparse.Namespace) -> Score:
+def made(bench: LayerRuns, format: str, name: str, run: argparse.Namespace) -> Score:
     """Quantize and judge; what is refused is a row too."""
     samples = SAMPLES.get(bench.example.name, 63)
     feeds = list(read_feeds(bench.feeds))

@@ -28,7 +28,7 @@ from typing import Any
 import onnxruntime
 
 from benchmarks import measure, models, record
-from benchmarks.fidelity import OURS, QUARK, Bench, Score, judge, leads, prepare
+from benchmarks.fidelity import OURS, QUARK, LayerRuns, Score, judge, leads, prepare
 from benchmarks.formats import flowers_top1
 from benchmarks.models import Example
 
@@ -81,7 +81,7 @@ def registered(library: Path | None) -> Iterator[None]:
         onnxruntime.InferenceSession = original
 
 
-def run_one(bench: Bench, preset: str, tool: str, run: argparse.Namespace) -> Row:
+def run_one(bench: LayerRuns, preset: str, tool: str, run: argparse.Namespace) -> Row:
     """Quantize with one tool and judge the file; the peer's second chance is the lifted model."""
     python = run.peer_python if tool == QUARK else sys.executable
     chances = list(bench.models().values()) if tool == QUARK else [bench.example.path]
@@ -101,7 +101,7 @@ def run_one(bench: Bench, preset: str, tool: str, run: argparse.Namespace) -> Ro
     return max(rows, key=lambda row: row.score.mean_sqnr)
 
 
-def judged(bench: Bench, output: Path) -> Score:
+def judged(bench: LayerRuns, output: Path) -> Score:
     """The score of a file; one that does not load or run is a result too."""
     try:
         return judge(bench, output, with_metrics=True)
@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if good else 1
 
 
-def compare(bench: Bench, preset: str, run: argparse.Namespace, rows: dict[tuple[str, str, str], Row]) -> bool:
+def compare(bench: LayerRuns, preset: str, run: argparse.Namespace, rows: dict[tuple[str, str, str], Row]) -> bool:
     """Print the lines of both tools; whether ours is there and never worse."""
     ours: Score | None = None
     good = True

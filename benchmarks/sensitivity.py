@@ -53,7 +53,7 @@ def ranks(trials: Study, passes: Study) -> list[float]:
 
 def onnx(name: str, count: int, plans: bool) -> Row:
     """An ONNX model."""
-    from quark.onnx import bench, one_pass
+    from quark.onnx import layer_runs, one_pass
     from quark.onnx.config_file import config_of
     from quark.onnx.quantization.config.config import Config
     from quark.onnx.scratch import Scratch
@@ -64,15 +64,15 @@ def onnx(name: str, count: int, plans: bool) -> Row:
     samples = list(getattr(helper("load_examples"), loader)(3 * count * step))[::step]
     job = Config(config_of({"preset": "A8W8_CPU"})).compile()
     with Scratch(job.options) as scratch:
-        layers = bench.candidate_layers(CANDIDATES, "any", job)
-        made = bench.open_bench(path, job, layers, samples[:count], scratch, 1)
+        layers = layer_runs.candidate_layers(CANDIDATES, "any", job)
+        made = layer_runs.open_runs(path, job, layers, samples[:count], scratch, 1)
         start = time.process_time()
         trials = study(made, CANDIDATES, "sqnr", 1, Journal())
         middle = time.process_time()
         passes = one_pass.study(made, CANDIDATES, "sqnr")
         end = time.process_time()
         runs = one_pass.runs(made, CANDIDATES) + one_pass.SEEN * len(CANDIDATES)
-        bench.close()
+        layer_runs.close()
     row = as_row(trials, passes, count * len(trials.trials), runs, (middle - start, end - middle))
     return row | ({"plans": worse(path, samples, count)} if plans else {})
 
@@ -83,13 +83,13 @@ def worse(path: Path, samples: Sequence[Any], count: int) -> float:
 
     ledger = Path(tempfile.mkdtemp()) / "l.json"
     first, rest = samples[:count], samples[count:]
-    common: dict[str, Any] = {"evaluation": rest, "ledger": ledger}
-    uniform = search(path, "A8W8_CPU", first, CANDIDATES, limit=1e12, compare=True, **common).uniform
+    settings: dict[str, Any] = {"evaluation": rest, "ledger": ledger}
+    uniform = search(path, "A8W8_CPU", first, CANDIDATES, limit=1e12, compare=True, **settings).uniform
     sizes = sorted(costs["size"] for _, costs in uniform.values())
     gaps = []
     for limit in [size * part for size in sizes[1:3] for part in (0.9, 1.0)]:
         by_trials, by_passes = (
-            search(path, "A8W8_CPU", first, CANDIDATES, limit=limit, estimate=estimate, **common)
+            search(path, "A8W8_CPU", first, CANDIDATES, limit=limit, estimate=estimate, **settings)
             for estimate in (False, True)
         )
         gaps.append(float(by_passes.reported or by_passes.value) - float(by_trials.reported or by_trials.value))
@@ -113,17 +113,17 @@ def torch_model(name: str) -> tuple[Any, list[Any], list[str]]:
 def torch(name: str, count: int, plans: bool) -> Row:
     """A torch model; the divergence of the logits."""
     from quark.torch import one_pass
-    from quark.torch.bench import lay_out
+    from quark.torch.layer_runs import lay_out
     from quark.torch.sensitivity import Source, study
 
     model, samples, exclude = torch_model(name)
     with tempfile.TemporaryDirectory() as folder:
-        site = lay_out(model, samples[:count], Path(folder))
+        common = lay_out(model, samples[:count], Path(folder))
         base = {"scheme": TORCH[0], "exclude": exclude}
         start = time.process_time()
-        trials = study(Source(model), model, site, base, TORCH, "kl", 1, Journal())
+        trials = study(Source(model), model, common, base, TORCH, "kl", 1, Journal())
         middle = time.process_time()
-        passes = study(Source(model), model, site, base, TORCH, "kl", 1, Journal(), estimate=True)
+        passes = study(Source(model), model, common, base, TORCH, "kl", 1, Journal(), estimate=True)
         end = time.process_time()
     seen = min(one_pass.SEEN, count)
     runs = 3 * seen + 2 * seen * len(TORCH)

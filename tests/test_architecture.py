@@ -271,19 +271,16 @@ TWO_DIALECTS = {
     ),
     *("GPTQConfig", "QronosConfig", "SmoothQuantConfig", "SVDQuantConfig"),
     *(
-        "Bench",
+        "LayerRuns",
         "Context",
         "Forecast",
         "Goal",
         "Outcome",
         "Recipe",
         "Search",
-        "Site",
         "Trial",
     ),
 }
-#: Not renamed yet.
-LEFT = {"Choice", "Coded", "Entry", "Foreign", "Job", "Loss", "Reader", "State", "Tensor", "Turn", "Architecture"}
 
 
 def test_a_class_name_means_one_thing() -> None:
@@ -293,6 +290,6 @@ def test_a_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(module)
     twice = {name: found for name, found in homes.items() if len(found) > 1}
-    assert not {name: found for name, found in twice.items() if name not in TWO_DIALECTS | LEFT}
+    assert not {name: found for name, found in twice.items() if name not in TWO_DIALECTS}
     flows = {name: {module.split(".")[1] for module in twice[name]} for name in TWO_DIALECTS & set(twice)}
     assert all(len(found) > 1 for found in flows.values()), flows

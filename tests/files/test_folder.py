@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quark.errors import ConfigError, OutputError
+from quark.files import atomic
 from quark.files import folder as folders
-from quark.files import whole
 from quark.files.drafts import DRAFTS, sweep
 from quark.files.folder import UNFINISHED, check_target, new_folder
 from quark.files.lock import ALIVE
@@ -101,9 +101,9 @@ def test_a_disk_that_cannot_sync_is_an_error(tmp_path: Path, monkeypatch: Any) -
     def fails(handle: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(whole.os, "fsync", fails)
+    monkeypatch.setattr(atomic.os, "fsync", fails)
     with pytest.raises(OSError, match="Input/output"):
-        whole.sync(file)
+        atomic.sync(file)
 
 
 def test_a_file_that_nobody_may_write_is_synced_as_a_reader(tmp_path: Path, monkeypatch: Any) -> None:
@@ -115,8 +115,8 @@ def test_a_file_that_nobody_may_write_is_synced_as_a_reader(tmp_path: Path, monk
         asked.append(flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR))
         return real(path, flags, *more)
 
-    monkeypatch.setattr(whole.os, "open", opened)
+    monkeypatch.setattr(atomic.os, "open", opened)
     for may_write, mode in ((False, os.O_RDONLY), (True, os.O_RDWR)):
-        monkeypatch.setattr(whole.os, "access", lambda path, what, may=may_write: may)
-        whole.sync(file)
+        monkeypatch.setattr(atomic.os, "access", lambda path, what, may=may_write: may)
+        atomic.sync(file)
         assert asked.pop() == mode and not asked

@@ -15,11 +15,11 @@ import pytest
 
 from quark.errors import ConfigError, ModelError, OutputError
 from quark.files import outputs as gate
+from quark.files.atomic import replace_file
 from quark.files.folder import new_folder
 from quark.files.lock import ALIVE, working_on
 from quark.files.ours import MARK, is_ours
 from quark.files.outputs import PREVIOUS, Output, check_outputs, draft_of, drafts, write_output
-from quark.files.whole import replace_file
 
 posix = pytest.mark.skipif(os.name == "nt", reason="links, modes and devices of POSIX")
 

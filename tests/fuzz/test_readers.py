@@ -35,9 +35,10 @@ APART = {
         "onnx.tuned_speed.processor", "search.knapsack._silent", "cli.torch_refusals.torch_version",
     ),
     "written by this process a moment ago": (
-        "onnx.bench", "torch.bench", "torch.one_pass", "onnx.kernel_times", "onnx.scratch", "torch.export.shards",
+        "onnx.layer_runs", "torch.layer_runs", "torch.one_pass", "onnx.kernel_times", "onnx.scratch",
+        "torch.export.shards",
         "onnx.algorithms.samples",
-        "files.lock", "files.whole", "onnx.recipes",
+        "files.lock", "files.atomic", "onnx.recipes",
     ),
     "a digest of bytes, whatever they are": ("files.identity", "search.function.digest_of"),
     "read to tell our results from others, bytes only": ("files.ours",),

@@ -10,12 +10,12 @@ import pytest
 from quark.demo import data
 from quark.errors import ConfigError
 from quark.files.journal import Journal
-from quark.onnx import bench, one_pass
-from quark.onnx.bench import Bench, opened
+from quark.onnx import layer_runs, one_pass
 from quark.onnx.config_file import config_of
 from quark.onnx.coverage import coverage
 from quark.onnx.graph.run import Runner
 from quark.onnx.graph.surgery import apart
+from quark.onnx.layer_runs import LayerRuns, opened
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.scratch import Scratch
 from quark.onnx.search import search
@@ -34,13 +34,13 @@ def both(preset: str, count: int) -> tuple[Study, Study, int]:
     job = Config(config_of({"preset": preset})).compile()
     names = NAMES if preset != "XINT8" else ("XINT8", "float")
     with Scratch(job.options) as scratch:
-        layers = bench.candidate_layers(names, job.target, job)
-        made: Bench = bench.open_bench(data.model_path(), job, layers, samples(count), scratch)
+        layers = layer_runs.candidate_layers(names, job.target, job)
+        made: LayerRuns = layer_runs.open_runs(data.model_path(), job, layers, samples(count), scratch)
         try:
             found = study(made, names, "sqnr", 1, Journal()), one_pass.study(made, names, "sqnr")
             return *found, one_pass.runs(made, names)
         finally:
-            bench.close()
+            layer_runs.close()
 
 
 @pytest.mark.parametrize("preset", ["A8W8_CPU", "XINT8"])

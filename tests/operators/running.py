@@ -18,18 +18,18 @@ def model_of(
     attributes: Mapping[str, int | str],
     feeds: Mapping[str, np.ndarray],
     constants: Mapping[str, np.ndarray | TensorProto | None] | None = None,
-    site: NodeFacts | None = None,
+    facts: NodeFacts | None = None,
     opset: int = 21,
     output: int = TensorProto.FLOAT,
     dynamic: bool | Literal["rank"] = False,
 ) -> onnx.ModelProto:
-    """A checked model of one node; without ``site`` it is found by ``add_functions``; ``None`` is an absent input."""
+    """A checked model of one node; without ``facts`` it is found by ``add_functions``; ``None`` is an absent input."""
     constants = constants or {}
     names = [*feeds, *(name if value is not None else "" for name, value in constants.items())]
     while names[-1] == "":
         names.pop()
-    made = node(op_name, names, ["y"], attributes, site or NodeFacts(code_type="INT8"))
-    if site is None:
+    made = node(op_name, names, ["y"], attributes, facts or NodeFacts(code_type="INT8"))
+    if facts is None:
         made.overload = ""
     inputs = [described(name, value, dynamic) for name, value in feeds.items()]
     tensors = [initializer(name, value) for name, value in constants.items() if value is not None]

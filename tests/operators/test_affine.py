@@ -81,10 +81,10 @@ def through_both(x: np.ndarray, attributes: dict, constants: dict, opset: int = 
     """ExtendedQuantizeLinear and ExtendedDequantizeLinear in one model."""
     tensors = [initializer(key, value) for key, value in constants.items()]
     rank = np.ndim(constants["scale"])
-    site = NodeFacts(x.shape, per_axis=bool(rank), code_type=TensorProto.DataType.Name(tensors[1].data_type))
+    facts = NodeFacts(x.shape, per_axis=bool(rank), code_type=TensorProto.DataType.Name(tensors[1].data_type))
     nodes = [
-        node("ExtendedQuantizeLinear", ["x", "scale", "zero_point"], ["q"], attributes, site),
-        node("ExtendedDequantizeLinear", ["q", "scale", "zero_point"], ["y"], attributes, site),
+        node("ExtendedQuantizeLinear", ["x", "scale", "zero_point"], ["q"], attributes, facts),
+        node("ExtendedDequantizeLinear", ["q", "scale", "zero_point"], ["y"], attributes, facts),
     ]
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)
     graph = helper.make_graph(nodes, "pair", [described("x", x, False)], [output], tensors)

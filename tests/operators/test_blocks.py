@@ -76,8 +76,8 @@ def test_one_element_or_none_passes(shape: tuple[int, ...]) -> None:
 
 def test_dynamic_batch_of_a_whole_axis() -> None:
     x = awkward((5, 16, 3, 3))
-    site = NodeFacts((None, 16, None, None))
-    made = node("BFPQuantizeDequantize", ["x"], ["y"], {}, site)
+    facts = NodeFacts((None, 16, None, None))
+    made = node("BFPQuantizeDequantize", ["x"], ["y"], {}, facts)
     assert made.overload.endswith("@whole-3.FLOAT")
     assert_same(run_operator("BFPQuantizeDequantize", x, {}, dynamic=True), bfp_quantize_dequantize(x))
 

@@ -23,8 +23,8 @@ from quark.measure.score import Score
 from quark.report import file_size
 from quark.search.target import Target
 from quark.torch.auto import Goal, Outcome, Trial, auto, reads, reported_on
-from quark.torch.bench import Predictions, scores
 from quark.torch.language import load_model
+from quark.torch.layer_runs import Predictions, scores
 
 pytest.importorskip("transformers")
 Capture = pytest.CaptureFixture[str]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quark.files.journal import Journal
-from quark.torch.bench import lay_out
+from quark.torch.layer_runs import lay_out
 from quark.torch.sensitivity import LayerTrials, Source
 
 CANDIDATES = ("int4_wo_32", "int8_wo_per_channel")
@@ -38,10 +38,10 @@ def test_losses_are_those_of_trials(tmp_path: Path, metric: str) -> None:
     torch.manual_seed(0)
     model = Network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    site = lay_out(model, [torch.randn(4, 5, 32) for _ in range(6)], tmp_path)
+    common = lay_out(model, [torch.randn(4, 5, 32) for _ in range(6)], tmp_path)
     base = {"scheme": CANDIDATES[0], "exclude": []}
     trials, passes = (
-        LayerTrials(Source(model), model, site, base, metric, Journal()).study(CANDIDATES, estimate)
+        LayerTrials(Source(model), model, common, base, metric, Journal()).study(CANDIDATES, estimate)
         for estimate in (False, True)
     )
     for name in CANDIDATES:

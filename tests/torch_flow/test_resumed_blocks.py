@@ -16,7 +16,7 @@ from quark.files.journal import Journal
 from quark.torch.algorithms import autoround, bias, reconstruct, scaling, tune
 from quark.torch.algorithms.blocks import Stream, find_blocks, record
 from quark.torch.files import quantize_checkpoint
-from quark.torch.files.home import InFiles
+from quark.torch.files.block_files import BlocksInFiles
 from quark.torch.quantization.config.config import (
     AdaQuantConfig,
     AdaRoundConfig,
@@ -72,17 +72,17 @@ def test_what_is_done_is_not_run_again(
 ) -> None:
     interrupted(name, source, tmp_path / "files", monkeypatch)
     loaded: list[str] = []
-    load, (algorithm, module, _) = InFiles.load, WORK[name]
+    load, (algorithm, module, _) = BlocksInFiles.load, WORK[name]
     walk = "choices" if module is scaling else "walk"
     whole = getattr(module, walk)
 
-    def noted(self: InFiles, name: str) -> None:
+    def noted(self: BlocksInFiles, name: str) -> None:
         loaded.append(name)
         load(self, name)
 
     def watched(*args: Any, **settings: Any) -> Any:
         with monkeypatch.context() as some:
-            some.setattr(InFiles, "load", noted)
+            some.setattr(BlocksInFiles, "load", noted)
             return whole(*args, **settings)
 
     with monkeypatch.context() as some:

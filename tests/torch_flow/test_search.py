@@ -20,12 +20,12 @@ from torch import nn
 from quark.cli import main
 from quark.errors import ConfigError
 from quark.torch import ModelQuantizer
-from quark.torch.bench import lay_out, measure, open_bench, traffic_of
 from quark.torch.config.algorithms import GPTQConfig
 from quark.torch.config.model import QConfig
 from quark.torch.config.schemes import scheme
 from quark.torch.config_file import config_of, read_values
 from quark.torch.export.api import export_gguf
+from quark.torch.layer_runs import lay_out, measure, open_runs, traffic_of
 from quark.torch.search import ASKED, save_plan, search, types_of
 from quark.torch.sensitivity import sensitivity
 
@@ -62,17 +62,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_skipping_blocks_changes_no_bit(tmp_path: Path) -> None:
     model = llama()
-    site = lay_out(model, samples(), tmp_path)
-    bench = open_bench(model, config_of({"scheme": "int4_wo_32"}, model), site)
-    assert len(bench.blocks) == 3
+    common = lay_out(model, samples(), tmp_path)
+    runs = open_runs(model, config_of({"scheme": "int4_wo_32"}, model), common)
+    assert len(runs.blocks) == 3
     there = (PLANTED, "model.layers.0.self_attn.q_proj", "model.layers.2.mlp.up_proj")
     for name in (*there, "model.layers.1.self_attn.k_proj", PLANTED):  # on a cluster, an earlier block comes again
-        skipped = bench.trial(name)
-        bench.switch(name, bench.layers[name], True)
-        assert measure(model, site) == skipped
-        bench.switch(name, bench.layers[name], False)
-    assert measure(model, site)["kl"] == 0
-    bench.undo.close()
+        skipped = runs.trial(name)
+        runs.switch(name, runs.layers[name], True)
+        assert measure(model, common) == skipped
+        runs.switch(name, runs.layers[name], False)
+    assert measure(model, common)["kl"] == 0
+    runs.undo.close()
 
 
 def test_the_planted_layer_comes_first_and_the_model_is_left_as_it_was() -> None:

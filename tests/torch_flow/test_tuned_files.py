@@ -15,7 +15,7 @@ from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.algorithms import scaling, tune
 from quark.torch.export.api import export_safetensors, import_model_from_safetensors
 from quark.torch.files import quantize_checkpoint
-from quark.torch.files.home import InFiles
+from quark.torch.files.block_files import BlocksInFiles
 from quark.torch.quantization.config.config import (
     AdaRoundConfig,
     AutoRoundConfig,
@@ -143,16 +143,16 @@ def test_one_block_at_a_time_has_values(
     algorithms: list[Any], tries: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a block is worked on, the others are without memory; none is read more often than it must be."""
-    seen, load = [], InFiles.load
+    seen, load = [], BlocksInFiles.load
 
-    def watched(self: InFiles, name: str) -> None:
+    def watched(self: BlocksInFiles, name: str) -> None:
         load(self, name)
         blocks = [
             key for key, block in self.blocks.items() if any(not p.is_meta and p.dim() > 1 for p in block.parameters())
         ]
         seen.append(blocks == [name])
 
-    monkeypatch.setattr(InFiles, "load", watched)
+    monkeypatch.setattr(BlocksInFiles, "load", watched)
     quantize_checkpoint(source, tmp_path / "files", config(algorithms), samples=SAMPLES)
     layers = HEADS["num_hidden_layers"]
     least = layers * 2  # once for the recording of the first sample, once for the work

@@ -20,8 +20,8 @@ from typer.core import TyperCommand
 
 from quark.algorithms.names import parted
 from quark.errors import ConfigError
+from quark.files.atomic import check_name
 from quark.files.outputs import Input, Output, check_outputs
-from quark.files.whole import check_name
 
 FOLDER = "folder"
 LIKE_MODEL = "like the model"

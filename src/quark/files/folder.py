@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from quark.errors import ConfigError, OutputError, QuarkError
+from quark.files.atomic import check_name, sync, sync_folder
 from quark.files.drafts import draft_folder, naming
 from quark.files.lock import alone_in
-from quark.files.whole import check_name, sync, sync_folder
 
 LAST = ("config.json", "quantization_config.json")
 MODEL = (".safetensors", ".index.json", ".gguf", ".onnx", ".data")  # endings of files that are not a user's own

@@ -38,10 +38,10 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from quark.errors import ConfigError, DataError
+from quark.files.atomic import part_of, replace_file
 from quark.files.identity import difference
 from quark.files.lock import working_on
 from quark.files.untrusted import FileName, Schema, first_reason, own_file, read_state
-from quark.files.whole import part_of, replace_file
 
 log = logging.getLogger(__name__)
 VERSION = 2

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quark.errors import OutputError
+from quark.files.atomic import resolved, settle, sync_folder
 from quark.files.drafts import PREVIOUS, draft_folder, naming, sweep
 from quark.files.lock import alone_in
 from quark.files.ours import is_ours
-from quark.files.whole import resolved, settle, sync_folder
 
 Input = tuple[str, Path]
 """What it is, in words for a message, and where: a file, or a folder with all that is in it."""

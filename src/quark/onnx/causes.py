@@ -107,17 +107,17 @@ def causes(
     if relaid(first, second):
         return Causes()
     feeds = list(islice(checked(samples, inputs_of(first)), SAMPLES))
-    bench = _Bench(first, second, feeds, libraries)
-    found = Causes(samples=len(feeds), rescaled=frozenset(bench.rescaled))
+    runs = _PairRuns(first, second, feeds, libraries)
+    found = Causes(samples=len(feeds), rescaled=frozenset(runs.rescaled))
     own: dict[str, Distance] = {}
     ends: dict[str, dict[str, Distance]] = {}
     stop = time.perf_counter() + seconds
     for index, feed in enumerate(feeds):
-        errors = bench.errors(feed, own)
-        if opset(first) >= BROADCASTS and (not index or (ends and time.perf_counter() + bench.spent < stop)):
+        errors = runs.errors(feed, own)
+        if opset(first) >= BROADCASTS and (not index or (ends and time.perf_counter() + runs.spent < stop)):
             ranked = sorted(errors, key=lambda name: own[name].sqnr)
             chosen = {name: errors[name] for name in ranked if not ends or name in ends}
-            bench.inject(feed, names, chosen, ends, stop if not index else np.inf)
+            runs.inject(feed, names, chosen, ends, stop if not index else np.inf)
         if progress:
             progress(index + 1)
     found.own = {name: one.sqnr for name, one in own.items()}
@@ -136,7 +136,7 @@ def with_causes(found: Comparison, measured: Causes) -> Comparison:
     return replace(found, layers=tuple(layers))
 
 
-class _Bench:
+class _PairRuns:
     """The runners of the experiments, made for the sizes and types of the first sample."""
 
     def __init__(self, first: ir.Model, second: ir.Model, feeds: Sequence[Feed], libraries: Libraries) -> None:

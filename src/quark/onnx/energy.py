@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from quark.onnx.bench import Site
 from quark.onnx.coverage import coverage
+from quark.onnx.layer_runs import FloatModelFiles
 from quark.onnx.quantization.config.candidates import FLOAT, candidate
 from quark.onnx.quantization.config.tuners import split
 
 
-def macs_of(site: Site) -> dict[str, float]:
+def macs_of(common: FloatModelFiles) -> dict[str, float]:
     """Multiplications of every layer for one sample, by name."""
-    return {layer.name: layer.macs for layer in coverage(site.model, site.feed(0)).layers}
+    return {layer.name: layer.macs for layer in coverage(common.model, common.feed(0)).layers}
 
 
 def types_of(name: str) -> str:

@@ -21,11 +21,11 @@ from pathlib import Path
 import onnx_ir as ir
 
 from quark.config.options import Options
-from quark.onnx.bench import Site
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import session_options
 from quark.onnx.graph.session import Runtime, open_session
+from quark.onnx.layer_runs import FloatModelFiles
 from quark.search.values import Study
 
 #: Inferences that are counted, after some that are not.
@@ -34,31 +34,31 @@ KERNEL = "_kernel_time"
 Quantize = Callable[[Mapping[str, str], Path], Path]
 
 
-def with_latency(study: Study, site: Site, quantize: Quantize) -> Study:
+def with_latency(study: Study, common: FloatModelFiles, quantize: Quantize) -> Study:
     """The study with the cost ``latency``, in seconds.
 
     Args:
         study: of the layers.
-        site: of the trials.
+        common: of the trials.
         quantize: writes the model of a plan (candidate by layer) into a folder, and says where.
     """
-    model = files.load(site.model)
+    model = files.load(common.model)
     seconds = {}
     for name in study.candidates:
         fits = {layer: name if study.of(layer, name) else study.candidates[0] for layer in study.layers}
-        with tempfile.TemporaryDirectory(dir=site.folder, ignore_cleanup_errors=True) as folder:
-            seconds[name] = layer_seconds(quantize(fits, Path(folder)), site, owners(model, study.layers))
+        with tempfile.TemporaryDirectory(dir=common.folder, ignore_cleanup_errors=True) as folder:
+            seconds[name] = layer_seconds(quantize(fits, Path(folder)), common, owners(model, study.layers))
     trials = (
         replace(one, costs={**one.costs, "latency": seconds[one.candidate].get(one.layer, 0.0)}) for one in study.trials
     )
     return replace(study, trials=tuple(trials))
 
 
-def layer_seconds(path: Path, site: Site, names: Mapping[str, str]) -> dict[str, float]:
+def layer_seconds(path: Path, common: FloatModelFiles, names: Mapping[str, str]) -> dict[str, float]:
     """Median seconds of the kernels of every layer, of the model at ``path``."""
-    feed, _ = next(site.pairs())
+    feed, _ = next(common.pairs())
     found: dict[str, float] = defaultdict(float)
-    for kernel, seconds in kernel_seconds(path, feed, site.job.options, site.threads).items():
+    for kernel, seconds in kernel_seconds(path, feed, common.job.options, common.threads).items():
         layer = layer_of(kernel, names)
         if layer is not None:
             found[layer] += seconds

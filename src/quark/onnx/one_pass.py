@@ -27,13 +27,13 @@ import onnx_ir as ir
 from quark.config.plan import NodePlan, Plan
 from quark.files.journal import Journal
 from quark.measure.outputs import Outputs, loss_name
-from quark.onnx import bench, sensitivity
-from quark.onnx.bench import Bench, Site, opened, take_over
+from quark.onnx import layer_runs, sensitivity
 from quark.onnx.data import Feed
 from quark.onnx.graph import model as files
 from quark.onnx.graph.run import FLOATS, Runner
 from quark.onnx.graph.session import Runtime
 from quark.onnx.graph.surgery import apart
+from quark.onnx.layer_runs import FloatModelFiles, LayerRuns, opened, take_over
 from quark.onnx.layer_units import Unit
 from quark.onnx.npu.simulate import simulate
 from quark.onnx.qdq.modes import MODES
@@ -68,14 +68,14 @@ def estimate(model_input: files.ModelInput, config: Settings, samples: Any, cand
     base, names = settings_of(config, candidates)
     job = Config(base).compile()
     with Scratch(job.options) as scratch:
-        layers = bench.candidate_layers(names, base.target, job)
+        layers = layer_runs.candidate_layers(names, base.target, job)
         try:
-            return study(bench.open_bench(model_input, job, layers, samples, scratch), names, "sqnr")
+            return study(layer_runs.open_runs(model_input, job, layers, samples, scratch), names, "sqnr")
         finally:
-            bench.close()
+            layer_runs.close()
 
 
-def study(made: Bench, names: Sequence[str], metric: str) -> Study:
+def study(made: LayerRuns, names: Sequence[str], metric: str) -> Study:
     """The estimated loss of every layer under every candidate, with exact costs; layers in bodies are tried.
 
     Args:
@@ -84,23 +84,23 @@ def study(made: Bench, names: Sequence[str], metric: str) -> Study:
         metric: a name in ``quark.onnx.sensitivity.MEASURES``.
     """
     start = time.perf_counter()
-    inside = tuple(unit for unit in made.units if made.site.place(unit.name))
+    inside = tuple(unit for unit in made.units if made.common.place(unit.name))
     tried = sensitivity.study(replace(made, units=inside), names, metric, 1, Journal()).trials if inside else ()
     made = replace(made, units=tuple(unit for unit in made.units if unit not in inside))
     estimates = _estimates(made, names, metric) if made.units else []
-    return Study((*estimates, *tried), metric, made.site.samples, time.perf_counter() - start)
+    return Study((*estimates, *tried), metric, made.common.samples, time.perf_counter() - start)
 
 
-def _estimates(made: Bench, names: Sequence[str], metric: str) -> list[Trial]:
+def _estimates(made: LayerRuns, names: Sequence[str], metric: str) -> list[Trial]:
     """Of the layers of the main graph."""
     quantized = [name for name in names if name != FLOAT]
     energies: dict[Key, list[float]] = {}
     sizes: dict[Key, float] = {}
     errors: dict[int, dict[str, dict[str, np.ndarray]]] = {}
-    told, chosen = {unit.name: _told(unit, quantized) for unit in made.units}, loudest(made.site)
+    told, chosen = {unit.name: _told(unit, quantized) for unit in made.units}, loudest(made.common)
     injected = _injected(made, len(quantized))
     for name in quantized:
-        local = local_model(made.site, made.units, name)
+        local = local_model(made.common, made.units, name)
         sizes |= {(layer, name): size for layer, size in local.sizes.items()}
         for number, found in local_errors(made, local, name, chosen[: max(SEEN, injected)]):
             for layer, arrays in found.items():
@@ -118,22 +118,22 @@ def _estimates(made: Bench, names: Sequence[str], metric: str) -> list[Trial]:
     return trials
 
 
-def runs(made: Bench, names: Sequence[str]) -> int:
+def runs(made: LayerRuns, names: Sequence[str]) -> int:
     """Inferences that ``study`` takes beside those of the float outputs; local passes compute every layer twice."""
     count = sum(name != FLOAT for name in names)
     injected = _injected(made, count)
-    return min(max(SEEN, injected), made.site.samples) * count + len(made.units) * injected
+    return min(max(SEEN, injected), made.common.samples) * count + len(made.units) * injected
 
 
-def _injected(made: Bench, count: int) -> int:
+def _injected(made: LayerRuns, count: int) -> int:
     """Samples on which the error of every layer is followed to the outputs."""
-    most = made.site.samples * count / FEWER - SEEN * count / len(made.units)
-    return max(1, min(int(most), made.site.samples))
+    most = made.common.samples * count / FEWER - SEEN * count / len(made.units)
+    return max(1, min(int(most), made.common.samples))
 
 
-def loudest(site: Site) -> list[int]:
+def loudest(common: FloatModelFiles) -> list[int]:
     """Samples by the energy of their float outputs, the largest first: they count most in a ratio of energies."""
-    found = [sum(float(np.sum(np.square(one, dtype=np.float64))) for one in out.values()) for _, out in site.pairs()]
+    found = [sum(float(np.sum(np.square(one, dtype=np.float64))) for one in out.values()) for _, out in common.pairs()]
     return sorted(range(len(found)), key=lambda k: -found[k])
 
 
@@ -161,10 +161,10 @@ def _ratio(seen: Mapping[Key, tuple[float, float]], layer: str, name: str, told:
 # ---- the errors of single layers -------------------------------------------------------------------------------------
 
 
-def local_model(site: Site, units: Sequence[Unit], candidate: str) -> Local:
+def local_model(common: FloatModelFiles, units: Sequence[Unit], candidate: str) -> Local:
     """The float model with a quantized twin beside every layer, that reads the same float tensors."""
-    model = apart(opened(str(site.model)))
-    tuned = apart(opened(str(site.folder / site.tuned[candidate]))) if candidate in site.tuned else None
+    model = apart(opened(str(common.model)))
+    tuned = apart(opened(str(common.folder / common.tuned[candidate]))) if candidate in common.tuned else None
     nodes = {node.name: node for node in model.graph}
     plan = Plan({}, {})
     homes: dict[str, str] = {}
@@ -177,9 +177,9 @@ def local_model(site: Site, units: Sequence[Unit], candidate: str) -> Local:
             twin.tune(tuned)
         homes |= dict.fromkeys(twin.put(plan), unit.name)
         floats[unit.name] = twin.float_bytes()
-    if site.job.npu:
-        simulate(model, plan, site.job)
-    made = MODES["static"].emit(model, plan, site.job.options)
+    if common.job.npu:
+        simulate(model, plan, common.job)
+    made = MODES["static"].emit(model, plan, common.job.options)
     constants = {tensor.name for tensor in plan if tensor.role != "activation"}
     for key, value in made.graph.initializers.items():
         owner = max((one for one in constants if key == one or key.startswith(f"{one}_")), key=len, default=None)
@@ -269,25 +269,25 @@ class _Twin:
 
 
 def local_errors(
-    made: Bench, local: Local, candidate: str, samples: Sequence[int]
+    made: LayerRuns, local: Local, candidate: str, samples: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, dict[str, np.ndarray]]]]:
     """For these samples: (sample, {layer: {output: what quantizing this layer alone changes there}})."""
     there = {value.name for node in local.model.graph for value in node.outputs}
     names = {
-        unit.name: [name for name in _outputs(made.site, unit) if _ERROR.format(name) in there]
+        unit.name: [name for name in _outputs(made.common, unit) if _ERROR.format(name) in there]
         for unit in made.units
         if candidate in unit.tensors
     }
     wanted = [_ERROR.format(name) for found in names.values() for name in found]
-    runtime = replace(Runtime.of(made.site.job.options), threads=made.site.threads)
+    runtime = replace(Runtime.of(made.common.job.options), threads=made.common.threads)
     runner = Runner(local.model, wanted, (), runtime)
     for number in samples:
-        values = runner.run(made.site.feed(number)).values
+        values = runner.run(made.common.feed(number)).values
         yield number, {layer: {name: values[_ERROR.format(name)] for name in found} for layer, found in names.items()}
 
 
-def _outputs(site: Site, unit: Unit) -> list[str]:
-    node = next(node for node in opened(str(site.model)).graph if node.name == unit.name)
+def _outputs(common: FloatModelFiles, unit: Unit) -> list[str]:
+    node = next(node for node in opened(str(common.model)).graph if node.name == unit.name)
     return [str(value.name) for value in node.outputs if value.name]
 
 
@@ -295,14 +295,14 @@ def _outputs(site: Site, unit: Unit) -> list[str]:
 
 
 def _followed(
-    made: Bench, errors: Mapping[int, Mapping[str, Mapping[str, np.ndarray]]], metric: str
+    made: LayerRuns, errors: Mapping[int, Mapping[str, Mapping[str, np.ndarray]]], metric: str
 ) -> dict[str, float]:
     """The loss of the outputs for the error of each layer; layers without any lose nothing."""
     names = list(dict.fromkeys(name for found in errors.values() for arrays in found.values() for name in arrays))
-    runner = made.site.runner(open_to_noise(apart(opened(str(made.site.model))), names))
-    nothing: Feed = {_NOISE.format(name): np.zeros((), _type(made.site, name)) for name in names}
+    runner = made.common.runner(open_to_noise(apart(opened(str(made.common.model))), names))
+    nothing: Feed = {_NOISE.format(name): np.zeros((), _type(made.common, name)) for name in names}
     outputs = {unit.name: Outputs() for unit in made.units}
-    for number, (feed, reference) in enumerate(made.site.pairs()):
+    for number, (feed, reference) in enumerate(made.common.pairs()):
         for layer, arrays in errors.get(number, {}).items():
             noise = {_NOISE.format(name): array for name, array in arrays.items()}
             values = runner.run({**feed, **nothing, **noise}).values
@@ -311,8 +311,8 @@ def _followed(
     return {layer: one.metrics()[loss_name(metric)] if layer in followed else 0.0 for layer, one in outputs.items()}
 
 
-def _type(site: Site, name: str) -> np.dtype:
-    value = next(one for node in opened(str(site.model)).graph for one in node.outputs if one.name == name)
+def _type(common: FloatModelFiles, name: str) -> np.dtype:
+    value = next(one for node in opened(str(common.model)).graph for one in node.outputs if one.name == name)
     return value.dtype.numpy() if value.dtype is not None else np.dtype(np.float32)
 
 

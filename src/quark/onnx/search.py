@@ -20,9 +20,8 @@ import onnx
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.measure.outputs import Outputs
-from quark.onnx import bench, one_pass
+from quark.onnx import layer_runs, one_pass
 from quark.onnx.algorithms.samples import rereadable
-from quark.onnx.bench import Bench, Site
 from quark.onnx.config_file import config_of
 from quark.onnx.data import Feed, samples_of
 from quark.onnx.data_layout import in_layout
@@ -30,6 +29,7 @@ from quark.onnx.energy import macs_of, types_of
 from quark.onnx.graph import model as files
 from quark.onnx.kernel_times import with_latency
 from quark.onnx.latency import median_seconds
+from quark.onnx.layer_runs import FloatModelFiles, LayerRuns
 from quark.onnx.quantization.config.candidates import candidate
 from quark.onnx.quantization.config.config import Config
 from quark.onnx.quantization.config.tuners import split
@@ -57,20 +57,20 @@ class FileMetric(PlanMetric):
 
     Attributes:
         model: the float model.
-        site: the data that plans are measured on.
+        common: the data that plans are measured on.
         study: the layers, and what they cost.
         settings: what timing decided about a plan (``TuneSpeed``), which is timed once.
     """
 
     model: Model
-    site: Site
+    common: FloatModelFiles
     study: Study
     settings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def costs(self, plan: Mapping[str, str]) -> dict[str, float]:
         """The costs of a plan, with the seconds of the whole model: sums know nothing of borders between types."""
-        feed = next(self.site.pairs())[0]
-        before = self.ledger.number("float seconds", lambda: median_seconds({"": self.site.model}, feed)[""])
+        feed = next(self.common.pairs())[0]
+        before = self.ledger.number("float seconds", lambda: median_seconds({"": self.common.model}, feed)[""])
         ratio = self.ledger.number(self.key(plan, "seconds"), lambda: self.ratio(plan, feed))
         chosen = [plan[layer] for layer in self.study.layers]
         sums = {name: total(self.study, name, chosen) for name in self.study.trials[0].costs}
@@ -78,24 +78,24 @@ class FileMetric(PlanMetric):
 
     def ratio(self, plan: Mapping[str, str], feed: Feed) -> float:
         """Seconds of a plan's model over those of the float model, timed side by side."""
-        with tempfile.TemporaryDirectory(dir=self.site.folder, ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(dir=self.common.folder, ignore_cleanup_errors=True) as folder:
             path = self.quantized(plan, Path(folder))
-            if path == self.site.model:
+            if path == self.common.model:
                 return 1.0
-            libraries = self.site.job.options.UserCustomOpLibPath
-            seconds = median_seconds({"float": self.site.model, "plan": path}, feed, 1.0, libraries=libraries)
+            libraries = self.common.job.options.UserCustomOpLibPath
+            seconds = median_seconds({"float": self.common.model, "plan": path}, feed, 1.0, libraries=libraries)
             return seconds["plan"] / seconds["float"]
 
     def measured(self, plan: Mapping[str, str]) -> float:
         """Quantize, and measure."""
-        with tempfile.TemporaryDirectory(dir=self.site.folder, ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(dir=self.common.folder, ignore_cleanup_errors=True) as folder:
             return self.of_file(self.quantized(plan, Path(folder)))
 
     def quantized(self, plan: Mapping[str, str], folder: Path) -> Path:
         """The model of a plan; the float model where the plan leaves everything as it is."""
         pinned = self.values.get("layers") or {}
         if set(plan.values()) == {FLOAT} and not pinned:
-            return self.site.model
+            return self.common.model
         config = Config(config_of({**self.values, "layers": {**in_order(plan), **pinned}}))
         config.global_quant_config.extra_options |= {"PrintSummary": False, **self.decided(plan)}
         path = folder / "quantized.onnx"
@@ -111,8 +111,8 @@ class FileMetric(PlanMetric):
         """The metric of a model's file."""
         if (told := self.by_function(str(path))) is not None:
             return told
-        runner, outputs = self.site.runner(files.load(path)), Outputs()
-        for feed, reference in self.site.pairs():
+        runner, outputs = self.common.runner(files.load(path)), Outputs()
+        for feed, reference in self.common.pairs():
             outputs.update(reference, runner.run(feed).values, self.metric == "kl")
         return outputs.metrics()[self.metric]
 
@@ -166,38 +166,38 @@ def search(
     goal = ASKED.goal(target, limit, budget, metric, candidates)
     job, split = Config(config_of(values)).compile(), split_of(samples, evaluation, metric is not None)
     with Scratch(job.options) as scratch, Journal.held(ledger):
-        layers = bench.candidate_layers(candidates, job.target, job)
-        made = bench.open_bench(model_input, job, layers, split.fit, scratch, workers)
+        layers = layer_runs.candidate_layers(candidates, job.target, job)
+        made = layer_runs.open_runs(model_input, job, layers, split.fit, scratch, workers)
         try:
             name = "kl" if goal.metric == "kl" and metric is None else "sqnr"
             kept = open_ledger(ledger, made, job, f"{name} for {goal.metric} by {digest_of(metric)}")
             by = one_pass.study if estimate else partial(study, workers=workers, ledger=kept, progress=progress)
             found = by(made, candidates, name)
-            whole = FileMetric(values, split.fit, goal.metric, metric, kept, made.data, model_input, made.site, found)
+            whole = FileMetric(values, split.fit, goal.metric, metric, kept, made.data, model_input, made.common, found)
             alone = partial(losses, made, metric=name, workers=workers, ledger=kept) if estimate else None
             return _solved(whole, made, split, Question(goal, budget, limit, rounds, compare), alone)
         finally:
-            bench.close()
+            layer_runs.close()
 
 
-def _solved(whole: FileMetric, made: Bench, split: Split, question: Question, alone: Alone | None) -> Found:
+def _solved(whole: FileMetric, made: LayerRuns, split: Split, question: Question, alone: Alone | None) -> Found:
     """The plan, judged on samples that decided nothing; ``alone``: measures what is only estimated."""
     if split.choose is not None:
-        site, data = _other(made, split.choose, "choose")
-        whole = replace(whole, site=site, data=data)
+        common, data = _other(made, split.choose, "choose")
+        whole = replace(whole, common=common, data=data)
     if is_table(question.budget):
-        energies = with_energy(whole.study, macs_of(made.site), read_table(question.budget), types_of)
+        energies = with_energy(whole.study, macs_of(made.common), read_table(question.budget), types_of)
         whole, question = replace(whole, study=energies), replace(question, budget="energy")
-    inside = next((unit.name for unit in made.units if made.site.place(unit.name)), None)
+    inside = next((unit.name for unit in made.units if made.common.place(unit.name)), None)
     if inside is not None and question.budget not in ("size", "bits"):
         told = "it is not told apart what layers in bodies of If and Loop take: use --budget size or --budget bits"
         raise ConfigError(f"--budget {question.budget}: {told} ({inside!r} is one)")
     timed = question.budget == "latency"
-    study = with_latency(whole.study, made.site, whole.quantized) if timed else whole.study
+    study = with_latency(whole.study, made.common, whole.quantized) if timed else whole.study
     whole, report = replace(whole, study=study), None
     if split.report is not None:
-        site, data = _other(made, split.report, "report")
-        report = replace(whole, site=site, data=data)
+        common, data = _other(made, split.report, "report")
+        report = replace(whole, common=common, data=data)
     found = solve(study, question, Judges(whole, report, whole.costs if timed else None, split.notes, alone))
     whole.ledger.settle()
     return replace(found, layers=in_order(found.layers), settings=whole.decided(found.layers))
@@ -217,11 +217,11 @@ def split_of(samples: Any, evaluation: Any, function: bool) -> Split:
     return parts.split_of(None if samples is None else samples_of(rereadable(samples)), None, False)
 
 
-def _other(made: Bench, samples: Any, name: str) -> tuple[Site, str]:
-    """The site of data of its own, and their digest."""
-    site = replace(made.site, data=name)
+def _other(made: LayerRuns, samples: Any, name: str) -> tuple[FloatModelFiles, str]:
+    """The common of data of its own, and their digest."""
+    common = replace(made.common, data=name)
     moved = in_layout(samples, made.moved)
-    return bench.lay_out(site, samples_of(moved))
+    return layer_runs.lay_out(common, samples_of(moved))
 
 
 def in_order(layers: Mapping[str, str]) -> dict[str, str]:

@@ -3,8 +3,8 @@
     noise, kl   how far the outputs are from those of the float model (``quark.measure.outputs``)
     a function of the user's   |f(float model) − f(model with one layer quantized)|
 
-The calibration runs once for all candidates; see ``quark.onnx.bench``. Trials are divided over threads, or over what
-joblib is set to (``joblib.parallel_config``): processes, or a cluster that sees ``TmpDir``.
+The calibration runs once for all candidates; see ``quark.onnx.layer_runs``. Trials are divided over threads, or over
+what joblib is set to (``joblib.parallel_config``): processes, or a cluster that sees ``TmpDir``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from quark.config.job import Job
 from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.measure.outputs import EXACT, Outputs, loss_name
-from quark.onnx import bench, fingerprint
-from quark.onnx.bench import Bench, Site
+from quark.onnx import fingerprint, layer_runs
 from quark.onnx.config_file import config_of
 from quark.onnx.graph import model as files
+from quark.onnx.layer_runs import FloatModelFiles, LayerRuns
 from quark.onnx.layer_units import Tensors, Unit
 from quark.onnx.quantization.config.config import Config, QuantizationConfig
 from quark.onnx.quantization.config.tuners import split
@@ -76,16 +76,16 @@ def sensitivity(
     base, names = settings_of(config, candidates)
     job = Config(base).compile()
     with Scratch(job.options) as scratch, Journal.held(ledger):
-        layers = bench.candidate_layers(names, base.target, job)
+        layers = layer_runs.candidate_layers(names, base.target, job)
         check_metric(metric, MEASURES)
-        made = bench.open_bench(model_input, job, layers, samples, scratch, workers)
+        made = layer_runs.open_runs(model_input, job, layers, samples, scratch, workers)
         try:
             book = open_ledger(ledger, made, job, metric)
             found = study(made, names, metric, workers, book, progress)
             book.settle()
             return found
         finally:
-            bench.close()
+            layer_runs.close()
 
 
 def settings_of(config: Settings, candidates: Sequence[str] | None) -> tuple[QuantizationConfig, list[str]]:
@@ -105,41 +105,48 @@ def settings_of(config: Settings, candidates: Sequence[str] | None) -> tuple[Qua
     return base, [str(values["preset"])]
 
 
-def open_ledger(path: str | Path | None, made: Bench, job: Job, metric: str) -> Journal:
+def open_ledger(path: str | Path | None, made: LayerRuns, job: Job, metric: str) -> Journal:
     """The ledger of a study; refused where it belongs to another one."""
     own = {"model": made.model, "data": made.data, "metric": digest_of(metric) if ":" in metric else metric}
     return Journal(path, {**own, **fingerprint.of_job(job)})
 
 
 def study(
-    made: Bench, names: Sequence[str], metric: str, workers: int, ledger: Journal, progress: Progress | None = None
+    made: LayerRuns, names: Sequence[str], metric: str, workers: int, ledger: Journal, progress: Progress | None = None
 ) -> Study:
     """All trials, finished ones from the ledger."""
     start = time.perf_counter()
     tasks = [(unit, name) for unit in made.units for name in names if name in unit.tensors]
-    trials = tuple(_trials(made.site, tasks, metric, workers, ledger, progress))
-    return Study(trials, metric, made.site.samples, time.perf_counter() - start)
+    trials = tuple(_trials(made.common, tasks, metric, workers, ledger, progress))
+    return Study(trials, metric, made.common.samples, time.perf_counter() - start)
 
 
-def losses(made: Bench, pairs: Sequence[tuple[str, str]], metric: str, workers: int, ledger: Journal) -> list[float]:
+def losses(
+    made: LayerRuns, pairs: Sequence[tuple[str, str]], metric: str, workers: int, ledger: Journal
+) -> list[float]:
     """The measured losses of layers under candidates, in their order; finished ones from the ledger."""
     units = {unit.name: unit for unit in made.units}
     tasks = [(units[layer], name) for layer, name in pairs]
-    return [one.loss for one in _trials(made.site, tasks, metric, workers, ledger)]
+    return [one.loss for one in _trials(made.common, tasks, metric, workers, ledger)]
 
 
 def _trials(
-    site: Site, tasks: Sequence[Task], metric: str, workers: int, ledger: Journal, progress: Progress | None = None
+    common: FloatModelFiles,
+    tasks: Sequence[Task],
+    metric: str,
+    workers: int,
+    ledger: Journal,
+    progress: Progress | None = None,
 ) -> Iterator[Trial]:
     """The trials of tasks, in their order."""
-    reference = _reference(site, metric, ledger)
+    reference = _reference(common, metric, ledger)
     found: dict[tuple[str, str], dict[str, float]] = {}
     for unit, name in tasks:
         known = ledger.done(_key(unit, name), dict[str, float], ("value", loss_name(metric)))
         if known is not None:
             found[unit.name, name] = known
     left = [(unit, name) for unit, name in tasks if (unit.name, name) not in found]
-    for unit, name, measured in _results(site, left, metric, workers):
+    for unit, name, measured in _results(common, left, metric, workers):
         found[unit.name, name] = measured
         ledger.finish(_key(unit, name), measured)
         if progress is not None:
@@ -159,26 +166,26 @@ def _trial(unit: Unit, name: str, measured: Mapping[str, float], metric: str, re
     return Trial(unit.name, unit.op_type, name, loss, metrics, costs)
 
 
-def _reference(site: Site, metric: str, ledger: Journal) -> float:
+def _reference(common: FloatModelFiles, metric: str, ledger: Journal) -> float:
     """What a function of the user's says of the float model; 0 for other metrics."""
     if ":" not in metric:
         return 0.0
     name = metric.rpartition(":")[2]
-    return ledger.number("the float model", lambda: number_of(load_function(metric)(str(site.model)), name))
+    return ledger.number("the float model", lambda: number_of(load_function(metric)(str(common.model)), name))
 
 
 def _results(
-    site: Site, tasks: Sequence[Task], metric: str, workers: int
+    common: FloatModelFiles, tasks: Sequence[Task], metric: str, workers: int
 ) -> Iterator[tuple[Unit, str, dict[str, float]]]:
     """(layer, candidate, measures), as they are finished; what stays float loses nothing."""
     for unit, name in (task for task in tasks if task[1] == FLOAT):
-        yield unit, name, _nothing(site, metric)
+        yield unit, name, _nothing(common, metric)
     alike: dict[bytes, list[tuple[Unit, str]]] = {}
     for unit, name in (task for task in tasks if task[1] != FLOAT):
         alike.setdefault(_digest(unit, name), []).append((unit, name))
     chosen = [tasks[0] for tasks in alike.values()]
     calls = (
-        parallel.delayed(trial, site, unit.name, unit.op_type, unit.tensors[name], metric, name)
+        parallel.delayed(trial, common, unit.name, unit.op_type, unit.tensors[name], metric, name)
         for unit, name in chosen
     )
     if workers == 1 and parallel.is_serial():
@@ -199,31 +206,33 @@ def _digest(unit: Unit, name: str) -> bytes:
     return fingerprint.of_arrays(arrays)
 
 
-def _nothing(site: Site, metric: str) -> dict[str, float]:
+def _nothing(common: FloatModelFiles, metric: str) -> dict[str, float]:
     if ":" in metric:
-        return {"value": number_of(load_function(metric)(str(site.model)), metric.rpartition(":")[2])}
+        return {"value": number_of(load_function(metric)(str(common.model)), metric.rpartition(":")[2])}
     return {name: value for name, value in EXACT.items() if name != "kl" or metric == "kl"}
 
 
-def trial(site: Site, name: str, op_type: str, tensors: Tensors, metric: str, candidate: str = "") -> dict[str, float]:
+def trial(
+    common: FloatModelFiles, name: str, op_type: str, tensors: Tensors, metric: str, candidate: str = ""
+) -> dict[str, float]:
     """Quantize one layer, with the weights that the candidate's algorithms gave it, and measure; ``size`` is that of
     its constants."""
-    model = bench.single(site, name, op_type, tensors, candidate)
-    size = {"size": bench.stored_bytes(site, name, tensors, model)}
-    model = bench.whole(site, name, model)
+    model = layer_runs.single(common, name, op_type, tensors, candidate)
+    size = {"size": layer_runs.stored_bytes(common, name, tensors, model)}
+    model = layer_runs.whole(common, name, model)
     if ":" in metric:
-        return _by_function(site, model, metric) | size
-    runner, outputs = site.runner(model), Outputs()
-    for feed, reference in site.pairs():
+        return _by_function(common, model, metric) | size
+    runner, outputs = common.runner(model), Outputs()
+    for feed, reference in common.pairs():
         outputs.update(reference, runner.run(feed).values, metric == "kl")
     return outputs.metrics() | size
 
 
-def _by_function(site: Site, model: ir.Model, metric: str) -> dict[str, float]:
+def _by_function(common: FloatModelFiles, model: ir.Model, metric: str) -> dict[str, float]:
     """Write the model, and call the user's function with its path."""
     import tempfile
 
-    with tempfile.TemporaryDirectory(dir=site.folder, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(dir=common.folder, ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "quantized.onnx"
         files.save(model, path)
         return {"value": number_of(load_function(metric)(str(path)), metric.rpartition(":")[2])}

@@ -90,9 +90,9 @@ def observe_with_workers(
     if counted.complete:
         list(feeds)
         return statistics
-    site = _site(model, requests, workers, scratch, runtime)
+    task = _task(model, requests, workers, scratch, runtime)
     ordered = counted or any(isinstance(statistic, MovingMinMax) for statistic in statistics.values())
-    for count, found in _results(site, _chunks(feeds, counted.samples, 1 if ordered else CHUNK), workers):
+    for count, found in _results(task, _chunks(feeds, counted.samples, 1 if ordered else CHUNK), workers):
         for name, statistic in found.items():
             statistics[name].merge(statistic)
         counted.count(count)
@@ -100,18 +100,18 @@ def observe_with_workers(
     return statistics
 
 
-def _site(
+def _task(
     model: ir.Model, requests: Mapping[str, Request], workers: int, scratch: Scratch, runtime: Runtime
 ) -> WorkerTask:
     """The model where the workers can reach it: this process's session, or a file."""
     whole, reduced = split_by_need(model, requests)
     runtime = replace(runtime, threads=max(1, lent() // workers))
-    site = WorkerTask({name: _in_memory(request) for name, request in requests.items()}, whole, reduced, runtime)
+    task = WorkerTask({name: _in_memory(request) for name, request in requests.items()}, whole, reduced, runtime)
     if parallel.shares_memory():
-        return replace(site, runner=Runner(model, whole, reduced, runtime, complete=True))
+        return replace(task, runner=Runner(model, whole, reduced, runtime, complete=True))
     path = scratch.folder("calibration by processes (set joblib back to threads)") / "model.onnx"
     ir.save(model.clone(), path, external_data=f"{path.name}.data")
-    return replace(site, model=str(path.resolve()))
+    return replace(task, model=str(path.resolve()))
 
 
 def _in_memory(request: Request) -> Request:
@@ -129,17 +129,17 @@ def _chunks(feeds: Iterable[Feed], first: int, size: int) -> Iterator[Chunk]:
         first += len(chunk)
 
 
-def _results(site: WorkerTask, chunks: Iterator[Chunk], workers: int) -> Iterator[tuple[int, Statistics]]:
+def _results(task: WorkerTask, chunks: Iterator[Chunk], workers: int) -> Iterator[tuple[int, Statistics]]:
     """(samples, their statistics), in order; a few chunks are under way at a time."""
     yield from parallel.results(
-        (parallel.delayed(_work, site, *chunk) for chunk in chunks), workers, "threads", ahead=workers + 1
+        (parallel.delayed(_work, task, *chunk) for chunk in chunks), workers, "threads", ahead=workers + 1
     )
 
 
-def _work(site: WorkerTask, first: int, feeds: list[Feed]) -> tuple[int, Statistics]:
+def _work(task: WorkerTask, first: int, feeds: list[Feed]) -> tuple[int, Statistics]:
     """Run and count a few samples."""
-    runner = site.opened()
-    statistics = {name: request.search.observe(request.settings) for name, request in site.requests.items()}
+    runner = task.opened()
+    statistics = {name: request.search.observe(request.settings) for name, request in task.requests.items()}
     for index, feed in enumerate(feeds, first):
         count_sample(runner, feed, statistics, index)
     return len(feeds), statistics

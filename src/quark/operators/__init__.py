@@ -16,8 +16,8 @@ from quark.operators.registry import (
     node,
     overload,
 )
-from quark.operators.site import NodeFacts
 from quark.operators.storage import StoredWeight, stored, stream
+from quark.operators.views import NodeFacts
 
 __all__ = [
     "DOMAIN",

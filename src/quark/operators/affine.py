@@ -17,7 +17,7 @@ import numpy as np
 from quark.errors import ModelError, check_name
 from quark.numerics.elements import ELEMENTS, Element, Float, Int
 from quark.operators.body import LOWEST_OPSET, Body
-from quark.operators.site import NodeFacts, from_float, to_float
+from quark.operators.views import NodeFacts, from_float, to_float
 
 ATTRIBUTES: dict[str, int | str] = {"axis": 0}
 #: ``TensorProto`` type of the zero point -> the format stored in it.
@@ -30,14 +30,14 @@ _CLIPPED_FLOATS = ("FLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2")
 _CAST_FROM = {"FLOAT8E4M3FN": 19, "FLOAT8E5M2": 19, "INT4": 21, "UINT4": 21, "INT2": 25, "UINT2": 25}  # opset
 
 
-def variant(attributes: Mapping, site: NodeFacts) -> str:
-    """The overload of a node at ``site``: stored type, granularity, type of x.
+def variant(attributes: Mapping, facts: NodeFacts) -> str:
+    """The overload of a node at ``facts``: stored type, granularity, type of x.
 
     Raises:
         ConfigError: the operators have no such type.
     """
-    check_name("zero point type", site.code_type, STORED)
-    return f"{site.code_type}.{'axis' if site.per_axis else 'tensor'}.{site.elem_type}"
+    check_name("zero point type", facts.code_type, STORED)
+    return f"{facts.code_type}.{'axis' if facts.per_axis else 'tensor'}.{facts.elem_type}"
 
 
 def write_quantize(body: Body, attributes: Mapping, label: str) -> str:

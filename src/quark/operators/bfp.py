@@ -22,7 +22,7 @@ from quark.errors import ConfigError
 from quark.operators.arithmetic import floor_power, round_integer
 from quark.operators.blockwise import all_finite, copy_nonfinite, is_finite, shared_power, spread
 from quark.operators.body import Body
-from quark.operators.site import NodeFacts, View, from_blocks, from_float, to_blocks, to_float, view_of
+from quark.operators.views import NodeFacts, View, from_blocks, from_float, to_blocks, to_float, view_of
 
 TWO_LEVELS = ("to_bfp_prime", "to_bfp_prime_shared")
 METHODS = ("to_bfp", *TWO_LEVELS)
@@ -42,8 +42,8 @@ _SMALLEST_NORMAL = 2.0**-126
 _NO_SUBNORMAL_MATTERS = 2.0**-90  # above it, what is subnormal rounds to zero by itself
 
 
-def variant(attributes: Mapping, site: NodeFacts) -> str:
-    """The overload of a node at ``site``.
+def variant(attributes: Mapping, facts: NodeFacts) -> str:
+    """The overload of a node at ``facts``.
 
     Raises:
         ConfigError: attributes that contradict each other.
@@ -51,7 +51,7 @@ def variant(attributes: Mapping, site: NodeFacts) -> str:
     size, sub = attributes["block_size"], attributes["sub_block_size"]
     if attributes["bfp_method"] in TWO_LEVELS and size % sub:
         raise ConfigError(f"sub_block_size {sub} does not divide block_size {size}")
-    return view_of(site, attributes["axis"], size).label
+    return view_of(facts, attributes["axis"], size).label
 
 
 def write(body: Body, attributes: Mapping, label: str) -> str:

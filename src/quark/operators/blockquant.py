@@ -20,7 +20,7 @@ from quark.numerics.scales import SCALE_RULES
 from quark.operators.arithmetic import HALF_EVEN, floor_power, round_float, round_integer
 from quark.operators.blockwise import SMALLEST_EXPONENT, block_of, copy_nonfinite, spread
 from quark.operators.body import Body
-from quark.operators.site import NodeFacts, View, from_blocks, from_float, to_blocks, to_float, view_of
+from quark.operators.views import NodeFacts, View, from_blocks, from_float, to_blocks, to_float, view_of
 
 ATTRIBUTES: dict[str, int | str] = {"format": "nvfp4", "axis": -1}
 
@@ -30,10 +30,10 @@ def formats() -> tuple[str, ...]:
     return tuple(name for name, row in BLOCKS.items() if not row.sub_block and not row.carry)
 
 
-def variant(attributes: Mapping, site: NodeFacts) -> str:
-    """The overload of a node at ``site``."""
-    view = view_of(site, attributes["axis"], block_of(attributes).size)
-    return (View("ragged", 0, view.elem_type, site.finite) if view.kind == "one" else view).label  # a scalar has no -1
+def variant(attributes: Mapping, facts: NodeFacts) -> str:
+    """The overload of a node at ``facts``."""
+    view = view_of(facts, attributes["axis"], block_of(attributes).size)
+    return (View("ragged", 0, view.elem_type, facts.finite) if view.kind == "one" else view).label  # a scalar has no -1
 
 
 def write(body: Body, attributes: Mapping, label: str) -> str:

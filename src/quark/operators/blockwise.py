@@ -1,6 +1,6 @@
 """What the block operators share: block maxima, infinities and NaN set aside, parameters spread over their blocks.
 
-Blocks are [M, size, inner..] (see ``site``), or [M, sub-blocks, size, inner..] for two levels; maxima and parameters
+Blocks are [M, size, inner..] (see ``facts``), or [M, sub-blocks, size, inner..] for two levels; maxima and parameters
 keep their axes with length 1.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from quark.numerics.blocks import BLOCKS, Block, named
 from quark.operators.arithmetic import at_least, floor_power
 from quark.operators.body import Body
-from quark.operators.site import View
+from quark.operators.views import View
 
 SMALLEST_EXPONENT = -127
 #: Blocks along the last axis up to this length: a product with a row of ones beats broadcasting, which ONNX Runtime

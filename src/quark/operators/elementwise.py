@@ -19,7 +19,7 @@ from quark.numerics.elements import ELEMENTS, Float, Int
 from quark.operators.affine import beside
 from quark.operators.arithmetic import round_float
 from quark.operators.body import Body
-from quark.operators.site import NodeFacts, from_float, to_float
+from quark.operators.views import NodeFacts, from_float, to_float
 
 ATTRIBUTES: dict[str, int | str] = {"format": "fp8_e4m3", "axis": 0}
 
@@ -29,9 +29,9 @@ def formats() -> tuple[str, ...]:
     return tuple(name for name, row in ELEMENTS.items() if isinstance(row, Int | Float))
 
 
-def variant(attributes: Mapping, site: NodeFacts) -> str:
-    """The overload of a node at ``site``: granularity and type of x."""
-    return f"{'axis' if site.per_axis else 'tensor'}.{site.elem_type}"
+def variant(attributes: Mapping, facts: NodeFacts) -> str:
+    """The overload of a node at ``facts``: granularity and type of x."""
+    return f"{'axis' if facts.per_axis else 'tensor'}.{facts.elem_type}"
 
 
 def write(body: Body, attributes: Mapping, label: str) -> str:

@@ -25,7 +25,7 @@ from onnx import (
 
 from quark.errors import ModelError
 from quark.operators.registry import DOMAIN, OPERATORS, OWN_DOMAIN, VERSION, function_for, get_operator, overload
-from quark.operators.site import NodeFacts
+from quark.operators.views import NodeFacts
 
 #: The IR version from which functions and nodes have overload names.
 OVERLOADS_FROM_IR = 10

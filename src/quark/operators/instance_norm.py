@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quark.operators.body import Body
-from quark.operators.site import NodeFacts
+from quark.operators.views import NodeFacts
 
 ATTRIBUTES: dict[str, float | str] = {"epsilon": 1e-5}
 
 
-def variant(attributes: Mapping, site: NodeFacts) -> str:
+def variant(attributes: Mapping, facts: NodeFacts) -> str:
     """One body for every tensor."""
     return "all"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quark.operators.body import Body
-from quark.operators.site import NodeFacts
+from quark.operators.views import NodeFacts
 
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 #: Tensors whose grid the node states, as its attributes name them.
@@ -22,7 +22,7 @@ _ZERO_POINTS: dict[str, float | str] = {f"{tensor}_zero_point": 0 for tensor in 
 ATTRIBUTES: dict[str, float | str] = {"direction": "forward", "hidden_size": 1, "layout": 0, **_SCALES, **_ZERO_POINTS}
 
 
-def variant(attributes: Mapping, site: NodeFacts) -> str:
+def variant(attributes: Mapping, facts: NodeFacts) -> str:
     """One body for every tensor."""
     return "all"
 

@@ -18,16 +18,16 @@ from quark.numerics.elements import ELEMENTS, Float
 from quark.operators.arithmetic import round_float, round_integer
 from quark.operators.blockwise import copy_nonfinite, shared_power, spread
 from quark.operators.body import Body
-from quark.operators.site import NodeFacts, View, from_blocks, from_float, to_blocks, to_float, view_of
+from quark.operators.views import NodeFacts, View, from_blocks, from_float, to_blocks, to_float, view_of
 
 ELEMENT_TYPES = ("fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "int8")
 ATTRIBUTES: dict[str, int | str] = {"element_dtype": "int8", "axis": 1, "block_size": 32, "rounding_mode": 0}
 _INT8_UNIT = -6
 
 
-def variant(attributes: Mapping, site: NodeFacts) -> str:
-    """The overload of a node at ``site``."""
-    return view_of(site, attributes["axis"], attributes["block_size"]).label
+def variant(attributes: Mapping, facts: NodeFacts) -> str:
+    """The overload of a node at ``facts``."""
+    return view_of(facts, attributes["axis"], attributes["block_size"]).label
 
 
 def write(body: Body, attributes: Mapping, label: str) -> str:

@@ -17,7 +17,7 @@ from onnx import FunctionProto, NodeProto, helper
 from quark.errors import ConfigError, ModelError, check_name, unknown
 from quark.operators import affine, bfp, blockquant, elementwise, instance_norm, lstm, mx, storage
 from quark.operators.body import LOWEST_OPSET, Body
-from quark.operators.site import NodeFacts
+from quark.operators.views import NodeFacts
 
 DOMAIN = "com.amd.quark"
 OWN_DOMAIN = "org.openquark"
@@ -34,7 +34,7 @@ class Operator:
         inputs: names of the inputs; functions have a prefix of them.
         attributes: names and defaults, in the order of the overload name.
         allowed: values that an attribute may take: a tuple of them, a range, or a function that gives a tuple.
-        variant: (attributes, site) -> label of the body to use there.
+        variant: (attributes, facts) -> label of the body to use there.
         write: (body, attributes, label) -> name of the output.
         optional: names of attributes that a node has only where it needs them.
     """
@@ -195,11 +195,11 @@ def get_operator(name: str) -> Operator:
     return OPERATORS[name]
 
 
-def overload(name: str, attributes: Mapping[str, float | str] | None = None, site: NodeFacts = NodeFacts()) -> str:  # noqa: B008
-    """The overload name of a node: every attribute value, and the body to use at ``site``."""
+def overload(name: str, attributes: Mapping[str, float | str] | None = None, facts: NodeFacts = NodeFacts()) -> str:  # noqa: B008
+    """The overload name of a node: every attribute value, and the body to use at ``facts``."""
     operator = get_operator(name)
     settings = operator.settings(attributes)
-    return ",".join(str(value) for value in settings.values()) + "@" + operator.variant(settings, site)
+    return ",".join(str(value) for value in settings.values()) + "@" + operator.variant(settings, facts)
 
 
 def node(
@@ -207,26 +207,26 @@ def node(
     inputs: Sequence[str],
     outputs: Sequence[str],
     attributes: Mapping[str, float | str] | None = None,
-    site: NodeFacts = NodeFacts(),  # noqa: B008 (a frozen value)
+    facts: NodeFacts = NodeFacts(),  # noqa: B008 (a frozen value)
     name: str = "",
 ) -> NodeProto:
-    """A node of one of our operators, with every attribute written and the overload of its ``site``.
+    """A node of one of our operators, with every attribute written and the overload of its ``facts``.
 
     Args:
         op_name: a key of ``OPERATORS``.
         inputs, outputs: names of values.
         attributes: those that differ from the defaults.
-        site: what is known about the tensors of the node.
+        facts: what is known about the tensors of the node.
         name: of the node.
 
     Raises:
         ConfigError: an unknown operator or attribute, or a value outside its range.
-        ModelError: the tensor at ``site`` has no such axis.
+        ModelError: the tensor at ``facts`` has no such axis.
     """
     operator = get_operator(op_name)
     settings: dict[str, Any] = dict(operator.settings(attributes))
     made = helper.make_node(op_name, list(inputs), list(outputs), name or None, domain=operator.domain, **settings)
-    made.overload = overload(op_name, attributes, site)
+    made.overload = overload(op_name, attributes, facts)
     return made
 
 

@@ -38,7 +38,7 @@ from quark.numerics.packing import pack, sign_extended
 from quark.operators.affine import beside
 from quark.operators.blockwise import block_of, format_attributes
 from quark.operators.body import Body
-from quark.operators.site import NodeFacts
+from quark.operators.views import NodeFacts
 
 BLOCK_ATTRIBUTES: dict[str, int | str] = {"format": "mxfp4", "axis": -1, "length": 0}
 BLOCK_INPUTS = ("codes", "scales", "shifts", "tensor_scale")
@@ -115,8 +115,8 @@ def stream(codes: np.ndarray, bits: int) -> np.ndarray:
     return pack(codes.reshape(-1), bits)
 
 
-def block_variant(attributes: Mapping, site: NodeFacts) -> str:
-    """One body serves every site; the axis must be counted from the back, because the function knows no rank."""
+def block_variant(attributes: Mapping, facts: NodeFacts) -> str:
+    """One body serves every facts; the axis must be counted from the back, because the function knows no rank."""
     if attributes["axis"] >= 0:
         raise ConfigError(f"axis of BlockDequantize is {attributes['axis']}; it is counted from the back: -1, -2 ..")
     return ""
@@ -164,9 +164,9 @@ def _step(body: Body, block: Block, before: str, after: list[str], runs: int) ->
     return body.op("Mul", step, body.op("Reshape", factors, body.concat(before, body.ints(runs, 1), *after)))
 
 
-def packed_variant(attributes: Mapping, site: NodeFacts) -> str:
-    """The overload of a node at ``site``: granularity."""
-    return "axis" if site.per_axis else "tensor"
+def packed_variant(attributes: Mapping, facts: NodeFacts) -> str:
+    """The overload of a node at ``facts``: granularity."""
+    return "axis" if facts.per_axis else "tensor"
 
 
 def write_packed(body: Body, attributes: Mapping, label: str) -> str:

@@ -32,13 +32,22 @@ from quark.search.target import Target
 from quark.search.trials import DROP, LATE
 from quark.search.values import FLOAT
 from quark.torch.algorithms.registry import ALGORITHMS
-from quark.torch.bench import Predictions, Site, Traffic, lay_out, outputs_before, outputs_of, running, scores
 from quark.torch.config.schemes import GGUF, NAMES
 from quark.torch.config.schemes import scheme as named
 from quark.torch.config_file import config_of
 from quark.torch.digest import digest_of_samples, identity_of_model
 from quark.torch.export.formats import FORMATS, PROGRAMS, format_for, works
 from quark.torch.export.write_as import check_experts, config_for, export_as
+from quark.torch.layer_runs import (
+    FloatOutputs,
+    Predictions,
+    Traffic,
+    lay_out,
+    outputs_before,
+    outputs_of,
+    running,
+    scores,
+)
 from quark.torch.machine import MI300X
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.sensitivity import costs_of, kept_bytes, matched, unfit
@@ -146,24 +155,24 @@ class Search:
     def __init__(self, model: nn.Module, parts: Sequence[list[Any]], goal: Goal, folder: Path, book: Journal) -> None:
         self.model, self.goal, self.book, self.clock = model, goal, book, Clock(goal.seconds)
         self.fit, self.trials, self.untried = parts[0], list[Trial](), list[tuple[str, str]]()
-        self.site, self.before = self.laid_out(parts[1], made(folder / "choose"))
+        self.common, self.before = self.laid_out(parts[1], made(folder / "choose"))
         self.float_bytes = round(sum(kept_bytes(one, goal.program) for one in model.parameters()))
         values = {name: one.value for name, one in self.before.items()}
         self.target = target_of(goal, values, vocabulary(model))
         self.float_value = values.get(self.target.metric, float("inf"))
 
-    def laid_out(self, samples: Sequence[Any], folder: Path) -> tuple[Site, dict[str, Score]]:
+    def laid_out(self, samples: Sequence[Any], folder: Path) -> tuple[FloatOutputs, dict[str, Score]]:
         """Samples with the outputs of the float model, and its measures."""
         with self.clock.during("laying out"):
-            site = lay_out(self.model, samples, folder)
-            return site, self.figures(site, outputs_before)
+            common = lay_out(self.model, samples, folder)
+            return common, self.figures(common, outputs_before)
 
     def figures(
-        self, site: Site, outputs: Callable[[nn.Module, Site], list[Predictions]] = outputs_of
+        self, common: FloatOutputs, outputs: Callable[[nn.Module, FloatOutputs], list[Predictions]] = outputs_of
     ) -> dict[str, Score]:
         """The measures of the model as it is."""
         if self.goal.metric is None:
-            return scores(outputs(self.model, site))
+            return scores(outputs(self.model, common))
         with running(self.model):
             return {"metric": score_of(self.goal.metric(self.model), "metric")}
 
@@ -188,7 +197,7 @@ class Search:
         trial = Trial(name, values, bytes=self.size(values), causes=(cause,) if cause else ())
         try:
             with self.clock.during(kind_of(values)):
-                found = kept_score(self.book, f"trial {name}", lambda: self.value(values, self.site))
+                found = kept_score(self.book, f"trial {name}", lambda: self.value(values, self.common))
         except QuarkError as error:
             trial = replace(trial, error=str(error))
         else:
@@ -197,14 +206,14 @@ class Search:
         self.trials.append(trial)
         return trial
 
-    def value(self, values: Mapping[str, Any], site: Site) -> Score:
+    def value(self, values: Mapping[str, Any], common: FloatOutputs) -> Score:
         """The metric of the quantized model."""
         scheme, program = values["scheme"], self.goal.program
         kept = getattr(self.model, "dtype", next(self.model.parameters()).dtype)
         config = config_for(config_of(values, self.model), format_for(schemes_in(values), program), program, kept)
         with ExitStack() as undo:
             ModelQuantizer(config).quantize(self.model, self.fit if needs_data(scheme, values) else None, undo)
-            return self.figures(site)[self.target.metric]
+            return self.figures(common)[self.target.metric]
 
     def late(self, name: str, values: Mapping[str, Any]) -> bool:
         """Whether a trial would end too late for the winner to be made twice again: judged on samples that decided
@@ -330,8 +339,8 @@ def concluded(search: Search, samples: list[Any], count: int, folder: Path) -> O
     if search.goal.metric is not None:
         notes.append("the function that chose the winner also reports on it, on data of its own")
     elif samples:
-        site, before = search.laid_out(samples, made(folder / "report"))
-        found = before, search.value(winner.values, site)
+        common, before = search.laid_out(samples, made(folder / "report"))
+        found = before, search.value(winner.values, common)
     program = format_for(schemes_in(winner.values), search.goal.program)
     facts = program, target, search.float_value, search.float_bytes
     outcome = Outcome(winner, bool(good), search.trials, *facts, notes=notes, untried=search.untried)

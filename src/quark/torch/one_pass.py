@@ -24,11 +24,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from quark.files.whole import part_of
+from quark.files.atomic import part_of
 from quark.torch.algorithms.blocks import first
-from quark.torch.bench import Bench, Site, open_bench, running
 from quark.torch.calibration import run
 from quark.torch.config.model import QConfig
+from quark.torch.layer_runs import FloatOutputs, LayerRuns, open_runs, running
 from quark.torch.outputs import answer
 from quark.torch.structure import run_model
 
@@ -38,36 +38,40 @@ Losses = dict[tuple[str, str], float]
 
 
 def losses(
-    model: nn.Module, site: Site, configs: Mapping[str, QConfig], layers: Mapping[str, Sequence[str]], metric: str
+    model: nn.Module,
+    common: FloatOutputs,
+    configs: Mapping[str, QConfig],
+    layers: Mapping[str, Sequence[str]],
+    metric: str,
 ) -> Losses:
     """The estimated loss of every layer under every candidate.
 
     Args:
         model: the float model; it is left as it was.
-        site: samples and float outputs.
+        common: samples and float outputs.
         configs: of the candidates.
         layers: names of the layers that a candidate quantizes.
         metric: ``kl``; anything else is the noise over the signal.
     """
     names = list(dict.fromkeys(name for found in layers.values() for name in found))
-    samples = range(min(SEEN, len(site.samples)))
+    samples = range(min(SEEN, len(common.samples)))
     kl = metric == "kl"
-    scale = sum(followed(model, site, k, names, kl) for k in samples)
+    scale = sum(followed(model, common, k, names, kl) for k in samples)
     found: Losses = {}
     for candidate, config in configs.items():
-        bench = open_bench(model, config, site)
+        runs = open_runs(model, config, common)
         try:
             sums = dict.fromkeys(layers[candidate], 0.0)
             for k in samples:
-                for name, value in products(bench, k, layers[candidate]):
+                for name, value in products(runs, k, layers[candidate]):
                     sums[name] += value
         finally:
-            bench.undo.close()
+            runs.undo.close()
         found |= {(name, candidate): (0.5 if kl else 1.0) * value / max(scale, 1e-30) for name, value in sums.items()}
     return found
 
 
-def followed(model: nn.Module, site: Site, k: int, names: Sequence[str], kl: bool) -> float:
+def followed(model: nn.Module, common: FloatOutputs, k: int, names: Sequence[str], kl: bool) -> float:
     """Write the gradients at the layers for sample ``k``; the positions of its outputs, or their energy."""
     leaves: dict[str, torch.Tensor] = {}
 
@@ -82,12 +86,12 @@ def followed(model: nn.Module, site: Site, k: int, names: Sequence[str], kl: boo
 
     hooks = {name: open_up(name) for name in names}
     with running(model), fixed(model), hooked(model, hooks), torch.enable_grad():
-        outputs = _logits(model, site.samples[k])
+        outputs = _logits(model, common.samples[k])
         product = (_direction(outputs, kl, k) * outputs).sum()
         found = torch.autograd.grad(product, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), found, strict=True)
     kept = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
-    path = _gradients(site, k)
+    path = _gradients(common, k)
     with part_of(path, SafetensorError) as part:
         save_file({name: grad.float().cpu().contiguous() for name, grad in kept.items()}, part)
     return float(outputs.numel() // outputs.shape[-1]) if kl else float((outputs.detach().double() ** 2).sum())
@@ -111,30 +115,30 @@ def _direction(outputs: torch.Tensor, kl: bool, seed: int) -> torch.Tensor:
     return (p - torch.zeros_like(p).scatter_(1, drawn, 1.0)).reshape(values.shape).to(outputs.device, outputs.dtype)
 
 
-def products(bench: Bench, k: int, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+def products(runs: LayerRuns, k: int, names: Sequence[str]) -> Iterator[tuple[str, float]]:
     """For every layer that sample ``k`` reaches: Σ over tokens (g · δ)²."""
     found: list[tuple[str, float]] = []
     calls: dict[str, int] = {}
-    with safe_open(_gradients(bench.site, k), framework="pt") as gradients:
+    with safe_open(_gradients(runs.common, k), framework="pt") as gradients:
 
         def look(name: str) -> Callable[..., Any]:
-            layer = bench.layers[name]
+            layer = runs.layers[name]
 
             def _hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
                 number = calls[name] = calls.get(name, -1) + 1
-                bench.switch(name, layer, True)
+                runs.switch(name, layer, True)
                 try:
                     changed = first(layer.forward(*args, **kwargs))
                 finally:
-                    bench.switch(name, layer, False)
+                    runs.switch(name, layer, False)
                 delta = (changed - first(output)).float().cpu()
                 product = (gradients.get_tensor(f"{name}:{number}") * delta).sum(-1)
                 found.append((name, float((product.double() ** 2).sum())))
 
             return _hook
 
-        with running(bench.model), hooked(bench.model, {name: look(name) for name in names}, True):
-            run(bench.model, bench.site.samples[k])
+        with running(runs.model), hooked(runs.model, {name: look(name) for name in names}, True):
+            run(runs.model, runs.common.samples[k])
     yield from found
 
 
@@ -163,5 +167,5 @@ def fixed(model: nn.Module) -> Iterator[None]:
             one.requires_grad_(True)
 
 
-def _gradients(site: Site, k: int) -> Path:
-    return site.folder / f"gradients{k}.safetensors"
+def _gradients(common: FloatOutputs, k: int) -> Path:
+    return common.folder / f"gradients{k}.safetensors"

@@ -27,12 +27,12 @@ from quark.search.solve import Alone, Judges, Question, solve
 from quark.search.target import Asked
 from quark.search.ties import fused
 from quark.search.values import FLOAT, Found, Study
-from quark.torch.bench import Site, lay_out, measure, running, traffic_of
 from quark.torch.config.schemes import scheme
 from quark.torch.config.tensor import QTensorConfig
 from quark.torch.config_file import WHOLE, check_values, config_of, split, template_of
 from quark.torch.digest import digest_of_samples
 from quark.torch.export.formats import format_for
+from quark.torch.layer_runs import FloatOutputs, lay_out, measure, running, traffic_of
 from quark.torch.machine import MI300X, Machine
 from quark.torch.quantizer import ModelQuantizer
 from quark.torch.sensitivity import LayerTrials, Progress, first_scheme, open_ledger, source_of
@@ -44,11 +44,11 @@ class ModuleMetric(PlanMetric):
 
     Attributes:
         model: the float model.
-        site: the data that plans are measured on.
+        common: the data that plans are measured on.
     """
 
     model: nn.Module
-    site: Site
+    common: FloatOutputs
 
     def measured(self, plan: Mapping[str, str]) -> float:
         """Quantize, measure, and put the float model back."""
@@ -62,12 +62,12 @@ class ModuleMetric(PlanMetric):
         """The metric of the model as it is."""
         with running(self.model):
             told = self.by_function(self.model)
-        return measure(self.model, self.site)[self.metric] if told is None else told
+        return measure(self.model, self.common)[self.metric] if told is None else told
 
     def on(self, samples: Sequence[Any], name: str) -> ModuleMetric:
         """The same on other data, whose float outputs go into a folder called ``name``."""
-        site = lay_out(self.model, samples, made(self.site.folder.parent / name))
-        return replace(self, site=site, data=digest_of_samples(samples))
+        common = lay_out(self.model, samples, made(self.common.folder.parent / name))
+        return replace(self, common=common, data=digest_of_samples(samples))
 
 
 def search(
@@ -125,13 +125,13 @@ def search(
     with private_folder() as folder, Journal.held(ledger):
         name = goal.metric if goal.metric in ("sqnr", "cosine", "mse") and metric is None else "kl"
         book = open_ledger(ledger, loaded, apart.fit, values, f"{name} for {goal.metric} by {digest_of(metric)}")
-        site = lay_out(loaded, apart.fit, made(folder / "trials"))
-        trials = LayerTrials(source, loaded, site, values, name, book, workers, progress, machine, program)
+        common = lay_out(loaded, apart.fit, made(folder / "trials"))
+        trials = LayerTrials(source, loaded, common, values, name, book, workers, progress, machine, program)
         studied = without_pinned(trials.study(candidates, estimate), values)
-        found, budget = with_energies(studied, loaded, site, budget)
+        found, budget = with_energies(studied, loaded, common, budget)
         question = Question(goal, budget, limit, rounds, compare, together(loaded, found.layers, program))
-        data = digest_of_samples(site.samples)
-        whole = ModuleMetric(values, apart.fit, goal.metric, metric, book, data, loaded, site)
+        data = digest_of_samples(common.samples)
+        whole = ModuleMetric(values, apart.fit, goal.metric, metric, book, data, loaded, common)
         return _solved(whole, found, apart, question, trials.losses if estimate else None)
 
 
@@ -168,7 +168,7 @@ def whole_values(config: Mapping[str, Any] | str | None, candidates: Sequence[st
     return values
 
 
-def with_energies(found: Study, model: nn.Module, site: Site, budget: str) -> tuple[Study, str]:
+def with_energies(found: Study, model: nn.Module, common: FloatOutputs, budget: str) -> tuple[Study, str]:
     """The study and the name of its cost: ``energy``, which is added, where the budget is a table in a file.
 
     Raises:
@@ -176,7 +176,7 @@ def with_energies(found: Study, model: nn.Module, site: Site, budget: str) -> tu
     """
     if not is_table(budget):
         return found, budget
-    traffic = traffic_of(model, found.layers, site.samples[0])
+    traffic = traffic_of(model, found.layers, common.samples[0])
     if odd := [name for name in found.layers if name not in traffic]:
         why = f"the multiplications of {odd[0]!r} cannot be counted: it is a part of a layer"
         raise ConfigError(f"--budget {budget!r}: {why}")

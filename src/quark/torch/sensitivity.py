@@ -4,7 +4,7 @@
     sqnr     of the outputs, dB; as a loss  Σ (x − y)² / Σ x²;  mse, cosine: likewise
     a function of the user's   |f(float model) − f(model with one layer quantized)|
 
-``quark.torch.bench`` calibrates a candidate once and switches single layers. With several workers every process
+``quark.torch.layer_runs`` calibrates a candidate once and switches single layers. With several workers every process
 (joblib: loky, or a cluster) loads the model from its folder and takes some neighbouring layers at a time.
 """
 
@@ -32,13 +32,13 @@ from quark.search.function import check_metric, digest_of, load_function, number
 from quark.search.refine import Pair
 from quark.search.values import FLOAT, Study, Trial
 from quark.torch import one_pass
-from quark.torch.bench import Bench, Site, Traffic, lay_out, open_bench, running, traffic_of
 from quark.torch.config.model import QConfig
 from quark.torch.config_file import check_candidate, config_of, split
 from quark.torch.digest import digest_of_samples, identity_of_model
 from quark.torch.export import gguf_size
 from quark.torch.export.layout import layout_of
 from quark.torch.language import load_model
+from quark.torch.layer_runs import FloatOutputs, LayerRuns, Traffic, lay_out, open_runs, running, traffic_of
 from quark.torch.layers import own_parameter
 from quark.torch.machine import MI300X, Machine, seconds_of
 from quark.torch.matching import Match, bind, choose_all, find_candidates, is_excluded, match
@@ -75,7 +75,7 @@ class Part:
     source: Source
     values: str
     candidate: str
-    site: Site
+    common: FloatOutputs
     names: tuple[str, ...]
     metric: str
 
@@ -119,8 +119,8 @@ def sensitivity(
     with private_folder() as folder, Journal.held(ledger):
         left_float = {key: value for key, value in base.items() if key != "scheme"}
         book = open_ledger(ledger, loaded, kept, left_float, metric)
-        site = lay_out(loaded, kept, folder)
-        found = LayerTrials(source, loaded, site, base, metric, book, workers, progress).study(candidates)
+        common = lay_out(loaded, kept, folder)
+        found = LayerTrials(source, loaded, common, base, metric, book, workers, progress).study(candidates)
         book.settle()
         return found
 
@@ -203,7 +203,7 @@ class LayerTrials:
     Attributes:
         source: of the model, for the processes that try.
         model: it, float.
-        site: samples, and the float outputs for them.
+        common: samples, and the float outputs for them.
         base: keys and values of the configuration that holds for the whole model.
         metric: what the layers are ranked by.
         ledger: where finished trials are kept.
@@ -215,7 +215,7 @@ class LayerTrials:
 
     source: Source
     model: nn.Module
-    site: Site
+    common: FloatOutputs
     base: Mapping[str, Any]
     metric: str
     ledger: Journal
@@ -230,7 +230,7 @@ class LayerTrials:
         values = {name: values_of(model, self.base, name) for name in candidates if name != FLOAT}
         layers = {name: matched(model, chosen) for name, chosen in values.items()}
         order = list(dict.fromkeys(name for found in layers.values() for name in found))
-        traffic = traffic_of(model, order, self.site.samples[0])
+        traffic = traffic_of(model, order, self.common.samples[0])
         reference = of_float(model, self.metric)
         pairs = [(name, c) for c, matches in layers.items() for name in matches]
         found = self.finished(pairs)
@@ -246,7 +246,7 @@ class LayerTrials:
                     costs = costs_of(item, here, traffic.get(name, Traffic()), self.machine, self.program)
                     made.append(trial_of(item, c, measured, reference, self.metric, costs))
         shown = self.metric if ":" not in self.metric else self.metric.rpartition(":")[2]
-        return Study(tuple(made), shown, len(self.site.samples), time.perf_counter() - start)
+        return Study(tuple(made), shown, len(self.common.samples), time.perf_counter() - start)
 
     def losses(self, pairs: Sequence[Pair]) -> list[float]:
         """The measured losses of layers under candidates, in their order; finished ones from the ledger."""
@@ -267,7 +267,7 @@ class LayerTrials:
         """The losses by one backward pass."""
         configs = {name: config_of(chosen, self.model) for name, chosen in values.items()}
         key = "kl" if self.metric == "kl" else "noise"
-        losses = one_pass.losses(self.model, self.site, configs, layers, self.metric)
+        losses = one_pass.losses(self.model, self.common, configs, layers, self.metric)
         return {place: {key: loss} for place, loss in losses.items()}
 
     def measure(
@@ -290,7 +290,7 @@ class LayerTrials:
         size = len(names) if self.workers == 1 else max(1, -(-len(names) // (4 * self.workers)))
         values = json.dumps(chosen, sort_keys=True)
         for start in range(0, len(names), max(size, 1)):
-            yield Part(self.source, values, candidate, self.site, tuple(names[start : start + size]), self.metric)
+            yield Part(self.source, values, candidate, self.common, tuple(names[start : start + size]), self.metric)
 
 
 def key_of(pair: Pair) -> str:
@@ -369,11 +369,11 @@ def results(parts: Sequence[Part], model: nn.Module, workers: int) -> Iterator[t
     """(part, layer, measures), as they are finished."""
     if workers == 1 or parallel.shares_memory("processes"):  # threads would change one model at the same time
         for part in parts:
-            bench = open_bench(model, config_of(json.loads(part.values), model), part.site)
+            runs = open_runs(model, config_of(json.loads(part.values), model), part.common)
             try:
-                yield from ((part, name, one_trial(bench, name, part.metric)) for name in part.names)
+                yield from ((part, name, one_trial(runs, name, part.metric)) for name in part.names)
             finally:
-                bench.undo.close()
+                runs.undo.close()
         return
     calls = (parallel.delayed(work, part, number) for number, part in enumerate(parts))
     done = parallel.results(calls, workers, "processes", ordered=False)
@@ -388,8 +388,8 @@ _MODEL = Lock()
 def work(part: Part, number: int) -> tuple[int, dict[str, dict[str, float]]]:
     """One part, on the model of the worker process."""
     with _MODEL:
-        bench = kept_bench(part.source, part.values, part.site.folder, _Samples(part.site.samples))
-        return number, {name: one_trial(bench, name, part.metric) for name in part.names}
+        runs = kept_runs(part.source, part.values, part.common.folder, _Samples(part.common.samples))
+        return number, {name: one_trial(runs, name, part.metric) for name in part.names}
 
 
 class _Samples:
@@ -406,20 +406,20 @@ class _Samples:
 
 
 @lru_cache(maxsize=1)
-def kept_bench(source: Source, values: str, folder: Path, samples: _Samples) -> Bench:
-    """The bench of a worker process; it stays for the parts that follow."""
+def kept_runs(source: Source, values: str, folder: Path, samples: _Samples) -> LayerRuns:
+    """The runs of a worker process; they stay for the parts that follow."""
     model = source.load()
-    return open_bench(model, config_of(json.loads(values), model), Site(samples.samples, folder))
+    return open_runs(model, config_of(json.loads(values), model), FloatOutputs(samples.samples, folder))
 
 
-def one_trial(bench: Bench, name: str, metric: str) -> dict[str, float]:
+def one_trial(runs: LayerRuns, name: str, metric: str) -> dict[str, float]:
     """Quantize one layer, and measure."""
     if ":" not in metric:
-        return bench.trial(name)
-    layer = bench.layers[name]
-    bench.switch(name, layer, True)
+        return runs.trial(name)
+    layer = runs.layers[name]
+    runs.switch(name, layer, True)
     try:
-        with running(bench.model):
-            return {"value": number_of(load_function(metric)(bench.model), metric.rpartition(":")[2])}
+        with running(runs.model):
+            return {"value": number_of(load_function(metric)(runs.model), metric.rpartition(":")[2])}
     finally:
-        bench.switch(name, layer, False)
+        runs.switch(name, layer, False)

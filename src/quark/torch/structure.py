@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from quark.torch.algorithms.blocks import Blocks, Stream, find_blocks, record
-from quark.torch.algorithms.context import Home
+from quark.torch.algorithms.context import BlockStore
 from quark.torch.calibration import device_of, evaluating, run
 from quark.torch.layers import kind_of, own_parameter
 from quark.torch.outputs import tensors_of
@@ -110,36 +110,36 @@ class Segment:
     single: Callable[[], list[torch.Tensor]] | None
 
 
-def find_structure(model: nn.Module, sample: Any = None, path: str = "", home: Home | None = None) -> Structure:
+def find_structure(model: nn.Module, sample: Any = None, path: str = "", store: BlockStore | None = None) -> Structure:
     """The structure of ``model``, which is not changed.
 
     Args:
         model: a float model.
         sample: an input; None makes one of token numbers.
         path: where the decoder blocks are; empty: found.
-        home: of the blocks.
+        store: of the blocks.
 
     Raises:
         DataError: no sample, and none can be made.
     """
-    home = home or Home()
+    store = store or BlockStore()
     sample = example(model) if sample is None else window(sample)
     with evaluating(model):
-        with home.recording():
+        with store.recording():
             blocks, stream = record(model, find_blocks(model, path), [sample])
         inside = {module for block in blocks.modules.values() for module in block.modules()} if blocks.path else set()
         groups: list[NormGroup] = []
         pairs: list[LayerPair] = []
         if blocks.path:
-            with home.recording():
+            with store.recording():
                 single = single_token(model, blocks, sample)
             known: dict[Hashable, tuple[str, list[NormGroup], list[LayerPair]]] = {}
-            for segment in segments(blocks, stream, single, home):
+            for segment in segments(blocks, stream, single, store):
                 found = found_in(segment, known)
                 groups += found[0]
                 pairs += found[1]
         whole = Segment("", model, lambda: tensors_of(run_model(model, sample)), None)
-        with home.recording():
+        with store.recording():
             groups += groups_of(whole, inside)
         if not blocks.path:
             pairs += pairs_of(whole, {name for group in groups for name in group.linears})
@@ -167,10 +167,10 @@ def found_in(
     return groups, pairs
 
 
-def segments(blocks: Blocks, stream: Stream, single: Stream | None, home: Home) -> Iterator[Segment]:
+def segments(blocks: Blocks, stream: Stream, single: Stream | None, store: BlockStore) -> Iterator[Segment]:
     """The blocks, each on what the float model hands it."""
     for name, block in blocks.modules.items():
-        with home.visiting(name):
+        with store.visiting(name):
             forward = runner(name, block, stream)
             yield Segment(name, block, forward, None if single is None else runner(name, block, single))
             stream = stream.advance(name, block)

@@ -39,7 +39,7 @@ from quark.torch.export.api import export_safetensors
 from quark.torch.export.custom_modes import QuantConfigParser
 from quark.torch.export.gguf_table import ARCHITECTURES, Architecture
 from quark.torch.export.shards import Item
-from quark.torch.export.verify import OfForeign, Reader
+from quark.torch.export.verify import FolderReader, OfForeign
 from quark.torch.quantization.config.config import FP8E4M3PerTensorSpec, OCP_MXFP4Spec, QConfig, QLayerConfig
 
 FP8 = FP8E4M3PerTensorSpec().to_quantization_spec()
@@ -145,9 +145,9 @@ def test_a_tensor_that_a_gguf_file_lacks(tmp_path: Path) -> None:
     writer.add_tensor("there", values)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
-    loss = gguf_tensors.Loss()
+    loss = gguf_tensors.FileLoss()
     there, lost = (
-        gguf_tensors.Entry(name, "F32", (2, 3), lambda: values, lambda: values) for name in ("there", "lost")
+        gguf_tensors.GGUFTensor(name, "F32", (2, 3), lambda: values, lambda: values) for name in ("there", "lost")
     )
     gguf_model.read_back(tmp_path / "m.gguf", [there], loss)
     assert loss.error == 0 and loss.total == float((values**2).sum())
@@ -156,9 +156,9 @@ def test_a_tensor_that_a_gguf_file_lacks(tmp_path: Path) -> None:
 
 
 def test_experts_of_one_layer_have_one_type() -> None:
-    def entry(kind: str, value: float, coded: bool = False) -> gguf_tensors.Entry:
+    def entry(kind: str, value: float, coded: bool = False) -> gguf_tensors.GGUFTensor:
         values = np.full((2, 32), value, np.float32)
-        return gguf_tensors.Entry("e", kind, (2, 32), lambda: 10 * values, lambda: values, coded)
+        return gguf_tensors.GGUFTensor("e", kind, (2, 32), lambda: 10 * values, lambda: values, coded)
 
     alike = gguf_tensors.together("e", [entry("Q8_0", 1, True), entry("Q8_0", 2, True)])
     assert (alike.kind, alike.shape, alike.coded) == ("Q8_0", (2, 2, 32), True)
@@ -204,7 +204,7 @@ def test_tensors_that_are_asked_for_by_name(tmp_path: Path) -> None:
     values = torch.arange(6.0).reshape(2, 3)
     save_file({"a": values}, tmp_path / "model.safetensors")
     with ExitStack() as undo:
-        reader = Reader(tmp_path, undo)
+        reader = FolderReader(tmp_path, undo)
         assert torch.equal(reader("a"), values) and torch.equal(reader("a", 1), values[1])
         with pytest.raises(ModelError, match="the tensor 'b' is not in the files"):
             reader("b")

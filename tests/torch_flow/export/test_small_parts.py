@@ -26,7 +26,7 @@ from quark.numerics.ggml_bytes import BLOCK, SUPER
 from quark.torch.config.type import ScaleType
 from quark.torch.export import checkpoint, extras, left_out, model_files, places, reader_scales, skeleton
 from quark.torch.export import transformers_reads as reads
-from quark.torch.export.gguf_tensors import Loss, holds, in_blocks, near_float16, squares
+from quark.torch.export.gguf_tensors import FileLoss, holds, in_blocks, near_float16, squares
 from quark.torch.export.write_as import config_for
 from quark.torch.quantization.config.config import (
     FP8E4M3PerTensorSpec,
@@ -416,8 +416,8 @@ def test_which_matrices_float16_has() -> None:
 
 
 def test_the_loss_of_a_file() -> None:
-    loss = Loss(error=9.0, total=100.0)
-    assert loss.relative == pytest.approx(0.3) and Loss().relative == 0.0
+    loss = FileLoss(error=9.0, total=100.0)
+    assert loss.relative == pytest.approx(0.3) and FileLoss().relative == 0.0
 
 
 SIGNED = {

@@ -30,12 +30,12 @@ from quark.errors import ConfigError
 from quark.files.journal import Journal
 from quark.measure.distance import Distance
 from quark.measure.outputs import divergence
-from quark.onnx import bench, fingerprint
+from quark.onnx import fingerprint, layer_runs
 from quark.onnx.algorithms.context import Context
 from quark.onnx.algorithms.trial import Trials
-from quark.onnx.bench import MODEL, Site
 from quark.onnx.data import Samples
 from quark.onnx.graph import model as files
+from quark.onnx.layer_runs import MODEL, FloatModelFiles
 from quark.onnx.qdq import slots
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.op_rules import OP_RULES
@@ -136,7 +136,7 @@ def mix(model: ir.Model, context: Context) -> Mixed:
     try:
         return decider.measured(found)
     finally:
-        bench.close()
+        layer_runs.close()
 
 
 def _check_output(model: ir.Model, config: AutoMixprecisionConfig) -> None:
@@ -264,7 +264,7 @@ class _Decider:
 
     def measured(self, found: tuple[LayerTargets, ...]) -> Mixed:
         """Score the candidates, rank them, and choose."""
-        site, data = self._site()
+        common, data = self._common()
         if self.context.journal:
             self.context.journal.same("the samples of mixed precision", data.encode())
         ledger = self._ledger(data)
@@ -273,13 +273,13 @@ class _Decider:
         for number in range(len(self.layers)):  # the ranges of all trials are found before any of them
             self.quantized({n: number for one in found if number in one.targets for n in one.nodes})
         choices = [dict.fromkeys(one.nodes, target) for one, target in tasks]
-        values = list(self._values(choices, site, ledger))
+        values = list(self._values(choices, common, ledger))
         best: dict[str, TargetScore] = {}
         for (one, target), value in zip(tasks, values, strict=True):
             if one.name not in best or self.harm(value) < self.harm(best[one.name].value):
                 best[one.name] = TargetScore(one, target, value)
         scores = tuple(sorted(best.values(), key=lambda score: self.harm(score.value)))
-        chosen, metric = self._choose(scores, lambda choice: self.value(choice, site, ledger))
+        chosen, metric = self._choose(scores, lambda choice: self.value(choice, common, ledger))
         return self.decided(scores, chosen, metric)
 
     def _choose(
@@ -314,21 +314,21 @@ class _Decider:
         """The metric with a sign that makes less better."""
         return 0.0 if value is None else -value if _more_is_better(self.config) else value
 
-    def _values(self, choices: list[Choice], site: Site, ledger: Journal) -> Iterator[float]:
+    def _values(self, choices: list[Choice], common: FloatModelFiles, ledger: Journal) -> Iterator[float]:
         """The metric of every choice; several at a time, and known ones not again. Only this thread writes files."""
         known = [self._known(choice, ledger) for choice in choices]
         todo = [choice for choice, value in zip(choices, known, strict=True) if value is None]
-        fresh = _run((parallel.delayed(self._measured, choice, site) for choice in todo), self.config.worker_num)
+        fresh = _run((parallel.delayed(self._measured, choice, common) for choice in todo), self.config.worker_num)
         for number, (choice, value) in enumerate(zip(choices, known, strict=True), 1):
             yield self._keep(choice, next(fresh), ledger) if value is None else value
             self.context.progress(SOURCE, number, len(choices))
 
-    def value(self, choice: Choice, site: Site, ledger: Journal) -> float:
+    def value(self, choice: Choice, common: FloatModelFiles, ledger: Journal) -> float:
         """The metric of the model of a choice; a known one is not measured again."""
-        return next(self._values([choice], site, ledger))
+        return next(self._values([choice], common, ledger))
 
-    def _measured(self, choice: Choice, site: Site) -> float:
-        return self.measure(self.quantized(choice), site)
+    def _measured(self, choice: Choice, common: FloatModelFiles) -> float:
+        return self.measure(self.quantized(choice), common)
 
     def _known(self, choice: Choice, ledger: Journal) -> float | None:
         found = ledger.done(_key(choice), float)
@@ -339,24 +339,24 @@ class _Decider:
         ledger.finish(_key(choice), value)
         return value
 
-    def measure(self, model: ir.Model, site: Site) -> float:
+    def measure(self, model: ir.Model, common: FloatModelFiles) -> float:
         """The metric of one model."""
         if self.config.metric_evaluate_fn is not None:
-            return self._evaluate(model, site)
-        runner, name = site.runner(model), site.outputs[0]
-        pairs = ((reference[name], runner.run(feed).values[name]) for feed, reference in site.pairs())
+            return self._evaluate(model, common)
+        runner, name = common.runner(model), common.outputs[0]
+        pairs = ((reference[name], runner.run(feed).values[name]) for feed, reference in common.pairs())
         function = self.config.metric_distance_fn
         if function is not None:
             call = _loaded(function)
             return float(np.mean([number_of(call(x, y), "metric_distance_fn") for x, y in pairs]))
         return metric_of(self.config.metric_default, pairs)
 
-    def _evaluate(self, model: ir.Model, site: Site) -> float:
+    def _evaluate(self, model: ir.Model, common: FloatModelFiles) -> float:
         """How far the user's figure of merit is from the float model's."""
         call = _loaded(self.config.metric_evaluate_fn or "")
         if self.reference is None:
-            self.reference = number_of(call(str(site.model)), "metric_evaluate_fn")
-        with tempfile.TemporaryDirectory(dir=site.folder, ignore_cleanup_errors=True) as folder:
+            self.reference = number_of(call(str(common.model)), "metric_evaluate_fn")
+        with tempfile.TemporaryDirectory(dir=common.folder, ignore_cleanup_errors=True) as folder:
             path = Path(folder) / "quantized.onnx"
             files.save(model, path)
             return abs(number_of(call(str(path)), "metric_evaluate_fn") - self.reference)
@@ -365,7 +365,7 @@ class _Decider:
         """The model with the layers of ``choice`` in their targets' precision, before any fine-tuning."""
         return self.trials.quantized(self.job_of(choice))
 
-    def _site(self) -> tuple[Site, str]:
+    def _common(self) -> tuple[FloatModelFiles, str]:
         """The float model, the samples and the float output in a folder, and a digest of the data."""
         output = self.model.graph.outputs[self.config.metric_output_index].name or ""
         folder = self.context.scratch.folder("automatic mixed precision").resolve()
@@ -374,7 +374,7 @@ class _Decider:
         samples = samples_of(self.model, options, self.context.reader)
         if self.config.data_size:
             samples = Samples(samples, self.config.data_size)
-        return bench.lay_out(Site(folder, SOURCE, (output,), 0, self.job), samples)
+        return layer_runs.lay_out(FloatModelFiles(folder, SOURCE, (output,), 0, self.job), samples)
 
     def _ledger(self, data: str) -> Journal:
         """Finished measurements; what only says which of them are wanted does not count."""

@@ -96,71 +96,71 @@ def _scalar(value: object, dtype: np.dtype) -> np.ndarray:
 def _moved_ints(*attributes: tuple[str, int]) -> Adapter:
     """Integer attributes that became int64 inputs at the given positions."""
 
-    def adapt(node: ir.Node, site: AdapterTarget) -> None:
+    def adapt(node: ir.Node, target: AdapterTarget) -> None:
         for name, position in attributes:
             value = _take(node, name)
             if value is not None:
-                set_input(node, position, site.constant(node, _ints(value), name))
+                set_input(node, position, target.constant(node, _ints(value), name))
 
     return adapt
 
 
-def _broadcast_axis(node: ir.Node, site: AdapterTarget) -> None:
+def _broadcast_axis(node: ir.Node, target: AdapterTarget) -> None:
     """Opset 7 broadcasts as NumPy does; before, ``axis`` said where the second input starts."""
     axis, broadcast = _take(node, "axis"), _take(node, "broadcast")
     if broadcast and isinstance(axis, int):
-        _align(node, 1, axis, site)
+        _align(node, 1, axis, target)
 
 
-def _slope_axis(node: ir.Node, site: AdapterTarget) -> None:
+def _slope_axis(node: ir.Node, target: AdapterTarget) -> None:
     """PRelu-7: the slope broadcasts as NumPy does; before, a vector belonged to the channels."""
     slope = _dimensions(node.inputs[1])
     if slope is None or (len(slope) == 1 and slope[0] != 1):
-        _align(node, 1, 1, site)
+        _align(node, 1, 1, target)
 
 
-def _align(node: ir.Node, position: int, axis: int, site: AdapterTarget) -> None:
+def _align(node: ir.Node, position: int, axis: int, target: AdapterTarget) -> None:
     """Append axes of size 1 to an input so that its first axis meets ``axis`` of the first input."""
     left, right = _dimensions(node.inputs[0]), _dimensions(node.inputs[position])
     if left is None or right is None:
         raise Refused("it broadcasts along an axis, and the ranks of its inputs are unknown")
     missing = len(left) - axis % len(left) - len(right)
     if missing > 0:
-        shape = site.constant(node, _ints([0] * len(right) + [1] * missing), "aligned_shape")
-        node.replace_input_with(position, site.insert(node, "Reshape", [node.inputs[position], shape], "aligned"))
+        shape = target.constant(node, _ints([0] * len(right) + [1] * missing), "aligned_shape")
+        node.replace_input_with(position, target.insert(node, "Reshape", [node.inputs[position], shape], "aligned"))
 
 
-def _moved_bound(node: ir.Node, site: AdapterTarget) -> None:
+def _moved_bound(node: ir.Node, target: AdapterTarget) -> None:
     """Clip-11: min and max became inputs of the type of the data."""
     for position, name in enumerate(("min", "max"), start=1):
         value = _take(node, name)
         if value is not None:
-            set_input(node, position, site.constant(node, _scalar(value, _data_type(node)), f"clip_{name}"))
+            set_input(node, position, target.constant(node, _scalar(value, _data_type(node)), f"clip_{name}"))
 
 
-def _moved_padding(node: ir.Node, site: AdapterTarget) -> None:
+def _moved_padding(node: ir.Node, target: AdapterTarget) -> None:
     """Pad-11: pads and value became inputs."""
-    set_input(node, 1, site.constant(node, _ints(_take(node, "pads")), "pads"))
+    set_input(node, 1, target.constant(node, _ints(_take(node, "pads")), "pads"))
     value = _take(node, "value")
     if value:
-        set_input(node, 2, site.constant(node, _scalar(value, _data_type(node)), "pad_value"))
+        set_input(node, 2, target.constant(node, _scalar(value, _data_type(node)), "pad_value"))
 
 
-def _moved_scales(node: ir.Node, site: AdapterTarget) -> None:
+def _moved_scales(node: ir.Node, target: AdapterTarget) -> None:
     """Upsample-9: scales became an input."""
     scales = np.array(_take(node, "scales"), np.float32)
-    set_input(node, 1, site.constant(node, scales, "scales"))
+    set_input(node, 1, target.constant(node, scales, "scales"))
 
 
-def _upsample_to_resize(node: ir.Node, site: AdapterTarget) -> None:
+def _upsample_to_resize(node: ir.Node, target: AdapterTarget) -> None:
     """Upsample-9 is Resize-10 under another name."""
     node.op_type = "Resize"
 
 
-def _resize_modes(node: ir.Node, site: AdapterTarget) -> None:
+def _resize_modes(node: ir.Node, target: AdapterTarget) -> None:
     """Resize-11 got a region of interest as its second input, and names for what Resize-10 did."""
     scales = input_at(node, 1)
-    set_input(node, 1, site.constant(node, np.zeros(0, np.float32), "roi"))
+    set_input(node, 1, target.constant(node, np.zeros(0, np.float32), "roi"))
     set_input(node, 2, scales)
     node.attributes.add(ir.AttrString("coordinate_transformation_mode", "asymmetric"))
     mode = node.attributes.get("mode")
@@ -178,7 +178,7 @@ def _nearest_mode(scales: ir.Value | None) -> str:
 
 
 def _renamed(op_type: str) -> Adapter:
-    def adapt(node: ir.Node, site: AdapterTarget) -> None:
+    def adapt(node: ir.Node, target: AdapterTarget) -> None:
         node.op_type = op_type
 
     return adapt
@@ -187,7 +187,7 @@ def _renamed(op_type: str) -> Adapter:
 def _drop(name: str) -> Adapter:
     """An attribute that has no meaning at inference."""
 
-    def adapt(node: ir.Node, site: AdapterTarget) -> None:
+    def adapt(node: ir.Node, target: AdapterTarget) -> None:
         node.attributes.pop(name, None)
 
     return adapt
@@ -196,7 +196,7 @@ def _drop(name: str) -> Adapter:
 def _only_first_output(what: str) -> Adapter:
     """Further outputs changed their meaning or went: fine where nobody reads them."""
 
-    def adapt(node: ir.Node, site: AdapterTarget) -> None:
+    def adapt(node: ir.Node, target: AdapterTarget) -> None:
         if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
             raise Refused(what)
         node.resize_outputs(1)
@@ -204,19 +204,19 @@ def _only_first_output(what: str) -> Adapter:
     return adapt
 
 
-def _batch_statistics(node: ir.Node, site: AdapterTarget) -> None:
+def _batch_statistics(node: ir.Node, target: AdapterTarget) -> None:
     """BatchNormalization-9 lost `spatial`; only spatial=1 has a later form."""
     if _take(node, "spatial") == 0:
         raise Refused("spatial=0 (statistics for every position) has no form in later opsets")
 
 
-def _split_count(node: ir.Node, site: AdapterTarget) -> None:
+def _split_count(node: ir.Node, target: AdapterTarget) -> None:
     """Split-18 wants to be told the number of equal parts."""
     if input_at(node, 1) is None:
         node.attributes.add(ir.AttrInt64("num_outputs", len(node.outputs)))
 
 
-def _softmax_axis(node: ir.Node, site: AdapterTarget) -> None:
+def _softmax_axis(node: ir.Node, target: AdapterTarget) -> None:
     """Softmax-13 normalizes over one axis; before, over all axes from ``axis`` on, taken together.
 
     One of those axes suffices where the others have size 1. Otherwise: flatten, normalize, restore the shape.
@@ -225,7 +225,7 @@ def _softmax_axis(node: ir.Node, site: AdapterTarget) -> None:
     node.attributes.pop("axis", None)
     shape = _dimensions(node.inputs[0])
     if shape is None or len(long_axes := _long_axes(shape, axis)) > 1:
-        _flatten_around(node, site, axis)
+        _flatten_around(node, target, axis)
     else:
         node.attributes.add(ir.AttrInt64("axis", (long_axes or [len(shape) - 1])[0]))
 
@@ -242,49 +242,51 @@ def _long_axes(shape: Sequence[int | None], axis: int) -> list[int]:
     return [k for k in range(axis % len(shape) if shape else 0, len(shape)) if shape[k] != 1]
 
 
-def _flatten_around(node: ir.Node, site: AdapterTarget, axis: int) -> None:
+def _flatten_around(node: ir.Node, target: AdapterTarget, axis: int) -> None:
     data, output = node.inputs[0], node.outputs[0]
-    shape = site.insert(node, "Shape", [data], "shape")
-    flat = site.insert(node, "Flatten", [data], "flat", [ir.AttrInt64("axis", axis)])
+    shape = target.insert(node, "Shape", [data], "shape")
+    flat = target.insert(node, "Flatten", [data], "flat", [ir.AttrInt64("axis", axis)])
     node.replace_input_with(0, flat)
     node.attributes.add(ir.AttrInt64("axis", -1))
-    _append_reshape(node, output, shape, site)
+    _append_reshape(node, output, shape, target)
 
 
-def _append_reshape(node: ir.Node, output: ir.Value, shape: ir.Value, site: AdapterTarget) -> None:
+def _append_reshape(node: ir.Node, output: ir.Value, shape: ir.Value, target: AdapterTarget) -> None:
     """The result of ``node`` in ``shape`` takes the name, the readers and the place of its output."""
     name = output.name
-    reshape = ir.Node("", "Reshape", [None, shape], num_outputs=1, name=site.names.fresh(f"{node.name or name}_shape"))
+    reshape = ir.Node(
+        "", "Reshape", [None, shape], num_outputs=1, name=target.names.fresh(f"{node.name or name}_shape")
+    )
     restored = reshape.outputs[0]
     restored.type, restored.shape = output.type, output.shape
     output.replace_all_uses_with(restored, replace_graph_outputs=True)
-    output.name, restored.name, output.shape = site.names.fresh(f"{name}_flat"), name, None
+    output.name, restored.name, output.shape = target.names.fresh(f"{name}_flat"), name, None
     reshape.replace_input_with(0, output)
     if node.graph is not None:
         node.graph.insert_after(node, reshape)
 
 
-def _roi_offset(node: ir.Node, site: AdapterTarget) -> None:
+def _roi_offset(node: ir.Node, target: AdapterTarget) -> None:
     """RoiAlign-16 shifts by half a pixel unless told not to."""
     if "coordinate_transformation_mode" not in node.attributes:
         node.attributes.add(ir.AttrString("coordinate_transformation_mode", "output_half_pixel"))
 
 
-def _dft_axis(node: ir.Node, site: AdapterTarget) -> None:
+def _dft_axis(node: ir.Node, target: AdapterTarget) -> None:
     """DFT-20: the axis became an input, and its default another one."""
     axis = int_attribute(node, "axis", 1)
     node.attributes.pop("axis", None)
-    set_input(node, 2, site.constant(node, np.array(axis, np.int64), "dft_axis"))
+    set_input(node, 2, target.constant(node, np.array(axis, np.int64), "dft_axis"))
 
 
-def _grid_mode(node: ir.Node, site: AdapterTarget) -> None:
+def _grid_mode(node: ir.Node, target: AdapterTarget) -> None:
     """GridSample-20 renamed its modes."""
     mode = _take(node, "mode") or "bilinear"
     renamed = {"bilinear": "linear", "bicubic": "cubic"}.get(str(mode), str(mode))
     node.attributes.add(ir.AttrString("mode", renamed))
 
 
-def _scale_per_channel(node: ir.Node, site: AdapterTarget) -> None:
+def _scale_per_channel(node: ir.Node, target: AdapterTarget) -> None:
     """GroupNormalization-21: scale and bias have one value a channel, before one a group."""
     groups = int_attribute(node, "num_groups", 1)
     shape = _dimensions(node.inputs[0])
@@ -295,20 +297,20 @@ def _scale_per_channel(node: ir.Node, site: AdapterTarget) -> None:
         array = constant_array(value)
         if array is not None:
             repeated = np.repeat(array, shape[1] // groups)
-            node.replace_input_with(position, site.constant(node, repeated, "per_channel"))
+            node.replace_input_with(position, target.constant(node, repeated, "per_channel"))
         else:
-            node.replace_input_with(position, _repeat(node, value, shape[1] // groups, site))
+            node.replace_input_with(position, _repeat(node, value, shape[1] // groups, target))
 
 
-def _repeat(node: ir.Node, value: ir.Value | None, times: int, site: AdapterTarget) -> ir.Value:
+def _repeat(node: ir.Node, value: ir.Value | None, times: int, target: AdapterTarget) -> ir.Value:
     """Each element of a vector ``times`` times, by nodes."""
-    column = site.insert(node, "Reshape", [value, site.constant(node, _ints([-1, 1]), "column")], "column")
-    block = site.insert(node, "Expand", [column, site.constant(node, _ints([1, times]), "times")], "repeated")
-    return site.insert(node, "Reshape", [block, site.constant(node, _ints([-1]), "vector")], "per_channel")
+    column = target.insert(node, "Reshape", [value, target.constant(node, _ints([-1, 1]), "column")], "column")
+    block = target.insert(node, "Expand", [column, target.constant(node, _ints([1, times]), "times")], "repeated")
+    return target.insert(node, "Reshape", [block, target.constant(node, _ints([-1]), "vector")], "per_channel")
 
 
 def _refuse(reason: str) -> Adapter:
-    def adapt(node: ir.Node, site: AdapterTarget) -> None:
+    def adapt(node: ir.Node, target: AdapterTarget) -> None:
         raise Refused(reason)
 
     return adapt

@@ -72,12 +72,12 @@ def _to_oldest(model: ir.Model) -> ir.Model:
 def _lift_nodes(model: ir.Model, version: int) -> None:
     if opset(model) < 7 or any(_type_is_missing(node) for node in all_nodes(model)):
         infer_shapes(model)
-    site = AdapterTarget(model.graph, Names(model))
+    target = AdapterTarget(model.graph, Names(model))
     for body, start in _bodies(model):
         nodes = [node for node in ir.traversal.RecursiveGraphIterator(body) if node.domain == ""]
         for node in nodes:
             try:
-                _adapt(node, start, version, site)
+                _adapt(node, start, version, target)
             except Refused as reason:
                 wish = f"node {label(node)} cannot be lifted from opset {start} to {version}"
                 raise ModelError(f"{wish}: {reason}") from None
@@ -96,12 +96,12 @@ def _type_is_missing(node: ir.Node) -> bool:
     return data is not None and node.op_type in TYPED and (data.type is None or data.shape is None)
 
 
-def _adapt(node: ir.Node, start: int, version: int, site: AdapterTarget) -> None:
+def _adapt(node: ir.Node, start: int, version: int, target: AdapterTarget) -> None:
     """Apply the changes between ``start`` (excluded) and ``version``; an operator may change its name on the way."""
     at = start
     while (change := _next_change(node.op_type, at, version)) is not None:
         at = change
-        dict(ADAPTERS[node.op_type])[change](node, site)
+        dict(ADAPTERS[node.op_type])[change](node, target)
     reason = misfit(node, version, start)
     if reason is not None:
         raise Refused(reason)

@@ -86,8 +86,8 @@ def walk_of(context: Context, path: str) -> BlockWalk:
         path: where the blocks are; empty: found.
     """
     whole = Blocks("", {"": context.model}), Stream(list(context.samples))
-    blocks, stream = record(context.model, find_blocks(context.model, path), context.samples, context.home)
-    with context.home.recording():
+    blocks, stream = record(context.model, find_blocks(context.model, path), context.samples, context.store)
+    with context.store.recording():
         wanted = rows_of(run_model(context.model, context.samples[0]))
     walk = BlockWalk(context, blocks, stream)
     if blocks.path and not same_rows(answers(walk, [0])[0], wanted):
@@ -131,7 +131,7 @@ def through(
 ) -> list[torch.Tensor]:
     """What a block makes of all samples."""
     undo = Undo()
-    with walk.context.home.visiting(name):
+    with walk.context.store.visiting(name):
         try:
             if change is not None:
                 change(replace(walk.context, undo=undo), name)

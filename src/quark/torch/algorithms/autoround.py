@@ -57,7 +57,7 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
     blocks = find_blocks(context.model, config.model_decoder_layers)
     check_inside(config.inside_layer_modules, context, blocks.modules)
     with disabled([context.model]):
-        blocks, stream = record(context.model, blocks, context.samples, context.home)
+        blocks, stream = record(context.model, blocks, context.samples, context.store)
     say_untuned(context, config.inside_layer_modules, blocks.modules)
     clean = Stream(list(stream.hidden), dict(stream.calls))
 
@@ -74,7 +74,7 @@ def run_autoround(context: Context, config: AutoRoundConfig) -> None:
             return [stream.advance(name, block), clean.behind(name, goals)]
 
     with float_weights(context):
-        walk(context.home, blocks, [stream, clean], work)
+        walk(context.store, blocks, [stream, clean], work)
 
 
 def target(stream: Stream, name: str, block: nn.Module, k: int) -> torch.Tensor:

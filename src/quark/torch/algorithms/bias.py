@@ -113,7 +113,7 @@ def float_means(context: Context, config: BiasCorrectionConfig) -> Floats:
     hooks = [layer.register_forward_hook(see) for layer in known.means]
     hooks += [module.register_forward_hook(keep(name)) for name, module in names.items()]
     try:
-        with disabled([context.model]), context.home.recording():
+        with disabled([context.model]), context.store.recording():
             for sample in context.samples:
                 run(context.model, sample)
     finally:
@@ -134,7 +134,7 @@ def run_bias_correction(context: Context, config: BiasCorrectionConfig, known: F
     items = biased(context)
     blocks = find_blocks(context.model, config.model_decoder_layers)
     with disabled([context.model]):
-        blocks, stream = record(context.model, blocks, context.samples, context.home)
+        blocks, stream = record(context.model, blocks, context.samples, context.store)
     corrected = 0
 
     def work(name: str, block: nn.Module, streams: list[Stream], again: Again) -> list[Stream]:
@@ -145,7 +145,7 @@ def run_bias_correction(context: Context, config: BiasCorrectionConfig, known: F
             again()
         return [streams[0].advance(name, block)]
 
-    walk(context.home, blocks, [stream], work)
+    walk(context.store, blocks, [stream], work)
     said = log.info if corrected else log.warning
     said("bias_correction: %d of %d layers with a bias corrected", corrected, len(items))
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from quark.errors import ConfigError, DataError, unknown
-from quark.torch.algorithms.context import Home
+from quark.torch.algorithms.context import BlockStore
 from quark.torch.calibration import arguments_of, run
 from quark.torch.first_input import first_input, with_input
 from quark.torch.layers import kind_of
@@ -140,13 +140,15 @@ class Enough(Exception):
     """Every layer of interest has been called; the rest need not run."""
 
 
-def record(model: nn.Module, blocks: Blocks, samples: list[Any], home: Home | None = None) -> tuple[Blocks, Stream]:
+def record(
+    model: nn.Module, blocks: Blocks, samples: list[Any], store: BlockStore | None = None
+) -> tuple[Blocks, Stream]:
     """The stream in front of the first block; blocks that are no chain are replaced by the model as one block.
 
     Args:
         model, blocks: the float model.
         samples: of the stream.
-        home: of the blocks.
+        store: of the blocks.
 
     Raises:
         DataError: no samples.
@@ -156,16 +158,16 @@ def record(model: nn.Module, blocks: Blocks, samples: list[Any], home: Home | No
     whole = Blocks("", {"": model}), Stream(list(samples))
     if not blocks.path:
         return whole
-    home = home or Home()
+    store = store or BlockStore()
     first_one, *others = samples
-    with home.recording():
+    with store.recording():
         found = recorded(model, blocks, [first_one])
     if others and found is not None:
         alone = recorded(model, blocks, [first_one], found.values)
         if alone is not None and equal_arguments(alone.calls, found.calls):
             rest = recorded(model, blocks, others, found.values)
         else:
-            with home.recording():
+            with store.recording():
                 rest = recorded(model, blocks, others)
         found = None if rest is None else found.joined(rest)
     if found is None:

@@ -71,7 +71,7 @@ class StreamNotes:
         """Nothing of it is needed any more."""
 
 
-class Home:
+class BlockStore:
     """Where decoder blocks are when it is not their turn: in memory; here next to nothing is to be done."""
 
     def recording(self) -> AbstractContextManager[None]:
@@ -108,14 +108,14 @@ class Context:
         samples: what it is calibrated with.
         found: which layer becomes what.
         undo: through which every change goes.
-        home: of the decoder blocks.
+        store: of the decoder blocks.
     """
 
     model: nn.Module
     samples: list[Any]
     found: Matches
     undo: Undo
-    home: Home = field(default_factory=Home)
+    store: BlockStore = field(default_factory=BlockStore)
 
     def layers(self) -> dict[nn.Module, Match]:
         """The layers whose weight is quantized and which multiply rows of features by a matrix (Linear, Conv1D)."""

@@ -64,7 +64,7 @@ def certain(after: Sequence[float], before: Sequence[float]) -> bool:
 
 
 @dataclass(frozen=True)
-class Ruler:
+class OutputDistance:
     """Measures how far the answers of the quantized model are from those of the float one.
 
     Answers as wide as an embedding's table are scores of words: the mean KL divergence of what the first predict, of
@@ -89,12 +89,12 @@ class Ruler:
         return tuple(self.distance(x, y) for x, y in zip(found, self.wanted, strict=True))
 
 
-def ruler(walk: BlockWalk, samples: list[int]) -> Ruler:
-    """A ruler for the model as it is now."""
+def output_distance(walk: BlockWalk, samples: list[int]) -> OutputDistance:
+    """A output_distance for the model as it is now."""
     wanted = answers(walk, samples)
     tables = [module.num_embeddings for module in walk.context.model.modules() if isinstance(module, nn.Embedding)]
     words = any(first.shape[-1] in tables for first in wanted[0][:1]) if wanted else False
-    return Ruler(walk, samples, wanted, divergence if words else squared if single(wanted) else shares)
+    return OutputDistance(walk, samples, wanted, divergence if words else squared if single(wanted) else shares)
 
 
 def single(wanted: list[list[torch.Tensor]]) -> bool:
@@ -104,7 +104,7 @@ def single(wanted: list[list[torch.Tensor]]) -> bool:
 
 def model_error(context: Context) -> Callable[[], float]:
     """A function: how far the answers of the model, quantized as it will be, are from those that it gives now."""
-    found = ruler(walk_of(context, ""), list(range(min(MODEL_SAMPLES, len(context.samples)))))
+    found = output_distance(walk_of(context, ""), list(range(min(MODEL_SAMPLES, len(context.samples)))))
     return lambda: sum(found.errors())
 
 
@@ -135,7 +135,7 @@ def best_change(walk: BlockWalk, changes: Sequence[Change]) -> Change | None:
     """
     if not changes:
         return None
-    measure = ruler(walk, list(range(len(walk.context.samples)))[:MODEL_SAMPLES])
+    measure = output_distance(walk, list(range(len(walk.context.samples)))[:MODEL_SAMPLES])
     before, errors = measure.errors(), [measure.errors(changes[0])]
     if not certain(errors[0], before):
         errors += [measure.errors(change) for change in changes[1:]]
@@ -146,5 +146,5 @@ def best_change(walk: BlockWalk, changes: Sequence[Change]) -> Change | None:
 def change_all(walk: BlockWalk, change: Change) -> None:
     """Make a change in every part of the model."""
     for part in walk.parts:
-        with walk.context.home.changing(part, walk.context.undo):
+        with walk.context.store.changing(part, walk.context.undo):
             change(walk.context, part)

@@ -83,7 +83,7 @@ def run_reconstruction(context: Context, config: Config) -> None:
     context = replace(context, samples=context.samples[: config.data_size])
     blocks = find_blocks(context.model, config.model_decoder_layers)
     with disabled([context.model]):
-        blocks, stream = record(context.model, blocks, context.samples, context.home)
+        blocks, stream = record(context.model, blocks, context.samples, context.store)
     items = trainable(context, config)
     clean, trained = Stream(list(stream.hidden), dict(stream.calls), stream.values), 0
 
@@ -96,7 +96,7 @@ def run_reconstruction(context: Context, config: Config) -> None:
             again()
         return [streams[0].advance(name, block), streams[1].advance(name, pair.twin)]
 
-    walk(context.home, blocks, [stream, clean], work)
+    walk(context.store, blocks, [stream, clean], work)
     said = log.info if trained else log.warning
     said("%s: %d of %d layers trained", config.name, trained, len(items))
 

@@ -34,7 +34,7 @@ from quark.algorithms.hadamard import Rotation, rotation
 from quark.errors import ConfigError, ModelError
 from quark.torch.algorithms.answers import BlockWalk, Change, answers, walk_of
 from quark.torch.algorithms.context import Context
-from quark.torch.algorithms.guard import MODEL_SAMPLES, best_of, change_all, ruler
+from quark.torch.algorithms.guard import MODEL_SAMPLES, best_of, change_all, output_distance
 from quark.torch.config.algorithms import RotationConfig
 from quark.torch.layers import kind_of, own_parameter
 from quark.torch.probe import CLOSE, all_equal
@@ -95,7 +95,7 @@ def run_rotation(context: Context, config: RotationConfig) -> None:
         return  # r3 belongs to the cache's quantizers
     given = context.samples
     context = replace(context, samples=given or [example(context.model)])
-    structure = find_structure(context.model, context.samples[0], config.model_decoder_layers, context.home)
+    structure = find_structure(context.model, context.samples[0], config.model_decoder_layers, context.store)
     walk = walk_of(context, config.model_decoder_layers)
     kept = [Turns(config, structure)]
     check(walk, kept)
@@ -153,7 +153,7 @@ def candidates(config: RotationConfig, structure: Structure) -> Iterator[list[Tu
 
 def worthwhile(walk: BlockWalk, tried: Iterable[list[Turns]]) -> list[Turns]:
     """The turns that make the quantized answers better, each beside those before it."""
-    measure = ruler(walk, list(range(len(walk.context.samples)))[:MODEL_SAMPLES])
+    measure = output_distance(walk, list(range(len(walk.context.samples)))[:MODEL_SAMPLES])
     lowest = measure.errors()
     kept: list[Turns] = []
     for alternatives in tried:

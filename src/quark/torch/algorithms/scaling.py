@@ -202,7 +202,7 @@ def scale_places(
         DataError: no samples.
     """
     sample = context.samples[0] if context.samples else None
-    found = chosen(find_structure(context.model, sample, path, context.home), layers)
+    found = chosen(find_structure(context.model, sample, path, context.store), layers)
     items = {name: item for item in context.found.quantized for name in item.layer.names if item.stages["weight"]}
     wanted = [place for place in found if any(name in items for name in place.readers)]
     if not wanted:
@@ -258,11 +258,12 @@ def choices(
 ) -> list[ScalingChoice]:
     """What is chosen at each place, block by block; the model stays as it is.
 
-    Blocks that an interrupted job has behind it are neither searched nor run again (``Home.known``, ``Home.passing``).
+    Blocks that an interrupted job has behind it are neither searched nor run again (``BlockStore.known``,
+    ``BlockStore.passing``).
     """
     from quark.report.progress import bars
 
-    context, stream, notes = walk.context, walk.stream, walk.context.home.passing()
+    context, stream, notes = walk.context, walk.stream, walk.context.store.passing()
     before, (handed_on, *_) = notes.read()
     found: list[ScalingChoice] = []
 
@@ -276,15 +277,15 @@ def choices(
             update("choose scales", done, len(walk.blocks.modules))
             here = [place for place in wanted if place.block == name]
             if done < before:
-                found.extend(choices_of(here, context.home.known(name).read() or {}))
+                found.extend(choices_of(here, context.store.known(name).read() or {}))
                 stream = stream.behind(name, handed_on)
                 continue
-            with context.home.visiting(name):
+            with context.store.visiting(name):
                 stream = stream.behind(name, chosen_at(name, block, stream, here))
             notes.write(done + 1, [stream.hidden])
     notes.forget()
     if outside := [place for place in wanted if place.block not in walk.blocks.modules]:
-        with context.home.recording():
+        with context.store.recording():
             chosen_at("", context.model, Stream(list(context.samples)), outside)
     return found
 
@@ -301,7 +302,7 @@ def choices_in(
     squares: bool,
 ) -> tuple[list[ScalingChoice], list[Any]]:
     """What is chosen in one block, or was by an interrupted job; and what the block hands on."""
-    kept = context.home.known(name)
+    kept = context.store.known(name)
     if (values := kept.read()) is not None:
         return list(choices_of(here, values)), [
             first(stream.forward(name, module, k)) for k in range(len(stream.hidden))

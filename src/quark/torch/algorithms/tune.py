@@ -79,7 +79,7 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
     blocks = find_blocks(context.model, path)
     check_inside(inside, context, blocks.modules)
     with disabled([context.model]):
-        blocks, stream = record(context.model, blocks, context.samples, context.home)
+        blocks, stream = record(context.model, blocks, context.samples, context.store)
     say_untuned(context, inside, blocks.modules)
     streams = [stream, Stream(list(stream.hidden), dict(stream.calls))] if paired else [stream]
 
@@ -92,7 +92,7 @@ def tune(context: Context, rounder: Rounder, inside: list[str], path: str = "", 
         return [one.advance(name, module) for one, module in zip(streams, [block, *twins], strict=True)]
 
     with float_weights(context), bars() as update:
-        walk(context.home, blocks, streams, work, partial(update, "tune"))
+        walk(context.store, blocks, streams, work, partial(update, "tune"))
 
 
 def tune_block(

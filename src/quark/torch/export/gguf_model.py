@@ -31,7 +31,7 @@ from quark.torch.export.gguf_architectures import (
     slides,
 )
 from quark.torch.export.gguf_table import Architecture
-from quark.torch.export.gguf_tensors import FLOATS, TYPES, Choice, Entry, Loss, entries_of
+from quark.torch.export.gguf_tensors import FLOATS, TYPES, FileLoss, GGUFTarget, GGUFTensor, entries_of
 from quark.torch.export.gguf_vocabulary import add_vocabulary
 from quark.torch.export.original import names_of as outside_names
 from quark.torch.export.state import own_tensors
@@ -55,7 +55,7 @@ def export_gguf(
     float_type: str = "F16",
     layer_types: Mapping[str, str] | None = None,
     verify: bool = True,
-) -> Loss:
+) -> FileLoss:
     """Write ``<output_dir>/<model_type>.gguf``.
 
     Args:
@@ -93,9 +93,11 @@ def export_gguf(
     target = Path(output_dir) / f"{model_type}.gguf"
     if target.exists():
         raise ConfigError(f"{str(target)!r} already exists; delete it, or export to another folder")
-    loss, apart = Loss(), taken_apart(model)
+    loss, apart = FileLoss(), taken_apart(model)
     is_float = not any(True for _ in quantized_layers(model))
-    choice = Choice(row, config, names_of(row, config), outside_names(apart), weight_type, types, float_type, is_float)
+    choice = GGUFTarget(
+        row, config, names_of(row, config), outside_names(apart), weight_type, types, float_type, is_float
+    )
     entries = [*entries_of(apart, tensors_of(apart), choice, loss), *factors(config)]
     with new_folder(output_dir, beside=True) as folder:
         write(folder / target.name, entries, config, row, Path(tokenizer_path))
@@ -138,7 +140,7 @@ def warn_of(model: nn.Module, config: Any, row: Architecture) -> None:
         )
 
 
-def tell(loss: Loss, file: str) -> None:
+def tell(loss: FileLoss, file: str) -> None:
     """The loss of a file."""
     if loss.rescued:
         log.warning(
@@ -171,13 +173,13 @@ def names_of(row: Architecture, config: Any) -> Any:
     return gguf.get_tensor_name_map(arch, config.num_hidden_layers)
 
 
-def factors(config: Any) -> list[Entry]:
+def factors(config: Any) -> list[GGUFTensor]:
     """The tensor of what frequencies are divided by, where there is one."""
     found = rope_factors(config)
-    return [] if found is None else [Entry("rope_freqs.weight", "F32", found.shape, lambda: found, lambda: found)]
+    return [] if found is None else [GGUFTensor("rope_freqs.weight", "F32", found.shape, lambda: found, lambda: found)]
 
 
-def write(path: Path, entries: list[Entry], config: Any, row: Architecture, tokenizer: Path) -> None:
+def write(path: Path, entries: list[GGUFTensor], config: Any, row: Architecture, tokenizer: Path) -> None:
     """The file: metadata, vocabulary, tensors one after the other."""
     import gguf
 
@@ -202,7 +204,7 @@ def write(path: Path, entries: list[Entry], config: Any, row: Architecture, toke
         writer.close()
 
 
-def read_back(path: Path, entries: list[Entry], loss: Loss) -> None:
+def read_back(path: Path, entries: list[GGUFTensor], loss: FileLoss) -> None:
     """Every tensor of the file, as the ``gguf`` package reads and decodes it, against the values of the model.
 
     Raises:
@@ -217,7 +219,7 @@ def read_back(path: Path, entries: list[Entry], loss: Loss) -> None:
         loss.add(entry, np.asarray(found[entry.name].data))
 
 
-def add_metadata(writer: Any, config: Any, row: Architecture, entries: list[Entry]) -> None:
+def add_metadata(writer: Any, config: Any, row: Architecture, entries: list[GGUFTensor]) -> None:
     """What llama.cpp has to know about the network and the file."""
     import gguf
 

@@ -5,7 +5,7 @@
     int8 symmetric                Q8_0        a type of GGML                        itself
 
 Experts are stacked. Scales of GGUF are float16: a tensor with scales that float16 has not (below 6e-5 it loses digits,
-below 6e-8 all) is kept as F32 instead, and named. ``Loss`` adds up what the bytes, decoded by the ``gguf`` package,
+below 6e-8 all) is kept as F32 instead, and named. ``FileLoss`` adds up what the bytes, decoded by the ``gguf`` package,
 differ from the values that were evaluated.
 """
 
@@ -51,7 +51,7 @@ Values = Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Entry:
+class GGUFTensor:
     """A tensor of the file.
 
     Attributes:
@@ -84,7 +84,7 @@ def squares(values: np.ndarray) -> float:
 
 
 @dataclass
-class Loss:
+class FileLoss:
     """How far a file is from what was evaluated.
 
     Attributes:
@@ -101,7 +101,7 @@ class Loss:
         """Norm of the differences over the norm of the values."""
         return float(np.sqrt(self.error / self.total)) if self.total else 0.0
 
-    def add(self, entry: Entry, data: np.ndarray) -> None:
+    def add(self, entry: GGUFTensor, data: np.ndarray) -> None:
         """Compare the bytes of a tensor, decoded by the ``gguf`` package, with its values.
 
         Raises:
@@ -125,7 +125,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Choice:
+class GGUFTarget:
     """What a file is to be made of.
 
     Attributes:
@@ -155,14 +155,14 @@ class Choice:
 
 
 def entries_of(
-    model: nn.Module, tensors: Sequence[tuple[str, torch.Tensor]], choice: Choice, loss: Loss
-) -> list[Entry]:
+    model: nn.Module, tensors: Sequence[tuple[str, torch.Tensor]], choice: GGUFTarget, loss: FileLoss
+) -> list[GGUFTensor]:
     """The tensors of a file, experts together.
 
     Raises:
         ConfigError: a scheme that no type holds, or that experts do not share; the tensor is named.
     """
-    found: dict[str, list[Entry]] = {}
+    found: dict[str, list[GGUFTensor]] = {}
     experts = set()
     for name, value in tensors:
         entry = entry_of(name, value, model, choice, loss)
@@ -172,7 +172,7 @@ def entries_of(
     return [together(name, entries) if name in experts else entries[0] for name, entries in found.items()]
 
 
-def together(name: str, entries: list[Entry]) -> Entry:
+def together(name: str, entries: list[GGUFTensor]) -> GGUFTensor:
     """One tensor of those that have a name in common: the experts of a layer, in order.
 
     Raises:
@@ -183,7 +183,7 @@ def together(name: str, entries: list[Entry]) -> Entry:
         entries = [replace(entry, kind="F32", make=entry.values) for entry in entries]
     elif len(kinds) > 1:
         raise ConfigError(f"{name!r}: experts of one layer have the types {', '.join(sorted(kinds))}; GGUF stacks them")
-    return Entry(
+    return GGUFTensor(
         name,
         entries[0].kind,
         (len(entries), *entries[0].shape),
@@ -193,7 +193,7 @@ def together(name: str, entries: list[Entry]) -> Entry:
     )
 
 
-def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: Choice, loss: Loss) -> Entry:
+def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: GGUFTarget, loss: FileLoss) -> GGUFTensor:
     """One tensor of the model."""
     layer_name, _, slot = name.rpartition(".")
     layer = model.get_submodule(layer_name)
@@ -205,8 +205,8 @@ def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: Choice, l
     def values() -> np.ndarray:
         return (turn(values_of(layer, slot)) + np.float32(shift)).reshape(shape)
 
-    def as_type(kind: str) -> Entry:
-        return Entry(target, kind, shape, lambda: rounded(values(), kind), values)
+    def as_type(kind: str) -> GGUFTensor:
+        return GGUFTensor(target, kind, shape, lambda: rounded(values(), kind), values)
 
     float_linear = isinstance(layer, nn.Linear) and choice.is_float and "lm_head" not in name
     wanted = choice.type_of(layer_name) if slot == "weight" and len(shape) == 2 and (coded or float_linear) else None
@@ -222,7 +222,7 @@ def entry_of(name: str, value: torch.Tensor, model: nn.Module, choice: Choice, l
     return rescue(as_type("F32"), name, loss) if kind == "F16" and not near_float16(values()) else as_type(kind)
 
 
-def rescue(entry: Entry, name: str, loss: Loss) -> Entry:
+def rescue(entry: GGUFTensor, name: str, loss: FileLoss) -> GGUFTensor:
     """A tensor kept whole, and named."""
     loss.rescued.append(name)
     return entry
@@ -242,7 +242,7 @@ def near_float16(values: np.ndarray) -> bool:
     return bool(np.isfinite(lost).all()) and squares(lost) <= FLOAT16**2 * squares(values)
 
 
-def file_name(name: str, choice: Choice) -> str:
+def file_name(name: str, choice: GGUFTarget) -> str:
     """The name of a tensor in the file; experts of a layer have one.
 
     Raises:
@@ -304,7 +304,7 @@ def rounded(values: np.ndarray, kind: str) -> np.ndarray:
 
 def coded_entry(
     name: str, target: str, layer: QuantLayer, turn: Callable[[np.ndarray], np.ndarray], values: Values
-) -> Entry | None:
+) -> GGUFTensor | None:
     """A weight whose codes go into the file; None where float16 does not hold its scales.
 
     Where scales were rounded to float16 before, and codes are lost by it, the weight that they come from goes there.
@@ -322,7 +322,7 @@ def coded_entry(
         return ggml_entry(name, target, layer, layout.row, turn, values)
     if isinstance(layout, BlockLayout) and layout.block.name.startswith("mxfp4") and layout.block.size == BLOCK:
         check_rows(name, "MXFP4", shape[-1])
-        return Entry(target, "MXFP4", shape, lambda: mxfp4_data(layer, quantizer, layout, turn), values, True)
+        return GGUFTensor(target, "MXFP4", shape, lambda: mxfp4_data(layer, quantizer, layout, turn), values, True)
     if not (isinstance(layout, ElementLayout) and isinstance(layout.element, Int)) or not fits(layout):
         raise ConfigError(
             f"{name!r} is {layout_name(layout)}, which no GGUF type holds; integers of 2 to 4 bits and symmetric int8 "
@@ -344,8 +344,8 @@ def coded_entry(
                 f"float model in memory (quark torch quantize), which keeps such tensors whole"
             )
         whole = turn(source.float().numpy(force=True)).reshape(values().shape)
-        return Entry(target, "F32", whole.shape, lambda: whole, lambda: whole)
-    return Entry(target, kind, shape, lambda: integer_data(kind, layer, quantizer, layout, turn), values, True)
+        return GGUFTensor(target, "F32", whole.shape, lambda: whole, lambda: whole)
+    return GGUFTensor(target, kind, shape, lambda: integer_data(kind, layer, quantizer, layout, turn), values, True)
 
 
 def wastes_codes(layer: QuantLayer, scale: torch.Tensor, layout: ElementLayout) -> bool:
@@ -370,7 +370,7 @@ def wastes_codes(layer: QuantLayer, scale: torch.Tensor, layout: ElementLayout) 
 
 def ggml_entry(
     name: str, target: str, layer: QuantLayer, row: Ggml, turn: Callable[[np.ndarray], np.ndarray], values: Values
-) -> Entry | None:
+) -> GGUFTensor | None:
     """A weight under a type of GGML; None where float16 does not hold its scales, and it was not rounded.
 
     Raises:
@@ -382,7 +382,7 @@ def ggml_entry(
     weight = turn(source.float().numpy(force=True))
     if not row.held(weight):
         return None
-    return Entry(target, row.kind, weight.shape, lambda: row.data(weight), values, True)
+    return GGUFTensor(target, row.kind, weight.shape, lambda: row.data(weight), values, True)
 
 
 def source_of(layer: QuantLayer) -> torch.Tensor | None:

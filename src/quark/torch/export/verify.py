@@ -60,14 +60,14 @@ def verify(
         ModelError: a tensor that is not what the model computes with; it is named.
     """
     with ExitStack() as undo:
-        tasks = list(tasks_of(Reader(folder, undo), model, items, names, pack_method, foreign))
+        tasks = list(tasks_of(FolderReader(folder, undo), model, items, names, pack_method, foreign))
         with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), MAKERS))) as pool:
             for _ in pool.map(lambda task: task(), tasks):
                 pass
 
 
 def tasks_of(
-    reader: Reader,
+    reader: FolderReader,
     model: nn.Module,
     items: Iterable[Item],
     names: FileNames,
@@ -76,7 +76,7 @@ def tasks_of(
 ) -> Iterator[Callable[[], None]]:
     """What there is to compare; arguments as those of ``verify``."""
     coded: set[str] = set()
-    tasks: list[Coded] = []
+    tasks: list[CodedSlot] = []
     for name, layer, slot in coded_slots(model) if foreign is None else ():
         task = Decoded(reader, f"{names.layer(name)}.{slot}", layer, slot, pack_method)
         coded |= set(task.wanted)
@@ -96,7 +96,7 @@ def coded_slots(model: nn.Module) -> Iterator[tuple[str, QuantLayer, str]]:
                     and layer._parameters.get(slot) is not None)  # fmt: skip
 
 
-class Reader:
+class FolderReader:
     """Tensors of a folder by name; every file is opened once."""
 
     def __init__(self, folder: Path, undo: ExitStack) -> None:
@@ -111,7 +111,7 @@ class Reader:
         return tensor_of(*self.files[name], name) if index is None else row_of(*self.files[name], name, index)
 
 
-class Coded:
+class CodedSlot:
     """One quantized weight or bias, of which some rows are compared.
 
     Attributes:
@@ -119,7 +119,7 @@ class Coded:
         key: equal for tensors that can be quantized and decoded together, one below the other; None: alone.
     """
 
-    def __init__(self, reader: Reader, prefix: str, layer: QuantLayer, slot: str) -> None:
+    def __init__(self, reader: FolderReader, prefix: str, layer: QuantLayer, slot: str) -> None:
         held, value = layer._modules[f"{slot}_quantizer"], own_parameter(layer, slot)
         self.prefix, self.reader, self.value, self.held = prefix, reader, value.detach(), held
         self.frozen = layer.frozen
@@ -144,10 +144,10 @@ class Coded:
         raise NotImplementedError
 
 
-class OfForeign(Coded):
+class OfForeign(CodedSlot):
     """One weight in a format of another program, decoded by its rules."""
 
-    def __init__(self, reader: Reader, prefix: str, layer: QuantLayer, foreign: Foreign) -> None:
+    def __init__(self, reader: FolderReader, prefix: str, layer: QuantLayer, foreign: Foreign) -> None:
         super().__init__(reader, prefix, layer, "weight")
         self.foreign = foreign
 
@@ -160,10 +160,10 @@ class OfForeign(Coded):
             check(self.prefix, found.float(), wanted)
 
 
-class Decoded(Coded):
+class Decoded(CodedSlot):
     """One quantized tensor in our own format: all of it, or of a large one some windows of rows."""
 
-    def __init__(self, reader: Reader, prefix: str, layer: QuantLayer, slot: str, pack_method: str) -> None:
+    def __init__(self, reader: FolderReader, prefix: str, layer: QuantLayer, slot: str, pack_method: str) -> None:
         super().__init__(reader, prefix, layer, slot)
         self.pack_method = pack_method
         form = self.layout(self.shape[0]).form()
@@ -186,7 +186,7 @@ class Decoded(Coded):
 class Together:
     """Coded tensors of one key: what they are computed with is found at once, and so is what our own format holds."""
 
-    def __init__(self, tasks: list[Coded]) -> None:
+    def __init__(self, tasks: list[CodedSlot]) -> None:
         self.tasks = tasks
 
     @torch.no_grad()
@@ -203,9 +203,9 @@ class Together:
             task.compare(rows)
 
 
-def grouped(tasks: Iterable[Coded]) -> Iterator[Together]:
+def grouped(tasks: Iterable[CodedSlot]) -> Iterator[Together]:
     """Tensors that go together, at most ``WHOLE`` elements at once."""
-    waiting: dict[Any, list[Coded]] = {}
+    waiting: dict[Any, list[CodedSlot]] = {}
     for task in tasks:
         if task.key is None:
             yield Together([task])
@@ -235,7 +235,7 @@ def rows_of_a_scale(granularity: Granularity, dims: int) -> int:
     return 0
 
 
-def computed(tasks: list[Coded]) -> torch.Tensor:
+def computed(tasks: list[CodedSlot]) -> torch.Tensor:
     """The values that the model computes with, of the rows of all tasks."""
     first = tasks[0]
     if isinstance(first.held, StoredTensor):
@@ -310,7 +310,7 @@ def quantizer_of_rows(rows: list[tuple[Any, Windows]], dims: int) -> Any:
 class Compared:
     """Tensors that are stored as they are."""
 
-    def __init__(self, reader: Reader, item: Item) -> None:
+    def __init__(self, reader: FolderReader, item: Item) -> None:
         self.reader, self.item = reader, item
 
     def __call__(self) -> None:

@@ -20,7 +20,7 @@ from quark.torch.export.compressed_tensors import export_compressed_tensors
 from quark.torch.export.formats import FORMATS
 from quark.torch.export.genai import check_runs, write_config
 from quark.torch.export.gguf_model import check_before, export_gguf
-from quark.torch.export.gguf_tensors import Loss
+from quark.torch.export.gguf_tensors import FileLoss
 from quark.torch.export.huggingface import export_safetensors
 from quark.torch.export.model_files import copy_beside
 from quark.torch.export.onnx_model import FILE, export_onnx
@@ -41,7 +41,7 @@ def export_as(
     max_shard_size: int = SHARD_SIZE,
     verify: bool = True,
     program: str | None = None,
-) -> Loss | None:
+) -> FileLoss | None:
     """Write a quantized language model.
 
     Args:
@@ -70,7 +70,7 @@ def export_as(
     return WRITERS[format](model, Path(output_dir), Path(source), verify)
 
 
-def to_gguf(model: nn.Module, folder: Path, source: Path, verify: bool) -> Loss:
+def to_gguf(model: nn.Module, folder: Path, source: Path, verify: bool) -> FileLoss:
     """One file for llama.cpp; what is not quantized keeps its type."""
     config: Any = getattr(model, "config", None)
     return export_gguf(model, folder, str(getattr(config, "model_type", type(model).__name__)), source, verify=verify)
@@ -85,7 +85,7 @@ def to_onnx(model: nn.Module, folder: Path, source: Path, verify: bool) -> None:
         copy_beside(model, draft)
 
 
-WRITERS: Mapping[str, Callable[[nn.Module, Path, Path, bool], Loss | None]] = {"gguf": to_gguf, "onnx": to_onnx}
+WRITERS: Mapping[str, Callable[[nn.Module, Path, Path, bool], FileLoss | None]] = {"gguf": to_gguf, "onnx": to_onnx}
 CAST = {  # formats whose readers hold the scales of integers in another type: which, None for that of the model
     "compressed-tensors": None,
     "awq": None,

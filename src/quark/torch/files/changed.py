@@ -30,7 +30,7 @@ from quark.torch.calibration import evaluating
 from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint, opened
-from quark.torch.files.home import InFiles, opened_model
+from quark.torch.files.block_files import BlocksInFiles, opened_model
 from quark.torch.files.skeleton import DTYPES, StoredSource, read_skeleton
 from quark.torch.matching import Matches, find_candidates
 from quark.torch.rotated import Dense, online_rotations
@@ -82,17 +82,17 @@ def changed_model(
     skeleton = read_skeleton(checkpoint, buffers=True, eager=config.softmax_quant_spec is not None)
     model, found = skeleton.model, Matches(plan, tuple(find_candidates(skeleton.model)))
     blocks = opened_model(skeleton, checkpoint, getattr(early[0], "model_decoder_layers", None) or "")
-    home = InFiles(blocks, model, dict(skeleton.tensors), checkpoint.folder, journal)
+    store = BlocksInFiles(blocks, model, dict(skeleton.tensors), checkpoint.folder, journal)
     tied = is_tied(model)
-    before = outside(home)
+    before = outside(store)
     with evaluating(model):
-        run_algorithms(early, Context(model, list(samples or ()), found, Undo(), home), tunes=False)
-    new = {name: value for name, value in outside(home).items() if value is not before[name]}
-    home.tensors.update(home.write(OUTSIDE, {name: value.detach() for name, value in new.items()}))
-    moved = {name: stored for name, stored in home.tensors.items() if stored is not skeleton.tensors.get(name)}
+        run_algorithms(early, Context(model, list(samples or ()), found, Undo(), store), tunes=False)
+    new = {name: value for name, value in outside(store).items() if value is not before[name]}
+    store.tensors.update(store.write(OUTSIDE, {name: value.detach() for name, value in new.items()}))
+    moved = {name: stored for name, stored in store.tensors.items() if stored is not skeleton.tensors.get(name)}
     turns = {name: turn for name, _, turn in online_rotations(model) if not isinstance(turn, Dense)}
     changes = Changes(moved, turns, tied and not is_tied(model))
-    keep(journal, changes, home.keys)
+    keep(journal, changes, store.keys)
     return changes
 
 
@@ -101,10 +101,10 @@ def is_tied(model: torch.nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
 
 
-def outside(home: InFiles) -> dict[str, torch.Tensor]:
+def outside(store: BlocksInFiles) -> dict[str, torch.Tensor]:
     """The parameters outside of the blocks, a shared one under each name."""
-    inside = tuple(f"{name}." for name in home.blocks)
-    named = home.model.named_parameters(remove_duplicate=False)
+    inside = tuple(f"{name}." for name in store.blocks)
+    named = store.model.named_parameters(remove_duplicate=False)
     return {name: value for name, value in named if not name.startswith(inside)}
 
 

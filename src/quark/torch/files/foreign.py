@@ -30,7 +30,7 @@ from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.declared import refuse_method
 from quark.torch.export.formats import FORMATS
-from quark.torch.export.gguf_tensors import Loss
+from quark.torch.export.gguf_tensors import FileLoss
 from quark.torch.export.left_out import GIVEN, is_prediction
 from quark.torch.export.model_files import float_dtype, take_settings
 from quark.torch.export.original import FileNames, names_of
@@ -382,7 +382,7 @@ def config_of(
 
 def convert(
     source: Path, target: Path, format: str, program: str | None = None, max_shard_size: int = SHARD_SIZE
-) -> Loss | None:
+) -> FileLoss | None:
     """Write the quantized model in ``source`` in another format, with the codes and scales that it has.
 
     Returns:

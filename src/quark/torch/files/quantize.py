@@ -30,8 +30,8 @@ from quark import parallel
 from quark.algorithms.hadamard import Rotation
 from quark.config.plan import Plan
 from quark.errors import ConfigError
+from quark.files.atomic import part_of
 from quark.files.journal import Journal
-from quark.files.whole import part_of
 from quark.torch.algorithms.hqq import refine, warn_of_fixed
 from quark.torch.attention import find_targets
 from quark.torch.config.algorithms import HQQConfig
@@ -81,7 +81,7 @@ Made = tuple[Codes, torch.Tensor, Quantizer]  # stored tensors, what they were m
 
 
 @dataclass(frozen=True)
-class Job:
+class FileJob:
     """One file.
 
     Attributes:
@@ -384,7 +384,7 @@ def static_scales(
     return dict(sorted(scales.items()))
 
 
-def changed(job: Job, changes: Changes) -> Job:
+def changed(job: FileJob, changes: Changes) -> FileJob:
     """A job whose changed tensors are read from where they are."""
     tensors = {name: changes.tensors.get(name, stored) for name, stored in job.tensors.items()}
     weights = {name: changes.tensors.get(name, stored) for name, stored in job.weights.items()}
@@ -392,14 +392,14 @@ def changed(job: Job, changes: Changes) -> Job:
     return replace(job, tensors=tensors, weights=weights, turns=turns)
 
 
-def with_names(job: Job, skeleton: Skeleton, for_vllm: bool = False) -> Job:
+def with_names(job: FileJob, skeleton: Skeleton, for_vllm: bool = False) -> FileJob:
     """A job that knows the names of its tensors outside."""
     names = [name for item in job.items() for name in item.form]
     outside = {name: skeleton.outside(name, job.weights) for name in names}
     return replace(job, outside={name: cache_scale_name(own) for name, own in outside.items()} if for_vllm else outside)
 
 
-def with_scales(jobs: list[Job], scales: Mapping[str, torch.Tensor]) -> list[Job]:
+def with_scales(jobs: list[FileJob], scales: Mapping[str, torch.Tensor]) -> list[FileJob]:
     """The jobs with the scales that belong to them: beside a tensor of the same module, or of one within."""
     homes: dict[str, str] = {}
     for job in jobs:
@@ -423,7 +423,7 @@ def warn_of_stacked(tensors: Mapping[str, StoredSource]) -> None:
 
 def jobs_of(
     checkpoint: Checkpoint, goal: Path, decision: CheckpointDecision, pack_method: str, device: str
-) -> list[Job]:
+) -> list[FileJob]:
     """One job a file."""
     jobs, every = [], decision.weights
     groups = weights_in_groups(decision.found.plan)
@@ -431,13 +431,13 @@ def jobs_of(
         own = {name: stored for name, stored in decision.tensors.items() if stored.file == file}
         weights = {name: every[name] for key in own if key in every for name in (key, *groups.get(key, ()))}
         kept = {name: row for name, row in decision.found.plan.tensors.items() if name.removesuffix(SECOND) in weights}
-        jobs.append(Job(checkpoint.folder, goal, file, own, Plan(kept), weights, pack_method, device))
+        jobs.append(FileJob(checkpoint.folder, goal, file, own, Plan(kept), weights, pack_method, device))
     return jobs
 
 
-def split(jobs: list[Job], size: int) -> list[Job]:
+def split(jobs: list[FileJob], size: int) -> list[FileJob]:
     """The same tensors in files of at most ``size`` bytes; a tensor that is larger has one of its own."""
-    groups: list[tuple[Job, list[str]]] = []
+    groups: list[tuple[FileJob, list[str]]] = []
     for job in jobs:
         left = 0
         for name in job.tensors:
@@ -460,7 +460,7 @@ def split(jobs: list[Job], size: int) -> list[Job]:
     ]
 
 
-def run(jobs: list[Job], workers: int | None, journal: Journal) -> list[CarriedLayers]:
+def run(jobs: list[FileJob], workers: int | None, journal: Journal) -> list[CarriedLayers]:
     """All jobs, with a progress bar where there is a terminal; what became of the codes of each file."""
     from joblib import delayed
 
@@ -469,7 +469,7 @@ def run(jobs: list[Job], workers: int | None, journal: Journal) -> list[CarriedL
     with bars() as update:
         useful = workers and min(workers, max(len(jobs), 1))  # joblib starts every process that it is allowed
         jobs = [replace(job, known=carried_before(journal, job.file)) for job in jobs]
-        results = parallel.results((delayed(Job.run)(job) for job in jobs), useful, ordered=False)
+        results = parallel.results((delayed(FileJob.run)(job) for job in jobs), useful, ordered=False)
         found: dict[str, CarriedLayers] = {}
         for done, (file, carried) in enumerate(results, 1):
             found[file] = carried

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import ConfigError, OutputError
+from quark.files.atomic import replace_file
 from quark.files.folder import MARK, UNFINISHED, begin_detour, check_detour, check_target, drop_detour
 from quark.files.journal import Journal
-from quark.files.whole import replace_file
 from quark.torch.export.card import CARD
 from quark.torch.export.checkpoint import SUFFIX, Checkpoint
 from quark.torch.export.declared import silent

@@ -32,8 +32,8 @@ from quark.torch.config.algorithms import AlgoConfig
 from quark.torch.config.model import QConfig
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.fake_quantize import Quantizer, calibrate_with, parts
+from quark.torch.files.block_files import BlocksInFiles, opened_model
 from quark.torch.files.changed import Changes
-from quark.torch.files.home import InFiles, opened_model
 from quark.torch.files.skeleton import read_skeleton
 from quark.torch.matching import Match, Matches, find_candidates
 from quark.torch.prepare import prepare, restore
@@ -45,7 +45,7 @@ Tuned = dict[str, Path]  # the file with a tuned tensor, by its name
 
 
 @dataclass(frozen=True)
-class Tuning(InFiles):
+class Tuning(BlocksInFiles):
     """Blocks whose tuned weights are kept in files.
 
     Attributes:
@@ -156,13 +156,13 @@ def tuned_weights(
     inside = tuple(f"{name}." for name in blocks)
     weights = [item for item in found.quantized if item.stages["weight"]]
     items = {item.layer.name: item for item in weights if item.layer.name.startswith(inside)}
-    home = Tuning(blocks, model, dict(skeleton.tensors), checkpoint.folder, journal, items=items)
+    store = Tuning(blocks, model, dict(skeleton.tensors), checkpoint.folder, journal, items=items)
     with ExitStack() as undo:
         undo.callback(restore, found)
         prepare(found, ranges=False)
         find_targets(model, config).attach(undo)
         model.eval()
-        run_algorithms([algorithm], Context(model, list(samples or ()), found, home.undo, home), tunes=True)
+        run_algorithms([algorithm], Context(model, list(samples or ()), found, store.undo, store), tunes=True)
     paths = {block: journal.file(entry_of(block)) for block in blocks}
     return {
         f"{name}.{key}": path

@@ -74,7 +74,7 @@ class Inner(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Site:
+class FloatModelFiles:
     """Where trials find what they need; it travels to other processes.
 
     Attributes:
@@ -129,17 +129,17 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Bench:
+class LayerRuns:
     """Everything for the trials of one model.
 
     Attributes:
-        site: what trials need.
+        common: what trials need.
         units: the layers, in the order of the graph.
         model, data: digests.
         moved: inputs whose samples have their channels last in the prepared model.
     """
 
-    site: Site
+    common: FloatModelFiles
     units: tuple[Unit, ...]
     model: str
     data: str
@@ -162,14 +162,14 @@ def candidate_layers(names: Sequence[str], target: Target, job: Job) -> dict[str
     return found
 
 
-def open_bench(
+def open_runs(
     model_input: files.ModelInput,
     job: Job,
     candidates: Mapping[str, LayerSpec | None],
     reader: Any,
     scratch: Scratch,
     workers: int = 1,
-) -> Bench:
+) -> LayerRuns:
     """Prepare, calibrate once, and lay everything out for the trials.
 
     Args:
@@ -201,34 +201,36 @@ def open_bench(
     threads = None if workers == 1 else max(1, lent() // workers)
     folder = scratch.folder("single layers").resolve()
     ir.save(model.clone(), folder / MODEL, external_data=f"{MODEL}.data")
-    site = Site(folder, "data", _float_outputs(model), 0, job, threads, _tuned(model, plans, context, folder))
-    site, data = lay_out(site, given)
-    units = [*units_of(model, plans, list(candidates), sizes_of(model, site.feed(0), job.options))]
-    site, inside = _bodies(site, model, candidates, known, scratch)
+    common = FloatModelFiles(
+        folder, "data", _float_outputs(model), 0, job, threads, _tuned(model, plans, context, folder)
+    )
+    common, data = lay_out(common, given)
+    units = [*units_of(model, plans, list(candidates), sizes_of(model, common.feed(0), job.options))]
+    common, inside = _bodies(common, model, candidates, known, scratch)
     if not units and not inside:
         raise ConfigError("nothing in the model can be quantized under these candidates")
-    return Bench(site, (*units, *inside), digest, data, prepared.moved)
+    return LayerRuns(common, (*units, *inside), digest, data, prepared.moved)
 
 
 def _bodies(
-    site: Site,
+    common: FloatModelFiles,
     model: ir.Model,
     candidates: Mapping[str, LayerSpec | None],
     known: Sequence[NodeInfo],
     scratch: Scratch,
-) -> tuple[Site, list[Unit]]:
+) -> tuple[FloatModelFiles, list[Unit]]:
     """The layers in bodies of If and Loop that samples enter; no candidate tunes weights there, as nothing does."""
     fit = {name: spec for name, spec in candidates.items() if not with_tuners((), {"": name})}
     bodies: dict[str, Inner] = {}
     units: list[Unit] = []
-    for body in entered(model, site.job, Fed(lambda: (site.feed(k) for k in range(site.samples)))):
+    for body in entered(model, common.job, Fed(lambda: (common.feed(k) for k in range(common.samples)))):
         plans = _planned(body.model, body.job, fit, known, body.feeds, scratch)
         file = f"body{len(bodies)}.onnx"
-        ir.save(body.model.clone(), site.folder / file, external_data=f"{file}.data")
+        ir.save(body.model.clone(), common.folder / file, external_data=f"{file}.data")
         bodies[body.place] = Inner(file, body.outer, body.node, body.attribute, body.captured)
-        sizes = sizes_of(body.model, next(iter(body.feeds)), site.job.options)
+        sizes = sizes_of(body.model, next(iter(body.feeds)), common.job.options)
         units += units_of(body.model, plans, list(fit), sizes, body.place)
-    return replace(site, bodies=bodies), units
+    return replace(common, bodies=bodies), units
 
 
 def _planned(
@@ -324,15 +326,15 @@ def _float_outputs(model: ir.Model) -> tuple[str, ...]:
     return names
 
 
-def lay_out(site: Site, samples: Any) -> tuple[Site, str]:
-    """Write the samples and the float outputs; the site with their number, and a digest of the samples."""
-    model, digest, count = opened(str(site.model)), b"", 0
-    runner = site.runner(model)
+def lay_out(common: FloatModelFiles, samples: Any) -> tuple[FloatModelFiles, str]:
+    """Write the samples and the float outputs; the common with their number, and a digest of the samples."""
+    model, digest, count = opened(str(common.model)), b"", 0
+    runner = common.runner(model)
     for count, feed in enumerate(checked(samples, inputs_of(model)), start=1):
         digest = fingerprint.of_arrays(feed, digest)
-        _write(site.file(count - 1, "in"), feed)
-        _write(site.file(count - 1, "out"), runner.run(feed).values)
-    return replace(site, samples=count), digest.hex()
+        _write(common.file(count - 1, "in"), feed)
+        _write(common.file(count - 1, "out"), runner.run(feed).values)
+    return replace(common, samples=count), digest.hex()
 
 
 def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -355,42 +357,42 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 # ---- one trial -------------------------------------------------------------------------------------------------------
 
 
-def single(site: Site, name: str, op_type: str, tensors: Tensors, candidate: str = "") -> ir.Model:
+def single(common: FloatModelFiles, name: str, op_type: str, tensors: Tensors, candidate: str = "") -> ir.Model:
     """The float graph that a layer is in, with this layer quantized; its weights are those that the candidate's
     algorithms made."""
-    place = site.place(name)
-    model, name, before = apart(site.graph(place)), name.removeprefix(place), set()
-    if candidate in site.tuned and not place:
-        tuned = apart(opened(str(site.folder / site.tuned[candidate])))
+    place = common.place(name)
+    model, name, before = apart(common.graph(place)), name.removeprefix(place), set()
+    if candidate in common.tuned and not place:
+        tuned = apart(opened(str(common.folder / common.tuned[candidate])))
         take_over(model, tuned, [tensor for tensor in tensors if tensor.role != "activation"])
     plan = Plan({tensor.name: tensor for tensor in tensors}, {name: NodePlan(name, op_type, True, "alone")})
-    if site.job.npu and not place:
+    if common.job.npu and not place:
         before = {node.name for node in model.graph}
-        simulate(model, plan, site.job)
+        simulate(model, plan, common.job)
         made = {node.name or "" for node in model.graph} - before
         for tensor in tensors:
             plan.put(tensor if tensor.readers is None else replace(tensor, readers=tensor.readers | made))
-    return MODES["static"].emit(model, plan, site.job.options)
+    return MODES["static"].emit(model, plan, common.job.options)
 
 
-def whole(site: Site, name: str, model: ir.Model) -> ir.Model:
+def whole(common: FloatModelFiles, name: str, model: ir.Model) -> ir.Model:
     """The float model with the graph that a layer is in, as ``single`` made it, in its place."""
-    place = site.place(name)
+    place = common.place(name)
     while place:
-        body = site.bodies[place]
-        around, place = apart(site.graph(body.outer)), body.outer
+        body = common.bodies[place]
+        around, place = apart(common.graph(body.outer)), body.outer
         install(around, Made((QuantizedBody(body.node, body.attribute, model, body.captured, Plan()),)))
         model = around
     return model
 
 
-def stored_bytes(site: Site, name: str, tensors: Tensors, model: ir.Model) -> float:
+def stored_bytes(common: FloatModelFiles, name: str, tensors: Tensors, model: ir.Model) -> float:
     """Bytes of a layer's constants in the graph in which it is quantized: codes, scales, zero points, what stays float.
 
     An initializer belongs to the tensor with the longest name that its own begins with.
     """
-    place = site.place(name)
-    before = site.graph(place).graph
+    place = common.place(name)
+    before = common.graph(place).graph
     node = next(node for node in before if node.name == name.removeprefix(place))
     own = {value.name for value in node.inputs if value is not None and value.const_value is not None}
     kept = [value for key, value in model.graph.initializers.items() if key in own and key not in _names(tensors)]

@@ -1,7 +1,7 @@
 """Where an operator stands: what is known there about its tensors, and the view of a tensor as blocks along one axis.
 
 A body may be cheaper where more is known (whole blocks need no padding, blocks along the last axis no transposition),
-so the function of a node depends on its ``Site``; the differences are part of the function's overload name.
+so the function of a node depends on its ``NodeFacts``; the differences are part of the function's overload name.
 
 Blocks along axis k of [.., n, inner..] are seen as [-1, size, inner..]: a Reshape, never a Transpose.
 """
@@ -69,26 +69,26 @@ class View:
         return View(found[1], int(found[2]), found[3], found[4] is not None)
 
 
-def view_of(site: NodeFacts, axis: int, size: int) -> View:
-    """The cheapest view of the tensor at ``site`` as blocks of ``size`` along ``axis``.
+def view_of(facts: NodeFacts, axis: int, size: int) -> View:
+    """The cheapest view of the tensor at ``facts`` as blocks of ``size`` along ``axis``.
 
     Raises:
         ModelError: the tensor has no such axis.
     """
-    if site.shape is None:
-        return View("ragged", axis, site.elem_type, site.finite)
-    rank = len(site.shape)
-    known = [n for n in site.shape if n is not None]
+    if facts.shape is None:
+        return View("ragged", axis, facts.elem_type, facts.finite)
+    rank = len(facts.shape)
+    known = [n for n in facts.shape if n is not None]
     if rank == 0 or 0 in known or (len(known) == rank and prod(known) == 1):
-        return View("one", -1, site.elem_type)
+        return View("one", -1, facts.elem_type)
     if rank == 1:  # whatever its axis says, a vector has one
         axis = -1
     if not -rank <= axis < rank:
-        raise ModelError(f"axis {axis} does not exist in a tensor of shape {tuple(site.shape)}")
+        raise ModelError(f"axis {axis} does not exist in a tensor of shape {tuple(facts.shape)}")
     from_back = axis if axis < 0 else axis - rank
-    length = site.shape[from_back]
+    length = facts.shape[from_back]
     whole = length is not None and length % size == 0
-    return View("whole" if whole else "ragged", from_back, site.elem_type, site.finite)
+    return View("whole" if whole else "ragged", from_back, facts.elem_type, facts.finite)
 
 
 def to_blocks(body: Body, x: str, view: View, *lengths: int) -> str:

@@ -1,4 +1,4 @@
-"""``InFiles``: decoder blocks that are in files when it is not their turn, and so are float changes of them.
+"""``BlocksInFiles``: decoder blocks that are in files when it is not their turn, and so are float changes of them.
 
 A changed parameter gets a file of its block's changes, and from then on is read from there; what it was is still where
 it was, so that changes are taken back by forgetting their files.
@@ -20,7 +20,7 @@ from torch import nn
 from quark.errors import ModelError
 from quark.files.journal import Journal
 from quark.torch.algorithms.blocks import find_blocks
-from quark.torch.algorithms.context import BlockNotes, Home, StreamNotes, Undo
+from quark.torch.algorithms.context import BlockNotes, BlockStore, StreamNotes, Undo
 from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.shards import item_of, write_file
 from quark.torch.files.skeleton import Skeleton, StoredSource
@@ -94,7 +94,7 @@ def kept(journal: Journal, key: str, values: Mapping[str, torch.Tensor]) -> Path
 
 
 @dataclass(frozen=True)
-class InFiles(Home):
+class BlocksInFiles(BlockStore):
     """Blocks that are read when they are needed.
 
     Attributes:

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from quark.errors import DataError
-from quark.files.whole import part_of
+from quark.files.atomic import part_of
 from quark.measure.distance import Distance
 from quark.measure.outputs import Outputs
 from quark.measure.score import Score, groups_of
@@ -74,7 +74,7 @@ class Predictions(Outputs):
 
 
 @dataclass(frozen=True)
-class Site:
+class FloatOutputs:
     """The samples, and the folder with the float outputs for them."""
 
     samples: Sequence[Any]
@@ -107,7 +107,7 @@ def speaks(model: nn.Module) -> bool:
     return getattr(model, "get_output_embeddings", lambda: None)() is not None
 
 
-def lay_out(model: nn.Module, samples: Sequence[Any], folder: Path) -> Site:
+def lay_out(model: nn.Module, samples: Sequence[Any], folder: Path) -> FloatOutputs:
     """Write the float outputs.
 
     Raises:
@@ -120,7 +120,7 @@ def lay_out(model: nn.Module, samples: Sequence[Any], folder: Path) -> Site:
             kept = output_of(model, sample).float().cpu().contiguous()
             with part_of(folder / f"{index}.safetensors", SafetensorError) as part:
                 save_file({"output": kept}, part)
-    return Site(samples, folder)
+    return FloatOutputs(samples, folder)
 
 
 @contextmanager
@@ -130,33 +130,33 @@ def running(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def measure(model: nn.Module, site: Site, skip: Callable[[int], Any] | None = None) -> dict[str, float]:
+def measure(model: nn.Module, common: FloatOutputs, skip: Callable[[int], Any] | None = None) -> dict[str, float]:
     """Run the samples and compare; ``skip(k)`` is a context in which sample ``k`` runs."""
-    return together(outputs_of(model, site, skip)).metrics()
+    return together(outputs_of(model, common, skip)).metrics()
 
 
-def outputs_of(model: nn.Module, site: Site, skip: Callable[[int], Any] | None = None) -> list[Predictions]:
+def outputs_of(model: nn.Module, common: FloatOutputs, skip: Callable[[int], Any] | None = None) -> list[Predictions]:
     """The same sample by sample, before anything is divided."""
     made = []
     with running(model):
-        for index, sample in enumerate(site.samples):
+        for index, sample in enumerate(common.samples):
             with ExitStack() as around:
                 if skip is not None:
                     around.enter_context(skip(index))
                 values = output_of(model, sample).float().cpu()
-            made.append(compared(model, site, index, values))
+            made.append(compared(model, common, index, values))
     return made
 
 
-def outputs_before(model: nn.Module, site: Site) -> list[Predictions]:
+def outputs_before(model: nn.Module, common: FloatOutputs) -> list[Predictions]:
     """Those of the float model, which are laid out; nothing is run."""
-    return [compared(model, site, index, site.reference(index)) for index in range(len(site.samples))]
+    return [compared(model, common, index, common.reference(index)) for index in range(len(common.samples))]
 
 
-def compared(model: nn.Module, site: Site, index: int, values: torch.Tensor) -> Predictions:
+def compared(model: nn.Module, common: FloatOutputs, index: int, values: torch.Tensor) -> Predictions:
     """What a model answered to a sample, against the float output."""
     made = Predictions()
-    made.add(site.reference(index), values, ids_of(site.samples[index]) if speaks(model) else None)
+    made.add(common.reference(index), values, ids_of(common.samples[index]) if speaks(model) else None)
     return made
 
 
@@ -180,12 +180,12 @@ def scores(found: Sequence[Predictions]) -> dict[str, Score]:
 
 
 @dataclass
-class Bench:
+class LayerRuns:
     """A model with the quantizers of one candidate, all off.
 
     Attributes:
         model: the model.
-        site: samples and float outputs.
+        common: samples and float outputs.
         layers: the layers of the candidate by name.
         undo: takes everything back.
         unreached: quantizers whose tensor no sample reached; they stay off.
@@ -197,7 +197,7 @@ class Bench:
     """
 
     model: nn.Module
-    site: Site
+    common: FloatOutputs
     layers: dict[str, QuantLayer]
     undo: ExitStack
     tuned: dict[tuple[str, str], tuple[Any, Any]]
@@ -213,12 +213,12 @@ class Bench:
         if index < self.at:  # blocks that are skipped now would hand on what they are given
             self.at, self.hidden = 0, []
         if index != self.at:
-            self.hidden = [self.entering(index, k) for k in range(len(self.site.samples))] if index else []
+            self.hidden = [self.entering(index, k) for k in range(len(self.common.samples))] if index else []
             self.at = index
         layer = self.layers[name]
         self.switch(name, layer, True)
         try:
-            return measure(self.model, self.site, lambda k: self.skipping(k))
+            return measure(self.model, self.common, lambda k: self.skipping(k))
         finally:
             self.switch(name, layer, False)
 
@@ -248,7 +248,7 @@ class Bench:
         hook = block.register_forward_hook(lambda module, args, output: caught.append(first(output)))
         try:
             with running(self.model), self.skipping(k):
-                run(self.model, self.site.samples[k])
+                run(self.model, self.common.samples[k])
         finally:
             hook.remove()
         return caught[0].detach()
@@ -266,7 +266,7 @@ class Bench:
             yield
 
 
-def open_bench(model: nn.Module, config: QConfig, site: Site) -> Bench:
+def open_runs(model: nn.Module, config: QConfig, common: FloatOutputs) -> LayerRuns:
     """Attach the quantizers of a candidate, calibrate and tune them, and turn all off. ``undo.close()`` ends it.
 
     Raises:
@@ -275,7 +275,7 @@ def open_bench(model: nn.Module, config: QConfig, site: Site) -> Bench:
     before = {name: dict(module._parameters) for name, module in model.named_modules()}
     undo = ExitStack()
     try:
-        ModelQuantizer(config).quantize(model, site.samples, undo)
+        ModelQuantizer(config).quantize(model, common.samples, undo)
         layers = dict(quantized_layers(model))
         tuned = {
             (name, key): (before[name][key], value)
@@ -286,31 +286,31 @@ def open_bench(model: nn.Module, config: QConfig, site: Site) -> Bench:
         off: set[nn.Module] = {
             p for layer in layers.values() for _, one in layer.quantizers() for p in parts(one) if not p.enabled
         }
-        bench = Bench(model, site, layers, undo, tuned, off)
+        runs = LayerRuns(model, common, layers, undo, tuned, off)
         for name, layer in layers.items():
-            bench.switch(name, layer, False)
-        find_chain(bench)
+            runs.switch(name, layer, False)
+        find_chain(runs)
     except BaseException:
         undo.close()
         raise
-    return bench
+    return runs
 
 
-def find_chain(bench: Bench) -> None:
+def find_chain(runs: LayerRuns) -> None:
     """Fill in the blocks of a model that hands one hidden state from block to block."""
-    with running(bench.model):
-        blocks, _ = record(bench.model, find_blocks(bench.model), list(bench.site.samples[:1]))
+    with running(runs.model):
+        blocks, _ = record(runs.model, find_blocks(runs.model), list(runs.common.samples[:1]))
     if not blocks.path:
         return
     kinds: list[bool] = []
     last = list(blocks.modules.values())[-1]
     hook = last.register_forward_hook(lambda module, args, output: kinds.append(isinstance(output, tuple)))
     try:
-        with running(bench.model):
-            run(bench.model, bench.site.samples[0])
+        with running(runs.model):
+            run(runs.model, runs.common.samples[0])
     finally:
         hook.remove()
-    bench.blocks, bench.pairs = dict(blocks.modules), kinds[0]
+    runs.blocks, runs.pairs = dict(blocks.modules), kinds[0]
 
 
 class Traffic(NamedTuple):
