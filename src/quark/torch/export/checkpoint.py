@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from quark.errors import ModelError
-from quark.files.whole import check_name
+from quark.files.atomic import check_name
 from quark.reading import reason_of, regular_file
 from quark.torch.export.declared import ENTRIES, declared, silent
 from quark.torch.export.model_files import read_object
