@@ -11,6 +11,7 @@ Names in memory are listed beside those outside where they differ, since transfo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import takewhile
@@ -25,6 +26,7 @@ from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.left_out import left_out_layers
 from quark.torch.export.original import FileNames
 from quark.torch.matching import Candidate, candidate, choose, find_candidates, matches
+from quark.torch.template_reading import towers
 
 
 def described(
@@ -54,7 +56,22 @@ def excluded(config: QConfig, model: nn.Module, names: FileNames, quantized: Col
     """What stays float, by its names outside and in memory."""
     floats = [*float_layers(model, quantized)]
     outside = [*(names.layer(name) for name in floats), *stacked_modules(model, names)]
+    outside += float_towers(model, names, quantized)
     return list(dict.fromkeys([*outside, *floats, *config.exclude, *left_out_layers(model)]))
+
+
+def float_towers(model: nn.Module, names: FileNames, quantized: Collection[str]) -> Iterator[str]:
+    """What lies beside a language model, and is float as a whole, as regular expressions of vLLM.
+
+    It puts query, key and value of a tower together, and for some models (PaddleOCRVLForConditionalGeneration) has no
+    table that says of what: a name that nobody excluded is quantized for it.
+    """
+    known = [*quantized, *(names.layer(name) for name in quantized)]
+    for glob in towers(model):
+        if glob.endswith(".*"):
+            pattern = rf"(.*\.)?{re.escape(glob[:-2].rpartition('.')[2])}\..+"
+            if not any(re.fullmatch(pattern, name) for name in known):
+                yield f"re:{pattern}"
 
 
 def float_layers(model: nn.Module, quantized: Collection[str]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,8 @@ def config_for(config: QConfig, format: str, program: str | None, dtype: torch.d
         program: that will read it, if it is known.
         dtype: that the model computes in.
     """
+    if program == "vllm":  # one scale for the inputs of all experts, the largest (QuarkW8A8Fp8MoEMethod)
+        config = replace(config, sync_moe_expert_input_amax=True)
     if format in CAST:
         return with_scales_in(config, CAST[format] or dtype)
     return with_scales_in(config, dtype) if (format, program) == ("quark", "vllm") else config

@@ -6,8 +6,8 @@ compressed-tensors, ModelOpt, MXFP4 (gpt_oss).
 Each layer is decoded, stored in our own layout under the scales of the folder, and decoded again: what is not equal bit
 for bit is refused. So nothing has to be believed about a format; only what is the same is carried over.
 
-Not handled: inputs in another order (``desc_act``), int8 caches, stacked experts under FP8 scales; they are refused by
-name. To be run, a model whose inputs are float is decoded instead (``model_to_run``).
+Not handled: inputs in another order (``desc_act``), int8 caches; they are refused by name. To be run, a model whose
+inputs are float is decoded instead (``model_to_run``).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import ModelError, check_name
+from quark.errors import ModelError, as_a, check_name
 from quark.torch.config.model import QConfig, QLayerConfig
-from quark.torch.experts import count_of, is_fused, layers_of, stacked_name, unfuse_experts
+from quark.torch.experts import count_of, fact, is_fused, layers_of, stacked_name, unfuse_experts
 from quark.torch.export.checkpoint import Checkpoint, read_checkpoint
 from quark.torch.export.config.config import JsonExporterConfig
 from quark.torch.export.declared import refuse_method
@@ -44,7 +44,8 @@ from quark.torch.fake_quantize import make_quantizer
 from quark.torch.files.carried import codes_under
 from quark.torch.files.coded import Coded, Found, decoded, decoding
 from quark.torch.files.folder_caches import FolderCaches, caches_in
-from quark.torch.files.grids import FolderGrid, Parts, Uncarried, refuse
+from quark.torch.files.fp8 import exponents_of
+from quark.torch.files.grids import FolderGrid, Parts, Steps, Uncarried, refuse
 from quark.torch.files.methods import GRIDS, found_in, grid_in
 from quark.torch.files.prequantized import LEFT, coded_item, method_of, plain_item
 from quark.torch.files.skeleton import StoredSource, architecture_of, stored_tensors
@@ -352,16 +353,38 @@ def stacked_layer(
     if source not in found:
         return None
     coded, tensors = found[source], stored_tensors(checkpoint)
+    config, steps = grid_of_expert(shell, own, source, grid)
 
     def values() -> Any:
         read = {role: tensors[stored].read(checkpoint.folder) for role, stored in coded.parts.items()}
-        number, name = own.split(".")
-        twin, stack = copy.copy(shell), decoded(checkpoint.folder, source, coded, read)
-        twin.__dict__["_parameters"] = {**shell._parameters, stacked_name(shell, f"{own}.weight"): stack}
-        weight = next(weight for key, weight, _ in layers_of(twin, int(number)) if key == name)
-        return weight.contiguous(), None, None, None
+        weight = of_expert(shell, own, decoded(checkpoint.folder, source, coded, read))
+        return weight, *((None, None, None) if steps is None else told_by(config, of_expert(shell, own, steps(read))))
 
-    return FolderLayer(f"{names.layer(path)}.weight", grid.config(source, dict), values, {})
+    return FolderLayer(f"{names.layer(path)}.weight", config, values, {})
+
+
+def grid_of_expert(shell: nn.Module, own: str, source: str, grid: FolderGrid) -> tuple[QLayerConfig, Steps | None]:
+    """How a layer of an expert is quantized, and what makes the scales of all elements of the stack that it is in."""
+    if grid.stacks is None:
+        return grid.config(source, dict), None
+    stack = shell._parameters[stacked_name(shell, f"{own}.weight")]
+    rows, columns = of_expert(shell, own, as_a(torch.Tensor, stack)).shape
+    return grid.stacks(source, (rows, columns), fact(shell, "is_transposed"))
+
+
+def of_expert(shell: nn.Module, own: str, stack: torch.Tensor) -> torch.Tensor:
+    """What the layer ``own`` of one expert has of a stacked tensor, [out, in]."""
+    number, name = own.split(".")
+    twin = copy.copy(shell)
+    twin.__dict__["_parameters"] = {**shell._parameters, stacked_name(shell, f"{own}.weight"): stack}
+    return next(weight for key, weight, _ in layers_of(twin, int(number)) if key == name).contiguous()
+
+
+def told_by(config: QLayerConfig, steps: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
+    """Scale, zero point and scales of blocks, as a layer has them, from the scale of each of its elements."""
+    stage = config.stages("weight")[0]
+    picked = steps[tuple(slice(None, None, length) for length in stage.spec.granularity.blocks(tuple(steps.shape)))]
+    return (None, None, exponents_of(picked)) if stage.is_block else (picked, None, None)
 
 
 def config_of(

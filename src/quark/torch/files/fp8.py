@@ -29,8 +29,7 @@ from quark.torch.export.checkpoint import Checkpoint
 from quark.torch.export.custom_modes import check_fp8_blocks
 from quark.torch.export.decoded import Decoder, Parts
 from quark.torch.files.coded import Coded, Found, Tensors
-from quark.torch.files.grids import FolderGrid, Parameters, refuse
-from quark.torch.files.skeleton import StoredSource
+from quark.torch.files.grids import FolderGrid, Parameters, Steps, refuse
 
 BEHIND = ("{}_scale_inv", "{}_scale")  # the name of a weight
 INSTEAD = ("scale", "qscale_weight")  # of "weight"
@@ -38,6 +37,7 @@ FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 BYTES = (torch.int8, torch.uint8)
 POWERS = (torch.float8_e8m0fnu, torch.uint8)
 MX = (1, 32)
+BIAS = 127  # of E8M0
 FP4 = ELEMENTS["fp4_e2m1"]
 Shape = tuple[int, ...]
 
@@ -58,8 +58,7 @@ def fp8(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) 
             if stored.dtype in FLOATS:
                 raise ModelError(f"{str(checkpoint.folder)!r}: {name!r} holds FP8 codes, and no scale of it is there")
             continue
-        shape = stored.shape if stored.dtype in FLOATS else (*stored.shape[:-1], 2 * stored.shape[-1])
-        form, blocks = layout_of(name, shape, scale, tensors[scale].shape, described)
+        shape, form, blocks = layout_in(name, tensors, described)
         found[name] = Coded(shape, {"weight": name, "scale": scale}, decoder(form, blocks))
     return found
 
@@ -70,6 +69,13 @@ def scale_of(name: str, tensors: Tensors) -> str | None:
     names = [pattern.format(name) for pattern in BEHIND]
     names += [f"{prefix}.{instead}" for instead in INSTEAD if own == "weight"]
     return next((one for one in names if one in tensors), None)
+
+
+def layout_in(name: str, tensors: Tensors, described: Mapping[str, Any]) -> tuple[Shape, Shape, tuple[int, int]]:
+    """The shape of a weight, and ``layout_of`` it."""
+    stored, scale = tensors[name], str(scale_of(name, tensors))
+    shape = stored.shape if stored.dtype in FLOATS else (*stored.shape[:-1], 2 * stored.shape[-1])
+    return shape, *layout_of(name, shape, scale, tensors[scale].shape, described)
 
 
 def layout_of(
@@ -102,12 +108,16 @@ def decoder(form: Shape, blocks: tuple[int, int]) -> Decoder:
 
     def decode(parts: Parts) -> torch.Tensor:
         codes = codes_in(parts["weight"])
-        step = scale_values(parts["scale"]).reshape(form)
-        for axis, length in zip((-2, -1), blocks, strict=True):
-            step = step.repeat_interleave(length, axis).narrow(axis, 0, codes.shape[axis])
-        return codes * step
+        return codes * spread(scale_values(parts["scale"]).reshape(form), codes.shape, blocks)
 
     return decode
+
+
+def spread(scale: torch.Tensor, shape: Shape, blocks: tuple[int, int]) -> torch.Tensor:
+    """The scale of every element of the last two axes."""
+    for axis, length in zip((-2, -1), blocks, strict=True):
+        scale = scale.repeat_interleave(length, axis).narrow(axis, 0, shape[axis])
+    return scale
 
 
 def codes_in(weight: torch.Tensor) -> torch.Tensor:
@@ -121,14 +131,19 @@ def codes_in(weight: torch.Tensor) -> torch.Tensor:
 
 def scale_values(scale: torch.Tensor) -> torch.Tensor:
     """float32 values of scales; bytes are exponents."""
-    return torch.exp2(scale.float() - 127) if scale.dtype is torch.uint8 else scale.float()
+    return torch.exp2(scale.float() - BIAS) if scale.dtype is torch.uint8 else scale.float()
+
+
+def exponents_of(scale: torch.Tensor) -> torch.Tensor:
+    """Powers of two as bytes."""
+    return (torch.log2(scale) + BIAS).to(torch.uint8)
 
 
 # ---- the grid --------------------------------------------------------------------------------------------------------
 
 
 def fp8_grid(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpoint) -> FolderGrid:
-    """E4M3 under scales of the tensor, rows or blocks; E4M3 under powers of two of 32 (MXFP8)."""
+    """E4M3 under scales of the tensor, rows or blocks; E4M3 or FP4 under powers of two of 32 (MXFP8, MXFP4)."""
     scheme = described.get("activation_scheme")
 
     def config(name: str, read: Callable[[], Parts]) -> QLayerConfig:
@@ -142,32 +157,44 @@ def fp8_grid(tensors: Tensors, described: Mapping[str, Any], checkpoint: Checkpo
             return None, None
         return scale_values(parts["scale"]), None
 
+    def stacks(name: str, layer: tuple[int, int], turned: bool) -> tuple[QLayerConfig, Steps]:
+        if scheme == "static":
+            refuse(f"{name!r} is a stack of experts with static scales of their inputs")
+        shape, form, blocks = layout_in(name, tensors, described)
+        weight, inputs = specs_of(name, tensors, described, layer, turned)
+        made = QLayerConfig(weight=weight, input_tensors=inputs if scheme else None)
+        return made, lambda parts: spread(scale_values(parts["scale"]).reshape(form), shape, blocks)
+
     def blocks(parts: Parts) -> torch.Tensor | None:
         return parts["scale"] if parts["scale"].dtype in POWERS else None
 
-    return FolderGrid(config, parameters, ("input_scale", "activation_scale", "qscale_act"), blocks)
+    return FolderGrid(config, parameters, ("input_scale", "activation_scale", "qscale_act"), blocks, stacks)
 
 
-def specs_of(name: str, tensors: Tensors, described: Mapping[str, Any]) -> tuple[QTensorConfig, QTensorConfig]:
-    """How a weight is quantized, and dynamic inputs beside it."""
+def specs_of(
+    name: str,
+    tensors: Tensors,
+    described: Mapping[str, Any],
+    layer: tuple[int, int] | None = None,
+    turned: bool = False,
+) -> tuple[QTensorConfig, QTensorConfig]:
+    """How a weight, or one ``layer`` [out, in] of stacked experts, is quantized, and dynamic inputs beside it."""
     stored, scale = tensors[name], tensors[str(scale_of(name, tensors))]
-    if stored.dtype is not torch.float8_e4m3fn or len(stored.shape) != 2:
-        what = "a stack of experts" if len(stored.shape) != 2 else "FP4" if stored.dtype in BYTES else "E5M2"
-        refuse(f"{name!r} is {what} under FP8 scales")
-    form, blocks = layout_of(name, stored.shape, scale.name, scale.shape, described)
-    in_blocks = bool(described.get("weight_block_size"))
-    return KINDS[kind_of_scale(form, blocks, stored, scale, in_blocks)](blocks)
-
-
-def kind_of_scale(
-    form: Shape, blocks: tuple[int, int], stored: StoredSource, scale: StoredSource, in_blocks: bool
-) -> str:
-    """Which elements share a scale, in a word; a small weight may be one block of a model in blocks."""
-    if prod(form) == 1 and not in_blocks:
-        return "tensor"
-    if blocks == MX and scale.dtype in POWERS:
-        return "mx"
-    return "rows" if blocks == (1, stored.shape[1]) else "blocks"
+    shape, _, blocks = layout_in(name, tensors, described)
+    if stored.dtype is torch.float8_e5m2 or (not layer and len(shape) != 2):
+        refuse(f"{name!r} is {'E5M2' if len(shape) == 2 else 'a stack of experts'} under FP8 scales")
+    blocks = (blocks[1], blocks[0]) if turned else blocks
+    rows, columns = layer or shape
+    powers = blocks == MX and scale.dtype in POWERS
+    if stored.dtype in BYTES and not powers:
+        refuse(f"{name!r} is FP4 under scales that are no powers of two of {MX[1]} elements")
+    kinds = {
+        "fp4": stored.dtype in BYTES,
+        "tensor": blocks[0] >= rows and blocks[1] >= columns and not described.get("weight_block_size"),
+        "mx": powers,
+        "rows": blocks[0] == 1 and blocks[1] >= columns,
+    }
+    return KINDS[next((kind for kind, fits in kinds.items() if fits), "blocks")](blocks)
 
 
 def of_blocks(blocks: tuple[int, int]) -> tuple[Any, Any]:
@@ -188,6 +215,10 @@ KINDS: Mapping[str, Callable[[tuple[int, int]], tuple[Any, Any]]] = {
         specs.FP8E4M3PerChannelSpec(1, is_dynamic=True).to_quantization_spec(),
     ),
     "blocks": of_blocks,
+    "fp4": lambda _: (
+        specs.OCP_MXFP4Spec(-1, is_dynamic=False).to_quantization_spec(),
+        specs.OCP_MXFP8E4M3Spec(-1, is_dynamic=True).to_quantization_spec(),
+    ),
     "mx": lambda _: (
         specs.OCP_MXFP8E4M3Spec(-1, is_dynamic=False).to_quantization_spec(),
         specs.OCP_MXFP8E4M3Spec(-1, is_dynamic=True).to_quantization_spec(),

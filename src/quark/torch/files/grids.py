@@ -21,6 +21,7 @@ from quark.torch.files.skeleton import StoredSource
 
 Parts = dict[str, torch.Tensor]
 Parameters = tuple[torch.Tensor | None, torch.Tensor | None]
+Steps = Callable[[Parts], torch.Tensor]
 Tensors = Mapping[str, StoredSource]
 SCALE = ("scale", "scale_act")  # how names of scales end
 SCALES = {torch.float16: ScaleType.float16, torch.bfloat16: ScaleType.bfloat16}
@@ -35,12 +36,15 @@ class FolderGrid:
         parameters: (name, parts) → scale and zero point, [rows, groups]; None where they are found in the values.
         blocks: parts → bytes of the scales of blocks, where a format has them; None: they are found in the values.
         inputs: names behind the layer's of the static parameters of inputs.
+        stacks: (name of stacked experts, [out, in] of one's layer, whether the stack has it turned) → its configuration
+            and, from the parts of the stack, the scale of each of its elements; None: the values tell the scales.
     """
 
     config: Callable[[str, Callable[[], Parts]], QLayerConfig]
     parameters: Callable[[str, Parts], Parameters]
     inputs: tuple[str, ...] = ()
     blocks: Callable[[Parts], torch.Tensor | None] = lambda parts: None
+    stacks: Callable[[str, tuple[int, int], bool], tuple[QLayerConfig, Steps]] | None = None
 
     def activations(self, config: QLayerConfig, given: Parts) -> Parts:
         """Static parameters of inputs as quark has them: scalars, zero points beside integers."""

@@ -160,7 +160,7 @@ def grid_items(checkpoint: Checkpoint, found: Found, grid: FolderGrid) -> list[I
     """What ``carried`` keeps of the grid of each coded tensor."""
     tensors, items = stored_tensors(checkpoint), []
     for name, coded in found.items():
-        told = "blocks" in coded.parts  # by the values
+        told = "blocks" in coded.parts or len(coded.shape) > 2  # by the values, or not at all: a stack has no scale
         scale = next((tensors[coded.parts[role]] for role in SCALES if role in coded.parts and not told), None)
         items.append(item_of(name, torch.empty(0)))
         if scale is not None:
