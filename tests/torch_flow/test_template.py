@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from quark.errors import ConfigError, ModelError
 from quark.numerics.ggml import GGML
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.direct_reads import read_directly
+from quark.torch.export.write_as import config_for, export_as
 from quark.torch.matching import match
 from quark.torch.quantization.config.config import FP8E4M3PerTensorSpec, Int4PerGroupSpec, QConfig, QLayerConfig
 from quark.torch.softmax import softmax_quantizers
@@ -336,6 +341,45 @@ def test_towers_and_projectors_stay_float_unless_named() -> None:
     everything = LLMTemplate.for_model(model := state_space_and_tower()).get_config("fp8", exclude_layers=["lm_head"])
     found = match(model, everything).quantized
     assert any("vision_tower" in item.layer.name for item in found)  # what is named as quantized is
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_towers_have_no_cache(table: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a row of the table or without: the encoder's keys have the same name, and no step comes back to them."""
+    model = state_space_and_tower()
+    if table:
+        monkeypatch.setattr(model.config, "model_type", "gemma3")
+    config = LLMTemplate.for_model(model).get_config("fp8", kv_cache_scheme="fp8")
+    ids = torch.arange(8)[None]
+    ModelQuantizer(config).quantize_model(model, [ids])
+    made = [name for name, module in model.named_modules() if getattr(module, "output_quantizer", None) is not None]
+    kinds = [f"model.language_model.layers.{k}.self_attn.{role}_proj" for k in range(2) for role in "kv"]
+    assert sorted(made) == sorted(kinds)
+
+
+@pytest.mark.parametrize("form", ["quark", "compressed-tensors"])
+def test_a_float_tower_is_excluded_by_any_name_of_a_reader(form: str, tmp_path: Path) -> None:
+    """A program that puts query, key and value together asks for a name that the file does not have."""
+    model = state_space_and_tower()
+    ModelQuantizer(LLMTemplate.for_model(model).get_config("int4_wo_32")).quantize_model(model)
+    export_as(model, tmp_path / "m", form, tmp_path)
+    said = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]
+    rules = [one.removeprefix("re:") for one in said.get("exclude") or said["ignore"] if one.startswith("re:")]
+    layer = "encoder.layers.0.self_attn.qkv_proj"
+    for name in (f"vision_tower.{layer}", f"model.vision_tower.vision_model.{layer}", "vision_tower.x"):
+        assert any(re.match(rule, name) for rule in rules)
+    with safe_open(tmp_path / "m" / "model.safetensors", "pt") as file:
+        scaled = [name for name in file.keys() if name.endswith("weight_scale")]  # noqa: SIM118
+    inside = [name for name, module in model.named_modules() if type(module).__name__.startswith("Quant")]
+    assert scaled and not any(re.match(rule, name) for rule in rules for name in (*scaled, *inside))
+
+
+def test_experts_share_the_range_that_vllm_takes_the_largest_of() -> None:
+    """An expert that no token reached would have float inputs, which its kernels do not have beside others."""
+    config = QConfig(QLayerConfig(FP8E4M3PerTensorSpec().to_quantization_spec()))
+    for form in ("quark", "compressed-tensors"):
+        assert config_for(config, form, "vllm", torch.bfloat16).sync_moe_expert_input_amax
+        assert not config_for(config, form, "transformers", torch.bfloat16).sync_moe_expert_input_amax
 
 
 @pytest.mark.parametrize("global_only", [False, True])

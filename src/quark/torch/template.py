@@ -30,7 +30,7 @@ from quark.torch.config.tensor import QTensorConfig
 from quark.torch.kv_cache import role_of
 from quark.torch.layers import kind_of
 from quark.torch.matching import Usual
-from quark.torch.template_reading import GATE_UP, ModuleFacts, read_modules
+from quark.torch.template_reading import GATE_UP, ModuleFacts, in_towers, read_modules
 
 
 @dataclass
@@ -235,10 +235,11 @@ def of_row(row: LLMTemplate, told: ModuleFacts, model: nn.Module) -> LLMTemplate
     """A template of the table for one model: patterns that fit none of its layers are those that its modules tell."""
     layers = [name for name, module in model.named_modules() if kind_of(module) is not None]
     queries = [row.q_layer_name] if isinstance(row.q_layer_name, str) else row.q_layer_name or []
+    cached = all(known(glob, layers) and not in_towers(glob, model) for glob in row.kv_layers_name or ())
     floats = [name for name in told.floats if not fits(name, row.exclude_layers_name, layers)]
     return replace(
         row,
-        kv_layers_name=row.kv_layers_name if all(known(glob, layers) for glob in row.kv_layers_name or ()) else told.kv,
+        kv_layers_name=row.kv_layers_name if cached else told.kv,
         q_layer_name=row.q_layer_name if all(known(glob, layers) for glob in queries) else told.q,
         exclude_layers_name=[*row.exclude_layers_name, *floats],
     )

@@ -43,7 +43,9 @@ def read_modules(model: nn.Module) -> ModuleFacts:
     layers = [name for name, _ in own_layers(blocks)]
     beside = {name for name, _ in blocks}
     direct = [name for name in layers if name.rpartition(".")[0] in beside]  # not those of recurrent modules within
-    made = {glob: role_of(glob) for glob in dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in direct or layers)}
+    globs = dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in direct or layers)
+    own = language_model(model)
+    made = {f"{own}.{glob}" if in_towers(glob, model) else glob: role_of(glob) for glob in globs}
     kv = [glob for glob, roles in made.items() if roles]
     queries = [glob for glob, roles in made.items() if glob.rpartition(".")[2].startswith(("q", "wq")) and not roles]
     floats = dict.fromkeys([*heads(model), *routers(model), *towers(model)])
@@ -53,14 +55,27 @@ def read_modules(model: nn.Module) -> ModuleFacts:
 
 def towers(model: nn.Module) -> list[str]:
     """Globs of what lies beside the language model, where a model is more than one."""
+    inner = language_model(model)
+    return list(beside(model, inner, heads(model))) if inner else []
+
+
+def language_model(model: nn.Module) -> str:
+    """The name of the language model inside a model that is more than one; nothing of others."""
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config") or config.is_encoder_decoder:
-        return []
+        return ""
     text, own = config.get_text_config(), model.named_modules()
     inner = next((name for name, part in own if name and type(getattr(part, "config", None)) is type(text)), "")
-    if type(text) is type(config) or not inner:
-        return []
-    return list(beside(model, inner, heads(model)))
+    return "" if type(text) is type(config) else inner
+
+
+def in_towers(glob: str, model: nn.Module) -> bool:
+    """Whether a glob fits a layer beside the language model: an encoder's keys are not cached."""
+    beside = towers(model)
+    fitting = [
+        name for name, module in model.named_modules() if kind_of(module) is not None and fnmatchcase(name, glob)
+    ]
+    return any(fnmatchcase(name, tower) for name in fitting for tower in beside)
 
 
 def beside(module: nn.Module, inner: str, kept: Iterable[str], path: str = "") -> Iterator[str]:
