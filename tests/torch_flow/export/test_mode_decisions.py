@@ -139,7 +139,7 @@ def test_all_layers_are_alike(mode: str, field: str) -> None:
         ({"quant_method": "fp8", "weight_block_size": [128], "activation_scheme": "dynamic"}, "two positive"),
         ({"quant_method": "fp8", "weight_block_size": [True, 128], "activation_scheme": "dynamic"}, "two positive"),
         ({"quant_method": "fp8", "weight_block_size": "128", "activation_scheme": "dynamic"}, "two positive"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 64], "activation_scheme": "static"}, "is 'dynamic' or None"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 64], "activation_scheme": "static"}, "'dynamic' or None"),
         (
             {"quant_method": "fp8", "weight_block_size": [8, 8], "activation_scheme": "dynamic", "scale_fmt": "ue8m0"},
             "with float scales",
