@@ -80,3 +80,11 @@ def examples(shared: Path) -> Iterator[ModuleType]:
     sys.path.insert(0, folder)
     yield importlib.import_module("load_examples")
     sys.path.remove(folder)
+
+
+@pytest.fixture
+def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches for scales of channels try little, where a test does not depend on how much is tried."""
+    channels = pytest.importorskip("quark.torch.algorithms.channels")
+    monkeypatch.setattr(channels, "FACTORS", ((0.8, 1.25),))
+    monkeypatch.setattr(channels, "CHANNELS", 8)

@@ -177,11 +177,16 @@ def test_a_group_size_that_is_no_size_is_refused(size: object) -> None:
         q.Int4Spec(group_size=size)  # type: ignore[call-arg]
 
 
+@pytest.fixture(scope="module")
+def mapping() -> dict[str, q.QuantizationConfig]:
+    return get_default_config_mapping()
+
+
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_a_preset_is_also_an_object(name: str) -> None:
+def test_a_preset_is_also_an_object(name: str, mapping: dict[str, q.QuantizationConfig]) -> None:
     made = getattr(q, f"{name}_CONFIG")
     assert vars(made) == vars(q.get_default_config(name)) and made is not getattr(q, f"{name}_CONFIG")
-    assert vars(get_default_config_mapping()[name]) == vars(made)
+    assert vars(mapping[name]) == vars(made)
 
 
 def test_every_preset_with_one_scale_per_integer_weight_has_one_per_channel_beside_it() -> None:

@@ -226,6 +226,7 @@ def test_quantized_layers_that_are_not_tuned_are_named(config: AlgoConfig, caplo
 DECODERS = [row for row in ALGORITHMS if row.config.name != CONVOLUTIONAL]
 
 
+@pytest.mark.usefixtures("few_candidates")
 @pytest.mark.parametrize("row", DECODERS, ids=lambda row: row.config.name)
 def test_the_random_state_of_the_caller_stays(row: Any) -> None:
     """Whatever draws numbers, or makes a layer that initializes itself, does so with a generator of its own."""

@@ -94,6 +94,7 @@ def quantized(kind: type[Caller], words: bool, config: QConfig) -> nn.Module:
     return ModelQuantizer(config).quantize_model(build(kind, words), samples(kind))
 
 
+@pytest.mark.usefixtures("few_candidates")
 @pytest.mark.parametrize("row", ALGORITHMS, ids=lambda row: row.config.name)
 def test_every_algorithm(row: Any) -> None:
     given: dict[type, Any] = {

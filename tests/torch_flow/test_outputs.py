@@ -92,6 +92,7 @@ def quantized(pack: Callable[[torch.Tensor], Any], row: Any) -> torch.Tensor:
         return torch.cat([answer(model(x)) for x in data])
 
 
+@pytest.mark.usefixtures("few_candidates")
 @pytest.mark.parametrize("row", ALGORITHMS, ids=lambda row: row.config.name)
 def test_every_algorithm_reads_every_container(row: Any) -> None:
     plain = quantized(lambda x: x, row)

@@ -29,6 +29,7 @@ from quark.torch.quantization.config.config import (
 )
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("few_candidates")
 LAYERS = HEADS["num_hidden_layers"]
 WORK = {"gptq": (GPTQConfig(), tune, "tune_block"), "qronos": (QronosConfig(), tune, "tune_block")}
 WORK |= {"autoround": (AutoRoundConfig(iters=2), autoround, "learn_block")}

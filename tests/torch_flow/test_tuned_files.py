@@ -33,6 +33,7 @@ from quark.torch.quantization.config.config import (
 )
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("few_candidates")
 SAMPLES = [{"input_ids": torch.randint(5, 120, (2, 12), generator=torch.Generator().manual_seed(k))} for k in range(3)]
 
 

@@ -64,6 +64,7 @@ def quantize(algorithms: list[AlgoConfig]) -> nn.Module:
     return ModelQuantizer(config).quantize_model(build(), data())
 
 
+@pytest.mark.usefixtures("few_candidates")
 @pytest.mark.parametrize("algorithms", SINGLE + TOGETHER, ids=lambda many: "+".join(one.name for one in many))
 def test_files_hold_what_was_evaluated(algorithms: list[AlgoConfig], tmp_path: Path) -> None:
     model = quantize(algorithms)
