@@ -163,7 +163,7 @@ def test_versions_are_compared_as_numbers() -> None:
     [
         (
             "nodes_to_exclude: the node name 'Conv_5' matches no node of the model. Did you mean 'Conv_6'?",
-            "--exclude Conv_5: no such node. Did you mean 'Conv_6'?",
+            "--exclude Conv_5: no such node. Did you mean 'Conv_6'? `quark onnx tool print_names` lists the names",
         ),
         (
             "static activations need samples, and dataloader is None: give one, or use is_dynamic=True (first of 2)",
@@ -183,3 +183,30 @@ def test_a_wrong_node_is_told_by_its_flag(tmp_path: Path, capsys: Capture) -> No
 
     assert main(["onnx", "plan", str(model_path()), "--exclude", "Conv_5"]) == 1
     assert capsys.readouterr().err.startswith("error: --exclude Conv_5: no such node.")
+
+
+WRONG = {
+    "--exclude": ("plan", []),
+    "--layout": ("plan", []),
+    "--for": ("plan", []),
+    "--algorithm": ("quantize", ["--random"]),
+    "--config": ("plan", []),
+    "--budget": ("search", ["--random", "--target", "sqnr>=9", "-c", "A8W8"]),
+    "--target": ("search", ["--random", "-c", "A8W8"]),
+    "--backend": ("search", ["--random", "--target", "sqnr>=9", "-c", "A8W8"]),
+    "--fail-under": ("quantize", ["--random"]),
+    "--data": ("quantize", ["--random"]),
+    "--limit": ("search", ["--random", "--target", "sqnr>=9", "-c", "A8W8"]),
+}
+
+
+@pytest.mark.parametrize("flag", WRONG)
+def test_a_wrong_value_is_told_by_its_flag(flag: str, tmp_path: Path, capsys: Capture) -> None:
+    """Nobody who typed a flag reads of fields of a configuration that is written in Python."""
+    from quark.demo.data import model_path
+
+    name, more = WRONG[flag]
+    output = [] if name == "plan" else ["-o", str(tmp_path / "out.yaml")]
+    assert main(["onnx", name, str(model_path()), *output, *more, flag, "7"]) == 1
+    said = capsys.readouterr().err.partition("error: ")[2]
+    assert flag in said and not re.search(r"nodes_to_exclude|extra_options|dataloader|data_reader|unknown target", said)

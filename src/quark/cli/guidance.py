@@ -62,8 +62,8 @@ BY_KIND: dict[type[QuarkError], str] = {
 #: What a message says to a program -> what it says on the command line, where a field is a flag.
 FLAGS: tuple[tuple[str, str], ...] = (
     (
-        r"^nodes_to_exclude: the (?:node name|pattern) '(.+?)' matches no node of the model\.",
-        r"--exclude \1: no such node.",
+        r"^nodes_to_exclude: the (?:node name|pattern) '(.+?)' matches no node of the model\.(.*)$",
+        r"--exclude \1: no such node.\2 `quark onnx tool print_names` lists the names",
     ),
     (r"^nodes_to_exclude: ", "--exclude: "),
     (
@@ -71,6 +71,9 @@ FLAGS: tuple[tuple[str, str], ...] = (
         "there are none: add `--data text.txt`, or choose a scheme with dynamic activations, such as ptpc_fp8",
     ),
     (r"\bextra_options\b", "--set"),
+    (r"^unknown target ", "unknown --layout "),
+    (r"^unknown budget ", "unknown --budget "),
+    (r"^give either a target such as (.+) or a limit of the budget$", r"give either --target \1 or --limit, not both"),
 )
 DETAILS = "add --verbose for details"
 

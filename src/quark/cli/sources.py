@@ -35,7 +35,9 @@ def feeds(
     Raises:
         DataError: neither or both of ``--data`` and ``--random``, or nothing that fits the model.
     """
-    if (source.data is None) != source.random:
+    if source.data is not None and source.random:
+        raise DataError("--data and --random exclude each other: samples are read or generated")
+    if source.data is None and not source.random:
         raise DataError(WANTED)
     check_pictures(source, judged_on)
     loaded = load_ahead(model) if first else load(model)
