@@ -181,6 +181,7 @@ def _verdict(
         "layout": request.layout,
         "file": request.config,
         "judged_on": judged_on,
+        "counted": result.counted,
     }
     files = (request.model, request.output)
     subject = Subject(*files, choice, words, _where(request, check), feed, named, **typed)

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf, isnan
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from quark.numerics.formats import Int, get_format
 from quark.onnx import Config, ModelQuantizer
 from quark.onnx.compare import Comparison, compare
 from quark.onnx.config_file import load_config
-from quark.onnx.coverage import coverage, float_layers
+from quark.onnx.coverage import Coverage, coverage, float_layers
 from quark.onnx.data import Feed
 from quark.onnx.describe import describe, file_bytes, largest_constant
 from quark.onnx.graph.libraries import Libraries
@@ -115,6 +116,7 @@ class Subject:
         exclude, layout: what was typed beside the choice, which an advised command keeps.
         file: the configuration file that says more than the choice's preset.
         judged_on: words of the command line that name the samples of the judgement, where they are others.
+        counted: how much of the output is quantized, where that is known.
     """
 
     model: Path
@@ -128,6 +130,12 @@ class Subject:
     layout: str | None = None
     file: Path | None = None
     judged_on: Sequence[str] = ()
+    counted: Coverage | None = None
+
+    @cached_property
+    def shares(self) -> Coverage:
+        """How much of the output is quantized."""
+        return self.counted or coverage(self.output, self.feed)
 
     def keeps_file(self, choice: Choice) -> bool:
         """Whether a choice stands beside the configuration file: one of another preset stands in its place."""
@@ -160,12 +168,12 @@ _NO_KERNEL = "quantized, but ONNX Runtime has no integer kernel for it between t
 def _coverage(subject: Subject, plan: Plan | None) -> list[Line]:
     """The line of coverage, where integers are: formats that are fake-quantized compute in float by design."""
     if plan is None:
-        shares = coverage(subject.output, subject.feed)
+        shares = subject.shares
         return [coverage_line(shares.integer, shares.stored)] if shares.integer else []
     wanted = {tensor.role for tensor in plan if isinstance(get_format(tensor.spec.format), Int)}
     if not wanted:
         return []
-    shares = coverage(subject.output, subject.feed)
+    shares = subject.shares
     nodes = (plan.nodes[one.name] for one in float_layers(shares) if one.name in plan.nodes)
     left = [f"{node.name}: {_NO_KERNEL if node.quantized else node.reason}" for node in nodes]
     return [coverage_line(shares.integer if "activation" in wanted else None, shares.stored, left[:2])]
@@ -274,7 +282,7 @@ def _explained(subject: Subject) -> str:
     if choice is not None and "FasterForms" not in choice.options and is_float16(load(subject.model)):
         inside = replace(choice, options={**choice.options, "FasterForms": True})
         return f"{command(subject, inside)}   (float32 inside a float16 model, so that its layers are integer kernels)"
-    left = float_layers(coverage(subject.output, subject.feed))
+    left = float_layers(subject.shares)
     words = ["quark", "onnx", "explain", str(subject.named or subject.output), *(one.name for one in left[:1])]
     return f"why layers stay in float: {shlex.join(words)}"
 

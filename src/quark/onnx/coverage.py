@@ -29,6 +29,7 @@ from quark.onnx.qdq.op_rules import MOVES_VALUES
 #: Elements in a weight from which on it counts among the weights; below are scales, shapes and single numbers.
 SMALLEST = 16
 _QUANTIZERS = ("QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear")
+_ALIKE = (*_QUANTIZERS, "DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear")
 _CODES = ("INT8", "UINT8", "INT16", "UINT16", "INT4", "UINT4", "INT2", "UINT2")
 _ACTIVATIONS = frozenset(["Relu", "Clip", "LeakyRelu", "PRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Gelu", "Tanh"])
 
@@ -94,14 +95,35 @@ def coverage(
         DataError: the sample does not fit it.
     """
     opened = files.load(model)
-    sizes = Sizes(opened, feed, lambda: files.load(model))
-    nodes = list(ir.traversal.RecursiveGraphIterator(opened.graph))
+    return _count(opened, Sizes.on(opened, feed, lambda: files.load(model)))
+
+
+def as_stated(model: ir.Model) -> Coverage | None:
+    """The same of a model whose proved shapes it states; ``None`` where they leave a size of a layer open."""
+    layers = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type in LAYERS]
+    shapes = {str(value.name): _stated(value) for node in layers for value in _measured(node)}
+    known = {name: shape for name, shape in shapes.items() if shape is not None}
+    return _count(model, Sizes(known)) if len(known) == len(shapes) else None
+
+
+def _stated(value: ir.Value) -> tuple[int, ...] | None:
+    """The sizes of a tensor as they are stated: its own, of its data, or of what it is the codes or values of."""
+    while static_shape(value) is None and value.const_value is None:
+        maker = value.producer()
+        if maker is None or maker.op_type not in _ALIKE or maker.inputs[0] is None:
+            return None
+        value = maker.inputs[0]
+    return static_shape(value) if value.const_value is None else tuple(value.const_value.shape.numpy())
+
+
+def _count(model: ir.Model, sizes: Sizes) -> Coverage:
+    nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
     layers = tuple(
         Product(node.name or "", node.op_type, kind.macs(node, sizes), kind.integer(node))
         for node in nodes
         if (kind := LAYERS.get(node.op_type)) is not None
     )
-    tensors = [value.const_value for graph in opened.graphs() for value in graph.initializers.values()]
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
     constants = [node.attributes.get("value") for node in nodes if node.op_type == "Constant"]  # how bodies hold theirs
     tensors += [one.as_tensor() for one in constants if one is not None and not one.is_ref()]
     weights = [(tensor.size, tensor.dtype.bitwidth) for tensor in tensors if tensor is not None and _is_weight(tensor)]
@@ -113,40 +135,52 @@ def _is_weight(tensor: ir.TensorProtocol) -> bool:
     return tensor.size >= SMALLEST and len(tensor.shape) > 1 and not wide_integer
 
 
+@dataclass(frozen=True)
 class Sizes:
-    """The shape of every tensor of a model, on one sample.
+    """The shape of every tensor of a model.
 
-    Args:
-        model: it learns shapes.
-        feed: the sample.
-        as_written: the model as it was, for a run where inference does not find every size.
+    Attributes:
+        seen: those that the model does not state, by name.
     """
 
-    def __init__(
-        self, model: ir.Model, feed: Mapping[str, np.ndarray] | None, as_written: Callable[[], ir.Model]
-    ) -> None:
+    seen: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def on(cls, model: ir.Model, feed: Mapping[str, np.ndarray] | None, as_written: Callable[[], ir.Model]) -> Sizes:
+        """On one sample.
+
+        Args:
+            model: it learns shapes.
+            feed: the sample.
+            as_written: the model as it was, for a run where inference does not find every size.
+        """
         for value in model.graph.inputs:
             if feed is not None and value.name is not None and value.name in feed:
                 value.shape = ir.Shape(np.shape(feed[value.name]))
         prove_shapes(model)
         names = [] if feed is None else _unproved(model)
         # the session opens the model as it is written: ONNX Runtime (1.31) breaks off on some Ifs once sizes are fixed
-        self._seen = {} if feed is None or not names else _observed(as_written(), names, feed)
+        return cls({} if feed is None or not names else _observed(as_written(), names, feed))
 
     def of(self, value: ir.Value | None) -> tuple[int, ...]:
         """The shape; sizes that nothing tells are 1."""
         known = static_shape(value)
         if value is None or known is not None:
             return known or ()
-        seen = self._seen.get(str(value.name))
+        seen = self.seen.get(str(value.name))
         return seen or tuple(size if isinstance(size, int) else 1 for size in value.shape or ())
 
 
 def _unproved(model: ir.Model) -> list[str]:
     """The tensors of layers whose shape inference does not find."""
     layers = [node for node in model.graph if node.op_type in LAYERS]
-    values = [value for node in layers for value in (*node.inputs[:4], *node.outputs[:1]) if value is not None]
+    values = [value for node in layers for value in _measured(node)]
     return [str(one.name) for one in values if one.name and one.producer() is not None and static_shape(one) is None]
+
+
+def _measured(node: ir.Node) -> list[ir.Value]:
+    """The tensors whose sizes say how much a layer multiplies."""
+    return [value for value in (*node.inputs[:4], *node.outputs[:1]) if value is not None]
 
 
 def _observed(model: ir.Model, names: Sequence[str], feed: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:

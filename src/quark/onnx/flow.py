@@ -28,6 +28,7 @@ from quark.onnx.algorithms.samples import rereadable
 from quark.onnx.algorithms.stages import reader_for, transform, tune
 from quark.onnx.bodies import all_known, wants_bodies
 from quark.onnx.compare import Comparison
+from quark.onnx.coverage import Coverage, as_stated
 from quark.onnx.data_layout import in_layout
 from quark.onnx.describe import file_bytes
 from quark.onnx.diagnosis import of_plan, ranked
@@ -45,7 +46,7 @@ from quark.onnx.integer_lstms import keep_exact
 from quark.onnx.job_files import check_files, named_files
 from quark.onnx.npu.adapt import adapt_and_tell
 from quark.onnx.npu.substitution import remembering
-from quark.onnx.pipeline import Prepared, finish, prepare
+from quark.onnx.pipeline import Prepared, finish, prepare, state
 from quark.onnx.preprocessing import Preprocessing
 from quark.onnx.qdq.modes import MODES
 from quark.onnx.qdq.selection import check_names, known_nodes, known_tensors
@@ -161,7 +162,7 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
         with _timed(seconds, "tune"):
             prepared.reports.extend(tune(model, plan, context))
         with _timed(seconds, "write"):
-            model = _written_out(model, plan, bodies, replace(prepared, job=job))
+            model, shares = _written_out(model, plan, bodies, replace(prepared, job=job))
         with _timed(seconds, "run"):
             tried = partial(first_run, model, source=model_input, reader=reader, job=job)
             proto, idle = _publish(model, model_output, job, tried)
@@ -169,7 +170,8 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             opened.journal.settle()
     made = proto if model_output is None else Path(model_output)
     metrics = _metrics(model_input, made, job, given)
-    result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, counted.samples, opened.bytes, made)
+    done = counted.samples
+    result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, done, opened.bytes, made, shares)
     _tell(result, job.options, mixed, measured(result, opened.bytes, model_output))
     return result
 
@@ -245,17 +247,19 @@ def _is_bfloat16(model: ir.Model) -> bool:
     )
 
 
-def _written_out(model: ir.Model, plan: Plan, bodies: Made, prepared: Prepared) -> ir.Model:
-    """The quantized graph, with bodies and explanations; the reports grow."""
+def _written_out(model: ir.Model, plan: Plan, bodies: Made, prepared: Prepared) -> tuple[ir.Model, Coverage | None]:
+    """The quantized graph, with bodies and explanations, and how much of it is quantized; the reports grow."""
     job = prepared.job
     install(model, bodies)
     model = MODES[job.mode].emit(model, plan, job.options)
     record(plan, bodies)
     prepared.reports.extend([*bodies.reports, *finish(model, prepared)])
+    shares = as_stated(model)
+    prepared.reports.extend(state(model, prepared))
     if not job.options.CryptoMode:
         attach(model, plan)
     model.producer_name, model.producer_version = "openquark", "0.13.0"
-    return model
+    return model, shares
 
 
 def _publish(

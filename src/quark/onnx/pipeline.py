@@ -288,13 +288,18 @@ def _preprocess(model: ir.Model, recipe: ShapeShifterConfig, secret: bool, write
 
 def finish(model: ir.Model, prepared: Prepared) -> list[PassReport]:
     """What happens to the quantized model before it is written, in place; no shape is left that nothing proves."""
-    job = prepared.job
-    reports = [*run_steps(model, FINISH, job), *run_passes(model, prepared.after)]
+    reports = [*run_steps(model, FINISH, prepared.job), *run_passes(model, prepared.after)]
     prove_shapes(model, add=False)
+    return reports
+
+
+def state(model: ir.Model, prepared: Prepared) -> list[PassReport]:
+    """What the finished model says of its tensors, in place."""
+    job = prepared.job
     small = len(model.graph) <= WHOLE  # a larger graph runs in pieces, which are cut where types are stated
     if small and not job.options.FillAllValueInfo:
         leave_unsaid(model, prepared.stated)
-    return [*reports, *run_steps(model, STATE, job)]
+    return run_steps(model, STATE, job)
 
 
 def refuse_quantized(model: ir.Model) -> None:

@@ -39,6 +39,7 @@ class Result:
         samples: how many samples calibration read.
         bytes_before: size of the float file with its external data; None for a model in memory.
         written: the quantized model: its path, or itself.
+        counted: how much of it is quantized; ``None`` where it has free sizes.
     """
 
     plan: Plan
@@ -51,6 +52,7 @@ class Result:
     samples: int = 0
     bytes_before: int | None = None
     written: Path | onnx.ModelProto | None = None
+    counted: Coverage | None = None
 
     @property
     def bytes(self) -> int | None:
@@ -62,7 +64,7 @@ class Result:
     @cached_property
     def coverage(self) -> Coverage | None:
         """How much of the model is computed in integers and stored as codes; found when first asked for."""
-        return None if self.written is None else coverage(self.written)
+        return coverage(self.written) if self.counted is None and self.written is not None else self.counted
 
     @property
     def verdict(self) -> Verdict:
