@@ -169,9 +169,8 @@ def _quantize(job: Job, model_input: Given, model_output: Written, reader: Any, 
             prepared.reports.append(told(idle))
             opened.journal.settle()
     made = proto if model_output is None else Path(model_output)
-    metrics = _metrics(model_input, made, job, given)
-    done = counted.samples
-    result = Result(plan, prepared.reports, seconds, proto, weak, metrics, mixed, done, opened.bytes, made, shares)
+    learnt = (weak, _metrics(model_input, made, job, given), mixed, counted.samples, opened.bytes, made, shares)
+    result = Result(plan, prepared.reports, seconds, proto, *learnt)
     _tell(result, job.options, mixed, measured(result, opened.bytes, model_output))
     return result
 
